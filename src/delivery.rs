@@ -1,10 +1,11 @@
-//! Tracking of deliveries: what has been read, what is durable, and what may be confirmed.
+//! Tracking of deliveries: which records have been read, are durable and may be confirmed.
 //!
-//! [`watermark`] turns deliveries into confirmed LSNs. For exactly-once delivery, [`checkpoint`]
-//! records which events are in Kafka and determines whether a server's WAL continues from there,
-//! and [`chunks`] does the same for copied rows. [`failure`] describes why a record is not durable,
-//! and [`isolation`] finds the row that caused a batch to be rejected. [`stats`] counts all this
-//! for monitoring, without any work per row.
+//! [`watermark`] determines the LSN that may be confirmed. For exactly-once delivery,
+//! [`checkpoint`] records which events are in Kafka, and determines whether a server's WAL
+//! continues from the last of these events; [`chunks`] records which copied rows are in Kafka.
+//! [`failure`] describes why a record is not durable, and [`isolation`] finds the row that caused a
+//! batch to be rejected. [`stats`] contains the statistics for monitoring, which require no work
+//! for each row.
 
 pub(crate) mod checkpoint;
 pub(crate) mod chunks;

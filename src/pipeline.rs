@@ -1,8 +1,8 @@
-//! The main loop of a pipeline, which joins the stages and reacts to errors.
+//! The main loop of a pipeline, which connects the stages and reacts to errors.
 //!
-//! [`session`] streams over one connection, [`decode`] turns its frames into records,
-//! [`watermark`](crate::delivery::watermark) turns deliveries into confirmed LSNs, and [`recovery`]
-//! determines the remedy for an error.
+//! [`session`] streams over one connection, [`decode`] converts frames to records,
+//! [`watermark`](crate::delivery::watermark) determines the LSN that may be confirmed, and
+//! [`recovery`] determines the remedy for an error.
 
 pub(crate) mod access;
 mod confirmation_gate;
@@ -62,30 +62,32 @@ const PRODUCER_ERROR_TIMEOUT: Duration = Duration::from_secs(1);
 pub(crate) async fn watch_ended(settings: &PipelineSettings, stats: Arc<PipelineStats>) {
     let watched = Watched::holding(settings, &stats);
     loop {
-        let looked = async {
+        let check = async {
             let catalog = settings.postgres.catalog().await?;
             watched.check_slot(&catalog).await
         };
-        match timeout(settings.link_timeout, looked).await {
+        match timeout(settings.link_timeout, check).await {
             Ok(Ok(_)) => {}
             Ok(Err(error)) => debug!(%error, "catalog query failed"),
-            Err(_) => debug!("the database does not answer"),
+            Err(_) => debug!("the database does not respond"),
         }
         sleep(session::SLOT_QUERY_INTERVAL).await;
     }
 }
 
-/// State that outlives a connection to PostgreSQL, so that records in flight survive a reconnect.
+/// The state that outlives a connection to PostgreSQL, so that records in flight survive a
+/// reconnect.
 struct Carrier<S> {
     core: Core,
     sink: S,
 }
 
 /// Runs a pipeline until it is asked to drain or hits an error that requires an operator. Progress
-/// is recorded in `stats`. `make_sink` creates each of its sinks.
+/// is recorded in `stats`. `make_sink` creates the first sink, and every later one that replaces a
+/// failed sink.
 ///
 /// # Errors
-/// An error that requires an operator.
+/// Returns an error that requires an operator.
 pub(crate) async fn run<S: Sink>(
     settings: &PipelineSettings,
     database: &impl Database,
@@ -114,13 +116,13 @@ pub(crate) async fn run<S: Sink>(
     let mut carrier = make(window, &isolation)?;
     let mut session_state = SessionState::new(window, Watched::new(settings, &stats));
     let mut outage = Outage::default();
-    let mut waiting = Outage::default();
+    let mut standby = Outage::default();
     let mut backoff = Backoff::default();
-    // PID of the last process other than Walpost that was logged as holding the slot.
-    let mut said_holder = None;
+    // PID of the last process, other than Walpost, that was logged as the holder of the slot.
+    let mut logged_holder = None;
     loop {
-        let mut held = None;
-        let mut isolates = false;
+        let mut held_session = None;
+        let mut is_isolating = false;
         let Carrier { core, sink } = &mut carrier;
         let opened = session::open(
             settings,
@@ -137,8 +139,8 @@ pub(crate) async fn run<S: Sink>(
                 if let Some(lasted) = outage.end(Instant::now()) {
                     info!(pipeline, elapsed = %Elapsed(lasted), "connected to PostgreSQL again");
                 }
-                if let Some(lasted) = waiting.end(Instant::now()) {
-                    info!(pipeline, elapsed = %Elapsed(lasted), "taken over: the slot is free");
+                if let Some(lasted) = standby.end(Instant::now()) {
+                    info!(pipeline, elapsed = %Elapsed(lasted), "slot acquired; taking over");
                 }
                 let mut session = session;
                 match session
@@ -150,23 +152,22 @@ pub(crate) async fn run<S: Sink>(
                         return stopped(pipeline, &session_state, &carrier.core);
                     }
                     Err(error) => {
-                        let error = with_reason(error, core).await;
+                        let error = with_rejection(error, core).await;
                         let error = unconvertible::with_table(error, settings, database).await;
                         let error = unpublished_wal::with_remedy(error, settings);
-                        session_state.reached(core);
-                        isolates = match &error {
-                            PipelineError::Stream(StreamError::Delivery(failure)) => {
-                                isolation.failed(failure, core.delivery.watermark.in_flight())
-                            }
+                        session_state.record_position(core);
+                        is_isolating = match &error {
+                            PipelineError::Stream(StreamError::Delivery(failure)) => isolation
+                                .record_failure(failure, core.delivery.watermark.in_flight()),
                             PipelineError::Stream(StreamError::Passed { .. }) => {
-                                isolation.passed();
+                                isolation.record_accepted_suspects();
                                 true
                             }
                             _ => false,
                         };
-                        if !isolates && recovery::remedy(&error) == Remedy::Halt {
+                        if !is_isolating && recovery::remedy(&error) == Remedy::Halt {
                             // An operator may advance the slot past the event that can't be
-                            // delivered, which must not lose the events read before it.
+                            // delivered. The events read before this event must not be lost.
                             record_error(&stats, &error, Remedy::Halt);
                             let until = tokio::time::Instant::now() + settings.drain_timeout;
                             session.drain(core, sink, &mut session_state, until).await;
@@ -175,12 +176,12 @@ pub(crate) async fn run<S: Sink>(
                         if session.has_progressed() {
                             backoff = Backoff::default();
                         } else if recovery::kind(&error) == ErrorKind::Postgres {
-                            backoff.answered();
+                            backoff.shorten();
                         }
                         if exactly_once
-                            && (isolates || recovery::remedy(&error) == Remedy::RebuildSink)
+                            && (is_isolating || recovery::remedy(&error) == Remedy::RebuildSink)
                         {
-                            held = Some(session);
+                            held_session = Some(session);
                         }
                         error
                     }
@@ -209,11 +210,11 @@ pub(crate) async fn run<S: Sink>(
             // After a reconnect, the records in the open Kafka transaction would be produced a
             // second time, so the transaction is abandoned.
             Remedy::Reconnect if exactly_once => Remedy::RebuildSink,
-            _ if isolates => Remedy::RebuildSink,
+            _ if is_isolating => Remedy::RebuildSink,
             remedy => remedy,
         };
         if remedy != Remedy::Halt && is_drain_ordered(&orders) {
-            info!(pipeline, %error, "stopping without another connection");
+            info!(pipeline, %error, "stopping without reconnecting");
             return stopped(pipeline, &session_state, &carrier.core);
         }
         record_error(&stats, &error, remedy);
@@ -221,10 +222,10 @@ pub(crate) async fn run<S: Sink>(
             Remedy::Halt => return Err(error),
             Remedy::StandBy => {
                 session_state.record_other_owner();
-                match waiting.failed(Instant::now()) {
+                match standby.failed(Instant::now()) {
                     OutageMessage::Started => info!(
                         pipeline,
-                        "standing by: {error}; taking over when it is free"
+                        "standing by: {error}; taking over when the slot is free"
                     ),
                     OutageMessage::Ongoing(lasts, _) => {
                         info!(pipeline, elapsed = %Elapsed(lasts), "standing by: {error}")
@@ -241,9 +242,9 @@ pub(crate) async fn run<S: Sink>(
                 };
                 // A refusal eventually halts the pipeline unless an operator intervenes, so it is
                 // always logged.
-                let is_news = matches!(error, PipelineError::Refused(_))
-                    || holder.is_some() && holder != said_holder;
-                said_holder = holder.or(said_holder);
+                let must_log = matches!(error, PipelineError::Refused(_))
+                    || holder.is_some() && holder != logged_holder;
+                logged_holder = holder.or(logged_holder);
                 match outage.failed(Instant::now()) {
                     OutageMessage::Started => {
                         warn!(pipeline, %error, delay = %Elapsed(delay), "reconnecting")
@@ -251,7 +252,7 @@ pub(crate) async fn run<S: Sink>(
                     OutageMessage::Ongoing(lasts, attempt) => {
                         warn!(pipeline, attempt, elapsed = %Elapsed(lasts), %error, "reconnecting");
                     }
-                    OutageMessage::Suppressed if is_news => {
+                    OutageMessage::Suppressed if must_log => {
                         warn!(pipeline, %error, delay = %Elapsed(delay), "reconnecting")
                     }
                     OutageMessage::Suppressed => {
@@ -259,23 +260,23 @@ pub(crate) async fn run<S: Sink>(
                     }
                 }
                 if remedy == Remedy::RebuildSink {
-                    let left_alone = carrier.core.left_alone();
+                    let ignored_counts = carrier.core.ignored_counts();
                     let table_names = carrier.core.take_table_names();
                     let watermark = &carrier.core.delivery.watermark;
-                    let (taken, transactions) = (watermark.sent(), watermark.transactions());
+                    let (sent, transactions) = (watermark.sent(), watermark.transactions());
                     let dead_letters = carrier.core.dead_letters();
-                    if exactly_once && !isolates && recovery::kind(&error) == ErrorKind::Kafka {
-                        session_state.gave_up(watermark.in_flight());
+                    if exactly_once && !is_isolating && recovery::kind(&error) == ErrorKind::Kafka {
+                        session_state.record_abandoned_transaction(watermark.in_flight());
                     }
                     drop(carrier);
-                    stats.gave_up_in_flight(taken, transactions);
+                    stats.record_abandoned_records(sent, transactions);
                     if let Some(confirmed) = session_state.confirmed() {
-                        isolation.forget(confirmed.lsn());
+                        isolation.remove_confirmed(confirmed.lsn());
                     }
                     carrier = make(session_state.window(), &isolation)?;
-                    carrier.core.resume_counts(left_alone, dead_letters);
-                    carrier.core.keep_table_names(table_names);
-                    if let Some(mut session) = held {
+                    carrier.core.resume_counts(ignored_counts, dead_letters);
+                    carrier.core.restore_table_names(table_names);
+                    if let Some(mut session) = held_session {
                         // The next session waits for Kafka before it acquires the slot, and
                         // PostgreSQL may invalidate an inactive slot
                         // (idle_replication_slot_timeout).
@@ -297,11 +298,11 @@ pub(crate) async fn run<S: Sink>(
     }
 }
 
-/// If `error` says only that the producer is broken, and the cause is that the broker rejected a
-/// batch, returns that rejection instead. A producer stops accepting records as soon as it has
-/// failed, possibly before it has reported which batch was rejected. Without the rejection, each
-/// new producer would send the same batch again, indefinitely.
-async fn with_reason(error: PipelineError, core: &Core) -> PipelineError {
+/// If `error` only reports that the producer is broken, but the broker rejected a batch, returns
+/// that rejection instead. A producer stops accepting records as soon as it fails, which may be
+/// before it reports the rejected batch. If the rejection were lost, each new producer would send
+/// the same batch again, indefinitely.
+async fn with_rejection(error: PipelineError, core: &Core) -> PipelineError {
     if !matches!(error.cause(), Cause::Sink(SinkError::Broken(_))) {
         return error;
     }
@@ -314,7 +315,7 @@ async fn with_reason(error: PipelineError, core: &Core) -> PipelineError {
     }
 }
 
-/// Records the error that ended a session, and the state that results from it.
+/// Records the error that ended a session, and the resulting state of the pipeline.
 fn record_error(stats: &PipelineStats, error: &PipelineError, remedy: Remedy) {
     let (kind, message) = (recovery::kind(error), error.message(&stats.about.commands));
     match remedy {
@@ -322,7 +323,7 @@ fn record_error(stats: &PipelineStats, error: &PipelineError, remedy: Remedy) {
         Remedy::Halt => stats.entered(State::Halted),
         Remedy::Reconnect | Remedy::RebuildSink => {
             stats.entered(State::Reconnecting);
-            stats.reconnects(kind, &message);
+            stats.record_reconnect(kind, &message);
         }
     }
     stats.failed(kind, message, remedy.describe());
@@ -332,7 +333,7 @@ fn stopped(pipeline: &str, session_state: &SessionState, core: &Core) -> Result<
     let confirmed = session_state
         .confirmed()
         .map(|confirmed| display(confirmed.lsn()));
-    let left_alone = core.left_alone();
+    let ignored_counts = core.ignored_counts();
     let dead_letters = core.dead_letters();
     info!(
         pipeline,
@@ -340,8 +341,8 @@ fn stopped(pipeline: &str, session_state: &SessionState, core: &Core) -> Result<
         oversize_dead_letters = dead_letters.map(|letters| letters.oversize),
         unroutable_dead_letters = dead_letters.map(|letters| letters.unroutable),
         malformed_dead_letters = dead_letters.map(|letters| letters.malformed),
-        foreign_messages = left_alone.map(|left| left.foreign),
-        nontransactional_messages = left_alone.map(|left| left.nontransactional),
+        foreign_messages = ignored_counts.map(|left| left.foreign),
+        nontransactional_messages = ignored_counts.map(|left| left.nontransactional),
         "stopped"
     );
     Ok(())

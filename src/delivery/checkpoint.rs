@@ -1,9 +1,10 @@
-//! Which events are in Kafka, and whether the available WAL continues from there.
+//! Checkpoints, which describe the events that are in Kafka. Determines whether the available WAL
+//! continues from the last of these events.
 //!
-//! In exactly-once mode, a checkpoint is written in the same Kafka transaction as the records it
-//! describes, so neither can exist without the other. A pipeline starts from the last checkpoint:
-//! the records in Kafka are exactly those of the row messages described by [`Delivered`]. This
-//! module does no I/O.
+//! With exactly-once delivery, a checkpoint is written in the same Kafka transaction as the records
+//! that it describes, so neither can exist without the other. A pipeline starts from the last
+//! checkpoint: the records in Kafka are exactly those of the row messages described by
+//! [`Delivered`]. This module performs no I/O.
 
 use std::collections::BTreeMap;
 
@@ -15,8 +16,8 @@ use crate::model::lsn::{Lsn, Position};
 /// Version of the text format.
 const VERSION: u32 = 1;
 
-/// Size of an entry of [`Checkpoint::partitions`] besides the topic's name: quotes, colon, number,
-/// comma.
+/// Size of an entry of [`Checkpoint::partitions`] without the topic's name: quotes, a colon, a
+/// number and a comma.
 const PARTITION_ENTRY_BYTES: usize = 16;
 
 /// The state of a pipeline at one point in its stream.
@@ -24,45 +25,47 @@ const PARTITION_ENTRY_BYTES: usize = 16;
 #[serde(deny_unknown_fields)]
 pub struct Checkpoint {
     version: u32,
-    /// Incremented each time another history is adopted.
+    /// The number of the history. Incremented each time a new history is accepted.
     pub epoch: u32,
     /// The cluster's system identifier.
     pub system_id: String,
     pub timeline: u32,
     pub slot: String,
-    /// Everything that ends at or before this LSN is in Kafka, so it may be confirmed to
-    /// PostgreSQL.
+    /// All transactions that end at or before this LSN are in Kafka, so this LSN may be confirmed
+    /// to PostgreSQL.
     pub safe_lsn: Lsn,
-    /// The row messages that have been processed; `None` before the first.
+    /// The row messages that have been processed; `None` if no row message has been processed.
     pub delivered: Option<Delivered>,
-    /// Number of partitions of each topic, when its first record was sent. Incomplete if there are
-    /// very many topics: see [`Checkpoint::record_partitions`].
+    /// Number of partitions of each topic when its first record was sent. If the number of topics
+    /// is very large, some topics are missing: see [`Checkpoint::record_partitions`].
     pub partitions: BTreeMap<String, usize>,
-    /// The rows older than the stream that have been copied; `None` once the stream has passed
-    /// their snapshots.
+    /// The copied rows that are older than the stream; `None` when the stream has passed their
+    /// snapshots.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub snapshot: Option<CopyProgress>,
 }
 
-/// The row messages in Kafka, among those that the WAL may send again.
+/// The row messages that are already in Kafka, although the server may send them again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Delivered {
-    /// Row messages up to and including a known one.
+    /// All row messages up to and including this one.
     UpTo(Last),
-    /// Row messages of transactions whose commit record is before this LSN.
+    /// All row messages of transactions whose commit record precedes this LSN.
     Before(Lsn),
 }
 
-/// The last row message that was processed, with the data that identifies it when it is sent again.
+/// The last row message that was processed, with the data that identifies the message when the
+/// server sends it again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Last {
-    /// LSN of its transaction's commit record.
+    /// LSN of the commit record of the message's transaction.
     pub commit_lsn: Lsn,
-    /// Its index among all row messages of the transaction, including those that became no record.
+    /// Index of the message among all row messages of the transaction, including those without a
+    /// record.
     pub index: u64,
-    /// Its transaction ID.
+    /// ID of the message's transaction.
     pub xid: u32,
     /// Commit time of the transaction, in microseconds since 2000-01-01 UTC.
     pub commit_time: i64,
@@ -87,13 +90,13 @@ pub struct ServerState {
     /// The cluster's system identifier.
     pub system_id: String,
     pub timeline: u32,
-    /// The earlier timelines, and where each ended.
+    /// The earlier timelines, with the LSN at which each one ended.
     pub history: Vec<Switch>,
     pub slot: String,
     /// The slot's confirmed LSN.
     pub confirmed: Lsn,
-    /// The end of the WAL on disk, queried after the checkpoint was read. A walsender sends nothing
-    /// after it.
+    /// The end of the WAL on disk, which was queried after the checkpoint was read. A walsender
+    /// does not send WAL after this LSN.
     pub flushed: Lsn,
 }
 
@@ -101,16 +104,16 @@ pub struct ServerState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Switch {
     pub timeline: u32,
-    /// Where the timeline ended: later timelines share none of its WAL from here on.
+    /// The LSN at which the timeline ended. Later timelines do not contain its WAL after this LSN.
     pub at: Lsn,
 }
 
 /// How to continue from a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resume {
-    /// The epoch from now on.
+    /// The epoch of the events that follow.
     pub epoch: u32,
-    /// The LSN that may be confirmed already.
+    /// The LSN that may be confirmed immediately.
     pub safe_lsn: Lsn,
     /// The row messages that are in Kafka.
     pub delivered: Option<Delivered>,
@@ -121,7 +124,7 @@ pub struct Resume {
 }
 
 impl Resume {
-    /// Returns how far the WAL was read before: the WAL to resume from must extend at least to this
+    /// Returns the highest LSN that was read before. The server's WAL must extend at least to this
     /// LSN.
     #[must_use]
     pub fn reach(&self) -> Lsn {
@@ -140,23 +143,23 @@ impl Resume {
 /// Transactions that were published and then lost in a failover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Phantom {
-    /// Where the timeline ended.
+    /// The LSN at which the timeline ended.
     pub from: Lsn,
     /// The last position that was published.
     pub to: Position,
 }
 
-/// Hint for errors that also occur if two servers run the same pipeline: each overwrites the
-/// other's checkpoint, which looks like a change of history.
-const SECOND_SERVER_HINT: &str = "If a second server delivers to the same brokers for this pipeline, such as a clone of the disk, stop one of them";
+/// Hint for errors that also occur if two servers run the same pipeline. Each process then
+/// overwrites the other's checkpoint, which looks like a change of history.
+const SECOND_SERVER_HINT: &str = "If a second server, such as a clone of the disk, delivers events of this pipeline to the same brokers, stop one of the two servers";
 
-/// Why a pipeline can't resume from a checkpoint.
+/// The reason why a pipeline can't resume from a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HistoryError {
     /// The checkpoint belongs to another cluster.
     #[error(
-        "the checkpoint is of the PostgreSQL cluster with system identifier {expected}, and this one is {found}: what of \
-         its events is in Kafka is not known"
+        "the checkpoint belongs to the PostgreSQL cluster with system identifier {expected}, but this cluster has {found}: \
+         Walpost can't tell which of its events are in Kafka"
     )]
     OtherCluster {
         /// System identifier of this cluster.
@@ -165,7 +168,7 @@ pub enum HistoryError {
         expected: String,
     },
     /// The checkpoint belongs to another slot.
-    #[error("the checkpoint is of slot {expected:?}, and the configuration says {found:?}")]
+    #[error("the checkpoint belongs to slot {expected:?}, but the configured slot is {found:?}")]
     OtherSlot {
         /// The configured slot.
         found: String,
@@ -174,8 +177,8 @@ pub enum HistoryError {
     },
     /// The checkpoint's timeline is not in the cluster's history.
     #[error(
-        "the checkpoint was made on timeline {expected}, and the cluster is on timeline {found}, which does not come \
-         from it: it was restored, or a standby that was left behind was promoted"
+        "the checkpoint was written on timeline {expected}, but the cluster is on timeline {found}, which does not descend \
+         from it: the cluster was restored, or a standby that did not follow timeline {expected} was promoted"
     )]
     OtherTimeline {
         /// Current timeline of the cluster.
@@ -185,9 +188,9 @@ pub enum HistoryError {
     },
     /// The slot is ahead of the checkpoint.
     #[error(
-        "slot {slot:?} was confirmed up to {confirmed}, and the checkpoint is safe up to {safe} only: the slot was \
-         dropped and re-created, or moved, by someone else. Events committed between {safe} and {confirmed} may be \
-         missing in Kafka"
+        "slot {slot:?} was confirmed up to {confirmed}, but the checkpoint covers only events up to {safe}: something else \
+         moved the slot, or dropped and re-created it. Events committed between {safe} and {confirmed} may be missing from \
+         Kafka"
     )]
     SlotAhead {
         slot: String,
@@ -198,15 +201,15 @@ pub enum HistoryError {
     },
     /// The WAL ends before a position that was already published.
     #[error(
-        "WAL of the server ends at {flushed}, and what is in Kafka was read from it up to {reach}, on the same timeline: \
-         the database was put back to an earlier state (a snapshot of its disk or machine, a base backup that was started \
-         without recovery). Events that are committed now take the places of others that are in Kafka. Slot {slot:?} is at \
+        "the server's WAL ends at {flushed}, but Walpost has already read WAL up to {reach} on the same timeline: the database was \
+         restored to an earlier state (a snapshot of its disk or machine, or a base backup that was started without \
+         recovery). New events have the same positions as different events that are already in Kafka. Slot {slot:?} is at \
          {confirmed}. {SECOND_SERVER_HINT}"
     )]
     LogEndsBefore {
         /// End of the WAL.
         flushed: Lsn,
-        /// How far the WAL must extend.
+        /// The LSN to which the WAL must extend.
         reach: Lsn,
         slot: String,
         /// Confirmed LSN of the slot.
@@ -214,35 +217,35 @@ pub enum HistoryError {
     },
     /// The transaction at the checkpoint's position is a different one.
     #[error(
-        "the transaction with commit LSN {commit} has {what} {found}, and had {expected} when it was published: this is \
-         another history of the cluster. {SECOND_SERVER_HINT}"
+        "the transaction with commit LSN {commit} has {what} {found}, but had {expected} when it was published: this is a \
+         different history of the cluster. {SECOND_SERVER_HINT}"
     )]
     OtherTransaction {
         /// LSN of the commit record.
         commit: Lsn,
         /// The property that differs.
         what: &'static str,
-        /// Its value in the WAL.
+        /// The value of the property in the WAL.
         found: String,
-        /// Its value in the checkpoint.
+        /// The value of the property in the checkpoint.
         expected: String,
     },
     /// The checkpoint's last transaction should have been sent again, but was not.
     #[error(
-        "the transaction with commit LSN {commit}, the last that was published, is not in WAL any more, which \
-         continues at {next} without it. This is another history of the cluster. {SECOND_SERVER_HINT}"
+        "the last published transaction, with commit LSN {commit}, is missing from the WAL, which continues at {next}: this \
+         is a different history of the cluster. {SECOND_SERVER_HINT}"
     )]
     TransactionMissing {
-        /// LSN of its commit record.
+        /// LSN of the missing commit record.
         commit: Lsn,
         /// Commit LSN of the transaction that was sent instead.
         next: Lsn,
     },
-    /// The WAL contains an event that was not published, although everything up to that position
-    /// was.
+    /// The WAL contains an event that was not published, although all events up to its position
+    /// were.
     #[error(
-        "the transaction with commit LSN {commit} has an event that is not in Kafka, and WAL was delivered up to {safe}: \
-         this is another history of the cluster. {SECOND_SERVER_HINT}"
+        "the transaction with commit LSN {commit} has an event that is not in Kafka, although all WAL up to {safe} was \
+         delivered: this is a different history of the cluster. {SECOND_SERVER_HINT}"
     )]
     NotPublished {
         /// LSN of the commit record.
@@ -252,22 +255,22 @@ pub enum HistoryError {
     },
 }
 
-/// Why a text is not a valid checkpoint.
+/// The reason why a text is not a valid checkpoint.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CheckpointError {
     /// The checkpoint was written by another version of Walpost.
     #[error(
-        "it has version {0}, and version {VERSION} was expected; run the Walpost that wrote it"
+        "version {0} is not supported (expected version {VERSION}); run the version of Walpost that wrote the checkpoint"
     )]
     Version(u64),
     /// The text is malformed.
-    #[error("it can't be read: {0}")]
+    #[error("invalid contents: {0}")]
     Unreadable(String),
 }
 
 impl Checkpoint {
-    /// Creates the first checkpoint of a history: nothing has been published, and everything that
-    /// ends at or before the slot's confirmed LSN counts as processed.
+    /// Creates the first checkpoint of a history. No events have been published, and all
+    /// transactions that end at or before the slot's confirmed LSN count as processed.
     #[must_use]
     pub fn first(epoch: u32, server: &ServerState) -> Self {
         Self {
@@ -286,7 +289,7 @@ impl Checkpoint {
     /// Parses the text format, which is a JSON object.
     ///
     /// # Errors
-    /// The text is malformed, or has another version.
+    /// Returns an error if the text is malformed or has a different version.
     pub fn decode(text: &[u8]) -> Result<Self, CheckpointError> {
         #[derive(Deserialize)]
         struct Versioned {
@@ -306,12 +309,12 @@ impl Checkpoint {
         serde_json::to_vec(self).expect("texts and numbers are JSON")
     }
 
-    /// Records a topic's number of partitions, and returns the number recorded before.
+    /// Records a topic's number of partitions, and returns the number that was recorded before.
     ///
-    /// The topics may take at most `bytes_max`, because a checkpoint is a single record that is
-    /// written with every commit. If this is exceeded, topics that are not `in_use` are removed; if
-    /// all are in use, the new topic is not recorded. The only consequence is that a change in the
-    /// number of partitions of such a topic goes unnoticed.
+    /// The size of all topics is limited to `bytes_max`, because a checkpoint is a single record
+    /// that is written with every commit. If the limit is exceeded, topics that are not `in_use`
+    /// are removed. If all topics are in use, the new topic is not recorded. As a result, Walpost
+    /// does not detect a change in the number of partitions of a topic that is not recorded.
     pub fn record_partitions(
         &mut self,
         topic: &str,
@@ -323,16 +326,16 @@ impl Checkpoint {
         let size = |topic: &str| topic.len() + PARTITION_ENTRY_BYTES;
         let mut bytes: usize = self.partitions.keys().map(|topic| size(topic)).sum();
         self.partitions.retain(|known, _| {
-            let stays = bytes <= bytes_max || known == topic || in_use(known);
-            if !stays {
+            let is_kept = bytes <= bytes_max || known == topic || in_use(known);
+            if !is_kept {
                 bytes -= size(known);
             }
-            stays
+            is_kept
         });
         if bytes > bytes_max && self.partitions.remove(topic).is_some() {
             bytes -= size(topic);
         }
-        // The topics were recorded with a higher limit.
+        // If the limit is still exceeded, the topics were recorded with a higher limit.
         while bytes > bytes_max
             && let Some((known, _)) = self.partitions.pop_last()
         {
@@ -341,13 +344,13 @@ impl Checkpoint {
         before
     }
 
-    /// Returns the epoch of a history that replaces this one.
+    /// Returns the epoch of a history that replaces the current one.
     #[must_use]
     pub fn next_epoch(&self) -> u32 {
         self.epoch.saturating_add(1)
     }
 
-    /// Returns the equivalent checkpoint for `server`, resumed as described by `resume`.
+    /// Returns the equivalent checkpoint for `server`, given the result of [`Self::resume`].
     #[must_use]
     pub fn resumed(&self, server: &ServerState, resume: &Resume) -> Self {
         Self {
@@ -360,8 +363,8 @@ impl Checkpoint {
         }
     }
 
-    /// Returns this checkpoint after an operator has decided not to deliver transactions whose
-    /// commit record is before `to`.
+    /// Returns the checkpoint after an operator has skipped all transactions whose commit record
+    /// precedes `to`.
     #[must_use]
     pub fn skipped(&self, to: Lsn) -> Self {
         let delivered = match &self.delivered {
@@ -380,7 +383,7 @@ impl Checkpoint {
     /// Returns how to continue from this checkpoint on `server`.
     ///
     /// # Errors
-    /// It is impossible to determine which events are already in Kafka.
+    /// Returns an error if Walpost can't determine which events are already in Kafka.
     pub fn resume(&self, server: &ServerState) -> Result<Resume, HistoryError> {
         if self.system_id != server.system_id {
             return Err(HistoryError::OtherCluster {
@@ -394,8 +397,8 @@ impl Checkpoint {
                 expected: self.slot.clone(),
             });
         }
-        let left = self.left_at(server)?;
-        let safe_lsn = left.map_or(self.safe_lsn, |left| left.min(self.safe_lsn));
+        let timeline_end = self.timeline_end(server)?;
+        let safe_lsn = timeline_end.map_or(self.safe_lsn, |end| end.min(self.safe_lsn));
         if server.confirmed > safe_lsn {
             return Err(HistoryError::SlotAhead {
                 slot: self.slot.clone(),
@@ -403,7 +406,7 @@ impl Checkpoint {
                 safe: safe_lsn,
             });
         }
-        let phantom = match (left, &self.delivered) {
+        let phantom = match (timeline_end, &self.delivered) {
             (Some(from), Some(Delivered::UpTo(last))) if last.commit_lsn >= from => Some(Phantom {
                 from,
                 to: last.position(),
@@ -417,7 +420,7 @@ impl Checkpoint {
             }),
             _ => None,
         };
-        let snapshot = self.copy_progress(left);
+        let snapshot = self.copy_progress(timeline_end);
         let resume = match phantom {
             Some(Phantom { from, .. }) => Resume {
                 epoch: self.next_epoch(),
@@ -449,24 +452,28 @@ impl Checkpoint {
     /// Returns which copied rows are in Kafka, adjusted for the history of `server`.
     ///
     /// # Errors
-    /// The server has a different history.
-    pub fn copied_on(&self, server: &ServerState) -> Result<Option<CopyProgress>, HistoryError> {
+    /// Returns an error if the server has a different history.
+    pub fn copy_progress_on(
+        &self,
+        server: &ServerState,
+    ) -> Result<Option<CopyProgress>, HistoryError> {
         match self.snapshot {
-            Some(_) => Ok(self.copy_progress(self.left_at(server)?)),
+            Some(_) => Ok(self.copy_progress(self.timeline_end(server)?)),
             None => Ok(None),
         }
     }
 
-    fn copy_progress(&self, left: Option<Lsn>) -> Option<CopyProgress> {
+    fn copy_progress(&self, timeline_end: Option<Lsn>) -> Option<CopyProgress> {
         let copied = self.snapshot.clone()?;
-        Some(match left {
-            Some(at) => copied.left_at(at),
+        Some(match timeline_end {
+            Some(at) => copied.truncated_at(at),
             None => copied,
         })
     }
 
-    /// Returns where the checkpoint's timeline ended; `None` if it is the current one.
-    fn left_at(&self, server: &ServerState) -> Result<Option<Lsn>, HistoryError> {
+    /// Returns the LSN at which the checkpoint's timeline ended; `None` if it is the current
+    /// timeline.
+    fn timeline_end(&self, server: &ServerState) -> Result<Option<Lsn>, HistoryError> {
         if self.timeline == server.timeline {
             return Ok(None);
         }

@@ -1,9 +1,9 @@
-//! Which events the copy of existing rows has delivered, for exactly-once delivery.
+//! For exactly-once delivery: tracks which events the copy of existing rows has delivered.
 //!
-//! An interrupted copy resumes after the last key, with a newer snapshot. This snapshot contains
-//! rows that the previous one did not: those committed in between. Therefore, a row of the stream
-//! is already in Kafka if its key belongs to a chunk whose snapshot includes the row's transaction.
-//! This module does no I/O.
+//! An interrupted copy resumes after the last key, with a newer snapshot. The newer snapshot also
+//! contains the rows that were committed since the previous snapshot. Therefore, a row of the
+//! stream is already in Kafka if its key belongs to a chunk whose snapshot includes the row's
+//! transaction. This module performs no I/O.
 
 use std::cmp::Ordering;
 
@@ -17,43 +17,44 @@ use crate::model::lsn::Lsn;
 pub struct CopyProgress {
     /// The columns by which the rows are ordered; empty if Walpost can't compare their values.
     pub key: Vec<String>,
-    /// Number of rows.
+    /// Number of copied rows.
     pub rows: u64,
-    /// The chunks in key order; never empty.
+    /// The chunks, in the order of their keys. Never empty.
     pub chunks: Vec<Chunk>,
 }
 
-/// Rows copied from one snapshot, after the preceding chunk.
+/// A range of rows that was copied from one snapshot. The range starts after the preceding chunk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Chunk {
-    /// The snapshot includes the transactions whose commit record is before this LSN.
+    /// The snapshot includes the transactions whose commit record precedes this LSN.
     pub snapshot_lsn: Lsn,
-    /// Key of the last row; `None` if it was the last row of the table.
+    /// Key of the last row in the chunk; `None` if the chunk extends to the end of the table.
     pub upto: Option<Vec<String>>,
 }
 
 /// How the text values of a key column are compared, to match the server's order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyType {
-    /// Numerically.
+    /// The values are compared as numbers.
     Integer,
-    /// Bytewise.
+    /// The values are compared byte by byte.
     Bytes,
-    /// Bytewise. The server uses another order unless the query specifies the collation.
+    /// The values are compared byte by byte. The query must specify the collation, because the
+    /// server otherwise uses another order.
     Text,
-    /// Bytewise, for four-digit years.
+    /// The values are compared byte by byte, which is correct only for four-digit years.
     Time,
 }
 
-/// The key can't be compared.
+/// The error for a key that can't be compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("its key is none that can be compared")]
+#[error("the row's key can't be compared")]
 pub struct KeyError;
 
 impl KeyType {
-    /// Returns how to compare columns of this type, from PostgreSQL 18,
-    /// `src/include/catalog/pg_type.dat`.
+    /// Returns how to compare columns of this type, or `None` if Walpost can't compare them. The
+    /// OIDs are from PostgreSQL 18, `src/include/catalog/pg_type.dat`.
     #[must_use]
     pub fn from_type_oid(type_oid: u32) -> Option<Self> {
         match type_oid {
@@ -68,20 +69,20 @@ impl KeyType {
     /// Checks that the value can be compared.
     ///
     /// # Errors
-    /// The value can't be compared.
+    /// Returns an error if the value can't be compared.
     pub fn check(self, text: &[u8]) -> Result<(), KeyError> {
-        let fits = match self {
+        let is_comparable = match self {
             Self::Integer => integer(text).is_some(),
             Self::Bytes | Self::Text => true,
-            // Bytewise order also holds for fractional seconds: `.` sorts after `+`, and a longer
-            // string after its prefix.
+            // Fractional seconds are also in byte order, because `.` sorts after `+`, and a longer
+            // string sorts after its prefix.
             Self::Time => {
                 text.get(4) == Some(&b'-')
                     && text[..4].iter().all(u8::is_ascii_digit)
                     && !text.ends_with(b"BC")
             }
         };
-        fits.then_some(()).ok_or(KeyError)
+        is_comparable.then_some(()).ok_or(KeyError)
     }
 
     fn compare(self, a: &[u8], b: &[u8]) -> Result<Ordering, KeyError> {
@@ -113,28 +114,28 @@ impl CopyProgress {
             .map_or(Lsn::ZERO, |chunk| chunk.snapshot_lsn)
     }
 
-    /// Returns the LSN from which the stream no longer contains copied rows.
+    /// Returns the LSN at and after which the stream contains no copied rows.
     #[must_use]
     pub fn last_snapshot_lsn(&self) -> Lsn {
         let snapshot_lsns = self.chunks.iter().map(|chunk| chunk.snapshot_lsn);
         snapshot_lsns.max().unwrap_or(Lsn::ZERO)
     }
 
-    /// Adjusts the snapshots to a timeline that ended at `at`, after which the WAL contains other
+    /// Adjusts the snapshots to a timeline that ended at `at`. Later WAL contains different
     /// transactions.
     #[must_use]
-    pub fn left_at(mut self, at: Lsn) -> Self {
+    pub fn truncated_at(mut self, at: Lsn) -> Self {
         for chunk in &mut self.chunks {
             chunk.snapshot_lsn = chunk.snapshot_lsn.min(at);
         }
         self
     }
 
-    /// Returns whether the row with this key was copied, if its transaction's commit record is at
-    /// `commit`. `key` contains the value and type of each column.
+    /// Returns whether the row with this key, whose transaction has its commit record at `commit`,
+    /// was copied. `key` contains the value and type of each column.
     ///
     /// # Errors
-    /// The key can't be compared.
+    /// Returns an error if the key can't be compared.
     pub fn contains(&self, commit: Lsn, key: &[(&[u8], KeyType)]) -> Result<bool, KeyError> {
         for chunk in &self.chunks {
             let Some(upto) = &chunk.upto else {
@@ -178,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_was_copied_if_the_snapshot_of_its_chunk_had_it() {
+    fn recognizes_copied_rows_by_the_snapshot_of_their_chunk() {
         let three = [
             chunk(100, Some(&["9", "b"])),
             chunk(200, Some(&["10", "a"])),
@@ -213,8 +214,8 @@ mod tests {
             (copied.first_snapshot_lsn(), copied.last_snapshot_lsn()),
             (Lsn(100), Lsn(300))
         );
-        let left = copied.clone().left_at(Lsn(150));
-        let snapshot_lsns: Vec<_> = left
+        let truncated = copied.clone().truncated_at(Lsn(150));
+        let snapshot_lsns: Vec<_> = truncated
             .chunks
             .iter()
             .map(|chunk| chunk.snapshot_lsn.0)
@@ -223,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_after_an_unfinished_copy_were_not_copied() {
+    fn does_not_count_rows_after_an_unfinished_copy_as_copied() {
         let copied = copied(&[chunk(100, Some(&["9", "b"]))]);
         assert!(!copied.is_complete());
         let key = |n: &'static str| {
@@ -239,8 +240,8 @@ mod tests {
     }
 
     #[test]
-    fn key_is_compared_as_the_type_of_its_column_wants_it() {
-        let of = |name, types: &[u32], kind| {
+    fn selects_the_comparison_by_column_type() {
+        let check = |name, types: &[u32], kind| {
             for type_oid in types {
                 assert_eq!(
                     KeyType::from_type_oid(*type_oid),
@@ -249,15 +250,15 @@ mod tests {
                 );
             }
         };
-        of("int2, int4, int8", &[21, 23, 20], Some(KeyType::Integer));
-        of("bytea, uuid", &[17, 2950], Some(KeyType::Bytes));
-        of("text, varchar", &[25, 1043], Some(KeyType::Text));
-        of("timestamp, timestamptz", &[1114, 1184], Some(KeyType::Time));
-        of("numeric, float8, jsonb", &[1700, 701, 3802], None);
+        check("int2, int4, int8", &[21, 23, 20], Some(KeyType::Integer));
+        check("bytea, uuid", &[17, 2950], Some(KeyType::Bytes));
+        check("text, varchar", &[25, 1043], Some(KeyType::Text));
+        check("timestamp, timestamptz", &[1114, 1184], Some(KeyType::Time));
+        check("numeric, float8, jsonb", &[1700, 701, 3802], None);
     }
 
     #[test]
-    fn times_are_in_order_as_texts() {
+    fn compares_times_as_text() {
         let ordered = [
             "2026-11-22 01:02:03+00",
             "2026-11-22 01:02:03.000001+00",

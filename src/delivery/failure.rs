@@ -1,4 +1,4 @@
-//! Why a record is not durable, and which record a broker has rejected.
+//! Delivery errors: why a record is not durable, and which record a broker has rejected.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -13,10 +13,10 @@ pub struct DeliveryFailure {
     pub reason: String,
     /// Whether the same record would fail again.
     pub permanent: bool,
-    /// The record, or the first one of its batch, if a broker has rejected it because of its
-    /// content.
+    /// The rejected record, or the first record of a rejected batch, if a broker has rejected it
+    /// because of its content.
     pub refused: Option<Box<RefusedRecord>>,
-    /// The last row of that batch.
+    /// The last row of the rejected batch.
     pub refused_until: Option<Position>,
 }
 
@@ -25,7 +25,7 @@ pub struct DeliveryFailure {
 pub enum RefusalCause {
     /// The size of the record or its batch.
     Size,
-    /// The timestamp.
+    /// The timestamp of the record.
     Timestamp,
     Other,
 }
@@ -33,19 +33,20 @@ pub enum RefusalCause {
 /// A record that a broker has rejected because of its content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RefusedRecord {
-    /// Position of its row.
+    /// Position of the record's row.
     pub at: Position,
     pub topic: String,
     /// Size of the key and the value, in bytes.
     pub bytes: usize,
-    /// See [`content`]. On another timeline, a different record may have the same position.
+    /// A hash of the record's content, see [`content`]. On another timeline, a different record may
+    /// have the same position.
     pub content: u64,
     pub cause: RefusalCause,
     /// The broker's message, and how to fix the problem.
     pub reason: String,
 }
 
-/// Returns a hash that distinguishes a record from another one at the same position.
+/// Returns a hash that distinguishes a record from a different record at the same position.
 #[must_use]
 pub(crate) fn content(key: Option<&[u8]>, payload: Option<&[u8]>) -> u64 {
     let mut hasher = DefaultHasher::new();
@@ -69,8 +70,8 @@ impl RefusedRecord {
             && self.content == content(record.key, record.payload)
     }
 
-    /// Returns whether a record of the same topic at `at` may be this one: its position is the
-    /// same, or both were copied.
+    /// Returns whether a record of the same topic at position `at` may be the rejected record,
+    /// because both have the same position or both were copied.
     pub(super) fn is_at(&self, at: Position) -> bool {
         self.at == at || self.at.is_copied() && at.is_copied()
     }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Upper bounds of the buckets, in microseconds. One more bucket counts longer durations.
+/// Upper bounds of the buckets, in microseconds. An additional bucket counts longer durations.
 pub(crate) const BOUNDS_MICROS: [u64; 17] = [
     500,
     1_000,
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_duration_is_in_the_first_bucket_whose_bound_it_does_not_pass() {
+    fn counts_a_duration_in_the_first_bucket_whose_bound_it_does_not_exceed() {
         let histogram = Histogram::default();
         for micros in [0, 500, 501, 1_000, 300_000_000, 300_000_001, u64::MAX / 2] {
             histogram.record(micros);
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quantile_lies_where_its_share_of_the_bucket_ends() {
+    fn interpolates_quantiles_within_a_bucket() {
         let histogram = Histogram::default();
         assert_eq!(histogram.counts().quantile(0.5), None);
         for _ in 0..100 {

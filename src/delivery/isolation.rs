@@ -1,14 +1,14 @@
 //! Finds the record that causes brokers to reject a batch.
 //!
-//! A broker rejects a batch as a whole, because of one record or because of its total size, and
-//! librdkafka then fails the producer with everything that it has queued. Therefore, a new producer
-//! produces the records again in batches of one record. From the first rejected record on, each is
-//! produced only when the preceding one is durable. A record that is rejected alone is the cause.
-//! The next attempt halts right before it, or delivers a dead letter instead, with everything
-//! before it durable. If no record is rejected alone, the batch was too large, and later batches
-//! are smaller.
+//! A broker rejects a batch as a whole, because of one record or because of the batch's total size.
+//! The librdkafka producer then fails, along with all records in its queue. Therefore, a new
+//! producer produces the records again in batches of one record. Starting with the first record of
+//! the rejected batch, each record is produced only when the preceding record is durable. A record
+//! that is rejected alone is the cause. The next attempt halts immediately before this record, or
+//! delivers a dead letter instead, when all preceding records are durable. If no record is rejected
+//! alone, the batch was too large, and later batches are smaller.
 //!
-//! When rows are copied, each attempt is another copy with its own consistent point, so a row is
+//! When rows are copied, each attempt makes a new copy with its own consistent point, so a row is
 //! identified by its number and content.
 
 use std::ops::RangeInclusive;
@@ -17,7 +17,7 @@ use super::failure::{DeliveryFailure, RefusedRecord};
 use crate::model::lsn::{Lsn, Position};
 use crate::model::window::Window;
 
-/// Factor by which batches are reduced after one was too large only as a whole.
+/// Factor by which the batch size is reduced after a batch was rejected because of its total size.
 const BATCH_REDUCTION_FACTOR: u32 = 4;
 /// Minimum batch size, in bytes.
 const BATCH_BYTES_MIN: u32 = 1000;
@@ -29,7 +29,7 @@ pub struct Batching {
     pub single: bool,
     /// Divisor for the configured batch size; zero is treated as one.
     pub divisor: u32,
-    /// Records that the brokers reject. They must not be produced.
+    /// Records that the brokers reject. The sink must not produce these records.
     pub refused: Vec<RefusedRecord>,
 }
 
@@ -41,7 +41,7 @@ impl Batching {
     }
 }
 
-/// What is known about rejected batches. This state outlives individual producers.
+/// The state of the search for a rejected record. This state outlives individual producers.
 #[derive(Debug, Default)]
 pub(crate) struct Isolation {
     batching: Batching,
@@ -55,25 +55,25 @@ impl Isolation {
         &self.batching
     }
 
-    /// Returns the rows that must be produced one at a time, each only when the preceding one is
-    /// durable.
+    /// Returns the rows that must be produced one at a time, each row only when the preceding row
+    /// is durable.
     pub(crate) fn suspects(&self) -> Option<RangeInclusive<Position>> {
         self.suspects.clone()
     }
 
-    /// Records a failed delivery, and the records and bytes that were in flight. Returns whether a
-    /// new sink, created with [`Isolation::batching`], can make progress; otherwise, an operator is
-    /// needed.
-    pub(crate) fn failed(&mut self, failure: &DeliveryFailure, in_flight: Window) -> bool {
+    /// Records a failed delivery, with the records and bytes that were in flight. Returns whether a
+    /// new sink, created with [`Isolation::batching`], can make progress. Otherwise, an operator is
+    /// required.
+    pub(crate) fn record_failure(&mut self, failure: &DeliveryFailure, in_flight: Window) -> bool {
         let Some(record) = &failure.refused else {
             return false;
         };
         // A smaller dead letter that replaces a rejected record is a different record.
-        let known = |known: &RefusedRecord| {
+        let is_known = |known: &RefusedRecord| {
             let is_same = known.content == record.content && known.topic == record.topic;
             is_same && known.is_at(record.at)
         };
-        if self.batching.refused.iter().any(known) {
+        if self.batching.refused.iter().any(is_known) {
             return false;
         }
         let until = failure.refused_until.unwrap_or(record.at).max(record.at);
@@ -96,8 +96,8 @@ impl Isolation {
         true
     }
 
-    /// Records that every suspect was accepted alone.
-    pub(crate) fn passed(&mut self) {
+    /// Records that the brokers accepted each of the suspects individually.
+    pub(crate) fn record_accepted_suspects(&mut self) {
         self.batching.single = false;
         self.batching.divisor = self
             .batching
@@ -107,10 +107,10 @@ impl Isolation {
         self.suspects = None;
     }
 
-    /// Removes records that PostgreSQL will not send again, because they end before `confirmed`. A
-    /// copied record is kept if its copy ends exactly at `confirmed`, because the slot may be there
-    /// from the start.
-    pub(crate) fn forget(&mut self, confirmed: Lsn) {
+    /// Removes records that PostgreSQL will not send again, because their transactions end before
+    /// `confirmed`. A copied record is kept if its copy ends exactly at `confirmed`, because the slot
+    /// may be at this position before any row was copied.
+    pub(crate) fn remove_confirmed(&mut self, confirmed: Lsn) {
         self.batching.refused.retain(|record| {
             let Position { commit, .. } = record.at;
             commit >= confirmed || record.at.is_copied() && commit.0 + 1 == confirmed.0
@@ -154,51 +154,51 @@ mod tests {
     }
 
     #[test]
-    fn record_that_is_refused_alone_is_the_culprit_and_a_second_time_calls_a_person() {
+    fn identifies_a_record_that_is_rejected_alone_and_requires_an_operator_the_second_time() {
         let mut isolation = Isolation::default();
-        assert!(isolation.failed(&failure(5), in_flight(40)));
+        assert!(isolation.record_failure(&failure(5), in_flight(40)));
         assert!(isolation.batching().single);
         assert_eq!(isolation.suspects(), Some(position(5)..=position(15)));
-        // A record before the suspects is rejected along with others, so it becomes the first
-        // suspect.
-        assert!(isolation.failed(&failure(2), in_flight(40)));
+        // A record before the suspects is rejected together with other records, so it becomes the
+        // first suspect.
+        assert!(isolation.record_failure(&failure(2), in_flight(40)));
         assert_eq!(isolation.suspects(), Some(position(2)..=position(12)));
-        assert!(isolation.failed(&failure(7), in_flight(1)));
+        assert!(isolation.record_failure(&failure(7), in_flight(1)));
         assert_eq!(isolation.batching().refused[0].at, position(7));
         assert!(!isolation.batching().single);
-        assert!(!isolation.failed(&failure(7), in_flight(1)));
-        isolation.forget(Lsn(100));
+        assert!(!isolation.record_failure(&failure(7), in_flight(1)));
+        isolation.remove_confirmed(Lsn(100));
         assert_eq!(isolation.batching().refused.len(), 1);
-        isolation.forget(Lsn(101));
+        isolation.remove_confirmed(Lsn(101));
         assert!(isolation.batching().refused.is_empty());
     }
 
-    /// With others in flight, the cause may be the batch; the record would be left out for no
-    /// reason.
+    /// With other records in flight, the batch itself may be the cause, and the record would be
+    /// omitted for no reason.
     #[test]
-    fn suspect_that_is_refused_amid_others_is_not_the_culprit() {
+    fn requires_an_operator_if_a_suspect_is_rejected_together_with_others() {
         for in_flight in [in_flight(0), in_flight(2)] {
             let mut isolation = Isolation::default();
-            assert!(isolation.failed(&failure(5), in_flight));
-            assert!(!isolation.failed(&failure(7), in_flight));
+            assert!(isolation.record_failure(&failure(5), in_flight));
+            assert!(!isolation.record_failure(&failure(7), in_flight));
             assert!(isolation.batching().refused.is_empty());
         }
     }
 
     #[test]
-    fn batch_whose_records_are_accepted_alone_was_too_large() {
+    fn reduces_batches_if_all_records_are_accepted_individually() {
         let mut isolation = Isolation::default();
-        assert!(isolation.failed(&failure(5), in_flight(40)));
-        isolation.passed();
+        assert!(isolation.record_failure(&failure(5), in_flight(40)));
+        isolation.record_accepted_suspects();
         assert!(!isolation.batching().single);
         assert_eq!(isolation.batching().batch_bytes(1_000_000), 250_000);
-        (0..100).for_each(|_| isolation.passed());
+        (0..100).for_each(|_| isolation.record_accepted_suspects());
         assert_eq!(isolation.batching().batch_bytes(1_000_000), BATCH_BYTES_MIN);
         assert_eq!(isolation.batching().batch_bytes(10), 10);
     }
 
     #[test]
-    fn record_is_the_refused_one_by_place_and_content() {
+    fn matches_rejected_records_by_position_and_content() {
         let refused = RefusedRecord {
             content: content(Some(b"key"), Some(b"payload")),
             ..*failure(5).refused.expect("a record")
@@ -220,21 +220,21 @@ mod tests {
     }
 
     #[test]
-    fn copied_record_is_remembered_while_no_more_than_its_snapshot_lsn_is_confirmed() {
+    fn keeps_a_rejected_copied_record_until_its_snapshot_lsn_is_exceeded() {
         let mut failure = failure(5);
         failure.refused.as_mut().expect("a record").at.commit = Lsn(0x1ff);
         let mut isolation = Isolation::default();
-        assert!(isolation.failed(&failure, in_flight(40)));
-        assert!(isolation.failed(&failure, in_flight(1)));
-        isolation.forget(Lsn(0x200));
+        assert!(isolation.record_failure(&failure, in_flight(40)));
+        assert!(isolation.record_failure(&failure, in_flight(1)));
+        isolation.remove_confirmed(Lsn(0x200));
         assert_eq!(isolation.batching().refused.len(), 1);
-        isolation.forget(Lsn(0x201));
+        isolation.remove_confirmed(Lsn(0x201));
         assert!(isolation.batching().refused.is_empty());
     }
 
-    /// Each attempt copies the rows again, so they have other positions.
+    /// Each attempt copies the rows again, so the rows have new positions.
     #[test]
-    fn copied_record_is_known_again_in_the_next_copy() {
+    fn recognizes_a_rejected_record_in_the_next_copy() {
         let refused = |snapshot_lsn: u64, index| {
             let mut failure = failure(index);
             let record = failure.refused.as_mut().expect("a record");
@@ -247,10 +247,11 @@ mod tests {
             failure
         };
         let mut isolation = Isolation::default();
-        assert!(isolation.failed(&refused(0x200, 5), in_flight(40)));
-        // By its number, this record is before the suspects, regardless of the consistent point.
-        assert!(isolation.failed(&refused(0x300, 2), in_flight(40)));
-        assert!(isolation.failed(&refused(0x400, 7), in_flight(1)));
+        assert!(isolation.record_failure(&refused(0x200, 5), in_flight(40)));
+        // The number of this record is lower than those of the suspects. The consistent points do
+        // not matter.
+        assert!(isolation.record_failure(&refused(0x300, 2), in_flight(40)));
+        assert!(isolation.record_failure(&refused(0x400, 7), in_flight(1)));
         assert_eq!(isolation.suspects(), None);
         let mut writer = Writer::default();
         let mut is = |commit, payload: &[u8]| {
@@ -268,16 +269,16 @@ mod tests {
         };
         assert!(is(0x4ff, b"payload"));
         assert!(!is(0x4ff, b"another"));
-        // This record is from the stream.
+        // This record is not from the copy but from the stream.
         assert!(!is(0x500, b"payload"));
         // A second rejection requires an operator.
-        assert!(!isolation.failed(&refused(0x500, 8), in_flight(1)));
+        assert!(!isolation.record_failure(&refused(0x500, 8), in_flight(1)));
     }
 
     #[test]
-    fn what_is_no_matter_of_one_record_calls_a_person() {
+    fn requires_an_operator_if_the_failure_does_not_concern_a_record() {
         let mut failure = failure(5);
         failure.refused = None;
-        assert!(!Isolation::default().failed(&failure, in_flight(1)));
+        assert!(!Isolation::default().record_failure(&failure, in_flight(1)));
     }
 }

@@ -1,4 +1,5 @@
-//! A pipeline's state, last error and outages. They change rarely, so they are protected by a lock.
+//! A pipeline's state, last error and outages. A lock protects these values, because they change
+//! rarely.
 
 use std::collections::VecDeque;
 
@@ -7,7 +8,7 @@ use crate::model::statistics::Statistics;
 use crate::model::time::unix_micros;
 use crate::model::vitals::Vitals;
 
-/// Maximum number of outages stored.
+/// Maximum number of stored outages.
 const OUTAGES_MAX: usize = 20;
 
 /// Lifecycle state, which changes rarely.
@@ -38,17 +39,17 @@ pub struct LifecycleSnapshot {
     pub database: Option<(Vitals, u64)>,
     /// The last statistics from librdkafka.
     pub statistics: Option<Statistics>,
-    /// Why no broker can be reached; `None` if one can.
+    /// The reason why no broker can be reached; `None` if a broker can be reached.
     pub kafka_down: Option<String>,
-    /// What the publication leaves out.
+    /// The tables or rows that the publication omits.
     pub left_out: Option<LeftOut>,
     /// The snapshot, if one was made since this process started.
     pub snapshot: Option<SnapshotStage>,
 }
 
 impl Lifecycle {
-    /// Records the start of an outage, or another failed attempt during one. There is at most one
-    /// open outage of the brokers, and one of all other kinds.
+    /// Records the start of an outage, or another failed attempt during an open outage. At most two
+    /// outages are open at a time: one of the brokers, and one of any other kind.
     pub(crate) fn record_outage(&mut self, kind: ErrorKind, reason: &str) {
         let open = |outage: &&mut Outage| {
             outage.ended_micros.is_none()
@@ -72,7 +73,7 @@ impl Lifecycle {
         });
     }
 
-    /// Ends the open outages that `which` selects.
+    /// Ends the open outages for which `which` returns true.
     pub(crate) fn end_outages(&mut self, now: u64, which: impl Fn(&&mut Outage) -> bool) {
         for outage in self.outages.iter_mut().filter(which) {
             outage.ended_micros.get_or_insert(now);

@@ -1,8 +1,8 @@
 //! Statistics of one pipeline, written by its threads and read by monitoring.
 //!
-//! Nothing is written for each row. The session writes totals after each read and at regular
-//! intervals, and the sink's threads after each batch of delivery reports. State that changes
-//! rarely is protected by a lock.
+//! No values are written for individual rows. The session writes totals after each read and at
+//! regular intervals, and the sink's threads write totals after each batch of delivery reports. A
+//! lock protects values that change rarely.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -37,7 +37,7 @@ pub struct About {
     /// The outbox table, or the prefix of logical decoding messages.
     pub outbox: String,
     pub slot: String,
-    /// Where records are sent.
+    /// The destination of the records.
     pub sink: String,
     /// Delivery guarantee.
     pub delivery: String,
@@ -45,7 +45,7 @@ pub struct About {
     pub wal_budget_warn_bytes: Option<u64>,
     /// `wal_budget.max`, if it is set.
     pub wal_budget_max_bytes: Option<u64>,
-    /// Commands that apply to this pipeline.
+    /// The commands that messages suggest for this pipeline.
     #[serde(skip)]
     pub(crate) commands: Commands,
 }
@@ -62,7 +62,7 @@ pub struct Progress {
     /// The LSN that may be confirmed to PostgreSQL.
     pub confirmed: Lsn,
     /// Commit time of the oldest transaction that is not durable, in microseconds since 1970; zero
-    /// if there is none.
+    /// if all transactions are durable.
     pub oldest_micros: u64,
     /// Commit time of the last transaction with events, in microseconds since 1970.
     pub last_micros: u64,
@@ -92,7 +92,7 @@ pub struct PipelineStats {
     unroutable_dead_letters: AtomicU64,
     malformed_dead_letters: AtomicU64,
     last_dead_letter: Mutex<Option<LastDeadLetter>>,
-    /// Number of rows left out because their tables are set aside.
+    /// Number of rows omitted because their tables are set aside.
     left_out_rows: AtomicU64,
     /// Number of rows read by snapshots.
     snapshot_rows: AtomicU64,
@@ -103,18 +103,19 @@ pub struct PipelineStats {
     tables: Mutex<BTreeMap<String, u64>>,
 }
 
-/// Maximum number of tables counted individually. It is limited because tenants are added and
-/// removed for as long as the process runs.
+/// Maximum number of tables that are counted individually. Without a limit, the number would grow
+/// when tenants are added and removed while the process runs.
 const TABLES_MAX: usize = 10_000;
-/// Name under which all other tables are counted. It can't be a table's name, which includes a
-/// schema.
+/// Name under which all other tables are counted. It differs from every table's name, because these
+/// names include a schema.
 const OTHER_TABLES: &str = "others";
 
-/// Values written only by the session's thread, on cache lines of their own.
+/// Values that only the session's thread writes. They have their own cache lines.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Session {
-    /// Totals of previous sinks: accepted, and lost while in flight.
+    /// Totals of previous sinks: the records that they accepted, and the records in flight that
+    /// were lost with them.
     before_events: AtomicU64,
     before_bytes: AtomicU64,
     before_transactions: AtomicU64,
@@ -152,37 +153,38 @@ struct SinkSide {
 pub struct Totals {
     /// Records passed to the sink.
     pub sent: u64,
-    /// Records that became durable.
+    /// Records that have become durable.
     pub delivered: u64,
     /// Records in flight.
     pub in_flight: u64,
     /// Bytes in flight, as counted for the window.
     pub in_flight_bytes: u64,
-    /// The current limits on what may be in flight.
+    /// The current limits for records in flight.
     pub window: Window,
     /// Transactions that were read completely.
     pub transactions: u64,
     /// Bytes received from PostgreSQL.
     pub received_bytes: u64,
-    /// The highest LSN received; zero if there is none.
+    /// The highest LSN received; zero if no LSN has been received.
     pub received: Lsn,
-    /// The LSN that may be confirmed to PostgreSQL; zero if there is none.
+    /// The LSN that may be confirmed to PostgreSQL; zero if no LSN may be confirmed.
     pub confirmed: Lsn,
     /// Commit time of the oldest transaction that is not durable, in microseconds since 1970; zero
-    /// if there is none.
+    /// if all transactions are durable.
     pub oldest_micros: u64,
-    /// Commit time of the last transaction with events, in microseconds since 1970; zero if there
-    /// is none.
+    /// Commit time of the last transaction with events, in microseconds since 1970; zero if no
+    /// transaction had events.
     pub last_micros: u64,
     /// Whether the session is waiting for the sink.
     pub waits: bool,
     /// Time since the session last completed an iteration.
     pub since_last_iteration: Duration,
-    /// Time since something became durable, or nothing was waiting to.
+    /// Time since a record last became durable, or since no records were waiting for the sink.
     pub since_last_progress: Duration,
     /// Number of attempts to restart a session.
     pub reconnects: u64,
-    /// When the last checkpoint was committed, in microseconds since 1970; zero if there is none.
+    /// When the last checkpoint was committed, in microseconds since 1970; zero if
+    /// no checkpoint was committed.
     pub checkpointed_micros: u64,
 }
 
@@ -246,11 +248,11 @@ impl PipelineStats {
     }
 
     /// Records the session's progress after an iteration. Must be called from a single thread.
-    pub fn progressed(&self, progress: &Progress) {
+    pub fn record_progress(&self, progress: &Progress) {
         let session = &self.session;
         let now = self.elapsed_micros();
         let events = load(&session.before_events) + progress.taken.records;
-        let has_risen = load(&session.confirmed) != progress.confirmed.0;
+        let has_advanced = load(&session.confirmed) != progress.confirmed.0;
         store(&session.events, events);
         store(
             &session.bytes,
@@ -268,32 +270,32 @@ impl PipelineStats {
         }
         session.waits.store(progress.waits, Ordering::Relaxed);
         store(&session.last_iteration, now);
-        if has_risen || !progress.waits {
+        if has_advanced || !progress.waits {
             store(&session.last_progress, now);
         }
     }
 
-    /// Records the limits on what may be in flight.
-    pub fn allowed(&self, window: Window) {
+    /// Records the limits for records in flight.
+    pub fn record_window(&self, window: Window) {
         store(&self.session.window_events, window.records);
         store(&self.session.window_bytes, window.bytes);
     }
 
     /// Counts bytes received from PostgreSQL.
-    pub fn received_bytes(&self, bytes: u64) {
+    pub fn add_received_bytes(&self, bytes: u64) {
         add(&self.session.received_bytes, bytes);
     }
 
     /// Counts records that became durable. Called once per batch of records.
-    pub fn delivered(&self, events: u64, bytes: u64) {
+    pub fn add_delivered(&self, events: u64, bytes: u64) {
         add(&self.sink.events, events);
         add(&self.sink.bytes, bytes);
         store(&self.sink.last_progress, self.elapsed_micros());
     }
 
-    /// Records that the sink was dropped, and with it everything in flight. `taken` and
-    /// `transactions` are the sink's totals.
-    pub fn gave_up_in_flight(&self, taken: Window, transactions: u64) {
+    /// Records that the sink was dropped with its records in flight. `taken` and `transactions` are
+    /// the sink's totals.
+    pub fn record_abandoned_records(&self, taken: Window, transactions: u64) {
         let session = &self.session;
         let sum = |before: &AtomicU64, all: &AtomicU64, more: u64| {
             let sum = load(before) + more;
@@ -339,7 +341,7 @@ impl PipelineStats {
         }
     }
 
-    /// Records an error. `remedy` describes what the pipeline does about it.
+    /// Records an error. `remedy` describes how the pipeline reacts to the error.
     pub fn failed(&self, kind: ErrorKind, message: String, remedy: &str) {
         self.count(kind);
         self.lifecycle().last_error = Some(Failure {
@@ -350,16 +352,16 @@ impl PipelineStats {
         });
     }
 
-    /// Records that a session is being restarted, and why.
-    pub fn reconnects(&self, kind: ErrorKind, reason: &str) {
+    /// Records that a session is being restarted, and the reason.
+    pub fn record_reconnect(&self, kind: ErrorKind, reason: &str) {
         add(&self.reconnects, 1);
         self.lifecycle().record_outage(kind, reason);
     }
 
     /// Counts an error of the given kind.
     pub fn count(&self, kind: ErrorKind) {
-        let at = ErrorKind::ALL.iter().position(|known| *known == kind);
-        if let Some(counter) = at.and_then(|at| self.errors.get(at)) {
+        let index = ErrorKind::ALL.iter().position(|known| *known == kind);
+        if let Some(counter) = index.and_then(|index| self.errors.get(index)) {
             add(counter, 1);
         }
     }
@@ -392,8 +394,9 @@ impl PipelineStats {
         lifecycle.end_outages(now, |outage| outage.kind == ErrorKind::KafkaBroker);
     }
 
-    /// Records what the publication leaves out, with the command that changes that; `None` if it
-    /// leaves nothing out.
+    /// Records which tables or rows the publication omits, and the command that fixes the
+    /// publication.
+    /// `None` means that nothing is omitted.
     pub fn record_left_out(&self, found: Option<(String, String)>) {
         let mut lifecycle = self.lifecycle();
         let since = lifecycle.left_out.as_ref().map(|left| left.since_micros);
@@ -405,7 +408,7 @@ impl PipelineStats {
     }
 
     /// Records values queried from the database.
-    pub fn database_says(&self, vitals: Vitals) {
+    pub fn record_database_state(&self, vitals: Vitals) {
         self.lifecycle().database = Some((vitals, unix_micros()));
     }
 
@@ -420,9 +423,9 @@ impl PipelineStats {
         let session = &self.session;
         let now = self.elapsed_micros();
         let ago = |at: &AtomicU64| Duration::from_micros(now.saturating_sub(load(at)));
-        // Load the delivered counts before the sent counts. In the other order, records sent
-        // between the two loads would count as delivered but not as sent, so `in_flight` would be
-        // too low.
+        // Load the delivered counts before the sent counts. In the other order, records that are
+        // sent and delivered between the two loads would count as delivered but not as sent, so
+        // `in_flight` would be too low.
         let (delivered, delivered_bytes) = (load(&self.sink.events), load(&self.sink.bytes));
         let in_flight = |all: &AtomicU64, lost: &AtomicU64, delivered: u64| {
             load(all).saturating_sub(load(lost).saturating_add(delivered))
@@ -450,7 +453,8 @@ impl PipelineStats {
         }
     }
 
-    /// Records the phase of a snapshot; `expected` is known when reading the rows starts.
+    /// Records the phase of a snapshot. `expected` is the estimated number of rows, which is known
+    /// when the copy starts.
     pub fn snapshot_entered(&self, phase: SnapshotPhase, expected: Option<u64>) {
         let mut lifecycle = self.lifecycle();
         let before = lifecycle
@@ -475,18 +479,19 @@ impl PipelineStats {
         load(&self.snapshot_rows)
     }
 
-    /// Counts rows left out because their tables are set aside. Called once per batch of rows.
-    pub fn left_out(&self, rows: u64) {
+    /// Counts rows omitted because their tables are set aside. Called once per batch of rows.
+    pub fn count_omitted_rows(&self, rows: u64) {
         add(&self.left_out_rows, rows);
     }
 
-    /// Returns the number of rows left out because their tables are set aside.
+    /// Returns the number of rows omitted because their tables are set aside.
     #[must_use]
     pub fn left_out_rows(&self) -> u64 {
         load(&self.left_out_rows)
     }
 
-    /// Adds to the number of rows received from these tables. Called rarely, for many rows at once.
+    /// Adds to the number of rows received from each of these tables. Called rarely, for many rows
+    /// at once.
     pub fn rows_of_tables(&self, more: impl IntoIterator<Item = (impl Display, u64)>) {
         let mut tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
         for (table, rows) in more {
@@ -501,8 +506,8 @@ impl PipelineStats {
         }
     }
 
-    /// Returns the number of rows received from each table, if the outbox has several. `others` is
-    /// the total of all tables after the first 10,000.
+    /// Returns the number of rows received from each table if the outbox has several tables.
+    /// `others` is the total of all tables after the first 10,000.
     #[must_use]
     pub fn tables(&self) -> BTreeMap<String, u64> {
         let tables = self.tables.lock();
@@ -510,7 +515,7 @@ impl PipelineStats {
     }
 
     /// Records the total number of dead letters. Must be called from a single thread.
-    pub fn dead_letters_are(&self, counts: DeadLetterCounts) {
+    pub fn set_dead_letter_counts(&self, counts: DeadLetterCounts) {
         store(&self.oversize_dead_letters, counts.oversize);
         store(&self.unroutable_dead_letters, counts.unroutable);
         store(&self.malformed_dead_letters, counts.malformed);
@@ -576,7 +581,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tables_beyond_the_most_that_are_counted_are_counted_together() {
+    fn counts_all_tables_above_the_maximum_together() {
         let stats = PipelineStats::default();
         stats.rows_of_tables((0..TABLES_MAX).map(|n| (format!("tenant_{n}.outbox"), 1)));
         stats.rows_of_tables([

@@ -1,13 +1,14 @@
-//! Turns deliveries in any order into one confirmed LSN.
+//! Tracks deliveries, which may complete in any order, and determines the LSN that may be
+//! confirmed.
 //!
-//! Each transaction with records has a counter of records in flight. A delivery decrements it, and
-//! deliveries of one transaction that are reported together are subtracted at once. The LSN to
-//! confirm is the end of the last transaction for which this counter, and those of all earlier
-//! transactions, are zero. Transactions without records and keepalives need no counter: they raise
-//! the end of the preceding transaction.
+//! Each transaction with records has a counter of records in flight. Each delivery decrements the
+//! counter, and deliveries of one transaction that are reported together are subtracted at once.
+//! The LSN to confirm is the end of the last transaction for which this counter, and those of all
+//! earlier transactions, are zero. Transactions without records and keepalives do not need a
+//! counter: they raise the end of the preceding transaction.
 //!
-//! Only this module can create a [`Confirmed`], so no other module can decide what is confirmed to
-//! PostgreSQL.
+//! Only this module can create a [`Confirmed`], so no other module can determine which LSN is
+//! confirmed to PostgreSQL.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -21,8 +22,8 @@ use crate::model::lsn::Lsn;
 use crate::model::time::unix_micros;
 use crate::model::window::Window;
 
-/// An LSN for which every record of every transaction ending at or before it is durable in the
-/// sink. Only created by [`Watermark::confirmed`].
+/// An LSN that may be confirmed: all records of all transactions that end at or before this LSN are
+/// durable in the sink. Only [`Watermark::confirmed`] creates it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Confirmed(Lsn);
 
@@ -38,12 +39,13 @@ const TRANSACTIONS_MAX: usize = 1 << SLOT_BITS;
 const SLOT_BITS: u32 = 16;
 const COST_MAX: u64 = (1 << (u64::BITS - SLOT_BITS)) - 1;
 
-/// Added to the counter of an open transaction, so that it can't reach zero before the commit.
+/// Value that is added to the counter of an open transaction, so that the counter can't reach zero
+/// before the commit.
 const OPEN_TRANSACTION: u64 = 1 << 63;
 
-/// The tag that a record carries through the sink and back. It identifies the transaction's counter
-/// and contains the record's cost. A tag is one word, so that it fits in the sink's per-record
-/// pointer, and is never zero.
+/// The tag that is passed to the sink with each record and returned with its delivery. It
+/// identifies the transaction's counter and contains the record's cost. A tag is one word, so that
+/// it fits in the pointer that the sink stores for each record, and is never zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tag(u64);
 
@@ -72,11 +74,12 @@ impl Tag {
     }
 }
 
-/// The reading side: what was sent, and how far it has become durable.
+/// The session's part of the watermark: tracks which records were sent, and up to which LSN they
+/// are durable.
 pub struct Watermark {
     deliveries: Arc<Deliveries>,
     window: Window,
-    /// See [`Watermark::one_at_a_time`].
+    /// See [`Watermark::set_one_at_a_time`].
     one_at_a_time: bool,
     /// Ends of the complete transactions that have a counter, oldest first.
     ends: VecDeque<Lsn>,
@@ -84,13 +87,13 @@ pub struct Watermark {
     head: usize,
     open: Option<OpenTransaction>,
     sent: Window,
-    /// The delivered totals when last read. The sink's threads update the actual totals constantly,
-    /// so reading them for each record would cost a cache miss.
+    /// The delivered totals when they were last read. The sink's threads update the actual totals
+    /// constantly, so reading the totals for each record would cause a cache miss.
     delivered: Window,
     /// The highest LSN of a keepalive, an empty transaction or a commit.
     received: Lsn,
     /// End of the last transaction with records on this connection.
-    carried: Lsn,
+    last_records_end: Lsn,
     confirmed: Confirmed,
     /// With exactly-once delivery, the LSN that the last committed checkpoint covers. No higher LSN
     /// may be confirmed.
@@ -100,10 +103,10 @@ pub struct Watermark {
     uncovered: VecDeque<(Lsn, Times)>,
     /// Number of transactions with records.
     transactions: u64,
-    /// Commit time of the last of them, in microseconds since 1970.
+    /// Commit time of the last transaction with records, in microseconds since 1970.
     last_micros: u64,
-    /// Commit time of the transaction that began last; zero if unknown.
-    begun_micros: u64,
+    /// Commit time of the last transaction that has started; zero if unknown.
+    commit_micros: u64,
     /// Current time, as of the last tick.
     now_micros: u64,
 }
@@ -120,26 +123,26 @@ struct Times {
     read: u64,
 }
 
-/// A stream that violates the protocol. Confirming anything after it could lose events.
+/// A violation of the replication protocol. Confirming a later position could lose events.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OrderError {
-    /// A transaction begins inside another one.
-    #[error("transaction with commit LSN {0} begins inside the one with commit LSN {1}")]
+    /// A transaction begins inside another transaction.
+    #[error("a transaction with commit LSN {0} begins inside the transaction with commit LSN {1}")]
     Nested(Lsn, Lsn),
-    /// A commit without a matching begin, or whose end is not after its commit record.
-    #[error("commit at {0} (end {1}) doesn't end the transaction that began")]
+    /// A commit does not match the open transaction, or its end is not after its commit record.
+    #[error("the commit at {0} (end {1}) does not match the open transaction")]
     Unmatched(Lsn, Lsn),
-    /// A row outside a transaction.
-    #[error("row outside a transaction")]
+    /// A row occurs outside a transaction.
+    #[error("a row is outside a transaction")]
     Stray,
-    /// A commit LSN lower than what was already received.
-    #[error("commit LSN {0} isn't above {1}, which came before it")]
+    /// A commit LSN is lower than an LSN that was already received.
+    #[error("commit LSN {0} is lower than the preceding LSN {1}")]
     NotRising(Lsn, Lsn),
 }
 
 impl Watermark {
-    /// Creates a watermark with nothing sent, and everything up to `resume` durable according to
-    /// PostgreSQL: `resume` is the slot's `confirmed_flush_lsn`.
+    /// Creates a watermark for a stream that starts at `resume`, the slot's `confirmed_flush_lsn`.
+    /// All transactions that end at or before this LSN are durable.
     #[must_use]
     pub fn new(window: Window, resume: Lsn) -> Self {
         Self::observed(window, resume, Arc::default())
@@ -148,7 +151,7 @@ impl Watermark {
     /// Same as [`Watermark::new`], but records deliveries in `stats`.
     #[must_use]
     pub fn observed(window: Window, resume: Lsn, stats: Arc<PipelineStats>) -> Self {
-        stats.allowed(window);
+        stats.record_window(window);
         Self {
             deliveries: Arc::new(Deliveries {
                 slots: Slots::default(),
@@ -167,28 +170,29 @@ impl Watermark {
             sent: Window::default(),
             delivered: Window::default(),
             received: resume,
-            carried: Lsn::ZERO,
+            last_records_end: Lsn::ZERO,
             confirmed: Confirmed(resume),
             checkpointed: None,
             uncovered: VecDeque::new(),
             transactions: 0,
             last_micros: 0,
-            begun_micros: 0,
+            commit_micros: 0,
             now_micros: 0,
         }
     }
 
-    /// Returns the other side, for the sink.
+    /// Returns the sink's part of the watermark.
     #[must_use]
     pub fn deliveries(&self) -> Arc<Deliveries> {
         Arc::clone(&self.deliveries)
     }
 
-    /// Records that a new connection starts at `resume`, the slot's `confirmed_flush_lsn`, and
-    /// sends again what ends after it.
+    /// Records that a new connection starts at `resume`, the slot's `confirmed_flush_lsn`. The
+    /// server sends transactions that end after this LSN again.
     ///
-    /// Records in flight keep their counters, ahead of what is sent again, but no longer confirm
-    /// anything: the server may be a different one, whose WAL ends before those LSNs.
+    /// Records in flight keep their counters, which precede those of the transactions that are sent
+    /// again. However, their delivery does not raise the confirmed LSN, because the server may be a
+    /// different one, whose WAL ends before their LSNs.
     pub fn reconnected(&mut self, resume: Lsn) {
         if let Some(open) = self.open.take() {
             self.seal(open.records, Lsn::ZERO, Times::default());
@@ -196,25 +200,27 @@ impl Watermark {
         self.ends.iter_mut().for_each(|end| *end = Lsn::ZERO);
         self.uncovered.clear();
         self.received = resume;
-        self.carried = Lsn::ZERO;
+        self.last_records_end = Lsn::ZERO;
         self.confirmed = Confirmed(resume);
     }
 
     /// Begins a transaction whose commit record is at `commit`.
     ///
     /// # Errors
-    /// Another transaction is open, or `commit` is lower than what was already received.
+    /// Returns an error if another transaction is open, or `commit` is lower than an LSN that was
+    /// already received.
     pub fn begin(&mut self, commit: Lsn) -> Result<(), OrderError> {
-        // The commit record must not precede anything received so far.
+        // The commit record must not precede the highest LSN received so far.
         self.begin_copy(commit, commit)
     }
 
-    /// Begins a copy of what was committed before `snapshot_lsn`, which is also its end. Its commit
-    /// record counts as being at `commit`. The stream has not started yet, so the consistent point
-    /// may be equal to the LSN at which the stream resumes.
+    /// Begins a copy of the rows that were committed before `snapshot_lsn`. The copy is treated as
+    /// a transaction with its commit record at `commit` and its end at `snapshot_lsn`. The stream
+    /// has not started yet, so the consistent point may be equal to the LSN at which the stream
+    /// resumes.
     ///
     /// # Errors
-    /// A transaction is open, or the stream resumes after the consistent point.
+    /// Returns an error if a transaction is open, or the stream resumes after the consistent point.
     pub fn begin_copy(&mut self, commit: Lsn, snapshot_lsn: Lsn) -> Result<(), OrderError> {
         if let Some(open) = &self.open {
             return Err(OrderError::Nested(commit, open.commit));
@@ -223,36 +229,36 @@ impl Watermark {
             return Err(OrderError::NotRising(snapshot_lsn, self.received));
         }
         self.open = Some(OpenTransaction { commit, records: 0 });
-        self.begun_micros = 0;
+        self.commit_micros = 0;
         Ok(())
     }
 
-    /// Begins the next row of a table. Rows read from a table are not in the WAL: each is durable
-    /// by itself, and its number takes the place of an LSN. A watermark is used either for a
-    /// stream, or for such rows starting at zero.
+    /// Begins the next row of a table. Rows that are read from a table are not read from the WAL,
+    /// so each row becomes durable separately, and its number is used in place of an LSN. A
+    /// watermark is used either for a stream, or for rows of a table, whose numbers start at zero.
     ///
     /// # Errors
-    /// The preceding row has not ended.
+    /// Returns an error if the preceding row has not ended.
     pub fn begin_row(&mut self) -> Result<(), OrderError> {
         self.begin(self.received)
     }
 
-    /// Ends the row: its record or a dead letter was passed to the sink.
+    /// Ends the row after its record or a dead letter was passed to the sink.
     ///
     /// # Errors
-    /// No row has begun.
+    /// Returns an error if no row has begun.
     pub fn end_row(&mut self) -> Result<(), OrderError> {
         self.commit(self.received, Lsn(self.received.0 + 1))
     }
 
-    /// Returns how many rows are durable, along with all rows before them.
+    /// Returns the number of rows up to the first row that is not durable.
     pub fn durable_rows(&mut self) -> u64 {
         self.confirmed().lsn().0
     }
 
     /// Sets the commit time of the open transaction, in microseconds since 1970.
-    pub fn committed_at(&mut self, micros: u64) {
-        self.begun_micros = micros;
+    pub fn set_commit_time(&mut self, micros: u64) {
+        self.commit_micros = micros;
     }
 
     /// Sets the current time, in microseconds since 1970. Must be called before each read.
@@ -260,15 +266,15 @@ impl Watermark {
         self.now_micros = now_micros;
     }
 
-    /// Counts one more record, which takes `cost` bytes, as in flight. Returns its tag, or `None`
-    /// while the window is full. A record larger than the whole window is allowed when nothing else
-    /// is in flight.
+    /// Counts another record, which uses `cost` bytes of the window, as in flight. Returns the
+    /// record's tag, or `None` if the window is full. A record that is larger than the whole window
+    /// is allowed when no other records are in flight.
     ///
     /// The record is counted before it is passed to the sink, because the sink may deliver it
     /// immediately. If the sink does not accept it, call [`Watermark::release`].
     ///
     /// # Errors
-    /// No transaction is open.
+    /// Returns an error if no transaction is open.
     pub fn reserve(&mut self, cost: u64) -> Result<Option<Tag>, OrderError> {
         if self.ends.len() == TRANSACTIONS_MAX {
             self.confirmed();
@@ -301,7 +307,7 @@ impl Watermark {
     /// Ends the open transaction at `end`.
     ///
     /// # Errors
-    /// The transaction is not the one that began.
+    /// Returns an error if `commit` is not the commit LSN of the open transaction.
     pub fn commit(&mut self, commit: Lsn, end: Lsn) -> Result<(), OrderError> {
         let records = match &self.open {
             Some(open) if open.commit == commit && end > commit => open.records,
@@ -310,34 +316,35 @@ impl Watermark {
         self.open = None;
         self.received = end;
         if records == 0 {
-            self.lift(end);
+            self.raise_end(end);
         } else {
             self.transactions += 1;
             let times = Times {
-                committed: self.begun_micros,
+                committed: self.commit_micros,
                 read: self.now_micros,
             };
             self.last_micros = times.committed;
-            self.carried = end;
+            self.last_records_end = end;
             self.seal(records, end, times);
         }
         Ok(())
     }
 
-    /// Records a keepalive: the server has nothing to send below `lsn`. Inside a transaction, it
-    /// counts only if it is not after the transaction's commit record.
-    pub fn idle(&mut self, lsn: Lsn) {
+    /// Records a keepalive, which means that the server has no data to send below `lsn`. Inside a
+    /// transaction, a keepalive counts only if `lsn` is not after the transaction's commit record.
+    pub fn record_keepalive(&mut self, lsn: Lsn) {
         if lsn > self.received && self.open.as_ref().is_none_or(|open| lsn <= open.commit) {
             self.received = lsn;
-            self.lift(lsn);
+            self.raise_end(lsn);
         }
     }
 
-    /// Returns the LSN that may be confirmed to PostgreSQL now. On one connection, it never
-    /// decreases, and it never exceeds what was received.
+    /// Returns the LSN that may be confirmed to PostgreSQL now. On one connection, this LSN never
+    /// decreases, and never exceeds the highest LSN received.
     ///
     /// # Panics
-    /// The watermark exceeds what was received. This is a defect that must not reach PostgreSQL.
+    /// Panics if the LSN exceeds the highest LSN received. This would be a bug, and the LSN must
+    /// not be confirmed to PostgreSQL.
     pub fn confirmed(&mut self) -> Confirmed {
         while let Some(&end) = self.ends.front() {
             let counter = &self.deliveries.slots.slot_at(self.head).counter;
@@ -350,8 +357,8 @@ impl Watermark {
             self.confirmed = self.confirmed.max(Confirmed(end));
         }
         if self.ends.is_empty() && self.open.is_none() {
-            // No slot is in use, so start again at the first one. This keeps a pipeline with low
-            // traffic in the first segment.
+            // No slot is in use, so continue with the first slot. With low traffic, only the first
+            // segment is then used.
             self.head = 0;
         }
         assert!(
@@ -366,17 +373,17 @@ impl Watermark {
         }
     }
 
-    /// Records that a checkpoint covering everything up to `lsn` is durable. From the first call
-    /// on, nothing after the last checkpoint is confirmed.
+    /// Records that a checkpoint that covers all transactions up to `lsn` is durable. After the
+    /// first call, no position after the last checkpoint is confirmed.
     ///
     /// # Panics
-    /// The checkpoint covers less than the preceding one. This is a defect that would repeat
-    /// events.
-    pub fn checkpointed(&mut self, lsn: Lsn) {
+    /// Panics if the checkpoint covers less than the preceding one. This would be a bug, and events
+    /// would be repeated.
+    pub fn record_checkpoint(&mut self, lsn: Lsn) {
         let before = self.checkpointed.replace(lsn);
         assert!(
             before.is_none_or(|before| before <= lsn),
-            "a checkpoint up to {lsn} came after one up to {before:?}",
+            "a checkpoint up to {lsn} followed a checkpoint up to {before:?}",
         );
         let mut settled = Settled::new(&self.deliveries.stats);
         while let Some((end, times)) = self.uncovered.front()
@@ -387,22 +394,22 @@ impl Watermark {
         }
     }
 
-    /// Same as [`Watermark::checkpointed`], but does nothing unless that was called before with a
-    /// lower LSN.
-    pub fn checkpointed_at_least(&mut self, lsn: Lsn) {
+    /// Same as [`Watermark::record_checkpoint`], but has no effect unless a checkpoint with a lower LSN
+    /// was recorded before.
+    pub fn raise_checkpoint(&mut self, lsn: Lsn) {
         if self.checkpointed.is_some_and(|before| before < lsn) {
-            self.checkpointed(lsn);
+            self.record_checkpoint(lsn);
         }
     }
 
-    /// Returns the totals of what the sink has accepted.
+    /// Returns the totals of the records that the sink has accepted.
     #[must_use]
     pub fn sent(&self) -> Window {
         self.sent
     }
 
     /// Returns the current progress, for monitoring. `confirmed` is the result of
-    /// [`Watermark::confirmed`], and `waits` is whether the session is waiting for the sink.
+    /// [`Watermark::confirmed`], and `waits` states whether the session is waiting for the sink.
     #[must_use]
     pub fn progress(&self, confirmed: Confirmed, waits: bool) -> Progress {
         let oldest = match (self.uncovered.front(), &self.open) {
@@ -410,8 +417,8 @@ impl Watermark {
             (None, _) if !self.ends.is_empty() => {
                 self.deliveries.slots.slot_at(self.head).times().committed
             }
-            // A row that waits for its topic has not been counted as sent yet.
-            (None, Some(open)) if open.records > 0 || waits => self.begun_micros,
+            // If the first row waits for its topic, it has not been counted as sent yet.
+            (None, Some(open)) if open.records > 0 || waits => self.commit_micros,
             (None, _) => 0,
         };
         Progress {
@@ -445,30 +452,31 @@ impl Watermark {
 
     /// Returns the end of the last transaction with records that was received on this connection.
     #[must_use]
-    pub fn carried(&self) -> Lsn {
-        self.carried
+    pub fn last_records_end(&self) -> Lsn {
+        self.last_records_end
     }
 
-    /// Sets the limits on what may be in flight. Records already in flight that exceed the limits
-    /// stay in flight.
-    pub fn allow(&mut self, window: Window) {
+    /// Sets the limits for records in flight. Records that are already in flight remain in flight
+    /// even if they exceed the new limits.
+    pub fn set_window(&mut self, window: Window) {
         self.window = window;
-        self.deliveries.stats.allowed(window);
+        self.deliveries.stats.record_window(window);
     }
 
     /// Sets whether only one record may be in flight at a time.
-    pub fn one_at_a_time(&mut self, one: bool) {
+    pub fn set_one_at_a_time(&mut self, one: bool) {
         self.one_at_a_time = one;
     }
 
-    /// Returns the records and bytes that the sink has accepted and that aren't durable.
+    /// Returns the number and size of the records that the sink has accepted but that are not
+    /// durable.
     #[must_use]
     pub fn in_flight(&self) -> Window {
         self.sent.minus(self.deliveries.total())
     }
 
-    /// Returns whether the window has space for one more record, according to the delivered totals
-    /// when last read.
+    /// Returns whether the window has space for another record, according to the delivered totals
+    /// when they were last read.
     fn fits(&self, cost: u64) -> bool {
         let in_flight = self.sent.minus(self.delivered);
         in_flight.records == 0
@@ -478,8 +486,8 @@ impl Watermark {
     }
 
     /// Waits until [`Watermark::reserve`] may succeed, or a delivery has failed. If the window is
-    /// full, waits until a quarter of it is free, so that many records share the cost of sleeping
-    /// and waking.
+    /// full, waits until a quarter of the window is free, so that the task is not woken for each
+    /// record.
     pub async fn wait_for_room(&self) {
         if self.one_at_a_time {
             return self.empty().await;
@@ -494,7 +502,7 @@ impl Watermark {
         .await;
     }
 
-    /// Waits until nothing is in flight, or a delivery has failed.
+    /// Waits until no records are in flight, or a delivery has failed.
     pub async fn empty(&self) {
         self.wait_for(Window {
             records: 0,
@@ -504,7 +512,7 @@ impl Watermark {
     }
 
     async fn wait_for(&self, at_most: Window) {
-        // Converted to delivered totals, which is what the other side counts.
+        // Convert the limit to delivered totals, because the sink's part counts those.
         let enough = Window {
             records: self.sent.records.saturating_sub(at_most.records),
             bytes: self.sent.bytes.saturating_sub(at_most.bytes),
@@ -518,13 +526,13 @@ impl Watermark {
         }
     }
 
-    /// Sets the counter of the open transaction to its actual value.
+    /// Sets the counter of the ended transaction to the number of its records in flight.
     fn seal(&mut self, records: u64, end: Lsn, mut times: Times) {
         if records == 0 {
             return;
         }
         if self.checkpointed.is_some() {
-            // The transaction is visible to consumers only when a checkpoint covers it.
+            // Consumers can read the transaction only when a checkpoint covers it.
             if self.uncovered.len() < TRANSACTIONS_MAX {
                 self.uncovered.push_back((end, times));
             }
@@ -532,7 +540,7 @@ impl Watermark {
         }
         let slot = (self.head + self.ends.len()) % TRANSACTIONS_MAX;
         let slot = self.deliveries.slots.slot_at(slot);
-        slot.timed(times);
+        slot.set_times(times);
         // The counter becomes OPEN - delivered + records - OPEN: the number of records still in
         // flight.
         let sealed = OPEN_TRANSACTION - records;
@@ -543,7 +551,7 @@ impl Watermark {
         self.ends.push_back(end);
     }
 
-    fn lift(&mut self, lsn: Lsn) {
+    fn raise_end(&mut self, lsn: Lsn) {
         match self.ends.back_mut() {
             Some(end) => *end = lsn.max(*end),
             None => self.confirmed = self.confirmed.max(Confirmed(lsn)),
@@ -551,7 +559,7 @@ impl Watermark {
     }
 }
 
-/// The sink's side, called from its threads.
+/// The sink's part of the watermark, which the sink's threads call.
 pub struct Deliveries {
     slots: Slots,
     stats: Arc<PipelineStats>,
@@ -569,8 +577,9 @@ struct Transaction {
 }
 
 impl Deliveries {
-    /// Counts the records with these tags as durable, and returns how many there are. Call it with
-    /// many tags at once, because the state shared with the reading side is updated once per call.
+    /// Counts the records with these tags as durable, and returns their number. Callers should pass
+    /// many tags at once, because the state that is shared with the session is updated once per
+    /// call.
     pub fn delivered(&self, tags: impl IntoIterator<Item = Tag>) -> u64 {
         let mut delivered = Window::default();
         let mut settled = Settled::new(&self.stats);
@@ -595,7 +604,7 @@ impl Deliveries {
             return 0;
         }
         let Window { bytes, records } = delivered;
-        self.stats.delivered(records, bytes);
+        self.stats.add_delivered(records, bytes);
         let total = Window {
             bytes: self.bytes.fetch_add(bytes, Ordering::SeqCst) + bytes,
             records: self.records.fetch_add(records, Ordering::SeqCst) + records,
@@ -604,8 +613,8 @@ impl Deliveries {
         records
     }
 
-    fn count(&self, of: Option<Transaction>, settled: &mut Settled<'_>) {
-        if let Some(Transaction { slot, records }) = of {
+    fn count(&self, transaction: Option<Transaction>, settled: &mut Settled<'_>) {
+        if let Some(Transaction { slot, records }) = transaction {
             let slot = self.slots.slot_at(slot);
             let before = slot.counter.fetch_sub(records, Ordering::AcqRel);
             if before == records {
@@ -620,9 +629,9 @@ impl Deliveries {
         &self.stats
     }
 
-    /// Returns the totals of everything delivered so far.
+    /// Returns the totals of all records delivered so far.
     fn total(&self) -> Window {
-        // Load the records first: they are updated last, so the bytes include at least those
+        // Load the number of records first. It is updated last, so the bytes include at least these
         // records.
         let records = self.records.load(Ordering::SeqCst);
         Window {
@@ -631,8 +640,9 @@ impl Deliveries {
         }
     }
 
-    /// Reports a record that this sink has lost. The record's counter never reaches zero, so
-    /// nothing after it is confirmed. The pipeline restarts from the confirmed LSN.
+    /// Reports that the sink has failed to deliver a record. The counter of the record's
+    /// transaction never reaches zero, so no later position is confirmed. The pipeline restarts
+    /// from the confirmed LSN.
     pub fn failed_with(&self, failure: DeliveryFailure) {
         {
             let mut first = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
@@ -658,7 +668,7 @@ impl Deliveries {
         self.failed.load(Ordering::SeqCst)
     }
 
-    /// Returns the first permanent failure, or the first failure if none is permanent.
+    /// Returns the first permanent failure, or the first failure if no failure is permanent.
     #[must_use]
     pub fn failure(&self) -> Option<DeliveryFailure> {
         self.failure
@@ -668,9 +678,9 @@ impl Deliveries {
     }
 }
 
-/// The counters of the transactions in flight. A segment is allocated when one of its slots is
-/// first used, so that a pipeline with few transactions in flight does not need memory for
-/// [`TRANSACTIONS_MAX`] of them.
+/// The counters of the transactions in flight. A segment is allocated when one of its slots is used
+/// for the first time, so that a pipeline with few transactions in flight does not require memory
+/// for [`TRANSACTIONS_MAX`] transactions.
 #[derive(Default)]
 struct Slots(
     [OnceLock<Box<[Slot; SEGMENT_TRANSACTIONS]>>; TRANSACTIONS_MAX / SEGMENT_TRANSACTIONS],
@@ -690,7 +700,7 @@ impl Slots {
 /// State of one transaction in flight.
 struct Slot {
     counter: AtomicU64,
-    /// [`Times`], written by the reading side and read by the sink's side.
+    /// The [`Times`] of the transaction, which the session writes and the sink's threads read.
     committed: AtomicU64,
     read: AtomicU64,
 }
@@ -706,7 +716,7 @@ impl Default for Slot {
 }
 
 impl Slot {
-    fn timed(&self, times: Times) {
+    fn set_times(&self, times: Times) {
         self.committed.store(times.committed, Ordering::Relaxed);
         self.read.store(times.read, Ordering::Relaxed);
     }
@@ -719,9 +729,9 @@ impl Slot {
     }
 }
 
-/// Up to this many transactions that become durable together are recorded with the times of the
-/// first one. They are adjacent in the WAL, and reading the times of each would cost as much as
-/// counting its records.
+/// Maximum number of transactions that are recorded with the times of the first one, if they become
+/// durable together. These transactions are adjacent in the WAL, and reading the times of each
+/// transaction would take as long as counting its records.
 const SHARED_TIMES_MAX: u64 = 16;
 
 /// Records the durations of transactions that become durable together.
@@ -776,11 +786,12 @@ impl Drop for Settled<'_> {
     }
 }
 
-/// Wakes one waiting task when its target is reached. Costs one load if no task is waiting.
+/// Wakes one waiting task when its target is reached. If no task is waiting, this requires only one
+/// load.
 ///
-/// The task arms the waiter and then reads the totals; the other side updates the totals and then
-/// checks whether the waiter is armed. Since all these operations are in a single total order
-/// (`SeqCst`), at least one side sees the other's write.
+/// The task arms the waiter and then reads the totals. The sink's threads update the totals and
+/// then check whether the waiter is armed. All these operations are in a single total order
+/// (`SeqCst`), so at least one of the two threads sees the other thread's write.
 #[derive(Default)]
 struct Waiter {
     armed: AtomicBool,

@@ -1,8 +1,8 @@
-//! Detects that PostgreSQL refuses connections that it accepted before. Usually an administrator is
-//! making changes: a password is being rotated, a privilege is being granted in another way, or a
-//! database is closed for a few seconds.
+//! Detects when PostgreSQL starts to refuse connections that it accepted before. Usually, an
+//! administrator is making a change: a password is being rotated, privileges are being reassigned,
+//! or a database is closed to connections for a few seconds.
 //!
-//! Pure: the time is passed as an argument.
+//! This module performs no I/O, and receives the current time as an argument.
 
 use std::time::Duration;
 
@@ -17,9 +17,10 @@ use crate::postgres::replication::ConnectionError;
 /// Whether the server accepts the role.
 #[derive(Debug, Default)]
 pub(super) struct Access {
-    /// A catalog connection was accepted.
+    /// Whether the server has accepted a catalog connection.
     was_accepted: bool,
-    /// A replication connection was accepted, or another process already held the slot.
+    /// Whether the server has accepted a replication connection, or refused one only because
+    /// another process held the slot.
     was_granted: bool,
     refused_since: Option<Instant>,
 }
@@ -27,12 +28,12 @@ pub(super) struct Access {
 impl Access {
     /// Records that the server accepted a catalog connection. A replication connection may still be
     /// refused.
-    pub(super) fn accepted(&mut self) {
+    pub(super) fn record_catalog_access(&mut self) {
         self.was_accepted = true;
     }
 
-    /// Records that every required connection was accepted.
-    pub(super) fn granted(&mut self) {
+    /// Records that the server accepted every required connection.
+    pub(super) fn record_full_access(&mut self) {
         self.was_granted = true;
         self.refused_since = None;
     }
@@ -51,7 +52,7 @@ impl Access {
                 return error;
             }
         };
-        let (true, Some(change)) = (was_accepted, change(refused, postgres)) else {
+        let (true, Some(change)) = (was_accepted, infer_change(refused, postgres)) else {
             return error;
         };
         let since = *self.refused_since.get_or_insert(now);
@@ -64,11 +65,11 @@ impl Access {
     }
 }
 
-/// Determines what an administrator must have changed, if a server that accepted the role before
-/// refuses it with this error.
+/// Infers what an administrator has changed when a server refuses, with this error, a role that it
+/// accepted before. Returns `None` for errors with other causes.
 ///
-/// [`recovery`](super::recovery) has the remedies for all other SQLSTATEs.
-fn change(error: &DialError, postgres: &Conninfo) -> Option<Change> {
+/// [`recovery`](super::recovery) contains the remedies for all other SQLSTATEs.
+fn infer_change(error: &DialError, postgres: &Conninfo) -> Option<Change> {
     let login = || Change::Login {
         origin: postgres.password_origin(),
     };
@@ -103,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn server_that_had_accepted_us_has_ten_minutes_to_do_so_again() {
+    fn retries_for_ten_minutes_when_an_accepted_role_is_refused() {
         let postgres = Conninfo::parse("host=db user=walpost", &|_| None).expect("conninfo");
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
@@ -117,7 +118,7 @@ mod tests {
             Remedy::Halt,
             "a first start"
         );
-        access.accepted();
+        access.record_catalog_access();
         for (code, expected) in [
             ("28P01", Remedy::Reconnect),
             ("28000", Remedy::Reconnect),
@@ -134,7 +135,7 @@ mod tests {
         let error = access.classify(walsender, &postgres, at(615));
         assert_eq!(recovery::remedy(&error), Remedy::Halt, "{error}");
         assert!(!matches!(error, PipelineError::Refused(_)), "{error}");
-        access.granted();
+        access.record_full_access();
         let walsender = ConnectionError::Dial(refused("28P01")).into();
         let error = access.classify(walsender, &postgres, at(620));
         assert_eq!(recovery::remedy(&error), Remedy::Reconnect, "{error}");

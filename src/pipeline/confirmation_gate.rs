@@ -22,19 +22,21 @@ use crate::postgres::catalog::slot_state::SlotOf;
 
 /// Minimum interval between writes while events flow.
 const EVENT_INTERVAL: Duration = Duration::from_millis(100);
-/// With no events, the position is written after this much WAL, ...
+/// Without events, the position is written each time this much WAL has accumulated.
 const IDLE_WAL_BYTES: u64 = 1 << 20;
-/// ... but no more often than this.
+/// Minimum interval between writes that are caused by [`IDLE_WAL_BYTES`] of WAL.
 const IDLE_INTERVAL: Duration = Duration::from_secs(1);
 /// When events and heavy WAL traffic stop, the position is written after this delay, then again
-/// after twice the delay, and so on: PostgreSQL needs several confirmations before it removes old
-/// WAL.
+/// after twice the delay, and so on, because PostgreSQL needs several confirmations before it
+/// removes old WAL.
 const IDLE_BACKOFF_START: Duration = Duration::from_secs(2);
-/// Number of writes with these increasing delays.
+/// Number of writes after activity stops whose delay doubles, starting with
+/// [`IDLE_BACKOFF_START`].
 const IDLE_BACKOFF_STEPS: u32 = 8;
-/// After them, the position is written once this much WAL has accumulated ...
+/// After those [`IDLE_BACKOFF_STEPS`] writes, the position is written only once this much WAL has
+/// accumulated and [`QUIET_INTERVAL`] has passed.
 const QUIET_WAL_BYTES: u64 = 64 << 10;
-/// ... and this much time has passed since the last write.
+/// Minimum interval between writes that are caused by [`QUIET_WAL_BYTES`] of WAL.
 const QUIET_INTERVAL: Duration = Duration::from_secs(300);
 /// How often an ongoing write failure is logged.
 const FAILURE_LOG_INTERVAL: Duration = Duration::from_secs(60);
@@ -73,16 +75,16 @@ pub(super) struct SlotStateWriter {
 }
 
 impl ConfirmationGate {
-    /// Creates an instance that allows every durable position to be confirmed, for when positions
+    /// Creates a gate that allows every durable position to be confirmed, for use when positions
     /// can't be written.
     pub(super) fn always_open() -> Self {
         Self { writing: None }
     }
 
-    /// Creates an instance for a slot whose row already contains `confirmed`, and the writer for
-    /// later positions.
+    /// Creates a gate for a slot whose row already contains `confirmed`, and the writer for later
+    /// positions.
     pub(super) fn with_writer(
-        of: SlotOf,
+        slot: SlotOf,
         confirmed: Confirmed,
         now: Instant,
     ) -> (Self, SlotStateWriter) {
@@ -101,7 +103,7 @@ impl ConfirmationGate {
             is_requested: false,
         };
         let writer = SlotStateWriter {
-            slot: of,
+            slot,
             wanted: to_write,
             written,
             failure_logged_at: None,
@@ -113,11 +115,11 @@ impl ConfirmationGate {
 
     /// Requests a write of `durable` if one is due, and returns the position that may be confirmed
     /// now. If a write will be due later, also returns when, so that the caller can try again then.
-    /// `events` reports whether any events follow the given position.
+    /// `has_events_after` reports whether any events follow the given position.
     pub(super) fn advance(
         &mut self,
         durable: Confirmed,
-        events: impl FnOnce(Lsn) -> bool,
+        has_events_after: impl FnOnce(Lsn) -> bool,
         now: Instant,
     ) -> (Confirmed, Option<Instant>) {
         let Some(writing) = &mut self.writing else {
@@ -129,10 +131,10 @@ impl ConfirmationGate {
         }
         let written = writing.confirmable.lsn();
         let bytes = durable.lsn().bytes_since(written);
-        let events = events(written);
+        let has_events = has_events_after(written);
         let has_enough_wal = bytes >= IDLE_WAL_BYTES;
         let interval = match () {
-            () if events || writing.is_requested => EVENT_INTERVAL,
+            () if has_events || writing.is_requested => EVENT_INTERVAL,
             () if has_enough_wal => IDLE_INTERVAL,
             () if writing.idle_writes < IDLE_BACKOFF_STEPS => {
                 IDLE_BACKOFF_START * (1 << writing.idle_writes)
@@ -144,7 +146,7 @@ impl ConfirmationGate {
         if due > now {
             return (writing.confirmable, Some(due));
         }
-        writing.idle_writes = match events || has_enough_wal {
+        writing.idle_writes = match has_events || has_enough_wal {
             true => 0,
             false if writing.is_requested => writing.idle_writes,
             false => writing.idle_writes.saturating_add(1),
@@ -159,8 +161,8 @@ impl ConfirmationGate {
         writing.is_some_and(|writing| writing.written.has_changed().is_err())
     }
 
-    /// Waits for the pending write to finish, after which a higher position may be confirmed, or for
-    /// a request of another command.
+    /// Waits for the pending write to finish, after which a higher position may be confirmed, or
+    /// for a request from another command.
     pub(super) async fn wait_for_change(&mut self) {
         let Some(writing) = &mut self.writing else {
             return std::future::pending().await;
@@ -208,10 +210,10 @@ impl ConfirmationGate {
 
 impl WriteRequests {
     fn check_pending(&mut self) {
-        if let Some(asked) = self.pending
-            && *self.written.borrow_and_update() >= asked.lsn()
+        if let Some(pending) = self.pending
+            && *self.written.borrow_and_update() >= pending.lsn()
         {
-            self.confirmable = asked;
+            self.confirmable = pending;
             self.pending = None;
         }
     }
@@ -254,7 +256,7 @@ impl SlotStateWriter {
     pub(super) fn record_failure(&mut self, now: Instant) -> bool {
         let should_log = self
             .failure_logged_at
-            .is_none_or(|told| now >= told + FAILURE_LOG_INTERVAL);
+            .is_none_or(|logged_at| now >= logged_at + FAILURE_LOG_INTERVAL);
         if should_log {
             self.failure_logged_at = Some(now);
         }
@@ -275,7 +277,7 @@ mod tests {
 
     fn start() -> (ConfirmationGate, SlotStateWriter, Instant) {
         let now = Instant::now();
-        let of = SlotOf {
+        let slot = SlotOf {
             pipeline: "p".to_owned(),
             target: Target {
                 outbox: Outbox::Table("public.outbox".parse().expect("table")),
@@ -286,125 +288,134 @@ mod tests {
             system_id: "1".to_owned(),
             timeline: 1,
         };
-        let (confirms, writer) = ConfirmationGate::with_writer(of, durable(1000), now);
-        (confirms, writer, now)
+        let (gate, writer) = ConfirmationGate::with_writer(slot, durable(1000), now);
+        (gate, writer, now)
     }
 
-    /// Calls `advance` this many milliseconds after the start. Returns the LSN that may be confirmed,
-    /// and how long after the start to call again.
+    /// Calls `advance` this many milliseconds after the start. Returns the LSN that may be
+    /// confirmed, and how long after the start to call again.
     fn advance_at(
-        (confirms, _, began): &mut (ConfirmationGate, SlotStateWriter, Instant),
-        to: u64,
-        events: bool,
+        (gate, _, started_at): &mut (ConfirmationGate, SlotStateWriter, Instant),
+        durable_lsn: u64,
+        has_events: bool,
         millis: u64,
     ) -> (u64, Option<Duration>) {
-        let now = *began + Duration::from_millis(millis);
-        let (may, due) = confirms.advance(durable(to), |_| events, now);
-        (may.lsn().0, due.map(|due| due - *began))
+        let now = *started_at + Duration::from_millis(millis);
+        let (confirmable, due) = gate.advance(durable(durable_lsn), |_| has_events, now);
+        (confirmable.lsn().0, due.map(|due| due - *started_at))
     }
 
     #[tokio::test]
-    async fn last_position_is_not_confirmed_if_its_write_fails() {
-        let (mut confirms, writer, _) = start();
-        let last = confirms.flush(durable(1100));
+    async fn does_not_confirm_the_last_position_if_its_write_fails() {
+        let (mut gate, writer, _) = start();
+        let last = gate.flush(durable(1100));
         drop(writer);
         assert_eq!(last.await.lsn(), Lsn(1000));
-        assert_eq!(confirms.confirmable(durable(1100)).lsn(), Lsn(1000));
+        assert_eq!(gate.confirmable(durable(1100)).lsn(), Lsn(1000));
     }
 
     #[tokio::test]
-    async fn nothing_may_be_confirmed_before_it_is_written() {
-        let mut all = start();
-        assert_eq!(advance_at(&mut all, 1000, false, 0), (1000, None));
+    async fn confirms_a_position_only_after_it_is_written() {
+        let mut fixture = start();
+        assert_eq!(advance_at(&mut fixture, 1000, false, 0), (1000, None));
         assert_eq!(
-            advance_at(&mut all, 1100, true, 0),
+            advance_at(&mut fixture, 1100, true, 0),
             (1000, Some(EVENT_INTERVAL))
         );
-        assert_eq!(advance_at(&mut all, 1100, true, 100), (1000, None));
-        // More events became durable in the meantime.
-        assert_eq!(advance_at(&mut all, 1200, true, 300), (1000, None));
-        assert_eq!(all.1.next_request().await, Lsn(1100));
-        all.1.mark_written(Lsn(1100));
-        assert_eq!(advance_at(&mut all, 1200, true, 300), (1100, None));
-        assert_eq!(all.1.next_request().await, Lsn(1200));
-        drop(all.1);
-        assert!(all.0.is_writer_closed());
-        assert_eq!(all.0.flush(durable(1300)).await, durable(1100));
+        assert_eq!(advance_at(&mut fixture, 1100, true, 100), (1000, None));
+        // More events become durable while the write is in progress.
+        assert_eq!(advance_at(&mut fixture, 1200, true, 300), (1000, None));
+        assert_eq!(fixture.1.next_request().await, Lsn(1100));
+        fixture.1.mark_written(Lsn(1100));
+        assert_eq!(advance_at(&mut fixture, 1200, true, 300), (1100, None));
+        assert_eq!(fixture.1.next_request().await, Lsn(1200));
+        drop(fixture.1);
+        assert!(fixture.0.is_writer_closed());
+        assert_eq!(fixture.0.flush(durable(1300)).await, durable(1100));
     }
 
     #[tokio::test]
-    async fn log_without_events_is_written_down_where_it_is_worth_that() {
-        let mut all = start();
+    async fn backs_off_without_events_and_writes_again_after_enough_wal() {
+        let mut fixture = start();
         assert_eq!(
-            advance_at(&mut all, 1100, false, 0),
+            advance_at(&mut fixture, 1100, false, 0),
             (1000, Some(IDLE_BACKOFF_START))
         );
-        assert_eq!(advance_at(&mut all, 1100, true, 100), (1000, None));
-        all.1.mark_written(Lsn(1100));
-        let (mut at, mut lsn) = (100, 1100);
-        for rest in 0..IDLE_BACKOFF_STEPS {
-            let due = at + 2000 * (1 << rest);
+        assert_eq!(advance_at(&mut fixture, 1100, true, 100), (1000, None));
+        fixture.1.mark_written(Lsn(1100));
+        let (mut millis, mut lsn) = (100, 1100);
+        for step in 0..IDLE_BACKOFF_STEPS {
+            let due = millis + 2000 * (1 << step);
             let expected = Some(Duration::from_millis(due));
-            assert_eq!(advance_at(&mut all, lsn + 8, false, at), (lsn, expected));
-            assert_eq!(advance_at(&mut all, lsn + 8, false, due), (lsn, None));
-            (at, lsn) = (due, lsn + 8);
-            all.1.mark_written(Lsn(lsn));
+            assert_eq!(
+                advance_at(&mut fixture, lsn + 8, false, millis),
+                (lsn, expected)
+            );
+            assert_eq!(advance_at(&mut fixture, lsn + 8, false, due), (lsn, None));
+            (millis, lsn) = (due, lsn + 8);
+            fixture.1.mark_written(Lsn(lsn));
         }
         // WAL generated by the write itself does not cause another write.
-        assert_eq!(advance_at(&mut all, lsn + 300, false, at * 10), (lsn, None));
-        let due = Some(Duration::from_millis(at) + QUIET_INTERVAL);
         assert_eq!(
-            advance_at(&mut all, lsn + QUIET_WAL_BYTES, false, at + 1),
+            advance_at(&mut fixture, lsn + 300, false, millis * 10),
+            (lsn, None)
+        );
+        let due = Some(Duration::from_millis(millis) + QUIET_INTERVAL);
+        assert_eq!(
+            advance_at(&mut fixture, lsn + QUIET_WAL_BYTES, false, millis + 1),
             (lsn, due)
         );
-        let much = lsn + IDLE_WAL_BYTES;
-        assert_eq!(advance_at(&mut all, much, false, at + 1000), (lsn, None));
-        all.1.mark_written(Lsn(much));
-        let due = Some(Duration::from_millis(at + 1000) + IDLE_BACKOFF_START);
+        let after_idle_wal = lsn + IDLE_WAL_BYTES;
         assert_eq!(
-            advance_at(&mut all, much + 8, false, at + 1001),
-            (much, due)
+            advance_at(&mut fixture, after_idle_wal, false, millis + 1000),
+            (lsn, None)
+        );
+        fixture.1.mark_written(Lsn(after_idle_wal));
+        let due = Some(Duration::from_millis(millis + 1000) + IDLE_BACKOFF_START);
+        assert_eq!(
+            advance_at(&mut fixture, after_idle_wal + 8, false, millis + 1001),
+            (after_idle_wal, due)
         );
     }
 
     #[tokio::test]
-    async fn requested_position_is_written_though_the_log_is_not_worth_it() {
-        let mut all = start();
-        all.0.writing.as_mut().expect("writing").idle_writes = IDLE_BACKOFF_STEPS;
-        assert_eq!(advance_at(&mut all, 1100, false, 5000), (1000, None));
-        assert!(!all.0.is_requested());
-        all.1.request();
-        all.0.wait_for_change().await;
-        assert!(all.0.is_requested());
-        assert_eq!(advance_at(&mut all, 1100, false, 5000), (1000, None));
-        assert!(!all.0.is_requested(), "one request is one write");
-        assert_eq!(all.1.next_request().await, Lsn(1100));
-        all.1.mark_written(Lsn(1100));
-        // The WAL of that write itself.
-        assert_eq!(advance_at(&mut all, 1108, false, 60_000), (1100, None));
-        // A flood of requests writes as often as events do.
-        all.1.request();
-        all.0.wait_for_change().await;
+    async fn writes_a_requested_position_even_after_little_wal() {
+        let mut fixture = start();
+        fixture.0.writing.as_mut().expect("writing").idle_writes = IDLE_BACKOFF_STEPS;
+        assert_eq!(advance_at(&mut fixture, 1100, false, 5000), (1000, None));
+        assert!(!fixture.0.is_requested());
+        fixture.1.request();
+        fixture.0.wait_for_change().await;
+        assert!(fixture.0.is_requested());
+        assert_eq!(advance_at(&mut fixture, 1100, false, 5000), (1000, None));
+        assert!(!fixture.0.is_requested(), "one request causes one write");
+        assert_eq!(fixture.1.next_request().await, Lsn(1100));
+        fixture.1.mark_written(Lsn(1100));
+        // The WAL that the write itself generates does not cause another write.
+        assert_eq!(advance_at(&mut fixture, 1108, false, 60_000), (1100, None));
+        // Frequent requests do not cause more writes than frequent events do.
+        fixture.1.request();
+        fixture.0.wait_for_change().await;
         let due = Some(Duration::from_millis(5000) + EVENT_INTERVAL);
-        assert_eq!(advance_at(&mut all, 1108, false, 5001), (1100, due));
+        assert_eq!(advance_at(&mut fixture, 1108, false, 5001), (1100, due));
     }
 
     #[tokio::test]
-    async fn write_failures_are_logged_once_a_minute_and_again_after_a_success() {
-        let (_confirms, mut writer, began) = start();
-        let at = |seconds| began + Duration::from_secs(seconds);
-        let said: Vec<_> = (0..200).filter(|&s| writer.record_failure(at(s))).collect();
-        assert_eq!(said, [0, 60, 120, 180]);
+    async fn logs_write_failures_once_a_minute_and_again_after_a_successful_write() {
+        let (_gate, mut writer, started_at) = start();
+        let at = |seconds| started_at + Duration::from_secs(seconds);
+        let logged: Vec<_> = (0..200).filter(|&s| writer.record_failure(at(s))).collect();
+        assert_eq!(logged, [0, 60, 120, 180]);
         writer.mark_written(Lsn(1100));
         assert!(writer.record_failure(at(200)));
     }
 
     #[test]
-    fn without_a_table_all_that_is_durable_may_be_confirmed() {
-        let mut confirms = ConfirmationGate::always_open();
+    fn confirms_every_durable_position_without_a_writer() {
+        let mut gate = ConfirmationGate::always_open();
         let now = Instant::now();
-        let (may, due) = confirms.advance(durable(7), |_| true, now);
-        assert_eq!((may, due), (durable(7), None));
-        assert!(!confirms.is_writer_closed());
+        let (confirmable, due) = gate.advance(durable(7), |_| true, now);
+        assert_eq!((confirmable, due), (durable(7), None));
+        assert!(!gate.is_writer_closed());
     }
 }

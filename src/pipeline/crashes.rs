@@ -1,8 +1,9 @@
 //! Detects whether reading the slot crashes the server. When one of its processes crashes,
-//! PostgreSQL ends all sessions and recovers, so a position that can't be decoded would take down
-//! the whole server repeatedly.
+//! PostgreSQL ends all sessions and recovers, so a position that can't be decoded would crash the
+//! whole server repeatedly.
 //!
-//! A restart by an operator or by Patroni is not counted, because it starts a new postmaster. Pure.
+//! A restart by an operator or by Patroni is not counted, because it starts a new postmaster. This
+//! module performs no I/O.
 
 use super::session::error::SlotError;
 use crate::model::lsn::Lsn;
@@ -15,12 +16,12 @@ const CRASHES_MAX: u32 = 3;
 #[derive(Debug, Default)]
 pub(crate) struct Crashes {
     starts: Option<ServerStarts>,
-    /// The slot was being read, or was about to be.
+    /// Whether the server has read the slot, or was about to read it, since the last check.
     has_read: bool,
     count: u32,
     /// The position that the stream has reached.
     reached: Lsn,
-    /// The position that it had reached at the last crash.
+    /// The position that the stream had reached at the last crash.
     reached_before: Lsn,
 }
 
@@ -32,14 +33,14 @@ impl Crashes {
 
     /// Records that the stream has reached this position: a commit record, or the end of the WAL
     /// that the server has decoded.
-    pub(crate) fn reached(&mut self, position: Lsn) {
+    pub(crate) fn record_position(&mut self, position: Lsn) {
         self.reached = self.reached.max(position);
     }
 
-    /// Compares the start times of the server that will stream with those seen before.
+    /// Compares the server's start times with those from the previous check.
     ///
     /// # Errors
-    /// The server has crashed too often.
+    /// Returns an error if the server has crashed too often without progress.
     pub(crate) fn check(&mut self, starts: &ServerStarts, slot: &str) -> Result<(), SlotError> {
         let before = self.starts.replace(starts.clone());
         let has_crashed = before.is_some_and(|before| {
@@ -77,9 +78,9 @@ mod tests {
     }
 
     #[test]
-    fn third_crash_without_progress_is_an_error() {
+    fn returns_an_error_for_the_third_crash_without_progress() {
         let mut crashes = Crashes::default();
-        crashes.reached(Lsn(100));
+        crashes.record_position(Lsn(100));
         let mut check = |statistics| {
             let is_allowed = crashes.check(&starts(1, statistics), "slot").is_ok();
             crashes.begin_reading();
@@ -87,17 +88,17 @@ mod tests {
         };
         assert!(check(1));
         assert!(check(2));
-        // No crash since the last check.
+        // The server has not crashed since the last check.
         assert!(check(2));
         assert!(check(3));
         assert!(!check(4));
     }
 
     #[test]
-    fn progress_and_server_restarts_do_not_count_as_crashes() {
+    fn ignores_server_restarts_and_crashes_followed_by_progress() {
         let mut crashes = Crashes::default();
         for round in 0..10 {
-            crashes.reached(Lsn(100 + u64::from(round)));
+            crashes.record_position(Lsn(100 + u64::from(round)));
             assert!(crashes.check(&starts(1, round), "slot").is_ok(), "{round}");
             crashes.begin_reading();
         }
@@ -109,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn crashes_while_the_slot_is_not_read_are_not_counted() {
+    fn ignores_crashes_while_the_slot_is_not_being_read() {
         let mut crashes = Crashes::default();
         for round in 0..10 {
             assert!(crashes.check(&starts(1, round), "slot").is_ok(), "{round}");

@@ -1,5 +1,4 @@
-//! The queries that a session runs in the database: traits, so that tests can substitute a
-//! simulation.
+//! Traits for the database queries of a session, so that tests can substitute a simulation.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,28 +44,29 @@ pub(crate) trait Database: Clone + Send + Sync + 'static {
 pub(crate) trait CatalogQueries: Send + Sync + 'static {
     type Locked: LockedQueries;
 
-    /// Locks and examines a table that has not changed since `version` was read, so that the next
-    /// statement can name it. Drop the result once the server has planned that statement.
+    /// Locks a table, and checks that it has not changed since `version` was read, so that the next
+    /// statement can refer to the table by name. Drop the result when the server has planned that
+    /// statement.
     fn lock_table(
         &self,
         version: &TableVersion,
     ) -> impl Future<Output = Result<Self::Locked, CatalogError>> + Send;
 
-    /// Queries everything that `target` names.
+    /// Queries the outbox, the publication and the slot of `target`.
     fn observe(
         &self,
         target: &Target,
     ) -> impl Future<Output = Result<Observed, CatalogError>> + Send;
 
-    /// Returns those of the tables that exist, in any order, with the columns that this publication
-    /// sends.
+    /// Returns the existing tables among `tables`, in any order, with the columns that
+    /// `publication` sends.
     fn tables(
         &self,
         tables: &[TableName],
         publication: &str,
     ) -> impl Future<Output = Result<Vec<(TableName, ObservedTable)>, CatalogError>> + Send;
 
-    /// Returns the tables that match the patterns and are not in `published`.
+    /// Returns the tables that match the patterns but are not in `published`.
     fn unpublished(
         &self,
         patterns: &TablePatterns,
@@ -80,14 +80,14 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
         outboxes: &[TableName],
     ) -> impl Future<Output = Result<Vec<HiddenRows>, CatalogError>> + Send;
 
-    /// Returns what is known about the columns of the table with this OID; empty if there is no
-    /// such table.
+    /// Returns the description of the columns of the table with this OID. Empty if the table does
+    /// not exist.
     fn column_facts(
         &self,
         oid: u32,
     ) -> impl Future<Output = Result<Vec<ColumnFacts>, CatalogError>> + Send;
 
-    /// Queries the state of the slot, and which slots the pipeline has dropped.
+    /// Queries the state of the slot, and the slots that the pipeline has dropped.
     fn vitals(
         &self,
         pipeline: &str,
@@ -111,28 +111,27 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
         copies: bool,
     ) -> impl Future<Output = Result<Outcome, CatalogError>> + Send;
 
-    /// Returns what is known about the history of a pipeline.
+    /// Returns the history of a pipeline, as far as the database contains it.
     fn snapshot_history(
         &self,
         target: &Target,
         table: &TableName,
     ) -> impl Future<Output = Result<SnapshotHistory, CatalogError>> + Send;
 
-    /// Returns what the journal contains about the snapshot of the pipeline.
+    /// Returns the entries of the journal about the snapshot of the pipeline.
     fn snapshot_record(
         &self,
         target: &Target,
     ) -> impl Future<Output = Result<SnapshotRecord, CatalogError>> + Send;
 
-    /// Returns what the journal contains about the snapshots of each table that the slot was used
-    /// for.
+    /// Returns the entries of the journal about the snapshot of each table for which the slot was
+    /// used.
     fn table_snapshots(
         &self,
         target: &Target,
     ) -> impl Future<Output = Result<Vec<TableSnapshot>, CatalogError>> + Send;
 
-    /// Returns the tables whose older rows were not copied by any start, and which are no longer
-    /// the outbox.
+    /// Returns the tables that are no longer the outbox and whose older rows were never copied.
     fn uncopied_tables(
         &self,
         target: &Target,
@@ -167,14 +166,14 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
         entry: &Entry<'_>,
     ) -> impl Future<Output = Result<(), CatalogError>> + Send;
 
-    /// Returns the entries about tables of the slot that were set aside.
+    /// Returns the entries of the journal about tables of the slot that were set aside.
     fn set_aside(
         &self,
         target: &Target,
     ) -> impl Future<Output = Result<Vec<SetAside>, CatalogError>> + Send;
 
-    /// Records that a table is set aside or delivered again. Returns the entry that this opens, if
-    /// any.
+    /// Records in the journal that a table is set aside or delivered again. Returns the entry that
+    /// the note opens, if any.
     fn write_set_aside(
         &self,
         pipeline: &str,
@@ -185,35 +184,36 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
     /// Returns the recorded state of the slot.
     fn slot_state(
         &self,
-        of: &SlotOf,
+        slot: &SlotOf,
     ) -> impl Future<Output = Result<FoundState, CatalogError>> + Send;
 
-    /// Records that no position above `confirmed` has been confirmed.
+    /// Records that the slot has not been confirmed above `confirmed`.
     fn write_slot_state(
         &self,
-        of: &SlotOf,
+        slot: &SlotOf,
         confirmed: Lsn,
     ) -> impl Future<Output = Result<(), CatalogError>> + Send;
 
-    /// Returns whether the journal explains why the slot is at `found`, which is above `confirmed`.
+    /// Returns whether the journal contains a reason why the slot is at `found`, which is above
+    /// `confirmed`.
     fn is_accounted_for(
         &self,
-        of: &SlotOf,
+        slot: &SlotOf,
         confirmed: Lsn,
         found: Lsn,
     ) -> impl Future<Output = Result<bool, CatalogError>> + Send;
 
-    /// Adds to the journal which events may be missing if the recorded state describes a slot in
-    /// another history.
+    /// If the recorded state describes a slot in a different history, adds an entry to the journal
+    /// about the events that may be missing.
     fn record_gap_of_other_history(
         &self,
-        of: &SlotOf,
+        slot: &SlotOf,
         found: Lsn,
         first_start: FirstStart,
     ) -> impl Future<Output = Result<(), CatalogError>> + Send;
 
-    /// Compares the tables of the publication with what was recorded, and records what has changed
-    /// and what may be missing. If that is not possible, returns the reason.
+    /// Compares the tables of the publication with the recorded ones, and records changes and
+    /// events that may be missing. If recording is not possible, returns the reason.
     fn record_tables(
         &self,
         pipeline: &str,
@@ -221,7 +221,7 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
         refresh: Refresh,
     ) -> impl Future<Output = Result<Option<String>, CatalogError>> + Send;
 
-    /// If the server refuses a replication connection, adds to the error how to fix the cause.
+    /// Adds a remedy to the error with which the server refused a replication connection.
     fn explain_refusal(&self, error: &mut ServerError) -> impl Future<Output = ()> + Send;
 
     /// Listens for requests to confirm the position of `slot`.
@@ -236,7 +236,7 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
 
 /// A locked table; see [`LockedTable`].
 pub(crate) trait LockedQueries: Send + Sync {
-    /// Returns the order of its rows, as SQL.
+    /// Returns the order of the table's rows, as SQL.
     fn row_order(&self) -> impl Future<Output = Result<RowOrder<'_>, CatalogError>> + Send;
 }
 
@@ -378,30 +378,30 @@ impl CatalogQueries for Catalog {
         Catalog::write_set_aside(self, pipeline, target, note).await
     }
 
-    async fn slot_state(&self, of: &SlotOf) -> Result<FoundState, CatalogError> {
-        Catalog::slot_state(self, of).await
+    async fn slot_state(&self, slot: &SlotOf) -> Result<FoundState, CatalogError> {
+        Catalog::slot_state(self, slot).await
     }
 
-    async fn write_slot_state(&self, of: &SlotOf, confirmed: Lsn) -> Result<(), CatalogError> {
-        Catalog::write_slot_state(self, of, confirmed).await
+    async fn write_slot_state(&self, slot: &SlotOf, confirmed: Lsn) -> Result<(), CatalogError> {
+        Catalog::write_slot_state(self, slot, confirmed).await
     }
 
     async fn is_accounted_for(
         &self,
-        of: &SlotOf,
+        slot: &SlotOf,
         confirmed: Lsn,
         found: Lsn,
     ) -> Result<bool, CatalogError> {
-        Catalog::is_accounted_for(self, of, confirmed, found).await
+        Catalog::is_accounted_for(self, slot, confirmed, found).await
     }
 
     async fn record_gap_of_other_history(
         &self,
-        of: &SlotOf,
+        slot: &SlotOf,
         found: Lsn,
         first_start: FirstStart,
     ) -> Result<(), CatalogError> {
-        Catalog::record_gap_of_other_history(self, of, found, first_start).await
+        Catalog::record_gap_of_other_history(self, slot, found, first_start).await
     }
 
     async fn record_tables(

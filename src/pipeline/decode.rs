@@ -1,4 +1,4 @@
-//! Turns frames into records, without sockets, time or tasks. Pure.
+//! Converts frames to records. This module uses no sockets, timers or tasks.
 
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
@@ -53,25 +53,26 @@ mod table_errors;
 pub(crate) mod table_names;
 pub(crate) mod table_source;
 
-/// Decodes frames, maps and routes their rows, and passes records to the sink, one frame at a time.
+/// Decodes frames one at a time, maps and routes their rows, and passes the resulting records to
+/// the sink.
 pub struct Core {
     source: Source,
     others: OtherTables,
     /// Position of the next row message; `None` outside a transaction.
     position: Option<Position>,
-    warned_of_update: bool,
-    /// The rows that are copied before the stream; `None` once they are complete.
+    has_warned_about_update: bool,
+    /// The rows that are copied before the stream starts; `None` when the copy is complete.
     snapshot: Option<SnapshotRows>,
     /// See [`Core::isolate`].
     suspects: Option<RangeInclusive<Position>>,
     /// The last topic that the sink could not prepare, and the reason.
     refused_topic: Option<(String, SinkError)>,
-    /// Processes every row.
+    /// Converts rows to records, and passes the records to the sink.
     pub delivery: Delivery,
 }
 
-/// Counts of messages in the WAL that are not events of this outbox. A message that is sent again
-/// is counted again.
+/// Counts of messages in the WAL that are not events of this outbox. If the server sends a message
+/// again, the message is counted again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IgnoredCounts {
     /// Transactional messages with another prefix.
@@ -84,16 +85,17 @@ pub struct IgnoredCounts {
 #[derive(Debug, PartialEq, Eq)]
 pub enum Step {
     Done,
-    /// The frame is processed, and the server requests a status update.
+    /// The frame was processed, and the server requests a status update.
     Answer,
-    /// The sink is full: pass the same frame again when there is space.
+    /// The sink is full. The caller must pass the same frame again when there is space.
     Full,
-    /// The sink has to prepare this topic: pass the same frame again afterwards.
+    /// The sink has to prepare this topic. The caller must pass the same frame again afterwards.
     NewTopic(String),
-    /// The catalog's description of the columns of the table with this OID is required: pass the
-    /// same frame again after [`Core::describe_table`].
+    /// The catalog's description of the columns of the table with this OID is required. The caller
+    /// must pass the same frame again after [`Core::describe_table`].
     NewTable(u32),
-    /// The row's table must be set aside: pass the same frame again after [`Core::recorded`].
+    /// The row's table must be set aside. The caller must pass the same frame again after
+    /// [`Core::apply_note`].
     SetAside(Box<TableNote>),
 }
 
@@ -101,8 +103,8 @@ impl Core {
     /// Creates a core for the events of `outbox`.
     ///
     /// # Errors
-    /// The settings name a column that an event in a message does not have. The columns of a table
-    /// become known later.
+    /// Returns an error if the outbox uses messages and the settings name a column that events in
+    /// messages do not have. The columns of a table are checked when the server describes them.
     pub fn new(
         outbox: Outbox,
         settings: OutboxSettings,
@@ -112,7 +114,7 @@ impl Core {
             source: Source::new(outbox, settings)?,
             others: OtherTables::default(),
             position: None,
-            warned_of_update: false,
+            has_warned_about_update: false,
             snapshot: None,
             suspects: None,
             refused_topic: None,
@@ -120,8 +122,8 @@ impl Core {
         })
     }
 
-    /// Enables dead letters of this pipeline for events that can't be delivered, if `settings`
-    /// allow them.
+    /// Enables dead letters for events of this pipeline that can't be delivered, if `settings`
+    /// allow dead letters.
     pub fn send_dead_letters(&mut self, pipeline: &str, settings: &DeadLetterSettings) {
         let prefix = match &self.source {
             Source::Table(_) => "",
@@ -142,24 +144,24 @@ impl Core {
         self.delivery.dead_letters.as_ref().map(DeadLetters::counts)
     }
 
-    /// For exactly-once delivery: omits `delivered` from a stream that resumes at `confirmed`, if
-    /// everything that ends at or before `safe` has been processed, and remembers the last of the
-    /// other events. Must be called after [`Core::reconnected`].
-    pub fn leave_out(&mut self, delivered: Option<Delivered>, safe: Lsn, confirmed: Lsn) {
+    /// For exactly-once delivery: omits the events in `delivered` from a stream that resumes at
+    /// `confirmed`, and tracks the last of the other events. All transactions that end at or before
+    /// `safe` have been processed. Must be called after [`Core::reconnected`].
+    pub fn omit_delivered(&mut self, delivered: Option<Delivered>, safe: Lsn, confirmed: Lsn) {
         self.delivery.duplicate_filter = Some(DuplicateFilter::new(delivered, safe, confirmed));
     }
 
-    /// Returns whether the WAL has been verified to be the one that was published. Always true
-    /// without exactly-once delivery.
+    /// Returns whether the WAL has been verified to contain the events that were published from it.
+    /// Always true without exactly-once delivery.
     #[must_use]
-    pub fn is_proved(&self) -> bool {
+    pub fn is_verified(&self) -> bool {
         self.delivery
             .duplicate_filter
             .as_ref()
-            .is_none_or(DuplicateFilter::is_proved)
+            .is_none_or(DuplicateFilter::is_verified)
     }
 
-    /// Returns the last event that was delivered since [`Core::leave_out`].
+    /// Returns the last event that was delivered since [`Core::omit_delivered`].
     #[must_use]
     pub fn last_delivered(&self) -> Option<Last> {
         self.delivery
@@ -206,7 +208,8 @@ impl Core {
     /// [`Core::reconnected`].
     ///
     /// # Errors
-    /// The snapshot's consistent point is before the position at which the stream resumes.
+    /// Returns an error if the snapshot's consistent point precedes the position at which the
+    /// stream resumes.
     pub fn begin_snapshot(&mut self, from: CopyFrom) -> Result<(), OrderError> {
         let rows = SnapshotRows::new(from);
         let position = rows.position();
@@ -215,14 +218,14 @@ impl Core {
             .begin_copy(position.commit, rows.snapshot_lsn())?;
         self.position = Some(position);
         self.snapshot = Some(rows);
-        self.suspect();
+        self.apply_isolation();
         Ok(())
     }
 
-    /// Processes one line of `COPY`, like [`Core::frame`] does with a frame.
+    /// Processes one line of `COPY`, as [`Core::frame`] processes a frame.
     ///
     /// # Errors
-    /// The row can't be mapped, routed or produced.
+    /// Returns an error if the row can't be mapped, routed or produced.
     pub fn snapshot_row(&mut self, line: &[u8], sink: &mut impl Sink) -> Result<Step, CoreError> {
         let at = self.position.ok_or(OrderError::Stray)?;
         let (Some(snapshot), Source::Table(source)) = (&mut self.snapshot, &self.source) else {
@@ -240,13 +243,13 @@ impl Core {
         if matches!(step, Step::Done) {
             snapshot.mark_accepted(line);
         }
-        self.counted(step)
+        self.advance_if_done(step)
     }
 
-    /// Ends the snapshot. The stream starts at its consistent point.
+    /// Ends the snapshot. The stream starts at the snapshot's consistent point.
     ///
     /// # Errors
-    /// There is no snapshot.
+    /// Returns an error if no snapshot was started.
     pub fn end_snapshot(&mut self) -> Result<(), OrderError> {
         let snapshot = self.snapshot.take().ok_or(OrderError::Stray)?;
         let commit = snapshot.position().commit;
@@ -254,18 +257,18 @@ impl Core {
             .watermark
             .commit(commit, snapshot.snapshot_lsn())?;
         self.position = None;
-        self.leave_out_copied(snapshot.all());
+        self.omit_copied(snapshot.completed());
         Ok(())
     }
 
-    /// For exactly-once delivery: omits rows from the stream that were copied as older rows.
-    pub fn leave_out_copied(&mut self, copied: CopyProgress) {
+    /// For exactly-once delivery: omits rows from the stream that were already copied.
+    pub fn omit_copied(&mut self, copied: CopyProgress) {
         if let Source::Table(source) = &mut self.source {
             source.copied = Some(Box::new(copied));
         }
     }
 
-    /// Returns which older rows were copied, or `None` if none were.
+    /// Returns the progress of the copy of older rows, or `None` if no rows were copied.
     #[must_use]
     pub fn copied(&self) -> Option<CopyProgress> {
         match (&self.snapshot, &self.source) {
@@ -277,29 +280,29 @@ impl Core {
 
     /// Returns the counts of messages that are not events of this outbox, or `None` for a table.
     #[must_use]
-    pub fn left_alone(&self) -> Option<IgnoredCounts> {
+    pub fn ignored_counts(&self) -> Option<IgnoredCounts> {
         match &self.source {
             Source::Table(_) => None,
-            Source::Messages(source) => Some(source.left_alone),
+            Source::Messages(source) => Some(source.ignored_counts),
         }
     }
 
-    /// Continues the counts that [`Core::left_alone`] and [`Core::dead_letters`] of the previous
-    /// core returned.
+    /// Continues the counts that [`Core::ignored_counts`] and [`Core::dead_letters`] of the
+    /// previous core returned.
     pub fn resume_counts(
         &mut self,
-        left_alone: Option<IgnoredCounts>,
+        ignored_counts: Option<IgnoredCounts>,
         dead_letters: Option<DeadLetterCounts>,
     ) {
-        if let (Source::Messages(source), Some(before)) = (&mut self.source, left_alone) {
-            source.left_alone = before;
+        if let (Source::Messages(source), Some(before)) = (&mut self.source, ignored_counts) {
+            source.ignored_counts = before;
         }
         if let (Some(letters), Some(before)) = (&mut self.delivery.dead_letters, dead_letters) {
             letters.resume_counts(before);
         }
     }
 
-    /// Takes the table names out of a core that is being replaced, for the next one.
+    /// Removes and returns the table names, so that the core that replaces this one can use them.
     pub(crate) fn take_table_names(&mut self) -> Option<TableNames> {
         match &mut self.source {
             Source::Table(source) => Some(source.replace_names(TableNames::default())),
@@ -307,27 +310,27 @@ impl Core {
         }
     }
 
-    /// Sets the table names that the previous core knew.
-    pub(crate) fn keep_table_names(&mut self, names: Option<TableNames>) {
+    /// Sets the table names from the core that this one replaces.
+    pub(crate) fn restore_table_names(&mut self, names: Option<TableNames>) {
         if let (Source::Table(source), Some(names)) = (&mut self.source, names) {
             source.replace_names(names);
         }
     }
 
-    /// Returns whether a transaction has started and not ended.
+    /// Returns whether a transaction is in progress.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.position.is_some()
     }
 
-    /// From now on, produces each of these rows only when all rows before it are durable. See
-    /// [`isolation`](crate::delivery::isolation).
+    /// Sets the rows that are produced one at a time: each of them only when all preceding rows are
+    /// durable. See [`isolation`](crate::delivery::isolation).
     pub(crate) fn isolate(&mut self, suspects: Option<RangeInclusive<Position>>) {
         self.suspects = suspects;
     }
 
-    /// Returns the suspects if the stream has passed them and all of them are durable.
-    pub(crate) fn passed(&self) -> Option<&RangeInclusive<Position>> {
+    /// Returns the isolated rows if the stream has passed them and all of them are durable.
+    pub(crate) fn passed_suspects(&self) -> Option<&RangeInclusive<Position>> {
         let suspects = self.suspects.as_ref()?;
         let is_past = match self.position {
             Some(position) => position > suspects.end().in_copy_of(position),
@@ -339,32 +342,34 @@ impl Core {
     /// Applies the isolation to the next row. Must be called whenever `position` is set to the next
     /// row.
     #[inline]
-    fn suspect(&mut self) {
+    fn apply_isolation(&mut self) {
         if let (Some(suspects), Some(position)) = (&self.suspects, &self.position) {
             let start = suspects.start().in_copy_of(*position);
-            self.delivery.watermark.one_at_a_time(start <= *position);
+            self.delivery
+                .watermark
+                .set_one_at_a_time(start <= *position);
         }
     }
 
-    /// Processes one frame completely, or leaves the state unchanged and returns what to wait for.
-    /// Any result except [`Step::Done`] must be passed through [`Core::or_set_aside`] before the
-    /// caller acts on it.
+    /// Processes one frame completely, or leaves the state unchanged and returns the condition to
+    /// wait for. The caller must pass any result except [`Step::Done`] to [`Core::or_set_aside`],
+    /// and act on the value that it returns.
     ///
     /// # Errors
-    /// The frame can't be decoded, mapped, routed or produced.
+    /// Returns an error if the frame can't be decoded, mapped, routed or produced.
     pub fn frame(&mut self, frame: &Frame<'_>, sink: &mut impl Sink) -> Result<Step, CoreError> {
         match *frame {
             Frame::Keepalive {
                 wal_end,
                 reply_requested,
             } => {
-                self.delivery.watermark.idle(wal_end);
+                self.delivery.watermark.record_keepalive(wal_end);
                 let open = self.position.map(|position| position.commit);
                 if let Some(duplicate_filter) = &mut self.delivery.duplicate_filter
                     && open.is_none_or(|commit| wal_end <= commit)
-                    && let Some(safe) = duplicate_filter.idle(wal_end)?
+                    && let Some(safe) = duplicate_filter.process_keepalive(wal_end)?
                 {
-                    self.delivery.watermark.checkpointed_at_least(safe);
+                    self.delivery.watermark.raise_checkpoint(safe);
                 }
                 Ok(if reply_requested {
                     Step::Answer
@@ -372,10 +377,12 @@ impl Core {
                     Step::Done
                 })
             }
-            Frame::LargeMessage { head, bytes, max } => self.large(head, bytes, max, sink),
+            Frame::LargeMessage { head, bytes, max } => {
+                self.process_large_message(head, bytes, max, sink)
+            }
             Frame::XLogData { data, .. } => {
                 let message = Message::decode(data).map_err(|error| CoreError::Decode {
-                    at: self.place(),
+                    at: self.describe_position(),
                     error,
                 })?;
                 self.message(&message, sink)
@@ -383,14 +390,15 @@ impl Core {
         }
     }
 
-    /// Sets a table aside if `step`, which [`Core::frame`] has returned for this frame, is an error
-    /// that concerns only that table, and the settings allow it.
+    /// Returns the step that sets a table aside if `step`, the result of [`Core::frame`] for this
+    /// frame, is an error that concerns only one table, and the settings allow tables to be set
+    /// aside. Returns any other result unchanged.
     ///
-    /// This is a separate function because moving a result costs more than processing a short
-    /// frame.
+    /// This function is separate from [`Core::frame`] because moving a result takes longer than
+    /// processing a short frame.
     ///
     /// # Errors
-    /// The error, if it does not set a table aside.
+    /// Returns the error in `step` if the error does not set a table aside.
     #[cold]
     #[inline(never)]
     pub fn or_set_aside(
@@ -399,7 +407,7 @@ impl Core {
         step: Result<Step, CoreError>,
     ) -> Result<Step, CoreError> {
         let step = match step {
-            Ok(Step::NewTopic(topic)) => match self.refused(&topic) {
+            Ok(Step::NewTopic(topic)) => match self.refused_topic_error(&topic) {
                 Some(error) => Err(error),
                 None => Ok(Step::NewTopic(topic)),
             },
@@ -440,7 +448,7 @@ impl Core {
                     }
                 }
             }
-            Meaning::Older { source, tuple } => {
+            Meaning::OlderRow { source, tuple } => {
                 let at = self.position.ok_or(OrderError::Stray)?;
                 older_row(&mut self.delivery, source, at, tuple, sink)?
             }
@@ -463,7 +471,7 @@ impl Core {
                     }
                 }
             }
-            Meaning::RowBeside { relation } => {
+            Meaning::UnexpectedRow { relation } => {
                 let at = self.position.ok_or(OrderError::Stray)?;
                 return Err(self.rows_among_messages_error(at, relation));
             }
@@ -471,29 +479,29 @@ impl Core {
                 relation,
                 is_update,
             } => return self.process_change(relation, is_update),
-            Meaning::OutsideOfTransactions { prefix } => {
+            Meaning::Nontransactional { prefix } => {
                 if let Source::Messages(source) = &mut self.source {
-                    source.outside_of_transactions(prefix);
+                    source.count_nontransactional(prefix);
                 }
                 return Ok(Step::Done);
             }
             Meaning::Foreign => {
                 self.position.ok_or(OrderError::Stray)?;
                 if let Source::Messages(source) = &mut self.source {
-                    source.left_alone.foreign += 1;
+                    source.ignored_counts.foreign += 1;
                 }
                 Step::Done
             }
-            Meaning::Nothing => return Ok(Step::Done),
+            Meaning::Ignored => return Ok(Step::Done),
         };
-        self.counted(step)
+        self.advance_if_done(step)
     }
 
     #[inline]
     fn begin(&mut self, begin: &Begin) -> Result<Step, CoreError> {
         self.delivery.watermark.begin(begin.commit)?;
         let committed = from_postgres_micros(begin.time_micros);
-        self.delivery.watermark.committed_at(committed);
+        self.delivery.watermark.set_commit_time(committed);
         if let Some(duplicate_filter) = &mut self.delivery.duplicate_filter {
             duplicate_filter.begin(begin)?;
         }
@@ -501,7 +509,7 @@ impl Core {
             commit: begin.commit,
             index: 0,
         });
-        self.suspect();
+        self.apply_isolation();
         Ok(Step::Done)
     }
 
@@ -512,7 +520,7 @@ impl Core {
             (&mut self.delivery.duplicate_filter, self.position)
             && let Some(safe) = duplicate_filter.commit(position, commit.end)?
         {
-            self.delivery.watermark.checkpointed_at_least(safe);
+            self.delivery.watermark.raise_checkpoint(safe);
         }
         self.position = None;
         Ok(Step::Done)
@@ -531,7 +539,7 @@ impl Core {
         if let Source::Table(source) = &self.source {
             source.report_rows_of(relation.oid, self.delivery.watermark.stats());
         }
-        let place = self.place();
+        let place = self.describe_position();
         let is_outbox = match &mut self.source {
             Source::Table(source) => {
                 if !source.has_room_for(relation.oid) {
@@ -555,19 +563,19 @@ impl Core {
         Ok(Step::Done)
     }
 
-    /// Processes a message that exceeds the size limit, of which only the beginning was read. Such
-    /// a message must not block the stream, because any role may have written it. But one that
-    /// `walpost.publish` may have written is an event.
-    fn large(
+    /// Processes a message that exceeds the size limit, of which only the beginning was read. A
+    /// logical decoding message of that size must not block the stream, because any role can write
+    /// such a message. However, a message that `walpost.publish` may have written is an event.
+    fn process_large_message(
         &mut self,
         head: &[u8],
         bytes: usize,
         max: usize,
         sink: &mut impl Sink,
     ) -> Result<Step, CoreError> {
-        let at_place = self.place();
+        let at_text = self.describe_position();
         let unreadable = |error| CoreError::Decode {
-            at: at_place.clone(),
+            at: at_text.clone(),
             error,
         };
         if let Some(row) = RowHead::decode(head).map_err(unreadable)? {
@@ -577,19 +585,19 @@ impl Core {
         let Source::Messages(source) = &mut self.source else {
             return Ok(Step::Done);
         };
-        let ours = head.prefix.filter(|(prefix, _)| source.is_ours(prefix));
+        let ours = head.prefix.filter(|(prefix, _)| source.has_prefix(prefix));
         if !head.transactional {
-            source.outside_of_transactions(head.prefix.map_or("", |(prefix, _)| prefix));
+            source.count_nontransactional(head.prefix.map_or("", |(prefix, _)| prefix));
             return Ok(Step::Done);
         }
         let at = self.position.ok_or(OrderError::Stray)?;
         let Some((prefix, content_bytes)) = ours else {
-            source.left_alone.foreign += 1;
-            return self.counted(Step::Done);
+            source.ignored_counts.foreign += 1;
+            return self.advance_if_done(Step::Done);
         };
         if content_bytes <= PUBLISHED_BYTES_MAX {
             return Err(CoreError::RowTooLarge {
-                at: at_place,
+                at: at_text,
                 bytes,
                 max,
             });
@@ -597,10 +605,10 @@ impl Core {
         let error = EnvelopeError::Large(content_bytes);
         let remains = Remains::Unread(content_bytes);
         let step = self.delivery.malformed(at, prefix, error, remains, sink)?;
-        self.counted(step)
+        self.advance_if_done(step)
     }
 
-    /// Processes a row that exceeds the size limit. This is an error, unless the row is not an
+    /// Processes a row that exceeds the size limit. Returns an error, unless the row is not an
     /// event or its table is set aside.
     fn large_row(
         &mut self,
@@ -610,7 +618,7 @@ impl Core {
     ) -> Result<Step, CoreError> {
         let at = self.position.ok_or(OrderError::Stray)?;
         let too_large = CoreError::RowTooLarge {
-            at: self.place(),
+            at: self.describe_position(),
             bytes,
             max,
         };
@@ -622,18 +630,18 @@ impl Core {
             Change::Update => return self.process_change(row.relation, true),
             Change::Delete => return self.process_change(row.relation, false),
         }
-        let is_left_out = match source.has_older_rows(row.relation) {
-            true => source.leaves_out_older(at, &row.texts()),
+        let is_omitted = match source.has_older_rows(row.relation) {
+            true => source.omits_older_row(at, &row.texts()),
             false => {
-                let is_left_out = source.set_aside.covers(row.relation, at);
-                if is_left_out {
+                let is_omitted = source.set_aside.covers(row.relation, at);
+                if is_omitted {
                     source.set_aside.count_row(row.relation, at);
                 }
-                is_left_out
+                is_omitted
             }
         };
-        match is_left_out {
-            true => self.counted(Step::Done),
+        match is_omitted {
+            true => self.advance_if_done(Step::Done),
             false => Err(too_large),
         }
     }
@@ -644,17 +652,17 @@ impl Core {
         let Source::Table(source) = &self.source else {
             return Err(self.rows_among_messages_error(at, relation));
         };
-        if is_update && !std::mem::replace(&mut self.warned_of_update, true) {
+        if is_update && !std::mem::replace(&mut self.has_warned_about_update, true) {
             let table = source.name(relation).map(TableName::to_string);
             let table = table.or_else(|| self.others.name(relation).cloned());
-            warn!(table, %at, "skipped an UPDATE of an outbox row: it is not an event");
+            warn!(table, %at, "skipped an UPDATE of an outbox row, because updates are not events");
         }
-        self.counted(Step::Done)
+        self.advance_if_done(Step::Done)
     }
 
     fn rows_among_messages_error(&self, at: Position, relation: u32) -> CoreError {
         match self.others.name(relation) {
-            Some(name) => CoreError::RowBesideMessages {
+            Some(name) => CoreError::UnexpectedRow {
                 at,
                 found: name.clone(),
             },
@@ -662,18 +670,18 @@ impl Core {
         }
     }
 
-    /// Advances the position after a processed row or message. Each row message and each message of
-    /// a transaction has an index, regardless of how it is handled, so that a setting can't shift
-    /// the positions of others.
-    fn counted(&mut self, step: Step) -> Result<Step, CoreError> {
+    /// Advances the position if `step` is [`Step::Done`]. Each row and each message of a
+    /// transaction has an index, regardless of how it is handled, so that a setting can't shift the
+    /// positions of later events.
+    fn advance_if_done(&mut self, step: Step) -> Result<Step, CoreError> {
         if matches!(step, Step::Done) {
             self.position.as_mut().ok_or(OrderError::Stray)?.index += 1;
-            self.suspect();
+            self.apply_isolation();
         }
         Ok(step)
     }
 
-    /// Converts an error from reading the next message.
+    /// Adds the position to an error that occurred while reading the next message.
     #[must_use]
     pub(super) fn unread<E: From<CoreError> + From<ConnectionError>>(
         &self,
@@ -681,14 +689,14 @@ impl Core {
     ) -> E {
         match error {
             ConnectionError::TooLarge { bytes, max } => CoreError::RowTooLarge {
-                at: self.place(),
+                at: self.describe_position(),
                 bytes,
                 max,
             }
             .into(),
             error if error.is_of_encoding() && self.snapshot.is_none() => {
                 CoreError::Unconvertible {
-                    at: self.place(),
+                    at: self.describe_position(),
                     table: None,
                     error: error.to_string(),
                 }
@@ -704,9 +712,9 @@ impl Core {
         self.position
     }
 
-    /// Describes the position of the next message in the WAL.
+    /// Returns a description of the position of the next message in the WAL.
     #[must_use]
-    pub fn place(&self) -> String {
+    pub fn describe_position(&self) -> String {
         match self.position {
             Some(position) => position.to_string(),
             None => format!("after {}", self.delivery.watermark.received()),
@@ -723,7 +731,7 @@ fn older_row(
     tuple: &Tuple<'_>,
     sink: &mut impl Sink,
 ) -> Result<Step, CoreError> {
-    if source.leaves_out_older(at, &source.texts_of(tuple)) {
+    if source.omits_older_row(at, &source.leading_texts(tuple)) {
         return Ok(Step::Done);
     }
     let Some(older) = source.older(at, tuple)? else {
@@ -734,7 +742,7 @@ fn older_row(
     }
     let mapping = source.mapping_for(&older);
     let mapping = mapping.map_err(CoreError::mapping(at))?;
-    delivery.event(at, &mapping, &older.lay_out(&mapping), sink)
+    delivery.event(at, &mapping, &older.to_row(&mapping), sink)
 }
 
 #[cfg(any(test, fuzzing))]

@@ -56,7 +56,7 @@ pub(crate) enum PipelineError {
 /// The server refuses connections that it accepted before.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "{error}. PostgreSQL had accepted role {role:?} since Walpost started, and has refused it for {} s: {change}",
+    "{error}. PostgreSQL accepted role {role:?} earlier, but has been rejecting it for {} s: {change}",
     .lasts.as_secs()
 )]
 pub(crate) struct RoleRefused {
@@ -78,7 +78,7 @@ pub(super) enum Change {
     },
     /// The role lost a privilege that it needs to connect.
     Privilege,
-    /// The database accepts no connections.
+    /// The database does not accept connections.
     Closed,
 }
 
@@ -87,23 +87,23 @@ impl fmt::Display for Change {
         match self {
             Self::Login { origin } => write!(
                 f,
-                "its password or pg_hba.conf was changed. The password comes from {origin}"
+                "its password or pg_hba.conf has changed. Walpost gets the password from {origin}"
             ),
-            Self::Privilege => f.write_str("a privilege of the role was revoked"),
-            Self::Closed => f.write_str("the database accepts no connections at the moment"),
+            Self::Privilege => f.write_str("a privilege of the role has been revoked"),
+            Self::Closed => f.write_str("the database does not currently accept connections"),
         }
     }
 }
 
-/// A table could not be set aside, because the journal could not be written.
+/// A table was not set aside, because writing to the journal failed.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "table {table} could not be set aside, because that could not be recorded in walpost.journal: {error}. It was to be set \
-     aside because: {reason}"
+    "failed to set table {table} aside, because writing to walpost.journal failed: {error}. Walpost tried to set the table \
+     aside because of this error: {reason}"
 )]
 pub(crate) struct NotRecorded {
     pub(super) table: String,
-    /// The error in a row of the table.
+    /// The error that a row of the table caused.
     pub(super) reason: String,
     /// The error from writing the journal.
     pub(super) error: CatalogError,
@@ -121,51 +121,51 @@ impl From<SnapshotError> for PipelineError {
     }
 }
 
-/// The component that refused or failed, regardless of the stage in which the error occurred.
+/// The component that caused an error, regardless of the stage that returned the error.
 pub(super) enum Cause<'e> {
     Connection(&'e ConnectionError),
     Catalog(&'e CatalogError),
     Sink(&'e SinkError),
-    /// None of these components: a stage detected the error itself.
+    /// A stage detected the error itself.
     Other,
 }
 
 impl PipelineError {
     /// Returns the error message, including the command that resolves the error, if there is one.
     pub(crate) fn message(&self, commands: &Commands) -> String {
-        match self.way_out(commands) {
+        match self.resolution(commands) {
             Some((why, command)) => format!("{self}. {why}: {command}"),
             None => self.to_string(),
         }
     }
 
     /// Returns the purpose of the command that resolves the error, and the command.
-    fn way_out(&self, commands: &Commands) -> Option<(&'static str, String)> {
-        const LEAVE_OUT: &str = "To leave out the transaction that has it";
-        const ACCEPT: &str = "To accept it";
+    fn resolution(&self, commands: &Commands) -> Option<(&'static str, String)> {
+        const SKIP: &str = "To skip the transaction that contains the event";
+        const ADOPT: &str = "To accept the slot's position";
         let adopt = || commands.print(["checkpoint", "adopt"]);
         let core = match self {
             Self::Core(error) => error,
             Self::Snapshot(error) => match error.as_ref() {
                 SnapshotError::Core(error) => error,
                 SnapshotError::NoJournal { .. } => {
-                    return Some(("To create it", commands.print(["init"])));
+                    return Some(("To create the journal", commands.print(["init"])));
                 }
                 _ => return None,
             },
-            Self::ExactlyOnce(ExactlyOnceError::History(_)) => return Some((ACCEPT, adopt())),
+            Self::ExactlyOnce(ExactlyOnceError::History(_)) => return Some((ADOPT, adopt())),
             Self::Sink(error) => {
                 return error
                     .skip_to()
-                    .map(|at| (LEAVE_OUT, commands.print(["skip", "--to", &at])));
+                    .map(|at| (SKIP, commands.print(["skip", "--to", &at])));
             }
             _ => return None,
         };
         match core {
-            CoreError::History(_) => Some((ACCEPT, adopt())),
+            CoreError::History(_) => Some((ADOPT, adopt())),
             _ => core
                 .skip_to()
-                .map(|at| (LEAVE_OUT, commands.print(["skip", "--to", &at]))),
+                .map(|at| (SKIP, commands.print(["skip", "--to", &at]))),
         }
     }
 
@@ -225,7 +225,7 @@ fn core_cause(error: &CoreError) -> Cause<'_> {
         | CoreError::Mapping { .. }
         | CoreError::History(_)
         | CoreError::ForeignTable { .. }
-        | CoreError::RowBesideMessages { .. }
+        | CoreError::UnexpectedRow { .. }
         | CoreError::Envelope { .. }
         | CoreError::RowTooLarge { .. }
         | CoreError::Unconvertible { .. }

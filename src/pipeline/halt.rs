@@ -26,12 +26,13 @@ pub(crate) async fn record_halt(settings: &PipelineSettings, reason: &str) {
         Ok(Err(error)) => error.to_string(),
         Err(_) => format!("no response within {RECORD_TIMEOUT:?}"),
     };
-    // Often the pipeline halts because the database can't be reached.
+    // If the pipeline halts because the database is unreachable, the reason already contains this
+    // error.
     if reason.contains(&why) {
         return;
     }
     warn!(
         pipeline = settings.name,
-        "failed to record the halt in walpost.slot_state, so walpost status shows its reason only while this process runs: {why}"
+        "failed to record the halt in walpost.slot_state, so walpost status shows the reason only while this process runs: {why}"
     );
 }

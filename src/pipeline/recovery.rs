@@ -18,48 +18,48 @@ use crate::sink::SinkError;
 /// The reaction to an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Remedy {
-    /// The error can resolve itself: connect again.
+    /// Connect again, because the error may be temporary.
     Reconnect,
-    /// A new producer can resolve the error: create one, and connect again.
+    /// Create a new producer, which may resolve the error, and connect again.
     RebuildSink,
-    /// Another instance is active: wait until the slot is free.
+    /// Wait until the slot is free, because another instance is active.
     StandBy,
-    /// An operator has to act.
+    /// Stop until an operator resolves the error.
     Halt,
 }
 
 impl Remedy {
-    /// Returns a sentence that tells an operator how Walpost reacts to the error.
+    /// Returns a sentence for operators that describes how Walpost reacts to the error.
     #[must_use]
     pub fn describe(self) -> &'static str {
         match self {
-            Self::Reconnect => "Walpost connects again by itself",
-            Self::RebuildSink => "Walpost creates a new producer, and continues by itself",
+            Self::Reconnect => "Walpost reconnects automatically",
+            Self::RebuildSink => "Walpost creates a new producer and continues automatically",
             Self::StandBy => "Walpost takes over when the slot is free",
             Self::Halt => {
-                "Walpost has halted: do what the message says, then restart it. docs/troubleshooting.md has the \
-                 message"
+                "Walpost has halted. Follow the instructions in the message, then restart Walpost. See also \
+                 docs/troubleshooting.md"
             }
         }
     }
 }
 
-/// Returns what `error` concerns.
+/// Returns the kind of `error`.
 #[must_use]
 pub(crate) fn kind(error: &PipelineError) -> ErrorKind {
-    both(error).0
+    classify(error).0
 }
 
 /// Returns the remedy for `error`.
 #[must_use]
 pub(crate) fn remedy(error: &PipelineError) -> Remedy {
-    both(error).1
+    classify(error).1
 }
 
-/// The kind of an error, and its remedy.
-type Both = (ErrorKind, Remedy);
+/// The kind of an error, and the remedy for it.
+type Classification = (ErrorKind, Remedy);
 
-fn both(error: &PipelineError) -> Both {
+fn classify(error: &PipelineError) -> Classification {
     match error {
         PipelineError::Connection(error) => (ErrorKind::Postgres, connection_remedy(error)),
         PipelineError::Catalog(error) => (ErrorKind::Postgres, catalog_remedy(error)),
@@ -69,19 +69,19 @@ fn both(error: &PipelineError) -> Both {
         }
         PipelineError::Refused(_) => (ErrorKind::Postgres, Remedy::Halt),
         PipelineError::SlotInUse(_) => (ErrorKind::Postgres, Remedy::StandBy),
-        PipelineError::Slot(error) => slot(error),
-        PipelineError::Stream(error) => stream(error),
-        PipelineError::WalBudget(error) => wal_budget(error),
+        PipelineError::Slot(error) => classify_slot(error),
+        PipelineError::Stream(error) => classify_stream(error),
+        PipelineError::WalBudget(error) => classify_wal_budget(error),
         PipelineError::Mapping(_) => (ErrorKind::Setup, Remedy::Halt),
         PipelineError::ExactlyOnce(error) => (ErrorKind::History, exactly_once_remedy(error)),
-        PipelineError::Core(error) => core(error),
+        PipelineError::Core(error) => classify_core(error),
         PipelineError::NotRecorded(failed) => (ErrorKind::Row, catalog_remedy(&failed.error)),
-        PipelineError::Snapshot(error) => snapshot(error),
+        PipelineError::Snapshot(error) => classify_snapshot(error),
         PipelineError::Sink(error) => (ErrorKind::Kafka, sink_remedy(error)),
     }
 }
 
-fn slot(error: &SlotError) -> Both {
+fn classify_slot(error: &SlotError) -> Classification {
     match error {
         SlotError::TwoServers { .. } => (ErrorKind::Postgres, Remedy::Reconnect),
         SlotError::OtherCluster { .. } | SlotError::SlotMoved { .. } => {
@@ -92,7 +92,7 @@ fn slot(error: &SlotError) -> Both {
     }
 }
 
-fn wal_budget(error: &WalBudgetError) -> Both {
+fn classify_wal_budget(error: &WalBudgetError) -> Classification {
     match error {
         WalBudgetError::Catalog(error) => (ErrorKind::Postgres, catalog_remedy(error)),
         WalBudgetError::SlotInUse(_) => (ErrorKind::Postgres, Remedy::StandBy),
@@ -102,7 +102,7 @@ fn wal_budget(error: &WalBudgetError) -> Both {
     }
 }
 
-fn stream(error: &StreamError) -> Both {
+fn classify_stream(error: &StreamError) -> Classification {
     match error {
         StreamError::Unrecorded { .. }
         | StreamError::ServerStopping
@@ -118,22 +118,22 @@ fn stream(error: &StreamError) -> Both {
 #[cfg(any(test, fuzzing))]
 #[must_use]
 pub(crate) fn core_remedy(error: &CoreError) -> Remedy {
-    core(error).1
+    classify_core(error).1
 }
 
-fn core(error: &CoreError) -> Both {
+fn classify_core(error: &CoreError) -> Classification {
     match error {
         CoreError::Decode { .. }
         | CoreError::Order(_)
         | CoreError::UnknownRelation { .. }
         | CoreError::BadTuple { .. } => (ErrorKind::Protocol, Remedy::Halt),
-        // A new connection starts with no tables, and progresses further, because confirmed
+        // A new connection starts without any tables, and makes progress, because confirmed
         // transactions are not sent again.
         CoreError::TooManyTables { .. } => (ErrorKind::Protocol, Remedy::Reconnect),
         CoreError::Mapping { .. } => (ErrorKind::Setup, Remedy::Halt),
         CoreError::History(_) => (ErrorKind::History, Remedy::Halt),
         CoreError::ForeignTable { .. }
-        | CoreError::RowBesideMessages { .. }
+        | CoreError::UnexpectedRow { .. }
         | CoreError::Envelope { .. }
         | CoreError::RowTooLarge { .. }
         | CoreError::Unconvertible { .. }
@@ -169,7 +169,7 @@ pub(crate) fn catalog_remedy(error: &CatalogError) -> Remedy {
         CatalogError::Server(error) => server_remedy(error),
         CatalogError::Lost(_)
         | CatalogError::OtherServer
-        // Caused by a migration, for example. The next attempt reads the catalogs again.
+        // A migration can cause this error, for example. The next attempt reads the catalogs again.
         | CatalogError::TableChanged(_) => Remedy::Reconnect,
         CatalogError::NoJournal { .. }
         | CatalogError::NewerJournal { .. }
@@ -214,7 +214,7 @@ fn dial_remedy(error: &DialError) -> Remedy {
         | DialError::Connect { .. }
         | DialError::Timeout { .. }
         | DialError::Io { .. }
-        // The service that the command queries can be unavailable for a while too.
+        // The service that the password command queries may also be temporarily unavailable.
         | DialError::PasswordCommand { .. }
         // Changing a file's mode while Walpost runs must not halt it.
         | DialError::UntrustedFile { .. }
@@ -249,8 +249,8 @@ fn server_remedy(error: &ServerError) -> Remedy {
         "55006" => Remedy::StandBy,
         // lock_not_available
         "55P03" => Remedy::Reconnect,
-        // idle_in_transaction_session_timeout, transaction_timeout: they were enabled again after
-        // Walpost had disabled them.
+        // idle_in_transaction_session_timeout, transaction_timeout: these timeouts were enabled
+        // again after Walpost had disabled them.
         "25P03" | "25P04" => Remedy::Reconnect,
         // database_dropped
         "57P04" => Remedy::Halt,
@@ -277,14 +277,14 @@ pub(crate) fn exactly_once_remedy(error: &ExactlyOnceError) -> Remedy {
 /// Returns the remedy for a snapshot error.
 #[must_use]
 pub(crate) fn snapshot_remedy(error: &SnapshotError) -> Remedy {
-    snapshot(error).1
+    classify_snapshot(error).1
 }
 
-fn snapshot(error: &SnapshotError) -> Both {
+fn classify_snapshot(error: &SnapshotError) -> Classification {
     match error {
         SnapshotError::Connection(error) => (ErrorKind::Postgres, connection_remedy(error)),
         SnapshotError::Catalog(error) => (ErrorKind::Postgres, catalog_remedy(error)),
-        SnapshotError::Core(error) => core(error),
+        SnapshotError::Core(error) => classify_core(error),
         SnapshotError::Mapping(_)
         | SnapshotError::NoJournal { .. }
         | SnapshotError::Denied { .. }
@@ -317,8 +317,8 @@ pub(crate) fn sink_remedy(error: &SinkError) -> Remedy {
     }
 }
 
-/// Returns whether the server is shutting down or has shut down. With several hosts, one that is
-/// shutting down is enough: the others were not suitable.
+/// Returns whether the server is shutting down or has shut down. With several hosts, it is enough
+/// that one of them is shutting down, because the other hosts were not suitable.
 #[must_use]
 pub(crate) fn is_stopping(error: &DialError) -> bool {
     let attempts = error.attempts();
@@ -327,8 +327,8 @@ pub(crate) fn is_stopping(error: &DialError) -> bool {
     attempts.iter().any(refuses) || attempts.iter().all(is_gone)
 }
 
-/// Delays between attempts. They double each time, with jitter so that many pipelines do not
-/// reconnect simultaneously.
+/// Delays between connection attempts. The delay doubles with each attempt, and has jitter so that
+/// many pipelines do not reconnect simultaneously.
 #[derive(Debug)]
 pub(crate) struct Backoff {
     next: Duration,
@@ -336,8 +336,8 @@ pub(crate) struct Backoff {
 
 const BACKOFF_MIN: Duration = Duration::from_millis(200);
 const BACKOFF_MAX: Duration = Duration::from_secs(15);
-/// Maximum delay after an attempt that started to stream: the server is neither unavailable nor
-/// overloaded.
+/// Maximum delay after an attempt that started to stream, because the server is then neither
+/// unavailable nor overloaded.
 const BACKOFF_MAX_AFTER_STREAMING: Duration = Duration::from_secs(1);
 /// How often a hot standby checks whether the slot is free.
 const STANDBY_POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -357,7 +357,7 @@ impl Backoff {
     }
 
     /// Shortens the next delay, because the last attempt had started to stream before it failed.
-    pub(crate) fn answered(&mut self) {
+    pub(crate) fn shorten(&mut self) {
         self.next = self.next.min(BACKOFF_MAX_AFTER_STREAMING);
     }
 }
@@ -379,7 +379,7 @@ mod tests {
     use crate::postgres::connect::conninfo::Conninfo;
 
     #[test]
-    fn delays_double_up_to_a_bound_and_are_jittered() {
+    fn doubles_delays_up_to_a_maximum_and_adds_jitter() {
         let mut backoff = Backoff::default();
         let mut expected = BACKOFF_MIN;
         for _ in 0..20 {
@@ -391,12 +391,12 @@ mod tests {
             expected = (expected * 2).min(BACKOFF_MAX);
         }
         assert_eq!(expected, BACKOFF_MAX);
-        backoff.answered();
+        backoff.shorten();
         assert!(backoff.next_delay() <= BACKOFF_MAX_AFTER_STREAMING);
     }
 
     #[test]
-    fn temporary_errors_are_retried_and_others_halt() {
+    fn retries_temporary_errors_and_halts_on_others() {
         let server = |code: &str| ServerError {
             code: code.to_owned(),
             ..ServerError::default()
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn detected_pooler_stays_detected() {
+    fn halts_when_the_server_is_a_connection_pooler() {
         for (code, message) in [
             ("08P01", "unsupported startup parameter: replication"),
             (

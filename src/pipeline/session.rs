@@ -1,8 +1,9 @@
 //! Streaming over one connection.
 //!
-//! [`startup`] checks the requirements of a pipeline and begins the stream, [`monitor`] queries the
-//! database concurrently, [`keepalive`] confirms what is durable, [`drain`] ends the session in an
-//! orderly way, and [`state`] outlives it. [`Session::stream`] is the loop that joins them.
+//! [`startup`] checks the requirements of a pipeline and starts the stream, [`monitor`] queries the
+//! database concurrently, [`keepalive`] confirms durable positions, [`drain`] ends the session in
+//! an orderly way, and [`state`] outlives the session. [`Session::stream`] is the loop that
+//! connects these modules.
 
 use std::pin::Pin;
 use std::time::Duration;
@@ -48,23 +49,24 @@ mod set_aside;
 mod startup;
 pub(super) mod state;
 
-/// How often the state of the slot is queried, for monitoring.
+/// How often the state of the slot is queried for monitoring.
 pub(super) const SLOT_QUERY_INTERVAL: Duration = Duration::from_secs(5);
-/// How often the number of rows from each table is reported, for monitoring.
+/// How often the number of rows from each table is recorded for monitoring.
 const TABLE_COUNTS_INTERVAL: Duration = Duration::from_secs(1);
-/// Number of records in flight above which the pipeline counts as busy: a record then shares its
-/// batch with others anyway.
+/// If more records than this are in flight, the pipeline counts as busy, because a record then
+/// shares its batch with other records anyway.
 const BUSY_RECORDS_IN_FLIGHT: u64 = 100;
 /// How long the connection that writes positions to `walpost.slot_state` may be unavailable.
 const RECORDING_TIMEOUT: Duration = Duration::from_secs(10);
-/// While a Kafka transaction is being committed or a topic is being created, no records can be
-/// produced, but reading from the stream continues. This is the maximum size of the data that is
-/// read in the meantime.
+/// Maximum size of the data that is read from the stream while no records can be produced, because
+/// a Kafka transaction is being committed or a topic is being created.
 const BLOCKED_READ_AHEAD_BYTES: usize = 1536 << 10;
 
-/// While rows arrive quickly, another thread reads ahead by at most this fraction of the window ...
+/// While rows arrive quickly, another thread reads ahead. The data that it reads ahead is at most
+/// the window divided by this number.
 const THREAD_READ_AHEAD_WINDOW_PARTS: u64 = 8;
-/// ... and by at most this many bytes, which is what the fastest walsender sends in 10 ms.
+/// Maximum size of the data that another thread reads ahead: the amount that the fastest walsender
+/// sends in 10 ms.
 const THREAD_READ_AHEAD_BYTES_MAX: usize = 1 << 20;
 
 /// A streaming connection.
@@ -72,9 +74,9 @@ pub(super) struct Session<'s> {
     settings: &'s PipelineSettings,
     connection: Connection,
     resume: Lsn,
-    /// Queries the database concurrently; ends with the session.
+    /// The task that queries the database concurrently. It ends with the session.
     slot_monitor: JoinSet<MonitorEvent>,
-    confirms: ConfirmationGate,
+    confirmation_gate: ConfirmationGate,
     reported: Option<Confirmed>,
     reported_at: Instant,
     status_due: Instant,
@@ -84,28 +86,30 @@ pub(super) struct Session<'s> {
     pace: Pace,
     /// Rows that are copied before the stream starts, until they are durable.
     copying: Option<Copying>,
-    /// Whether a message was logged that a restart waits for the copy.
+    /// Whether a message was logged that the restart is delayed until the copy is complete.
     has_announced_restart: bool,
-    /// The tables that are set aside.
+    /// Tracks the tables that are set aside.
     tables: TableWatch,
     /// Commits Kafka transactions; `None` without exactly-once delivery.
     committer: Option<TransactionCommitter>,
 }
 
-/// The reason why the stream does not read the next frame yet.
+/// The condition that must be met before the stream processes the next frame.
 enum Wait {
     Nothing,
+    /// The window or the sink must have space for another record.
     Room,
+    /// The sink must prepare the topic.
     Topic(String, Preparation),
-    /// The catalog's description of the table with this OID.
+    /// The catalog must describe the table with this OID.
     Table(u32, Description),
-    /// The journal entry for the note.
+    /// The note must be written to the journal.
     Journal(Box<TableNote>, Recording),
 }
 
 /// The result of a [`Wait`].
 enum WaitResult<'w> {
-    /// The sink knows whether the topic can be used.
+    /// The sink has prepared the topic.
     Topic(&'w str, Prepared),
     /// The sink can't prepare the topic.
     Refused(&'w str, SinkError),
@@ -117,12 +121,12 @@ enum WaitResult<'w> {
 type Description = Pin<Box<dyn Future<Output = Result<Vec<ColumnFacts>, CatalogError>> + Send>>;
 
 impl Session<'_> {
-    /// Streams until asked to drain, and then to the end of an open transaction, so that the
-    /// transaction is not sent twice without need, unless the server shuts down. Returns the
-    /// deadline of the drain.
+    /// Streams until the pipeline is asked to drain. If a transaction is open then, streams to its
+    /// end, unless the server shuts down, so that the transaction does not have to be sent again.
+    /// Returns the deadline of the drain.
     ///
     /// # Errors
-    /// Any error that prevents the stream from continuing.
+    /// Returns any error that prevents the stream from continuing.
     pub(super) async fn stream(
         &mut self,
         database: &impl Database,
@@ -135,10 +139,10 @@ impl Session<'_> {
         let mut wait = Wait::Nothing;
         let mut drain_until: Option<Instant> = None;
         loop {
-            let takes = matches!(wait, Wait::Nothing) && !self.is_committing();
-            if takes
+            let can_produce = matches!(wait, Wait::Nothing) && !self.is_committing();
+            if can_produce
                 && drain_until.is_none()
-                && let Some(suspects) = core.passed()
+                && let Some(suspects) = core.passed_suspects()
             {
                 return Err(StreamError::Passed {
                     from: *suspects.start(),
@@ -146,30 +150,32 @@ impl Session<'_> {
                 }
                 .into());
             }
-            if takes {
+            if can_produce {
                 core.delivery.watermark.tick(unix_micros());
                 wait = match (self.is_copying(), self.tables.next_note(core)) {
-                    (true, _) => self.rows(core, sink)?,
-                    (false, Some(note)) => self.record(database, note),
-                    (false, None) => self.frames(database, core, sink, drain_until.is_some())?,
+                    (true, _) => self.process_rows(core, sink)?,
+                    (false, Some(note)) => self.record_note(database, note),
+                    (false, None) => {
+                        self.process_frames(database, core, sink, drain_until.is_some())?
+                    }
                 };
             }
             let many = core.delivery.watermark.in_flight().records > BUSY_RECORDS_IN_FLIGHT;
             let busy = many || self.pace.is_busy(Instant::now());
-            if takes {
+            if can_produce {
                 sink.flush(busy)?;
             }
             let has_room = self.connection.unread() < BLOCKED_READ_AHEAD_BYTES;
             let reads = matches!(wait, Wait::Nothing) && (!self.is_committing() || has_room);
-            // While rows are copied, frames are not processed, but still read from the connection,
-            // because that shows whether the server is alive. While a topic is created, reading
-            // ahead can find further missing topics.
+            // While rows are copied, frames are not processed but are still read from the
+            // connection, because this shows whether the server is alive. While a topic is created,
+            // reading ahead can find other missing topics.
             let copies = self.is_copying();
-            let hears = match copies || matches!(wait, Wait::Topic(..)) {
+            let receives = match copies || matches!(wait, Wait::Topic(..)) {
                 true => has_room,
                 false => reads,
             };
-            if !hears {
+            if !receives {
                 self.connection.pause();
             }
             if deliveries.failed()
@@ -185,35 +191,34 @@ impl Session<'_> {
             }
             let has_more = !matches!(wait, Wait::Nothing);
             let (confirmed, mut next) =
-                match self.keep_in_touch(core, session_state, now, has_more).await {
+                match self.update_status(core, session_state, now, has_more).await {
                     Err(PipelineError::Stream(error)) if error.is_server_stopping() => {
                         return drain_until.ok_or(error.into());
                     }
-                    kept => kept?,
+                    result => result?,
                 };
-            let waits =
+            let is_waiting =
                 has_more || self.is_committing() || core.delivery.watermark.in_flight().records > 0;
             let stats = core.delivery.watermark.stats();
-            stats.progressed(&core.delivery.watermark.progress(confirmed, waits));
+            stats.record_progress(&core.delivery.watermark.progress(confirmed, is_waiting));
             if self.tables_due <= now {
                 self.tables_due = now + TABLE_COUNTS_INTERVAL;
                 core.report_rows();
                 self.tables.count_omitted_rows(self.settings, core);
             }
             let received = self.connection.take_received_bytes();
-            stats.received_bytes(received);
-            self.pace.received(received);
+            stats.add_received_bytes(received);
+            self.pace.record_bytes(received);
             self.end_copy(core, database, session_state).await;
             sink.tend();
-            // A row that waits for its topic may be followed by more rows, each with a topic of its
-            // own.
+            // Other rows, each with its own topic, may follow a row whose topic is being prepared.
             let more_to_come = busy || matches!(wait, Wait::Topic(..));
             if let Some(committer) = &mut self.committer
-                && let Some(due) = committer.tend(core, sink, now, more_to_come)
+                && let Some(due) = committer.commit_if_due(core, sink, now, more_to_come)
             {
                 next = next.min(due);
             }
-            let drained = drain_until.unwrap_or(next).min(next);
+            let wake_at = drain_until.unwrap_or(next).min(next);
             let completes_copy = self.completes_copy(orders, now);
             match self.pace.pause(now) {
                 Some(_)
@@ -248,15 +253,16 @@ impl Session<'_> {
                         }
                     }
                 }
-                // Not during a drain: the records in flight may be the last ones.
-                () = session_state.watched.until_over(), if drain_until.is_none() => {
+                // The slot is not dropped during a drain, because the records in flight may be the
+                // last undelivered ones.
+                () = session_state.watched.wait_until_over_budget(), if drain_until.is_none() => {
                     return Err(session_state.watched.over_budget_error().into());
                 }
-                committed = committed(&mut self.committer) => {
+                committed = commit_result(&mut self.committer) => {
                     let committed = committed?;
-                    core.delivery.watermark.checkpointed(committed.safe);
-                    session_state.adaptive_window.committed(committed.in_flight, committed.took);
-                    core.delivery.watermark.allow(session_state.adaptive_window.window());
+                    core.delivery.watermark.record_checkpoint(committed.safe);
+                    session_state.adaptive_window.record_commit(committed.in_flight, committed.took);
+                    core.delivery.watermark.set_window(session_state.adaptive_window.window());
                 }
                 () = core.delivery.watermark.wait_for_room(), if matches!(wait, Wait::Room) => wait = Wait::Nothing,
                 ended = wait.wait() => {
@@ -270,26 +276,26 @@ impl Session<'_> {
                         WaitResult::Refused(_, error) => return Err(error.into()),
                         WaitResult::Table(oid, facts) => core.describe_table(oid, facts),
                         WaitResult::Journal(note, opened) => {
-                            set_aside::log(self.settings, note, opened.as_ref());
-                            core.recorded(note, opened);
+                            set_aside::log_note(self.settings, note, opened.as_ref());
+                            core.apply_note(note, opened);
                         }
                     }
                     wait = Wait::Nothing;
                 }
-                () = self.confirms.wait_for_change() => self.request_checkpoint(),
+                () = self.confirmation_gate.wait_for_change() => self.request_checkpoint(),
                 () = self.tables.wait_for_change() => {}
                 filled = snapshot::receive_copied(&mut self.copying), if copies && reads => filled?,
-                filled = self.connection.receive(), if hears => {
+                filled = self.connection.receive(), if receives => {
                     filled?;
                     sink.read_more();
                 }
-                () = sleep_until(drained) => {}
+                () = sleep_until(wake_at) => {}
             }
         }
     }
 
-    /// Processes the frames that have arrived, until there are no more or the stream has to wait.
-    fn frames(
+    /// Processes frames until all received frames have been processed or the stream has to wait.
+    fn process_frames(
         &mut self,
         database: &impl Database,
         core: &mut Core,
@@ -325,23 +331,23 @@ impl Session<'_> {
                     let facts = async move { database.catalog().await?.column_facts(oid).await };
                     return Ok(Wait::Table(oid, Box::pin(facts)));
                 }
-                Step::SetAside(note) => return Ok(self.record(database, *note)),
+                Step::SetAside(note) => return Ok(self.record_note(database, *note)),
             }
             self.connection.consume();
-            self.pace.frame();
+            self.pace.record_frame();
         }
         Ok(Wait::Nothing)
     }
 
-    fn record(&self, database: &impl Database, note: TableNote) -> Wait {
+    fn record_note(&self, database: &impl Database, note: TableNote) -> Wait {
         let recording = set_aside::record(self.settings, database, note.clone());
         Wait::Journal(Box::new(note), recording)
     }
 
-    /// Requests a checkpoint if a command waits for the position to be confirmed, which exactly-once
-    /// delivery does only after one.
+    /// Requests a checkpoint if a command waits for the position to be confirmed, because
+    /// exactly-once delivery confirms a position only after a checkpoint.
     fn request_checkpoint(&mut self) {
-        if self.confirms.is_requested()
+        if self.confirmation_gate.is_requested()
             && let Some(committer) = &mut self.committer
         {
             committer.request_checkpoint();
@@ -356,24 +362,28 @@ impl Session<'_> {
         })
     }
 
-    /// Returns whether rows are being copied, while the stream waits.
+    /// Returns whether older rows are being copied. The stream waits meanwhile.
     fn is_copying(&self) -> bool {
         self.copying.as_ref().is_some_and(Copying::reads)
     }
 
-    /// Processes the rows that have arrived, like [`Session::frames`] does with frames.
-    fn rows(&mut self, core: &mut Core, sink: &mut impl Sink) -> Result<Wait, PipelineError> {
+    /// Processes received rows of the copy, as [`Session::process_frames`] processes frames.
+    fn process_rows(
+        &mut self,
+        core: &mut Core,
+        sink: &mut impl Sink,
+    ) -> Result<Wait, PipelineError> {
         let Some(copying) = &mut self.copying else {
             return Ok(Wait::Nothing);
         };
         loop {
             match copying.row(core, sink)? {
-                Read::Row => self.pace.frame(),
+                Read::Row => self.pace.record_frame(),
                 Read::Nothing => return Ok(Wait::Nothing),
                 Read::End => {
                     let (slot, host) = (&self.settings.target.slot, &self.connection.host);
                     info!(pipeline = self.settings.name, slot, from = %core.delivery.watermark.received(), host, "streaming");
-                    // Frames of the stream were read in the meantime.
+                    // Frames of the stream may have been received during the copy.
                     sink.read_more();
                     return Ok(Wait::Nothing);
                 }
@@ -386,7 +396,7 @@ impl Session<'_> {
         }
     }
 
-    /// Records that the copy is durable, once it is.
+    /// Records that the copy is complete if all of its rows are durable.
     async fn end_copy(
         &mut self,
         core: &Core,
@@ -404,8 +414,8 @@ impl Session<'_> {
         }
     }
 
-    /// Returns whether older rows are being copied with progress, so that a restart with another
-    /// definition waits for them.
+    /// Returns whether a copy of older rows is making progress. If so, a restart with a new
+    /// definition is delayed until the copy is complete.
     fn completes_copy(&mut self, orders: &watch::Receiver<Order>, now: Instant) -> bool {
         let Some(copying) = &mut self.copying else {
             return false;
@@ -419,8 +429,8 @@ impl Session<'_> {
             let restart = commands.print(["pipeline", "restart", &self.settings.name]);
             info!(
                 pipeline = self.settings.name,
-                "the definition has changed: the pipeline restarts with the new one when the copy of older rows is complete. To \
-                 restart it now: {restart}"
+                "the definition has changed; the pipeline restarts with the new definition when the copy of older rows is complete. \
+                 To restart the pipeline now: {restart}"
             );
         }
         true
@@ -447,17 +457,18 @@ async fn drain_due(orders: &mut watch::Receiver<Order>, completes_copy: bool) {
     }
 }
 
-/// Resolves when the commit in progress has succeeded; never if there is none.
-async fn committed(committer: &mut Option<TransactionCommitter>) -> Result<Committed, SinkError> {
+/// Resolves when the commit in progress has succeeded. Never resolves if no commit is in progress.
+async fn commit_result(
+    committer: &mut Option<TransactionCommitter>,
+) -> Result<Committed, SinkError> {
     match committer {
-        Some(committer) => committer.committed().await,
+        Some(committer) => committer.wait_for_commit().await,
         None => std::future::pending().await,
     }
 }
 
 impl Wait {
-    /// Resolves when what the stream waits for is available. Never resolves for [`Wait::Nothing`]
-    /// and [`Wait::Room`].
+    /// Resolves when the condition is met. Never resolves for [`Wait::Nothing`] and [`Wait::Room`].
     async fn wait(&mut self) -> Result<WaitResult<'_>, PipelineError> {
         match self {
             Self::Topic(topic, preparation) => Ok(match preparation.await {

@@ -33,7 +33,7 @@ pub(crate) struct PipelineSettings {
     pub outbox: OutboxSettings,
     /// The destination of records.
     pub sink: SinkSettings,
-    /// How often each record is delivered.
+    /// The delivery guarantee of the pipeline.
     pub delivery: Delivery,
     /// How events that can't be delivered are handled.
     pub dead_letters: DeadLetterSettings,
@@ -47,7 +47,7 @@ pub(crate) struct PipelineSettings {
     pub window_bytes: u64,
     /// Maximum size of a message from the server, in bytes.
     pub row_bytes_max: usize,
-    /// How long a connection may be silent before either side considers it dead.
+    /// How long a connection may be silent before the client or the server considers it dead.
     pub link_timeout: Duration,
     /// Maximum duration of a drain.
     pub drain_timeout: Duration,
@@ -57,7 +57,7 @@ pub(crate) struct PipelineSettings {
 }
 
 impl PipelineSettings {
-    /// Returns what the first start with a new slot delivers.
+    /// Returns which rows the first start with a new slot delivers.
     #[must_use]
     pub(crate) fn first_start(&self) -> FirstStart {
         match self.snapshot {
@@ -101,8 +101,8 @@ impl PipelineSettings {
 
     /// Logs weaknesses of the connection to Kafka that others on the network could exploit.
     pub(crate) fn log_exposures(&self) {
-        for open in self.sink.warnings() {
-            warn!(pipeline = self.name, "Kafka: {open}");
+        for warning in self.sink.warnings() {
+            warn!(pipeline = self.name, "Kafka: {warning}");
         }
     }
 
@@ -155,17 +155,17 @@ impl PipelineSettings {
     /// letter. A topic that is named by the configuration, rather than by the row, must be created
     /// by the operator instead.
     fn dead_letter_topic_for_unusable(&self) -> Option<&str> {
-        let is_row_s = self.outbox.topic.constant().is_none();
-        let becomes = self.dead_letters.unroutable == Undeliverable::DeadLetter;
-        (is_row_s && becomes).then_some(&*self.dead_letters.topic)
+        let is_chosen_by_row = self.outbox.topic.constant().is_none();
+        let sends_dead_letters = self.dead_letters.unroutable == Undeliverable::DeadLetter;
+        (is_chosen_by_row && sends_dead_letters).then_some(&*self.dead_letters.topic)
     }
 
     /// If the settings allow the slot to be dropped, checks that its events could be recorded and
     /// sent again.
     ///
     /// # Errors
-    /// There is no journal in which to record the dropped slot, or the table has no primary key,
-    /// which is needed to send its rows again.
+    /// Returns an error if the journal, in which a dropped slot is recorded, does not exist, or if
+    /// the table does not have a primary key, which is required to send its rows again.
     pub(crate) fn check_drop_slot(&self, observed: &Observed) -> Result<(), WalBudgetError> {
         if self.wal_budget.on_max != OnMax::DropSlot {
             return Ok(());
@@ -181,8 +181,8 @@ impl PipelineSettings {
         }
     }
 
-    /// Returns whether the pipeline runs despite the problem. This is the case if the problem
-    /// concerns tables that are set aside when one of their rows arrives.
+    /// Returns whether the pipeline runs despite the problem, because the problem only concerns
+    /// tables that are set aside when one of their rows arrives.
     #[must_use]
     pub(crate) fn tolerates(&self, problem: &Problem) -> bool {
         self.sets_tables_aside() && matches!(problem, Problem::OtherTables { .. })
@@ -195,8 +195,9 @@ impl PipelineSettings {
         self.target.outbox.is_several() && self.on_table_error == OnTableError::SetAside
     }
 
-    /// Compares the settings with the columns of the observed table, or with those of an event in a
-    /// message. If the outbox has several tables, use [`Self::mapping_for`] for each instead.
+    /// Compares the settings with the columns of the observed table, or with the columns of an
+    /// event in a message. For an outbox of several tables, use [`Self::mapping_for`] for each
+    /// table instead.
     ///
     /// # Errors
     /// A column is missing or has an unsupported type.
@@ -227,8 +228,8 @@ impl PipelineSettings {
         let bound = Mapping::bind_with(&self.outbox, table.rows(&shown), &columns, &found.facts);
         bound.map_err(|error| {
             error.with_type(|column| {
-                let at = columns.iter().position(|found| found.name == column)?;
-                found.types.get(at).cloned()
+                let index = columns.iter().position(|found| found.name == column)?;
+                found.types.get(index).cloned()
             })
         })
     }
@@ -249,19 +250,20 @@ pub(crate) struct Retention {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum SnapshotMode {
-    /// Before the stream, once in the lifetime of the pipeline.
+    /// Deliver the rows before the stream starts, once in the lifetime of the pipeline.
     #[default]
     Initial,
-    /// Not at all.
+    /// Do not deliver the rows.
     Never,
 }
 
-/// How often a record is delivered.
+/// The delivery guarantee of a pipeline.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Delivery {
-    /// Once, except that records in flight are delivered again after a crash.
+    /// Each record is delivered at least once; records in flight may be delivered again after a
+    /// crash.
     AtLeastOnce,
-    /// Once, for consumers that read only committed records.
+    /// Each record is delivered exactly once to consumers that read only committed records.
     ExactlyOnce(CheckpointSettings),
 }
 
@@ -332,7 +334,7 @@ pub(crate) enum SinkSettings {
     Kafka {
         /// librdkafka's properties.
         properties: Properties,
-        /// How missing topics are created; `None` if they are not.
+        /// How missing topics are created; `None` if missing topics are not created.
         create_topics: Option<CreateTopics>,
         /// The properties that authenticate the client.
         credentials: Credentials,

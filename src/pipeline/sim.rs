@@ -1,16 +1,16 @@
 //! Runs the whole pipeline against simulated PostgreSQL and Kafka servers, in simulated time.
 //!
-//! Everything except the two servers is the code of the program: [`run`] with its reconnects and
-//! remedies, the session, the bytes of the protocol, the core, the watermark, the checkpoints. A
-//! seed determines what is committed, and which faults occur when: connections cut at any byte,
-//! crashes of Walpost and of PostgreSQL, failovers that lose commits, outages of Kafka, deliveries
-//! and commits that fail or whose responses are lost, links that are too slow for the window,
-//! instances that are considered dead and continue later, a database that is restored to an earlier
-//! copy, batches that are rejected because of one record or their size, and a slot that something
-//! else re-creates. Some events can't be delivered, and become dead letters. Some outboxes have
-//! rows that are older than the slot. Rules are checked during the run and at its end.
+//! All code except the two servers is the code of the program: [`run`] with its reconnects and
+//! remedies, the session, the replication protocol, the core, the watermark and the checkpoints. A
+//! seed determines which transactions are committed, and which faults occur: connections that are
+//! cut at any byte, crashes of Walpost and of PostgreSQL, failovers that lose commits, outages of
+//! Kafka, deliveries and commits that fail or whose responses are lost, links that are too slow for
+//! the window, instances that are considered dead and continue later, a database that is restored
+//! from a backup, batches that are rejected because of one record or their size, and a slot that
+//! something else re-creates. Some events can't be delivered and become dead letters. Some outboxes
+//! have rows that are older than the slot. Rules are checked during the run and at its end.
 //!
-//! `./dev sim --seed 42` runs one seed again; `./dev sim --seeds 100000 --from 5000` runs more
+//! `./dev sim --seed 42` runs one seed again, and `./dev sim --seeds 100000 --from 5000` runs more
 //! seeds.
 
 use std::num::NonZero;
@@ -74,13 +74,13 @@ mod world;
 
 /// Number of seeds that `cargo test` runs in each mode.
 const SEEDS_PER_MODE: u64 = 5_000;
-/// Longer than all outages and all delays between attempts combined.
+/// Maximum duration of a run, which is longer than all outages and delays combined.
 const RUN_TIMEOUT: Duration = Duration::from_secs(3600);
 
 #[derive(Clone)]
 struct SimDatabase {
     shared: Shared,
-    /// Incarnation of the server to which this connection was opened.
+    /// The server's incarnation when this connection was opened.
     incarnation: u64,
 }
 
@@ -357,12 +357,12 @@ impl CatalogQueries for SimDatabase {
         Err(CatalogError::missing_journal(target))
     }
 
-    async fn slot_state(&self, of: &SlotOf) -> Result<FoundState, CatalogError> {
+    async fn slot_state(&self, slot: &SlotOf) -> Result<FoundState, CatalogError> {
         let world = self.shared.lock();
         let state = world
             .database
             .state
-            .filter(|(timeline, _)| *timeline == of.timeline);
+            .filter(|(timeline, _)| *timeline == slot.timeline);
         Ok(FoundState::State(state.map(|(_, confirmed)| SlotState {
             created: None,
             begun: true,
@@ -370,7 +370,7 @@ impl CatalogQueries for SimDatabase {
         })))
     }
 
-    async fn write_slot_state(&self, of: &SlotOf, confirmed: Lsn) -> Result<(), CatalogError> {
+    async fn write_slot_state(&self, slot: &SlotOf, confirmed: Lsn) -> Result<(), CatalogError> {
         let pause = self.shared.lock().dice.u64(100..5000);
         sleep(Duration::from_micros(pause)).await;
         let mut world = self.shared.lock();
@@ -380,11 +380,11 @@ impl CatalogQueries for SimDatabase {
         let same = world
             .database
             .state
-            .filter(|(timeline, _)| *timeline == of.timeline);
+            .filter(|(timeline, _)| *timeline == slot.timeline);
         let confirmed = same.map_or(confirmed, |(_, before)| before.max(confirmed));
-        world.database.state = Some((of.timeline, confirmed));
-        // If the server was failed over, the connection for this statement has been cut.
-        if world.database.timeline == of.timeline {
+        world.database.state = Some((slot.timeline, confirmed));
+        // After a failover, the connection for this statement has been cut.
+        if world.database.timeline == slot.timeline {
             let end = world.database.end;
             world.database.begun.get_or_insert(end);
         }
@@ -499,7 +499,7 @@ struct Simulation {
     shared: Shared,
     settings: PipelineSettings,
     instances: Vec<Instance>,
-    /// Whether an instance has halted because of another history, as it must.
+    /// Whether an instance has halted as expected because of a different history.
     has_halted: bool,
 }
 
@@ -513,7 +513,8 @@ impl Simulation {
         }
     }
 
-    /// Runs all instances that are not frozen, for this long or until all have ended.
+    /// Runs all instances that are not frozen until all of them have ended, or for at most
+    /// `within`.
     async fn run(&mut self, within: Duration) {
         let instances = &mut self.instances;
         let all = std::future::poll_fn(|context| {
@@ -531,7 +532,7 @@ impl Simulation {
         let _ = timeout(within, all).await;
         for instance in &self.instances {
             if let Some(Err(error)) = &instance.ended {
-                let is_expected = self.shared.lock().put_back.is_some();
+                let is_expected = self.shared.lock().restored.is_some();
                 let is_halt = matches!(
                     error,
                     PipelineError::ExactlyOnce(ExactlyOnceError::History(_))
@@ -568,13 +569,14 @@ impl Simulation {
             .iter()
             .any(|instance| instance.ended.is_none())
         {
-            self.shared.lock().break_rule("it does not stop".to_owned());
+            self.shared
+                .lock()
+                .break_rule("an instance does not stop".to_owned());
         }
         self.instances.clear();
     }
 
-    /// Waits, without further faults, until everything that was written is delivered, and checks
-    /// the result.
+    /// Waits, without further faults, until all events are delivered, and checks the result.
     async fn settle(&mut self, is_written: impl Fn() -> bool) -> Result<(), String> {
         let began = tokio::time::Instant::now();
         while !self.has_halted && (!is_written() || !self.shared.lock().is_settled()) {
@@ -582,14 +584,16 @@ impl Simulation {
             let mut world = self.shared.lock();
             if world.broken.is_some() || began.elapsed() > RUN_TIMEOUT {
                 let (confirmed, end) = (world.database.confirmed, world.database.end);
-                world.break_rule(format!("it does not end: confirmed {confirmed} of {end}"));
+                world.break_rule(format!(
+                    "the run does not end: {confirmed} of {end} is confirmed"
+                ));
                 break;
             }
         }
         self.stop().await;
         let mut world = self.shared.lock();
         match self.has_halted {
-            true => world.judge_halt(),
+            true => world.check_halt(),
             false => world.check_records(),
         }
         world.broken.take().map_or(Ok(()), Err)
@@ -598,7 +602,7 @@ impl Simulation {
     async fn fault(&mut self) {
         let kind = self.shared.lock().dice.u8(0..9);
         match kind {
-            // A crash.
+            // Walpost crashes.
             0 | 1 => {
                 self.instances.clear();
                 self.start();
@@ -607,7 +611,7 @@ impl Simulation {
                 self.stop().await;
                 self.start();
             }
-            // The connection is lost, and the server notices this.
+            // The connection is lost, and the server detects this.
             3 => self.shared.lock().database.active = None,
             4 => {
                 {
@@ -642,13 +646,13 @@ impl Simulation {
     }
 }
 
-/// Decides whether the database is restored to an earlier copy at the end, and how. Independent of
-/// all other random choices.
+/// Decides whether and how the database is restored from a backup at the end. The decision is
+/// independent of all other random choices.
 struct Rewind {
     dice: fastrand::Rng,
-    /// The number of the fault before which the copy is made.
-    copied_after: usize,
-    is_remade: bool,
+    /// The number of the fault before which the backup is made.
+    backed_up_before: usize,
+    recreates_slot: bool,
     is_down: bool,
 }
 
@@ -656,23 +660,25 @@ impl Rewind {
     fn draw(seed: u64, exactly_once: bool) -> Option<Self> {
         let mut dice = fastrand::Rng::with_seed(!seed);
         (dice.u8(0..4) == 0).then(|| {
-            // With at-least-once delivery, the previous position of the slot can't be known.
-            let is_remade = exactly_once && dice.bool();
+            // With at-least-once delivery, Walpost may not have recorded the slot's previous
+            // position.
+            let recreates_slot = exactly_once && dice.bool();
             Self {
-                copied_after: dice.usize(0..7),
-                is_remade,
+                backed_up_before: dice.usize(0..7),
+                recreates_slot,
                 // An instance may continue to run only with exactly-once delivery, and only if the
                 // slot is not re-created.
-                is_down: is_remade || !exactly_once || dice.bool(),
+                is_down: recreates_slot || !exactly_once || dice.bool(),
                 dice,
             }
         })
     }
 }
 
-/// Decides whether the slot is re-created at the end. Independent of all other random choices. Not
-/// with exactly-once delivery, for which the checkpoint shows it.
-fn draw_anew(seed: u64, exactly_once: bool) -> Option<fastrand::Rng> {
+/// Decides whether the slot is re-created at the end. The decision is independent of all other
+/// random choices. Always `None` with exactly-once delivery, because the checkpoint then shows a
+/// re-created slot.
+fn draw_slot_recreation(seed: u64, exactly_once: bool) -> Option<fastrand::Rng> {
     let mut dice = fastrand::Rng::with_seed(seed.rotate_left(16));
     (!exactly_once && dice.u8(0..6) == 0).then_some(dice)
 }
@@ -690,7 +696,7 @@ async fn write(shared: Shared) {
         let pause = {
             let mut world = shared.lock();
             match world.chance(15) {
-                true => world.write_other_log(),
+                true => world.write_other_wal(),
                 false => world.commit(),
             }
             world.dice.u64(0..30_000)
@@ -718,7 +724,7 @@ async fn scenario(seed: u64, exactly_once: bool) -> Result<(), String> {
         let mut world = shared.lock();
         if world.chance(10) {
             world.cluster.rate = Some(world.dice.u64(5..10));
-            // Each rejected record causes everything unconfirmed to be sent twice more.
+            // For each rejected record, all unconfirmed records would be sent two more times.
             world.cluster.batch_max = None;
         }
         if older::draw_older(seed) {
@@ -737,27 +743,27 @@ async fn scenario(seed: u64, exactly_once: bool) -> Result<(), String> {
         simulation.run_a_while().await;
         if rewind
             .as_ref()
-            .is_some_and(|rewind| rewind.copied_after == number)
+            .is_some_and(|rewind| rewind.backed_up_before == number)
         {
-            shared.lock().keep_copy();
+            shared.lock().back_up();
         }
         simulation.fault().await;
     }
     if let Some(rewind) = &mut rewind {
         simulation.run_a_while().await;
-        // Work that an instance has in progress would change what is known about Kafka.
+        // A running instance could still change the contents of Kafka.
         if rewind.is_down {
             simulation.instances.clear();
         }
-        let (is_remade, is_down) = (rewind.is_remade, rewind.is_down);
+        let (recreates_slot, is_down) = (rewind.recreates_slot, rewind.is_down);
         shared
             .lock()
-            .restore_earlier_state(&mut rewind.dice, is_remade, is_down);
+            .restore_earlier_state(&mut rewind.dice, recreates_slot, is_down);
         if rewind.is_down {
             simulation.start();
         }
     }
-    if let (Some(mut dice), None) = (draw_anew(seed, exactly_once), &rewind) {
+    if let (Some(mut dice), None) = (draw_slot_recreation(seed, exactly_once), &rewind) {
         simulation.run_a_while().await;
         match dice.bool() {
             true => simulation.instances.clear(),
@@ -766,7 +772,7 @@ async fn scenario(seed: u64, exactly_once: bool) -> Result<(), String> {
                 .iter_mut()
                 .for_each(|instance| instance.is_frozen = true),
         }
-        shared.lock().make_slot_anew(&mut dice);
+        shared.lock().recreate_slot(&mut dice);
         match simulation.instances.is_empty() {
             true => simulation.start(),
             false => simulation
@@ -787,12 +793,12 @@ fn simulated_time() -> tokio::runtime::Runtime {
 }
 
 fn simulate(seed: u64, exactly_once: bool) {
-    // The delays between attempts are drawn by this thread.
+    // This thread draws the delays between attempts.
     fastrand::seed(seed);
     let outcome = simulated_time().block_on(scenario(seed, exactly_once));
     if let Err(broken) = outcome {
         let mode = if exactly_once { "exactly" } else { "at-least" };
-        panic!("{broken}\nreplay: ./dev sim --seed {seed} ({mode}-once)");
+        panic!("{broken}\nTo run this seed again: ./dev sim --seed {seed} ({mode}-once)");
     }
 }
 
@@ -811,8 +817,8 @@ fn refused_for(
             settings(exactly_once, false, &mut world.dice)
         };
         let mut instance = Instance::start(&shared, &settings);
-        let lived = timeout(Duration::from_secs(60), &mut instance.run).await;
-        assert!(lived.is_err(), "it streams: {lived:?}");
+        let result = timeout(Duration::from_secs(60), &mut instance.run).await;
+        assert!(result.is_err(), "the pipeline has ended: {result:?}");
         {
             let mut world = shared.lock();
             world.database.refuses = true;
@@ -829,28 +835,35 @@ fn refused_for(
 }
 
 #[test]
-fn role_that_was_accepted_and_is_refused_has_ten_minutes() {
+fn retries_a_previously_accepted_role_for_ten_minutes() {
     for exactly_once in [false, true] {
         let ended = refused_for(exactly_once, REFUSED_LOGIN_TIMEOUT - Duration::from_secs(1));
-        assert!(ended.is_none(), "it goes on: {ended:?}");
+        assert!(ended.is_none(), "the pipeline has ended: {ended:?}");
         let ended = refused_for(exactly_once, 2 * REFUSED_LOGIN_TIMEOUT);
-        let (lived, ended) = ended.expect("an end");
+        let (elapsed, ended) = ended.expect("an end");
         let most = REFUSED_LOGIN_TIMEOUT + Duration::from_secs(30);
-        assert!((REFUSED_LOGIN_TIMEOUT..most).contains(&lived), "{lived:?}");
+        assert!(
+            (REFUSED_LOGIN_TIMEOUT..most).contains(&elapsed),
+            "{elapsed:?}"
+        );
         let error = ended.expect_err("a halt");
         assert!(matches!(error, PipelineError::Refused(_)), "{error}");
         let text = error.to_string();
-        for words in ["28P01", "had accepted role \"sim\"", "refused it for 6"] {
+        for words in [
+            "28P01",
+            "accepted role \"sim\" earlier",
+            "rejecting it for 6",
+        ] {
             assert!(text.contains(words), "{words} in {text}");
         }
     }
 }
 
 /// The table was empty when the slot was acquired. When Kafka is available again, the table has
-/// rows, and no statistics show that the slot has sent them. They are therefore considered older
-/// rows, which the stream that has started would deliver a second time.
+/// rows, and no statistics show that the slot has sent these rows. Walpost therefore considers them
+/// older rows, and the stream that has already started would deliver them a second time.
 #[test]
-fn start_that_has_the_slot_and_finds_rows_to_copy_begins_again() {
+fn starts_again_if_rows_to_copy_appear_after_the_slot_was_acquired() {
     simulated_time().block_on(async {
         let shared = Shared::new(1, true);
         let settings = {
@@ -864,7 +877,7 @@ fn start_that_has_the_slot_and_finds_rows_to_copy_begins_again() {
         simulation.run(Duration::from_secs(1)).await;
         {
             let mut world = shared.lock();
-            assert!(world.database.active.is_some(), "it has the slot");
+            assert!(world.database.active.is_some(), "the slot is not in use");
             world.has_older = true;
             while world.database.log.len() < 20 {
                 world.commit();
@@ -893,7 +906,7 @@ fn simulate_all(exactly_once: bool) {
             .map(|text| text.parse().expect(name))
     };
     if let Some(seed) = number("SIM_SEED") {
-        // Shown if the test fails, or with --nocapture.
+        // The output is shown if the test fails, or with --nocapture.
         let _ = tracing_subscriber::fmt()
             .with_max_level(tracing::Level::DEBUG)
             .with_test_writer()
@@ -920,11 +933,11 @@ fn simulate_all(exactly_once: bool) {
 }
 
 #[test]
-fn at_least_once_loses_nothing_and_keeps_the_order() {
+fn at_least_once_delivers_every_event_in_order() {
     simulate_all(false);
 }
 
 #[test]
-fn exactly_once_has_each_event_once() {
+fn exactly_once_delivers_each_event_once() {
     simulate_all(true);
 }

@@ -1,11 +1,11 @@
 //! Copies the rows that are older than the slot before the stream starts, once in the lifetime of a
 //! pipeline.
 //!
-//! A temporary slot determines which rows these are: when it is created, the server makes a
-//! snapshot that contains exactly what was committed before one LSN, the consistent point. That
-//! snapshot is copied, and the pipeline's own slot streams from the consistent point on. The
-//! pipeline's slot is acquired before the copy starts, so that no other instance can have it in the
-//! meantime, and no position above the slot's is confirmed until the copy is durable.
+//! A temporary slot determines which rows are copied: when the slot is created, the server makes a
+//! snapshot that contains exactly the transactions committed before one LSN, the consistent point.
+//! Walpost copies this snapshot, and the pipeline's own slot streams from the consistent point. The
+//! pipeline's slot is acquired before the copy starts, so that no other instance can use it during
+//! the copy. No position above the slot's initial position is confirmed until the copy is durable.
 
 use std::fmt;
 use std::time::Duration;
@@ -40,25 +40,26 @@ use crate::sink::Sink;
 /// How long the creation of the snapshot may wait for one open transaction.
 const LOCK_TIMEOUT: &str = "30s";
 
-/// The reason why there is nothing to copy: the slot has been streamed from, and older rows were
-/// handled when it was new.
+/// Reason in the journal for not copying rows: the slot has already been read, so older rows were
+/// handled when the slot was new.
 const STREAMED_BEFORE: &str = "streamed before";
 
-/// The reason why there is nothing to copy: the table has no rows.
+/// Reason in the journal for not copying rows: the table is empty.
 const EMPTY_TABLE: &str = "empty table";
 
 /// How to handle rows that are older than the slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Decision {
-    /// Nothing needs to be done.
+    /// No rows have to be copied.
     Stream,
-    /// Nothing needs to be done, which must be recorded with this reason.
+    /// No rows have to be copied, which must be recorded in the journal with this reason.
     Settled(&'static str),
-    /// Copy them.
+    /// The rows have to be copied.
     Copy,
 }
 
-/// Decides based on the pipeline's history, for a slot that is at `confirmed`.
+/// Decides how to handle older rows, given the pipeline's history and the position of its slot,
+/// `confirmed`.
 fn decide(
     snapshot_history: &SnapshotHistory,
     confirmed: Lsn,
@@ -97,19 +98,19 @@ fn decide(
 /// How a start handles rows that are older than the slot.
 pub(super) enum Planned {
     Nothing,
-    /// Nothing needs to be done, which is recorded once it is certain which slot this concerns.
+    /// No rows have to be copied, which is recorded when the slot has been acquired.
     Settled(Settlement),
-    /// Copy them.
+    /// The rows have to be copied.
     Copy(Box<Plan>),
 }
 
-/// The fact that the older rows of a table do not need to be copied.
+/// A journal entry which states that the older rows of a table do not have to be copied.
 pub(super) struct Settlement {
     table: Option<String>,
     why: &'static str,
 }
 
-/// A planned copy. Its statement is composed once the table is locked.
+/// A planned copy. Its statement is composed when the table is locked.
 pub(super) struct Plan {
     table: ObservedTable,
     name: TableName,
@@ -126,12 +127,12 @@ pub(super) struct Plan {
     about: Option<u64>,
 }
 
-/// Decides how to handle older rows. `delivered` is what the checkpoint of exactly-once delivery
-/// shows about them, and `recorded` is the last position of the slot that Walpost may have
-/// confirmed, if known.
+/// Decides how to handle older rows. `delivered` contains the information from the checkpoint of
+/// exactly-once delivery, and `recorded` is the highest position of the slot that Walpost may have
+/// confirmed, if it is recorded.
 ///
 /// # Errors
-/// A catalog query failed, or there are rows that can't be copied.
+/// Returns an error if a catalog query failed, or if rows can't be copied.
 pub(super) async fn plan(
     settings: &PipelineSettings,
     catalog: &impl CatalogQueries,
@@ -148,7 +149,7 @@ pub(super) async fn plan(
     let found = slot.map_or(Lsn::ZERO, |slot| slot.confirmed);
     let confirmed = confirmed_by_us(found, recorded);
     let unfinished = Unfinished::search(target, catalog, &snapshots, confirmed).await?;
-    // A checkpoint with events of the stream and without a copy shows that every copy is in Kafka.
+    // If the checkpoint contains events of the stream and no copy, all copies are in Kafka.
     let is_passed = delivered.is_some_and(|known| known.has_delivered && known.copied.is_none());
     let unfinished = unfinished.filter(|_| !is_passed);
     if let Some(unfinished) = &unfinished
@@ -199,7 +200,7 @@ pub(super) async fn plan(
             }
             if let SnapshotRecord::Begun(snapshot_lsn) = snapshot_history.record {
                 match delivered {
-                    // A checkpoint without copied rows shows that none of them is in Kafka.
+                    // If the checkpoint contains no copied rows, no copied rows are in Kafka.
                     Some(_) => info!(
                         pipeline, %snapshot_lsn,
                         "the snapshot of an earlier start had delivered nothing and is begun again"
@@ -216,7 +217,7 @@ pub(super) async fn plan(
                 .collect()
         }
     };
-    // The key is needed only if the copy can be resumed later.
+    // The key is required only for resuming the copy later.
     let key: Vec<_> = match delivered {
         Some(_) => {
             let kinds = columns.into_iter();
@@ -246,24 +247,23 @@ pub(super) async fn plan(
     })))
 }
 
-/// Returns the position of a slot up to which Walpost itself has confirmed, if the slot is at
-/// `found`. If something else has moved or re-created the slot, `found` shows nothing about the
-/// copy of older rows.
+/// Returns the position that Walpost itself has confirmed, given the slot's position, `found`. If
+/// something else has moved or re-created the slot, `found` is unrelated to the copy of older rows.
 fn confirmed_by_us(found: Lsn, recorded: Option<Lsn>) -> Lsn {
     recorded.map_or(found, |recorded| found.min(recorded))
 }
 
-/// A copy that an earlier start has begun, possibly under another definition of the pipeline, or
-/// that no start has begun yet for a table that the slot was created for. It determines whether
-/// there are rows left to deliver, regardless of the current outbox.
+/// A copy of older rows that must still be completed, regardless of the current outbox. Either an
+/// earlier start has begun this copy, possibly with another definition of the pipeline, or the slot
+/// was created for this table and no start has begun a copy yet.
 struct Unfinished {
     table: Option<String>,
     snapshot_lsn: Lsn,
 }
 
 impl Unfinished {
-    /// Searches for an unfinished copy. If there are several, prefers one of a table other than the
-    /// outbox.
+    /// Searches for an unfinished copy. If several copies are unfinished, prefers a copy of a table
+    /// other than the outbox.
     async fn search(
         target: &Target,
         catalog: &impl CatalogQueries,
@@ -278,7 +278,8 @@ impl Unfinished {
             return Ok(begun);
         }
         let uncopied = match catalog.uncopied_tables(target, snapshots).await {
-            // A start that can't use walpost.table_state logs this, and continues without it.
+            // A start that can't use walpost.table_state logs the reason, and continues without
+            // this table.
             Err(error) if recovery::catalog_remedy(&error) == Remedy::Halt => Vec::new(),
             uncopied => uncopied?,
         };
@@ -305,7 +306,8 @@ impl Unfinished {
         ours.is_some_and(|ours| found.is_none_or(|found| *found == ours))
     }
 
-    /// Records that the copy will not be completed because the configuration excludes it.
+    /// Logs that the copy will not be completed because of the configuration, and returns the
+    /// journal entry to write.
     fn leave_out(&self, settings: &PipelineSettings) -> Settlement {
         let pipeline = &settings.name;
         let (table, snapshot_lsn) = (self.table.clone(), self.snapshot_lsn);
@@ -342,14 +344,14 @@ impl Unfinished {
     }
 }
 
-/// Returns the slot's snapshots that are in the journal.
+/// Returns the journal's entries about snapshots of the slot.
 async fn table_snapshots(
     target: &Target,
     catalog: &impl CatalogQueries,
 ) -> Result<Vec<TableSnapshot>, CatalogError> {
     match catalog.table_snapshots(target).await {
         Err(CatalogError::NoJournal { .. }) => Ok(Vec::new()),
-        // Without this privilege, no copy was started either.
+        // If the role lacks this privilege, no copy can have been started.
         Err(CatalogError::Server(error))
             if target.outbox.table().is_none() && error.code == INSUFFICIENT_PRIVILEGE =>
         {
@@ -359,8 +361,8 @@ async fn table_snapshots(
     }
 }
 
-/// Returns the table that the target's table has replaced on the slot, if the journal does not
-/// mention the target's table.
+/// Returns the table that was previously delivered with this slot, if the journal contains no entry
+/// about the target's table.
 fn replaced<'s>(snapshots: &'s [TableSnapshot], table: &TableName) -> Option<&'s str> {
     match SnapshotRecord::of_table(snapshots, Some(table)) {
         SnapshotRecord::Nothing => {
@@ -390,21 +392,21 @@ fn settled(
     Planned::Settled(Settlement { table, why })
 }
 
-/// Returns whether it is certain, before the contents of Kafka are known, that a start has nothing
-/// to copy.
+/// Returns whether a start certainly has no rows to copy, judging only by the database, because the
+/// checkpoint has not been read yet.
 pub(super) async fn has_nothing_to_copy(
     settings: &PipelineSettings,
     catalog: &impl CatalogQueries,
     observed: &Observed,
     recorded: Option<Lsn>,
 ) -> bool {
-    // If this can't be decided, a later step of the start reports the reason.
+    // If the decision fails, a later step of the start reports the reason.
     let decided = decided(settings, catalog, observed, recorded).await;
     decided.is_ok_and(|decided| !matches!(decided, Some((Decision::Copy, _))))
 }
 
-/// Returns the decision about older rows that the catalog alone allows, and the rows in the table.
-/// Returns `None` if the outbox has no table or its older rows are not to be delivered.
+/// Returns the decision about older rows, judging only by the catalog, and the rows in the table.
+/// Returns `None` if the outbox has no table, or if the settings exclude older rows.
 async fn decided(
     settings: &PipelineSettings,
     catalog: &impl CatalogQueries,
@@ -433,9 +435,9 @@ async fn decided(
 /// How a start would handle rows that are older than the slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outlook {
-    /// Deliver approximately this many rows.
+    /// The start would deliver approximately this many rows.
     Copies(u64),
-    /// Nothing needs to be done.
+    /// The start would not copy rows.
     Nothing,
 }
 
@@ -453,11 +455,11 @@ impl fmt::Display for Outlook {
     }
 }
 
-/// Returns how a start would handle older rows now, or `None` if the outbox has no table or its
-/// older rows are not to be delivered.
+/// Returns how a start would handle older rows now, or `None` if the outbox has no table, or if the
+/// settings exclude older rows.
 ///
 /// # Errors
-/// A catalog query failed, or a start would halt.
+/// Returns an error if a catalog query failed, or if a start would halt.
 pub(crate) async fn predict_snapshot(
     settings: &PipelineSettings,
     catalog: &Catalog,
@@ -477,14 +479,14 @@ pub(crate) async fn predict_snapshot(
 
 /// The contents of Kafka according to the checkpoint of exactly-once delivery.
 pub(super) struct Known {
-    /// Kafka has events of the stream.
+    /// Whether Kafka contains events of the stream.
     pub(super) has_delivered: bool,
-    /// The copy of older rows in Kafka.
+    /// The copied rows that Kafka contains.
     pub(super) copied: Option<CopyProgress>,
 }
 
-/// Records that there is nothing to copy. If writing that entry fails, the next start reaches the
-/// same conclusion.
+/// Records in the journal that no rows have to be copied. If recording fails, the next start
+/// reaches the same conclusion.
 ///
 /// # Errors
 /// Partitions were detached while their rows had not been copied, and this can't be determined or
@@ -524,7 +526,7 @@ pub(super) async fn settle(
     Ok(())
 }
 
-/// Returns the columns by which rows were ordered in the copy, or `None` if the copy can't be
+/// Returns the columns by which the rows of the copy were ordered, or `None` if the copy can't be
 /// continued in this order.
 fn resume_columns(copied: &CopyProgress, table: &ObservedTable) -> Option<Vec<(String, u32)>> {
     let columns = &table.columns;
@@ -543,8 +545,7 @@ fn row_filter(table: &TableName, observed: &Observed) -> Result<Option<String>, 
         return Ok(None);
     };
     if publication.unsafe_filter.is_some() {
-        // The filter was safe when the session started. The next session reports which filter it
-        // is.
+        // The filter was safe when the session started. The next session reports the unsafe filter.
         return Err(CatalogError::TableChanged(table.clone()).into());
     }
     if publication.has_locked_filter {
@@ -556,8 +557,8 @@ fn row_filter(table: &TableName, observed: &Observed) -> Result<Option<String>, 
 }
 
 impl Plan {
-    /// Composes the statement that reads the columns required for the mapping and the key, from the
-    /// rows that are published and were not copied before.
+    /// Composes the statement that copies the published rows, except those that were copied before,
+    /// with the columns required for the mapping and the key.
     async fn statement(&self, locked: &impl LockedQueries) -> Result<String, SnapshotError> {
         let resumed = self
             .before
@@ -567,7 +568,7 @@ impl Plan {
             Some(columns) => RowOrder::from_columns(locked, columns),
             None => locked.row_order().await?,
         };
-        // Keys are also compared by Walpost, so they must be ordered by their bytes.
+        // Walpost also compares keys, so they must be ordered by their bytes.
         let order = match self.key.is_empty() {
             true => order,
             false => order.by_bytes(),
@@ -619,13 +620,13 @@ async fn write_begun(
 pub(super) struct Snapshot {
     plan: Box<Plan>,
     connection: Connection,
-    /// The snapshot contains the transactions whose commit record is before this LSN.
+    /// The snapshot contains the transactions whose commit record precedes this LSN.
     snapshot_lsn: Lsn,
 }
 
 impl Snapshot {
-    /// Creates a snapshot on the server identified by `identity`. It exists as long as its
-    /// connection.
+    /// Creates a snapshot on the server identified by `identity`. The snapshot exists as long as
+    /// its connection.
     pub(super) async fn make(
         settings: &PipelineSettings,
         database: &impl Database,
@@ -668,10 +669,10 @@ impl Snapshot {
             .ok_or_else(|| {
                 ConnectionError::Protocol(format!("CREATE_REPLICATION_SLOT answered with {made:?}"))
             })?;
-        // Once the slot is acquired, the server counts what the slot sends. The next start would
-        // assume that a slot that has sent something and has no entry was in use before, so the
-        // entry is written first. An entry that the slot has passed, because something else moved
-        // it, says nothing about this copy.
+        // When the slot has been acquired, the server counts the transactions that it sends. If the
+        // journal had no entry, the next start would assume that such a slot was in use before, so
+        // the entry is written first. If the slot is past the position in an existing entry,
+        // because something else moved the slot, that entry does not apply to this copy.
         if !plan.record.is_open(plan.confirmed) && plan.before.is_none() {
             let record = catalog.snapshot_record(&settings.target).await?;
             if record != plan.record {
@@ -687,13 +688,13 @@ impl Snapshot {
         })
     }
 
-    /// Returns where the stream starts: at the consistent point of the copy's first chunk.
+    /// Returns the LSN at which the stream starts: the consistent point of the copy's first chunk.
     pub(super) fn stream_from(&self) -> Lsn {
         let before = self.plan.before.as_ref();
         before.map_or(self.snapshot_lsn, CopyProgress::first_snapshot_lsn)
     }
 
-    /// Starts the copy, now that the pipeline's slot is acquired and at `confirmed`.
+    /// Starts the copy. The pipeline's slot has been acquired, and is at `confirmed`.
     pub(super) async fn copy(
         mut self,
         settings: &PipelineSettings,
@@ -716,14 +717,14 @@ impl Snapshot {
             .await?;
         let locked = catalog.lock_table(&self.plan.table.version).await;
         let locked = locked.map_err(|error| error.with_commands(&target.commands))?;
-        // The publication can have changed independently. While the table is locked, its filter
-        // can't change.
+        // The publication may have changed since the plan was made. While the table is locked, its
+        // filter can't change.
         let observed = catalog.observe(target).await?;
         if row_filter(&self.plan.name, &observed)? != self.plan.row_filter {
             return Err(CatalogError::TableChanged(self.plan.name).into());
         }
         let statement = self.plan.statement(&locked).await?;
-        // The server responds once it has planned the statement.
+        // The server responds when it has planned the statement.
         self.connection.copy_out(&statement).await?;
         drop(locked);
         let Plan {
@@ -758,8 +759,9 @@ impl Snapshot {
     }
 }
 
-/// Returns whether another instance has had the slot since the snapshot was planned: either the
-/// journal's record has changed, or the slot's confirmed position is after the start of the stream.
+/// Returns whether another instance has used the slot since the snapshot was planned. If so, either
+/// the journal's record has changed, or the slot's confirmed position is after the start of the
+/// stream.
 fn is_outrun(
     planned: SnapshotRecord,
     record: SnapshotRecord,
@@ -775,15 +777,15 @@ const INSUFFICIENT_PRIVILEGE: &str = "42501";
 
 /// A snapshot that is being copied, or whose copy is not durable yet.
 pub(super) struct Copying {
-    /// `None` once all rows have been read.
+    /// The connection of the copy; `None` when all rows have been read.
     connection: Option<Connection>,
     snapshot_lsn: Lsn,
     /// The position of the slot when the copy started.
     resumed: Lsn,
     progress: Option<Progress>,
-    /// The number of rows when the copy last made progress, and the time.
+    /// The number of rows and the time when the copy last made progress.
     progressed: Option<(u64, Instant)>,
-    /// Number of rows that were read. The counters include `counted` of them.
+    /// Number of rows that were read. `counted` is the part that the counters already include.
     rows: u64,
     counted: u64,
 }
@@ -797,7 +799,7 @@ pub(super) enum Read {
     Row,
     /// No row has arrived yet.
     Nothing,
-    /// There are no more rows.
+    /// All rows have been read.
     End,
     /// The sink is full.
     Full,
@@ -805,7 +807,7 @@ pub(super) enum Read {
     NewTopic(String),
 }
 
-/// Resolves when more of the copy was received; never if there is no copy.
+/// Resolves when more data of the copy has been received. Never resolves if no copy is in progress.
 pub(super) async fn receive_copied(copying: &mut Option<Copying>) -> Result<(), ConnectionError> {
     match copying
         .as_mut()
@@ -817,7 +819,7 @@ pub(super) async fn receive_copied(copying: &mut Option<Copying>) -> Result<(), 
 }
 
 impl Copying {
-    /// Returns whether there are more rows to read.
+    /// Returns whether rows remain to be read.
     pub(super) fn reads(&self) -> bool {
         self.connection.is_some()
     }
@@ -834,7 +836,7 @@ impl Copying {
         }
     }
 
-    /// Processes the next row, if it has arrived.
+    /// Processes the next row if it has been received.
     pub(super) fn row(
         &mut self,
         core: &mut Core,
@@ -882,7 +884,7 @@ impl Copying {
         }
     }
 
-    /// Returns the topics of the rows that have arrived.
+    /// Returns the topics of the rows that have been received.
     pub(super) fn topics_ahead(&self, core: &Core) -> Vec<String> {
         match &self.connection {
             Some(connection) => core.snapshot_topics_ahead(connection.buffered()),
@@ -899,15 +901,16 @@ impl Copying {
         }
     }
 
-    /// Returns whether all rows were read, and `confirmed` shows that they are durable. The slot's
-    /// position before the copy shows nothing about them: after a failover to a standby that has no
-    /// WAL after the consistent point, the slot is at the consistent point.
+    /// Returns whether all rows were read, and `confirmed` shows that they are durable. The
+    /// position must be higher than the slot's position before the copy, because the slot may have
+    /// been at the consistent point from the start, after a failover to a standby without later
+    /// WAL.
     pub(super) fn is_durable(&self, confirmed: Lsn) -> bool {
         !self.reads() && confirmed >= self.snapshot_lsn && confirmed > self.resumed
     }
 
-    /// Records that the copy is complete. Without this entry, the next start determines that from
-    /// the confirmed position.
+    /// Records in the journal that the copy is complete. If recording fails, the next start
+    /// determines this from the confirmed position.
     pub(super) async fn record_completion(
         &self,
         settings: &PipelineSettings,
@@ -930,7 +933,7 @@ impl Copying {
     }
 }
 
-/// How long writing the last journal entry may take. The stream waits in the meantime.
+/// How long writing the last journal entry may take. The stream waits while it is written.
 const JOURNAL_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub(crate) mod error;

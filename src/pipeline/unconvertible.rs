@@ -1,5 +1,6 @@
-//! Locates a row that the server can't convert to UTF-8, and the table that contains it. The
-//! server's error identifies neither, so the row is read again without conversion.
+//! Locates a row that the server can't convert to UTF-8, and the table that contains the row. The
+//! server's error identifies neither the row nor the table, so the row is read again without
+//! conversion.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -17,12 +18,12 @@ use crate::postgres::table::TableName;
 use crate::postgres::target::Outbox;
 use crate::postgres::wire::pgoutput::Message;
 
-/// How long a server that has released the slot may take to send the reason.
+/// How long to wait for the server to report why it ended the stream.
 const REASON_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Returns why the server ended the stream before any of it was read, if the server sends a reason.
-/// Discards the data that was received on `connection`.
-pub(super) async fn reason_of_end(connection: &mut Connection) -> Option<PipelineError> {
+/// Returns the error with which the server ended the stream before any data was processed, or
+/// `None` if the server does not send one. Discards the data received on `connection`.
+pub(super) async fn stream_end_error(connection: &mut Connection) -> Option<PipelineError> {
     let mut rows = Rows::default();
     let preview = connection.preview(Lsn(u64::MAX), REASON_TIMEOUT, |data| {
         rows.message(data);
@@ -42,7 +43,8 @@ pub(super) async fn reason_of_end(connection: &mut Connection) -> Option<Pipelin
     }
 }
 
-/// Adds the name of the table to an error about such a row. The slot must be free.
+/// Adds the name of the table to an error about a row that can't be converted. The slot must be
+/// free.
 pub(super) async fn with_table(
     error: PipelineError,
     settings: &PipelineSettings,
@@ -87,12 +89,12 @@ async fn find_table(
             _ => rows.next.is_none_or(|next| next <= sought),
         })
         .await?;
-    // The server may be in the middle of a large transaction and end the stream later.
+    // Errors are ignored, because the server may end the stream only after a large transaction.
     let _ = connection.close().await;
     Ok(found)
 }
 
-/// Tracks the positions of rows.
+/// Tracks the positions of the rows in a stream.
 #[derive(Default)]
 struct Rows {
     tables: HashMap<u32, String>,

@@ -28,7 +28,7 @@ pub(crate) const DROP_SLOT: [&str; 4] =
     ["--wal-budget-max", "1", "--wal-budget-on-max", "drop-slot"];
 
 const WARN_MESSAGE: &str = "the slot retains more WAL than wal_budget.warn";
-const HOLD_MESSAGE: &str = "the slot retains more WAL than wal_budget.max, and it is held";
+const HOLD_MESSAGE: &str = "the slot retains more WAL than wal_budget.max, and is kept";
 const RECOVERED_MESSAGE: &str = "the slot is within its WAL budget again";
 
 /// Prepares `walpost run` with the fixture's slot and the given brokers.
@@ -235,7 +235,7 @@ fn dropped_slot_is_listed_until_its_events_are_sent_again(exactly_once: bool) {
 
     // With a new slot, delivery continues from that slot and the table is not copied.
     let mut walpost = fixture.start_with(&["--http", "127.0.0.1:0"]);
-    walpost.wait_for_log("events of a dropped slot were not sent again yet");
+    walpost.wait_for_log("events of a dropped slot have not been sent again yet");
     fixture.insert(&aggregate, "after");
     fixture.wait_for_records(2);
     fixture.wait_until_confirmed();

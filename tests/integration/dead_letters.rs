@@ -94,7 +94,7 @@ fn event_that_is_too_large_is_a_dead_letter_without_its_payload(exactly_once: bo
     walpost
         .terminate()
         .expect_code(0)
-        .expect_mentions(&["dead letter of row with id 2", "oversize_dead_letters=1"]);
+        .expect_mentions(&["dead letter for row with id 2", "oversize_dead_letters=1"]);
     // Checks that dead letters have the positions of their commits and keep their order.
     fixture.check_delivered(&[], fixture.resends(0));
 }
@@ -173,8 +173,8 @@ fn event_that_no_record_can_be_made_of_is_a_dead_letter_with_its_payload(exactly
     }
     let finished = walpost.terminate().expect_code(0);
     // Only the first dead letter is logged; the others are counted.
-    assert_eq!(finished.stderr.matches("dead letter of").count(), 1);
-    finished.expect_mentions(&["dead letter of row with id 1", "unroutable_dead_letters=7"]);
+    assert_eq!(finished.stderr.matches("sent a dead letter for").count(), 1);
+    finished.expect_mentions(&["dead letter for row with id 1", "unroutable_dead_letters=7"]);
     fixture.check_delivered(&[], fixture.resends(0));
 }
 

@@ -54,7 +54,7 @@ fn row_that_cannot_be_sent_in_utf8_is_named_and_can_be_skipped() {
         let halted =
             halted.expect_mentions(&["halted", encoding_of_row(encoding), "walpost skip --to"]);
         if encoding != "SQL_ASCII" {
-            halted.expect_mentions(&["The row is of table public.outbox"]);
+            halted.expect_mentions(&["The row belongs to table public.outbox"]);
         }
         let halted = fixture.run().finish().expect_code(3);
         // Start at the halt, because the warning about the encoding contains the same command

@@ -424,7 +424,7 @@ fn checkpoint_that_is_none_halts() {
     broker.produce("walpost-checkpoints", &fixture.name, "{\"version\": 3}");
     fixture.run().finish().expect_code(3).expect_mentions(&[
         "the checkpoint of pipeline",
-        "it has version 3, and version 1 was expected",
+        "version 3 is not supported (expected version 1)",
     ]);
 }
 

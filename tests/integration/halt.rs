@@ -87,7 +87,7 @@ fn row_filter_that_the_publication_is_given_is_reported() {
     let publication = fixture.slot();
     let set = format!("ALTER PUBLICATION {publication} SET TABLE outbox");
     fixture.db.run(&format!("{set} WHERE (false)"));
-    let line = walpost.wait_for_log("leaves out rows that don't fulfil");
+    let line = walpost.wait_for_log("omits rows that do not match");
     assert!(line.contains("ALTER PUBLICATION"), "{line}");
     assert_eq!(http.get("/readyz").code, 503);
     fixture.db.run(&set);

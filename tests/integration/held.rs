@@ -229,8 +229,8 @@ fn what_something_else_has_read_is_not_passed_over(exactly_once: bool) {
     walpost.wait_for_log("which does not appear to be Walpost");
     stranger.terminate().expect_code(0);
     let expected = match exactly_once {
-        true => "re-created, or moved, by someone else",
-        false => "was moved or dropped and re-created by someone else",
+        true => "something else moved the slot, or dropped and re-created it",
+        false => "something else moved it, or dropped and re-created it",
     };
     walpost
         .finish()

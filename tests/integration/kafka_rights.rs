@@ -155,7 +155,7 @@ fn describe_configs_on_a_topic_spares_it_batches_that_are_refused() {
         guest.fixture.wait_until_confirmed();
         let log = walpost.terminate().expect_code(0).stderr;
         assert_eq!(
-            log.matches("Kafka has refused the rows").count(),
+            log.matches("Kafka rejected the rows").count(),
             refused,
             "{log}"
         );

@@ -346,7 +346,7 @@ fn page_shows_an_error_with_its_remedy_and_never_executes_its_content() {
     walpost.wait_for_log("halted: ");
     let document = browser::document(&url(&http));
     let halted = card(&document, &fixtures[0].name);
-    for text in ["halted", "&lt;img src=x onerror=", "restart it"] {
+    for text in ["halted", "&lt;img src=x onerror=", "restart Walpost"] {
         assert!(halted.contains(text), "{text} in {halted}");
     }
     assert!(!document.contains("<img"), "{document}");

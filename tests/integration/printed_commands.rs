@@ -108,7 +108,7 @@ fn init_and_replay_of_a_dropped_slot_work_as_status_check_and_the_page_print_the
     paste_expecting_success(printed(&check(&file), "walpost init"), "");
     let remedies = [status(&file), check(&file)];
     let mut walpost = run(&file).args(["--http", "127.0.0.1:0"]).start_streaming();
-    let log = walpost.wait_for_log("were not sent again yet");
+    let log = walpost.wait_for_log("have not been sent again yet");
     let http = walpost.http();
     let page = wait_for("the remedy", || {
         let text = http.status().to_string();

@@ -315,7 +315,7 @@ fn entry_about_a_table_does_not_excuse_a_slot_that_was_moved() {
     walpost.terminate().expect_code(0);
     crate::slot_state::make_anew(&fixture, &aggregate);
     let halted = fixture.run().finish().expect_code(3);
-    halted.expect_mentions(&["moved or dropped and re-created by someone else"]);
+    halted.expect_mentions(&["something else moved it, or dropped and re-created it"]);
 }
 
 #[test]

@@ -116,7 +116,7 @@ fn database_put_back_to_an_earlier_copy_halts_and_nothing_is_confirmed(major: u3
     restored.insert_new();
     restored.expect_halt(&[
         "ends at",
-        "was put back to an earlier state",
+        "was restored to an earlier state",
         &restored.fixture.slot(),
     ]);
     restored.adopt(NEW_EVENTS);
@@ -140,10 +140,10 @@ fn halts_if_the_database_has_passed_the_checkpoint_without_its_last_event() {
     restored.put_back();
     restored.insert_new();
     restored.outgrow();
-    restored.expect_halt(&["the last that was published", "is not in WAL any more"]);
+    restored.expect_halt(&["the last published transaction", "is missing from the WAL"]);
     // Here an event follows the position of the last delivered one.
     restored.fixture.insert(&restored.aggregate, "new");
-    restored.expect_halt(&["the last that was published", "is not in WAL any more"]);
+    restored.expect_halt(&["the last published transaction", "is missing from the WAL"]);
     restored.adopt(NEW_EVENTS + 1);
 }
 
@@ -154,7 +154,7 @@ fn halts_on_18_if_an_idle_database_has_passed_the_checkpoint() {
     restored.put_back();
     restored.insert_new();
     restored.outgrow();
-    restored.expect_halt(&["the last that was published", "is not in WAL any more"]);
+    restored.expect_halt(&["the last published transaction", "is missing from the WAL"]);
     restored.adopt(NEW_EVENTS);
 }
 
@@ -169,10 +169,10 @@ fn database_put_back_whose_slot_init_has_made_again_halts() {
     restored.fixture.db.run(&drop);
     restored.insert_new();
     restored.fixture.init().finish().expect_code(0);
-    restored.expect_halt(&["ends at", "was put back to an earlier state"]);
+    restored.expect_halt(&["ends at", "was restored to an earlier state"]);
     // The slot is at a position before that of the records in Kafka.
     restored.outgrow();
-    restored.expect_halt(&["the last that was published", "is not in WAL any more"]);
+    restored.expect_halt(&["the last published transaction", "is missing from the WAL"]);
     restored.fixture.insert(&restored.aggregate, "seen");
     restored.adopt(1);
 }
@@ -188,7 +188,7 @@ fn database_put_back_under_a_running_pipeline_halts() {
     walpost
         .finish()
         .expect_code(3)
-        .expect_mentions(&["was put back to an earlier state"]);
+        .expect_mentions(&["was restored to an earlier state"]);
     restored.insert_new();
     assert_eq!(restored.fixture.confirmed(), confirmed);
     restored.adopt(NEW_EVENTS);

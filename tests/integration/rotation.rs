@@ -16,7 +16,7 @@ use crate::support::walpost::{Invocation, Walpost};
 use crate::support::walpost_role::WalpostRole;
 
 /// Logged for each failed attempt to connect.
-const REFUSED_MESSAGE: &str = "and has refused it for";
+const REFUSED_MESSAGE: &str = "but has been rejecting it for";
 
 /// A fixture with its own role, which needs a password.
 struct Guarded {

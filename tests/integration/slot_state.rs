@@ -48,7 +48,7 @@ pub(crate) fn make_anew(fixture: &Fixture, aggregate: &str) {
 /// Asserts that Walpost halts, has delivered nothing more, and names the command that resumes.
 fn expect_halt(fixture: &Fixture, walpost: Walpost, delivered: usize) {
     walpost.finish().expect_code(3).expect_mentions(&[
-        "moved or dropped and re-created by someone else",
+        "something else moved it, or dropped and re-created it",
         "walpost skip --to",
         &format!("--pipeline {}", fixture.name),
     ]);
@@ -476,7 +476,7 @@ fn init_names_the_replay_for_events_between_two_slots() {
     let init = fixture.init().finish().expect_code(0);
     init.expect_mentions(&["may be missing", "walpost replay --dropped-slots"]);
     let mut walpost = fixture.run().start();
-    walpost.wait_for_log("events of a dropped slot were not sent again yet");
+    walpost.wait_for_log("events of a dropped slot have not been sent again yet");
     walpost.wait_for_log("streaming");
     fixture
         .replay(&["--dropped-slots", "--yes"])

@@ -112,7 +112,7 @@ fn slot_of_one_that_has_halted_is_watched_and_never_dropped() {
     fixtures[0].insert("not a topic", "k");
     walpost.wait_for_log("halted");
     fixtures[0].write_other_wal(40);
-    let line = walpost.wait_for_log("than wal_budget.max, and it is held");
+    let line = walpost.wait_for_log("than wal_budget.max, and is kept");
     assert!(line.contains(&fixtures[0].name), "{line}");
     let kept = http.metric("walpost_slot_retained_bytes", &fixtures[0].name);
     assert!(kept > Some(f64::from(32 << 20)), "{kept:?}");

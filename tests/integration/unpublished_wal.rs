@@ -20,7 +20,7 @@ fn halt_names_the_remedy_for_events_older_than_the_publication() {
         fixture.init().finish().expect_code(0);
         let run = fixture.run().start().finish().expect_code(3);
         run.expect_mentions(&[
-            "they cannot be read with it",
+            "these events can't be read with it",
             &format!(
                 "SELECT pg_catalog.pg_drop_replication_slot('{slot}'); walpost init --slot {slot}"
             ),

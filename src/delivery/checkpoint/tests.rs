@@ -43,7 +43,7 @@ fn promoted(at: Lsn) -> ServerState {
 }
 
 #[test]
-fn reads_what_was_written() {
+fn decodes_encoded_checkpoints() {
     let mut checkpoint = checkpoint();
     assert_eq!(
         String::from_utf8_lossy(&checkpoint.encode()),
@@ -62,8 +62,8 @@ fn reads_what_was_written() {
     }
 }
 
-/// Returns the checkpoints among the values that an earlier version has stored. The files are
-/// written by `tests/integration/upgrade.rs`.
+/// Returns the checkpoints among the values that an earlier version has stored. The test
+/// `tests/integration/upgrade.rs` writes the files.
 fn checkpoints_at_rest(file: &str) -> Vec<&str> {
     let checkpoint = |line| {
         #[derive(serde::Deserialize)]
@@ -90,14 +90,14 @@ fn reads_and_writes_checkpoints_as_in_the_golden_file() {
         .iter()
         .find(|(_, copied)| copied.is_some())
         .expect("a copy");
-    let copied = copied.as_ref().expect("it has one");
+    let copied = copied.as_ref().expect("a copy");
     assert_eq!(copied.rows, 20);
     assert_eq!(copied.key, ["created_at", "id"]);
     let [chunk] = &copied.chunks[..] else {
         panic!("{:?}", copied.chunks);
     };
     assert_eq!(chunk.snapshot_lsn, Lsn(0x01DF_51C8));
-    let upto = chunk.upto.as_deref().expect("it is amid the table");
+    let upto = chunk.upto.as_deref().expect("an unfinished copy");
     assert_eq!(upto[1], "b7a7b5af-c416-4ad9-b4bc-ca69c3454870");
     let is_found = |wanted: &dyn Fn(&Option<Delivered>, bool) -> bool| {
         assert!(
@@ -112,7 +112,7 @@ fn reads_and_writes_checkpoints_as_in_the_golden_file() {
 }
 
 #[test]
-fn what_is_none_is_refused() {
+fn rejects_invalid_checkpoints() {
     let error = |text: &str| Checkpoint::decode(text.as_bytes()).expect_err(text);
     assert_eq!(
         error(r#"{"version": 2, "x": 1}"#),
@@ -130,8 +130,8 @@ fn what_is_none_is_refused() {
 }
 
 #[test]
-fn same_history_resumes() {
-    let resume = checkpoint().resume(&server()).expect("goes on");
+fn resumes_on_the_same_history() {
+    let resume = checkpoint().resume(&server()).expect("a valid history");
     assert_eq!(resume.epoch, 4);
     assert_eq!(resume.safe_lsn, SAFE_LSN);
     assert_eq!(resume.delivered, Some(Delivered::UpTo(last())));
@@ -139,7 +139,7 @@ fn same_history_resumes() {
 }
 
 #[test]
-fn a_slot_may_be_behind_and_not_ahead() {
+fn accepts_a_slot_behind_the_checkpoint_but_not_ahead_of_it() {
     let at = |confirmed| ServerState {
         confirmed,
         ..server()
@@ -152,7 +152,7 @@ fn a_slot_may_be_behind_and_not_ahead() {
 }
 
 #[test]
-fn a_log_that_ends_before_what_was_read_of_it_is_refused() {
+fn rejects_wal_that_ends_before_the_last_position_read() {
     let resume = |checkpoint: &Checkpoint, flushed| {
         let server = ServerState {
             flushed,
@@ -162,7 +162,7 @@ fn a_log_that_ends_before_what_was_read_of_it_is_refused() {
     };
     let ends_at = |checkpoint: &Checkpoint, reach: u64| {
         assert!(resume(checkpoint, Lsn(reach)).is_ok(), "{reach:x}");
-        let error = resume(checkpoint, Lsn(reach - 1)).expect_err("put back");
+        let error = resume(checkpoint, Lsn(reach - 1)).expect_err("restored");
         assert!(
             matches!(error, HistoryError::LogEndsBefore { .. }),
             "{error}"
@@ -214,15 +214,15 @@ fn a_log_that_ends_before_what_was_read_of_it_is_refused() {
         ..promoted(Lsn(0x380))
     };
     assert!(checkpoint().resume(&after).is_ok());
-    let put_back_after = ServerState {
+    let restored_after = ServerState {
         flushed: Lsn(0x37f),
         ..promoted(Lsn(0x380))
     };
-    assert!(checkpoint().resume(&put_back_after).is_err());
+    assert!(checkpoint().resume(&restored_after).is_err());
 }
 
 #[test]
-fn another_cluster_or_slot_is_refused() {
+fn rejects_a_different_cluster_or_slot() {
     let other = ServerState {
         system_id: "8".to_owned(),
         ..server()
@@ -238,19 +238,27 @@ fn another_cluster_or_slot_is_refused() {
 }
 
 #[test]
-fn failover_that_lost_nothing_resumes() {
-    let resume = checkpoint().resume(&promoted(Lsn(0x600))).expect("goes on");
-    assert_eq!(resume, checkpoint().resume(&server()).expect("goes on"));
-    // Only the safe LSN was past the switch, without any events, so the epoch stays the same.
-    let resume = checkpoint().resume(&promoted(Lsn(0x480))).expect("goes on");
+fn resumes_after_a_failover_that_lost_no_events() {
+    let resume = checkpoint()
+        .resume(&promoted(Lsn(0x600)))
+        .expect("a valid history");
+    assert_eq!(
+        resume,
+        checkpoint().resume(&server()).expect("a valid history")
+    );
+    // The checkpoint's safe LSN is after the switch, but no events are, so the epoch stays the
+    // same.
+    let resume = checkpoint()
+        .resume(&promoted(Lsn(0x480)))
+        .expect("a valid history");
     assert_eq!((resume.epoch, resume.safe_lsn), (4, Lsn(0x480)));
     assert_eq!(resume.delivered, Some(Delivered::UpTo(last())));
 }
 
 #[test]
-fn a_failover_that_lost_what_was_published_begins_an_epoch_at_the_switch() {
+fn starts_an_epoch_after_a_failover_that_lost_published_events() {
     for at in [Lsn(0x380), Lsn(0x400)] {
-        let resume = checkpoint().resume(&promoted(at)).expect("goes on");
+        let resume = checkpoint().resume(&promoted(at)).expect("a valid history");
         assert_eq!((resume.epoch, resume.safe_lsn), (5, at));
         assert_eq!(resume.delivered, Some(Delivered::Before(at)));
         let to = last().position();
@@ -259,7 +267,7 @@ fn a_failover_that_lost_what_was_published_begins_an_epoch_at_the_switch() {
 }
 
 #[test]
-fn checkpoint_that_was_resumed_says_the_same_on_the_timeline_that_is_there_now() {
+fn resumes_in_the_same_way_from_a_checkpoint_moved_to_the_new_timeline() {
     let copied = |snapshot_lsn| CopyProgress {
         key: vec!["id".to_owned()],
         rows: 1,
@@ -274,7 +282,7 @@ fn checkpoint_that_was_resumed_says_the_same_on_the_timeline_that_is_there_now()
     };
     let at = Lsn(0x380);
     let standby = promoted(at);
-    let resume = before.resume(&standby).expect("goes on");
+    let resume = before.resume(&standby).expect("a valid history");
     let resumed = before.resumed(&standby, &resume);
     let expected = Checkpoint {
         epoch: 5,
@@ -285,28 +293,28 @@ fn checkpoint_that_was_resumed_says_the_same_on_the_timeline_that_is_there_now()
         ..before
     };
     assert_eq!(resumed, expected);
-    let again = resumed.resume(&standby).expect("goes on");
-    let told_once = Resume {
+    let again = resumed.resume(&standby).expect("a valid history");
+    let without_phantom = Resume {
         phantom: None,
         ..resume
     };
-    assert_eq!(again, told_once);
+    assert_eq!(again, without_phantom);
 }
 
 #[test]
-fn failover_at_the_end_of_what_was_dealt_with_begins_no_epoch() {
+fn keeps_the_epoch_after_a_failover_at_the_end_of_the_processed_events() {
     let at = Lsn(0x400);
     let checkpoint = Checkpoint {
         delivered: Some(Delivered::Before(at)),
         ..checkpoint()
     };
-    let resume = checkpoint.resume(&promoted(at)).expect("goes on");
+    let resume = checkpoint.resume(&promoted(at)).expect("a valid history");
     assert_eq!((resume.epoch, resume.phantom), (4, None));
     assert_eq!(resume.delivered, checkpoint.delivered);
 }
 
 #[test]
-fn a_timeline_that_does_not_come_from_the_checkpoints_is_refused() {
+fn rejects_a_timeline_that_does_not_descend_from_the_checkpoint() {
     for (timeline, history) in [
         (2, vec![]),
         (
@@ -328,7 +336,7 @@ fn a_timeline_that_does_not_come_from_the_checkpoints_is_refused() {
 }
 
 #[test]
-fn copied_chunks_end_where_the_timeline_was_left() {
+fn ends_copied_chunks_at_the_timeline_switch() {
     let chunk = |snapshot_lsn, upto: Option<&str>| Chunk {
         snapshot_lsn,
         upto: upto.map(|key| vec![key.to_owned()]),
@@ -350,13 +358,13 @@ fn copied_chunks_end_where_the_timeline_was_left() {
         Checkpoint::decode(&checkpoint.encode()),
         Ok(checkpoint.clone())
     );
-    let same = checkpoint.resume(&server()).expect("goes on");
+    let same = checkpoint.resume(&server()).expect("a valid history");
     assert_eq!(
         (same.epoch, same.snapshot),
         (4, checkpoint.snapshot.clone())
     );
     let at = Lsn(0x380);
-    let resume = checkpoint.resume(&promoted(at)).expect("goes on");
+    let resume = checkpoint.resume(&promoted(at)).expect("a valid history");
     assert_eq!(
         (resume.epoch, resume.delivered),
         (5, Some(Delivered::Before(at)))
@@ -365,7 +373,9 @@ fn copied_chunks_end_where_the_timeline_was_left() {
         resume.snapshot,
         Some(copied(&[chunk(at, Some("k")), chunk(at, None)]))
     );
-    let later = checkpoint.resume(&promoted(Lsn(0x440))).expect("goes on");
+    let later = checkpoint
+        .resume(&promoted(Lsn(0x440)))
+        .expect("a valid history");
     assert_eq!(
         (later.epoch, later.delivered),
         (4, checkpoint.delivered.clone())
@@ -377,12 +387,12 @@ fn copied_chunks_end_where_the_timeline_was_left() {
 }
 
 #[test]
-fn what_was_skipped_counts_as_dealt_with_and_nothing_else_does() {
+fn counts_only_skipped_transactions_as_processed() {
     let skipped = |to: u64| {
         let found = checkpoint().skipped(Lsn(to));
         (found.safe_lsn, found.delivered)
     };
-    // After everything that is in Kafka.
+    // The position is after all events in Kafka.
     assert_eq!(
         skipped(0x600),
         (Lsn(0x600), Some(Delivered::Before(Lsn(0x600))))
@@ -403,22 +413,26 @@ fn what_was_skipped_counts_as_dealt_with_and_nothing_else_does() {
         confirmed: Lsn(0x600),
         ..server()
     };
-    let resume = twice.resume(&slot).expect("it goes on");
+    let resume = twice.resume(&slot).expect("a valid history");
     assert_eq!((resume.epoch, resume.safe_lsn), (4, Lsn(0x600)));
 }
 
 #[test]
-fn after_a_failover_that_lost_what_was_skipped_nothing_new_is_left_out() {
+fn omits_no_new_events_after_a_failover_that_lost_skipped_events() {
     let skipped = checkpoint().skipped(Lsn(0x600));
-    let resume = skipped.resume(&promoted(Lsn(0x450))).expect("it goes on");
+    let resume = skipped
+        .resume(&promoted(Lsn(0x450)))
+        .expect("a valid history");
     assert_eq!(resume.safe_lsn, Lsn(0x450));
     assert_eq!(resume.delivered, Some(Delivered::Before(Lsn(0x450))));
-    let resume = skipped.resume(&promoted(Lsn(0x700))).expect("it goes on");
+    let resume = skipped
+        .resume(&promoted(Lsn(0x700)))
+        .expect("a valid history");
     assert_eq!(resume.delivered, Some(Delivered::Before(Lsn(0x600))));
 }
 
 #[test]
-fn topics_without_end_take_bounded_room_and_those_in_use_are_kept() {
+fn limits_the_recorded_topics_and_keeps_topics_in_use() {
     const BYTES: usize = 10_000;
     let mut checkpoint = Checkpoint::first(1, &server());
     let used = "used";
@@ -445,28 +459,28 @@ fn topics_without_end_take_bounded_room_and_those_in_use_are_kept() {
             .keys()
             .all(|topic| checkpoint.partitions.contains_key(topic))
     );
-    // With a lower limit than before.
+    // The limit is lower than before.
     checkpoint.record_partitions(used, 4, 100, |_| true);
     assert!(checkpoint.encode().len() < 600);
 }
 
 #[test]
-fn topics_are_forgotten_only_as_far_as_room_is_missing() {
-    let room = |topics: usize| topics * ("aa".len() + PARTITION_ENTRY_BYTES);
-    let noted = |topics: &[&str], bytes_max, in_use: bool| {
+fn removes_only_as_many_topics_as_necessary() {
+    let bytes = |topics: usize| topics * ("aa".len() + PARTITION_ENTRY_BYTES);
+    let recorded = |topics: &[&str], bytes_max, in_use: bool| {
         let mut checkpoint = Checkpoint::first(1, &server());
         for topic in ["aa", "bb", "cc"] {
-            checkpoint.record_partitions(topic, 1, room(3), |_| false);
+            checkpoint.record_partitions(topic, 1, bytes(3), |_| false);
         }
         for topic in topics {
             checkpoint.record_partitions(topic, 1, bytes_max, |_| in_use);
         }
         checkpoint.partitions.into_keys().collect::<Vec<_>>()
     };
-    assert_eq!(noted(&[], 0, false), ["aa", "bb", "cc"]);
-    assert_eq!(noted(&["dd"], room(3), false), ["bb", "cc", "dd"]);
-    assert_eq!(noted(&["dd"], room(3), true), ["aa", "bb", "cc"]);
-    // With a lower limit than before.
-    assert_eq!(noted(&["cc"], room(2), false), ["bb", "cc"]);
-    assert_eq!(noted(&["cc"], room(1), true), ["aa"]);
+    assert_eq!(recorded(&[], 0, false), ["aa", "bb", "cc"]);
+    assert_eq!(recorded(&["dd"], bytes(3), false), ["bb", "cc", "dd"]);
+    assert_eq!(recorded(&["dd"], bytes(3), true), ["aa", "bb", "cc"]);
+    // The limit is lower than before.
+    assert_eq!(recorded(&["cc"], bytes(2), false), ["bb", "cc"]);
+    assert_eq!(recorded(&["cc"], bytes(1), true), ["aa"]);
 }

@@ -12,21 +12,21 @@ fn watermark() -> Watermark {
     Watermark::new(WINDOW, Lsn(100))
 }
 
-/// Sends a transaction with `records` records, whose commit record is at `commit` and 10 bytes
-/// long. Returns the tags.
+/// Sends a transaction with `records` records. Its commit record is at `commit` and has 10 bytes.
+/// Returns the tags of the records.
 fn transaction(watermark: &mut Watermark, commit: u64, records: usize) -> Vec<Tag> {
-    watermark.begin(Lsn(commit)).expect("begins");
+    watermark.begin(Lsn(commit)).expect("a valid begin");
     let tags = (0..records)
         .map(|_| {
             watermark
                 .reserve(7)
                 .expect("in a transaction")
-                .expect("window has room")
+                .expect("space")
         })
         .collect();
     watermark
         .commit(Lsn(commit), Lsn(commit + 10))
-        .expect("ends");
+        .expect("a valid commit");
     tags
 }
 
@@ -36,7 +36,7 @@ fn deliver(watermark: &Watermark, tags: &[Tag]) {
 }
 
 #[test]
-fn nothing_is_confirmed_beyond_an_undelivered_record() {
+fn confirms_no_position_after_an_undelivered_record() {
     let mut watermark = watermark();
     let first = transaction(&mut watermark, 200, 2);
     let second = transaction(&mut watermark, 300, 1);
@@ -48,12 +48,12 @@ fn nothing_is_confirmed_beyond_an_undelivered_record() {
 }
 
 #[test]
-fn a_row_is_durable_when_its_record_is_and_those_of_all_before_it() {
+fn counts_a_row_as_durable_when_it_and_all_preceding_rows_are_delivered() {
     let mut watermark = Watermark::new(WINDOW, Lsn::ZERO);
     let mut row = || {
-        watermark.begin_row().expect("begins");
-        let tag = watermark.reserve(7).expect("a row").expect("room");
-        watermark.end_row().expect("ends");
+        watermark.begin_row().expect("a valid begin");
+        let tag = watermark.reserve(7).expect("a row").expect("space");
+        watermark.end_row().expect("a valid commit");
         tag
     };
     let tags = [row(), row(), row()];
@@ -62,49 +62,49 @@ fn a_row_is_durable_when_its_record_is_and_those_of_all_before_it() {
     assert_eq!(watermark.durable_rows(), 0, "the first is in flight");
     deliver(&watermark, &tags[..1]);
     assert_eq!(watermark.durable_rows(), 3);
-    watermark.begin_row().expect("begins");
+    watermark.begin_row().expect("a valid begin");
     assert!(watermark.begin_row().is_err(), "a row inside a row");
-    assert_eq!(watermark.durable_rows(), 3, "one that has not ended");
+    assert_eq!(watermark.durable_rows(), 3, "the row has not ended");
 }
 
 #[test]
-fn an_open_transaction_is_never_confirmed_however_much_of_it_is_delivered() {
+fn does_not_confirm_an_open_transaction() {
     let mut watermark = watermark();
-    watermark.begin(Lsn(200)).expect("begins");
-    let tag = watermark.reserve(1).expect("open").expect("room");
+    watermark.begin(Lsn(200)).expect("a valid begin");
+    let tag = watermark.reserve(1).expect("open").expect("space");
     deliver(&watermark, &[tag]);
     assert_eq!(watermark.confirmed().lsn(), Lsn(100));
-    watermark.commit(Lsn(200), Lsn(210)).expect("ends");
+    watermark
+        .commit(Lsn(200), Lsn(210))
+        .expect("a valid commit");
     assert_eq!(watermark.confirmed().lsn(), Lsn(210));
 }
 
-/// Returns how many transactions have been timed, from their commit and from their read.
+/// Returns the number of measured times from the commit, and from the read, to the delivery.
 fn timed(watermark: &Watermark) -> (u64, u64) {
     let stats = watermark.stats();
-    let total = |of: &Histogram| of.counts().total();
+    let total = |histogram: &Histogram| histogram.counts().total();
     (total(&stats.commit_to_delivery), total(&stats.delivery))
 }
 
 #[test]
-fn a_transaction_is_timed_once_when_its_last_record_is_delivered() {
+fn measures_a_transaction_once_when_its_last_record_is_delivered() {
     let mut watermark = watermark();
     watermark.tick(unix_micros());
     let tags = transaction(&mut watermark, 200, 3);
     deliver(&watermark, &tags[..2]);
     assert_eq!(timed(&watermark), (0, 0));
     deliver(&watermark, &tags[2..]);
-    assert_eq!(
-        timed(&watermark),
-        (0, 1),
-        "nobody said when it was committed"
-    );
+    assert_eq!(timed(&watermark), (0, 1), "the commit time is unknown");
     // The record is delivered before its transaction is read completely.
-    watermark.begin(Lsn(300)).expect("begins");
-    watermark.committed_at(unix_micros() - 2_000_000);
-    let tag = watermark.reserve(1).expect("open").expect("room");
+    watermark.begin(Lsn(300)).expect("a valid begin");
+    watermark.set_commit_time(unix_micros() - 2_000_000);
+    let tag = watermark.reserve(1).expect("open").expect("space");
     deliver(&watermark, &[tag]);
     assert_eq!(timed(&watermark), (0, 1));
-    watermark.commit(Lsn(300), Lsn(310)).expect("ends");
+    watermark
+        .commit(Lsn(300), Lsn(310))
+        .expect("a valid commit");
     assert_eq!(timed(&watermark), (1, 2));
     let committed = watermark.stats().commit_to_delivery.counts();
     assert!(committed.sum_micros >= 2_000_000, "{committed:?}");
@@ -117,23 +117,23 @@ fn a_transaction_is_timed_once_when_its_last_record_is_delivered() {
 }
 
 #[test]
-fn with_checkpoints_a_transaction_is_timed_when_one_covers_it() {
+fn measures_a_transaction_when_a_checkpoint_covers_it() {
     let mut watermark = watermark();
     watermark.tick(unix_micros());
-    watermark.checkpointed(Lsn(100));
+    watermark.record_checkpoint(Lsn(100));
     let first = transaction(&mut watermark, 200, 1);
     let second = transaction(&mut watermark, 300, 1);
     deliver(&watermark, &first);
     deliver(&watermark, &second);
     assert_eq!(timed(&watermark), (0, 0));
-    watermark.checkpointed(Lsn(210));
+    watermark.record_checkpoint(Lsn(210));
     assert_eq!(timed(&watermark), (0, 1));
-    watermark.checkpointed(Lsn(400));
+    watermark.record_checkpoint(Lsn(400));
     assert_eq!(timed(&watermark), (0, 2));
 }
 
 #[test]
-fn the_oldest_transaction_is_the_one_that_is_not_durable() {
+fn reports_the_oldest_transaction_that_is_not_durable() {
     let mut watermark = watermark();
     let oldest = |watermark: &mut Watermark| {
         let confirmed = watermark.confirmed();
@@ -141,11 +141,11 @@ fn the_oldest_transaction_is_the_one_that_is_not_durable() {
     };
     assert_eq!(oldest(&mut watermark), 0);
     let mut sent = |commit, micros| {
-        watermark.begin(Lsn(commit)).expect("begins");
-        watermark.committed_at(micros);
-        let tag = watermark.reserve(1).expect("open").expect("room");
+        watermark.begin(Lsn(commit)).expect("a valid begin");
+        watermark.set_commit_time(micros);
+        let tag = watermark.reserve(1).expect("open").expect("space");
         let end = Lsn(commit + 10);
-        watermark.commit(Lsn(commit), end).expect("ends");
+        watermark.commit(Lsn(commit), end).expect("a valid commit");
         tag
     };
     let (first, second) = (sent(200, 7), sent(300, 8));
@@ -154,71 +154,75 @@ fn the_oldest_transaction_is_the_one_that_is_not_durable() {
     assert_eq!(oldest(&mut watermark), 8);
     deliver(&watermark, &[second]);
     assert_eq!(oldest(&mut watermark), 0);
-    watermark.begin(Lsn(400)).expect("begins");
-    watermark.committed_at(9);
-    assert_eq!(oldest(&mut watermark), 0, "it has no records yet");
+    watermark.begin(Lsn(400)).expect("a valid begin");
+    watermark.set_commit_time(9);
+    assert_eq!(
+        oldest(&mut watermark),
+        0,
+        "the transaction has no records yet"
+    );
     let confirmed = watermark.confirmed();
     let waiting = watermark.progress(confirmed, true).oldest_micros;
-    assert_eq!(waiting, 9, "its first row waits for the sink");
-    watermark.reserve(1).expect("open").expect("room");
+    assert_eq!(waiting, 9, "the first row waits for the sink");
+    watermark.reserve(1).expect("open").expect("space");
     assert_eq!(oldest(&mut watermark), 9);
 }
 
 #[test]
-fn nothing_beyond_a_checkpoint_is_confirmed() {
+fn confirms_no_position_after_the_last_checkpoint() {
     let mut watermark = watermark();
-    watermark.checkpointed(Lsn(100));
+    watermark.record_checkpoint(Lsn(100));
     let first = transaction(&mut watermark, 200, 1);
     let second = transaction(&mut watermark, 300, 1);
     deliver(&watermark, &[first, second].concat());
     assert_eq!(watermark.confirmed().lsn(), Lsn(100));
-    watermark.checkpointed(Lsn(210));
+    watermark.record_checkpoint(Lsn(210));
     assert_eq!(watermark.confirmed().lsn(), Lsn(210));
     // A checkpoint does not make a record durable.
     transaction(&mut watermark, 400, 1);
-    watermark.checkpointed(Lsn(410));
+    watermark.record_checkpoint(Lsn(410));
     assert_eq!(watermark.confirmed().lsn(), Lsn(310));
 }
 
 #[test]
-#[should_panic(expected = "came after one up to")]
-fn checkpoint_that_moves_backwards_is_a_defect() {
+#[should_panic(expected = "followed a checkpoint up to")]
+fn panics_if_a_checkpoint_moves_backwards() {
     let mut watermark = watermark();
-    watermark.checkpointed(Lsn(100));
-    watermark.checkpointed(Lsn(99));
+    watermark.record_checkpoint(Lsn(100));
+    watermark.record_checkpoint(Lsn(99));
 }
 
 #[test]
-fn a_keepalive_waits_for_the_transactions_before_it() {
+fn confirms_a_keepalive_after_the_preceding_transactions() {
     let mut watermark = watermark();
-    watermark.idle(Lsn(150));
+    watermark.record_keepalive(Lsn(150));
     assert_eq!(watermark.confirmed().lsn(), Lsn(150));
     let tags = transaction(&mut watermark, 200, 1);
-    watermark.idle(Lsn(500));
+    watermark.record_keepalive(Lsn(500));
     assert_eq!(watermark.confirmed().lsn(), Lsn(150));
     deliver(&watermark, &tags);
     assert_eq!(watermark.confirmed().lsn(), Lsn(500));
 }
 
 #[test]
-fn a_keepalive_inside_a_transaction_confirms_nothing_of_it() {
+fn does_not_confirm_a_transaction_because_of_a_keepalive_inside_it() {
     let mut watermark = watermark();
-    watermark.begin(Lsn(200)).expect("begins");
-    watermark.idle(Lsn(190));
-    watermark.idle(Lsn(201));
+    watermark.begin(Lsn(200)).expect("a valid begin");
+    watermark.record_keepalive(Lsn(190));
+    watermark.record_keepalive(Lsn(201));
     assert_eq!(watermark.confirmed().lsn(), Lsn(190));
 }
 
 #[test]
-fn an_older_keepalive_changes_nothing() {
+fn ignores_an_older_keepalive() {
     let mut watermark = watermark();
-    watermark.idle(Lsn(300));
-    watermark.idle(Lsn(200));
+    watermark.record_keepalive(Lsn(300));
+    watermark.record_keepalive(Lsn(200));
     assert_eq!(watermark.confirmed().lsn(), Lsn(300));
 }
 
 #[test]
-fn a_failed_delivery_freezes_the_watermark() {
+fn does_not_advance_past_a_failed_delivery() {
     let mut watermark = watermark();
     let first = transaction(&mut watermark, 200, 1);
     let second = transaction(&mut watermark, 300, 2);
@@ -236,11 +240,11 @@ fn a_failed_delivery_freezes_the_watermark() {
 }
 
 #[test]
-fn records_in_flight_before_a_reconnect_confirm_nothing_after_it() {
+fn confirms_no_position_of_records_sent_before_a_reconnect() {
     let mut watermark = watermark();
     let old = transaction(&mut watermark, 500, 1);
-    watermark.begin(Lsn(600)).expect("begins");
-    let half = watermark.reserve(1).expect("open").expect("room");
+    watermark.begin(Lsn(600)).expect("a valid begin");
+    let half = watermark.reserve(1).expect("open").expect("space");
     watermark.reconnected(Lsn(120));
     let again = transaction(&mut watermark, 130, 1);
     deliver(&watermark, &old);
@@ -249,43 +253,50 @@ fn records_in_flight_before_a_reconnect_confirm_nothing_after_it() {
     assert_eq!(
         watermark.confirmed().lsn(),
         Lsn(120),
-        "a record before it is in flight"
+        "an earlier record is in flight"
     );
     deliver(&watermark, &[half]);
     assert_eq!(watermark.confirmed().lsn(), Lsn(140));
 }
 
 #[test]
-fn a_stream_that_contradicts_itself_is_refused() {
+fn rejects_an_invalid_sequence_of_begins_and_commits() {
     let mut watermark = watermark();
     assert_eq!(watermark.reserve(1), Err(OrderError::Stray));
     let unmatched = Err(OrderError::Unmatched(Lsn(200), Lsn(210)));
     assert_eq!(watermark.commit(Lsn(200), Lsn(210)), unmatched);
-    watermark.begin(Lsn(200)).expect("begins");
+    watermark.begin(Lsn(200)).expect("a valid begin");
     assert_eq!(
         watermark.begin(Lsn(300)),
         Err(OrderError::Nested(Lsn(300), Lsn(200)))
     );
     let early = Err(OrderError::Unmatched(Lsn(200), Lsn(200)));
     assert_eq!(watermark.commit(Lsn(200), Lsn(200)), early);
-    watermark.commit(Lsn(200), Lsn(210)).expect("ends");
+    watermark
+        .commit(Lsn(200), Lsn(210))
+        .expect("a valid commit");
     assert_eq!(
         watermark.begin(Lsn(209)),
         Err(OrderError::NotRising(Lsn(209), Lsn(210)))
     );
-    watermark.begin(Lsn(210)).expect("commits may touch");
+    watermark.begin(Lsn(210)).expect("commits may be adjacent");
 }
 
-/// This happens after a failover to a standby without any WAL after the slot's position.
+/// A copy ends where the stream resumes after a failover to a standby that has no WAL after the
+/// slot's position.
 #[test]
-fn copy_whose_snapshot_lsn_is_where_the_stream_resumes_holds_back_what_follows() {
+fn confirms_the_stream_only_after_a_copy_that_ends_where_it_resumes() {
     let mut watermark = watermark();
-    let beyond = Err(OrderError::NotRising(Lsn(99), Lsn(100)));
-    assert_eq!(watermark.begin_copy(Lsn(98), Lsn(99)), beyond);
+    let after_snapshot = Err(OrderError::NotRising(Lsn(99), Lsn(100)));
+    assert_eq!(watermark.begin_copy(Lsn(98), Lsn(99)), after_snapshot);
     let (commit, snapshot_lsn) = (Lsn(99), Lsn(100));
-    watermark.begin_copy(commit, snapshot_lsn).expect("begins");
-    let copied = watermark.reserve(7).expect("in a copy").expect("room");
-    watermark.commit(commit, snapshot_lsn).expect("ends");
+    watermark
+        .begin_copy(commit, snapshot_lsn)
+        .expect("a valid begin");
+    let copied = watermark.reserve(7).expect("in a copy").expect("space");
+    watermark
+        .commit(commit, snapshot_lsn)
+        .expect("a valid commit");
     let streamed = transaction(&mut watermark, 100, 1);
     deliver(&watermark, &streamed);
     assert_eq!(watermark.confirmed().lsn(), snapshot_lsn);
@@ -294,7 +305,7 @@ fn copy_whose_snapshot_lsn_is_where_the_stream_resumes_holds_back_what_follows()
 }
 
 #[test]
-fn the_window_is_bounded_by_records_and_by_bytes() {
+fn limits_records_and_bytes_in_flight() {
     let mut watermark = Watermark::new(
         Window {
             records: 2,
@@ -302,23 +313,23 @@ fn the_window_is_bounded_by_records_and_by_bytes() {
         },
         Lsn(0),
     );
-    watermark.begin(Lsn(10)).expect("begins");
+    watermark.begin(Lsn(10)).expect("a valid begin");
     let large = watermark
         .reserve(1000)
         .expect("open")
-        .expect("alone it passes");
+        .expect("the only record in flight");
     assert_eq!(watermark.reserve(1), Ok(None));
     deliver(&watermark, &[large]);
-    let first = watermark.reserve(60).expect("open").expect("room");
+    let first = watermark.reserve(60).expect("open").expect("space");
     assert_eq!(watermark.reserve(41), Ok(None), "bytes");
     watermark.release(first);
-    watermark.reserve(40).expect("open").expect("room");
-    watermark.reserve(60).expect("open").expect("room");
+    watermark.reserve(40).expect("open").expect("space");
+    watermark.reserve(60).expect("open").expect("space");
     assert_eq!(watermark.reserve(0), Ok(None), "records");
 }
 
 #[test]
-fn transactions_in_flight_are_bounded() {
+fn limits_transactions_in_flight() {
     let window = Window {
         records: u64::MAX,
         bytes: u64::MAX,
@@ -327,9 +338,13 @@ fn transactions_in_flight_are_bounded() {
     let tags: Vec<_> = (0..TRANSACTIONS_MAX as u64)
         .map(|n| transaction(&mut watermark, n * 20 + 20, 1)[0])
         .collect();
-    watermark.begin(Lsn(1 << 40)).expect("begins");
+    watermark.begin(Lsn(1 << 40)).expect("a valid begin");
     deliver(&watermark, &tags[1..]);
-    assert_eq!(watermark.reserve(1), Ok(None), "the oldest holds its place");
+    assert_eq!(
+        watermark.reserve(1),
+        Ok(None),
+        "the oldest transaction is in flight"
+    );
     deliver(&watermark, &tags[..1]);
     assert!(watermark.reserve(1).expect("open").is_some());
 }
@@ -337,11 +352,14 @@ fn transactions_in_flight_are_bounded() {
 /// Returns the number of allocated segments.
 fn segments(watermark: &Watermark) -> usize {
     let segments = &watermark.deliveries.slots.0;
-    segments.iter().filter(|one| one.get().is_some()).count()
+    segments
+        .iter()
+        .filter(|segment| segment.get().is_some())
+        .count()
 }
 
 #[test]
-fn memory_is_taken_for_the_transactions_in_flight_and_not_for_those_that_may_be() {
+fn allocates_memory_only_for_transactions_in_flight() {
     let mut watermark = Watermark::new(WINDOW, Lsn(100));
     assert_eq!(segments(&watermark), 0);
     let several = u64::try_from(3 * SEGMENT_TRANSACTIONS).expect("a small number");
@@ -363,15 +381,17 @@ fn memory_is_taken_for_the_transactions_in_flight_and_not_for_those_that_may_be(
 }
 
 #[test]
-fn a_transaction_that_is_open_keeps_its_slot_when_all_others_are_durable() {
+fn keeps_the_slot_of_an_open_transaction_when_all_others_are_durable() {
     let mut watermark = watermark();
     let first = transaction(&mut watermark, 200, 1);
-    watermark.begin(Lsn(300)).expect("begins");
-    let tag = watermark.reserve(7).expect("open").expect("room");
+    watermark.begin(Lsn(300)).expect("a valid begin");
+    let tag = watermark.reserve(7).expect("open").expect("space");
     deliver(&watermark, &first);
     assert_eq!(watermark.confirmed().lsn(), Lsn(210));
-    let last = watermark.reserve(7).expect("open").expect("room");
-    watermark.commit(Lsn(300), Lsn(310)).expect("ends");
+    let last = watermark.reserve(7).expect("open").expect("space");
+    watermark
+        .commit(Lsn(300), Lsn(310))
+        .expect("a valid commit");
     deliver(&watermark, &[tag]);
     assert_eq!(watermark.confirmed().lsn(), Lsn(210));
     deliver(&watermark, &[last]);
@@ -379,23 +399,23 @@ fn a_transaction_that_is_open_keeps_its_slot_when_all_others_are_durable() {
 }
 
 #[test]
-fn the_window_that_is_allowed_last_counts() {
+fn applies_the_latest_window() {
     let mut watermark = watermark();
-    watermark.begin(Lsn(200)).expect("begins");
-    watermark.reserve(1).expect("open").expect("room");
+    watermark.begin(Lsn(200)).expect("a valid begin");
+    watermark.reserve(1).expect("open").expect("space");
     let window = Window {
         records: 2,
         bytes: 100,
     };
-    watermark.allow(window);
-    watermark.reserve(1).expect("open").expect("room");
+    watermark.set_window(window);
+    watermark.reserve(1).expect("open").expect("space");
     assert_eq!(watermark.reserve(1), Ok(None));
-    watermark.allow(WINDOW);
-    watermark.reserve(1).expect("open").expect("room");
+    watermark.set_window(WINDOW);
+    watermark.reserve(1).expect("open").expect("space");
 }
 
 #[test]
-fn tag_that_was_a_word_meanwhile_counts_for_its_transaction() {
+fn restores_tags_from_words() {
     let mut watermark = watermark();
     let first = transaction(&mut watermark, 200, 1);
     let second = transaction(&mut watermark, 300, 1);
@@ -411,19 +431,19 @@ fn tag_that_was_a_word_meanwhile_counts_for_its_transaction() {
 }
 
 #[test]
-fn transactions_with_records_are_counted_and_where_the_last_ended_is_known() {
+fn counts_transactions_with_records_and_tracks_the_end_of_the_last() {
     let mut watermark = watermark();
     let found = |watermark: &mut Watermark| {
         let confirmed = watermark.confirmed();
         let progress = watermark.progress(confirmed, false);
         assert_eq!(progress.transactions, watermark.transactions());
-        (progress.transactions, watermark.carried())
+        (progress.transactions, watermark.last_records_end())
     };
     assert_eq!(found(&mut watermark), (0, Lsn::ZERO));
     transaction(&mut watermark, 200, 1);
     transaction(&mut watermark, 300, 2);
     transaction(&mut watermark, 400, 0);
-    watermark.idle(Lsn(500));
+    watermark.record_keepalive(Lsn(500));
     assert_eq!(found(&mut watermark), (2, Lsn(310)));
     watermark.reconnected(Lsn(100));
     assert_eq!(found(&mut watermark), (2, Lsn::ZERO), "on this connection");
@@ -441,7 +461,7 @@ fn counts_deliveries_in_the_observed_pipeline() {
 }
 
 #[test]
-fn the_first_failure_counts_unless_a_permanent_one_follows() {
+fn returns_the_first_failure_unless_a_permanent_failure_follows() {
     let failures = |all: &[(&str, bool)]| {
         let watermark = watermark();
         let deliveries = watermark.deliveries();
@@ -488,7 +508,7 @@ impl Wakes {
 }
 
 #[test]
-fn waiter_for_an_empty_sink_is_woken_once_by_all_deliveries() {
+fn wakes_a_task_that_waits_for_an_empty_sink_once() {
     let mut watermark = watermark();
     let tags = transaction(&mut watermark, 200, 2);
     let wakes = Arc::new(Wakes::default());
@@ -500,7 +520,7 @@ fn waiter_for_an_empty_sink_is_woken_once_by_all_deliveries() {
 }
 
 #[test]
-fn a_full_window_wakes_its_waiter_once_a_quarter_is_free() {
+fn wakes_a_waiting_task_when_a_quarter_of_the_window_is_free() {
     for (records, bytes) in [(8, 1_000_000), (1_000_000, 8 * 7)] {
         let mut watermark = Watermark::new(Window { records, bytes }, Lsn(0));
         let tags = transaction(&mut watermark, 10, 8);
@@ -517,10 +537,10 @@ fn a_full_window_wakes_its_waiter_once_a_quarter_is_free() {
         let mut empty = Box::pin(watermark.empty());
         assert!(wakes.poll(empty.as_mut()).is_pending());
         deliveries.delivered(tags[2..7].iter().copied());
-        assert_eq!(wakes.count(), 1, "one is left");
+        assert_eq!(wakes.count(), 1, "one record is in flight");
         assert!(wakes.poll(empty.as_mut()).is_pending());
         deliveries.delivered([tags[7]]);
-        assert_eq!(wakes.count(), 2, "none is left");
+        assert_eq!(wakes.count(), 2, "no records are in flight");
         assert!(wakes.poll(empty.as_mut()).is_ready());
     }
 }
@@ -547,8 +567,8 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A simple model: every event since the connection started, in order, with the LSN it confirms and
-/// the number of records it still waits for.
+/// A simple model. It contains the transactions and keepalives since the connection started, in
+/// order, with the LSN that each of them confirms and the number of its records in flight.
 #[derive(Default)]
 struct Model {
     queue: Vec<(u64, usize)>,
@@ -566,7 +586,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(2000) })]
 
     #[test]
-    fn the_watermark_agrees_with_a_naive_model(steps in proptest::collection::vec(step(), 1..120)) {
+    fn confirms_the_same_positions_as_a_simple_model(steps in proptest::collection::vec(step(), 1..120)) {
         let mut watermark = Watermark::new(WINDOW, Lsn(1000));
         let mut model = Model { resume: 1000, ..Model::default() };
         let mut received = 1000;
@@ -576,18 +596,18 @@ proptest! {
             match (step, open) {
                 (Step::Begin { gap }, None) => {
                     let commit = received + gap;
-                    watermark.begin(Lsn(commit)).expect("begins");
+                    watermark.begin(Lsn(commit)).expect("a valid begin");
                     open = Some(commit);
                     model.queue.push((0, 1));
                 }
                 (Step::Record, Some(_)) => {
-                    let tag = watermark.reserve(3).expect("open").expect("room");
+                    let tag = watermark.reserve(3).expect("open").expect("space");
                     let at = model.queue.iter().rposition(|(lsn, _)| *lsn == 0).expect("open");
                     model.queue[at].1 += 1;
                     in_flight.push((tag, at));
                 }
                 (Step::Commit, Some(commit)) => {
-                    watermark.commit(Lsn(commit), Lsn(commit + 5)).expect("ends");
+                    watermark.commit(Lsn(commit), Lsn(commit + 5)).expect("a valid commit");
                     let at = model.queue.iter().rposition(|(lsn, _)| *lsn == 0).expect("open");
                     model.queue[at] = (commit + 5, model.queue[at].1 - 1);
                     received = commit + 5;
@@ -595,9 +615,9 @@ proptest! {
                 }
                 (Step::Idle { ahead }, open) => {
                     let lsn = received + ahead;
-                    watermark.idle(Lsn(lsn));
+                    watermark.record_keepalive(Lsn(lsn));
                     if open.is_none_or(|commit| lsn <= commit) {
-                        // Inside a transaction, the keepalive counts for the preceding
+                        // Inside a transaction, the keepalive raises the end of the preceding
                         // transactions.
                         let at = model.queue.len() - usize::from(open.is_some());
                         model.queue.insert(at, (lsn, 0));

@@ -14,15 +14,15 @@ use crate::postgres::wire::frame::Frame;
 use crate::postgres::wire::pgoutput::Message;
 
 impl Core {
-    /// Returns the topics of the events in the bodies of these `CopyData` messages, which are next
-    /// in the stream, in order. Stops when it is uncertain what a row means or whether it will be
-    /// delivered.
+    /// Returns the topics of the events in the bodies of these `CopyData` messages, which come next
+    /// in the stream, in order. Stops at the first message whose meaning is uncertain, and returns
+    /// no topics if the next events may already have been delivered.
     pub(in crate::pipeline) fn topics_ahead<'b>(
         &self,
         bodies: impl Iterator<Item = &'b [u8]>,
     ) -> Vec<String> {
         let mut topics = TopicsAhead::default();
-        let Some(at) = self.position.filter(|at| !self.may_leave_out(*at)) else {
+        let Some(at) = self.position.filter(|at| !self.may_omit(*at)) else {
             return topics.ahead;
         };
         for body in bodies {
@@ -55,7 +55,7 @@ impl Core {
                         topics.add_topic(mapping, &envelope.row(mapping, &mut texts));
                     }
                 }
-                // The following rows may have other columns.
+                // The rows after this message may have different columns.
                 Meaning::Relation(_) => break,
                 _ => {}
             }
@@ -81,8 +81,8 @@ impl Core {
         topics.ahead
     }
 
-    /// Returns whether rows from this position on may have been delivered before.
-    fn may_leave_out(&self, at: Position) -> bool {
+    /// Returns whether rows at this position or later may already have been delivered.
+    fn may_omit(&self, at: Position) -> bool {
         let is_copied = match &self.source {
             Source::Table(source) => {
                 let copied = source.copied.as_deref();
@@ -90,7 +90,7 @@ impl Core {
             }
             Source::Messages(_) => false,
         };
-        is_copied || !self.is_proved()
+        is_copied || !self.is_verified()
     }
 }
 

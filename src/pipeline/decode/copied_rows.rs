@@ -1,11 +1,12 @@
-//! Events that are rows of a snapshot, which the table contained before the stream starts.
+//! Events that are rows of a snapshot: rows that the table contained before the stream starts.
 //!
-//! The snapshot contains the rows of transactions whose commit record is before its consistent
-//! point, and the stream contains the others. To all code downstream of the core, the snapshot is
-//! one more transaction, the first one. It ends at the consistent point, and its commit record is
-//! assumed to be one byte before that. There is no actual record at that LSN, because WAL records
-//! start at multiples of eight. Therefore its positions precede all positions of the stream, and
-//! the consistent point is confirmed only when all records of the snapshot are durable.
+//! The snapshot contains the rows of transactions whose commit record precedes its consistent
+//! point, and the stream contains the rows of all later transactions. All code downstream of the
+//! core treats the snapshot as an additional transaction, which precedes the stream. This
+//! transaction ends at the consistent point, and its commit record is assumed to be one byte before
+//! the consistent point. No real record has that LSN, because WAL records start at multiples of
+//! eight. Therefore the positions of copied rows precede all positions of the stream, and the
+//! consistent point is confirmed only when all records of the snapshot are durable.
 
 use crate::delivery::chunks::{Chunk, CopyProgress, KeyError, KeyType};
 use crate::model::lsn::{Lsn, Position};
@@ -13,13 +14,13 @@ use crate::outbox::columns::{COLUMNS_MAX, Mapping, Row};
 use crate::pipeline::decode::error::LineError;
 use crate::postgres::wire::copy_text::Lines;
 
-/// The snapshot to copy, and its columns.
+/// The snapshot to copy, and the columns of its rows.
 pub struct CopyFrom {
-    /// The snapshot contains the transactions whose commit record is before this LSN.
+    /// The snapshot contains the transactions whose commit record precedes this LSN.
     pub snapshot_lsn: Lsn,
     /// The mapping of the rows.
     pub mapping: Mapping,
-    /// The columns of the key, which follow those of the mapping in each line.
+    /// The columns of the key. In each line, they follow the columns of the mapping.
     pub key: Vec<(String, KeyType)>,
     /// The progress of the copy with earlier snapshots.
     pub before: Option<CopyProgress>,
@@ -28,11 +29,12 @@ pub struct CopyFrom {
 /// The rows of one copy.
 pub(crate) struct SnapshotRows {
     from: CopyFrom,
-    /// Slots of the columns, in the order in which they are copied.
+    /// The slot of each column, in the order in which the columns are copied.
     slots: Vec<usize>,
     lines: Lines,
-    /// Number of rows accepted by the sink. `last` is the key of the last one.
+    /// Number of rows that the sink has accepted.
     rows: u64,
+    /// The key of the last row that the sink has accepted.
     last: Vec<Vec<u8>>,
 }
 
@@ -50,7 +52,7 @@ impl SnapshotRows {
         }
     }
 
-    /// Returns where the stream starts.
+    /// Returns the LSN at which the stream starts.
     pub(crate) fn snapshot_lsn(&self) -> Lsn {
         let before = self.from.before.as_ref();
         before.map_or(self.from.snapshot_lsn, CopyProgress::first_snapshot_lsn)
@@ -81,8 +83,8 @@ impl SnapshotRows {
         read(&self.from, &self.slots, line, lines)
     }
 
-    /// Records that the sink has accepted the row in this line, which is the line that was read
-    /// last.
+    /// Records that the sink has accepted the row in this line, which must be the last line that
+    /// was read.
     pub(crate) fn mark_accepted(&mut self, line: &[u8]) {
         self.rows += 1;
         if self.last.is_empty() {
@@ -96,7 +98,7 @@ impl SnapshotRows {
         }
     }
 
-    /// Returns what has been copied so far, or `None` if nothing has.
+    /// Returns the progress of the copy, or `None` if no rows have been copied.
     pub(crate) fn copied(&self) -> Option<CopyProgress> {
         if self.rows == 0 {
             return self.from.before.clone();
@@ -105,8 +107,8 @@ impl SnapshotRows {
         Some(self.progress_upto(Some(self.last.iter().map(text).collect())))
     }
 
-    /// Returns what has been copied once there are no more rows.
-    pub(crate) fn all(&self) -> CopyProgress {
+    /// Returns the progress of the copy when all rows have been copied.
+    pub(crate) fn completed(&self) -> CopyProgress {
         self.progress_upto(None)
     }
 

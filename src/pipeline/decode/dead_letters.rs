@@ -1,4 +1,5 @@
-//! Events that can't be delivered: each is replaced by a dead letter, or halts the pipeline.
+//! Handling of events that can't be delivered: each one is replaced by a dead letter, or halts the
+//! pipeline.
 
 use std::time::Instant;
 
@@ -26,8 +27,9 @@ const REASON_BYTES_MAX: usize = 1000;
 enum Kind {
     Oversize,
     Unroutable,
-    /// Unroutable because of its timestamp, which the dead letter must therefore not have either.
-    Untimely,
+    /// The event is unroutable because of its timestamp, so the dead letter must not have that
+    /// timestamp either.
+    BadTimestamp,
     Malformed,
 }
 
@@ -38,7 +40,8 @@ pub(super) struct Failure {
 }
 
 impl Failure {
-    /// Returns the failure if the sink rejects a record, or `None` if the record is not the reason.
+    /// Returns the failure if the sink rejected a record because of its contents, or `None` if the
+    /// error has another cause.
     fn from_sink_error(error: &SinkError) -> Option<Self> {
         let kind = match error {
             SinkError::TooLarge { .. }
@@ -49,7 +52,7 @@ impl Failure {
             SinkError::RecordRefused {
                 cause: RefusalCause::Timestamp,
                 ..
-            } => Kind::Untimely,
+            } => Kind::BadTimestamp,
             SinkError::NoPartition { .. }
             | SinkError::TopicMissing { .. }
             | SinkError::TopicDenied { .. }
@@ -71,7 +74,8 @@ impl Failure {
         }
     }
 
-    /// Returns the failure for an undelivered event, or `None` if the event is not the reason.
+    /// Returns the failure if an event was not delivered because of its contents, or `None` if the
+    /// error has another cause.
     pub(super) fn from_undelivered(error: &Undelivered) -> Option<Self> {
         match error {
             Undelivered::Route(error) => Some(Self {
@@ -96,7 +100,7 @@ impl Failure {
 pub(crate) struct DeadLetters {
     settings: DeadLetterSettings,
     pipeline: String,
-    /// The prefix, if the outbox consists of messages.
+    /// The prefix of the outbox's messages; empty if the outbox is a table.
     prefix: String,
     writer: Writer,
     messages: Outage,
@@ -104,8 +108,9 @@ pub(crate) struct DeadLetters {
 }
 
 impl DeadLetters {
-    /// Creates an instance for `pipeline`, if its settings enable dead letters. `prefix` is the
-    /// prefix of an outbox of messages; rows contain the name of their table.
+    /// Creates an instance for `pipeline`, or returns `None` if its settings do not enable dead
+    /// letters. `prefix` is the prefix of the outbox's messages; it is not used for rows, because
+    /// their mapping contains the name of the table.
     pub(crate) fn new(pipeline: &str, prefix: &str, settings: &DeadLetterSettings) -> Option<Self> {
         settings.is_enabled().then(|| Self {
             settings: settings.clone(),
@@ -125,17 +130,17 @@ impl DeadLetters {
         self.counts = before;
     }
 
-    /// Returns whether such a failure results in a dead letter.
+    /// Returns whether a failure of this kind results in a dead letter.
     pub(super) fn is_sent_for(&self, failure: &Failure) -> bool {
-        let becomes = match failure.kind {
+        let reaction = match failure.kind {
             Kind::Oversize => self.settings.oversize,
-            Kind::Unroutable | Kind::Untimely => self.settings.unroutable,
+            Kind::Unroutable | Kind::BadTimestamp => self.settings.unroutable,
             Kind::Malformed => self.settings.malformed,
         };
-        becomes == Undeliverable::DeadLetter
+        reaction == Undeliverable::DeadLetter
     }
 
-    /// Delivers a dead letter with the header `mark` and what is available of the event.
+    /// Delivers a dead letter with the header `mark` and the available parts of the event.
     pub(super) fn deliver(
         &mut self,
         failure: &Failure,
@@ -151,7 +156,7 @@ impl DeadLetters {
         })?;
         if step == Step::Done {
             let stats = watermark.stats();
-            stats.dead_letters_are(self.counts);
+            stats.set_dead_letter_counts(self.counts);
             stats.record_dead_letter(LastDeadLetter {
                 at: seconds(unix_micros()),
                 position: String::from_utf8_lossy(mark.1).into_owned(),
@@ -163,7 +168,7 @@ impl DeadLetters {
     }
 
     /// Passes a dead letter with the header `mark` to the sink. The inner error means that the sink
-    /// rejected it.
+    /// rejected the dead letter.
     fn send(
         &mut self,
         failure: &Failure,
@@ -207,7 +212,7 @@ impl DeadLetters {
     fn record_failure(&mut self, failure: &Failure, at: &[u8], remains: Remains<'_>) {
         match failure.kind {
             Kind::Oversize => self.counts.oversize += 1,
-            Kind::Unroutable | Kind::Untimely => self.counts.unroutable += 1,
+            Kind::Unroutable | Kind::BadTimestamp => self.counts.unroutable += 1,
             Kind::Malformed => self.counts.malformed += 1,
         }
         let (pipeline, topic, kind) = (&self.pipeline, &self.settings.topic, failure.kind.name());
@@ -223,16 +228,16 @@ impl DeadLetters {
         );
         match self.messages.failed(Instant::now()) {
             OutageMessage::Suppressed => {
-                debug!(pipeline, topic, kind, %at, "dead letter of {row}: {reason}")
+                debug!(pipeline, topic, kind, %at, "sent a dead letter for {row}: {reason}")
             }
             OutageMessage::Started | OutageMessage::Ongoing(..) => warn!(
-                pipeline, topic, kind, %at, oversize, unroutable, malformed, "dead letter of {row}: {reason}"
+                pipeline, topic, kind, %at, oversize, unroutable, malformed, "sent a dead letter for {row}: {reason}"
             ),
         }
     }
 }
 
-/// Describes what is available of the event.
+/// Returns a description of the event.
 fn describe(remains: Remains<'_>) -> String {
     match remains {
         Remains::Row(mapping, row) => mapping.describe(row),
@@ -240,7 +245,7 @@ fn describe(remains: Remains<'_>) -> String {
     }
 }
 
-/// Returns whether the sink rejects this record, but may accept a smaller one.
+/// Returns whether the sink rejected the record, but may accept a smaller one.
 fn is_refused(sent: &Result<Step, SinkError>) -> bool {
     matches!(
         sent,
@@ -249,8 +254,8 @@ fn is_refused(sent: &Result<Step, SinkError>) -> bool {
 }
 
 impl Kind {
-    /// Returns how much of the event its dead letter contains, and which smaller extents to try if
-    /// the sink rejects it.
+    /// Returns how much of the event its dead letter contains, and the smaller extents to try if
+    /// the sink rejects the dead letter.
     fn extents(self, oversize: Undeliverable) -> (Extent, &'static [Extent]) {
         const SMALLER: [Extent; 4] = [
             Extent::Cut,
@@ -261,10 +266,10 @@ impl Kind {
         match (self, oversize) {
             // With more headers, the record would be too large again.
             (Self::Oversize, _) => (Extent::NoPayload, &SMALLER[2..]),
-            // The payload must not be omitted.
+            // Without on_oversize = "dead-letter", the payload must not be omitted.
             (Self::Unroutable, Undeliverable::Halt) => (Extent::Whole, &SMALLER[..1]),
-            (Self::Untimely, Undeliverable::Halt) => (SMALLER[0], &[]),
-            (Self::Untimely, Undeliverable::DeadLetter) => (SMALLER[0], &SMALLER[1..]),
+            (Self::BadTimestamp, Undeliverable::Halt) => (SMALLER[0], &[]),
+            (Self::BadTimestamp, Undeliverable::DeadLetter) => (SMALLER[0], &SMALLER[1..]),
             // A message that is not an event must not halt the pipeline because of its size either.
             (Self::Unroutable, Undeliverable::DeadLetter) | (Self::Malformed, _) => {
                 (Extent::Whole, &SMALLER)
@@ -275,7 +280,7 @@ impl Kind {
     fn name(self) -> &'static str {
         match self {
             Self::Oversize => "oversize",
-            Self::Unroutable | Self::Untimely => "unroutable",
+            Self::Unroutable | Self::BadTimestamp => "unroutable",
             Self::Malformed => "malformed",
         }
     }

@@ -1,4 +1,4 @@
-//! Turns one mapped row into a record, or a dead letter in its place, and passes it to the sink.
+//! Converts a mapped row to a record, or to a dead letter in its place, and passes it to the sink.
 
 use super::Step;
 use super::dead_letters::{DeadLetters, Failure};
@@ -14,18 +14,17 @@ use crate::pipeline::decode::error::CoreError;
 use crate::pipeline::exactly_once::duplicate_filter::DuplicateFilter;
 use crate::sink::Sink;
 
-/// Processes rows, regardless of whether they come from the stream, from a snapshot or from a
-/// replay.
+/// Converts rows to records. The rows come from the stream, a snapshot or a replay.
 pub struct Delivery {
     router: Router,
-    /// With exactly-once delivery, determines which events are omitted and tracks which have been
-    /// processed.
+    /// With exactly-once delivery: determines which events are omitted because Kafka already
+    /// contains them, and tracks the last processed event.
     pub(super) duplicate_filter: Option<DuplicateFilter>,
-    /// `None` if every event that can't be delivered is an error.
+    /// Creates dead letters; `None` if every event that can't be delivered results in an error.
     pub(crate) dead_letters: Option<DeadLetters>,
     /// Whether text values may contain invalid UTF-8.
     pub(crate) checks_texts: bool,
-    /// Turns deliveries in any order into one confirmed LSN.
+    /// Tracks deliveries, and determines the LSN that may be confirmed.
     pub watermark: Watermark,
 }
 
@@ -42,7 +41,7 @@ impl Delivery {
     }
 
     /// Passes an event of the stream, or a dead letter in its place, to the sink, unless the
-    /// duplicate filter finds that Kafka has it.
+    /// duplicate filter finds that Kafka already contains the event.
     #[inline]
     pub(super) fn event(
         &mut self,
@@ -59,7 +58,7 @@ impl Delivery {
         }
         let step = self.row(at, mapping, row, sink)?;
         if let (Some(duplicate_filter), Step::Done) = (&mut self.duplicate_filter, &step) {
-            duplicate_filter.delivered(at, id());
+            duplicate_filter.record_delivered(at, id());
         }
         Ok(step)
     }
@@ -77,8 +76,8 @@ impl Delivery {
             .map_err(|error| error.into_core_error(at, || mapping.describe(row)))
     }
 
-    /// Processes a message of the stream that is not an event: sends a dead letter if the settings
-    /// allow it.
+    /// Processes a message of the stream that is not a valid event. Sends a dead letter, or returns
+    /// an error if the settings do not allow a dead letter.
     pub(super) fn malformed(
         &mut self,
         at: Position,
@@ -106,7 +105,7 @@ impl Delivery {
             .deliver(&failure, mark, remains, &mut self.watermark, sink)
             .map_err(|error| error.into_core_error(at, || "message".to_owned()))?;
         if let (Some(duplicate_filter), Step::Done) = (&mut self.duplicate_filter, &step) {
-            duplicate_filter.delivered(at, None);
+            duplicate_filter.record_delivered(at, None);
         }
         Ok(step)
     }

@@ -30,7 +30,7 @@ pub enum CoreError {
     #[error("replication protocol violation: {0}")]
     Order(#[from] OrderError),
     /// The table lacks the columns that the settings require.
-    #[error("{error}{hint}", hint = form_hint(error, at))]
+    #[error("{error}{hint}", hint = columns_hint(error, at))]
     Mapping {
         /// Position of the first row for which the table has these columns.
         at: String,
@@ -40,9 +40,9 @@ pub enum CoreError {
     History(HistoryConflict),
     /// The publication contains rows of another table.
     #[error(
-        "the publication sends a row of table {found} at {at}, but the outbox is {expected}. Let it contain {expected} alone, \
-         with publish_via_partition_root = true if that is partitioned. The publication of the time decides about rows that were \
-         written before"
+        "the publication sent a row of table {found} at {at}, but the outbox is {expected}. Change the publication so that it \
+         contains only {expected}, with publish_via_partition_root = true if the table is partitioned. The change does not apply \
+         to rows that were written before it"
     )]
     ForeignTable {
         /// Position of the row.
@@ -52,12 +52,12 @@ pub enum CoreError {
         /// The configured outbox.
         expected: Box<Outbox>,
     },
-    /// The publication contains rows of a table, but the outbox consists of messages.
+    /// The publication contains a table, but the outbox uses messages.
     #[error(
-        "the publication sends a change to table {found} at {at}, but the outbox is of messages. Take its tables out \
-         of the publication: ALTER PUBLICATION ... DROP TABLE ONLY {found}"
+        "the publication sent a change to table {found} at {at}, but the outbox uses logical decoding messages. Remove the tables \
+         from the publication: ALTER PUBLICATION ... DROP TABLE ONLY {found}"
     )]
-    RowBesideMessages {
+    UnexpectedRow {
         /// Position of the row.
         at: Position,
         /// The table of the row.
@@ -65,9 +65,9 @@ pub enum CoreError {
     },
     /// A message with the outbox's prefix is not an event.
     #[error(
-        "the message with prefix {prefix:?} at {at} can't be read: {error}. Events have to be written with \
-         walpost.publish, and everything else with another prefix. on_malformed = \"dead-letter\" sends such messages to the \
-         topic for dead letters"
+        "the message with prefix {prefix:?} at {at} is not a valid event: {error}. Write events with walpost.publish, and use \
+         another prefix for all other messages. To send such messages to the topic for dead letters, set on_malformed = \
+         \"dead-letter\""
     )]
     Envelope {
         /// Position of the message.
@@ -78,9 +78,9 @@ pub enum CoreError {
     },
     /// A row is larger than the configuration allows.
     #[error(
-        "the row at {at} comes in a message of {bytes} bytes, and max_row_bytes allows {max}. Raise \
-         max_row_bytes, and message.max.bytes in [kafka] with it; keep such events out as \
-         sql/outbox.sql and sql/publish.sql do"
+        "the row at {at} arrived in a message of {bytes} bytes, but max_row_bytes allows {max}. Raise max_row_bytes, and \
+         message.max.bytes in [kafka] accordingly. To reject such events when they are written, see sql/outbox.sql and \
+         sql/publish.sql"
     )]
     RowTooLarge {
         /// Position of the row.
@@ -92,9 +92,9 @@ pub enum CoreError {
     },
     /// PostgreSQL can't convert a row.
     #[error(
-        "PostgreSQL can't send the row at {at}, because a value of it has no equivalent in UTF-8: {error}. {}Correct what writes \
-         such values, or have the outbox in a database with the encoding UTF8",
-        table.as_ref().map(|table| format!("The row is of table {table}. ")).unwrap_or_default()
+        "PostgreSQL can't send the row at {at}, because one of its values has no equivalent in UTF-8: {error}. {}Fix the program \
+         that writes such values, or move the outbox to a database with the encoding UTF8",
+        table.as_ref().map(|table| format!("The row belongs to table {table}. ")).unwrap_or_default()
     )]
     Unconvertible {
         /// Position of the row.
@@ -105,17 +105,17 @@ pub enum CoreError {
         error: String,
     },
     /// A row of a table that the stream has not described.
-    #[error("the row at {at} is of the unknown relation {oid}")]
+    #[error("the row at {at} belongs to unknown relation {oid}")]
     UnknownRelation {
         /// Position of the row.
         at: Position,
         /// OID of the row's table.
         oid: u32,
     },
-    /// More tables than Walpost keeps for one connection.
+    /// The server has described more tables than Walpost supports for one connection.
     #[error(
-        "the server has described {max} tables of the outbox since Walpost connected, and describes another one at {at}: this needs a \
-         new connection"
+        "the server has described {max} outbox tables since Walpost connected, and describes another one at {at}; a new connection \
+         is required"
     )]
     TooManyTables {
         /// Position of the first row of the table.
@@ -124,7 +124,7 @@ pub enum CoreError {
         max: usize,
     },
     /// A row that violates the protocol.
-    #[error("{table}: the stream has {found} at {at}")]
+    #[error("{table}: the stream contains {found} at {at}")]
     BadTuple {
         /// Position of the row.
         at: Position,
@@ -132,8 +132,8 @@ pub enum CoreError {
         /// Describes the violation.
         found: &'static str,
     },
-    /// A row that can't be copied, or for which it can't be determined whether it was copied.
-    #[error("{table}: the row at {at} can't be copied, or told from those that were: {error}")]
+    /// A row can't be copied, or Walpost can't determine whether the row was copied.
+    #[error("{table}: can't copy the row at {at}, or determine whether it was copied: {error}")]
     BadLine {
         /// Position of the row.
         at: Position,
@@ -143,8 +143,8 @@ pub enum CoreError {
     },
     /// A row that can't be converted to a record.
     #[error(
-        "{row} at {at} can't become a record: {error}. on_unroutable = \"dead-letter\" sends such events to the topic for dead \
-         letters"
+        "{row} at {at} can't be converted to a record: {error}. To send such events to the topic for dead letters, set \
+         on_unroutable = \"dead-letter\""
     )]
     Route {
         /// Position of the row.
@@ -166,7 +166,7 @@ pub enum CoreError {
     },
     /// A dead letter that the sink does not accept.
     #[error(
-        "the dead letter of {row} at {at} can't be delivered either: {error}. It was to be one because: {reason}"
+        "the dead letter for {row} at {at} can't be delivered either: {error}. Reason for the dead letter: {reason}"
     )]
     DeadLetter {
         /// Position of the row.
@@ -181,15 +181,15 @@ pub enum CoreError {
 }
 
 impl CoreError {
-    /// Returns the position to pass to `walpost skip` in order to omit the transaction, if that
-    /// resolves the error and nothing else is wrong.
+    /// Returns the position to pass to `walpost skip` in order to omit the transaction, or `None`
+    /// if omitting the transaction does not resolve the error.
     pub(crate) fn skip_to(&self) -> Option<String> {
         match self {
             Self::Mapping { at, .. }
             | Self::RowTooLarge { at, .. }
             | Self::Unconvertible { at, .. } => Some(at.clone()),
             Self::ForeignTable { at, .. }
-            | Self::RowBesideMessages { at, .. }
+            | Self::UnexpectedRow { at, .. }
             | Self::Envelope { at, .. }
             | Self::Route { at, .. } => Some(at.to_string()),
             Self::DeadLetter { at, .. } => Some(at.to_string()),
@@ -219,21 +219,21 @@ impl CoreError {
     }
 }
 
-/// Explains why altering the table does not change the row that `error` concerns: the columns of a
-/// row in the WAL do not change afterwards.
-fn form_hint(error: &MappingError, at: &str) -> String {
+/// Returns a hint that altering the table does not affect the row that `error` concerns, because
+/// the columns of a row in the WAL do not change.
+fn columns_hint(error: &MappingError, at: &str) -> String {
     match error {
         // The message already contains the explanation.
         MappingError::Renamed { .. } => String::new(),
         _ => format!(
-            ". The rows at {at} have the table's form of the time when they were written, and the publication's, which nothing \
-             changes afterwards"
+            ". The rows at {at} have the columns that the table and the publication had when the rows were written; later changes \
+             do not affect these rows"
         ),
     }
 }
 
-/// Explains how to deliver the events that follow one whose record is rejected. Empty if the record
-/// is not the reason.
+/// Returns a hint about the setting that replaces an event with a dead letter if the sink rejects
+/// its record. Empty if the error has another cause.
 fn dead_letter_hint(error: &SinkError) -> String {
     let setting = match error {
         SinkError::TooLarge { .. }
@@ -241,11 +241,10 @@ fn dead_letter_hint(error: &SinkError) -> String {
             cause: RefusalCause::Size,
             ..
         } => {
-            "Or set on_oversize = \"dead-letter\", which sends such events of a table to the topic for dead letters without their \
-             payload"
+            "To send such events of a table to the topic for dead letters without their payload, set on_oversize = \"dead-letter\""
         }
         SinkError::RecordRefused { .. } | SinkError::NoPartition { .. } => {
-            "Or set on_unroutable = \"dead-letter\", which sends such events to the topic for dead letters"
+            "To send such events to the topic for dead letters, set on_unroutable = \"dead-letter\""
         }
         _ => return String::new(),
     };
@@ -264,7 +263,7 @@ pub enum LineError {
     /// The line does not have the format of COPY.
     #[error(transparent)]
     Text(#[from] TextError),
-    /// A copy could not be resumed after the line.
+    /// The line's key is invalid, so a copy could not be resumed after this line.
     #[error(transparent)]
     Key(#[from] KeyError),
 }
@@ -288,7 +287,7 @@ mod tests {
             CoreError::Decode { .. }
             | CoreError::Mapping { .. }
             | CoreError::ForeignTable { .. }
-            | CoreError::RowBesideMessages { .. }
+            | CoreError::UnexpectedRow { .. }
             | CoreError::Envelope { .. }
             | CoreError::RowTooLarge { .. }
             | CoreError::Unconvertible { .. }
@@ -317,7 +316,7 @@ mod tests {
                 found: outbox(),
                 expected: Box::new(Outbox::Table(TableName::from_catalog("public", "t"))),
             },
-            CoreError::RowBesideMessages {
+            CoreError::UnexpectedRow {
                 at,
                 found: outbox(),
             },
@@ -371,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn every_error_about_a_row_names_its_position() {
+    fn includes_the_position_in_every_error_about_a_row() {
         for error in errors() {
             assert!(is_about_a_row(&error), "{error:?}");
             let text = error.to_string();

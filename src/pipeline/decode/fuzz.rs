@@ -1,4 +1,4 @@
-//! Fuzzing of the core with streams of frames, and with deliveries in any order between them.
+//! Fuzzing of the core with streams of frames and with deliveries in any order.
 
 use std::sync::Arc;
 
@@ -16,21 +16,22 @@ const WINDOW: Window = Window {
     bytes: 8192,
 };
 
-/// Processes the bytes as a stream. The first byte selects the outbox, the mode and whether there
-/// are dead letters. Steps follow, each preceded by a letter.
+/// Processes the bytes as a stream. The first byte selects the kind of outbox, the delivery
+/// guarantee and whether dead letters are enabled. The remaining bytes are steps, each of which
+/// starts with a letter.
 ///
 /// | Letter | Step |
 /// |---|---|
 /// | `w`, u16, message | a message of this many bytes |
 /// | `k`, u64 | a keepalive with this LSN |
 /// | `d`, u8 | the sink delivers one of its records |
-/// | `a` | the sink delivers all of them |
+/// | `a` | the sink delivers all of its records |
 /// | `f`, `t` | for the next record, the sink is full or has to create the topic |
 /// | `r` | a new connection, which resumes at the confirmed position |
 ///
 /// # Panics
-/// The confirmed LSN decreases, or is higher than what was delivered or received; records are out
-/// of order; the window is exceeded.
+/// Panics if the confirmed LSN decreases or is higher than the delivered or received LSN, if
+/// records are out of order, or if the window is exceeded.
 pub fn core(data: &[u8]) {
     let Some((&kind, mut rest)) = data.split_first() else {
         return;
@@ -45,11 +46,11 @@ pub fn core(data: &[u8]) {
 /// A sink that checks and counts records.
 #[derive(Default)]
 struct Counter {
-    /// The response to the next record, if it is not accepted.
-    answer: Option<Produced>,
-    /// The records that have not been delivered: their tags, and their positions in the WAL.
-    /// Records of earlier connections have no position.
-    held: Vec<(Tag, Option<Position>)>,
+    /// The result for the next record, if the record is not accepted.
+    next_result: Option<Produced>,
+    /// The tag and the position of each record that has not been delivered. Records of earlier
+    /// connections have no position.
+    pending: Vec<(Tag, Option<Position>)>,
     last: Option<Position>,
     /// Number of messages in the transaction that have an index.
     counted: u64,
@@ -57,14 +58,14 @@ struct Counter {
 
 impl Sink for Counter {
     fn produce(&mut self, record: &Record<'_>, tag: Tag) -> Result<Produced, SinkError> {
-        if let Some(answer) = self.answer.take() {
-            return Ok(answer);
+        if let Some(result) = self.next_result.take() {
+            return Ok(result);
         }
         let (_, text) = record
             .headers
             .iter()
             .find(|(name, _)| *name == "walpost-position")
-            .expect("every record has its position");
+            .expect("every record has a position header");
         let position = position(text.expect("a text"));
         assert!(
             self.last < Some(position),
@@ -73,7 +74,7 @@ impl Sink for Counter {
         );
         assert_eq!(position.index, self.counted);
         self.last = Some(position);
-        self.held.push((tag, Some(position)));
+        self.pending.push((tag, Some(position)));
         Ok(Produced::Taken)
     }
 
@@ -112,7 +113,7 @@ impl Stream {
         let core = Core::new(outbox, OutboxSettings::default(), watermark);
         let mut core = core.expect("the defaults fit");
         if kind & 2 != 0 {
-            core.leave_out(None, RESUME, RESUME);
+            core.omit_delivered(None, RESUME, RESUME);
         }
         if kind & 4 != 0 {
             let settings = DeadLetterSettings {
@@ -148,25 +149,28 @@ impl Stream {
                     reply_requested: true,
                 };
                 let step = self.core.frame(&frame, &mut self.sink);
-                assert_eq!(step.expect("a keepalive is never wrong"), Step::Answer);
+                assert_eq!(
+                    step.expect("a keepalive never causes an error"),
+                    Step::Answer
+                );
             }
             b'd' => {
                 let [which] = take_bytes(rest)?;
-                if let Some(which) = usize::from(which).checked_rem(self.sink.held.len()) {
-                    let (tag, _) = self.sink.held.remove(which);
+                if let Some(which) = usize::from(which).checked_rem(self.sink.pending.len()) {
+                    let (tag, _) = self.sink.pending.remove(which);
                     self.deliveries.delivered([tag]);
                 }
             }
             b'a' => {
-                let tags = self.sink.held.drain(..).map(|(tag, _)| tag);
+                let tags = self.sink.pending.drain(..).map(|(tag, _)| tag);
                 self.deliveries.delivered(tags);
             }
-            b'f' => self.sink.answer = Some(Produced::Full),
-            b't' => self.sink.answer = Some(Produced::NewTopic),
+            b'f' => self.sink.next_result = Some(Produced::Full),
+            b't' => self.sink.next_result = Some(Produced::NewTopic),
             b'r' => {
                 self.core.reconnected(self.confirmed);
                 self.sink.last = None;
-                for (_, position) in &mut self.sink.held {
+                for (_, position) in &mut self.sink.pending {
                     *position = None;
                 }
             }
@@ -182,17 +186,21 @@ impl Stream {
             wal_end: Lsn::ZERO,
             data,
         };
-        let place = self.core.place();
+        let place = self.core.describe_position();
         loop {
             match self.core.frame(&frame, &mut self.sink) {
                 Ok(Step::Done) => return self.count_message(data),
-                Ok(Step::Answer) => panic!("a message is not answered"),
+                Ok(Step::Answer) => panic!("unexpected status update request"),
                 Ok(Step::Full | Step::NewTopic(_)) => {
-                    assert_eq!(self.core.place(), place, "it was left as it was");
+                    assert_eq!(
+                        self.core.describe_position(),
+                        place,
+                        "the position has changed"
+                    );
                     self.check_invariants();
                     self.step(&mut &b"d\0"[..])?;
                 }
-                Ok(Step::SetAside(_)) => panic!("no table may be set aside"),
+                Ok(Step::SetAside(_)) => panic!("unexpected table to set aside"),
                 Ok(Step::NewTable(oid)) => self.core.describe_table(oid, Vec::new()),
                 Err(error) => {
                     assert_eq!(core_remedy(&error), Remedy::Halt);
@@ -204,13 +212,13 @@ impl Stream {
 
     /// Counts a message that was processed.
     fn count_message(&mut self, data: &[u8]) -> Option<()> {
-        let is_log = matches!(self.core.source, Source::Messages(_));
-        match Message::decode(data).expect("it was taken") {
+        let uses_messages = matches!(self.core.source, Source::Messages(_));
+        match Message::decode(data).expect("a valid message") {
             Message::Begin(_) => self.sink.counted = 0,
             Message::Insert { .. } | Message::Update { .. } | Message::Delete { .. } => {
                 self.sink.counted += 1;
             }
-            Message::Logical { transactional, .. } if is_log && transactional => {
+            Message::Logical { transactional, .. } if uses_messages && transactional => {
                 self.sink.counted += 1;
             }
             _ => {}
@@ -221,24 +229,31 @@ impl Stream {
     /// Checks the conditions that always apply.
     fn check_invariants(&mut self) {
         let confirmed = self.core.delivery.watermark.confirmed().lsn();
-        assert!(confirmed >= self.confirmed, "it never goes back");
+        assert!(
+            confirmed >= self.confirmed,
+            "the confirmed LSN has decreased"
+        );
         assert!(confirmed <= self.core.delivery.watermark.received());
-        // A transaction ends after its commit record, and the next transaction starts after that
-        // end.
-        let held = self.sink.held.iter().filter_map(|(_, position)| *position);
-        let first = held.map(|position| position.commit).min();
+        // A transaction ends after its commit record, and the next transaction starts after the end
+        // of this one.
+        let pending = self
+            .sink
+            .pending
+            .iter()
+            .filter_map(|(_, position)| *position);
+        let first = pending.map(|position| position.commit).min();
         assert!(
             first.is_none_or(|first| confirmed <= first),
-            "{confirmed} is ahead"
+            "{confirmed} is above the undelivered {first:?}"
         );
         let in_flight = self.core.delivery.watermark.in_flight();
-        assert_eq!(in_flight.records, self.sink.held.len() as u64);
+        assert_eq!(in_flight.records, self.sink.pending.len() as u64);
         assert!(in_flight.records <= WINDOW.records);
         assert!(in_flight.bytes <= WINDOW.bytes || in_flight.records == 1);
         self.confirmed = confirmed;
     }
 
-    /// Delivers everything, and checks that everything received is confirmed then.
+    /// Delivers all records, and checks that the received LSN is then confirmed.
     fn deliver_all(&mut self) {
         self.step(&mut &b"a"[..]);
         self.check_invariants();

@@ -1,4 +1,4 @@
-//! Counts one record, of an event or a dead letter, and passes it to the sink.
+//! Passes the record of an event or a dead letter to the sink, and counts it in the window.
 
 use super::Step;
 use crate::delivery::watermark::{OrderError, Watermark};
@@ -8,9 +8,10 @@ use crate::outbox::route::RouteError;
 use crate::pipeline::decode::error::CoreError;
 use crate::sink::{Produced, Sink, SinkError};
 
-/// How much of the window a record uses in addition to its key, value and headers, in bytes:
-/// librdkafka's memory for each message and each header, and the allocator's overhead.
+/// How much of the window each record uses in addition to its key, value and headers, in bytes:
+/// the memory that librdkafka allocates for a message, and the overhead of the allocator.
 const RECORD_OVERHEAD: usize = 384;
+/// How much of the window each header uses in addition to its name and value, in bytes.
 const HEADER_OVERHEAD: usize = 64;
 
 /// A header that identifies the event of a record.
@@ -23,9 +24,9 @@ pub(crate) enum Undelivered {
     Route(RouteError),
     /// The sink rejects the record.
     Produce(SinkError),
-    /// The sink rejects the dead letter, which was sent for this reason.
+    /// The sink rejects the dead letter. `reason` is the reason for the dead letter.
     DeadLetter { error: SinkError, reason: String },
-    /// A record at an invalid point of the stream.
+    /// The record occurs at an invalid point of the stream.
     Order(OrderError),
 }
 
@@ -60,7 +61,8 @@ impl Undelivered {
     }
 }
 
-/// Counts a record and passes it to the sink. The inner error means that the sink rejected it.
+/// Passes a record to the sink and counts it in the window. The inner error means that the sink
+/// rejected the record.
 #[inline]
 pub(super) fn send_record(
     record: &Record<'_>,
@@ -82,11 +84,11 @@ pub(super) fn send_record(
 
 /// Returns how much of the window a record uses, in bytes.
 fn cost(record: &Record<'_>) -> u64 {
-    let of = |bytes: Option<&[u8]>| bytes.map_or(0, <[u8]>::len);
+    let len = |bytes: Option<&[u8]>| bytes.map_or(0, <[u8]>::len);
     let headers = record
         .headers
         .iter()
-        .map(|(name, value)| name.len() + of(value) + HEADER_OVERHEAD)
+        .map(|(name, value)| name.len() + len(value) + HEADER_OVERHEAD)
         .sum::<usize>();
-    (of(record.key) + of(record.payload) + headers + RECORD_OVERHEAD) as u64
+    (len(record.key) + len(record.payload) + headers + RECORD_OVERHEAD) as u64
 }

@@ -11,8 +11,8 @@ use crate::outbox::settings::OutboxSettings;
 pub(crate) struct MessageSource {
     prefix: String,
     mapping: Mapping,
-    pub(crate) left_alone: IgnoredCounts,
-    warned: bool,
+    pub(crate) ignored_counts: IgnoredCounts,
+    has_warned: bool,
 }
 
 impl MessageSource {
@@ -20,12 +20,12 @@ impl MessageSource {
         Ok(Self {
             prefix,
             mapping: Mapping::for_messages(settings)?,
-            left_alone: IgnoredCounts::default(),
-            warned: false,
+            ignored_counts: IgnoredCounts::default(),
+            has_warned: false,
         })
     }
 
-    pub(crate) fn is_ours(&self, prefix: &str) -> bool {
+    pub(crate) fn has_prefix(&self, prefix: &str) -> bool {
         self.prefix == prefix
     }
 
@@ -43,13 +43,13 @@ impl MessageSource {
     }
 
     /// Processes a non-transactional message.
-    pub(crate) fn outside_of_transactions(&mut self, prefix: &str) {
-        self.left_alone.nontransactional += 1;
-        if self.is_ours(prefix) && !std::mem::replace(&mut self.warned, true) {
+    pub(crate) fn count_nontransactional(&mut self, prefix: &str) {
+        self.ignored_counts.nontransactional += 1;
+        if self.has_prefix(prefix) && !std::mem::replace(&mut self.has_warned, true) {
             warn!(
                 prefix,
-                "skipped a non-transactional message: it is not an event, since it was sent whether or not its \
-                 transaction commits. Write events with walpost.publish"
+                "skipped a non-transactional message, which is not an event because PostgreSQL sends it even if its \
+                 transaction is rolled back. Write events with walpost.publish"
             );
         }
     }

@@ -8,7 +8,7 @@ use crate::postgres::table::TableName;
 use crate::postgres::target::OUTBOX_ROW;
 use crate::postgres::wire::pgoutput::{Relation, Tuple, Value};
 
-/// The columns of `walpost.outbox_row` that are read.
+/// The columns of `walpost.outbox_row` that Walpost reads.
 const COLUMNS: [&str; 6] = [
     "publication",
     "relation",
@@ -21,8 +21,8 @@ const COLUMNS: [&str; 6] = [
 /// `walpost.outbox_row`, as described by the stream.
 pub(super) struct RowTable {
     oid: u32,
-    /// Index of each of [`COLUMNS`].
-    places: [usize; COLUMNS.len()],
+    /// Index of each of [`COLUMNS`] in the table.
+    indexes: [usize; COLUMNS.len()],
 }
 
 impl RowTable {
@@ -31,16 +31,16 @@ impl RowTable {
         TableName::from_catalog(schema, name)
     }
 
-    pub(super) fn is(relation: &Relation<'_>) -> bool {
+    pub(super) fn is_row_table(relation: &Relation<'_>) -> bool {
         [relation.namespace, relation.name] == OUTBOX_ROW
     }
 
     pub(super) fn from_relation(relation: &Relation<'_>) -> Result<Self, MappingError> {
-        let mut places = [0; COLUMNS.len()];
-        for (place, name) in places.iter_mut().zip(COLUMNS) {
+        let mut indexes = [0; COLUMNS.len()];
+        for (index, name) in indexes.iter_mut().zip(COLUMNS) {
             let mut columns = relation.columns.iter();
             let found = columns.position(|column| column.name == name);
-            *place = found.ok_or_else(|| {
+            *index = found.ok_or_else(|| {
                 let columns = relation.columns.iter().map(|column| column.name);
                 MappingError::MissingColumn {
                     table: Self::name().to_string(),
@@ -52,7 +52,7 @@ impl RowTable {
         }
         Ok(Self {
             oid: relation.oid,
-            places,
+            indexes,
         })
     }
 
@@ -60,11 +60,11 @@ impl RowTable {
         self.oid == relation
     }
 
-    /// Returns the OID and name of the table that contained the row, given the values of a row of
+    /// Returns the OID and name of the original table, given the values of a row of
     /// `walpost.outbox_row`.
-    pub(super) fn table_of(&self, values: &[&[u8]]) -> Option<(u32, TableName)> {
-        let [_, relation, schema, name, ..] = self.places;
-        let text = |place: usize| str::from_utf8(values.get(place)?).ok();
+    pub(super) fn original_table(&self, values: &[&[u8]]) -> Option<(u32, TableName)> {
+        let [_, relation, schema, name, ..] = self.indexes;
+        let text = |index: usize| str::from_utf8(values.get(index)?).ok();
         let relation = text(relation)?.parse().ok()?;
         Some((
             relation,
@@ -72,25 +72,25 @@ impl RowTable {
         ))
     }
 
-    /// Reads the row that a row of `walpost.outbox_row` contains. The error describes what was
-    /// found instead.
+    /// Reads the original row from a row of `walpost.outbox_row`. The error describes the
+    /// unexpected contents.
     pub(super) fn read(&self, tuple: &Tuple<'_>) -> Result<OlderRow, &'static str> {
-        let text = |place: usize| match tuple.values().nth(place) {
+        let text = |index: usize| match tuple.values().nth(index) {
             Some(Value::Text(text)) => str::from_utf8(text).map_err(|_| "text that is not UTF-8"),
-            _ => Err("a row without one of its values"),
+            _ => Err("a row that lacks a value"),
         };
-        let [publication, relation, schema, name, columns, values] = self.places.map(text);
-        let json = "a list of columns or values that is none";
+        let [publication, relation, schema, name, columns, values] = self.indexes.map(text);
+        let json = "an invalid list of columns or values";
         let row = OlderRow {
             publication: publication?.to_owned(),
-            oid: relation?.parse().map_err(|_| "an OID that is none")?,
+            oid: relation?.parse().map_err(|_| "an invalid OID")?,
             table: TableName::from_catalog(schema?, name?),
             columns: serde_json::from_str(columns?).map_err(|_| json)?,
             values: serde_json::from_str(values?).map_err(|_| json)?,
         };
         match row.columns.len() == row.values.len() {
             true => Ok(row),
-            false => Err("a row with another number of values than columns"),
+            false => Err("a row whose number of values differs from its number of columns"),
         }
     }
 }
@@ -101,7 +101,7 @@ pub(super) struct OlderRow {
     /// OID of the row's table.
     pub(super) oid: u32,
     pub(super) table: TableName,
-    /// Names of its columns, and OIDs of their types.
+    /// Name of each column, and OID of its type.
     columns: Vec<(String, u32)>,
     values: Vec<Option<String>>,
 }
@@ -111,8 +111,8 @@ impl OlderRow {
         TableColumn::list(&self.columns)
     }
 
-    /// Puts the values that `mapping` needs into their slots.
-    pub(super) fn lay_out(&self, mapping: &Mapping) -> Row<'_> {
+    /// Returns the values that `mapping` requires, each in its slot.
+    pub(super) fn to_row(&self, mapping: &Mapping) -> Row<'_> {
         let mut row = [None; COLUMNS_MAX];
         for (index, value) in self.values.iter().enumerate() {
             if let Some(slot) = mapping.slot(index) {

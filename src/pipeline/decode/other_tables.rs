@@ -2,12 +2,12 @@
 
 use std::collections::HashMap;
 
-/// When this many names are known, all are forgotten, because a server can describe any number of
-/// tables.
+/// Maximum number of names. When it is reached, all names are removed, because a server can
+/// describe any number of tables.
 const NAMES_MAX: usize = 10_000;
 
-/// The names, by OID. They include the partitions of the outbox, which the stream also describes,
-/// although their rows have the OID of the root table.
+/// The names of relations that are not the outbox, by OID. They include the partitions of the
+/// outbox, which the stream also describes, although their rows have the OID of the root table.
 #[derive(Default)]
 pub(super) struct OtherTables(HashMap<u32, String>);
 
@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn any_number_of_tables_takes_bounded_memory_and_the_last_one_is_kept() {
+    fn limits_the_number_of_names_and_keeps_the_latest() {
         let mut others = OtherTables::default();
         for oid in 0..100_000 {
             others.insert(oid, oid.to_string());

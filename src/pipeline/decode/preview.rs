@@ -1,5 +1,5 @@
-//! Determines how the messages in a range of WAL would be handled, without a sink, for an operator
-//! who decides whether to skip them. Pure.
+//! Determines how the messages in a range of WAL would be handled, so that an operator can decide
+//! whether to skip them. This module performs no I/O and uses no sink.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -25,7 +25,7 @@ const TOPICS_MAX: usize = 1000;
 /// Maximum length of the reason why an event can't be converted to a record, in characters.
 const REASON_CHARS_MAX: usize = 300;
 
-/// The end of the range.
+/// The end of a range of WAL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Until {
     /// The range includes transactions whose commit record is before this LSN.
@@ -38,14 +38,14 @@ pub(crate) enum Until {
 pub(crate) struct Preview {
     source: Source,
     others: OtherTables,
-    /// Why the table's rows can't be mapped.
+    /// The reason why the table's rows can't be mapped.
     unmapped: Option<String>,
     router: Router,
     position: Option<Position>,
     until: Until,
-    /// The events that were processed before.
+    /// The events that have already been processed.
     delivered: Option<Delivered>,
-    /// The result.
+    /// The result of the preview.
     pub found: PreviewReport,
 }
 
@@ -55,17 +55,16 @@ pub(crate) struct PreviewReport {
     /// Number of transactions with events.
     pub transactions: u64,
     pub events: u64,
-    /// Number of events that were processed before according to the checkpoint, either delivered or
-    /// skipped.
+    /// Number of events that have already been delivered or skipped, according to the checkpoint.
     pub dealt_with: u64,
     /// Number of events that can't be converted to a record.
     pub unroutable: u64,
-    /// Number of the other events for each topic. If there are too many topics, the excess is
-    /// counted under "".
+    /// Number of events for each topic, without unroutable events. If there are more than
+    /// [`TOPICS_MAX`] topics, the events of the remaining topics are counted under "".
     pub topics: BTreeMap<String, u64>,
     /// Number of rows of other tables, and of messages with another prefix.
     pub foreign: u64,
-    /// The first events.
+    /// The first events, at most [`SHOWN_MAX`].
     pub first: Vec<PreviewedEvent>,
     /// Position of the last event.
     pub last: Option<Position>,
@@ -78,8 +77,8 @@ pub(crate) struct PreviewReport {
 pub(crate) struct PreviewedEvent {
     at: Position,
     row: String,
-    /// The event's topic, or why it can't be converted to a record.
-    fate: Result<String, String>,
+    /// The event's topic, or the reason why the event can't be converted to a record.
+    outcome: Result<String, String>,
     dealt_with: bool,
 }
 
@@ -93,13 +92,18 @@ impl PreviewedEvent {
 
 impl fmt::Display for PreviewedEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { at, row, fate, .. } = self;
-        match fate {
+        let Self {
+            at, row, outcome, ..
+        } = self;
+        match outcome {
             Ok(topic) => write!(f, "{at} {row}, for topic {topic}")?,
-            Err(reason) => write!(f, "{at} {row}, which can't become a record: {reason}")?,
+            Err(reason) => write!(
+                f,
+                "{at} {row}, which can't be converted to a record: {reason}"
+            )?,
         }
         f.write_str(if self.dealt_with {
-            " (dealt with before)"
+            " (already processed)"
         } else {
             ""
         })
@@ -108,10 +112,11 @@ impl fmt::Display for PreviewedEvent {
 
 impl Preview {
     /// Creates a preview of the WAL up to `until`, for an outbox with these settings. `delivered`
-    /// comes from its checkpoint.
+    /// comes from the pipeline's checkpoint.
     ///
     /// # Errors
-    /// The settings name a column that an event in a message does not have.
+    /// Returns an error if the outbox uses messages and the settings name a column that events in
+    /// messages do not have.
     pub(crate) fn new(
         outbox: Outbox,
         settings: OutboxSettings,
@@ -143,12 +148,12 @@ impl Preview {
     }
 
     /// Processes one message of the output plugin, and returns whether the range continues after
-    /// it.
+    /// this message.
     pub(crate) fn message(&mut self, data: &[u8]) -> bool {
         let message = match Message::decode(data) {
             Ok(message) => message,
             Err(error) => {
-                self.counted("message".to_owned(), Err(error.to_string()));
+                self.count_event("message".to_owned(), Err(error.to_string()));
                 return true;
             }
         };
@@ -182,18 +187,18 @@ impl Preview {
                 match source.row(at, relation, tuple, &self.others, &mut values) {
                     Ok(None) => self.count_skipped(),
                     Ok(Some(table)) => {
-                        let (row, fate) =
+                        let (row, outcome) =
                             describe_row(&mut self.router, table.mapping(), &values, at);
-                        self.counted(row, fate);
+                        self.count_event(row, outcome);
                     }
                     Err(CoreError::ForeignTable { .. }) => self.count_skipped(),
                     Err(error) => {
                         let reason = self.unmapped.clone().unwrap_or_else(|| error.to_string());
-                        self.counted("row".to_owned(), Err(reason));
+                        self.count_event("row".to_owned(), Err(reason));
                     }
                 }
             }
-            Meaning::Older { source, tuple } => {
+            Meaning::OlderRow { source, tuple } => {
                 let older = source.older(at, tuple);
                 let found = older.map_err(|error| error.to_string());
                 let found = found.and_then(|older| {
@@ -205,34 +210,34 @@ impl Preview {
                 match found {
                     Ok(None) => self.count_skipped(),
                     Ok(Some((mapping, older))) => {
-                        let (row, fate) =
-                            describe_row(&mut self.router, &mapping, &older.lay_out(&mapping), at);
-                        self.counted(row, fate);
+                        let (row, outcome) =
+                            describe_row(&mut self.router, &mapping, &older.to_row(&mapping), at);
+                        self.count_event(row, outcome);
                     }
-                    Err(reason) => self.counted("row".to_owned(), Err(reason)),
+                    Err(reason) => self.count_event("row".to_owned(), Err(reason)),
                 }
             }
             Meaning::Published {
                 source, content, ..
             } => {
-                let (row, fate) = event(&mut self.router, source, at, content);
-                self.counted(row, fate);
+                let (row, outcome) = describe_message(&mut self.router, source, at, content);
+                self.count_event(row, outcome);
             }
-            Meaning::RowBeside { .. } | Meaning::Foreign => self.count_skipped(),
+            Meaning::UnexpectedRow { .. } | Meaning::Foreign => self.count_skipped(),
             Meaning::Changed { .. } => self.advance(),
-            Meaning::OutsideOfTransactions { .. } | Meaning::Nothing => {}
+            Meaning::Nontransactional { .. } | Meaning::Ignored => {}
         }
         true
     }
 
     fn relation(&mut self, relation: &Relation<'_>) {
-        let place = self.position.unwrap_or_default().to_string();
+        let at = self.position.unwrap_or_default().to_string();
         let is_outbox = match &mut self.source {
             Source::Table(source) if !source.has_room_for(relation.oid) => {
                 source.reconnected();
-                source.relation(relation, &place)
+                source.relation(relation, &at)
             }
-            Source::Table(source) => source.relation(relation, &place),
+            Source::Table(source) => source.relation(relation, &at),
             Source::Messages(_) => Ok(false),
         };
         match is_outbox {
@@ -246,7 +251,7 @@ impl Preview {
     }
 
     /// Counts an event.
-    fn counted(&mut self, row: String, fate: Result<String, String>) {
+    fn count_event(&mut self, row: String, outcome: Result<String, String>) {
         let Some(at) = self.position else { return };
         let found = &mut self.found;
         if found.last.is_none_or(|last| last.commit != at.commit) {
@@ -260,7 +265,7 @@ impl Preview {
             Some(Delivered::Before(lsn)) => at.commit < *lsn,
         };
         found.dealt_with += u64::from(dealt_with);
-        match &fate {
+        match &outcome {
             Err(_) => found.unroutable += 1,
             Ok(topic) => {
                 let is_known = found.topics.contains_key(topic) || found.topics.len() < TOPICS_MAX;
@@ -272,11 +277,11 @@ impl Preview {
             }
         }
         if found.first.len() < SHOWN_MAX {
-            let fate = fate.map_err(|reason| reason.chars().take(REASON_CHARS_MAX).collect());
+            let outcome = outcome.map_err(|reason| reason.chars().take(REASON_CHARS_MAX).collect());
             found.first.push(PreviewedEvent {
                 at,
                 row,
-                fate,
+                outcome,
                 dealt_with,
             });
         }
@@ -296,7 +301,8 @@ impl Preview {
     }
 }
 
-/// Returns a description of the row, and its topic or why it has none.
+/// Returns a description of the row, and the row's topic or the reason why the row can't be
+/// converted to a record.
 fn describe_row(
     router: &mut Router,
     mapping: &Mapping,
@@ -304,14 +310,14 @@ fn describe_row(
     at: Position,
 ) -> (String, Result<String, String>) {
     let routed = router.route(mapping, row, &at.text());
-    let fate = match routed {
+    let outcome = match routed {
         Ok(record) => Ok(record.topic.to_owned()),
         Err(error) => Err(error.to_string()),
     };
-    (mapping.describe(row), fate)
+    (mapping.describe(row), outcome)
 }
 
-fn event(
+fn describe_message(
     router: &mut Router,
     source: &MessageSource,
     at: Position,

@@ -1,6 +1,7 @@
 //! Determines which rows of tables that are set aside are omitted.
 //!
-//! An omitted row has an index in the transaction like any other row, so positions do not change.
+//! An omitted row has an index in its transaction like any other row, so the positions of later
+//! rows do not depend on which tables are set aside.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +12,7 @@ use crate::outbox::columns::MappingError;
 use crate::postgres::catalog::set_aside::TableNote;
 use crate::postgres::table::TableName;
 
-/// The tables of a pipeline that are set aside, or may be.
+/// The tables of a pipeline that are set aside or may be set aside.
 #[derive(Default)]
 pub(super) struct SetAsideTables {
     /// Whether an error that concerns one table sets it aside.
@@ -19,13 +20,14 @@ pub(super) struct SetAsideTables {
     entries: Vec<Range>,
     /// The cluster to which the OIDs belong.
     cluster: String,
-    /// Rows that were omitted before this session started have a lower commit LSN.
+    /// Rows with a lower commit LSN may have been omitted before this session started.
     known_from: Lsn,
-    /// The entries about each relation of the stream, as indexes.
+    /// Indexes into `entries`, for each relation of the stream.
     relations: HashMap<u32, Vec<usize>>,
-    /// Tables that do not match the settings.
+    /// Tables whose columns do not match the settings, with the error.
     unmapped: HashMap<u32, (TableName, MappingError)>,
-    /// Number of omitted rows since this was last read. Only one thread writes it.
+    /// Number of omitted rows since the last call of [`Self::take_row_count`]. Only one thread
+    /// writes it.
     rows: AtomicU64,
 }
 
@@ -55,7 +57,7 @@ impl Range {
 }
 
 impl SetAsideTables {
-    /// Forgets the relations that the previous connection described.
+    /// Removes the relations that the previous connection described.
     pub(super) fn reconnected(&mut self) {
         self.relations.clear();
         self.unmapped.clear();
@@ -78,8 +80,9 @@ impl SetAsideTables {
         self.relations.len() + self.unmapped.len()
     }
 
-    /// Processes the description of a relation. Returns whether there are entries about it.
-    pub(super) fn relate(&mut self, relation: u32, table: &TableName) -> bool {
+    /// Processes the description of a relation. Returns whether the journal has entries about this
+    /// relation.
+    pub(super) fn add_relation(&mut self, relation: u32, table: &TableName) -> bool {
         self.unmapped.remove(&relation);
         self.relations.remove(&relation);
         if self.entries.is_empty() {
@@ -96,8 +99,9 @@ impl SetAsideTables {
     fn entries_for(&self, relation: u32, table: &TableName) -> Vec<usize> {
         let table = table.to_string();
         let entries = self.entries.iter().enumerate();
-        let of = entries.filter(|(_, range)| range.entry.is_about(&table, relation, &self.cluster));
-        of.map(|(index, _)| index).collect()
+        let matching =
+            entries.filter(|(_, range)| range.entry.is_about(&table, relation, &self.cluster));
+        matching.map(|(index, _)| index).collect()
     }
 
     /// Records that the table does not match the settings, which is an error if one of its rows
@@ -110,7 +114,7 @@ impl SetAsideTables {
         self.unmapped.get(&relation).map(|(_, error)| error)
     }
 
-    /// Returns whether there are entries about the relation.
+    /// Returns whether the journal has entries about the relation.
     pub(super) fn has_entries(&self, relation: u32) -> bool {
         self.relations.contains_key(&relation)
     }
@@ -147,17 +151,18 @@ impl SetAsideTables {
         }
     }
 
-    /// Counts an older row of this table if it is omitted, and returns whether it is.
+    /// Returns whether an older row of this table at this position is omitted, and counts the row
+    /// if so.
     pub(super) fn count_older(&self, relation: u32, table: &TableName, at: Position) -> bool {
         if self.entries.is_empty() {
             return false;
         }
         let entries = self.entries_for(relation, table);
-        let is_left_out = entries.iter().any(|&index| self.entries[index].covers(at));
-        if is_left_out {
+        let is_omitted = entries.iter().any(|&index| self.entries[index].covers(at));
+        if is_omitted {
             self.count_in(&entries, at);
         }
-        is_left_out
+        is_omitted
     }
 
     fn count_in(&self, entries: &[usize], at: Position) {
@@ -171,9 +176,9 @@ impl SetAsideTables {
         self.rows.store(rows + 1, Ordering::Relaxed);
     }
 
-    /// Compares the entries now in the journal with those in use. Returns what to record about the
-    /// first complete replay that has not been taken into account.
-    pub(super) fn hand_over(&self, found: &[SetAside]) -> Option<TableNote> {
+    /// Compares the entries found in the journal with the loaded entries. Returns the note to
+    /// record about the first complete replay that the stream does not yet take into account.
+    pub(super) fn replay_note(&self, found: &[SetAside]) -> Option<TableNote> {
         let is_open = |entry: &&SetAside| {
             let mut ranges = self.entries.iter();
             entry.until.is_none()
@@ -182,10 +187,10 @@ impl SetAsideTables {
         let open = found.iter().filter(is_open);
         let open: Vec<_> = open.filter(|entry| entry.replayed.is_some()).collect();
         let replayed = open.first()?.replayed?;
-        let of_replay = |entry: &&&SetAside| entry.replayed == Some(replayed);
+        let is_of_replay = |entry: &&&SetAside| entry.replayed == Some(replayed);
         let entries: Vec<_> = open
             .iter()
-            .filter(of_replay)
+            .filter(is_of_replay)
             .map(|entry| (*entry).clone())
             .collect();
         let before = replayed.before;
@@ -195,12 +200,12 @@ impl SetAsideTables {
         }
         let reason = match last < before {
             true => format!(
-                "rows committed from {before} on, where the replay has read the table, may have been left out before the stream \
-                 began at {}",
+                "rows that were committed at or after {before}, when the replay read the table, may have been omitted before the \
+                 stream started at {}",
                 self.known_from
             ),
             false => format!(
-                "rows were committed at {before} or later, after the replay has read the table, and left out: the last at {last}"
+                "rows that were committed at or after {before}, when the replay read the table, were omitted; the last one at {last}"
             ),
         };
         Some(TableNote::Missed {
@@ -211,11 +216,11 @@ impl SetAsideTables {
     }
 
     fn last_lsn_of(&self, entries: &[SetAside]) -> Lsn {
-        let is_one = |range: &&Range| entries.iter().any(|entry| entry.id == range.entry.id);
+        let is_included = |range: &&Range| entries.iter().any(|entry| entry.id == range.entry.id);
         let last = self
             .entries
             .iter()
-            .filter(is_one)
+            .filter(is_included)
             .map(Range::last_lsn)
             .max();
         last.unwrap_or_default()
@@ -243,12 +248,17 @@ impl SetAsideTables {
             self.entries.push(Range::new(entry, last));
             let mut related = vec![relation];
             for closed in closed {
-                let of = |(oid, _): &(&u32, &Vec<usize>)| {
+                let is_related = |(oid, _): &(&u32, &Vec<usize>)| {
                     self.relations[*oid]
                         .iter()
                         .any(|&index| self.entries[index].entry.id == closed.id)
                 };
-                related.extend(self.relations.iter().filter(of).map(|(oid, _)| *oid));
+                related.extend(
+                    self.relations
+                        .iter()
+                        .filter(is_related)
+                        .map(|(oid, _)| *oid),
+                );
             }
             related.sort_unstable();
             related.dedup();

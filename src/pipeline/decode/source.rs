@@ -1,5 +1,5 @@
-//! The source of events, and how it interprets messages of the output plugin. Delivery, preview and
-//! the search for topics ahead use the same interpretation.
+//! The source of events, and its interpretation of messages from the output plugin. Delivery, the
+//! preview and the search for the topics of received events use this interpretation.
 
 use super::message_source::MessageSource;
 use super::table_source::TableSource;
@@ -29,7 +29,7 @@ impl Source {
         }
     }
 
-    /// Returns what the message means for an outbox of this kind.
+    /// Returns the meaning of the message for an outbox of this kind.
     #[inline]
     pub(super) fn meaning<'s, 'm, 't>(&'s self, message: &'m Message<'t>) -> Meaning<'s, 'm, 't> {
         match (message, self) {
@@ -39,14 +39,14 @@ impl Source {
             (Message::Insert { relation, new }, Self::Table(source))
                 if source.has_older_rows(*relation) =>
             {
-                Meaning::Older { source, tuple: new }
+                Meaning::OlderRow { source, tuple: new }
             }
             (Message::Insert { relation, new }, Self::Table(source)) => Meaning::Row {
                 source,
                 relation: *relation,
                 tuple: new,
             },
-            (Message::Insert { relation, .. }, Self::Messages(_)) => Meaning::RowBeside {
+            (Message::Insert { relation, .. }, Self::Messages(_)) => Meaning::UnexpectedRow {
                 relation: *relation,
             },
             (Message::Update { relation, .. }, _) => Meaning::Changed {
@@ -65,8 +65,8 @@ impl Source {
                     ..
                 },
                 Self::Messages(source),
-            ) => match (transactional, source.is_ours(prefix)) {
-                (false, _) => Meaning::OutsideOfTransactions { prefix },
+            ) => match (transactional, source.has_prefix(prefix)) {
+                (false, _) => Meaning::Nontransactional { prefix },
                 (true, true) => Meaning::Published {
                     source,
                     prefix,
@@ -77,7 +77,7 @@ impl Source {
             // The server sends such messages only if the session requests them.
             (Message::Logical { .. }, Self::Table(_))
             | (Message::Truncate { .. } | Message::Origin { .. } | Message::Type { .. }, _) => {
-                Meaning::Nothing
+                Meaning::Ignored
             }
         }
     }
@@ -88,19 +88,19 @@ pub(super) enum Meaning<'s, 'm, 't> {
     Begin(&'m Begin),
     Commit(&'m Commit),
     Relation(&'m Relation<'t>),
-    /// An inserted row. It belongs to the outbox table if the publication is set up correctly.
+    /// An inserted row, which belongs to the outbox table if the publication is set up correctly.
     Row {
         source: &'s TableSource,
         relation: u32,
         tuple: &'m Tuple<'t>,
     },
     /// A row that its table contained when it was added to the publication.
-    Older {
+    OlderRow {
         source: &'s TableSource,
         tuple: &'m Tuple<'t>,
     },
-    /// An inserted row, although the outbox consists of messages.
-    RowBeside {
+    /// An inserted row, although the outbox uses messages.
+    UnexpectedRow {
         relation: u32,
     },
     /// An updated or deleted row.
@@ -117,9 +117,9 @@ pub(super) enum Meaning<'s, 'm, 't> {
     /// A transactional message with another prefix.
     Foreign,
     /// A non-transactional message.
-    OutsideOfTransactions {
+    Nontransactional {
         prefix: &'t str,
     },
     /// A message that is not counted.
-    Nothing,
+    Ignored,
 }

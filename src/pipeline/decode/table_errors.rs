@@ -1,4 +1,4 @@
-//! Errors that concern one of several tables, which is then set aside.
+//! Handling of errors that concern one of several tables: the table is set aside.
 
 use super::error::CoreError;
 use super::source::{Meaning, Source};
@@ -17,8 +17,8 @@ use crate::sink::SinkError;
 const REASON_CHARS_MAX: usize = 1000;
 
 impl Core {
-    /// Sets whether an error that concerns one of several tables sets that table aside instead of
-    /// being returned.
+    /// Sets whether an error that concerns one of several tables sets that table aside. Otherwise,
+    /// the error is returned.
     pub(crate) fn set_tables_aside(&mut self, is_enabled: bool) {
         if let Source::Table(source) = &mut self.source {
             source.set_aside.is_enabled = is_enabled;
@@ -39,17 +39,18 @@ impl Core {
         }
     }
 
-    /// Returns what to record about tables whose rows were sent again, given the entries now in the
+    /// Returns the note to record about tables that were replayed, given the entries found in the
     /// journal.
-    pub(crate) fn hand_over(&self, found: &[SetAside]) -> Option<TableNote> {
+    pub(crate) fn replay_note(&self, found: &[SetAside]) -> Option<TableNote> {
         match &self.source {
-            Source::Table(source) => source.set_aside.hand_over(found),
+            Source::Table(source) => source.set_aside.replay_note(found),
             Source::Messages(_) => None,
         }
     }
 
-    /// Applies a note that was recorded. `opened` is the entry that the note opened, if any.
-    pub(crate) fn recorded(&mut self, note: &TableNote, opened: Option<SetAside>) {
+    /// Applies a note that was written to the journal. `opened` is the entry that the note opened,
+    /// if any.
+    pub(crate) fn apply_note(&mut self, note: &TableNote, opened: Option<SetAside>) {
         if let Source::Table(source) = &mut self.source {
             source.set_aside.apply(note, opened);
             source.mark_set_aside();
@@ -65,14 +66,14 @@ impl Core {
         }
     }
 
-    /// Records that the sink can't prepare this topic, so that the row for which it was needed
-    /// becomes an error.
+    /// Records that the sink can't prepare this topic, so that the row that requires the topic
+    /// results in an error.
     pub(crate) fn refuse_topic(&mut self, topic: String, error: SinkError) {
         self.refused_topic = Some((topic, error));
     }
 
-    /// Returns the error for a row whose topic was refused.
-    pub(super) fn refused(&mut self, topic: &str) -> Option<CoreError> {
+    /// Returns the error for a row if its topic was passed to [`Core::refuse_topic`].
+    pub(super) fn refused_topic_error(&mut self, topic: &str) -> Option<CoreError> {
         let (_, error) = self
             .refused_topic
             .take_if(|(refused, _)| refused == topic)?;
@@ -83,10 +84,10 @@ impl Core {
         })
     }
 
-    /// Returns what to record about the table whose row is in `frame` and has caused `error`.
+    /// Returns the step that sets aside the table whose row is in `frame` and has caused `error`.
     ///
     /// # Errors
-    /// The error, if it does not concern a single table.
+    /// Returns `error` if it does not concern a single table.
     #[cold]
     pub(super) fn set_aside(&self, frame: &Frame<'_>, error: CoreError) -> Result<Step, CoreError> {
         let (Source::Table(source), Some(position)) = (&self.source, self.position) else {
@@ -98,12 +99,13 @@ impl Core {
         let Some((relation, table)) = self.table_of(source, frame) else {
             return Err(error);
         };
-        // The table would be set aside again and again.
+        // The table is already set aside; setting it aside again would not prevent the error.
         if source.set_aside.covers_table(relation, &table, position) {
             return Err(error);
         }
         let reason = match error {
-            // Nothing has to be skipped, because the table's rows are omitted and can be replayed.
+            // The hint about rows in the WAL does not apply, because the table's rows are omitted
+            // and can be replayed.
             CoreError::Mapping { error, .. } => error.to_string(),
             error => error.to_string(),
         };
@@ -141,8 +143,8 @@ impl Core {
                 let message = Message::decode(data).ok()?;
                 match self.source.meaning(&message) {
                     Meaning::Row { relation, .. } => named(relation),
-                    Meaning::Older { source, tuple } => {
-                        let (relation, table) = source.older_table(&source.texts_of(tuple))?;
+                    Meaning::OlderRow { source, tuple } => {
+                        let (relation, table) = source.older_table(&source.leading_texts(tuple))?;
                         Some((relation, table.to_string()))
                     }
                     _ => None,
@@ -169,7 +171,7 @@ fn concerns_one_table(error: &CoreError) -> bool {
         | CoreError::Decode { .. }
         | CoreError::Order(_)
         | CoreError::History(_)
-        | CoreError::RowBesideMessages { .. }
+        | CoreError::UnexpectedRow { .. }
         | CoreError::Envelope { .. }
         | CoreError::UnknownRelation { .. }
         | CoreError::TooManyTables { .. }

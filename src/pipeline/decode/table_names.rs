@@ -1,10 +1,10 @@
-//! Determines which names a table may have: a table that is renamed while Walpost runs is not
-//! published under its new name.
+//! Checks the names of tables: a table that is renamed while Walpost runs is not published under
+//! its new name.
 //!
 //! With `topic = "{table.schema}.{aggregatetype}"`, the owner of a tenant's schema could rename it
 //! to the name of a tenant that no longer exists, and write to that tenant's topics. Tables are
 //! identified by their OID. Names that tables have when the pipeline starts are accepted, as are
-//! names in older WAL; later names are not.
+//! names in older WAL; later names are rejected.
 
 use std::collections::{HashMap, HashSet};
 
@@ -13,25 +13,26 @@ use crate::outbox::settings::OutboxSettings;
 use crate::postgres::table::{TableName, identifier};
 use crate::postgres::target::Outbox;
 
-/// If more names than this are known, tables that no longer exist are forgotten.
+/// Maximum number of names. If it is exceeded, tables that no longer exist are removed.
 const NAMES_MAX: usize = 20_000;
-/// Maximum number of names that a table can have had in the WAL before it was first seen.
+/// Maximum number of earlier names for each table, which occur in WAL that is older than the name
+/// in the catalog.
 const EARLIER_MAX: usize = 100;
 
 /// The names of tables since the pipeline started, by OID.
 #[derive(Default)]
 pub(crate) struct TableNames {
-    /// The setting that puts names into records. If `None`, names do not matter.
+    /// The setting that uses table names in records; `None` if records do not contain table names.
     setting: Option<String>,
     known: HashMap<u32, KnownName>,
 }
 
 struct KnownName {
-    /// The name in the catalog, or in the stream, when the table was first seen.
+    /// The name of the table in the catalog, or in the stream, when the table was first found.
     name: TableName,
-    /// The stream has described the table by that name.
+    /// Whether the stream has described the table with `name`.
     is_reached: bool,
-    /// Names that the stream contained for the table before that.
+    /// Names with which the stream described the table before it used `name`.
     earlier: Vec<TableName>,
 }
 
@@ -66,10 +67,10 @@ impl TableNames {
         }
     }
 
-    /// Checks the name by which the stream describes a table at position `at`.
+    /// Checks the name with which the stream describes a table at position `at`.
     ///
     /// # Errors
-    /// The table was renamed after it was last seen.
+    /// Returns an error if the table was renamed after its name became known.
     pub(super) fn check(
         &mut self,
         oid: u32,
@@ -103,7 +104,7 @@ impl TableNames {
     }
 }
 
-/// Returns the statements that give a table its previous name.
+/// Returns the statements that change the name of a table back to its previous name.
 fn rename_back(before: &TableName, found: &TableName) -> String {
     let mut statements = Vec::new();
     if before.name != found.name {
@@ -144,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_a_name_that_a_table_is_given_after_it_was_seen() {
+    fn rejects_a_new_name_of_a_known_table() {
         let mut names = names("{table.schema}.{aggregatetype}");
         assert_eq!(check(&mut names, "tenant_a.outbox"), Ok(()));
         assert_eq!(check(&mut names, "tenant_a.outbox"), Ok(()));
@@ -156,14 +157,14 @@ mod tests {
         ] {
             assert!(error.contains(text), "{text} in {error}");
         }
-        // A new connection does not change the known names.
+        // Names from the catalog do not replace a known name when Walpost reconnects.
         names.add(vec![(7, table("tenant_b.outbox"))]);
         assert!(check(&mut names, "tenant_b.outbox").is_err());
         assert_eq!(check(&mut names, "tenant_a.outbox"), Ok(()));
     }
 
     #[test]
-    fn accepts_names_that_the_catalog_has_at_the_start_and_earlier_ones_in_the_stream() {
+    fn accepts_names_from_the_catalog_and_earlier_names_from_the_stream() {
         let mut names = names("{table.name}");
         names.add(vec![(7, table("tenant_c.outbox"))]);
         for name in [
@@ -180,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn ignores_names_that_are_in_no_record() {
+    fn ignores_renames_if_records_do_not_contain_table_names() {
         let mut names = names("{aggregatetype}");
         assert_eq!(check(&mut names, "tenant_a.outbox"), Ok(()));
         assert_eq!(check(&mut names, "tenant_b.outbox"), Ok(()));

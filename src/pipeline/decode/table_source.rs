@@ -18,10 +18,10 @@ use crate::postgres::table::TableName;
 use crate::postgres::target::Outbox;
 use crate::postgres::wire::pgoutput::{Relation, Tuple, Value};
 
-/// Maximum number of outbox tables that the stream may describe before the connection is replaced,
-/// because the server can describe any number of them. Tables count if rows were inserted into them
-/// since the connection was opened. A table that was dropped and re-created counts once for each
-/// definition.
+/// Maximum number of outbox tables that the server may describe before the connection is replaced.
+/// The limit is necessary because the server can describe any number of tables. A table counts if
+/// rows were inserted into it since the connection was opened. A table that was dropped and
+/// re-created counts once for each definition.
 pub(crate) const TABLES_MAX: usize = 10_000;
 
 /// The outbox tables, as described by the stream.
@@ -31,19 +31,19 @@ pub(crate) struct TableSource {
     /// The catalog's descriptions of the columns of tables, by OID; empty for a table that no
     /// longer exists.
     facts: HashMap<u32, Vec<ColumnFacts>>,
-    /// The OIDs of `tables`, in ascending order. Stored together, they fit into a processor's
-    /// cache.
+    /// The OIDs of `tables`, in ascending order. They are stored together so that they fit into the
+    /// processor's cache.
     oids: Vec<u32>,
-    /// In the order of their OIDs. A table that was re-created occurs several times with the same
-    /// name.
+    /// The tables, in the order of their OIDs. A table that was re-created occurs several times
+    /// with the same name.
     tables: Vec<Table>,
     /// For an outbox of several tables, the names under which tables may be published.
     names: TableNames,
     /// For an outbox of several tables, the publication whose older rows are read.
     publication: Option<String>,
-    /// The table that contains these older rows, once the stream has described it.
+    /// `walpost.outbox_row`, which contains older rows, once the stream has described it.
     row_table: Option<RowTable>,
-    /// Older rows that were copied, and are omitted from the stream.
+    /// The older rows that were copied and must be omitted from the stream.
     pub(crate) copied: Option<Box<CopyProgress>>,
     /// Tables whose rows are omitted.
     pub(super) set_aside: SetAsideTables,
@@ -53,11 +53,11 @@ pub(crate) struct TableSource {
 pub(super) struct Table {
     name: TableName,
     mapping: Mapping,
-    /// Some of its rows are omitted.
+    /// Whether some of the table's rows are omitted.
     is_set_aside: bool,
     /// Index and type of each column in the key of the copied rows.
     key: Option<Vec<(usize, KeyType)>>,
-    /// Number of rows since the last report. Only one thread writes it.
+    /// Number of rows since the last report. Only one thread writes this counter.
     rows: AtomicU64,
 }
 
@@ -73,8 +73,9 @@ impl Table {
         self.rows.store(rows + 1, Ordering::Relaxed);
     }
 
-    /// Returns the table's name and the number of rows counted since the last call, if any.
-    fn counted(&self) -> Option<(&TableName, u64)> {
+    /// Returns the table's name and the number of rows counted since the last call, or `None` if no
+    /// rows were counted.
+    fn take_row_count(&self) -> Option<(&TableName, u64)> {
         let rows = self.rows.swap(0, Ordering::Relaxed);
         (rows > 0).then_some((&self.name, rows))
     }
@@ -135,15 +136,15 @@ impl TableSource {
         self.set_aside.reconnected();
     }
 
-    /// Updates each table after entries about tables that are set aside have changed.
+    /// Updates each table after the journal's entries about tables that are set aside have changed.
     pub(super) fn mark_set_aside(&mut self) {
         for (oid, table) in self.oids.iter().zip(&mut self.tables) {
             table.is_set_aside = self.set_aside.has_entries(*oid);
         }
     }
 
-    /// Returns whether the relation is an outbox whose records depend on the catalog's description
-    /// of it, and that description is missing.
+    /// Returns whether the relation is an outbox whose records depend on its description in the
+    /// catalog, and that description is missing.
     pub(crate) fn lacks_facts(&self, relation: &Relation<'_>) -> bool {
         let has_domains = || {
             let mut columns = relation.columns.iter();
@@ -216,7 +217,7 @@ impl TableSource {
     ) -> Result<Mapping, MappingError> {
         let mut facts = self.facts.get(&oid);
         if facts.is_none() && !self.outbox.is_several() {
-            // As far as is known, a re-created table has the same columns as before.
+            // A re-created table is assumed to have the same columns as before.
             facts = self.facts.values().next();
         }
         let facts = facts.map_or(&[][..], Vec::as_slice);
@@ -238,35 +239,35 @@ impl TableSource {
         self.tables.get(index)
     }
 
-    /// Returns the name of the table, if it is an outbox.
+    /// Returns the name of the table, or `None` if the table is not an outbox.
     pub(crate) fn name(&self, oid: u32) -> Option<&TableName> {
         self.table(oid).map(|table| &table.name)
     }
 
-    /// Returns whether the stream may describe this relation: it is known already, or the limit has
-    /// not been reached.
+    /// Returns whether the stream may describe this relation: either the relation is already known,
+    /// or [`TABLES_MAX`] has not been reached.
     pub(crate) fn has_room_for(&self, oid: u32) -> bool {
         let described = self.oids.len() + self.set_aside.relations();
         described < TABLES_MAX || self.oids.binary_search(&oid).is_ok()
     }
 
-    /// Processes a relation message, whose columns apply to rows from position `at` on. Returns
-    /// whether the relation is an outbox.
+    /// Processes a relation message, whose columns apply to rows at position `at` and later.
+    /// Returns whether the relation is an outbox.
     pub(crate) fn relation(
         &mut self,
         relation: &Relation<'_>,
         at: &str,
     ) -> Result<bool, MappingError> {
-        if self.publication.is_some() && RowTable::is(relation) {
+        if self.publication.is_some() && RowTable::is_row_table(relation) {
             self.row_table = Some(RowTable::from_relation(relation)?);
             return Ok(true);
         }
-        let place = self.oids.binary_search(&relation.oid);
+        let found = self.oids.binary_search(&relation.oid);
         let name = TableName::from_catalog(relation.namespace, relation.name);
-        let is_set_aside = self.set_aside.relate(relation.oid, &name);
+        let is_set_aside = self.set_aside.add_relation(relation.oid, &name);
         if !self.outbox.includes(relation.namespace, relation.name) {
             // The relation may have been an outbox before it was renamed.
-            self.forget(place);
+            self.remove(found);
             if self.outbox.is_several() {
                 self.facts.remove(&relation.oid);
             }
@@ -284,7 +285,7 @@ impl TableSource {
         let mapping = match accepted.and_then(|()| self.bind(&name, relation.oid, &columns)) {
             Ok(mapping) => mapping,
             Err(error) if self.set_aside.is_enabled || is_set_aside => {
-                self.forget(place);
+                self.remove(found);
                 self.set_aside.unmapped(relation.oid, name, error);
                 return Ok(true);
             }
@@ -303,7 +304,7 @@ impl TableSource {
             key: key.map(column).collect(),
             rows: AtomicU64::new(0),
         };
-        match place {
+        match found {
             Ok(index) => self.tables[index] = table,
             Err(index) => {
                 self.oids.insert(index, relation.oid);
@@ -313,16 +314,16 @@ impl TableSource {
         Ok(true)
     }
 
-    /// Removes the table found at this index, if one was found.
-    fn forget(&mut self, place: Result<usize, usize>) {
-        if let Ok(index) = place {
+    /// Removes a table, given the result of the search for its OID, if the table was found.
+    fn remove(&mut self, found: Result<usize, usize>) {
+        if let Ok(index) = found {
             self.oids.remove(index);
             self.tables.remove(index);
         }
     }
 
-    /// Returns whether the row was copied although its transaction is part of the stream. This is
-    /// the case for rows in a chunk other than the first.
+    /// Returns whether the row was copied although the stream contains its transaction. This can be
+    /// the case for rows in any chunk except the first.
     pub(crate) fn has_copied(
         &self,
         at: Position,
@@ -359,20 +360,21 @@ impl TableSource {
     /// last call.
     pub(super) fn report_rows(&self, stats: &PipelineStats) {
         if self.outbox.is_several() {
-            stats.rows_of_tables(self.tables.iter().filter_map(Table::counted));
+            stats.rows_of_tables(self.tables.iter().filter_map(Table::take_row_count));
         }
     }
 
-    /// Like [`Self::report_rows`], for one table. With a thousand tables, the stream describes each
-    /// in turn.
+    /// Like [`Self::report_rows`], for one table, because the stream may describe a thousand tables
+    /// one after another.
     pub(super) fn report_rows_of(&self, oid: u32, stats: &PipelineStats) {
         if self.outbox.is_several() {
-            stats.rows_of_tables(self.table(oid).and_then(Table::counted));
+            stats.rows_of_tables(self.table(oid).and_then(Table::take_row_count));
         }
     }
 
-    /// Lays out the row's values, and returns its table, or `None` if the row is omitted because
-    /// its table is set aside. `others` contains the names of relations that are not the outbox.
+    /// Stores the row's values in `row`, and returns the row's table, or `None` if the row is
+    /// omitted because its table is set aside. `others` contains the names of relations that are
+    /// not the outbox.
     pub(super) fn row<'a>(
         &self,
         at: Position,
@@ -384,13 +386,13 @@ impl TableSource {
         let Some(table) = self.table(relation) else {
             return match self.set_aside.covers(relation, at) {
                 true => Ok(None),
-                false => Err(self.without_mapping(at, relation, others)),
+                false => Err(self.missing_mapping_error(at, relation, others)),
             };
         };
         if table.is_set_aside && self.set_aside.covers(relation, at) {
             return Ok(None);
         }
-        lay_out(&table.mapping, tuple, row).map_err(|found| CoreError::BadTuple {
+        fill_row(&table.mapping, tuple, row).map_err(|found| CoreError::BadTuple {
             at,
             table: table.name.clone(),
             found,
@@ -400,7 +402,12 @@ impl TableSource {
 
     /// Returns the error for a row of a relation without a mapping.
     #[cold]
-    fn without_mapping(&self, at: Position, relation: u32, others: &OtherTables) -> CoreError {
+    fn missing_mapping_error(
+        &self,
+        at: Position,
+        relation: u32,
+        others: &OtherTables,
+    ) -> CoreError {
         if let Some(error) = self.set_aside.mapping_error(relation) {
             return CoreError::mapping(at)(error.clone());
         }
@@ -416,7 +423,7 @@ impl TableSource {
 
     /// Returns the values of a row of `walpost.outbox_row`, from its first column up to the first
     /// value that is not text.
-    pub(super) fn texts_of<'t>(&self, tuple: &Tuple<'t>) -> Vec<&'t [u8]> {
+    pub(super) fn leading_texts<'t>(&self, tuple: &Tuple<'t>) -> Vec<&'t [u8]> {
         let text = |value| match value {
             Value::Text(text) => Some(text),
             _ => None,
@@ -424,9 +431,9 @@ impl TableSource {
         tuple.values().map_while(text).collect()
     }
 
-    /// Counts a row of `walpost.outbox_row` with these values if it is omitted, and returns whether
-    /// it is.
-    pub(super) fn leaves_out_older(&self, at: Position, values: &[&[u8]]) -> bool {
+    /// Returns whether a row of `walpost.outbox_row` with these values is omitted, and counts the
+    /// row if so.
+    pub(super) fn omits_older_row(&self, at: Position, values: &[&[u8]]) -> bool {
         self.older_table(values)
             .is_some_and(|(oid, table)| self.set_aside.count_older(oid, &table, at))
     }
@@ -434,18 +441,18 @@ impl TableSource {
     /// Returns the OID and name of the table whose older row is in a row of `walpost.outbox_row`
     /// with these values.
     pub(super) fn older_table(&self, values: &[&[u8]]) -> Option<(u32, TableName)> {
-        self.row_table.as_ref()?.table_of(values)
+        self.row_table.as_ref()?.original_table(values)
     }
 }
 
-/// Puts the values that `mapping` needs into their slots of an empty row.
-fn lay_out<'a>(
+/// Stores the values that `mapping` requires in their slots of `row`, which must be empty.
+fn fill_row<'a>(
     mapping: &Mapping,
     tuple: &Tuple<'a>,
     row: &mut Row<'a>,
 ) -> Result<(), &'static str> {
     if tuple.len() != mapping.width() {
-        return Err("a row with another number of columns than the table's");
+        return Err("a row whose number of columns differs from that of the table");
     }
     for (index, value) in tuple.values().enumerate() {
         let Some(slot) = mapping.slot(index) else {
@@ -454,8 +461,10 @@ fn lay_out<'a>(
         row[slot] = match value {
             Value::Null => None,
             Value::Text(text) => Some(text),
-            Value::Binary(_) => return Err("a value in binary form, which was not requested"),
-            Value::UnchangedToast => return Err("an inserted row without its out-of-line value"),
+            Value::Binary(_) => return Err("a value in binary format, which was not requested"),
+            Value::UnchangedToast => {
+                return Err("an inserted row without one of its TOASTed values");
+            }
         };
     }
     Ok(())

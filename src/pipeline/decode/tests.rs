@@ -19,17 +19,17 @@ const OUTBOX: u32 = 16_500;
 /// A scripted sink, which returns predefined results for records.
 #[derive(Default)]
 struct Script {
-    /// Results to return before it accepts every record.
-    answers: Vec<Result<Produced, SinkError>>,
-    taken: Vec<(String, Tag)>,
+    /// Results for the first records. All later records are accepted.
+    results: Vec<Result<Produced, SinkError>>,
+    accepted: Vec<(String, Tag)>,
     /// Headers of the last accepted record.
     headers: Vec<String>,
 }
 
 impl Sink for Script {
     fn produce(&mut self, record: &Record<'_>, tag: Tag) -> Result<Produced, SinkError> {
-        if !self.answers.is_empty() {
-            return self.answers.remove(0);
+        if !self.results.is_empty() {
+            return self.results.remove(0);
         }
         let text = |bytes: Option<&[u8]>| {
             bytes.map_or("-".to_owned(), |bytes| {
@@ -48,7 +48,7 @@ impl Sink for Script {
             &position,
         ]
         .join(" ");
-        self.taken.push((shown, tag));
+        self.accepted.push((shown, tag));
         let headers = record.headers.iter();
         self.headers = headers
             .map(|(name, value)| format!("{name}={}", text(value)))
@@ -61,14 +61,14 @@ impl Sink for Script {
     }
 }
 
-/// A core, its sink, and the server's side of the stream.
-struct Scene {
+/// A core with a scripted sink.
+struct Fixture {
     core: Core,
     sink: Script,
     deliveries: Arc<Deliveries>,
 }
 
-impl Scene {
+impl Fixture {
     fn new() -> Self {
         Self::for_outbox(Outbox::Table("public.outbox".parse().expect("table")))
     }
@@ -104,20 +104,20 @@ impl Scene {
         self.core.frame(&frame, &mut self.sink)
     }
 
-    fn done(&mut self, message: &[u8]) {
-        assert_eq!(self.send(message).expect("goes on"), Step::Done);
+    fn process(&mut self, message: &[u8]) {
+        assert_eq!(self.send(message).expect("success"), Step::Done);
     }
 
     fn accepted(&self) -> Vec<&str> {
         self.sink
-            .taken
+            .accepted
             .iter()
             .map(|(shown, _)| shown.as_str())
             .collect()
     }
 
     fn deliver_all(&mut self) {
-        let tags = self.sink.taken.drain(..).map(|(_, tag)| tag);
+        let tags = self.sink.accepted.drain(..).map(|(_, tag)| tag);
         self.deliveries.delivered(tags);
     }
 
@@ -250,8 +250,8 @@ fn published(payload: &str) -> Vec<u8> {
 }
 
 #[test]
-fn messages_become_records_and_each_of_the_transaction_has_an_index() {
-    let mut scene = Scene::as_messages();
+fn creates_records_from_messages_and_indexes_every_transactional_message() {
+    let mut fixture = Fixture::as_messages();
     for message in [
         logical(false, "ours", b"before"),
         begin(0x200),
@@ -261,28 +261,28 @@ fn messages_become_records_and_each_of_the_transaction_has_an_index() {
         published("b"),
         commit(0x200),
     ] {
-        scene.done(&message);
+        fixture.process(&message);
     }
     assert_eq!(
-        scene.accepted(),
+        fixture.accepted(),
         [
             "outbox.event.order key a 00000000/00000200:0000000000",
             "outbox.event.order key b 00000000/00000200:0000000002",
         ]
     );
-    let left_alone = IgnoredCounts {
+    let ignored_counts = IgnoredCounts {
         foreign: 1,
         nontransactional: 2,
     };
-    assert_eq!(scene.core.left_alone(), Some(left_alone));
-    scene.deliver_all();
-    assert_eq!(scene.confirmed(), Lsn(0x210));
-    assert_eq!(Scene::new().core.left_alone(), None);
+    assert_eq!(fixture.core.ignored_counts(), Some(ignored_counts));
+    fixture.deliver_all();
+    assert_eq!(fixture.confirmed(), Lsn(0x210));
+    assert_eq!(Fixture::new().core.ignored_counts(), None);
 }
 
 #[test]
-fn messages_are_nothing_to_a_table() {
-    let mut scene = Scene::new();
+fn ignores_messages_if_the_outbox_is_a_table() {
+    let mut fixture = Fixture::new();
     for message in [
         begin(0x200),
         published("a"),
@@ -290,42 +290,42 @@ fn messages_are_nothing_to_a_table() {
         insert("b"),
         commit(0x200),
     ] {
-        scene.done(&message);
+        fixture.process(&message);
     }
     assert_eq!(
-        scene.accepted(),
+        fixture.accepted(),
         ["outbox.event.order key b 00000000/00000200:0000000000"]
     );
 }
 
 #[test]
-fn a_message_that_the_sink_refuses_is_taken_unchanged_the_next_time() {
-    let mut scene = Scene::as_messages();
-    scene.done(&begin(0x200));
-    scene.sink.answers = vec![Ok(Produced::Full), Ok(Produced::NewTopic)];
-    assert_eq!(scene.send(&published("a")).expect("waits"), Step::Full);
-    let step = scene.send(&published("a")).expect("waits");
+fn accepts_the_same_message_again_after_the_sink_was_not_ready() {
+    let mut fixture = Fixture::as_messages();
+    fixture.process(&begin(0x200));
+    fixture.sink.results = vec![Ok(Produced::Full), Ok(Produced::NewTopic)];
+    assert_eq!(fixture.send(&published("a")).expect("success"), Step::Full);
+    let step = fixture.send(&published("a")).expect("success");
     assert_eq!(step, Step::NewTopic("outbox.event.order".to_owned()));
-    scene.done(&published("a"));
+    fixture.process(&published("a"));
     assert_eq!(
-        scene.accepted(),
+        fixture.accepted(),
         ["outbox.event.order key a 00000000/00000200:0000000000"]
     );
 }
 
 #[test]
-fn invalid_event_stops_a_message_outbox_with_its_position() {
+fn reports_the_position_of_an_invalid_message() {
     let check = |prelude: &[Vec<u8>], message: &[u8], words: &[&str]| {
-        let mut scene = Scene::as_messages();
-        prelude.iter().for_each(|message| scene.done(message));
-        let text = scene.send(message).expect_err("stops").to_string();
+        let mut fixture = Fixture::as_messages();
+        prelude.iter().for_each(|message| fixture.process(message));
+        let text = fixture.send(message).expect_err("an error").to_string();
         words
             .iter()
             .for_each(|word| assert!(text.contains(word), "{word:?} in {text:?}"));
         assert_eq!(
-            scene.confirmed(),
+            fixture.confirmed(),
             Lsn(0x100),
-            "nothing after it is confirmed"
+            "no later position is confirmed"
         );
     };
     let open = [begin(0x200), outbox()];
@@ -339,7 +339,7 @@ fn invalid_event_stops_a_message_outbox_with_its_position() {
     let words = [
         "public.outbox",
         "00000200:0000000000",
-        "outbox is of messages",
+        "outbox uses logical decoding messages",
     ];
     check(&open, &insert("a"), &words);
     let delete = [&b"D"[..], &OUTBOX.to_be_bytes(), &tuple(b'K', &["a"])].concat();
@@ -358,8 +358,8 @@ fn invalid_event_stops_a_message_outbox_with_its_position() {
 }
 
 #[test]
-fn rows_become_records_with_their_positions_and_the_end_is_confirmed_once_delivered() {
-    let mut scene = Scene::new();
+fn creates_records_with_positions_and_confirms_the_end_after_delivery() {
+    let mut fixture = Fixture::new();
     for message in [
         begin(0x200),
         outbox(),
@@ -367,27 +367,27 @@ fn rows_become_records_with_their_positions_and_the_end_is_confirmed_once_delive
         insert("b"),
         commit(0x200),
     ] {
-        scene.done(&message);
+        fixture.process(&message);
     }
     assert_eq!(
-        scene.accepted(),
+        fixture.accepted(),
         [
             "outbox.event.order key a 00000000/00000200:0000000000",
             "outbox.event.order key b 00000000/00000200:0000000001",
         ]
     );
-    assert_eq!(scene.confirmed(), Lsn(0x100));
-    scene.deliver_all();
+    assert_eq!(fixture.confirmed(), Lsn(0x100));
+    fixture.deliver_all();
     assert_eq!(
-        scene.confirmed(),
+        fixture.confirmed(),
         Lsn(0x210),
         "the commit's end, not its start"
     );
 }
 
 #[test]
-fn every_row_message_has_an_index_whatever_becomes_of_it() {
-    let mut scene = Scene::new();
+fn indexes_every_row_message_including_updates_and_deletes() {
+    let mut fixture = Fixture::new();
     let delete = [&b"D"[..], &OUTBOX.to_be_bytes(), &tuple(b'K', &["a"])].concat();
     let update = [
         &b"U"[..],
@@ -403,112 +403,115 @@ fn every_row_message_has_an_index_whatever_becomes_of_it() {
         insert("c"),
         commit(0x200),
     ] {
-        scene.done(&message);
+        fixture.process(&message);
     }
     assert_eq!(
-        scene.accepted(),
+        fixture.accepted(),
         ["outbox.event.order key c 00000000/00000200:0000000002"]
     );
 }
 
 #[test]
-fn a_frame_that_the_sink_refuses_is_taken_unchanged_the_next_time() {
-    let mut scene = Scene::new();
-    scene.done(&begin(0x200));
-    scene.done(&outbox());
-    scene.sink.answers = vec![Ok(Produced::Full), Ok(Produced::NewTopic)];
-    assert_eq!(scene.send(&insert("a")).expect("waits"), Step::Full);
+fn accepts_the_same_frame_again_after_the_sink_was_not_ready() {
+    let mut fixture = Fixture::new();
+    fixture.process(&begin(0x200));
+    fixture.process(&outbox());
+    fixture.sink.results = vec![Ok(Produced::Full), Ok(Produced::NewTopic)];
+    assert_eq!(fixture.send(&insert("a")).expect("success"), Step::Full);
     let topic = "outbox.event.order".to_owned();
     assert_eq!(
-        scene.send(&insert("a")).expect("waits"),
+        fixture.send(&insert("a")).expect("success"),
         Step::NewTopic(topic)
     );
-    scene.done(&insert("a"));
+    fixture.process(&insert("a"));
     assert_eq!(
-        scene.accepted(),
+        fixture.accepted(),
         ["outbox.event.order key a 00000000/00000200:0000000000"]
     );
-    assert_eq!(scene.core.delivery.watermark.in_flight().records, 1);
-    scene.done(&commit(0x200));
-    scene.deliver_all();
-    assert_eq!(scene.confirmed(), Lsn(0x210));
+    assert_eq!(fixture.core.delivery.watermark.in_flight().records, 1);
+    fixture.process(&commit(0x200));
+    fixture.deliver_all();
+    assert_eq!(fixture.confirmed(), Lsn(0x210));
 }
 
 #[test]
-fn a_full_window_holds_the_frame_back() {
-    let mut scene = Scene::new();
-    scene.done(&begin(0x200));
-    scene.done(&outbox());
+fn does_not_accept_a_frame_while_the_window_is_full() {
+    let mut fixture = Fixture::new();
+    fixture.process(&begin(0x200));
+    fixture.process(&outbox());
     for n in 0..100 {
-        scene.done(&insert(&n.to_string()));
+        fixture.process(&insert(&n.to_string()));
     }
-    assert_eq!(scene.send(&insert("more")).expect("waits"), Step::Full);
-    scene.deliver_all();
-    scene.done(&insert("more"));
+    assert_eq!(fixture.send(&insert("more")).expect("success"), Step::Full);
+    fixture.deliver_all();
+    fixture.process(&insert("more"));
 }
 
 #[test]
-fn a_keepalive_confirms_an_idle_outbox_and_is_answered_when_it_asks() {
-    let mut scene = Scene::new();
+fn confirms_the_position_of_a_keepalive_and_replies_on_request() {
+    let mut fixture = Fixture::new();
     let mut keepalive = |wal_end, reply_requested| {
         let frame = Frame::Keepalive {
             wal_end: Lsn(wal_end),
             reply_requested,
         };
-        let step = scene.core.frame(&frame, &mut scene.sink).expect("goes on");
-        (step, scene.core.delivery.watermark.confirmed().lsn())
+        let step = fixture
+            .core
+            .frame(&frame, &mut fixture.sink)
+            .expect("success");
+        (step, fixture.core.delivery.watermark.confirmed().lsn())
     };
     assert_eq!(keepalive(0x900, false), (Step::Done, Lsn(0x900)));
     assert_eq!(keepalive(0x900, true), (Step::Answer, Lsn(0x900)));
 }
 
 #[test]
-fn the_mapping_follows_the_table() {
-    let mut scene = Scene::new();
-    scene.done(&begin(0x200));
-    scene.done(&outbox());
-    scene.done(&insert("a"));
+fn updates_the_mapping_when_the_columns_of_the_table_change() {
+    let mut fixture = Fixture::new();
+    fixture.process(&begin(0x200));
+    fixture.process(&outbox());
+    fixture.process(&insert("a"));
     let columns = [
         ("payload", 25),
         ("aggregateid", 25),
         ("id", 2950),
         ("aggregatetype", 25),
     ];
-    scene.done(&relation("outbox", &columns));
+    fixture.process(&relation("outbox", &columns));
     let row = tuple(b'N', &["value", "key2", "id2", "invoice"]);
-    scene.done(&[&b"I"[..], &OUTBOX.to_be_bytes(), &row].concat());
+    fixture.process(&[&b"I"[..], &OUTBOX.to_be_bytes(), &row].concat());
     assert_eq!(
-        scene.accepted()[1],
+        fixture.accepted()[1],
         "outbox.event.invoice key2 value 00000000/00000200:0000000001"
     );
 }
 
 #[test]
-fn partition_may_be_described_in_addition_to_its_root() {
-    let mut scene = Scene::new();
-    scene.done(&begin(0x200));
-    scene.done(&outbox());
+fn accepts_the_description_of_a_partition_in_addition_to_its_root() {
+    let mut fixture = Fixture::new();
+    fixture.process(&begin(0x200));
+    fixture.process(&outbox());
     let mut leaf = relation("outbox_2026", &[("id", 2950)]);
     leaf[1..5].copy_from_slice(&(OUTBOX + 1).to_be_bytes());
-    scene.done(&leaf);
-    scene.done(&insert("a"));
-    assert_eq!(scene.accepted().len(), 1);
+    fixture.process(&leaf);
+    fixture.process(&insert("a"));
+    assert_eq!(fixture.accepted().len(), 1);
 }
 
 #[test]
-fn unsupported_values_stop_the_pipeline_with_their_position() {
+fn reports_the_position_of_an_unsupported_value() {
     let check = |prelude: &[Vec<u8>], message: &[u8], words: &[&str]| {
-        let mut scene = Scene::new();
-        prelude.iter().for_each(|message| scene.done(message));
-        let text = scene.send(message).expect_err("stops").to_string();
+        let mut fixture = Fixture::new();
+        prelude.iter().for_each(|message| fixture.process(message));
+        let text = fixture.send(message).expect_err("an error").to_string();
         words
             .iter()
             .for_each(|word| assert!(text.contains(word), "{word:?} in {text:?}"));
-        scene.deliver_all();
+        fixture.deliver_all();
         assert_eq!(
-            scene.confirmed(),
+            fixture.confirmed(),
             Lsn(0x100),
-            "nothing after it is confirmed"
+            "no later position is confirmed"
         );
     };
     let open = [begin(0x200), outbox()];
@@ -550,22 +553,26 @@ fn unsupported_values_stop_the_pipeline_with_their_position() {
         check(&open, &toast, &["public.outbox", "00000200:0000000000"]);
     }
     check(&open, &begin(0x300), &["begins inside"]);
-    check(&open, &commit(0x300), &["doesn't end"]);
+    check(
+        &open,
+        &commit(0x300),
+        &["does not match the open transaction"],
+    );
 }
 
 #[test]
-fn a_record_that_the_sink_refuses_for_good_is_named() {
-    let mut scene = Scene::new();
-    scene.done(&begin(0x200));
-    scene.done(&outbox());
+fn identifies_a_record_that_the_sink_rejects_permanently() {
+    let mut fixture = Fixture::new();
+    fixture.process(&begin(0x200));
+    fixture.process(&outbox());
     let refusal = SinkError::TooLarge {
         topic: "t".to_owned(),
         bytes: 9,
         limit: 8,
         brokers: "kafka1:9092".to_owned(),
     };
-    scene.sink.answers = vec![Err(refusal)];
-    let error = scene.send(&insert("a")).expect_err("stops");
+    fixture.sink.results = vec![Err(refusal)];
+    let error = fixture.send(&insert("a")).expect_err("an error");
     let position = "00000000/00000200:0000000000";
     assert_eq!(error.skip_to().as_deref(), Some(position));
     let text = error.to_string();
@@ -579,18 +586,18 @@ fn a_record_that_the_sink_refuses_for_good_is_named() {
     ] {
         assert!(text.contains(word), "{word:?} in {text:?}");
     }
-    assert_eq!(scene.core.delivery.watermark.in_flight().records, 0);
+    assert_eq!(fixture.core.delivery.watermark.in_flight().records, 0);
 }
 
 #[test]
-fn events_in_kafka_are_omitted_and_the_others_recorded() {
-    let mut scene = Scene::new();
-    scene.core.leave_out(None, Lsn(0x100), Lsn(0x100));
-    scene.done(&begin(0x200));
-    scene.done(&outbox());
-    scene.done(&insert("a"));
-    scene.done(&insert("b"));
-    let last = scene.core.last_delivered().expect("an event");
+fn omits_events_that_are_in_kafka_and_records_the_others() {
+    let mut fixture = Fixture::new();
+    fixture.core.omit_delivered(None, Lsn(0x100), Lsn(0x100));
+    fixture.process(&begin(0x200));
+    fixture.process(&outbox());
+    fixture.process(&insert("a"));
+    fixture.process(&insert("b"));
+    let last = fixture.core.last_delivered().expect("an event");
     let position = Position {
         commit: Lsn(0x200),
         index: 1,
@@ -598,50 +605,50 @@ fn events_in_kafka_are_omitted_and_the_others_recorded() {
     assert_eq!((last.position(), last.xid), (position, 7));
     assert_eq!(last.event_id.as_deref(), Some("b"));
 
-    // The connection breaks, and the transaction is sent again from its first row.
-    let mut scene = Scene::new();
-    scene
+    // The connection breaks, and the server sends the transaction again from its first row.
+    let mut fixture = Fixture::new();
+    fixture
         .core
-        .leave_out(Some(Delivered::UpTo(last.clone())), Lsn(0x100), Lsn(0x100));
-    scene.done(&begin(0x200));
-    scene.done(&outbox());
+        .omit_delivered(Some(Delivered::UpTo(last.clone())), Lsn(0x100), Lsn(0x100));
+    fixture.process(&begin(0x200));
+    fixture.process(&outbox());
     for id in ["a", "b"] {
-        scene.done(&insert(id));
+        fixture.process(&insert(id));
     }
-    assert_eq!(scene.core.last_delivered(), None, "nothing new");
-    scene.done(&insert("c"));
-    scene.done(&commit(0x200));
-    let taken = scene.accepted();
-    assert_eq!(taken.len(), 1);
+    assert_eq!(fixture.core.last_delivered(), None, "no new event");
+    fixture.process(&insert("c"));
+    fixture.process(&commit(0x200));
+    let accepted = fixture.accepted();
+    assert_eq!(accepted.len(), 1);
     assert!(
-        taken[0].contains("00000000/00000200:0000000002"),
-        "{taken:?}"
+        accepted[0].contains("00000000/00000200:0000000002"),
+        "{accepted:?}"
     );
 
-    // Another event has the position of the last one.
-    let mut scene = Scene::new();
-    scene
+    // A different event has the position of the last event.
+    let mut fixture = Fixture::new();
+    fixture
         .core
-        .leave_out(Some(Delivered::UpTo(last)), Lsn(0x100), Lsn(0x100));
-    scene.done(&begin(0x200));
-    scene.done(&outbox());
-    scene.done(&insert("a"));
-    let error = scene.send(&insert("x")).expect_err("another history");
+        .omit_delivered(Some(Delivered::UpTo(last)), Lsn(0x100), Lsn(0x100));
+    fixture.process(&begin(0x200));
+    fixture.process(&outbox());
+    fixture.process(&insert("a"));
+    let error = fixture.send(&insert("x")).expect_err("another history");
     assert!(matches!(error, CoreError::History(_)), "{error}");
 }
 
-/// A transaction between the consistent points of two chunks contains rows of which some were
-/// copied. These also count: otherwise, a position would depend on how often the copy was
-/// interrupted.
+/// A transaction between the consistent points of two chunks contains rows, some of which were
+/// copied. The copied rows also have an index. Otherwise, positions would depend on how often the
+/// copy was interrupted.
 #[test]
-fn a_row_that_was_copied_has_an_index_among_those_of_its_transaction() {
+fn counts_copied_rows_in_the_indexes_of_their_transaction() {
     let chunk = |snapshot_lsn, upto: Option<&str>| Chunk {
         snapshot_lsn: Lsn(snapshot_lsn),
         upto: upto.map(|key| vec![key.to_owned()]),
     };
-    let mut scene = Scene::new();
-    scene.core.leave_out(None, Lsn(0x100), Lsn(0x100));
-    scene.core.leave_out_copied(CopyProgress {
+    let mut fixture = Fixture::new();
+    fixture.core.omit_delivered(None, Lsn(0x100), Lsn(0x100));
+    fixture.core.omit_copied(CopyProgress {
         key: vec!["id".to_owned()],
         rows: 9,
         chunks: vec![chunk(0x180, Some("m")), chunk(0x300, None)],
@@ -655,99 +662,106 @@ fn a_row_that_was_copied_has_an_index_among_those_of_its_transaction() {
         insert("b"),
         commit(0x200),
     ] {
-        scene.done(&message);
+        fixture.process(&message);
     }
     assert_eq!(
-        scene.accepted(),
+        fixture.accepted(),
         [
             "outbox.event.order key a 00000000/00000200:0000000001",
             "outbox.event.order key b 00000000/00000200:0000000003",
         ]
     );
-    let last = scene.core.last_delivered().expect("an event");
+    let last = fixture.core.last_delivered().expect("an event");
     assert_eq!(last.position().index, 3);
 }
 
 #[test]
-fn after_a_reconnect_a_half_sent_transaction_comes_again_from_its_first_row() {
-    let mut scene = Scene::new();
+fn processes_an_incomplete_transaction_from_its_first_row_after_a_reconnect() {
+    let mut fixture = Fixture::new();
     for message in [begin(0x200), outbox(), insert("a")] {
-        scene.done(&message);
+        fixture.process(&message);
     }
-    scene.core.reconnected(Lsn(0x100));
+    fixture.core.reconnected(Lsn(0x100));
     for message in [begin(0x200), outbox(), insert("a"), commit(0x200)] {
-        scene.done(&message);
+        fixture.process(&message);
     }
-    let positions: Vec<_> = scene
+    let positions: Vec<_> = fixture
         .accepted()
         .iter()
         .map(|shown| &shown[shown.len() - 10..])
         .collect();
     assert_eq!(positions, ["0000000000", "0000000000"]);
-    scene.deliver_all();
-    assert_eq!(scene.confirmed(), Lsn(0x210));
+    fixture.deliver_all();
+    assert_eq!(fixture.confirmed(), Lsn(0x210));
 }
 
 #[test]
-fn a_transaction_is_open_from_its_beginning_to_its_end() {
-    let mut scene = Scene::new();
-    assert!(!scene.core.is_open());
-    scene.done(&begin(0x200));
-    assert!(scene.core.is_open());
-    scene.done(&outbox());
-    scene.done(&insert("a"));
-    assert!(scene.core.is_open());
-    scene.done(&commit(0x200));
-    assert!(!scene.core.is_open());
-    scene.done(&begin(0x300));
-    scene.core.reconnected(Lsn(0x100));
-    assert!(!scene.core.is_open(), "it comes again");
+fn reports_an_open_transaction_from_begin_to_commit() {
+    let mut fixture = Fixture::new();
+    assert!(!fixture.core.is_open());
+    fixture.process(&begin(0x200));
+    assert!(fixture.core.is_open());
+    fixture.process(&outbox());
+    fixture.process(&insert("a"));
+    assert!(fixture.core.is_open());
+    fixture.process(&commit(0x200));
+    assert!(!fixture.core.is_open());
+    fixture.process(&begin(0x300));
+    fixture.core.reconnected(Lsn(0x100));
+    assert!(
+        !fixture.core.is_open(),
+        "the server sends the transaction again"
+    );
 }
 
-/// The server's position is after a transaction while it sends that transaction.
+/// While the server sends a transaction, the position in its keepalives is already after that
+/// transaction.
 #[test]
-fn keepalive_within_a_repeated_transaction_proves_nothing() {
-    let delivered = |scene: &mut Scene, last: Option<Last>| {
+fn does_not_verify_the_history_with_a_keepalive_inside_a_repeated_transaction() {
+    let delivered = |fixture: &mut Fixture, last: Option<Last>| {
         let last = last.map(Delivered::UpTo);
-        scene.core.leave_out(last, Lsn(0x100), Lsn(0x100));
-        scene.done(&begin(0x200));
-        scene.done(&outbox());
-        scene.done(&insert("a"));
+        fixture.core.omit_delivered(last, Lsn(0x100), Lsn(0x100));
+        fixture.process(&begin(0x200));
+        fixture.process(&outbox());
+        fixture.process(&insert("a"));
         let frame = Frame::Keepalive {
             wal_end: Lsn(0x900),
             reply_requested: false,
         };
-        let step = scene.core.frame(&frame, &mut scene.sink);
-        assert_eq!(step.expect("goes on"), Step::Done);
-        scene.done(&insert("b"));
-        scene.core.last_delivered()
+        let step = fixture.core.frame(&frame, &mut fixture.sink);
+        assert_eq!(step.expect("success"), Step::Done);
+        fixture.process(&insert("b"));
+        fixture.core.last_delivered()
     };
-    let last = delivered(&mut Scene::new(), None);
+    let last = delivered(&mut Fixture::new(), None);
     assert!(last.is_some());
-    let mut scene = Scene::new();
-    assert_eq!(delivered(&mut scene, last), None, "nothing new");
-    assert!(!scene.core.is_proved());
-    scene.done(&commit(0x200));
-    assert!(scene.core.is_proved());
-    assert!(scene.accepted().is_empty());
+    let mut fixture = Fixture::new();
+    assert_eq!(delivered(&mut fixture, last), None, "no new event");
+    assert!(!fixture.core.is_verified());
+    fixture.process(&commit(0x200));
+    assert!(fixture.core.is_verified());
+    assert!(fixture.accepted().is_empty());
 }
 
 #[test]
-fn after_a_reconnect_a_table_that_is_not_described_again_is_unknown() {
-    let mut scene = Scene::new();
-    scene.done(&begin(0x200));
-    scene.done(&outbox());
-    scene.done(&insert("a"));
-    scene.core.reconnected(Lsn(0x100));
-    scene.done(&begin(0x200));
-    let error = scene.send(&insert("a")).expect_err("stops").to_string();
+fn requires_a_new_description_of_each_table_after_a_reconnect() {
+    let mut fixture = Fixture::new();
+    fixture.process(&begin(0x200));
+    fixture.process(&outbox());
+    fixture.process(&insert("a"));
+    fixture.core.reconnected(Lsn(0x100));
+    fixture.process(&begin(0x200));
+    let error = fixture
+        .send(&insert("a"))
+        .expect_err("an error")
+        .to_string();
     assert!(error.contains("unknown relation 16500"), "{error}");
 }
 
 #[test]
-fn a_copied_row_is_known_by_its_key_wherever_the_table_has_it_by_now() {
-    let mut scene = Scene::new();
-    scene.core.leave_out_copied(CopyProgress {
+fn recognizes_copied_rows_by_key_after_the_column_order_has_changed() {
+    let mut fixture = Fixture::new();
+    fixture.core.omit_copied(CopyProgress {
         key: vec!["id".to_owned()],
         rows: 9,
         chunks: vec![
@@ -761,25 +775,25 @@ fn a_copied_row_is_known_by_its_key_wherever_the_table_has_it_by_now() {
             },
         ],
     });
-    scene.done(&begin(0x200));
-    scene.done(&outbox());
-    scene.done(&insert("a"));
-    scene.done(&insert("z"));
+    fixture.process(&begin(0x200));
+    fixture.process(&outbox());
+    fixture.process(&insert("a"));
+    fixture.process(&insert("z"));
     let columns = [
         ("payload", 25),
         ("aggregatetype", 25),
         ("aggregateid", 25),
         ("id", 2950),
     ];
-    scene.done(&relation("outbox", &columns));
+    fixture.process(&relation("outbox", &columns));
     let row = |id, payload| {
         let row = tuple(b'N', &[payload, "order", "key", id]);
         [&b"I"[..], &OUTBOX.to_be_bytes(), &row].concat()
     };
-    scene.done(&row("y", "a"));
-    scene.done(&row("b", "z"));
+    fixture.process(&row("y", "a"));
+    fixture.process(&row("b", "z"));
     assert_eq!(
-        scene.accepted(),
+        fixture.accepted(),
         [
             "outbox.event.order key z 00000000/00000200:0000000001",
             "outbox.event.order key a 00000000/00000200:0000000002",
@@ -789,29 +803,29 @@ fn a_copied_row_is_known_by_its_key_wherever_the_table_has_it_by_now() {
 
 /// librdkafka allocates a structure for each record, and the allocator has some overhead.
 #[test]
-fn record_uses_the_window_for_its_size_and_overhead() {
-    let mut scene = Scene::new();
-    scene.done(&begin(0x200));
-    scene.done(&outbox());
-    scene.done(&insert("event"));
-    let headers = scene.sink.headers.iter();
+fn counts_the_size_and_overhead_of_a_record_in_the_window() {
+    let mut fixture = Fixture::new();
+    fixture.process(&begin(0x200));
+    fixture.process(&outbox());
+    fixture.process(&insert("event"));
+    let headers = fixture.sink.headers.iter();
     let headers = headers.map(|header| header.len() - "=".len() + 64);
     let expected = headers.sum::<usize>() + "key".len() + "event".len() + 384;
-    let in_flight = scene.core.delivery.watermark.in_flight();
-    assert_eq!(scene.sink.headers.len(), 2);
+    let in_flight = fixture.core.delivery.watermark.in_flight();
+    assert_eq!(fixture.sink.headers.len(), 2);
     assert_eq!((in_flight.records, in_flight.bytes), (1, expected as u64));
 }
 
 #[test]
-fn updates_of_rows_and_events_outside_of_transactions_are_warned_of_once() {
-    let mut scene = Scene::new();
-    scene.done(&begin(0x200));
-    scene.done(&outbox());
+fn warns_once_about_updates_and_nontransactional_messages() {
+    let mut fixture = Fixture::new();
+    fixture.process(&begin(0x200));
+    fixture.process(&outbox());
     let key = tuple(b'K', &["a"]);
     let delete = [&b"D"[..], &OUTBOX.to_be_bytes(), &key].concat();
     let new = tuple(b'N', &["a", "x", "y", "z"]);
     let update = [&b"U"[..], &OUTBOX.to_be_bytes(), &new].concat();
-    let mut lines = |message: &[u8]| logged(|| scene.done(message));
+    let mut lines = |message: &[u8]| logged(|| fixture.process(message));
     assert!(lines(&delete).is_empty());
     let warned = lines(&update);
     assert!(
@@ -820,8 +834,8 @@ fn updates_of_rows_and_events_outside_of_transactions_are_warned_of_once() {
     );
     assert!(lines(&update).is_empty());
 
-    let mut scene = Scene::as_messages();
-    let mut lines = |prefix| logged(|| scene.done(&logical(false, prefix, b"text")));
+    let mut fixture = Fixture::as_messages();
+    let mut lines = |prefix| logged(|| fixture.process(&logical(false, prefix, b"text")));
     assert!(lines("theirs").is_empty());
     let warned = lines("ours");
     assert!(

@@ -1,61 +1,65 @@
-//! Limits how much may be in flight with exactly-once delivery, so that Kafka transactions end in
-//! time.
+//! Limits the records in flight with exactly-once delivery, so that Kafka transactions end before
+//! their timeout.
 //!
-//! A commit waits for everything in flight, and the brokers abort a transaction that is open for
-//! longer than `transaction.timeout.ms`. With a slow link or a quota, delivering a full window can
-//! take longer than that, each time that it is produced. Therefore the window is reduced after a
-//! transaction that failed or took long, and enlarged after one that was acknowledged quickly.
-//! Pure: the time is passed as an argument.
+//! A commit waits for all records in flight, and the brokers abort a transaction that is open for
+//! longer than `transaction.timeout.ms`. With a slow connection or a quota, delivering a full
+//! window can take longer than this timeout, and would then fail on every attempt. Therefore the
+//! window is reduced after a transaction that failed or was slow, and enlarged after a transaction
+//! that was acknowledged quickly.
+//!
+//! This module performs no I/O, and receives the current time as an argument.
 
 use std::time::Duration;
 
 use crate::model::window::Window;
 
-/// A commit that takes longer than this had too many records to wait for.
+/// If a commit takes longer than this, the window is reduced.
 const SLOW_COMMIT: Duration = Duration::from_secs(5);
-/// After a commit that took less than this, four times as much should take no longer than [`SLOW_COMMIT`].
+/// If a commit takes less than this, a window that is four times larger should not take longer than
+/// [`SLOW_COMMIT`].
 const FAST_COMMIT: Duration = Duration::from_secs(1);
-/// Lower limit of the window. A broker that can't accept this much within the transaction timeout
-/// is effectively unavailable, and a failure with another cause should not reduce the window any
+/// Minimum size of the window. A broker that can't accept this window within the transaction
+/// timeout is effectively unavailable, and failures with other causes should not reduce the window
 /// further.
 const MIN_WINDOW: Window = Window {
     records: 100,
     bytes: 64 << 10,
 };
 
-/// How much may be in flight at the moment.
+/// The current limit for records in flight.
 #[derive(Debug)]
 pub(crate) struct AdaptiveWindow {
-    most: Window,
-    now: Window,
+    max: Window,
+    current: Window,
 }
 
 impl AdaptiveWindow {
     /// Creates a window with the maximum size that the settings allow.
-    pub(crate) fn new(most: Window) -> Self {
-        Self { most, now: most }
+    pub(crate) fn new(max: Window) -> Self {
+        Self { max, current: max }
     }
 
-    /// Returns how much may be in flight.
+    /// Returns the current window.
     pub(crate) fn window(&self) -> Window {
-        self.now
+        self.current
     }
 
-    /// Records that a commit took this long, with this much `in_flight` when it started.
-    pub(crate) fn committed(&mut self, in_flight: Window, took: Duration) {
+    /// Records how long a commit took. `in_flight` contains the records in flight
+    /// when the commit started.
+    pub(crate) fn record_commit(&mut self, in_flight: Window, took: Duration) {
         let was_full = |part: u64, whole: u64| part >= whole / 2;
         if took > SLOW_COMMIT {
             self.set(in_flight.map(|part| part / 2));
         } else if took < FAST_COMMIT
-            && (was_full(in_flight.records, self.now.records)
-                || was_full(in_flight.bytes, self.now.bytes))
+            && (was_full(in_flight.records, self.current.records)
+                || was_full(in_flight.bytes, self.current.bytes))
         {
-            self.set(self.now.map(|part| part.saturating_mul(4)));
+            self.set(self.current.map(|part| part.saturating_mul(4)));
         }
     }
 
-    /// Records that a transaction was abandoned with this much `in_flight`.
-    pub(crate) fn gave_up(&mut self, in_flight: Window) {
+    /// Records that a transaction was abandoned, with these records `in_flight`.
+    pub(crate) fn record_abandoned_transaction(&mut self, in_flight: Window) {
         if in_flight != Window::default() {
             self.set(in_flight.map(|part| part / 4));
         }
@@ -63,10 +67,10 @@ impl AdaptiveWindow {
 
     /// Sets the window, within its limits.
     fn set(&mut self, window: Window) {
-        let bound = |part: u64, least: u64, most: u64| part.clamp(least.min(most), most);
-        self.now = Window {
-            records: bound(window.records, MIN_WINDOW.records, self.most.records),
-            bytes: bound(window.bytes, MIN_WINDOW.bytes, self.most.bytes),
+        let bound = |part: u64, min: u64, max: u64| part.clamp(min.min(max), max);
+        self.current = Window {
+            records: bound(window.records, MIN_WINDOW.records, self.max.records),
+            bytes: bound(window.bytes, MIN_WINDOW.bytes, self.max.bytes),
         };
     }
 }
@@ -86,23 +90,24 @@ mod tests {
     }
 
     #[test]
-    fn broker_that_keeps_up_is_allowed_all() {
+    fn keeps_the_maximum_window_with_a_fast_broker() {
         let mut adaptive_window = AdaptiveWindow::new(MAX_WINDOW);
         for in_flight in [window(1, 500), MAX_WINDOW] {
-            adaptive_window.committed(in_flight, COMMIT_TIME);
+            adaptive_window.record_commit(in_flight, COMMIT_TIME);
             assert_eq!(adaptive_window.window(), MAX_WINDOW);
         }
-        adaptive_window.gave_up(Window::default());
+        adaptive_window.record_abandoned_transaction(Window::default());
         assert_eq!(adaptive_window.window(), MAX_WINDOW);
     }
 
-    /// Regardless of the broker's rate, the window converges to one with which commits end in time.
+    /// Regardless of the broker's throughput, the window converges to a size with which commits end
+    /// before the timeout.
     #[test]
-    fn window_adapts_to_a_broker_of_any_rate() {
+    fn adapts_to_any_broker_throughput() {
         const TIMEOUT: Duration = Duration::from_secs(30);
         for bytes_a_second in [4 << 10, 100 << 10, 2 << 20, 200 << 20] {
             let mut adaptive_window = AdaptiveWindow::new(MAX_WINDOW);
-            let mut lost = 0;
+            let mut abandoned = 0;
             for round in 0..30 {
                 let in_flight = window(
                     adaptive_window.window().bytes / 1000,
@@ -110,58 +115,61 @@ mod tests {
                 );
                 let took = Duration::from_millis(in_flight.bytes * 1000 / bytes_a_second);
                 if took < TIMEOUT {
-                    adaptive_window.committed(in_flight, took);
+                    adaptive_window.record_commit(in_flight, took);
                 } else {
-                    adaptive_window.gave_up(in_flight);
-                    lost = round + 1;
+                    adaptive_window.record_abandoned_transaction(in_flight);
+                    abandoned = round + 1;
                 }
             }
-            assert!(lost <= 5, "{bytes_a_second} bytes/s: {lost} transactions");
+            assert!(
+                abandoned <= 5,
+                "{bytes_a_second} bytes/s: {abandoned} transactions"
+            );
         }
     }
 
     #[test]
-    fn outage_costs_a_few_commits() {
+    fn restores_the_maximum_window_within_a_few_commits_after_an_outage() {
         let mut adaptive_window = AdaptiveWindow::new(MAX_WINDOW);
-        adaptive_window.gave_up(window(3, 1500));
+        adaptive_window.record_abandoned_transaction(window(3, 1500));
         assert_eq!(adaptive_window.window(), MIN_WINDOW);
         let mut commits = 0;
         while adaptive_window.window() != MAX_WINDOW {
             // A commit of few records does not show that the broker is fast.
-            adaptive_window.committed(window(3, 1500), COMMIT_TIME);
-            adaptive_window.committed(adaptive_window.window(), COMMIT_TIME);
+            adaptive_window.record_commit(window(3, 1500), COMMIT_TIME);
+            adaptive_window.record_commit(adaptive_window.window(), COMMIT_TIME);
             commits += 1;
         }
         assert!(commits < 10, "{commits}");
         let small = window(10, 1000);
         let mut adaptive_window = AdaptiveWindow::new(small);
-        adaptive_window.gave_up(small);
+        adaptive_window.record_abandoned_transaction(small);
         assert_eq!(adaptive_window.window(), small);
     }
 
     #[test]
-    fn commit_that_took_long_leaves_half_and_a_failure_a_quarter_of_what_it_waited_for() {
+    fn halves_the_window_after_a_slow_commit_and_quarters_it_after_a_failure() {
         let in_flight = window(4000, 4 << 20);
         let after = |took| {
             let mut adaptive_window = AdaptiveWindow::new(MAX_WINDOW);
-            adaptive_window.committed(in_flight, took);
+            adaptive_window.record_commit(in_flight, took);
             adaptive_window.window()
         };
         assert_eq!(after(SLOW_COMMIT), MAX_WINDOW);
         assert_eq!(after(SLOW_COMMIT + COMMIT_TIME), window(2000, 2 << 20));
         let mut adaptive_window = AdaptiveWindow::new(MAX_WINDOW);
-        adaptive_window.gave_up(in_flight);
+        adaptive_window.record_abandoned_transaction(in_flight);
         assert_eq!(adaptive_window.window(), window(1000, 1 << 20));
     }
 
     #[test]
-    fn commit_that_was_soon_with_half_a_window_of_records_or_bytes_allows_four_times_as_much() {
+    fn quadruples_the_window_after_a_fast_commit_of_at_least_half_the_window() {
         let narrow = window(1000, 1 << 20);
         let after = |in_flight, took| {
             let mut adaptive_window = AdaptiveWindow::new(MAX_WINDOW);
-            adaptive_window.gave_up(window(4000, 4 << 20));
+            adaptive_window.record_abandoned_transaction(window(4000, 4 << 20));
             assert_eq!(adaptive_window.window(), narrow);
-            adaptive_window.committed(in_flight, took);
+            adaptive_window.record_commit(in_flight, took);
             adaptive_window.window()
         };
         let wide = window(4000, 4 << 20);
@@ -172,7 +180,7 @@ mod tests {
         assert_eq!(
             after(narrow, FAST_COMMIT),
             narrow,
-            "it may take too long then"
+            "a larger window may take too long"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! Exactly-once delivery: commits Kafka transactions, each with a checkpoint.
+//! For exactly-once delivery: commits Kafka transactions, each with a checkpoint.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ pub(crate) struct TransactionCommitter {
     /// The last checkpoint, from which the next one is derived.
     checkpoint: Checkpoint,
     schedule: CommitSchedule,
-    under_way: Option<CommitInProgress>,
+    in_progress: Option<CommitInProgress>,
     stats: Arc<PipelineStats>,
 }
 
@@ -33,7 +33,7 @@ struct CommitInProgress {
 
 /// A commit that succeeded.
 pub(crate) struct Committed {
-    /// The LSN that may be confirmed after it.
+    /// The LSN that may be confirmed after the commit.
     pub(crate) safe: Lsn,
     /// The records in flight when the commit started.
     pub(crate) in_flight: Window,
@@ -42,7 +42,7 @@ pub(crate) struct Committed {
 }
 
 impl TransactionCommitter {
-    /// Resumes from `checkpoint` on a server in this state.
+    /// Creates a committer that resumes from `checkpoint` on a server in this state.
     pub(crate) fn resume(
         checkpoint: &Checkpoint,
         server: &ServerState,
@@ -51,22 +51,22 @@ impl TransactionCommitter {
         now: Instant,
     ) -> Self {
         let delivered = resume.delivered.clone();
-        core.leave_out(delivered, resume.safe_lsn, server.confirmed);
-        // The checkpoint's LSN may be confirmed only after the WAL has been verified to be the one
-        // that was published.
+        core.omit_delivered(delivered, resume.safe_lsn, server.confirmed);
+        // The checkpoint's LSN may be confirmed only after the WAL has been verified to contain the
+        // published events.
         core.delivery
             .watermark
-            .checkpointed(match core.is_proved() {
+            .record_checkpoint(match core.is_verified() {
                 true => resume.safe_lsn,
                 false => server.confirmed,
             });
         if let Some(copied) = resume.snapshot.clone().filter(CopyProgress::is_complete) {
-            core.leave_out_copied(copied);
+            core.omit_copied(copied);
         }
         Self {
             checkpoint: checkpoint.resumed(server, resume),
             schedule: CommitSchedule::new(now, core.delivery.watermark.sent()),
-            under_way: None,
+            in_progress: None,
             stats: Arc::clone(core.delivery.watermark.stats()),
         }
     }
@@ -76,13 +76,13 @@ impl TransactionCommitter {
         self.schedule.request_checkpoint();
     }
 
-    /// Returns whether a commit is in progress, during which nothing can be produced.
+    /// Returns whether a commit is in progress. Records can't be produced during a commit.
     pub(crate) fn is_committing(&self) -> bool {
-        self.under_way.is_some()
+        self.in_progress.is_some()
     }
 
-    /// Starts a commit if one is due; otherwise returns when one will be due.
-    pub(crate) fn tend(
+    /// Starts a commit if it is due. Otherwise, returns when the next commit will be due.
+    pub(crate) fn commit_if_due(
         &mut self,
         core: &Core,
         sink: &mut impl Sink,
@@ -92,10 +92,10 @@ impl TransactionCommitter {
         if self.is_committing() {
             return None;
         }
-        let moved = self.has_moved(core);
+        let has_advanced = self.has_advanced(core);
         let due = self
             .schedule
-            .due(now, core.delivery.watermark.sent(), moved, busy)?;
+            .due(now, core.delivery.watermark.sent(), has_advanced, busy)?;
         if due > now {
             return Some(due);
         }
@@ -103,18 +103,18 @@ impl TransactionCommitter {
         None
     }
 
-    /// Starts a commit of everything received so far.
+    /// Starts a commit of all data received so far.
     pub(crate) fn begin(&mut self, core: &Core, sink: &mut impl Sink, now: Instant) {
         self.schedule.begin(now, core.delivery.watermark.sent());
         let received = core.delivery.watermark.received();
-        // Transactions that are sent again at first end before the checkpoint's position.
+        // After a reconnect, the first transactions may end before the checkpoint's position.
         self.checkpoint.safe_lsn = received.max(self.checkpoint.safe_lsn);
         let last = core.last_delivered().map(Delivered::UpTo);
         self.checkpoint.delivered = last.or(self.checkpoint.delivered.take());
         self.checkpoint.snapshot = core.copied();
         self.update_copied();
         let commit = sink.commit(&mut self.checkpoint);
-        self.under_way = Some(CommitInProgress {
+        self.in_progress = Some(CommitInProgress {
             safe: self.checkpoint.safe_lsn,
             since: now,
             in_flight: core.delivery.watermark.in_flight(),
@@ -122,9 +122,9 @@ impl TransactionCommitter {
         });
     }
 
-    /// Updates the checkpoint for a copy of older rows. Transactions whose commit record is before
+    /// Updates the checkpoint for a copy of older rows. Transactions whose commit record precedes
     /// the start of the stream were copied and are omitted. Once the stream has passed the copy's
-    /// last snapshot, the same applies to all transactions before that.
+    /// last snapshot, all transactions that precede the last snapshot are omitted.
     fn update_copied(&mut self) {
         let Some(copied) = &self.checkpoint.snapshot else {
             return;
@@ -135,12 +135,12 @@ impl TransactionCommitter {
             true => copied.last_snapshot_lsn(),
             false => copied.first_snapshot_lsn(),
         };
-        let is_beyond = match &self.checkpoint.delivered {
+        let is_above_floor = match &self.checkpoint.delivered {
             Some(Delivered::UpTo(last)) => last.commit_lsn >= floor,
             Some(Delivered::Before(lsn)) => *lsn >= floor,
             None => false,
         };
-        if !is_beyond {
+        if !is_above_floor {
             self.checkpoint.delivered = Some(Delivered::Before(floor));
         }
         if is_past {
@@ -148,33 +148,34 @@ impl TransactionCommitter {
         }
     }
 
-    /// Returns whether anything has not been committed.
-    pub(crate) fn is_behind(&self, core: &Core) -> bool {
-        self.has_moved(core) || self.schedule.has_records(core.delivery.watermark.sent())
+    /// Returns whether records or an advance of the position have not been committed.
+    pub(crate) fn has_uncommitted(&self, core: &Core) -> bool {
+        self.has_advanced(core) || self.schedule.has_records(core.delivery.watermark.sent())
     }
 
     /// Returns whether the next checkpoint would allow a higher LSN to be confirmed than the last
-    /// one. Always false until the WAL has been verified.
-    fn has_moved(&self, core: &Core) -> bool {
-        core.is_proved() && core.delivery.watermark.received() > self.checkpoint.safe_lsn
+    /// checkpoint. Always false until the WAL has been verified.
+    fn has_advanced(&self, core: &Core) -> bool {
+        core.is_verified() && core.delivery.watermark.received() > self.checkpoint.safe_lsn
     }
 
-    /// Resolves when the commit in progress has succeeded; never if there is none.
+    /// Resolves when the commit in progress has succeeded. Never resolves if no commit is in
+    /// progress.
     ///
     /// # Errors
-    /// The commit failed, or its result is unknown. The checkpoint in Kafka then shows what was
-    /// committed.
-    pub(crate) async fn committed(&mut self) -> Result<Committed, SinkError> {
-        let Some(under_way) = &mut self.under_way else {
+    /// Returns an error if the commit failed or its result is unknown. The checkpoint in Kafka then
+    /// shows whether the records were committed.
+    pub(crate) async fn wait_for_commit(&mut self) -> Result<Committed, SinkError> {
+        let Some(in_progress) = &mut self.in_progress else {
             return std::future::pending().await;
         };
-        let result = (&mut under_way.commit).await;
+        let result = (&mut in_progress.commit).await;
         let committed = Committed {
-            safe: under_way.safe,
-            in_flight: under_way.in_flight,
-            took: under_way.since.elapsed(),
+            safe: in_progress.safe,
+            in_flight: in_progress.in_flight,
+            took: in_progress.since.elapsed(),
         };
-        self.under_way = None;
+        self.in_progress = None;
         result.map(|()| {
             self.stats.checkpointed(committed.took);
             committed

@@ -1,26 +1,28 @@
-//! Tracks the events in the stream for exactly-once delivery.
+//! For exactly-once delivery: tracks the events in the stream.
 
 use self::overlap::Overlap;
 use crate::delivery::checkpoint::{Delivered, HistoryError, Last};
 use crate::model::lsn::{Lsn, Position};
 use crate::postgres::wire::pgoutput::Begin;
 
-/// How much of an event's ID is kept, in bytes. Enough for any ID that distinguishes events.
+/// Maximum length of a stored event ID, in bytes. Longer IDs are truncated.
 const ID_BYTES_MAX: usize = 100;
 
-/// Omits events from the stream that are already in Kafka, and remembers the last event for the
-/// next checkpoint.
+/// Omits events from the stream that are already in Kafka, and stores the last event for the next
+/// checkpoint.
 pub(crate) struct DuplicateFilter {
     /// The events that are already in Kafka, until the stream has passed them.
     overlap: Option<Overlap>,
-    /// Everything that ends at or before this LSN had been processed when the filter was created.
+    /// All transactions that end at or before this LSN had been processed when the filter was
+    /// created.
     safe: Lsn,
-    /// The transaction that is open, or was open last.
+    /// The current transaction, or the last one if no transaction is in progress.
     begin: Option<Begin>,
     /// The last delivered event, and its transaction.
     last: Option<(Position, Begin)>,
-    /// ID of that event. A separate buffer, so that its allocation is reused.
+    /// ID of the last delivered event. A separate field, so that its allocation is reused.
     last_id: Vec<u8>,
+    /// Whether the last delivered event has an ID.
     last_has_id: bool,
 }
 
@@ -46,56 +48,57 @@ impl DuplicateFilter {
         }
     }
 
-    /// Returns whether Kafka has the event at this position.
+    /// Returns whether the event at this position is already in Kafka.
     pub(crate) fn is_delivered<'r>(
         &mut self,
         at: Position,
         id: impl FnOnce() -> Option<&'r [u8]>,
     ) -> Result<bool, HistoryError> {
         match &mut self.overlap {
-            Some(overlap) => overlap.is_delivered(at, || id().map(cut)),
+            Some(overlap) => overlap.is_delivered(at, || id().map(truncate_id)),
             None => Ok(false),
         }
     }
 
     /// Records that the sink has accepted the event at this position.
-    pub(crate) fn delivered(&mut self, at: Position, id: Option<&[u8]>) {
+    pub(crate) fn record_delivered(&mut self, at: Position, id: Option<&[u8]>) {
         self.last = self.begin.map(|begin| (at, begin));
         self.last_id.clear();
-        self.last_id.extend_from_slice(cut(id.unwrap_or_default()));
+        self.last_id
+            .extend_from_slice(truncate_id(id.unwrap_or_default()));
         self.last_has_id = id.is_some();
     }
 
-    /// Processes the end of a transaction, at `end`. `next` is the position that the transaction's
-    /// next row message would have had. If this verifies the WAL, returns the LSN up to which
-    /// everything had been processed before.
+    /// Processes the end of a transaction at `end`. `next` is the position that another row message
+    /// of the transaction would have had. If the WAL is now verified, returns the LSN up to which
+    /// all transactions had been processed when the filter was created.
     pub(crate) fn commit(&mut self, next: Position, end: Lsn) -> Result<Option<Lsn>, HistoryError> {
-        let is_over = match &mut self.overlap {
+        let has_ended = match &mut self.overlap {
             Some(overlap) => overlap.commit(next.commit, end, next.index)?,
             None => false,
         };
-        Ok(self.end_overlap(is_over))
+        Ok(self.end_overlap(has_ended))
     }
 
-    /// Processes a message that the server has nothing to send before `lsn`. Returns the same as
-    /// [`DuplicateFilter::commit`].
-    pub(crate) fn idle(&mut self, lsn: Lsn) -> Result<Option<Lsn>, HistoryError> {
-        let is_over = match &mut self.overlap {
-            Some(overlap) => overlap.idle(lsn)?,
+    /// Processes a keepalive, which shows that the server has no events to send before `lsn`.
+    /// Returns the same value as [`DuplicateFilter::commit`].
+    pub(crate) fn process_keepalive(&mut self, lsn: Lsn) -> Result<Option<Lsn>, HistoryError> {
+        let has_ended = match &mut self.overlap {
+            Some(overlap) => overlap.process_keepalive(lsn)?,
             None => false,
         };
-        Ok(self.end_overlap(is_over))
+        Ok(self.end_overlap(has_ended))
     }
 
-    fn end_overlap(&mut self, is_over: bool) -> Option<Lsn> {
-        is_over.then(|| {
+    fn end_overlap(&mut self, has_ended: bool) -> Option<Lsn> {
+        has_ended.then(|| {
             self.overlap = None;
             self.safe
         })
     }
 
-    /// Returns whether the WAL has been verified to be the one that was published.
-    pub(crate) fn is_proved(&self) -> bool {
+    /// Returns whether the WAL has been verified to contain the published events.
+    pub(crate) fn is_verified(&self) -> bool {
         self.overlap.is_none()
     }
 
@@ -113,7 +116,7 @@ impl DuplicateFilter {
     }
 }
 
-fn cut(id: &[u8]) -> &[u8] {
+fn truncate_id(id: &[u8]) -> &[u8] {
     &id[..id.len().min(ID_BYTES_MAX)]
 }
 
@@ -123,10 +126,10 @@ pub(crate) mod overlap;
 mod tests {
     use super::*;
 
-    /// There is no event before the safe LSN, so only the end of a transaction shows that the WAL
-    /// has reached it.
+    /// No event precedes the safe LSN, so only the end of a transaction shows that the WAL has
+    /// reached the safe LSN.
     #[test]
-    fn the_end_of_a_transaction_proves_what_is_safe_once() {
+    fn verifies_the_wal_once_at_the_end_of_a_transaction() {
         let mut filter = DuplicateFilter::new(None, Lsn(0x310), Lsn(0x100));
         let mut commit = |lsn| {
             let begin = Begin {
@@ -134,16 +137,16 @@ mod tests {
                 xid: 7,
                 time_micros: 0,
             };
-            filter.begin(&begin).expect("nothing is awaited");
+            filter.begin(&begin).expect("the same history");
             let next = Position {
                 commit: Lsn(lsn),
                 index: 0,
             };
             let safe = filter.commit(next, Lsn(lsn + 0x10));
-            (safe.expect("nothing is awaited"), filter.is_proved())
+            (safe.expect("the same history"), filter.is_verified())
         };
         assert_eq!(commit(0x200), (None, false));
         assert_eq!(commit(0x300), (Some(Lsn(0x310)), true));
-        assert_eq!(commit(0x400), (None, true), "it is said once");
+        assert_eq!(commit(0x400), (None, true), "the safe LSN is returned once");
     }
 }

@@ -1,14 +1,14 @@
-//! Errors that prevent exactly-once delivery from resuming after what is in Kafka.
+//! Errors that prevent exactly-once delivery from resuming after the last event in Kafka.
 
 use crate::delivery::checkpoint::HistoryError;
 
-/// An error when starting with exactly-once delivery.
+/// An error at the start of exactly-once delivery.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ExactlyOnceError {
-    /// It is unknown which events are in Kafka.
+    /// Without a checkpoint, Walpost can't determine which events are in Kafka.
     #[error(
-        "pipeline {pipeline:?} has no checkpoint in topic {topic:?}, so what of slot {slot:?} is in Kafka is not known. If \
-         nothing is (a first start), or if it may be delivered again: {adopt}{moved}"
+        "pipeline {pipeline:?} has no checkpoint in topic {topic:?}, so Walpost can't tell which events of slot {slot:?} are \
+         already in Kafka. If this is the first start, or if these events may be delivered again, run: {adopt}{moved}"
     )]
     NoCheckpoint {
         /// The command that accepts the slot's current position.
@@ -23,9 +23,11 @@ pub(crate) enum ExactlyOnceError {
     },
     #[error(transparent)]
     History(#[from] HistoryConflict),
-    /// The WAL may not continue the checkpoint, or another instance had the slot after the
-    /// checkpoint was read.
-    #[error("the checkpoint was read before this instance had the slot, and is read again: {0}")]
+    /// The WAL does not appear to continue from the checkpoint, but another instance may have used
+    /// the slot after the checkpoint was read.
+    #[error(
+        "the checkpoint was read before this instance acquired the slot, and will be read again: {0}"
+    )]
     Outrun(HistoryError),
 }
 
@@ -35,10 +37,11 @@ impl From<HistoryError> for ExactlyOnceError {
     }
 }
 
-/// The WAL does not continue what is in Kafka. Detected at a start, or later in the stream.
+/// The WAL does not continue the history of the events in Kafka. Detected at a start, or later in
+/// the stream.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "{0}. Since Walpost connected, nothing was delivered or confirmed. Find out which events Kafka has, send again what it lacks, \
-     and accept the slot as it is now"
+    "{0}. Since Walpost connected, nothing was delivered or confirmed. Determine which events are missing from Kafka, send them \
+     again, and then accept the current position of the slot"
 )]
 pub struct HistoryConflict(#[from] HistoryError);

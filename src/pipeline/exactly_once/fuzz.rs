@@ -1,15 +1,16 @@
-//! Fuzzing of checkpoints, because any user with write access to their topic can write arbitrary
-//! data.
+//! Fuzzing of checkpoints, because any user with write access to the topic for checkpoints can
+//! write arbitrary data.
 
 use crate::delivery::checkpoint::{Checkpoint, Delivered, Last, Resume, ServerState, Switch};
 use crate::model::lsn::{Lsn, Position};
 use crate::pipeline::exactly_once::duplicate_filter::overlap::Overlap;
 use crate::postgres::wire::pgoutput::Begin;
 
-/// Processes the bytes as a checkpoint from its topic.
+/// Processes the bytes as a checkpoint.
 ///
 /// # Panics
-/// The decoded checkpoint is encoded differently, or resuming from it goes beyond what it covers.
+/// Panics if the encoding of the decoded checkpoint differs, or if resuming from the checkpoint
+/// omits events that it does not cover.
 pub fn checkpoint(data: &[u8]) {
     let Ok(checkpoint) = Checkpoint::decode(data) else {
         return;
@@ -25,19 +26,19 @@ pub fn checkpoint(data: &[u8]) {
         confirmed: checkpoint.safe_lsn,
         flushed: Lsn(u64::MAX),
     };
-    let as_it_was = Resume {
+    let unchanged = Resume {
         epoch: checkpoint.epoch,
         safe_lsn: checkpoint.safe_lsn,
         delivered: checkpoint.delivered.clone(),
         snapshot: checkpoint.snapshot.clone(),
         phantom: None,
     };
-    assert_eq!(checkpoint.resume(&here), Ok(as_it_was));
+    assert_eq!(checkpoint.resume(&here), Ok(unchanged));
     if let Some(Delivered::UpTo(last)) = &checkpoint.delivered {
         check_redelivery(last);
     }
 
-    // A standby was promoted that had everything, a part or nothing of it.
+    // A standby was promoted that had all, a part or none of the WAL that the checkpoint covers.
     let Lsn(safe) = checkpoint.safe_lsn;
     for at in [u64::MAX, safe, safe / 2, 0].map(Lsn) {
         let promoted = ServerState {
@@ -49,25 +50,25 @@ pub fn checkpoint(data: &[u8]) {
             confirmed: Lsn(at.0.min(safe)),
             ..here.clone()
         };
-        let resume = checkpoint.resume(&promoted).expect("it goes on");
+        let resume = checkpoint.resume(&promoted).expect("a valid history");
         assert_eq!(resume.safe_lsn, promoted.confirmed);
         assert!(resume.epoch >= checkpoint.epoch);
-        let lost = |last: &Last| last.commit_lsn >= at;
+        let is_lost = |last: &Last| last.commit_lsn >= at;
         let has_lost = match &checkpoint.delivered {
-            Some(Delivered::UpTo(last)) => lost(last),
+            Some(Delivered::UpTo(last)) => is_lost(last),
             Some(Delivered::Before(lsn)) => *lsn > at,
             None => false,
         };
         assert_eq!(resume.phantom.is_some(), has_lost);
         match resume.delivered {
-            Some(Delivered::UpTo(last)) => assert!(!lost(&last)),
+            Some(Delivered::UpTo(last)) => assert!(!is_lost(&last)),
             Some(Delivered::Before(from)) if has_lost => assert_eq!(from, at),
-            // Nothing on the new timeline is omitted.
+            // No events on the new timeline are omitted.
             Some(Delivered::Before(from)) => {
                 let Some(Delivered::Before(before)) = checkpoint.delivered else {
                     panic!("{:?} became {from}", checkpoint.delivered);
                 };
-                assert_eq!(from, before.min(at), "nothing new is left out");
+                assert_eq!(from, before.min(at), "no other events are omitted");
             }
             other => assert_eq!(other, checkpoint.delivered),
         }
@@ -82,21 +83,21 @@ pub fn checkpoint(data: &[u8]) {
     }
 }
 
-/// Sends the last transaction again, and checks that only its delivered part is omitted.
+/// Sends the last transaction again, and checks that only the delivered events are omitted.
 fn check_redelivery(last: &Last) {
     let position = last.position();
     let id = last.event_id.as_deref().map(str::as_bytes);
     let delivered = Some(Delivered::UpTo(last.clone()));
     let overlap =
-        || Overlap::new(delivered.clone(), Lsn::ZERO, position.commit).expect("it comes again");
-    let mut dedup_of_another = overlap();
+        || Overlap::new(delivered.clone(), Lsn::ZERO, position.commit).expect("an overlap");
+    let mut second_overlap = overlap();
     let mut overlap = overlap();
     let begin = Begin {
         commit: position.commit,
         time_micros: last.commit_time,
         xid: last.xid,
     };
-    overlap.begin(&begin).expect("it is the one it was");
+    overlap.begin(&begin).expect("the same transaction");
     assert_eq!(overlap.is_delivered(position, || id), Ok(true));
     if let Some(index) = position.index.checked_add(1) {
         let next = Position { index, ..position };
@@ -106,8 +107,8 @@ fn check_redelivery(last: &Last) {
     }
     let end = position.commit;
     assert!(overlap.commit(end, end, position.index).is_err());
-    if let Some(beyond) = end.0.checked_add(1) {
-        assert!(dedup_of_another.idle(Lsn(beyond)).is_err());
+    if let Some(after) = end.0.checked_add(1) {
+        assert!(second_overlap.process_keepalive(Lsn(after)).is_err());
     }
     let other = Begin {
         xid: begin.xid ^ 1,

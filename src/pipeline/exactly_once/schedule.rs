@@ -1,9 +1,10 @@
-//! Decides when to commit a Kafka transaction: soon if few records arrive, and less often if many
-//! do. Pure: the time is passed as an argument.
+//! Determines when to commit a Kafka transaction: immediately if few records arrive, and less often
+//! if many records arrive. This module performs no I/O, and receives the current time as an
+//! argument.
 //!
-//! A commit costs the brokers some milliseconds regardless of its contents, and consumers can read
-//! records only after it. Therefore a commit follows immediately in quiet times, and many records
-//! share one in busy times.
+//! A commit takes the brokers some milliseconds regardless of its contents, and consumers can read
+//! records only after the commit. Therefore records are committed immediately in quiet times, and
+//! many records share a commit in busy times.
 
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ const COMMIT_INTERVAL_MIN: Duration = Duration::from_millis(5);
 const BUSY_COMMIT_INTERVAL: Duration = Duration::from_millis(250);
 /// How often a checkpoint without new records is written.
 const IDLE_CHECKPOINT_INTERVAL: Duration = Duration::from_secs(10);
-/// The delay of such a checkpoint if the server waits for it.
+/// The delay of a checkpoint without new records if the server requests a status update.
 const REQUESTED_CHECKPOINT_DELAY: Duration = Duration::from_millis(100);
 /// Maximum size of a transaction.
 const TRANSACTION_MAX: Window = Window {
@@ -26,21 +27,21 @@ const TRANSACTION_MAX: Window = Window {
     bytes: 64 << 20,
 };
 
-/// Tracks what was sent since the last commit, and determines when to commit next.
+/// Tracks the records that were sent since the last commit, and determines when to commit next.
 #[derive(Debug)]
 pub(crate) struct CommitSchedule {
     /// When the last commit started.
     committed_at: Instant,
-    /// Totals of what had been sent by the last commit.
+    /// Totals of the records that had been sent when the last commit started.
     committed: Window,
-    /// When the first record since then was sent.
+    /// When the first record since the last commit was sent.
     first_at: Option<Instant>,
-    /// The server waits for a confirmation.
+    /// Whether the server has requested a status update.
     is_requested: bool,
 }
 
 impl CommitSchedule {
-    /// Creates a schedule for which nothing has been sent yet.
+    /// Creates a schedule. `sent` contains the totals of the records that have been sent so far.
     pub(crate) fn new(now: Instant, sent: Window) -> Self {
         Self {
             committed_at: now,
@@ -61,13 +62,13 @@ impl CommitSchedule {
     }
 
     /// Returns when to commit next, or `None` if there is nothing to commit. `sent` contains the
-    /// totals of what was sent, `moved` states whether the WAL position has advanced since the last
-    /// commit, and `busy` whether traffic is high.
+    /// totals of the records that were sent, `has_advanced` states whether the WAL position has
+    /// advanced since the last commit, and `busy` states whether traffic is high.
     pub(crate) fn due(
         &mut self,
         now: Instant,
         sent: Window,
-        moved: bool,
+        has_advanced: bool,
         busy: bool,
     ) -> Option<Instant> {
         let records = sent.records - self.committed.records;
@@ -77,7 +78,7 @@ impl CommitSchedule {
             } else {
                 IDLE_CHECKPOINT_INTERVAL
             };
-            return moved.then(|| self.committed_at + pause);
+            return has_advanced.then(|| self.committed_at + pause);
         }
         let first_at = *self.first_at.get_or_insert(now);
         let bytes = sent.bytes - self.committed.bytes;
@@ -90,7 +91,7 @@ impl CommitSchedule {
         })
     }
 
-    /// Records that a commit of what was `sent` starts.
+    /// Records that a commit of the records in `sent` starts.
     pub(crate) fn begin(&mut self, now: Instant, sent: Window) {
         *self = Self::new(now, sent);
     }
@@ -115,13 +116,13 @@ mod tests {
     }
 
     #[test]
-    fn quiet_records_are_committed_soon_and_busy_ones_together() {
+    fn commits_immediately_in_quiet_times_and_groups_records_in_busy_times() {
         let (mut schedule, now) = schedule();
         assert_eq!(
             schedule.due(now, ONE_RECORD, true, false),
             Some(now + COMMIT_INTERVAL_MIN)
         );
-        // The time of the first record counts, regardless of later records.
+        // The delay starts with the first record, regardless of later records.
         let later = now + Duration::from_millis(3);
         let due = schedule.due(later, times(ONE_RECORD, 2), true, true);
         assert_eq!(due, Some(now + BUSY_COMMIT_INTERVAL));
@@ -130,11 +131,11 @@ mod tests {
             schedule.due(later, times(ONE_RECORD, 2), false, false),
             None
         );
-        // Soon after a commit ...
+        // A record that is sent soon after a commit has to wait for the minimum interval.
         let soon = later + Duration::from_millis(1);
         let due = schedule.due(soon, times(ONE_RECORD, 3), true, false);
         assert_eq!(due, Some(later + COMMIT_INTERVAL_MIN));
-        // ... and long after one.
+        // A record that is sent long after a commit is committed immediately.
         schedule.begin(soon, times(ONE_RECORD, 3));
         let late = soon + COMMIT_INTERVAL_MIN;
         let due = schedule.due(late, times(ONE_RECORD, 4), true, false);
@@ -142,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_large_transaction_is_committed_at_once() {
+    fn commits_a_large_transaction_immediately() {
         let (mut schedule, now) = schedule();
         let many = times(ONE_RECORD, TRANSACTION_MAX.records);
         assert_eq!(schedule.due(now, many, true, true), Some(now));
@@ -155,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_move_is_noted_seldom_and_sooner_when_the_server_asks() {
+    fn writes_idle_checkpoints_rarely_and_sooner_on_request() {
         let (mut schedule, now) = schedule();
         let nothing = Window::default();
         assert_eq!(schedule.due(now, nothing, false, false), None);
@@ -176,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn earlier_commits_do_not_count() {
+    fn ignores_records_of_earlier_commits() {
         let (mut schedule, now) = schedule();
         assert!(!schedule.has_records(Window::default()));
         assert!(schedule.has_records(ONE_RECORD));

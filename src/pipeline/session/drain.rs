@@ -1,4 +1,4 @@
-//! The end of a session: waits for records in flight, and confirms what is durable.
+//! The end of a session: waits for records in flight, and confirms the durable position.
 
 use std::time::Duration;
 
@@ -18,8 +18,8 @@ use crate::sink::{Sink, SinkError};
 const LAST_STATUS_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Session<'_> {
-    /// Waits until everything in flight is durable, `until` has passed, or the server shuts down.
-    /// Then confirms what is durable, and closes the connection.
+    /// Waits until all records in flight are durable, `until` has passed, or the server shuts down.
+    /// Then confirms the durable position, and closes the connection.
     pub(in crate::pipeline) async fn drain(
         mut self,
         core: &mut Core,
@@ -27,23 +27,28 @@ impl Session<'_> {
         session_state: &mut SessionState,
         until: Instant,
     ) {
-        let settling = async {
-            match timeout_at(until, settle(self.committer.as_mut(), core, sink)).await {
+        let waiting = async {
+            match timeout_at(
+                until,
+                wait_until_durable(self.committer.as_mut(), core, sink),
+            )
+            .await
+            {
                 Ok(result) => Settled::Ended(result),
                 Err(_) => Settled::TimedOut,
             }
         };
         let settled = tokio::select! {
             biased;
-            settled = settling => settled,
+            settled = waiting => settled,
             () = wait_for_shutdown(&mut self.slot_monitor, self.stopping_since) => Settled::ServerStopping,
         };
         self.log_unacknowledged(&settled, core);
         let durable = core.delivery.watermark.confirmed();
-        let last = timeout(LAST_STATUS_TIMEOUT, self.confirms.flush(durable)).await;
-        let confirmed = last.unwrap_or_else(|_| self.confirms.confirmable(durable));
+        let last = timeout(LAST_STATUS_TIMEOUT, self.confirmation_gate.flush(durable)).await;
+        let confirmed = last.unwrap_or_else(|_| self.confirmation_gate.confirmable(durable));
         let stats = core.delivery.watermark.stats();
-        stats.progressed(&core.delivery.watermark.progress(confirmed, false));
+        stats.record_progress(&core.delivery.watermark.progress(confirmed, false));
         session_state.confirmed = Some(confirmed);
         let reported = self
             .connection
@@ -59,7 +64,7 @@ impl Session<'_> {
         }
     }
 
-    /// Logs why records will be sent again.
+    /// Logs the reason why records will be sent again, if any.
     fn log_unacknowledged(&self, settled: &Settled, core: &Core) {
         let pipeline = &self.settings.name;
         let left = core.delivery.watermark.in_flight().records;
@@ -70,7 +75,7 @@ impl Session<'_> {
             warn!(
                 pipeline,
                 left,
-                "not all records were delivered: one was refused. They will be sent again at the next start"
+                "not all records were delivered, because Kafka rejected one of them; they will be sent again at the next start"
             );
             return;
         }
@@ -96,14 +101,14 @@ impl Session<'_> {
 
 /// The result of waiting for the records in flight.
 enum Settled {
-    /// Everything is durable, or an error prevents that.
+    /// All records are durable, or an error prevents them from becoming durable.
     Ended(Result<(), SinkError>),
     TimedOut,
     ServerStopping,
 }
 
-/// Resolves when a server that is shutting down has waited for [`SHUTDOWN_GRACE`]. `since` is when
-/// the shutdown was detected, if it has been.
+/// Resolves when a server that is shutting down has waited for [`SHUTDOWN_GRACE`]. `since` is the
+/// time at which the shutdown was detected, or `None` if no shutdown has been detected.
 async fn wait_for_shutdown(slot_monitor: &mut JoinSet<MonitorEvent>, since: Option<Instant>) {
     let mut since = since;
     while since.is_none() {
@@ -118,8 +123,8 @@ async fn wait_for_shutdown(slot_monitor: &mut JoinSet<MonitorEvent>, since: Opti
     }
 }
 
-/// Resolves when everything that was produced is durable.
-async fn settle(
+/// Resolves when all produced records are durable.
+async fn wait_until_durable(
     committer: Option<&mut TransactionCommitter>,
     core: &mut Core,
     sink: &mut impl Sink,
@@ -133,13 +138,13 @@ async fn settle(
     if committer.is_committing() {
         core.delivery
             .watermark
-            .checkpointed(committer.committed().await?.safe);
+            .record_checkpoint(committer.wait_for_commit().await?.safe);
     }
-    if committer.is_behind(core) && !core.delivery.watermark.deliveries().failed() {
+    if committer.has_uncommitted(core) && !core.delivery.watermark.deliveries().failed() {
         committer.begin(core, sink, Instant::now());
         core.delivery
             .watermark
-            .checkpointed(committer.committed().await?.safe);
+            .record_checkpoint(committer.wait_for_commit().await?.safe);
     }
     Ok(())
 }

@@ -7,14 +7,14 @@ use crate::model::lsn::{Lsn, Position};
 use crate::model::rounded::Elapsed;
 use crate::postgres::target::Target;
 
-/// The slot or its server is not the one that was used before, or the slot can't be read.
+/// The slot or its server differs from the previous one, or the slot can't be read.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SlotError {
-    /// The replication connection and the catalog connection reach different slots.
+    /// The replication connection and the catalog connection have reached different servers.
     #[error(
-        "slot {slot:?} is streamed by PID {walsender}, and the catalog has {found} for it: the two connections have reached \
-         two servers, of which one may have been left, or the walsender has just ended. Where this goes on, have the \
-         address lead to one server only"
+        "slot {slot:?} is streamed by PID {walsender}, but the catalog shows {found} for it: the two connections reached \
+         different servers, one of which may be obsolete, or the walsender has just ended. If this error persists, make sure \
+         that the address leads to only one server"
     )]
     TwoServers {
         slot: String,
@@ -23,10 +23,10 @@ pub(crate) enum SlotError {
         /// PID that the catalog contains, as text.
         found: String,
     },
-    /// The server belongs to another cluster than before.
+    /// The server belongs to a different cluster than before.
     #[error(
-        "the server's system identifier is {found}, but it was {expected} before: this is another PostgreSQL \
-         cluster, and what it has delivered is not known. If it is the right one, restart walpost"
+        "the server's system identifier is {found}, but it was {expected} before: this is a different PostgreSQL cluster, and \
+         Walpost can't tell which of its events have been delivered. If this is the right cluster, restart walpost"
     )]
     OtherCluster {
         /// The current system identifier.
@@ -36,9 +36,8 @@ pub(crate) enum SlotError {
     },
     /// Something else moved or re-created the slot.
     #[error(
-        "slot {slot:?} is at {found}, but was confirmed up to {confirmed} only: it was moved or dropped and \
-         re-created by someone else. Events committed between {confirmed} and {found} may be missing in Kafka. \
-         {resend}; {then}"
+        "slot {slot:?} is at {found}, but Walpost confirmed it only up to {confirmed}: something else moved it, or dropped and \
+         re-created it. Events committed between {confirmed} and {found} may be missing from Kafka. {resend}; {then}"
     )]
     SlotMoved {
         slot: String,
@@ -46,18 +45,19 @@ pub(crate) enum SlotError {
         found: Lsn,
         /// The last confirmed position.
         confirmed: Lsn,
-        /// How to deliver the events in between.
+        /// How to deliver the events between the two positions.
         resend: String,
         /// The step that the operator has to take afterwards.
         then: String,
     },
     /// Reading the slot crashes the server.
     #[error(
-        "a process of PostgreSQL has crashed {times} times while slot {slot:?} was being read, and the stream did not get past {at} in \
-         between. Each crash ends the sessions of everybody, so the slot is not read again. The server's log names the process and the \
-         signal: 11 is a defect of PostgreSQL or of an extension, 9 most often the kernel's, for want of memory. When that is fixed, \
-         start walpost. If it can't be fixed, move the slot over that part of WAL: SELECT pg_catalog.pg_replication_slot_advance('{slot}', \
-         pg_catalog.pg_current_wal_lsn()); and start walpost, which says how the events in between are delivered"
+        "a process of PostgreSQL has crashed {times} times while slot {slot:?} was being read, and the stream did not progress past {at} \
+         in between. Each crash ends the sessions of all clients, so Walpost no longer reads the slot. The server log names the process \
+         and the signal: 11 indicates a bug in PostgreSQL or in an extension; 9 usually means that the kernel ended the process because \
+         memory was exhausted. Fix the cause, then start walpost. If the cause can't be fixed, advance the slot past this part of the \
+         WAL: SELECT pg_catalog.pg_replication_slot_advance('{slot}', pg_catalog.pg_current_wal_lsn()); then start walpost, which prints \
+         how to deliver the events in between"
     )]
     ServerCrashes {
         slot: String,
@@ -65,18 +65,18 @@ pub(crate) enum SlotError {
         /// The highest position that was received.
         at: Lsn,
     },
-    /// The table was set aside while it was one of several. Now that it is the only table, its rows
-    /// can't be left out.
+    /// The table was set aside while the outbox had several tables. Now that it is the only table,
+    /// its rows can't be omitted.
     #[error(
-        "table {table} is set aside, and only an outbox of several tables can leave its rows out: {missing} are not delivered, and \
-         would come after those that are inserted now. Put the former definition back (tables = [...]), send the rows: \
-         {replay}; and then change the definition"
+        "table {table} is set aside, but only an outbox of several tables can omit its rows: {missing} are not delivered, and would \
+         be delivered after rows that are inserted now. Restore the previous definition (tables = [...]), send the rows: {replay}; and \
+         then change the definition again"
     )]
     TableSetAside {
         /// The events that are not delivered.
         missing: String,
         table: String,
-        /// The command that sends them.
+        /// The command that sends the missing events.
         replay: String,
     },
 }
@@ -91,13 +91,13 @@ impl SlotError {
     }
 }
 
-/// A stream that had started can't continue.
+/// An error that ends a stream.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StreamError {
     /// Delivered events can't be confirmed.
     #[error(
-        "what is delivered of slot {slot:?} can't be recorded, and so not be confirmed: for {elapsed} there was no \
-         second connection to the server that streams it: {reason}",
+        "can't confirm positions of slot {slot:?}: the connection that writes them to walpost.slot_state has been down for \
+         {elapsed}: {reason}",
         elapsed = Elapsed(*lasts)
     )]
     Unrecorded {
@@ -107,21 +107,21 @@ pub(crate) enum StreamError {
         /// The error from the last attempt.
         reason: String,
     },
-    /// The server is shutting down, and an open connection would delay it.
+    /// The server is shutting down, and an open connection would delay the shutdown.
     #[error("PostgreSQL is shutting down; closing the connection")]
     ServerStopping,
     /// Like [`StreamError::ServerStopping`], but with records in flight.
     #[error(
-        "PostgreSQL is shutting down before Kafka has acknowledged everything; closing the connection"
+        "PostgreSQL is shutting down before Kafka has acknowledged all records; closing the connection"
     )]
     ServerStoppingUnacknowledged,
     /// The sink accepted a record but could not make it durable.
     #[error("{}", .0.reason)]
     Delivery(DeliveryFailure),
-    /// The rows of a rejected batch were accepted one by one.
+    /// Kafka rejected a batch, but accepted each of its rows individually.
     #[error(
-        "Kafka has refused the rows from {from} to {until} in one batch, and accepted each of them alone: batches are \
-         smaller from here on. To spare the search: a larger max.message.bytes of the topic, or a smaller batch.size in [kafka]"
+        "Kafka rejected the rows from {from} to {until} in one batch, but accepted each of them individually; batches will be \
+         smaller from now on. To avoid this, raise the topic's max.message.bytes, or lower batch.size in [kafka]"
     )]
     Passed {
         /// The first row of the batch.

@@ -1,4 +1,4 @@
-//! Keeps a connection alive, and reports up to which position its stream is durable.
+//! Keeps a connection alive, and reports the durable position of its stream.
 
 use std::time::Duration;
 
@@ -13,14 +13,14 @@ use crate::pipeline::error::PipelineError;
 use crate::pipeline::wal_budget::slot_monitor::Watched;
 use crate::postgres::replication::ConnectionError;
 
-/// Minimum interval between reports of a higher confirmed LSN. Limits how much is delivered again
-/// after a crash.
+/// Minimum interval between reports of a higher confirmed LSN. It limits how many events are
+/// delivered again after a crash.
 const CONFIRM_INTERVAL: Duration = Duration::from_millis(100);
 /// Maximum interval between status updates to the server.
 const STATUS_INTERVAL: Duration = Duration::from_secs(10);
-/// How long a server that is shutting down may wait for its walsender. It waits until everything
-/// that was sent is confirmed, including WAL without events, which the server writes while it shuts
-/// down.
+/// How long a server that is shutting down may wait for its walsender. The server waits until the
+/// client has confirmed all WAL that was sent, including WAL without events, which the server
+/// writes while it shuts down.
 pub(super) const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
 
 /// Returns the interval between status updates to the server.
@@ -29,10 +29,10 @@ pub(super) fn status_pause(link_timeout: Duration) -> Duration {
 }
 
 impl Session<'_> {
-    /// Confirms what is due, and returns the confirmed position and when to call again. Detects a
-    /// dead connection, and ends the session if the server is shutting down. `has_more` states
-    /// whether anything besides the records in flight waits for Kafka.
-    pub(super) async fn keep_in_touch(
+    /// Sends a status update if one is due, and returns the confirmed position and when to call
+    /// again. Returns an error if the connection is dead or the server is shutting down. `has_more`
+    /// states whether other data than the records in flight must wait for Kafka.
+    pub(super) async fn update_status(
         &mut self,
         core: &mut Core,
         session_state: &mut SessionState,
@@ -45,13 +45,18 @@ impl Session<'_> {
         }
         let durable = core.delivery.watermark.confirmed();
         let in_flight = core.delivery.watermark.in_flight().records > 0;
-        let (carried, copies) = (core.delivery.watermark.carried(), self.copying.is_some());
-        let events = |written| copies || carried > written;
-        let (confirmed, worth) = self.confirms.advance(durable, events, now);
+        let (carried, copies) = (
+            core.delivery.watermark.last_records_end(),
+            self.copying.is_some(),
+        );
+        let has_events_after = |written| copies || carried > written;
+        let (confirmed, write_due) = self
+            .confirmation_gate
+            .advance(durable, has_events_after, now);
         if let Some(since) = self.stopping_since {
-            // The server accepts no more writes, so a position that is not in `walpost.slot_state`
-            // yet can never be confirmed.
-            let cannot_confirm = self.confirms.is_writer_closed() && confirmed < durable;
+            // The server does not accept writes any longer, so a position that has not been written
+            // to `walpost.slot_state` can never be confirmed.
+            let cannot_confirm = self.confirmation_gate.is_writer_closed() && confirmed < durable;
             if cannot_confirm || now >= since + SHUTDOWN_GRACE {
                 return Err(match in_flight || has_more || self.is_committing() {
                     true => StreamError::ServerStoppingUnacknowledged,
@@ -60,13 +65,15 @@ impl Session<'_> {
                 .into());
             }
         }
-        let risen = self.reported != Some(confirmed);
-        if now >= self.status_due || (risen && now >= self.reported_at + CONFIRM_INTERVAL) {
+        let has_advanced = self.reported != Some(confirmed);
+        if now >= self.status_due || (has_advanced && now >= self.reported_at + CONFIRM_INTERVAL) {
             let status = status_pause(limit);
-            // The server does not request replies while it receives frequent status updates, so a
-            // reply is requested from the server.
-            let ask = now.duration_since(self.connection.last_heard()) >= status;
-            self.connection.confirm(confirmed, ask, limit).await?;
+            // The server does not request replies while it receives frequent status updates, so it
+            // may send no data for a long time. Therefore, request a reply from a silent server.
+            let request_reply = now.duration_since(self.connection.last_heard()) >= status;
+            self.connection
+                .confirm(confirmed, request_reply, limit)
+                .await?;
             session_state.confirmed = Some(confirmed);
             self.reported = Some(confirmed);
             self.reported_at = now;
@@ -79,15 +86,15 @@ impl Session<'_> {
         } else {
             self.status_due
         };
-        let next = worth.map_or(next, |worth| next.min(worth));
-        let leave = self.stopping_since.map(|since| since + SHUTDOWN_GRACE);
-        let next = leave.map_or(next, |leave| next.min(leave));
+        let next = write_due.map_or(next, |due| next.min(due));
+        let close_at = self.stopping_since.map(|since| since + SHUTDOWN_GRACE);
+        let next = close_at.map_or(next, |close_at| next.min(close_at));
         Ok((confirmed, next.min(self.status_due)))
     }
 
-    /// Keeps the connection, and thereby the slot, until `ready` resolves or the connection has to
-    /// be closed because it has failed or the slot monitor has ended. Reads no frames and confirms
-    /// no higher position.
+    /// Keeps the connection open, and thereby the slot in use, until `ready` resolves, the
+    /// connection fails, the slot monitor ends or the slot must be dropped. Does not read frames or
+    /// confirm a higher position.
     pub(in crate::pipeline) async fn keep_alive_until(
         &mut self,
         watched: &Watched,
@@ -100,7 +107,7 @@ impl Session<'_> {
             return;
         }
         let limit = self.settings.link_timeout;
-        let held = async {
+        let send_updates = async {
             loop {
                 sleep_until(self.status_due).await;
                 if self
@@ -116,11 +123,11 @@ impl Session<'_> {
         };
         tokio::select! {
             () = ready => {}
-            () = held => {}
-            // Any event of the monitor ends the wait. In particular, nothing else detects that the
-            // server is shutting down.
+            () = send_updates => {}
+            // Any event of the monitor ends the wait. In particular, only the monitor detects that
+            // the server is shutting down.
             _ = self.slot_monitor.join_next() => {}
-            () = watched.until_over() => {}
+            () = watched.wait_until_over_budget() => {}
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A replication connection before it streams.
+//! A replication connection that does not stream yet.
 
 use std::time::Duration;
 
@@ -17,13 +17,13 @@ use crate::postgres::catalog::Problem;
 use crate::postgres::replication::{Connection, ConnectionError, Identity};
 use crate::postgres::target::Outbox;
 
-/// A replication connection that will stream and then becomes part of a session.
+/// A replication connection. It becomes part of a session when it streams.
 pub(super) struct Link {
     pub(super) connection: Connection,
     pub(super) identity: Identity,
     /// PID of the server process that serves the connection.
     pub(super) walsender: i32,
-    /// The position of the slot, once it is acquired.
+    /// The position of the slot; `None` until the slot is acquired.
     pub(super) resume: Option<Lsn>,
 }
 
@@ -37,9 +37,9 @@ impl Link {
         let (limit, row_bytes) = (settings.link_timeout, settings.row_bytes_max);
         let mut connection = match database.connect(limit, row_bytes).await {
             Ok(connection) => connection,
-            Err(error) => return Err(explained(error, catalog).await.into()),
+            Err(error) => return Err(explain_error(error, catalog).await.into()),
         };
-        session_state.access.granted();
+        session_state.access.record_full_access();
         let identity = connection.identify().await?;
         session_state.check_cluster(&identity)?;
         let walsender = connection.process_id().await?;
@@ -52,7 +52,7 @@ impl Link {
     }
 
     /// Starts replication, and returns the position of the slot. The position is read after the
-    /// slot is acquired, because only then can no other process move it.
+    /// slot is acquired, because other processes can no longer move the slot then.
     pub(super) async fn take_slot(
         &mut self,
         settings: &PipelineSettings,
@@ -69,11 +69,11 @@ impl Link {
             slot: target.slot.clone(),
             init: target.init_slot(),
         })?;
-        // Between two connections, the address can start leading to another server, and the
-        // position of that server's slot says nothing about this one's.
+        // The address may lead to another server since the first connection was opened. The
+        // position of that server's slot is unrelated to the position of this server's slot.
         if slot.active_pid != Some(self.walsender) {
-            // Alternatively, the server may have ended the stream at the first row.
-            if let Some(error) = unconvertible::reason_of_end(&mut self.connection).await {
+            // Another possible cause is that the server ended the stream at the first row.
+            if let Some(error) = unconvertible::stream_end_error(&mut self.connection).await {
                 return Err(error);
             }
             let (walsender, found) = (self.walsender, slot.active_pid);
@@ -84,9 +84,8 @@ impl Link {
     }
 }
 
-/// If `link` has acquired the slot, keeps the slot without reading anything, until the connection
-/// is lost. `confirmed` is the position of the slot. If `link` has not acquired the slot, never
-/// resolves.
+/// Keeps the slot in use without reading from the stream, and resolves when the connection is lost.
+/// Never resolves if `link` has not acquired the slot. `confirmed` is the position of the slot.
 pub(super) async fn hold_slot(
     link: &mut Option<Link>,
     confirmed: Confirmed,
@@ -96,7 +95,7 @@ pub(super) async fn hold_slot(
         return std::future::pending().await;
     };
     loop {
-        // Reading resumes once the caller uses the link again.
+        // Reading resumes when the caller uses the link again.
         link.connection.pause();
         sleep(status_pause(link_timeout)).await;
         if let Err(error) = link
@@ -109,9 +108,9 @@ pub(super) async fn hold_slot(
     }
 }
 
-/// Returns the error with a fix added, as far as the catalog shows one: which processes use the
-/// walsenders or slots if the server has no more, or which privilege the role lacks.
-pub(super) async fn explained(
+/// Adds the cause to the error if the catalog shows it: the processes that use the walsenders or
+/// slots if the server has reached its limit, or the privilege that the role lacks.
+pub(super) async fn explain_error(
     mut error: ConnectionError,
     catalog: &impl CatalogQueries,
 ) -> ConnectionError {

@@ -1,5 +1,5 @@
-//! Monitors the database while the stream runs: the slot, the publication, and whether the server
-//! is shutting down.
+//! Monitors the database while the stream runs: the slot, the publication and shutdowns of the
+//! server.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,15 +23,16 @@ use crate::postgres::target::Target;
 /// Number of slot queries for each query of the publication.
 const SLOT_QUERIES_PER_PUBLICATION_QUERY: u32 = 6;
 
+/// Delay before the next attempt to connect or to write a position.
 const RECONNECT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// An event detected by the monitor.
 pub(super) enum MonitorEvent {
     /// The publication would omit rows.
     Problem(Problem),
-    /// The server is ending its sessions and accepts no new ones.
+    /// The server is shutting down: it ends its sessions and does not accept new ones.
     Stopping,
-    /// Positions can't be written to `walpost.slot_state`, for this reason.
+    /// Positions can't be written to `walpost.slot_state`. Contains the reason.
     Unrecorded(String),
 }
 
@@ -48,18 +49,18 @@ pub(super) async fn monitor_until_lost(
             Err(error @ CatalogError::Lost(_)) => return error.into(),
             Err(error) => debug!(%error, "catalog query failed"),
         }
-        // A server that is shutting down waits for the connections that have a slot, and ends this
-        // connection first.
+        // A server that is shutting down ends this connection first, and then waits for the
+        // connections that use a slot.
         let _ = timeout(SLOT_QUERY_INTERVAL, catalog.closed()).await;
     }
 }
 
-/// Queries the state of the slot, and resolves when there is an event to report. Concurrently
-/// writes the positions that may be confirmed.
+/// Queries the state of the slot every few seconds, and resolves when it detects an event.
+/// Concurrently writes the positions that may be confirmed.
 ///
-/// PostgreSQL 18 reports in the stream that it omits rows because the publication is missing, and
-/// that alone halts the pipeline; querying the catalog is a second check. While Kafka is down,
-/// nothing is read from the stream, so the stream does not show that the server is shutting down.
+/// If PostgreSQL 18 omits rows because the publication is missing, it reports this in the stream,
+/// which is sufficient to halt the pipeline; the query of the catalog is an additional check. While
+/// Kafka is down, the stream is not read, so it does not show that the server is shutting down.
 pub(super) async fn monitor_slot<D: Database>(
     database: D,
     watched: Watched,
@@ -69,17 +70,18 @@ pub(super) async fn monitor_slot<D: Database>(
     mut writer: Option<SlotStateWriter>,
 ) -> MonitorEvent {
     let target = &watched.target;
-    let mut requests = position_requests(&catalog, target).await;
+    let mut requests = listen_for_requests(&catalog, target).await;
     for turn in 1_u32.. {
         match watched.check_slot(&catalog).await {
-            // A session that is draining continues, and must learn of a shutdown of the server.
+            // The monitor continues, because a session that is draining must still detect a
+            // shutdown of the server.
             Ok(true) => watched.mark_over_budget(),
             Ok(false) => {}
             Err(error) => debug!(%error, "catalog query failed"),
         }
         let reopen = timeout(
             SLOT_QUERY_INTERVAL,
-            closed(&mut catalog, &mut writer, &requests),
+            write_until_closed(&mut catalog, &mut writer, &requests),
         )
         .await
         .is_ok();
@@ -87,14 +89,14 @@ pub(super) async fn monitor_slot<D: Database>(
             continue;
         }
         let since = Instant::now();
-        let looked = loop {
+        let result = loop {
             if !reopen {
                 break catalog.observe(target).await;
             }
-            let reason = match reopened(&database, target, walsender).await {
+            let reason = match reconnect(&database, target, walsender).await {
                 Ok((open, observed)) => {
                     catalog = open;
-                    requests = position_requests(&catalog, target).await;
+                    requests = listen_for_requests(&catalog, target).await;
                     break Ok(observed);
                 }
                 Err(PipelineError::Catalog(CatalogError::Dial(error)))
@@ -110,10 +112,10 @@ pub(super) async fn monitor_slot<D: Database>(
             }
             sleep(RECONNECT_INTERVAL).await;
         };
-        match looked {
+        match result {
             Ok(observed) => {
-                // Also recorded if the pipeline halts, because rows that are committed before it
-                // runs again will be missing.
+                // The tables are recorded even if the pipeline halts, because rows that are
+                // committed before the pipeline runs again will be missing.
                 publication.record(&catalog, &watched).await;
                 if let Some(problem) = watched.publication_problem(&observed) {
                     return MonitorEvent::Problem(problem);
@@ -126,9 +128,9 @@ pub(super) async fn monitor_slot<D: Database>(
     std::future::pending().await
 }
 
-/// Opens a new catalog connection, and checks that it reaches the server that streams: the address
-/// may lead to another server by now.
-async fn reopened<D: Database>(
+/// Opens a new catalog connection, and checks that it reaches the server that streams, because the
+/// address may now lead to another server.
+async fn reconnect<D: Database>(
     database: &D,
     target: &Target,
     walsender: i32,
@@ -142,9 +144,9 @@ async fn reopened<D: Database>(
     }
 }
 
-/// Listens for requests of other commands to confirm the position. If that fails, positions are
-/// confirmed later.
-async fn position_requests(catalog: &impl CatalogQueries, target: &Target) -> Arc<Notifications> {
+/// Listens for requests from other commands to confirm the position. If listening fails, requests
+/// are ignored, and positions are confirmed later.
+async fn listen_for_requests(catalog: &impl CatalogQueries, target: &Target) -> Arc<Notifications> {
     let listening = catalog.position_requests(&target.slot).await;
     listening.unwrap_or_else(|error| {
         debug!(%error, "failed to listen for requests to confirm the position");
@@ -152,8 +154,8 @@ async fn position_requests(catalog: &impl CatalogQueries, target: &Target) -> Ar
     })
 }
 
-/// Resolves when the connection has ended; until then, writes the positions that may be confirmed.
-async fn closed(
+/// Writes the positions that may be confirmed, until the connection has ended.
+async fn write_until_closed(
     catalog: &mut impl CatalogQueries,
     writer: &mut Option<SlotStateWriter>,
     requests: &Notifications,
@@ -162,17 +164,17 @@ async fn closed(
         return catalog.closed().await;
     };
     loop {
-        let wanted = tokio::select! {
+        let requested = tokio::select! {
             biased;
             () = catalog.closed() => return,
-            wanted = writer.next_request() => wanted,
+            requested = writer.next_request() => requested,
             () = requests.next() => {
                 writer.request();
                 continue;
             }
         };
-        match catalog.write_slot_state(&writer.slot, wanted).await {
-            Ok(()) => writer.mark_written(wanted),
+        match catalog.write_slot_state(&writer.slot, requested).await {
+            Ok(()) => writer.mark_written(requested),
             Err(CatalogError::Lost(_)) => return catalog.closed().await,
             Err(error) => {
                 if writer.record_failure(Instant::now()) {

@@ -1,6 +1,6 @@
-//! Detects what a publication omits since it was changed while the pipeline runs. If it would omit
-//! the whole outbox, the pipeline halts ([`Observed::publication_problem`]); this module detects
-//! partial omissions.
+//! Detects tables and rows that a publication omits after it was changed while the pipeline runs.
+//! If the publication omits the whole outbox, the pipeline halts
+//! ([`Observed::publication_problem`]). This module detects partial omissions.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,29 +16,30 @@ use crate::postgres::catalog::{Observed, ObservedPublication, format_some, hidde
 use crate::postgres::table::{TableName, identifier};
 use crate::postgres::target::{Outbox, Target};
 
-/// The contents of the publication since the pipeline started, shared by all clones.
+/// The contents of the publication since the pipeline started. All clones share them.
 #[derive(Clone, Default)]
 pub(crate) struct WatchedPublication(Arc<Mutex<PublicationSeen>>);
 
 #[derive(Default)]
 struct PublicationSeen {
-    /// Every table that it has contained.
+    /// All tables that the publication has contained.
     tables: HashSet<TableName>,
-    /// Its row filter when the pipeline started; `None` if it has not been read yet.
+    /// The row filter of the publication when the pipeline started; `None` if it has not been read
+    /// yet.
     filter: Option<Option<String>>,
-    /// When its tables were last recorded as published, and how many events had been delivered by
-    /// then.
+    /// When the tables were last recorded as published, and how many events had been delivered at
+    /// that time.
     refreshed: Option<(Instant, u64)>,
-    /// A warning was logged that its tables can't be recorded.
+    /// Whether a warning was logged that recording the tables failed.
     has_warned: bool,
 }
 
-/// Minimum interval between two recordings of the tables as published, multiplied by the number of
-/// tables, because each table requires a write.
+/// Minimum interval between two recordings of the published tables, per table. Each table requires
+/// a write.
 const REFRESH_INTERVAL_PER_TABLE: Duration = Duration::from_millis(100);
 
 impl WatchedPublication {
-    /// Compares the publication with its earlier contents, and records in the counters what it
+    /// Compares the publication with its earlier contents, and records for monitoring which rows it
     /// omits now.
     pub(super) async fn compare(
         &self,
@@ -64,12 +65,13 @@ impl WatchedPublication {
             Err(error) => return debug!(%error, "catalog query failed"),
         };
         let mut seen = self.lock_seen();
-        let found = seen.left_out(&watched.target, publication, &unpublished);
+        let found = seen.find_omission(&watched.target, publication, &unpublished);
         let found = found.or_else(|| hidden_rows_warning(&watched.target, &hidden));
         watched.stats().record_left_out(found);
     }
 
-    /// Records how the tables are published. Failures to connect are reported elsewhere.
+    /// Records in the database how the tables are published. Failures to connect are reported
+    /// elsewhere.
     pub(super) async fn record(&self, catalog: &impl CatalogQueries, watched: &Watched) {
         let delivered = watched.stats().totals().delivered;
         let refresh = self.lock_seen().refresh(Instant::now(), delivered);
@@ -84,8 +86,8 @@ impl WatchedPublication {
         }
         warn!(
             pipeline = watched.pipeline(),
-            "failed to record the tables of the publication in walpost.table_state, so it goes unnoticed if one is taken out of it and \
-             added again: {why}"
+            "failed to record the tables of the publication in walpost.table_state, so Walpost can't detect a table that is removed \
+             from the publication and added again: {why}"
         );
     }
 
@@ -95,8 +97,8 @@ impl WatchedPublication {
 }
 
 impl PublicationSeen {
-    /// Returns whether to record that the tables are published as before. If no events were
-    /// delivered since the last time, there is no row that could be sent twice.
+    /// Returns whether to record that the tables are still published. This is not necessary if no
+    /// events were delivered since the last time, because no row could be sent twice then.
     fn refresh(&mut self, now: Instant, delivered: u64) -> Refresh {
         let pause =
             REFRESH_INTERVAL_PER_TABLE * u32::try_from(self.tables.len()).unwrap_or(u32::MAX);
@@ -110,9 +112,10 @@ impl PublicationSeen {
         }
     }
 
-    /// Returns what `publication` omits, and the command that fixes this. `unpublished` contains
-    /// existing tables that are not in the publication.
-    fn left_out(
+    /// Returns a description of the tables or rows that `publication` omits, and the command that
+    /// fixes the publication. `unpublished` contains existing tables that are not in the
+    /// publication.
+    fn find_omission(
         &mut self,
         target: &Target,
         publication: &ObservedPublication,
@@ -120,25 +123,25 @@ impl PublicationSeen {
     ) -> Option<(String, String)> {
         self.tables.extend(publication.tables.iter().cloned());
         let name = identifier(&target.publication);
-        let lost = unpublished
+        let removed = unpublished
             .iter()
             .filter(|table| self.tables.contains(*table));
-        let lost: Vec<_> = lost.map(TableName::to_string).collect();
-        if let Some(first) = lost.first() {
+        let removed: Vec<_> = removed.map(TableName::to_string).collect();
+        if let Some(first) = removed.first() {
             let replay = replay_command(&target.commands, Some(first));
             return Some((
                 format!(
-                    "tables were taken out of publication {:?} while the pipeline ran, and their events are not delivered: {}",
+                    "tables were removed from publication {:?} while the pipeline was running, so their events are not delivered: {}",
                     target.publication,
-                    format_some(&lost)
+                    format_some(&removed)
                 ),
                 format!(
-                    "Add each again, and send what was written meanwhile: ALTER PUBLICATION {name} ADD TABLE {first}; {replay}. \
-                     If it is meant, restart the pipeline"
+                    "Add each table again, and send the events that were written in the meantime: ALTER PUBLICATION {name} ADD TABLE \
+                     {first}; {replay}. If the change is intentional, restart the pipeline"
                 ),
             ));
         }
-        // A later query compares the filter, when the table is no longer locked.
+        // While the table is locked, its filter can't be read. A later query compares it.
         if publication.has_locked_filter {
             return None;
         }
@@ -146,7 +149,7 @@ impl PublicationSeen {
             .filter
             .get_or_insert_with(|| publication.row_filter.clone());
         let filter = publication.row_filter.as_ref()?;
-        // With several tables, it is unknown to which of them this filter belongs.
+        // With several tables, the query does not show which table this filter belongs to.
         let is_new = match target.outbox.is_several() {
             true => filter_before.is_none(),
             false => filter_before.as_ref() != Some(filter),
@@ -154,14 +157,14 @@ impl PublicationSeen {
         is_new.then(|| {
             let all = match target.outbox.table() {
                 Some(table) => format!("ALTER PUBLICATION {name} SET TABLE {table}"),
-                None => "drop the table from it, and add it again without WHERE".to_owned(),
+                None => "drop the table from the publication, and add the table again without WHERE".to_owned(),
             };
             (
                 format!(
-                    "publication {:?} was changed while the pipeline ran, and leaves out rows that don't fulfil {filter}",
+                    "publication {:?} was changed while the pipeline was running, and omits rows that do not match {filter}",
                     target.publication
                 ),
-                format!("To have all: {all}. If it is meant, restart the pipeline"),
+                format!("To publish all rows: {all}. If the change is intentional, restart the pipeline"),
             )
         })
     }
@@ -203,17 +206,23 @@ mod tests {
         let mut seen = PublicationSeen::default();
         let unpublished = [table("tenant_a.outbox"), table("tenant_c.outbox")];
         let both = publication(&["tenant_a.outbox", "tenant_b.outbox"], None);
-        assert_eq!(seen.left_out(&several(), &both, &unpublished[1..]), None);
+        assert_eq!(
+            seen.find_omission(&several(), &both, &unpublished[1..]),
+            None
+        );
         let one = publication(&["tenant_b.outbox"], None);
         let (what, remedy) = seen
-            .left_out(&several(), &one, &unpublished)
+            .find_omission(&several(), &one, &unpublished)
             .expect("a table is missing");
         assert!(what.ends_with("not delivered: tenant_a.outbox"), "{what}");
         let command = "ALTER PUBLICATION tenants ADD TABLE tenant_a.outbox";
         assert!(remedy.contains(command), "{remedy}");
-        assert_eq!(seen.left_out(&several(), &both, &unpublished[1..]), None);
-        // A dropped table is not among the existing ones.
-        assert_eq!(seen.left_out(&several(), &one, &[]), None);
+        assert_eq!(
+            seen.find_omission(&several(), &both, &unpublished[1..]),
+            None
+        );
+        // A dropped table is not reported.
+        assert_eq!(seen.find_omission(&several(), &one, &[]), None);
     }
 
     #[test]
@@ -221,19 +230,22 @@ mod tests {
         let single = target(Outbox::Table(table("public.outbox")));
         let mut seen = PublicationSeen::default();
         let first = publication(&[], Some("(a)"));
-        assert_eq!(seen.left_out(&single, &first, &[]), None);
+        assert_eq!(seen.find_omission(&single, &first, &[]), None);
         let changed = publication(&[], Some("(false)"));
-        let (what, remedy) = seen.left_out(&single, &changed, &[]).expect("changed");
+        let (what, remedy) = seen.find_omission(&single, &changed, &[]).expect("changed");
         assert!(what.contains("(false)"), "{what}");
         let command = "ALTER PUBLICATION tenants SET TABLE public.outbox";
         assert!(remedy.contains(command), "{remedy}");
-        assert_eq!(seen.left_out(&single, &publication(&[], None), &[]), None);
+        assert_eq!(
+            seen.find_omission(&single, &publication(&[], None), &[]),
+            None
+        );
 
         let mut seen = PublicationSeen::default();
         assert_eq!(
-            seen.left_out(&several(), &publication(&[], None), &[]),
+            seen.find_omission(&several(), &publication(&[], None), &[]),
             None
         );
-        assert!(seen.left_out(&several(), &first, &[]).is_some());
+        assert!(seen.find_omission(&several(), &first, &[]).is_some());
     }
 }

@@ -1,4 +1,5 @@
-//! Tables that are set aside or delivered again. Both are recorded before the stream continues.
+//! Handling of tables that are set aside or delivered again. The journal records each change before
+//! the stream continues.
 
 use std::pin::Pin;
 
@@ -17,15 +18,15 @@ use crate::postgres::catalog::set_aside::TableNote;
 use crate::postgres::table::TableName;
 use crate::sink::SinkError;
 
-/// A note that is being written to the journal. Resolves to the entry that it has opened, if any.
+/// The write of a note to the journal. Resolves to the entry that the note has opened, if any.
 pub(super) type Recording =
     Pin<Box<dyn Future<Output = Result<Option<SetAside>, PipelineError>> + Send>>;
 
 /// The open journal entries, as tracked by a session.
 pub(super) struct TableWatch {
-    /// The entries last read by the slot monitor.
+    /// The entries that the slot monitor has read last.
     read: watch::Receiver<Vec<SetAside>>,
-    /// Entries that may require a note.
+    /// The entries that may require a note.
     pending: Vec<SetAside>,
     reminder: Outage,
     /// Number of rows omitted since the last reminder.
@@ -51,12 +52,12 @@ impl TableWatch {
         }
     }
 
-    /// Returns what to record next.
+    /// Returns the next note to record, if any.
     pub(super) fn next_note(&mut self, core: &Core) -> Option<TableNote> {
         if self.pending.is_empty() {
             return None;
         }
-        let note = core.hand_over(&self.pending);
+        let note = core.replay_note(&self.pending);
         if note.is_none() {
             self.pending.clear();
         }
@@ -69,7 +70,7 @@ impl TableWatch {
         if rows == 0 {
             return;
         }
-        core.delivery.watermark.stats().left_out(rows);
+        core.delivery.watermark.stats().count_omitted_rows(rows);
         self.rows += rows;
         match self.reminder.failed(Instant::now().into_std()) {
             OutageMessage::Suppressed => {}
@@ -110,11 +111,11 @@ pub(super) fn record(
     })
 }
 
-/// Logs what was recorded.
-pub(super) fn log(settings: &PipelineSettings, note: &TableNote, opened: Option<&SetAside>) {
+/// Logs a note that was recorded.
+pub(super) fn log_note(settings: &PipelineSettings, note: &TableNote, opened: Option<&SetAside>) {
     let pipeline = &settings.name;
     let entry = opened.map(|entry| entry.id);
-    let table_of = |entries: &[SetAside]| entries.first().map(|entry| entry.table.clone());
+    let table_in = |entries: &[SetAside]| entries.first().map(|entry| entry.table.clone());
     match note {
         TableNote::Begun {
             table,
@@ -125,26 +126,23 @@ pub(super) fn log(settings: &PipelineSettings, note: &TableNote, opened: Option<
             let replay = settings.target.replay_set_aside(table);
             warn!(
                 pipeline, table, %position, entry, reason,
-                "table set aside: its events from this position on are not delivered, and the other tables continue. Fix the \
-                 cause, then send its rows: {replay}"
+                "table set aside: its events from this position on are not delivered, while the other tables continue. Fix the \
+                 cause, then send the rows of the table: {replay}"
             );
         }
         TableNote::Resumed { entries, before } => {
-            let table = table_of(entries);
+            let table = table_in(entries);
             info!(pipeline, table, from = %before, "the table is delivered from the stream again");
         }
         TableNote::Missed {
             entries, reason, ..
         } => {
-            let table = table_of(entries);
+            let table = table_in(entries);
             let name = table.as_deref().unwrap_or("TABLE");
             let replay = settings.target.replay_set_aside(name);
             warn!(
                 pipeline,
-                table,
-                entry,
-                reason,
-                "the table stays set aside. Send its rows once more: {replay}"
+                table, entry, reason, "the table stays set aside. Send its rows again: {replay}"
             );
         }
     }
@@ -153,7 +151,7 @@ pub(super) fn log(settings: &PipelineSettings, note: &TableNote, opened: Option<
 /// Checks that the only table of an outbox was not set aside while it was one of several.
 ///
 /// # Errors
-/// It was, and its rows were not sent again.
+/// Returns an error if the table was set aside and its rows have not been sent again.
 pub(super) fn check_single(
     settings: &PipelineSettings,
     entries: &[SetAside],
@@ -174,13 +172,13 @@ pub(super) fn check_single(
 }
 
 /// Logs the tables that are set aside when a pipeline starts.
-pub(super) fn remind(settings: &PipelineSettings, entries: &[SetAside]) {
+pub(super) fn log_set_aside_tables(settings: &PipelineSettings, entries: &[SetAside]) {
     let pipeline = &settings.name;
     for entry in entries.iter().filter(|entry| entry.until.is_none()) {
         warn!(
             pipeline,
             reason = entry.reason,
-            "{}. Fix the cause, then send its rows: {}",
+            "{}. Fix the cause, then send the rows of the table: {}",
             entry.describe(),
             settings.target.replay_set_aside(&entry.table)
         );

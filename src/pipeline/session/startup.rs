@@ -1,5 +1,5 @@
 //! The startup of a session, from checking the requirements to a streaming connection. Each phase
-//! is a type that owns what is known by then, and has a method that leads to the next phase.
+//! is a type that owns the results so far, and has a method that continues with the next phase.
 //!
 //! ```text
 //! Checked ──▶ Connected ──▶ Planned ──▶ SlotTaken ──▶ Session
@@ -27,8 +27,8 @@ mod connected;
 mod planned;
 mod slot_taken;
 
-/// Checks the requirements of the pipeline, connects, and starts replication. Returns `None` if
-/// asked to drain in the meantime.
+/// Checks the requirements of the pipeline, connects, and starts replication. Returns `None` if the
+/// pipeline is asked to drain in the meantime.
 pub(in crate::pipeline) async fn open<'s>(
     settings: &'s PipelineSettings,
     database: &impl Database,
@@ -57,13 +57,13 @@ pub(in crate::pipeline) async fn open<'s>(
     }
 }
 
-/// How rows that are older than the slot are handled.
+/// How to handle rows that are older than the slot.
 enum OlderRows {
-    /// They have been handled, and that is recorded.
+    /// The rows have been handled, and the journal records this.
     Nothing,
-    /// They have been handled, and that must be recorded.
+    /// The rows have been handled, but the journal must still record this.
     Settled(Settlement),
-    /// They are copied before the stream.
+    /// The rows must be copied before the stream starts.
     Copy(Box<Snapshot>),
 }
 
@@ -93,8 +93,9 @@ impl<D: Database> Startup<'_, '_, D> {
         Ok(resume)
     }
 
-    /// Returns what is recorded about the slot: `None` if positions can't be recorded, which is
-    /// logged once, and `Some(None)` if nothing is recorded yet.
+    /// Returns the recorded state of the slot. Returns `Some(None)` if no state is recorded yet,
+    /// and
+    /// `None` if positions can't be recorded, which is logged once.
     async fn slot_state(
         &mut self,
         catalog: &D::Catalog,

@@ -1,4 +1,4 @@
-//! State that outlives a connection.
+//! The state of a pipeline that outlives a connection.
 
 use tracing::warn;
 
@@ -19,26 +19,28 @@ use crate::pipeline::wal_budget::slot_monitor::Watched;
 use crate::postgres::catalog::slot_state::SlotOf;
 use crate::postgres::replication::Identity;
 
-/// The state that a pipeline keeps from one connection to the next, in order to detect another
-/// history.
+/// The state that a pipeline keeps from one connection to the next, for example to detect a
+/// different history of the database.
 pub(crate) struct SessionState {
     pub(super) system_id: Option<String>,
     pub(super) timeline: u32,
     pub(super) confirmed: Option<Confirmed>,
+    /// Whether another process may have used the slot since this process last checked it.
     pub(super) another_owner: bool,
     /// A checkpoint that did not match the slot.
     pub(super) doubted: Option<Checkpoint>,
-    /// Rows that are older than the slot have been copied, or will not be.
+    /// Whether the rows that are older than the slot have been copied or do not have to be copied.
     pub(super) snapshot_done: bool,
-    /// The last start had rows to copy.
+    /// Whether the last start had rows to copy.
     pub(super) copies: bool,
-    /// Dropped slots have been logged.
+    /// Whether dropped slots have been logged.
     pub(super) has_reminded: bool,
-    /// Tables that are set aside have been logged.
+    /// Whether tables that are set aside have been logged.
     pub(super) has_listed_tables: bool,
-    /// A warning was logged that confirmed positions can't be written to `walpost.slot_state`.
+    /// Whether a warning was logged that confirmed positions can't be written to
+    /// `walpost.slot_state`.
     pub(super) has_warned_unrecorded: bool,
-    /// With exactly-once delivery, how much may be in flight.
+    /// The limit for records in flight with exactly-once delivery.
     pub(super) adaptive_window: AdaptiveWindow,
     /// Whether PostgreSQL accepts the role.
     pub(in crate::pipeline) access: Access,
@@ -70,7 +72,7 @@ impl SessionState {
         }
     }
 
-    /// Returns what the slot monitor watches.
+    /// Returns the slot that is monitored.
     pub(crate) fn watched(&self) -> &Watched {
         &self.watched
     }
@@ -80,23 +82,23 @@ impl SessionState {
         self.publication.record(catalog, &self.watched).await;
     }
 
-    /// Returns how much may be in flight.
+    /// Returns the limit for records in flight.
     pub(crate) fn window(&self) -> Window {
         self.adaptive_window.window()
     }
 
-    /// Records that a Kafka transaction was abandoned with this much in flight.
-    pub(crate) fn gave_up(&mut self, in_flight: Window) {
-        self.adaptive_window.gave_up(in_flight);
+    /// Records that a Kafka transaction was abandoned, with these records in flight.
+    pub(crate) fn record_abandoned_transaction(&mut self, in_flight: Window) {
+        self.adaptive_window.record_abandoned_transaction(in_flight);
     }
 
-    /// Records how far the stream progressed before the connection ended.
-    pub(crate) fn reached(&mut self, core: &Core) {
+    /// Records the position that the stream reached before the connection ended.
+    pub(crate) fn record_position(&mut self, core: &Core) {
         let open = core
             .position()
             .map_or(Lsn::ZERO, |position| position.commit);
         self.crashes
-            .reached(core.delivery.watermark.received().max(open));
+            .record_position(core.delivery.watermark.received().max(open));
     }
 
     /// Returns the last position that was confirmed to PostgreSQL.
@@ -104,15 +106,15 @@ impl SessionState {
         self.confirmed
     }
 
-    /// Records that another process had the slot, and may have moved it legitimately.
+    /// Records that another process used the slot, and may have moved it legitimately.
     pub(crate) fn record_other_owner(&mut self) {
         self.another_owner = true;
     }
 
     /// Returns the error for a `checkpoint` that does not match the slot. The checkpoint was read
-    /// before the slot was acquired, and another instance may have advanced both since then. The
-    /// mismatch is therefore real only if the next attempt reads the same checkpoint.
-    pub(super) fn doubt(
+    /// before the slot was acquired, and another instance may have advanced both in between. The
+    /// mismatch is therefore certain only if the next attempt reads the same checkpoint.
+    pub(super) fn checkpoint_mismatch(
         &mut self,
         checkpoint: Checkpoint,
         error: HistoryError,
@@ -124,8 +126,8 @@ impl SessionState {
         ExactlyOnceError::Outrun(error)
     }
 
-    /// Checks that the server belongs to the same cluster as before. Another cluster does not
-    /// contain the events read so far, and its LSNs have a different meaning.
+    /// Checks that the server belongs to the same cluster as before. A different cluster does not
+    /// contain the events read so far, and its LSNs are unrelated to those of the previous cluster.
     pub(super) fn check_cluster(&self, found: &Identity) -> Result<(), SlotError> {
         match &self.system_id {
             Some(expected) if *expected != found.system_id => Err(SlotError::OtherCluster {
@@ -136,7 +138,8 @@ impl SessionState {
         }
     }
 
-    /// Records which server will stream, and returns the identity of the slot from now on.
+    /// Records the identity of the server that will stream, and returns the identity of the slot on
+    /// that server.
     pub(super) fn record_server(
         &mut self,
         settings: &PipelineSettings,
@@ -159,40 +162,40 @@ impl SessionState {
         }
     }
 
-    pub(super) fn warn_unrecorded(&mut self, of: &SlotOf, why: &str) {
+    pub(super) fn warn_unrecorded(&mut self, slot: &SlotOf, why: &str) {
         if !std::mem::replace(&mut self.has_warned_unrecorded, true) {
             warn!(
-                pipeline = of.pipeline,
-                slot = of.target.slot,
-                "failed to record the confirmed position in walpost.slot_state: if the slot is moved or re-created \
-                 while this process does not have it, Walpost can't notice: {why}"
+                pipeline = slot.pipeline,
+                slot = slot.target.slot,
+                "failed to record the confirmed position in walpost.slot_state, so Walpost can't detect a slot that is moved or \
+                 re-created while this process does not use it: {why}"
             );
         }
     }
 
-    /// Checks that nothing else has moved the slot. `written` is the recorded position of the slot,
-    /// which every other Walpost that had the slot has updated too. If nothing is recorded, another
-    /// owner may have moved the slot legitimately.
+    /// Checks that no other program has moved the slot. `written` is the recorded position of the
+    /// slot, which every Walpost process that used the slot has updated. If no position is
+    /// recorded, another Walpost process may have moved the slot legitimately.
     pub(super) fn check_slot(
         &mut self,
-        of: &SlotOf,
+        slot: &SlotOf,
         written: Option<Lsn>,
         found: Lsn,
     ) -> Result<(), SlotError> {
         let another_owner = std::mem::take(&mut self.another_owner);
         let ours = self.confirmed.map(Confirmed::lsn);
-        // Positions that were confirmed while the table could not be written are known only to this
-        // process.
+        // If a position was confirmed while the table could not be written, only this process has
+        // recorded it.
         match written.max(ours.filter(|_| !another_owner)) {
             Some(confirmed) if found > confirmed => Err(SlotError::SlotMoved {
-                slot: of.target.slot.clone(),
+                slot: slot.target.slot.clone(),
                 found,
                 confirmed,
-                resend: of.target.resend(),
+                resend: slot.target.resend(),
                 then: match written {
                     Some(_) => format!(
-                        "then say that this is known: {}; and start walpost",
-                        of.target.skip(&found.to_string())
+                        "then accept the new position: {}; and start walpost",
+                        slot.target.skip(&found.to_string())
                     ),
                     None => "then restart walpost".to_owned(),
                 },

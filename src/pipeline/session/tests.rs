@@ -16,7 +16,7 @@ const WINDOW: Window = Window {
     bytes: 1000,
 };
 const CONFIRMED: Lsn = Lsn(0x200);
-const BEYOND: Lsn = Lsn(0x201);
+const ABOVE_CONFIRMED: Lsn = Lsn(0x201);
 
 /// Returns the state of a pipeline that has confirmed a position on one cluster, and the identity
 /// of its slot.
@@ -27,25 +27,25 @@ fn session_state() -> (SessionState, SlotOf) {
     session_state.system_id = Some("one".to_owned());
     session_state.timeline = 1;
     session_state.confirmed = Some(Watermark::new(WINDOW, CONFIRMED).confirmed());
-    let of = SlotOf {
+    let slot = SlotOf {
         pipeline: settings.name,
         target: settings.target,
         system_id: "one".to_owned(),
         timeline: 1,
     };
-    (session_state, of)
+    (session_state, slot)
 }
 
 fn identity(system_id: &str, timeline: u32) -> Identity {
     Identity {
         system_id: system_id.to_owned(),
         timeline,
-        flushed: BEYOND,
+        flushed: ABOVE_CONFIRMED,
     }
 }
 
 #[test]
-fn another_cluster_is_refused() {
+fn rejects_a_different_cluster() {
     let (mut session_state, _) = session_state();
     for timeline in [1, 2] {
         assert!(
@@ -67,54 +67,68 @@ fn another_cluster_is_refused() {
 }
 
 #[test]
-fn slot_beyond_what_was_confirmed_was_moved_by_someone() {
-    let (mut session_state, of) = session_state();
+fn detects_a_slot_above_the_confirmed_position() {
+    let (mut session_state, slot) = session_state();
     for found in [Lsn::ZERO, CONFIRMED] {
         assert!(
-            session_state.check_slot(&of, None, found).is_ok(),
+            session_state.check_slot(&slot, None, found).is_ok(),
             "{found}"
         );
     }
-    let moved = session_state.check_slot(&of, None, BEYOND);
+    let moved = session_state.check_slot(&slot, None, ABOVE_CONFIRMED);
     assert!(matches!(moved, Err(SlotError::SlotMoved { .. })));
     session_state.confirmed = None;
-    assert!(session_state.check_slot(&of, None, BEYOND).is_ok());
+    assert!(
+        session_state
+            .check_slot(&slot, None, ABOVE_CONFIRMED)
+            .is_ok()
+    );
 }
 
-/// Otherwise, once an instance has been a standby, it would never again detect that the slot was
-/// moved.
+/// If the exception lasted, an instance that was once a standby could not detect a moved slot.
 #[test]
-fn another_owner_of_the_slot_explains_its_place_once() {
-    let (mut session_state, of) = session_state();
+fn accepts_a_higher_position_once_after_another_process_used_the_slot() {
+    let (mut session_state, slot) = session_state();
     session_state.record_other_owner();
-    assert!(session_state.check_slot(&of, None, BEYOND).is_ok());
-    let moved = session_state.check_slot(&of, None, BEYOND);
+    assert!(
+        session_state
+            .check_slot(&slot, None, ABOVE_CONFIRMED)
+            .is_ok()
+    );
+    let moved = session_state.check_slot(&slot, None, ABOVE_CONFIRMED);
     assert!(matches!(moved, Err(SlotError::SlotMoved { .. })));
 }
 
-/// The role may have lacked the privilege to write the row.
+/// A position may have been confirmed without a record because the role lacked the privilege to
+/// write the row.
 #[test]
-fn slot_confirmed_without_a_record_was_not_moved() {
-    let (mut session_state, of) = session_state();
+fn accepts_a_position_that_was_confirmed_but_not_recorded() {
+    let (mut session_state, slot) = session_state();
     let before = Some(Lsn(CONFIRMED.0 - 1));
-    assert!(session_state.check_slot(&of, before, CONFIRMED).is_ok());
-    let moved = session_state.check_slot(&of, before, BEYOND);
+    assert!(session_state.check_slot(&slot, before, CONFIRMED).is_ok());
+    let moved = session_state.check_slot(&slot, before, ABOVE_CONFIRMED);
     assert!(matches!(moved, Err(SlotError::SlotMoved { .. })));
-    // The memory of an instance that lost the slot to another one is not evidence.
+    // If another instance has used the slot since, the position that this instance confirmed does
+    // not count.
     session_state.record_other_owner();
-    let moved = session_state.check_slot(&of, before, CONFIRMED);
+    let moved = session_state.check_slot(&slot, before, CONFIRMED);
     assert!(matches!(moved, Err(SlotError::SlotMoved { .. })));
 }
 
-/// A standby has no memory of its own, but every owner of the slot records its position.
+/// A standby has not confirmed a position itself, but every process that uses the slot records its
+/// position.
 #[test]
-fn what_is_written_down_counts_whoever_had_the_slot() {
-    let (mut session_state, of) = session_state();
+fn compares_the_slot_with_the_recorded_position_after_another_process_used_it() {
+    let (mut session_state, slot) = session_state();
     session_state.confirmed = None;
     session_state.record_other_owner();
-    assert!(session_state.check_slot(&of, Some(BEYOND), BEYOND).is_ok());
+    assert!(
+        session_state
+            .check_slot(&slot, Some(ABOVE_CONFIRMED), ABOVE_CONFIRMED)
+            .is_ok()
+    );
     session_state.record_other_owner();
-    let moved = session_state.check_slot(&of, Some(CONFIRMED), BEYOND);
+    let moved = session_state.check_slot(&slot, Some(CONFIRMED), ABOVE_CONFIRMED);
     let Err(SlotError::SlotMoved { then, .. }) = moved else {
         panic!("{moved:?}");
     };

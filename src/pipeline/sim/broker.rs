@@ -1,5 +1,5 @@
-//! A simulated producer and its brokers: with delays, in any order between partitions, and with
-//! failures.
+//! A simulated producer and its brokers. They deliver records with delays, in any order between
+//! partitions, and with failures.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,16 +20,16 @@ use crate::outbox::Record;
 use crate::outbox::headers::POSITION_HEADER;
 use crate::sink::{Answer, Commit, Preparation, Prepared, Produced, Sink, SinkError, TakeOver};
 
-/// A simulated producer. When it is dropped, the records that it still has may or may not arrive.
+/// A simulated producer. When it is dropped, its queued records may or may not arrive.
 pub(super) struct SimSink {
     producer: Arc<Producer>,
     window_records: usize,
     known: BTreeSet<String>,
     refused: Vec<RefusedRecord>,
-    /// If each batch has one record: the last suspected row. `behind` contains the transactions
-    /// after it.
+    /// If each batch has one record: the last suspected row.
     suspected_until: Option<Position>,
-    behind: BTreeSet<Lsn>,
+    /// The transactions after the last suspected row.
+    later_transactions: BTreeSet<Lsn>,
 }
 
 struct Producer {
@@ -43,32 +43,32 @@ struct Producer {
 
 #[derive(Default)]
 struct State {
-    /// Accepted and not yet appended, by partition.
+    /// Records that were accepted but not appended yet, by partition.
     queued: [VecDeque<Queued>; PARTITIONS],
-    /// Appended, but not yet reported as delivered.
+    /// Records that were appended but not reported as delivered yet.
     appended: Vec<Tag>,
-    /// With exactly-once delivery: the epoch with which it has taken over. `transaction` is its
-    /// open transaction.
+    /// With exactly-once delivery: the epoch of the producer since it has taken over.
     epoch: u64,
+    /// With exactly-once delivery: the open transaction.
     transaction: Option<u64>,
     has_failed: bool,
-    /// After a rejected batch: when to report it, and the failure to report. Until then, the
+    /// After a rejected batch: when to report the failure, and the failure. Until that time, the
     /// producer only stops accepting records.
-    untold: Option<(Instant, DeliveryFailure)>,
+    pending_failure: Option<(Instant, DeliveryFailure)>,
 }
 
 struct Queued {
     id: u64,
     tag: Tag,
     is_dead_letter: bool,
-    /// The refusal that would be reported for it.
+    /// The description of this record to report if it is rejected.
     record: RefusedRecord,
 }
 
 /// Maximum number of records in a batch according to the configuration.
 const BATCH_RECORDS_MAX: u32 = 16;
-/// Maximum number of transactions after the rows of a rejected batch that are sent row by row. A
-/// transaction that is open when Walpost is asked to stop is completed in this way.
+/// Maximum number of transactions after the rows of a rejected batch that may be sent row by row. A
+/// transaction that is open when Walpost is asked to stop is also sent row by row.
 const TRANSACTIONS_AFTER_REJECTED_MAX: usize = 3;
 
 impl SimSink {
@@ -89,7 +89,7 @@ impl SimSink {
             state: Mutex::default(),
             is_gone: AtomicBool::new(false),
         });
-        tokio::spawn(work(Arc::clone(&producer)));
+        tokio::spawn(deliver_records(Arc::clone(&producer)));
         // Older rows have different positions each time they are copied.
         let suspected_until = match producer.shared.lock() {
             world if batching.single && !world.has_older => world.cluster.refused_until,
@@ -97,7 +97,7 @@ impl SimSink {
         };
         Self {
             suspected_until,
-            behind: BTreeSet::new(),
+            later_transactions: BTreeSet::new(),
             producer,
             window_records: usize::try_from(window_records).expect("few"),
             known: BTreeSet::new(),
@@ -106,8 +106,8 @@ impl SimSink {
     }
 }
 
-/// Delivers records, a few at a time.
-async fn work(producer: Arc<Producer>) {
+/// Delivers a few records at a time.
+async fn deliver_records(producer: Arc<Producer>) {
     loop {
         sleep(producer.pace(4000)).await;
         if producer.is_gone.load(Ordering::SeqCst) {
@@ -118,7 +118,7 @@ async fn work(producer: Arc<Producer>) {
 }
 
 /// Returns whether the brokers reject the batch.
-fn is_too_much(batch: &[Queued], cluster: &Cluster) -> bool {
+fn is_batch_rejected(batch: &[Queued], cluster: &Cluster) -> bool {
     cluster.batch_max.is_some_and(|most| {
         let is_refused = |queued: &Queued| is_refused(queued.id) && !queued.is_dead_letter;
         batch.len() > most || batch.iter().any(is_refused)
@@ -141,11 +141,14 @@ impl Producer {
     }
 
     fn step(&self) {
-        let mut told = Vec::new();
+        let mut delivered = Vec::new();
         {
             let mut state = self.lock();
             let mut world = self.shared.lock();
-            if let Some((_, failure)) = state.untold.take_if(|(at, _)| Instant::now() >= *at) {
+            if let Some((_, failure)) = state
+                .pending_failure
+                .take_if(|(at, _)| Instant::now() >= *at)
+            {
                 self.deliveries.failed_with(failure);
             }
             if state.has_failed || !world.cluster.is_up {
@@ -156,32 +159,33 @@ impl Producer {
                 self.fail(&mut state, "fenced");
                 return;
             }
-            // It must not abort the transaction of another producer.
-            if state.epoch != 0 && world.cluster.give_up_late() {
+            // This producer must not abort the transaction of another producer.
+            if state.epoch != 0 && world.cluster.abort_if_expired() {
                 drop(world);
                 self.fail(&mut state, "the transaction was open for too long");
                 return;
             }
-            // A slow link transfers one record at a time, and is as likely to fail within a second.
-            let (mut room, sound) = match world.cluster.rate {
+            // A slow link transfers one record at a time. Its probability of failure within a
+            // second is the same.
+            let (mut capacity, failure_odds) = match world.cluster.rate {
                 Some(_) => (1, 20_000),
                 None => (usize::MAX, 400),
             };
             let first = world.dice.usize(0..PARTITIONS);
             for partition in (first..PARTITIONS).chain(0..first) {
                 let ready = state.queued[partition].len();
-                let count = world.dice.usize(0..=ready).min(room);
-                room -= count;
+                let count = world.dice.usize(0..=ready).min(capacity);
+                capacity -= count;
                 let mut sent: VecDeque<_> = state.queued[partition].drain(..count).collect();
                 while !sent.is_empty() {
                     let batch: Vec<_> = sent.drain(..self.batch.min(sent.len())).collect();
-                    if is_too_much(&batch, &world.cluster) {
-                        // After a reconnect, rows are sent again, after later ones.
+                    if is_batch_rejected(&batch, &world.cluster) {
+                        // After a reconnect, rows may be sent again after later rows.
                         let last = batch.iter().map(|queued| queued.record.at).max();
                         world.cluster.refused_until = world.cluster.refused_until.max(last);
                         state.has_failed = true;
                         let pause = Duration::from_millis(world.dice.u64(100..300));
-                        state.untold = Some((Instant::now() + pause, refusal(&batch)));
+                        state.pending_failure = Some((Instant::now() + pause, refusal(&batch)));
                         return;
                     }
                     for queued in batch {
@@ -192,19 +196,19 @@ impl Producer {
                     }
                 }
             }
-            if !state.appended.is_empty() && world.dice.u16(0..sound) == 0 {
-                // Appended records are not reported, because the response was lost.
+            if !state.appended.is_empty() && world.dice.u16(0..failure_odds) == 0 {
+                // The response for the appended records is lost, so they are not reported.
                 drop(world);
-                self.fail(&mut state, "the broker went away");
+                self.fail(&mut state, "the connection to the broker was lost");
                 return;
             }
             let count = world.dice.usize(0..=state.appended.len());
             for _ in 0..count {
                 let which = world.dice.usize(0..state.appended.len());
-                told.push(state.appended.swap_remove(which));
+                delivered.push(state.appended.swap_remove(which));
             }
         }
-        self.deliveries.delivered(told);
+        self.deliveries.delivered(delivered);
     }
 
     fn fail(&self, state: &mut State, reason: &str) {
@@ -275,13 +279,13 @@ impl Producer {
         if world.cluster.epoch != state.epoch {
             return Err(SinkError::Fenced("commit".to_owned()));
         }
-        let fate = world.dice.u8(0..100);
-        let checkpoint = (fate != 0).then_some(checkpoint);
+        let outcome = world.dice.u8(0..100);
+        let checkpoint = (outcome != 0).then_some(checkpoint);
         if !world.cluster.end_transaction(number, checkpoint) {
             return Err(SinkError::Fenced("commit".to_owned()));
         }
-        if fate < 3 {
-            // The transaction was aborted, or it was committed and the response was lost.
+        if outcome < 3 {
+            // Either the transaction was aborted, or it was committed but the response was lost.
             return Err(SinkError::Broken("commit".to_owned()));
         }
         state.transaction = Some(world.cluster.begin());
@@ -296,7 +300,7 @@ impl Sink for SimSink {
         }
         {
             let mut world = self.producer.shared.lock();
-            // With a slow link, only the window should limit what is accepted.
+            // With a slow link, only the window should limit the accepted records.
             if world.cluster.rate.is_none() && world.chance(2) {
                 return Ok(Produced::Full);
             }
@@ -323,16 +327,17 @@ impl Sink for SimSink {
             });
         }
         let is_refused = is_refused(id) && self.producer.shared.lock().cluster.batch_max.is_some();
-        let is_to_be_one = is_oversize(id) || is_unroutable(id) || is_refused && is_dead_letter;
+        let must_be_dead_letter =
+            is_oversize(id) || is_unroutable(id) || is_refused && is_dead_letter;
         let is_too_large = is_oversize(id) || is_refused && is_dead_letter;
         let payload = record.payload.map(|_| number(record.payload));
-        if is_dead_letter != is_to_be_one || payload != (!is_too_large).then_some(id) {
+        if is_dead_letter != must_be_dead_letter || payload != (!is_too_large).then_some(id) {
             let text = format!("event {id} is in topic {:?} with {payload:?}", record.topic);
             self.producer.shared.lock().break_rule(text);
         }
         let mut state = self.producer.lock();
         if state.has_failed {
-            return Err(SinkError::Broken("it has failed".to_owned()));
+            return Err(SinkError::Broken("the producer has failed".to_owned()));
         }
         let mut headers = record.headers.iter();
         let at = headers.find(|(name, _)| *name == POSITION_HEADER);
@@ -340,9 +345,9 @@ impl Sink for SimSink {
         let at = at.ok().and_then(|at| at.parse().ok()).expect("a position");
         self.producer.shared.lock().check_position(id, at);
         if self.suspected_until.is_some_and(|until| until < at) {
-            self.behind.insert(at.commit);
-            if self.behind.len() > TRANSACTIONS_AFTER_REJECTED_MAX {
-                let text = format!("event {id} is sent alone, and no row is looked for any more");
+            self.later_transactions.insert(at.commit);
+            if self.later_transactions.len() > TRANSACTIONS_AFTER_REJECTED_MAX {
+                let text = format!("event {id} is sent alone, although it is not suspected");
                 self.producer.shared.lock().break_rule(text);
             }
         }
@@ -356,14 +361,14 @@ impl Sink for SimSink {
                 bytes: 0,
                 content: content(record.key, record.payload),
                 cause: RefusalCause::Size,
-                reason: format!("event {id} was refused"),
+                reason: format!("event {id} was rejected"),
             },
         });
         let queued = state.queued.iter().map(VecDeque::len).sum::<usize>();
-        let held = queued + state.appended.len();
-        if held > self.window_records {
+        let in_flight = queued + state.appended.len();
+        if in_flight > self.window_records {
             let text = format!(
-                "{held} records are in flight, and the window has {}",
+                "{in_flight} records are in flight, but the window has {}",
                 self.window_records
             );
             self.producer.shared.lock().break_rule(text);
@@ -419,14 +424,14 @@ impl Drop for SimSink {
         if state.has_failed || world.exactly_once && world.cluster.epoch != state.epoch {
             return;
         }
-        // Records in transit arrive without being reported.
+        // Some queued records still arrive, but are not reported.
         for partition in 0..PARTITIONS {
             let ready = state.queued[partition].len();
             let count = world.dice.usize(0..=ready);
             let mut sent: VecDeque<_> = state.queued[partition].drain(..count).collect();
             while !sent.is_empty() {
                 let batch: Vec<_> = sent.drain(..self.producer.batch.min(sent.len())).collect();
-                if is_too_much(&batch, &world.cluster) {
+                if is_batch_rejected(&batch, &world.cluster) {
                     return;
                 }
                 for queued in batch {

@@ -1,5 +1,5 @@
 //! Rows that are older than the slot: the journal, the snapshots that contain the rows, and the
-//! rules for both.
+//! rules for the journal and the snapshots.
 
 use super::world::{Event, World};
 use crate::delivery::checkpoint::Delivered;
@@ -7,22 +7,22 @@ use crate::delivery::chunks::CopyProgress;
 use crate::model::lsn::{Lsn, Position};
 use crate::postgres::catalog::{Rows, SnapshotRecord};
 
-/// Decides whether the outbox has rows that are older than its slot. Independent of all other
-/// random choices.
+/// Decides whether the outbox has rows that are older than its slot. The decision is independent of
+/// all other random choices.
 pub(super) fn draw_older(seed: u64) -> bool {
     fastrand::Rng::with_seed(seed.rotate_left(48)).u8(0..4) == 0
 }
 
 /// The rows visible to a transaction that started when the snapshot was created.
 pub(super) struct Snapshot {
-    /// The snapshot contains what was committed before this LSN.
+    /// The snapshot contains the transactions that were committed before this LSN.
     pub(super) snapshot_lsn: Lsn,
-    /// In the order of their IDs.
+    /// The rows, in the order of their IDs.
     rows: Vec<Event>,
 }
 
 impl World {
-    /// Commits some transactions, and creates the slot after them.
+    /// Commits some transactions, and then creates the slot.
     pub(super) fn write_older(&mut self) {
         self.has_older = true;
         for _ in 0..self.dice.usize(1..8) {
@@ -34,8 +34,8 @@ impl World {
         database.on_disk = database.end;
     }
 
-    /// Returns the ID of an event that is committed now. Of two transactions, the one that commits
-    /// last may have the lower ID.
+    /// Returns the ID of an event that is committed now. A transaction that commits later than
+    /// another one may have the lower ID.
     pub(super) fn next_id(&mut self) -> u64 {
         let open = self.database.open_ids.len();
         if open > 0 && self.chance(20) {
@@ -46,14 +46,14 @@ impl World {
         self.database.next_id
     }
 
-    /// Starts a transaction that takes an ID and remains open.
+    /// Starts a transaction that is assigned an ID and remains open.
     pub(super) fn leave_id_open(&mut self) {
         self.database.next_id += 1;
         let id = self.database.next_id;
         self.database.open_ids.push(id);
     }
 
-    /// Returns what the journal contains about the snapshot.
+    /// Returns the journal's record of the snapshot.
     pub(super) fn record(&self) -> SnapshotRecord {
         let journal = &self.database.journal;
         let done = journal
@@ -63,8 +63,8 @@ impl World {
         counts.map_or(SnapshotRecord::Nothing, |(_, record)| *record)
     }
 
-    /// Returns the rows of the table. If there were none when the slot was created, none of the
-    /// existing rows is older than the slot.
+    /// Returns the rows of the table. If the table was empty when the slot was created, no existing
+    /// row is older than the slot.
     pub(super) fn rows(&self) -> Rows {
         let log = self.database.log.iter();
         let count: usize = log.map(|transaction| transaction.events.len()).sum();
@@ -74,11 +74,11 @@ impl World {
         }
     }
 
-    /// Returns whether it can be known that all older rows were confirmed. Always false if the
-    /// database was restored or the slot re-created.
+    /// Returns whether the database shows that all older rows were confirmed. Always false if the
+    /// database was restored or the slot was re-created.
     pub(super) fn is_copied(&self) -> bool {
         match self.record() {
-            _ if self.put_back.is_some() => false,
+            _ if self.restored.is_some() => false,
             SnapshotRecord::Done => true,
             SnapshotRecord::Begun(snapshot_lsn) => self.database.confirmed >= snapshot_lsn,
             SnapshotRecord::Due { .. } | SnapshotRecord::Nothing | SnapshotRecord::NoJournal => {
@@ -88,9 +88,10 @@ impl World {
     }
 
     /// Returns whether exactly-once delivery can detect that the database was restored to a state
-    /// in which the WAL ended at `end`. `is_down` states whether no instance runs at that time.
-    /// Copied rows leave no trace in the WAL: until an event of the stream follows them, WAL that
-    /// has grown past their last consistent point may be the same.
+    /// in which the WAL ended at `end`. `is_down` states whether no instance is running at that
+    /// time. The WAL contains no trace of copied rows. Until an event of the stream follows them,
+    /// Walpost can't distinguish WAL that extends past their last consistent point from the
+    /// original WAL.
     pub(super) fn is_detectable(&self, end: Lsn, is_down: bool) -> bool {
         if !self.exactly_once || !self.has_older {
             return true;
@@ -100,33 +101,33 @@ impl World {
         };
         let copied = checkpoint.snapshot.as_ref();
         let snapshot_lsn = copied.map_or(Lsn::ZERO, CopyProgress::last_snapshot_lsn);
-        let left_out = match checkpoint.delivered {
+        let omitted_before = match checkpoint.delivered {
             Some(Delivered::Before(lsn)) => lsn,
             _ => Lsn::ZERO,
         };
-        (is_down || self.is_copied()) && snapshot_lsn.max(left_out) <= end
+        (is_down || self.is_copied()) && snapshot_lsn.max(omitted_before) <= end
     }
 
-    /// Adds an entry to the journal, and checks that it is true for what was committed before
-    /// `snapshot_lsn`.
+    /// Adds an entry to the journal, and checks that the entry is correct for the transactions that
+    /// were committed before `snapshot_lsn`.
     pub(super) fn write_journal(&mut self, record: SnapshotRecord, snapshot_lsn: Lsn) {
         match record {
             SnapshotRecord::Done if self.has_older => {
-                if let Some(event) = self.lacking(snapshot_lsn) {
+                if let Some(event) = self.find_undelivered(snapshot_lsn) {
                     let text = format!(
-                        "the copy up to {snapshot_lsn} is noted as done, and event {} is not durable",
+                        "the copy up to {snapshot_lsn} is recorded as complete, but event {} is not durable",
                         event.id
                     );
                     self.break_rule(text);
                 }
             }
-            // An instance that was frozen may write this late, with a consistent point that all
-            // others have passed.
+            // An instance that was frozen may write this entry late, with a consistent point that
+            // all other instances have passed.
             SnapshotRecord::Begun(_)
                 if self.is_copied() && snapshot_lsn > self.database.confirmed =>
             {
                 let text = format!(
-                    "a copy up to {snapshot_lsn} is begun after {:?}",
+                    "a copy up to {snapshot_lsn} was started after {:?}",
                     self.record()
                 );
                 self.break_rule(text);
@@ -139,8 +140,8 @@ impl World {
 
     /// Creates a snapshot of the table.
     pub(super) fn snapshot(&mut self) -> Snapshot {
-        // The server logs which transactions are open, and the consistent point is after that
-        // record.
+        // The server writes a WAL record of the open transactions, and the consistent point is
+        // after this record.
         self.database.end.0 += 0x30;
         let log = self.database.log.iter();
         let mut rows: Vec<_> = log.flat_map(|t| &t.events).copied().collect();
@@ -155,7 +156,7 @@ impl World {
     pub(super) fn copy(&mut self, snapshot: Snapshot, after: u64) -> Vec<Event> {
         if self.is_copied() {
             let text = format!(
-                "rows before {} are copied after {:?}",
+                "rows before {} were copied after {:?}",
                 snapshot.snapshot_lsn,
                 self.record()
             );
@@ -183,7 +184,7 @@ impl World {
             .zip(index)
             .and_then(|(number, index)| log[number].events.get(index));
         if found.is_none_or(|event| event.id != id) && !self.lost.contains(&id) {
-            self.break_rule(format!("event {id} is said to be at {at}"));
+            self.break_rule(format!("event {id} has the wrong position {at}"));
         }
     }
 }

@@ -1,11 +1,11 @@
-//! Compares what was delivered with what was committed and copied.
+//! Compares the delivered events with the committed and copied events.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-/// Checks exactly-once delivery: rows of `copies` come first, in the order of their IDs, followed
-/// by the rest of `expected`, in order.
-pub(super) fn judge_each_once(
+/// Checks exactly-once delivery: rows of `copies` must be first, in the order of their IDs,
+/// followed by the remaining events of `expected`, in order.
+pub(super) fn check_exactly_once(
     found: &[u64],
     expected: &[u64],
     copies: &[Vec<u64>],
@@ -24,23 +24,23 @@ pub(super) fn judge_each_once(
     }
 }
 
-/// Checks at-least-once delivery: no event of `expected` is missing, and repeated events are in
-/// order and without gaps. A copy starts at its first row, and events that it does not contain
-/// follow after all its rows. After copies that were `undone`, the stream continues from the slot
-/// of the restored database, which is after this many events.
-pub(super) fn judge_repeats(
+/// Checks at-least-once delivery: no event of `expected` may be missing, and repeated events must
+/// be in order and without gaps. A copy starts at its first row, and events that the copy does not
+/// contain follow after all its rows. After copies that were `undone`, the stream continues from
+/// the slot of the restored database, which is after this number of events.
+pub(super) fn check_at_least_once(
     found: &[u64],
     expected: &[u64],
     mut copies: Vec<Vec<u64>>,
     undone: Option<(Range<usize>, usize)>,
 ) -> Result<(), String> {
     let begins_in_stream = copies.is_empty() || copies.iter().any(Vec::is_empty);
-    // The stream, if it starts without a preceding copy, or long after one.
+    // The stream, if it starts without a preceding copy or long after a copy.
     let stream = copies.len();
     copies.push(Vec::new());
-    // The possible positions of the reader: a copy, and a number of events in that copy and the
-    // stream after it.
-    let mut places: BTreeSet<(usize, usize)> = begins_in_stream
+    // The possible positions of the reader: a copy, and a number of events in that copy and in the
+    // stream that follows it.
+    let mut positions: BTreeSet<(usize, usize)> = begins_in_stream
         .then_some((stream, 0))
         .into_iter()
         .collect();
@@ -48,15 +48,15 @@ pub(super) fn judge_repeats(
         let rank = expected.iter().position(|other| other == id);
         let rank = rank.ok_or_else(|| format!("event {id} was never committed"))?;
         let mut next = BTreeSet::new();
-        for (copy, count) in places {
+        for (copy, count) in positions {
             let rows = &copies[copy];
             if rows.get(count).or(expected.get(count)) == Some(id) {
                 next.insert((copy, count + 1));
             }
-            let is_behind_undone = undone
+            let follows_undone_copy = undone
                 .as_ref()
                 .is_some_and(|(copies, before)| copies.contains(&copy) && rank <= *before);
-            if count >= rows.len() && rank <= count || is_behind_undone {
+            if count >= rows.len() && rank <= count || follows_undone_copy {
                 next.insert((stream, rank + 1));
             }
         }
@@ -66,9 +66,11 @@ pub(super) fn judge_repeats(
             .filter(|(_, rows)| rows.first() == Some(id));
         next.extend(begun.map(|(copy, _)| (copy, 1)));
         if next.is_empty() {
-            return Err(format!("event {id} comes before those that it follows"));
+            return Err(format!(
+                "event {id} is delivered before an event that precedes it"
+            ));
         }
-        places = next;
+        positions = next;
     }
     let found: BTreeSet<&u64> = found.iter().collect();
     match expected.iter().find(|id| !found.contains(id)) {
@@ -83,7 +85,7 @@ fn difference(found: &[u64], expected: &[u64]) -> String {
     let from = at.saturating_sub(2);
     let part = |ids: &[u64]| format!("{:?}", &ids[from.min(ids.len())..ids.len().min(at + 4)]);
     format!(
-        "from number {from} on it has {} instead of {}; {} instead of {} in all",
+        "from number {from} on, the partition has {} instead of {}; {} instead of {} in total",
         part(found),
         part(expected),
         found.len(),

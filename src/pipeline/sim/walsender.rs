@@ -1,4 +1,4 @@
-//! A simulated walsender, including the bytes of the protocol.
+//! A simulated walsender that uses the replication protocol.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ pub(super) fn connect(shared: &Shared) -> DuplexStream {
         let mut world = shared.lock();
         let number = world.database.next_connection;
         world.database.next_connection += 1;
-        // Most connections last; some are cut in the middle of a message.
+        // Some connections are cut in the middle of a message.
         let cut = world.chance(30).then(|| world.dice.usize(1..20_000));
         let incarnation = world.database.incarnation;
         (number, cut.unwrap_or(usize::MAX), incarnation)
@@ -31,7 +31,7 @@ pub(super) fn connect(shared: &Shared) -> DuplexStream {
         number,
         incarnation,
         stream: server,
-        left: cut,
+        bytes_until_cut: cut,
         input: BytesMut::new(),
         sent: Lsn::ZERO,
         described: false,
@@ -48,9 +48,9 @@ struct Walsender {
     incarnation: u64,
     stream: DuplexStream,
     /// Number of bytes until the connection is cut.
-    left: usize,
+    bytes_until_cut: usize,
     input: BytesMut,
-    /// End of what was sent.
+    /// The end of the WAL that was sent.
     sent: Lsn,
     /// Whether the table was described on this connection.
     described: bool,
@@ -58,10 +58,10 @@ struct Walsender {
     snapshot: Option<Snapshot>,
 }
 
-/// The end of the connection.
+/// The connection has ended.
 struct ConnectionEnded;
 
-type Going<T> = Result<T, ConnectionEnded>;
+type WalsenderResult<T> = Result<T, ConnectionEnded>;
 
 impl Walsender {
     async fn run(mut self) {
@@ -74,7 +74,7 @@ impl Walsender {
         }
     }
 
-    async fn serve(&mut self) -> Going<()> {
+    async fn serve(&mut self) -> WalsenderResult<()> {
         loop {
             let query = self.query().await?;
             if query == "IDENTIFY_SYSTEM" {
@@ -107,8 +107,8 @@ impl Walsender {
         }
     }
 
-    /// Creates a temporary slot, and with it a snapshot for the open transaction.
-    async fn make_snapshot(&mut self) -> Going<()> {
+    /// Creates a temporary slot and a snapshot for the open transaction.
+    async fn make_snapshot(&mut self) -> WalsenderResult<()> {
         self.pause(100..20_000).await?;
         let made = {
             let mut world = self.shared.lock();
@@ -131,7 +131,7 @@ impl Walsender {
 
     /// Sends the rows of a snapshot. The query is
     /// `COPY (SELECT columns FROM ... WHERE ("id") > ('1') ...) TO STDOUT`.
-    async fn copy(&mut self, query: &str, snapshot: Snapshot) -> Going<()> {
+    async fn copy(&mut self, query: &str, snapshot: Snapshot) -> WalsenderResult<()> {
         let columns = query
             .split_once("SELECT ")
             .and_then(|(_, rest)| rest.split_once(" FROM "));
@@ -139,11 +139,11 @@ impl Walsender {
         let after = query.split_once(r#"("id") > ('"#);
         let after = after.and_then(|(_, rest)| rest.split_once('\''));
         let after = after.map_or(0, |(id, _)| id.parse().expect("an id"));
-        let (rows, most) = {
+        let (rows, pause_max) = {
             let mut world = self.shared.lock();
-            // Some copies are slow, so that they are interrupted.
-            let most = if world.dice.bool() { 300 } else { 30_000 };
-            (world.copy(snapshot, after), most)
+            // Some copies are so slow that they are interrupted.
+            let pause_max = if world.dice.bool() { 300 } else { 30_000 };
+            (world.copy(snapshot, after), pause_max)
         };
         self.send(b'H', &[0; 3]).await?;
         for event in &rows {
@@ -158,14 +158,14 @@ impl Walsender {
             let values: Vec<_> = columns.iter().map(value).collect();
             self.send(b'd', format!("{}\n", values.join("\t")).as_bytes())
                 .await?;
-            self.pause(0..most).await?;
+            self.pause(0..pause_max).await?;
         }
         self.send(b'c', b"").await?;
         self.done().await
     }
 
     /// Waits for a random number of microseconds, during which the server may crash.
-    async fn pause(&mut self, micros: std::ops::Range<u64>) -> Going<()> {
+    async fn pause(&mut self, micros: std::ops::Range<u64>) -> WalsenderResult<()> {
         let pause = self.shared.lock().dice.u64(micros);
         sleep(Duration::from_micros(pause)).await;
         match self.shared.lock().database.incarnation == self.incarnation {
@@ -174,10 +174,10 @@ impl Walsender {
         }
     }
 
-    async fn replicate(&mut self, query: &str) -> Going<()> {
+    async fn replicate(&mut self, query: &str) -> WalsenderResult<()> {
         let from = query.split(' ').find_map(|word| word.parse().ok());
         let from: Lsn = from.expect("an LSN");
-        let taken = {
+        let acquired = {
             let mut world = self.shared.lock();
             let free = world.database.active.is_none();
             let start = world.database.confirmed.max(from);
@@ -187,7 +187,7 @@ impl Walsender {
             }
             free.then_some(start).ok_or(())
         };
-        let start = match taken {
+        let start = match acquired {
             Ok(start) => start,
             Err(()) => {
                 let error = b"SERROR\0VERROR\0C55006\0Mslot is active for PID 1\0\0";
@@ -237,7 +237,7 @@ impl Walsender {
                     let changed = self.shared.changed.clone();
                     tokio::select! {
                         () = changed.notified() => {}
-                        heard = self.process_messages(Duration::from_millis(50)) => heard?,
+                        processed = self.process_messages(Duration::from_millis(50)) => processed?,
                     }
                 }
             }
@@ -245,7 +245,7 @@ impl Walsender {
         }
     }
 
-    async fn transaction(&mut self, transaction: &Transaction) -> Going<()> {
+    async fn transaction(&mut self, transaction: &Transaction) -> WalsenderResult<()> {
         let commit = transaction.commit.0.to_be_bytes();
         let time = transaction.time.to_be_bytes();
         let xid = transaction.xid.to_be_bytes();
@@ -269,17 +269,17 @@ impl Walsender {
             .await
     }
 
-    async fn data(&mut self, message: &[u8]) -> Going<()> {
+    async fn data(&mut self, message: &[u8]) -> WalsenderResult<()> {
         let head = [&b"w"[..], &[0; 24]].concat();
         self.send(b'd', &[&head, message].concat()).await
     }
 
-    async fn keepalive(&mut self, end: Lsn, reply: bool) -> Going<()> {
+    async fn keepalive(&mut self, end: Lsn, reply: bool) -> WalsenderResult<()> {
         let body = [&b"k"[..], &end.0.to_be_bytes(), &[0; 8], &[u8::from(reply)]];
         self.send(b'd', &body.concat()).await
     }
 
-    async fn send_row(&mut self, row: &[&str]) -> Going<()> {
+    async fn send_row(&mut self, row: &[&str]) -> WalsenderResult<()> {
         let mut body = u16::try_from(row.len())
             .expect("few")
             .to_be_bytes()
@@ -293,16 +293,16 @@ impl Walsender {
     }
 
     /// Sends the end of a statement.
-    async fn done(&mut self) -> Going<()> {
+    async fn done(&mut self) -> WalsenderResult<()> {
         self.send(b'C', b"SIM\0").await?;
         self.send(b'Z', b"I").await
     }
 
-    async fn send(&mut self, tag: u8, body: &[u8]) -> Going<()> {
+    async fn send(&mut self, tag: u8, body: &[u8]) -> WalsenderResult<()> {
         let len = u32::try_from(body.len() + 4).expect("short");
         let message = [&[tag][..], &len.to_be_bytes(), body].concat();
-        let part = &message[..message.len().min(self.left)];
-        self.left -= part.len();
+        let part = &message[..message.len().min(self.bytes_until_cut)];
+        self.bytes_until_cut -= part.len();
         // The client does not read while it waits for Kafka, but continues to send messages.
         let mut rest = part;
         while !rest.is_empty() {
@@ -312,15 +312,15 @@ impl Walsender {
                 Err(_) => self.process_messages(Duration::ZERO).await?,
             }
         }
-        if self.left == 0 {
+        if self.bytes_until_cut == 0 {
             Err(ConnectionEnded)
         } else {
             Ok(())
         }
     }
 
-    /// Processes the client's messages, and waits for at most this long.
-    async fn process_messages(&mut self, within: Duration) -> Going<()> {
+    /// Processes the client's messages. Waits for at most `within`.
+    async fn process_messages(&mut self, within: Duration) -> WalsenderResult<()> {
         match timeout(within, self.stream.read_buf(&mut self.input)).await {
             Ok(Ok(1..)) => {}
             Ok(_) => return Err(ConnectionEnded),
@@ -343,7 +343,7 @@ impl Walsender {
         Ok(())
     }
 
-    async fn send_end(&mut self) -> Going<()> {
+    async fn send_end(&mut self) -> WalsenderResult<()> {
         let end = b"c\0\0\0\x04C\0\0\0\x0eCOPY 0 0\0\0Z\0\0\0\x05I";
         self.stream
             .write_all(end)
@@ -351,7 +351,7 @@ impl Walsender {
             .map_err(|_| ConnectionEnded)
     }
 
-    async fn query(&mut self) -> Going<String> {
+    async fn query(&mut self) -> WalsenderResult<String> {
         loop {
             if let Some((tag, body)) = self.next_message() {
                 if tag != b'Q' {

@@ -16,8 +16,8 @@ use crate::postgres::catalog::SnapshotRecord;
 pub(super) const PARTITIONS: usize = 2;
 pub(super) const SYSTEM_ID: &str = "7000000000000000001";
 pub(super) const DEAD_LETTER_TOPIC: &str = "dead-letters";
-/// `transaction.timeout.ms`. Within this time, the slowest link transfers the minimum window, but
-/// not everything that is written.
+/// The simulated `transaction.timeout.ms`. Within this time, the slowest link transfers the minimum
+/// window, but not all records that are written.
 const TRANSACTION_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A committed transaction in the WAL.
@@ -31,7 +31,7 @@ pub(super) struct Transaction {
     pub(super) events: Vec<Event>,
 }
 
-/// An event: a unique number, and the partition to which it belongs.
+/// An event: a unique ID and a partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Event {
     pub(super) id: u64,
@@ -48,8 +48,8 @@ pub(super) fn is_oversize(id: u64) -> bool {
     id.is_multiple_of(13) && !is_unroutable(id)
 }
 
-/// Returns whether the brokers reject the event's payload, which is known only after it has been
-/// sent.
+/// Returns whether the brokers reject the event's payload. The producer can only detect this after
+/// it has sent the record.
 pub(super) fn is_refused(id: u64) -> bool {
     id.is_multiple_of(29) && !is_unroutable(id) && !is_oversize(id)
 }
@@ -69,20 +69,21 @@ pub(super) struct Database {
     next_time: i64,
     /// The LSN at which the slot was first created.
     pub(super) made: Lsn,
-    /// The journal's entries about the snapshot, and where in the WAL each ends.
+    /// The journal's entries about the snapshot, each with the LSN of its end in the WAL.
     pub(super) journal: Vec<(Lsn, SnapshotRecord)>,
     /// Whether the server's statistics contain transactions that the slot has sent.
     pub(super) has_sent: bool,
-    /// The LSN at which it was recorded that the slot was read.
+    /// The LSN at which the database recorded that the slot was read.
     pub(super) begun: Option<Lsn>,
     /// Incremented when all connections end.
     pub(super) incarnation: u64,
-    /// The slot's position in memory. `on_disk` is its position on disk.
+    /// The slot's position in memory.
     pub(super) confirmed: Lsn,
+    /// The slot's position on disk.
     pub(super) on_disk: Lsn,
     /// The timeline and position recorded in `walpost.slot_state`.
     pub(super) state: Option<(u32, Lsn)>,
-    /// The walsender that has the slot.
+    /// The walsender that uses the slot.
     pub(super) active: Option<u64>,
     /// The LSN at which the last stream started.
     pub(super) streamed_from: Lsn,
@@ -102,7 +103,7 @@ pub(super) struct Stored {
 
 /// The state of a Kafka transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
+enum TransactionState {
     Open,
     Committed,
     Aborted,
@@ -111,13 +112,13 @@ enum Fate {
 /// The state of Kafka.
 pub(super) struct Cluster {
     pub(super) partitions: [Vec<Stored>; PARTITIONS],
-    transactions: BTreeMap<u64, Fate>,
+    transactions: BTreeMap<u64, TransactionState>,
     next_transaction: u64,
     /// When the open transaction received its first record.
     open_since: Option<Instant>,
     /// With a slow link, the number of records per second that it transfers.
     pub(super) rate: Option<u64>,
-    /// If records are rejected, batches with more records than this are rejected too.
+    /// If records are rejected, batches with more records than this are also rejected.
     pub(super) batch_max: Option<usize>,
     /// The last row of all rejected batches.
     pub(super) refused_until: Option<Position>,
@@ -135,21 +136,24 @@ pub(super) struct World {
     pub(super) has_older: bool,
     /// The rows of each copy, in the order of the copies.
     pub(super) copies: Vec<Vec<Event>>,
-    /// For each copy, where the last stream before it had started, and the consistent point.
+    /// For each copy, the LSN at which the last stream before the copy had started, and the
+    /// consistent point.
     pub(super) streams_of_copies: Vec<(Lsn, Lsn)>,
     pub(super) undone: Option<UndoneCopies>,
     pub(super) database: Database,
     pub(super) cluster: Cluster,
     /// Events of transactions that were lost in a failover.
     pub(super) lost: BTreeSet<u64>,
-    /// A copy of the database, and the number of copies of the table that had started by then.
-    copy: Option<(Database, usize)>,
-    pub(super) put_back: Option<RestoredDatabase>,
+    /// A backup of the database, and the number of copies of the table that had started at that
+    /// time.
+    backup: Option<(Database, usize)>,
+    pub(super) restored: Option<RestoredDatabase>,
     /// The first violation of a rule.
     pub(super) broken: Option<String>,
 }
 
-/// A database that was restored to an earlier state, or a slot that was re-created, without notice.
+/// A database that was restored to an earlier state, or a slot that was re-created, without
+/// informing Walpost.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RestoredDatabase {
     /// Position of the slot when it became available again.
@@ -158,8 +162,8 @@ pub(super) struct RestoredDatabase {
     first_id: u64,
 }
 
-/// Copies that are unknown to a restored database that contained a complete earlier copy. They are
-/// neither resumed nor started again.
+/// Copies that were started after the backup of a database that already recorded a complete copy.
+/// After the restore, these copies are neither resumed nor started again.
 pub(super) struct UndoneCopies {
     pub(super) copies: Range<usize>,
     /// Position of the database's slot.
@@ -221,8 +225,8 @@ impl Shared {
                     is_up: true,
                 },
                 lost: BTreeSet::new(),
-                copy: None,
-                put_back: None,
+                backup: None,
+                restored: None,
                 broken: None,
             })),
             changed: Arc::default(),
@@ -234,7 +238,7 @@ impl Shared {
     }
 }
 
-/// Decides whether batches are rejected. Independent of all other random choices.
+/// Decides whether batches are rejected. The decision is independent of all other random choices.
 fn draw_batch_max(seed: u64) -> Option<usize> {
     let mut dice = fastrand::Rng::with_seed(seed.rotate_left(32));
     (dice.u8(0..8) == 0).then(|| dice.usize(1..20))
@@ -261,7 +265,7 @@ impl World {
         let count = match self.dice.u8(0..10) {
             0 => 0,
             1..8 => self.dice.usize(1..5),
-            // With a slow link, transactions are so large that they are transferred in time only if
+            // With a slow link, large transactions can be transferred within the timeout only if
             // they are split.
             _ if self.cluster.rate.is_some() => self.dice.usize(100..400),
             _ => self.dice.usize(5..40),
@@ -293,11 +297,11 @@ impl World {
     }
 
     /// Writes WAL that contains no events.
-    pub(super) fn write_other_log(&mut self) {
+    pub(super) fn write_other_wal(&mut self) {
         self.database.end.0 += self.dice.u64(1..20) * 8;
     }
 
-    /// Crashes the server: the slot's position is reset to the one on disk, and statistics are
+    /// Crashes the server: the slot's position is reset to its position on disk, and statistics are
     /// lost.
     pub(super) fn crash_database(&mut self) {
         self.database.confirmed = self.database.on_disk;
@@ -305,10 +309,11 @@ impl World {
         self.database.has_sent = false;
     }
 
-    /// Promotes a standby that has the WAL up to a random position, and a slot that is otherwise up
-    /// to date.
+    /// Promotes a standby that has the WAL up to a random position. Its slot is up to date as far
+    /// as its WAL allows.
     pub(super) fn fail_over(&mut self) {
-        // A standby that had not reached an earlier failover would have another history.
+        // A standby that had not reached the position of an earlier failover would have a different
+        // history.
         let since = self
             .database
             .history
@@ -316,8 +321,8 @@ impl World {
             .map_or(Lsn::ZERO, |last| last.at)
             .max(self.database.made);
         let log = &self.database.log;
-        let may_go = log.iter().rev().take_while(|t| t.commit >= since).count();
-        let keep = log.len() - self.dice.usize(0..4).min(may_go);
+        let removable = log.iter().rev().take_while(|t| t.commit >= since).count();
+        let keep = log.len() - self.dice.usize(0..4).min(removable);
         let database = &mut self.database;
         let at = match database.log.get(keep) {
             Some(first_lost) => first_lost.commit,
@@ -341,21 +346,21 @@ impl World {
         database.end_connections();
     }
 
-    /// Makes a copy of the database, which can be restored later.
-    pub(super) fn keep_copy(&mut self) {
-        self.copy = Some((self.database.clone(), self.copies.len()));
+    /// Makes a backup of the database.
+    pub(super) fn back_up(&mut self) {
+        self.backup = Some((self.database.clone(), self.copies.len()));
     }
 
-    /// Restores the copy, if there is one: the timeline is the same, but transactions committed
-    /// since the copy no longer exist. Other transactions are committed before any instance
-    /// connects. If the slot is re-created, it is after those.
+    /// Restores the backup, if one was made: the timeline is the same, but transactions committed
+    /// since the backup no longer exist. New transactions are committed before any instance
+    /// connects. If the slot is re-created, its position is after these transactions.
     pub(super) fn restore_earlier_state(
         &mut self,
         dice: &mut fastrand::Rng,
-        is_remade: bool,
+        recreates_slot: bool,
         is_down: bool,
     ) {
-        let Some((copy, begun)) = self.copy.take() else {
+        let Some((copy, begun)) = self.backup.take() else {
             return;
         };
         if !self.is_detectable(copy.end, is_down) {
@@ -366,7 +371,7 @@ impl World {
         database.next_id = old.next_id;
         database.next_time = old.next_time;
         database.next_connection = old.next_connection;
-        // They may be committed in the old history.
+        // Open transactions of the backup may be committed in the old history.
         database.open_ids.clear();
         database.confirmed = database.on_disk;
         database.incarnation = old.incarnation;
@@ -384,7 +389,7 @@ impl World {
         };
         let kept = ids(&self.database.log);
         self.lost.extend(ids(&old.log).difference(&kept));
-        // Events that a failover has lost since the copy exist again.
+        // Events that a failover has lost since the backup exist again.
         self.lost.retain(|id| !kept.contains(id));
         for _ in 0..dice.usize(0..30) {
             self.commit();
@@ -399,9 +404,9 @@ impl World {
             }
             None => (Lsn::ZERO, Lsn::ZERO),
         };
-        if is_remade {
-            // A slot at a position that Walpost may have confirmed without events can't be
-            // distinguished from one that it did confirm there.
+        if recreates_slot {
+            // If Walpost may have confirmed a position without events, it can't detect a slot that
+            // was re-created at that position.
             if self.database.end > published && self.database.end <= safe {
                 self.database.end = Lsn(safe.0 + 8);
             }
@@ -414,16 +419,16 @@ impl World {
         for _ in 0..dice.usize(0..10) {
             self.commit();
         }
-        self.put_back = Some(RestoredDatabase {
+        self.restored = Some(RestoredDatabase {
             confirmed: self.database.confirmed,
             first_id,
         });
     }
 
-    /// Drops and re-creates the slot while Walpost is not running or is standing by. What was
-    /// committed in between is in no stream. If Walpost has never recorded a position, this can't
-    /// be detected, and nothing is done.
-    pub(super) fn make_slot_anew(&mut self, dice: &mut fastrand::Rng) {
+    /// Drops and re-creates the slot while Walpost is not running or is standing by. The slot never
+    /// sends transactions that were committed in between. If Walpost has never recorded a position,
+    /// it can't detect this, and the slot is not changed.
+    pub(super) fn recreate_slot(&mut self, dice: &mut fastrand::Rng) {
         let database = &self.database;
         let known = database
             .state
@@ -434,31 +439,31 @@ impl World {
             self.commit();
         }
         let database = &mut self.database;
-        // A slot re-created at an end of WAL that was confirmed could not be detected.
+        // Walpost could not detect a slot that was re-created at a position that it had confirmed.
         database.end = database.end.max(Lsn(written.0 + 8));
         database.confirmed = database.end;
         database.on_disk = database.end;
         database.active = None;
         database.has_sent = false;
-        self.put_back = Some(RestoredDatabase {
+        self.restored = Some(RestoredDatabase {
             confirmed: self.database.confirmed,
             first_id,
         });
     }
 
-    /// Checks that Walpost, which has halted, has not delivered or confirmed anything since the
-    /// change.
-    pub(super) fn judge_halt(&mut self) {
-        let Some(put_back) = self.put_back else {
+    /// Checks that Walpost, which has halted, has not delivered events or confirmed positions since
+    /// the change.
+    pub(super) fn check_halt(&mut self) {
+        let Some(restored) = self.restored else {
             return;
         };
         let confirmed = self.database.confirmed;
-        if confirmed != put_back.confirmed {
-            let text = format!("it halted, and {confirmed} was confirmed: {put_back:?}");
+        if confirmed != restored.confirmed {
+            let text = format!("Walpost halted, but {confirmed} was confirmed: {restored:?}");
             self.break_rule(text);
         }
-        if let Some(id) = self.visible().range(put_back.first_id..).next() {
-            let text = format!("it halted, and event {id} was delivered: {put_back:?}");
+        if let Some(id) = self.visible().range(restored.first_id..).next() {
+            let text = format!("Walpost halted, but event {id} was delivered: {restored:?}");
             self.break_rule(text);
         }
     }
@@ -469,12 +474,12 @@ impl World {
             return;
         }
         if lsn > sent {
-            self.break_rule(format!("{lsn} was confirmed, and {sent} sent"));
+            self.break_rule(format!("{lsn} was confirmed, but only {sent} was sent"));
         }
-        // The position at which the slot was created was not confirmed by a client.
+        // A client has not confirmed the position at which the slot was created.
         if lsn > self.database.confirmed {
-            if let Some(event) = self.lacking(lsn) {
-                let text = format!("{lsn} was confirmed, and event {} is not durable", event.id);
+            if let Some(event) = self.find_undelivered(lsn) {
+                let text = format!("{lsn} was confirmed, but event {} is not durable", event.id);
                 self.break_rule(text);
             }
             self.database.confirmed = lsn;
@@ -484,8 +489,8 @@ impl World {
         }
     }
 
-    /// Returns an event of a transaction that ends at or before `lsn`, if consumers can't see it.
-    pub(super) fn lacking(&self, lsn: Lsn) -> Option<Event> {
+    /// Returns an event that consumers can't see although its transaction ends at or before `lsn`.
+    pub(super) fn find_undelivered(&self, lsn: Lsn) -> Option<Event> {
         let visible = self.visible();
         let log = self.database.log.iter();
         let mut events = log
@@ -502,8 +507,8 @@ impl World {
             .collect()
     }
 
-    /// Returns whether everything that was committed is delivered and confirmed. WAL without events
-    /// does not have to be confirmed.
+    /// Returns whether all committed events are delivered and confirmed. WAL without events does
+    /// not have to be confirmed.
     pub(super) fn is_settled(&self) -> bool {
         let visible = self.visible();
         let log = &self.database.log;
@@ -518,13 +523,13 @@ impl World {
     /// Checks the contents of Kafka.
     pub(super) fn check_records(&mut self) {
         for partition in 0..PARTITIONS {
-            if let Err(what) = self.judge_partition(partition) {
+            if let Err(what) = self.check_partition(partition) {
                 self.break_rule(format!("partition {partition}: {what}"));
             }
         }
     }
 
-    fn judge_partition(&self, partition: usize) -> Result<(), String> {
+    fn check_partition(&self, partition: usize) -> Result<(), String> {
         let events = self.database.log.iter().flat_map(|t| &t.events);
         let expected: Vec<u64> = events
             .filter(|event| event.partition == partition)
@@ -536,14 +541,14 @@ impl World {
             .map(|stored| stored.id)
             .filter(|id| !self.lost.contains(id))
             .collect();
-        let of = |rows: &Vec<Event>| {
+        let ids = |rows: &Vec<Event>| {
             let mut rows = rows.clone();
             rows.retain(|event| event.partition == partition && !self.lost.contains(&event.id));
             rows.iter().map(|event| event.id).collect()
         };
-        let copies: Vec<Vec<u64>> = self.copies.iter().map(of).collect();
+        let copies: Vec<Vec<u64>> = self.copies.iter().map(ids).collect();
         if self.exactly_once {
-            return record_checks::judge_each_once(&found, &expected, &copies);
+            return record_checks::check_exactly_once(&found, &expected, &copies);
         }
         let undone = self.undone.as_ref().map(|undone| {
             let log = self.database.log.iter();
@@ -552,7 +557,7 @@ impl World {
             let count = events.filter(|event| event.partition == partition).count();
             (undone.copies.clone(), count)
         });
-        record_checks::judge_repeats(&found, &expected, copies, undone)
+        record_checks::check_at_least_once(&found, &expected, copies, undone)
     }
 }
 
@@ -560,11 +565,11 @@ impl Cluster {
     fn is_visible(&self, stored: &Stored) -> bool {
         match stored.transaction {
             None => true,
-            Some(number) => self.transactions.get(&number) == Some(&Fate::Committed),
+            Some(number) => self.transactions.get(&number) == Some(&TransactionState::Committed),
         }
     }
 
-    /// Makes a new producer take over, which aborts any open transaction. Returns its epoch.
+    /// Registers a new producer, which aborts any open transaction. Returns the producer's epoch.
     pub(super) fn take_over(&mut self) -> u64 {
         self.epoch += 1;
         self.abort_open();
@@ -575,13 +580,14 @@ impl Cluster {
     pub(super) fn begin(&mut self) -> u64 {
         let number = self.next_transaction;
         self.next_transaction += 1;
-        self.transactions.insert(number, Fate::Open);
+        self.transactions.insert(number, TransactionState::Open);
         self.open_since = None;
         number
     }
 
-    /// Aborts the open transaction if it has been open for too long, and returns whether it has.
-    pub(super) fn give_up_late(&mut self) -> bool {
+    /// Aborts the open transaction if it has been open for too long, and returns whether it was
+    /// aborted.
+    pub(super) fn abort_if_expired(&mut self) -> bool {
         let is_late = self
             .open_since
             .is_some_and(|since| since.elapsed() > TRANSACTION_TIMEOUT);
@@ -592,25 +598,25 @@ impl Cluster {
     }
 
     fn abort_open(&mut self) {
-        for fate in self.transactions.values_mut() {
-            if *fate == Fate::Open {
-                *fate = Fate::Aborted;
+        for state in self.transactions.values_mut() {
+            if *state == TransactionState::Open {
+                *state = TransactionState::Aborted;
             }
         }
         self.open_since = None;
     }
 
-    /// Ends a transaction, and returns whether it was still open. Commits it if there is a
-    /// checkpoint, and aborts it otherwise.
+    /// Ends a transaction, and returns whether it was still open. The transaction is committed if
+    /// `checkpoint` is `Some`, and aborted otherwise.
     pub(super) fn end_transaction(&mut self, number: u64, checkpoint: Option<Checkpoint>) -> bool {
         match self.transactions.get_mut(&number) {
-            Some(fate @ Fate::Open) => {
-                *fate = match checkpoint {
+            Some(state @ TransactionState::Open) => {
+                *state = match checkpoint {
                     Some(checkpoint) => {
                         self.checkpoint = Some(checkpoint);
-                        Fate::Committed
+                        TransactionState::Committed
                     }
-                    None => Fate::Aborted,
+                    None => TransactionState::Aborted,
                 };
                 true
             }

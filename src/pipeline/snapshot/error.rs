@@ -7,7 +7,7 @@ use crate::postgres::catalog::CatalogError;
 use crate::postgres::replication::ConnectionError;
 use crate::postgres::table::TableName;
 
-/// Rows that are older than the slot can't be delivered.
+/// The reason why rows that are older than the slot can't be delivered.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SnapshotError {
     #[error(transparent)]
@@ -18,21 +18,22 @@ pub(crate) enum SnapshotError {
     Mapping(#[from] MappingError),
     #[error(transparent)]
     Core(#[from] CoreError),
-    /// It is unknown whether they were already delivered.
+    /// Walpost can't determine whether the rows have been delivered.
     #[error(
-        "table {table} has rows, and whether those that are older than slot {slot:?} were delivered is not known: table \
-         walpost.journal, which would say it, does not exist. To have them delivered before the stream, create \
-         it with init. If they were, or are not to be: snapshot = \"never\""
+        "table {table} has rows, but Walpost can't tell whether the rows that are older than slot {slot:?} have been delivered, \
+         because table walpost.journal does not exist. To deliver these rows before the stream, create the journal with init. If \
+         they have been delivered, or should not be delivered, set snapshot = \"never\""
     )]
     NoJournal {
         /// The outbox.
         table: TableName,
         slot: String,
     },
-    /// The role lacks the privilege to read them.
+    /// The role lacks the privilege to read the rows.
     #[error(
-        "table {table} has rows that may be older than slot {slot:?}, and to deliver them before the stream the role has \
-         to read the table. Let it: {grant}. If they were delivered, or are not to be: snapshot = \"never\""
+        "table {table} has rows that may be older than slot {slot:?}, but the role lacks the privilege to read the table, which is \
+         required to deliver these rows before the stream. Grant the privilege: {grant}. If the rows have been delivered, or should \
+         not be delivered, set snapshot = \"never\""
     )]
     Denied {
         /// The outbox.
@@ -43,16 +44,15 @@ pub(crate) enum SnapshotError {
     },
     /// A transaction was open for too long.
     #[error(
-        "a snapshot of the table waits for every transaction that is open when it begins, and one lasts: see xact_start \
-         in pg_stat_activity ({0})"
+        "the snapshot of the table has to wait for a transaction that has been open for a long time ({0}). To find the transaction, \
+         see xact_start in pg_stat_activity"
     )]
     Waits(String),
     /// Exactly-once delivery can't continue a copy.
     #[error(
-        "the snapshot of table {table} was interrupted after {rows} rows, which are in Kafka, and its rows have no order \
-         in which it could be resumed: that requires a primary key of integers, uuid, text, bytea or times. To have all \
-         rows delivered again: {adopt}. To leave the rest out: the same, and then \
-         snapshot = \"never\""
+        "the snapshot of table {table} was interrupted after {rows} rows, which are in Kafka, and can't be resumed, because this \
+         requires a primary key of integers, uuid, text, bytea or times. To deliver all rows again: {adopt}. To omit the remaining \
+         rows, run the same command, and then set snapshot = \"never\""
     )]
     Interrupted {
         /// The outbox.
@@ -62,27 +62,30 @@ pub(crate) enum SnapshotError {
         /// The command that accepts the slot's current position.
         adopt: String,
     },
-    /// A copy that was started under another definition of the pipeline can't continue under this
-    /// one.
+    /// A copy that was started with another definition of the pipeline can't continue with the
+    /// current definition.
     #[error(
-        "the copy of the older rows of table {table} is not complete, and the configuration has {outbox} in its place: rows of \
-         {table} that were committed before {snapshot_lsn} may be missing in Kafka. Have it completed first: put table = \
-         {table:?} back, wait until the log says \"snapshot delivered\", and then change the definition. To leave the rest out: \
-         {adopt}{never}"
+        "the copy of the older rows of table {table} is not complete, but the configuration has {outbox} in its place: rows of \
+         {table} that were committed before {snapshot_lsn} may be missing from Kafka. To complete the copy first, set table = \
+         {table:?} again, wait until the log contains \"snapshot delivered\", and then change the definition. To omit the remaining \
+         rows: {adopt}{never}"
     )]
     Unfinished {
         table: String,
         outbox: String,
         snapshot_lsn: Lsn,
-        /// The setting that leaves the remaining rows out. A definition with several tables has none.
+        /// How to omit the remaining rows. A definition with several tables has no setting for
+        /// this.
         never: &'static str,
         /// With exactly-once delivery, the command to run first.
         adopt: String,
     },
     /// The second connection has reached a different server than the first.
-    #[error("the snapshot's connection was answered by another server than the stream's")]
+    #[error("the snapshot's connection reached a different server than the stream's connection")]
     OtherServer,
     /// Another instance has started or completed a snapshot since the journal was read.
-    #[error("another instance has written about the snapshot since the journal was read")]
+    #[error(
+        "another instance has changed the journal's record of the snapshot since this instance read it"
+    )]
     Outrun,
 }

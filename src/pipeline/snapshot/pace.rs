@@ -1,12 +1,13 @@
-//! Reads less often and more at a time when many rows arrive.
+//! Reads less often, but more data at a time, when many rows arrive.
 //!
 //! The walsender calls `send` once for each row. A reader that waits on the socket is woken for
-//! each call, which costs both sides more than all other processing of a row. So while rows arrive
-//! quickly, the reader lets the socket's buffer fill for a moment before it reads again, or lets
-//! another thread read ([`crate::postgres::replication::Connection::read_ahead`]). While they
-//! arrive slowly, it never waits.
+//! each call, which takes the client and the server more time than all other processing of a row.
+//! Therefore, while rows arrive quickly, the reader waits until more data is in the socket's buffer
+//! before it reads again, or another thread reads
+//! ([`crate::postgres::replication::Connection::read_ahead`]). While rows arrive slowly, the reader
+//! does not wait.
 //!
-//! Pure: the time is passed as an argument.
+//! This module performs no I/O, and receives the current time as an argument.
 
 use std::time::Duration;
 
@@ -14,27 +15,28 @@ use tokio::time::Instant;
 
 /// Minimum duration of the span over which the rate is measured.
 const MEASUREMENT_MIN: Duration = Duration::from_millis(1);
-/// Number of frames in a span from which traffic counts as fast: 20,000 per second.
+/// Minimum number of frames in a span for traffic to count as fast: 20,000 per second.
 const FAST_FRAMES: u32 = 20;
-/// Traffic with fewer but large frames also counts as fast from this many bytes in a span, which is
-/// 64 MB/s, ...
+/// Minimum number of bytes in a span for traffic with fewer but large frames to count as fast,
+/// which is 64 MB/s. The span must also contain [`FAST_LARGE_FRAMES`].
 const FAST_BYTES: u64 = 64 << 10;
-/// ... and this many frames. With fewer frames, a wakeup for each costs little compared to copying
-/// it, and reading ahead copies it once more.
+/// Minimum number of large frames in a span for traffic to count as fast. With fewer frames, waking
+/// the reader for each frame takes little time compared to copying the frame, and reading ahead
+/// copies the frame once more.
 const FAST_LARGE_FRAMES: u32 = 5;
-/// A span that is at least this long contains a lull.
+/// Minimum duration of a span that contains a lull.
 const LULL_DURATION: Duration = Duration::from_millis(4);
-/// Traffic that has been fast for a shorter time may be a burst, such as the backlog of a moment in
-/// which the disk or the scheduler was slow. Records of a burst should not wait to share a batch,
-/// because they are late already.
+/// Traffic that has been fast for a shorter time than this may be a burst, for example after the
+/// disk or the scheduler was slow for a moment. Records of a burst should not wait to share a
+/// batch, because they are already late.
 const BURST_DURATION: Duration = Duration::from_millis(10);
-/// With a small receive buffer, how long to let rows accumulate at the sender: initially, at least
-/// and at most.
+/// Initial delay in which rows accumulate at the sender, with a small receive buffer.
 const ACCUMULATION_DELAY: Duration = Duration::from_millis(1);
+/// Minimum and maximum of the delay that starts at [`ACCUMULATION_DELAY`].
 const ACCUMULATION_DELAY_LIMITS: (Duration, Duration) =
     (Duration::from_micros(50), Duration::from_millis(2));
-/// How long to let the socket's buffer fill. At the highest rate observed, the buffer does not
-/// become full in this time, and the delay is imperceptible.
+/// Delay before the next read, in which the socket's buffer fills. At the highest rate observed,
+/// the buffer does not become full in this time, and the delay is imperceptible.
 const BUFFER_FILL_DELAY: Duration = Duration::from_micros(300);
 
 /// The rate at which frames arrive.
@@ -44,17 +46,17 @@ pub(crate) struct Pace {
     frames: u32,
     bytes: u64,
     fast: bool,
-    /// When the traffic that is fast now became fast.
+    /// When the current period of fast traffic started.
     fast_since: Instant,
     small_buffer: Option<SmallBuffer>,
 }
 
-/// A receive buffer that was made small
+/// A receive buffer whose size was reduced
 /// ([`crate::postgres::replication::Connection::shrink_receive_buffer`]). Data that does not fit
-/// into it accumulates in the sender's buffer, which is cheap for the sender. So the receive buffer
-/// should be full when it is read, but the sender's buffer should not be, because the sender would
-/// wait. Each read that finds the receive buffer full shortens the pause before the next read a
-/// little, and each other read lengthens it by more.
+/// into the receive buffer accumulates in the sender's buffer, which takes the sender little time.
+/// Therefore, the receive buffer should be full when it is read, but the sender's buffer should not
+/// be full, because the sender would have to wait. Each read from a full receive buffer shortens
+/// the pause before the next read slightly, and each other read lengthens the pause by more.
 #[derive(Debug)]
 struct SmallBuffer {
     pause: Duration,
@@ -65,17 +67,17 @@ struct SmallBuffer {
 impl SmallBuffer {
     fn received(&mut self, bytes: u64) {
         self.full = bytes.max(self.full - self.full / 64);
-        let (least, most) = ACCUMULATION_DELAY_LIMITS;
+        let (min, max) = ACCUMULATION_DELAY_LIMITS;
         let pause = match bytes >= self.full - self.full / 8 {
             true => self.pause - self.pause / 16,
             false => self.pause + self.pause / 4,
         };
-        self.pause = pause.clamp(least, most);
+        self.pause = pause.clamp(min, max);
     }
 }
 
 impl Pace {
-    /// Creates an instance to which no frames have been reported yet.
+    /// Creates an instance that has not received any frames yet.
     pub(crate) fn new(now: Instant) -> Self {
         Self {
             span_began: now,
@@ -87,8 +89,8 @@ impl Pace {
         }
     }
 
-    /// Records that the receive buffer was made small.
-    pub(crate) fn buffer_is_small(&mut self) {
+    /// Records that the size of the receive buffer was reduced.
+    pub(crate) fn record_small_buffer(&mut self) {
         self.small_buffer = Some(SmallBuffer {
             pause: ACCUMULATION_DELAY,
             full: 0,
@@ -96,12 +98,12 @@ impl Pace {
     }
 
     /// Records that a frame has arrived.
-    pub(crate) fn frame(&mut self) {
+    pub(crate) fn record_frame(&mut self) {
         self.frames = self.frames.saturating_add(1);
     }
 
     /// Records that this many bytes were read.
-    pub(crate) fn received(&mut self, bytes: u64) {
+    pub(crate) fn record_bytes(&mut self, bytes: u64) {
         self.bytes += bytes;
         if let Some(buffer) = &mut self.small_buffer
             && bytes > 0
@@ -111,21 +113,21 @@ impl Pace {
         }
     }
 
-    /// Returns whether frames have been arriving quickly for a while, so that more are likely to
-    /// follow. The rate before a lull does not count.
+    /// Returns whether frames have been arriving quickly for a while, so that more frames are
+    /// likely to follow. The rate before a lull is ignored.
     pub(crate) fn is_busy(&self, now: Instant) -> bool {
         self.fast
             && now.duration_since(self.span_began) < LULL_DURATION
             && now.duration_since(self.fast_since) >= BURST_DURATION
     }
 
-    /// Returns how long to wait before the next read, if at all.
+    /// Returns how long to wait before the next read, or `None` to read immediately.
     pub(crate) fn pause(&mut self, now: Instant) -> Option<Duration> {
         let elapsed = now.duration_since(self.span_began);
         if elapsed >= MEASUREMENT_MIN {
-            let is_much = self.frames >= FAST_FRAMES
+            let is_fast = self.frames >= FAST_FRAMES
                 || self.frames >= FAST_LARGE_FRAMES && self.bytes >= FAST_BYTES;
-            let was_fast = std::mem::replace(&mut self.fast, is_much && elapsed < LULL_DURATION);
+            let was_fast = std::mem::replace(&mut self.fast, is_fast && elapsed < LULL_DURATION);
             if !was_fast {
                 self.fast_since = self.span_began;
             }
@@ -144,13 +146,13 @@ impl Pace {
 mod tests {
     use super::*;
 
-    /// Returns the number of pauses in 100 reads if `frames` arrive every `every`.
-    fn pauses(frames: u32, every: Duration) -> usize {
+    /// Returns the number of pauses in 100 reads if `frames` frames arrive in each `interval`.
+    fn pauses(frames: u32, interval: Duration) -> usize {
         let start = Instant::now();
         let mut pace = Pace::new(start);
         let read = |n: &u32| {
-            (0..frames).for_each(|_| pace.frame());
-            pace.pause(start + every * *n).is_some()
+            (0..frames).for_each(|_| pace.record_frame());
+            pace.pause(start + interval * *n).is_some()
         };
         (1..=100).filter(read).count()
     }
@@ -160,28 +162,28 @@ mod tests {
         let start = Instant::now();
         let mut pace = Pace::new(start);
         for span in 1..=spans {
-            (0..FAST_FRAMES).for_each(|_| pace.frame());
+            (0..FAST_FRAMES).for_each(|_| pace.record_frame());
             assert!(pace.pause(start + MEASUREMENT_MIN * span).is_some());
         }
         (pace, start + MEASUREMENT_MIN * spans)
     }
 
     #[test]
-    fn a_lull_ends_a_busy_time() {
+    fn ends_a_busy_period_at_a_lull() {
         let (mut pace, now) = fast(10);
         assert!(pace.is_busy(now + MEASUREMENT_MIN));
         // The next frame arrives much later.
-        pace.frame();
+        pace.record_frame();
         assert!(!pace.is_busy(now + MEASUREMENT_MIN * 1000));
-        // The first fast frames after that do not make it busy immediately.
+        // The first fast frames after the lull do not count as busy immediately.
         assert!(pace.pause(now + MEASUREMENT_MIN * 1000).is_none());
-        (0..FAST_FRAMES).for_each(|_| pace.frame());
+        (0..FAST_FRAMES).for_each(|_| pace.record_frame());
         assert!(pace.pause(now + MEASUREMENT_MIN * 1001).is_some());
         assert!(!pace.is_busy(now + MEASUREMENT_MIN * 1001));
     }
 
     #[test]
-    fn burst_does_not_count_as_busy() {
+    fn does_not_count_a_burst_as_busy() {
         let moment = Duration::from_nanos(1);
         let (pace, now) = fast(1);
         assert!(!pace.is_busy(now));
@@ -194,24 +196,28 @@ mod tests {
     }
 
     #[test]
-    fn fast_frames_are_gathered_and_slow_ones_are_not() {
-        assert_eq!(pauses(1, Duration::from_micros(5)), 0, "too short to tell");
+    fn pauses_between_reads_only_while_frames_arrive_quickly() {
+        assert_eq!(
+            pauses(1, Duration::from_micros(5)),
+            0,
+            "shorter than the measurement"
+        );
         assert!(pauses(3, Duration::from_micros(50)) > 50);
         assert_eq!(pauses(3, Duration::from_micros(500)), 0);
         assert_eq!(
             pauses(30, Duration::from_millis(50)),
             0,
-            "single bursts are read at once"
+            "single bursts are read immediately"
         );
     }
 
     #[test]
-    fn large_frames_are_fast_when_they_are_few() {
+    fn counts_a_few_large_frames_as_fast() {
         let start = Instant::now();
         let is_fast = |frames, bytes| {
             let mut pace = Pace::new(start);
-            (0..frames).for_each(|_| pace.frame());
-            pace.received(bytes);
+            (0..frames).for_each(|_| pace.record_frame());
+            pace.record_bytes(bytes);
             pace.pause(start + MEASUREMENT_MIN).is_some()
         };
         assert!(is_fast(FAST_LARGE_FRAMES, FAST_BYTES));
@@ -219,11 +225,11 @@ mod tests {
         assert!(!is_fast(FAST_LARGE_FRAMES - 1, 100 * FAST_BYTES));
         let mut pace = Pace::new(start);
         for span in 1..10 {
-            (0..FAST_LARGE_FRAMES).for_each(|_| pace.frame());
-            pace.received(FAST_BYTES / 2);
+            (0..FAST_LARGE_FRAMES).for_each(|_| pace.record_frame());
+            pace.record_bytes(FAST_BYTES / 2);
             assert!(
                 pace.pause(start + MEASUREMENT_MIN * span).is_none(),
-                "it adds up"
+                "bytes of several spans are added"
             );
         }
     }
@@ -232,18 +238,18 @@ mod tests {
     /// bytes while rows arrive quickly.
     fn with_small_buffer(reads: &[u64]) -> Duration {
         let (mut pace, mut now) = fast(1);
-        pace.buffer_is_small();
+        pace.record_small_buffer();
         for bytes in reads {
-            pace.received(*bytes);
+            pace.record_bytes(*bytes);
             now += MEASUREMENT_MIN;
-            (0..FAST_FRAMES).for_each(|_| pace.frame());
+            (0..FAST_FRAMES).for_each(|_| pace.record_frame());
             pace.pause(now);
         }
         pace.pause(now).expect("fast")
     }
 
     #[test]
-    fn a_small_buffer_is_read_when_it_is_full_and_no_later() {
+    fn adapts_the_pause_so_that_a_small_buffer_is_just_full() {
         const FULL_READ_BYTES: u64 = 64_000;
         let (least, most) = ACCUMULATION_DELAY_LIMITS;
         assert_eq!(with_small_buffer(&[]), ACCUMULATION_DELAY);
@@ -265,17 +271,17 @@ mod tests {
     }
 
     #[test]
-    fn a_small_buffer_is_read_at_once_while_rows_come_slowly() {
+    fn reads_a_small_buffer_immediately_while_rows_arrive_slowly() {
         let start = Instant::now();
         let mut pace = Pace::new(start);
-        pace.buffer_is_small();
+        pace.record_small_buffer();
         for span in 1..100 {
-            pace.frame();
-            pace.received(500);
+            pace.record_frame();
+            pace.record_bytes(500);
             assert_eq!(pace.pause(start + MEASUREMENT_MIN * span), None);
         }
-        // A small read does not show how much the buffer can hold.
-        (0..FAST_FRAMES).for_each(|_| pace.frame());
+        // A small read does not show the capacity of the buffer.
+        (0..FAST_FRAMES).for_each(|_| pace.record_frame());
         assert_eq!(
             pace.pause(start + MEASUREMENT_MIN * 100),
             Some(ACCUMULATION_DELAY)
@@ -283,11 +289,11 @@ mod tests {
     }
 
     #[test]
-    fn traffic_with_a_lull_is_not_fast_regardless_of_its_size() {
+    fn does_not_count_traffic_with_a_lull_as_fast() {
         let is_fast = |after| {
             let start = Instant::now();
             let mut pace = Pace::new(start);
-            (0..FAST_FRAMES).for_each(|_| pace.frame());
+            (0..FAST_FRAMES).for_each(|_| pace.record_frame());
             pace.pause(start + after).is_some()
         };
         let moment = Duration::from_nanos(1);

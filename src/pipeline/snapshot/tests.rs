@@ -3,7 +3,7 @@ use crate::postgres::table_pattern::TablePatterns;
 
 const SNAPSHOT_LSN: Lsn = Lsn(0x200);
 const BEFORE: Lsn = Lsn(0x1ff);
-const BEYOND: Lsn = Lsn(0x201);
+const AFTER: Lsn = Lsn(0x201);
 
 fn copying(connection: Option<Connection>, resumed: Lsn) -> Copying {
     Copying {
@@ -17,7 +17,7 @@ fn copying(connection: Option<Connection>, resumed: Lsn) -> Copying {
     }
 }
 
-/// Returns a connection on which nothing ever arrives.
+/// Returns a connection that never receives data.
 fn silent() -> Connection {
     let session = crate::postgres::connect::dial::Session {
         socket: crate::postgres::connect::dial::Socket::Memory(tokio::io::duplex(1).0),
@@ -37,31 +37,31 @@ fn decided(record: SnapshotRecord, has_streamed: bool, rows: Rows, confirmed: Ls
         rows,
     };
     let table = "public.outbox".parse().expect("table");
-    decide(&snapshot_history, confirmed, &table, "slot").expect("it can go on")
+    decide(&snapshot_history, confirmed, &table, "slot").expect("a decision")
 }
 
-/// Otherwise, a start would consider the copy delivered and copy nothing, so rows that the sink had
-/// not written yet would be lost.
+/// If a copy counted as durable too early, the next start would not copy rows that the sink had not
+/// written yet, and these rows would be lost.
 #[tokio::test]
-async fn copy_is_durable_when_all_was_read_and_its_snapshot_lsn_is_confirmed() {
+async fn considers_a_copy_durable_when_it_is_read_completely_and_confirmed() {
     let all_read = copying(None, Lsn::ZERO);
     assert!(!all_read.is_durable(BEFORE));
     assert!(all_read.is_durable(SNAPSHOT_LSN));
-    assert!(all_read.is_durable(BEYOND));
-    assert!(!copying(Some(silent()), Lsn::ZERO).is_durable(BEYOND));
+    assert!(all_read.is_durable(AFTER));
+    assert!(!copying(Some(silent()), Lsn::ZERO).is_durable(AFTER));
 }
 
 /// A standby was promoted that has no WAL after the consistent point, and the copy continues from
-/// there.
+/// that position.
 #[tokio::test]
-async fn copy_whose_snapshot_lsn_the_slot_was_at_is_durable_when_more_is_confirmed() {
+async fn considers_a_copy_durable_only_above_the_initial_slot_position() {
     let all_read = copying(None, SNAPSHOT_LSN);
     assert!(!all_read.is_durable(SNAPSHOT_LSN));
-    assert!(all_read.is_durable(BEYOND));
+    assert!(all_read.is_durable(AFTER));
 }
 
 #[test]
-fn begun_copy_is_made_again_unless_the_slot_is_confirmed_up_to_its_snapshot_lsn() {
+fn repeats_an_unfinished_copy_unless_its_snapshot_lsn_is_confirmed() {
     let begun = |confirmed| {
         decided(
             SnapshotRecord::Begun(SNAPSHOT_LSN),
@@ -73,18 +73,18 @@ fn begun_copy_is_made_again_unless_the_slot_is_confirmed_up_to_its_snapshot_lsn(
     assert_eq!(begun(BEFORE), Decision::Copy);
     // The consistent point is confirmed only by a complete copy.
     assert_eq!(begun(SNAPSHOT_LSN), Decision::Settled("copied"));
-    assert_eq!(begun(BEYOND), Decision::Settled("copied"));
+    assert_eq!(begun(AFTER), Decision::Settled("copied"));
 }
 
 #[test]
-fn position_that_walpost_has_not_recorded_is_not_taken_for_a_complete_copy() {
-    assert_eq!(confirmed_by_us(BEYOND, Some(BEFORE)), BEFORE);
-    assert_eq!(confirmed_by_us(BEFORE, Some(BEYOND)), BEFORE);
-    assert_eq!(confirmed_by_us(BEYOND, None), BEYOND);
+fn ignores_slot_positions_above_the_recorded_position() {
+    assert_eq!(confirmed_by_us(AFTER, Some(BEFORE)), BEFORE);
+    assert_eq!(confirmed_by_us(BEFORE, Some(AFTER)), BEFORE);
+    assert_eq!(confirmed_by_us(AFTER, None), AFTER);
 }
 
 #[test]
-fn rows_are_copied_only_where_nothing_says_that_they_were() {
+fn copies_rows_only_if_no_record_shows_an_earlier_copy() {
     let some = || Rows::About(3);
     assert_eq!(
         decided(SnapshotRecord::Nothing, false, some(), SNAPSHOT_LSN),
@@ -115,15 +115,15 @@ fn rows_are_copied_only_where_nothing_says_that_they_were() {
 }
 
 #[test]
-fn snapshot_that_another_instance_has_outrun_is_not_copied() {
+fn rejects_a_snapshot_if_another_instance_has_used_the_slot() {
     for planned in [SnapshotRecord::Nothing, SnapshotRecord::Begun(BEFORE)] {
         let outrun = |record, confirmed| is_outrun(planned, record, confirmed, SNAPSHOT_LSN);
         assert!(!outrun(planned, BEFORE));
         // The slot may be exactly at the consistent point, with nothing after it confirmed.
         assert!(!outrun(planned, SNAPSHOT_LSN));
         // The slot has confirmed events at the start of the stream.
-        assert!(outrun(planned, BEYOND));
-        // The other instance has started or completed a copy of its own.
+        assert!(outrun(planned, AFTER));
+        // The other instance has started or completed its own copy.
         for record in [SnapshotRecord::Done, SnapshotRecord::Begun(SNAPSHOT_LSN)] {
             assert!(outrun(record, BEFORE), "{record:?}");
         }
@@ -131,7 +131,7 @@ fn snapshot_that_another_instance_has_outrun_is_not_copied() {
 }
 
 #[test]
-fn copy_makes_progress_until_no_row_was_read_for_a_while() {
+fn reports_progress_until_no_row_is_read_within_the_limit() {
     const LIMIT: Duration = Duration::from_secs(10);
     let mut copying = copying(None, Lsn::ZERO);
     let start = Instant::now();
@@ -150,7 +150,7 @@ fn copy_makes_progress_until_no_row_was_read_for_a_while() {
 /// The table in docs/pipelines.md, "While older rows are being copied": every kind of outbox that a
 /// definition can have before and after a change, with an unfinished copy.
 #[test]
-fn open_copy_is_continued_by_the_same_table_only() {
+fn continues_an_unfinished_copy_only_for_the_same_table() {
     let table = |name: &str| Outbox::Table(name.parse().expect("a table"));
     let patterns = || TablePatterns::new(&["public.*".to_owned()]).expect("patterns");
     let one_of = |name: &str| Outbox::OneOf {
@@ -165,7 +165,7 @@ fn open_copy_is_continued_by_the_same_table_only() {
         record: SnapshotRecord::Begun(SNAPSHOT_LSN),
     };
     let continues = |snapshots: &[TableSnapshot], outbox: &Outbox| {
-        let found = Unfinished::find(snapshots, outbox, BEFORE).expect("it is open");
+        let found = Unfinished::find(snapshots, outbox, BEFORE).expect("an unfinished copy");
         found.is_for(outbox.table())
     };
     let of_a = [begun(Some("public.a"))];
@@ -178,7 +178,7 @@ fn open_copy_is_continued_by_the_same_table_only() {
         (messages, false),
     ] {
         assert_eq!(continues(&of_a, &outbox), expected, "{outbox}");
-        // A complete copy affects none of them.
+        // A complete copy does not affect any definition.
         for (confirmed, record) in [
             (SNAPSHOT_LSN, SnapshotRecord::Begun(SNAPSHOT_LSN)),
             (BEFORE, SnapshotRecord::Done),
@@ -198,13 +198,13 @@ fn open_copy_is_continued_by_the_same_table_only() {
 }
 
 #[test]
-fn table_that_took_the_place_of_another_is_noticed_once() {
-    let of = |table: &str| TableSnapshot {
+fn detects_a_replaced_table_once() {
+    let done = |table: &str| TableSnapshot {
         table: Some(table.to_owned()),
         record: SnapshotRecord::Done,
     };
     let ours: TableName = "public.b".parse().expect("a table");
     assert_eq!(replaced(&[], &ours), None);
-    assert_eq!(replaced(&[of("public.a")], &ours), Some("public.a"));
-    assert_eq!(replaced(&[of("public.a"), of("public.b")], &ours), None);
+    assert_eq!(replaced(&[done("public.a")], &ours), Some("public.a"));
+    assert_eq!(replaced(&[done("public.a"), done("public.b")], &ours), None);
 }

@@ -1,10 +1,10 @@
-//! The WAL budget: how much WAL the slot may retain on the server's disk, and the reaction when it
-//! retains more.
+//! The WAL budget: how much WAL the slot may retain on the server's disk, and the reaction when the
+//! slot retains more.
 //!
-//! WAL counts from `restart_lsn`, because that WAL occupies disk space, whether it is retained for
-//! unconfirmed events or for an open transaction.
+//! Retained WAL is counted from `restart_lsn`, because all WAL from there on occupies disk space,
+//! whether it is retained for unconfirmed events or for an open transaction.
 //!
-//! Pure: the time is passed as an argument.
+//! This module performs no I/O, and receives the current time as an argument.
 
 use std::time::{Duration, Instant};
 
@@ -13,11 +13,11 @@ use crate::model::outage::{Outage, OutageMessage};
 /// How much WAL the slot may retain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct WalBudget {
-    /// Above this, a warning is logged.
+    /// If the slot retains more bytes than this, a warning is logged.
     pub warn_bytes: Option<u64>,
-    /// Above this, `on_max` determines the reaction.
+    /// If the slot retains more bytes than this, `on_max` determines the reaction.
     pub max_bytes: Option<u64>,
-    /// The reaction above `max_bytes`.
+    /// The reaction when the slot retains more than `max_bytes`.
     pub on_max: OnMax,
 }
 
@@ -28,11 +28,11 @@ pub(crate) enum OnMax {
     /// The slot is kept, and an error is logged.
     #[default]
     Hold,
-    /// The slot is dropped, and the journal records what it had not delivered.
+    /// The slot is dropped, and the journal records which events were not delivered.
     DropSlot,
 }
 
-/// Tracks the WAL retained by the slot, and which messages were logged about it.
+/// Tracks how long the slot has exceeded each limit, and which messages were logged about that.
 #[derive(Debug, Default)]
 pub(crate) struct Budget {
     limits: WalBudget,
@@ -43,21 +43,21 @@ pub(crate) struct Budget {
 /// The message to log or the action to take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Finding {
-    Nothing,
-    /// The slot has been above `warn` for this long.
+    None,
+    /// The slot has exceeded `warn_bytes` for this long.
     Warn(Duration),
-    /// The slot has been above `max` for this long, and is kept.
+    /// The slot has exceeded `max_bytes` for this long, and is kept.
     Held(Duration),
-    /// The slot is no longer above `max`, after this long, but still above `warn`.
+    /// The slot exceeded `max_bytes` for this long, and now exceeds only `warn_bytes`.
     BelowMax(Duration),
-    /// The slot is within the budget again, after this long.
+    /// The slot exceeded the budget for this long, and is within the budget again.
     Within(Duration),
-    /// The slot is above `max` and must be dropped.
+    /// The slot exceeds `max_bytes` and must be dropped.
     Drop,
 }
 
 impl Budget {
-    /// Creates a budget for which nothing has been measured yet.
+    /// Creates a budget with these limits.
     #[must_use]
     pub(crate) fn new(limits: WalBudget) -> Self {
         Self {
@@ -68,25 +68,25 @@ impl Budget {
 
     /// Evaluates the amount of WAL that the slot retains.
     pub(crate) fn evaluate(&mut self, retained_bytes: u64, now: Instant) -> Finding {
-        let beyond = |limit: Option<u64>| limit.is_some_and(|limit| retained_bytes > limit);
-        if beyond(self.limits.max_bytes) {
+        let exceeds = |limit: Option<u64>| limit.is_some_and(|limit| retained_bytes > limit);
+        if exceeds(self.limits.max_bytes) {
             if self.limits.on_max == OnMax::DropSlot {
                 return Finding::Drop;
             }
-            // The outage for `warn` continues, but is not logged in addition.
-            return log_elapsed(&mut self.held, now).map_or(Finding::Nothing, Finding::Held);
+            // The outage for `warn_bytes` continues, but is not logged separately.
+            return log_elapsed(&mut self.held, now).map_or(Finding::None, Finding::Held);
         }
         let held = self.held.end(now);
-        if beyond(self.limits.warn_bytes) {
-            let warn = log_elapsed(&mut self.warned, now).map_or(Finding::Nothing, Finding::Warn);
+        if exceeds(self.limits.warn_bytes) {
+            let warn = log_elapsed(&mut self.warned, now).map_or(Finding::None, Finding::Warn);
             return held.map_or(warn, Finding::BelowMax);
         }
         let warned = self.warned.end(now);
-        warned.max(held).map_or(Finding::Nothing, Finding::Within)
+        warned.max(held).map_or(Finding::None, Finding::Within)
     }
 }
 
-/// Records a failure, and returns how long the outage has lasted if that should be logged now.
+/// Records that the limit is still exceeded, and returns for how long if a message is due.
 fn log_elapsed(outage: &mut Outage, now: Instant) -> Option<Duration> {
     match outage.failed(now) {
         OutageMessage::Started => Some(Duration::ZERO),
@@ -99,13 +99,13 @@ fn log_elapsed(outage: &mut Outage, now: Instant) -> Option<Duration> {
 mod tests {
     use super::*;
 
-    fn findings(limits: WalBudget, kept: &[(u64, u64)]) -> Vec<(u64, Finding)> {
+    fn findings(limits: WalBudget, retained: &[(u64, u64)]) -> Vec<(u64, Finding)> {
         let start = Instant::now();
         let mut budget = Budget::new(limits);
         let mut found = Vec::new();
-        for (second, kept) in kept {
-            let finding = budget.evaluate(*kept, start + Duration::from_secs(*second));
-            if finding != Finding::Nothing {
+        for (second, retained) in retained {
+            let finding = budget.evaluate(*retained, start + Duration::from_secs(*second));
+            if finding != Finding::None {
                 found.push((*second, finding));
             }
         }
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn warning_is_logged_at_the_start_once_a_minute_and_at_the_end() {
+    fn logs_a_warning_at_the_start_every_minute_and_at_the_end() {
         let limits = WalBudget {
             warn_bytes: Some(10),
             ..WalBudget::default()
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn slot_that_may_be_dropped_is_each_time_it_is_beyond_the_maximum() {
+    fn requests_a_drop_each_time_the_maximum_is_exceeded() {
         let limits = WalBudget {
             warn_bytes: None,
             max_bytes: Some(20),

@@ -22,7 +22,7 @@ use crate::postgres::catalog::drop_slot::Outcome;
 use crate::postgres::catalog::{CatalogError, Observed, Problem, SlotInUse};
 use crate::postgres::target::Target;
 
-/// The slot and the WAL budget that the slot monitor watches, shared by all sessions of a pipeline.
+/// The slot that is monitored, and its WAL budget. Shared by all sessions of a pipeline.
 #[derive(Clone)]
 pub(crate) struct Watched {
     pipeline: String,
@@ -34,11 +34,11 @@ pub(crate) struct Watched {
     /// The open entries about tables that are set aside, as last read.
     set_aside: Arc<watch::Sender<Vec<SetAside>>>,
     /// Whether the slot must be dropped.
-    is_over: Arc<watch::Sender<bool>>,
+    is_over_budget: Arc<watch::Sender<bool>>,
 }
 
 impl Watched {
-    /// Creates an instance that has not queried anything yet.
+    /// Creates an instance for the slot in `settings`.
     pub(crate) fn new(settings: &PipelineSettings, stats: &Arc<PipelineStats>) -> Self {
         Self {
             pipeline: settings.name.clone(),
@@ -48,24 +48,28 @@ impl Watched {
             stats: Arc::clone(stats),
             sets_tables_aside: settings.sets_tables_aside(),
             set_aside: Arc::new(watch::Sender::default()),
-            is_over: Arc::new(watch::Sender::default()),
+            is_over_budget: Arc::new(watch::Sender::default()),
         }
     }
 
-    /// Records that a session starts, for which the slot has not been measured yet.
+    /// Records that a session starts. The slot has not been checked in this session yet.
     pub(crate) fn begin_session(&self) {
-        self.is_over.send_replace(false);
+        self.is_over_budget.send_replace(false);
     }
 
     /// Records that the slot must be dropped.
     pub(crate) fn mark_over_budget(&self) {
-        self.is_over.send_replace(true);
+        self.is_over_budget.send_replace(true);
     }
 
     /// Resolves when the slot must be dropped.
-    pub(crate) async fn until_over(&self) {
+    pub(crate) async fn wait_until_over_budget(&self) {
         // The sender lives as long as `self`.
-        let _ = self.is_over.subscribe().wait_for(|is_over| *is_over).await;
+        let _ = self
+            .is_over_budget
+            .subscribe()
+            .wait_for(|is_over_budget| *is_over_budget)
+            .await;
     }
 
     /// Returns a receiver for the open entries about tables that are set aside, which is notified
@@ -74,7 +78,7 @@ impl Watched {
         self.set_aside.subscribe()
     }
 
-    /// Returns a problem with the publication that halts the pipeline.
+    /// Returns a problem with the publication that halts the pipeline, if any.
     pub(crate) fn publication_problem(&self, observed: &Observed) -> Option<Problem> {
         let is_tolerated = |problem: &Problem| {
             self.sets_tables_aside && matches!(problem, Problem::OtherTables { .. })
@@ -98,28 +102,30 @@ impl Watched {
         }
     }
 
-    /// Queries the state of the slot, for monitoring, and logs the message that the budget
-    /// requires. Returns whether the slot must be dropped.
+    /// Queries the state of the slot, records it for monitoring, and logs a message if the slot
+    /// exceeds its budget. Returns whether the slot must be dropped.
     pub(crate) async fn check_slot(
         &self,
         catalog: &impl CatalogQueries,
     ) -> Result<bool, CatalogError> {
         let vitals = catalog.vitals(&self.pipeline, &self.target).await?;
-        let kept = vitals.retained_bytes();
+        let retained = vitals.retained_bytes();
         if let Some(entries) = &vitals.set_aside {
             self.set_aside.send_if_modified(|read| {
-                let is_news = read != entries;
-                if is_news {
+                let has_changed = read != entries;
+                if has_changed {
                     read.clone_from(entries);
                 }
-                is_news
+                has_changed
             });
         }
-        self.stats.database_says(vitals);
-        let Some(kept) = kept else { return Ok(false) };
+        self.stats.record_database_state(vitals);
+        let Some(retained) = retained else {
+            return Ok(false);
+        };
         let mut budget = self.budget.lock().unwrap_or_else(PoisonError::into_inner);
-        let finding = budget.evaluate(kept, Instant::now());
-        self.log_finding(kept, finding);
+        let finding = budget.evaluate(retained, Instant::now());
+        self.log_finding(retained, finding);
         Ok(finding == Finding::Drop)
     }
 
@@ -133,7 +139,7 @@ impl Watched {
         &self.stats
     }
 
-    /// Returns the error that ends the session that has the slot.
+    /// Returns the error that ends the session because the slot must be dropped.
     pub(crate) fn over_budget_error(&self) -> WalBudgetError {
         WalBudgetError::OverBudget {
             slot: self.target.slot.clone(),
@@ -141,32 +147,32 @@ impl Watched {
         }
     }
 
-    fn log_finding(&self, kept: u64, finding: Finding) {
+    fn log_finding(&self, retained: u64, finding: Finding) {
         let (pipeline, slot) = (&self.pipeline, &self.target.slot);
         let size = |limit: Option<u64>| ByteSize::b(limit.unwrap_or_default());
         let (warn, max) = (size(self.limits.warn_bytes), size(self.limits.max_bytes));
-        let kept = ByteSize::b(kept);
+        let retained = ByteSize::b(retained);
         let skip = self.target.skip("POSITION");
         match finding {
-            Finding::Nothing | Finding::Drop => {}
+            Finding::None | Finding::Drop => {}
             Finding::Warn(lasts) => warn!(
-                pipeline, slot, retained = %kept, wal_budget.warn = %warn, elapsed = %Elapsed(lasts),
-                "the slot retains more WAL than wal_budget.warn. Fix the cause: Kafka, if events are not \
-                 delivered; a transaction that is open for long (xact_start in pg_stat_activity), if they are"
+                pipeline, slot, retained = %retained, wal_budget.warn = %warn, elapsed = %Elapsed(lasts),
+                "the slot retains more WAL than wal_budget.warn. If events are not being delivered, fix the problem with Kafka. \
+                 Otherwise, look for a transaction that has been open for a long time (xact_start in pg_stat_activity)"
             ),
             Finding::Held(lasts) => error!(
-                pipeline, slot, retained = %kept, wal_budget.max = %max, elapsed = %Elapsed(lasts),
-                "the slot retains more WAL than wal_budget.max, and it is held: the disk fills, and \
-                 nothing is lost. Fix the cause. What can't be delivered can be left out: {skip}. To save the disk and \
-                 send the events again from the table later: wal_budget.on_max = \"drop-slot\". To have PostgreSQL itself bound it, and \
-                 lose the slot: max_slot_wal_keep_size"
+                pipeline, slot, retained = %retained, wal_budget.max = %max, elapsed = %Elapsed(lasts),
+                "the slot retains more WAL than wal_budget.max, and is kept: no events are lost, but the disk may fill up. Fix the \
+                 cause. To skip events that can't be delivered: {skip}. To free disk space and send the events again from the table \
+                 later, set wal_budget.on_max = \"drop-slot\". To make PostgreSQL limit the retained WAL and invalidate the slot, set \
+                 max_slot_wal_keep_size"
             ),
             Finding::BelowMax(lasted) => info!(
-                pipeline, slot, retained = %kept, wal_budget.max = %max, elapsed = %Elapsed(lasted),
+                pipeline, slot, retained = %retained, wal_budget.max = %max, elapsed = %Elapsed(lasted),
                 "the slot retains less WAL than wal_budget.max again, but more than wal_budget.warn"
             ),
             Finding::Within(lasted) => info!(
-                pipeline, slot, retained = %kept, elapsed = %Elapsed(lasted),
+                pipeline, slot, retained = %retained, elapsed = %Elapsed(lasted),
                 "the slot is within its WAL budget again"
             ),
         }
@@ -187,9 +193,9 @@ pub(crate) async fn drop_slot(
     let max_size = ByteSize::b(max);
     warn!(
         pipeline, slot = target.slot, wal_budget.max = %max_size,
-        "the slot retains more WAL than wal_budget.max, and is dropped as wal_budget.on_max says"
+        "the slot retains more WAL than wal_budget.max; dropping the slot because wal_budget.on_max is \"drop-slot\""
     );
-    let done = async {
+    let drop_slot = async {
         let catalog = database.catalog().await?;
         let copies = settings.snapshot == SnapshotMode::Initial;
         let outcome = catalog
@@ -199,13 +205,13 @@ pub(crate) async fn drop_slot(
             return Ok((outcome, Vec::new()));
         }
         let entries = catalog.dropped_slots(pipeline, target).await?;
-        // Updates the status that is visible while other pipelines run.
+        // Update the status that monitoring shows while other pipelines run.
         if let Err(error) = watched.check_slot(&catalog).await {
             debug!(%error, "catalog query failed");
         }
         Ok((outcome, entries))
     };
-    match timeout(settings.link_timeout, done).await {
+    match timeout(settings.link_timeout, drop_slot).await {
         Ok(Ok((Outcome::Dropped, entries))) => {
             let why = format!(", because it retained more than wal_budget.max, {max_size}");
             slot_dropped(settings, &entries, why)
@@ -237,15 +243,15 @@ fn slot_dropped(
         adopt: match settings.delivery {
             Delivery::AtLeastOnce => String::new(),
             Delivery::ExactlyOnce(_) => {
-                format!("accept it: {}; ", settings.adopt())
+                format!("accept its position: {}; ", settings.adopt())
             }
         },
     }))
 }
 
-/// If `problem` is that the slot does not exist, and the reason is that it was dropped, returns an
-/// error that says so.
-pub(crate) async fn dropped_before(
+/// If `problem` reports that the slot does not exist because Walpost dropped it, returns an error
+/// that describes the dropped slot.
+pub(crate) async fn dropped_slot_error(
     settings: &PipelineSettings,
     catalog: &impl CatalogQueries,
     problem: &Problem,
@@ -264,11 +270,11 @@ pub(crate) async fn dropped_before(
     Some(slot_dropped(settings, &entries, String::new()))
 }
 
-/// Logs which slots were dropped and not replayed.
+/// Logs which slots were dropped and have not been replayed.
 ///
 /// # Errors
-/// The settings allow the slot to be dropped, but the journal can't be read.
-pub(crate) async fn remind(
+/// Returns an error if the settings allow the slot to be dropped, but reading the journal failed.
+pub(crate) async fn log_dropped_slots(
     settings: &PipelineSettings,
     catalog: &impl CatalogQueries,
 ) -> Result<(), CatalogError> {
@@ -281,9 +287,10 @@ pub(crate) async fn remind(
             for entry in entries {
                 warn!(
                     pipeline,
-                    "{} were not sent again yet: {}. They are in {}, and nothing of it is removed until then. Send them again: {}",
+                    "{} have not been sent again yet: {}. They are in {}, whose rows are not deleted until then. Send them again: {}",
                     match entry.left_publication {
-                        true => "events from when the table was not in the publication",
+                        true =>
+                            "events that were committed while the table was not in the publication",
                         false if entry.detached_partitions => {
                             "events of a partition that was detached (attach it first)"
                         }

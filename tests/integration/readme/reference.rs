@@ -356,7 +356,7 @@ fn log_lines_that_the_troubleshooting_names_are_in_the_sources() {
         "not all records were acknowledged in time; they will be sent again at the next start",
         "halted: ",
         "reconnecting",
-        "dead letter of ",
+        "sent a dead letter for ",
     ] {
         let is_told = page(TROUBLESHOOTING).text.contains(line.trim_end());
         assert!(is_told, "{TROUBLESHOOTING}: {line}");

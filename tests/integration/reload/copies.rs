@@ -47,7 +47,7 @@ fn table_that_becomes_one_of_several_amid_its_copy_loses_and_repeats_nothing(exa
     replace(&process.file(), &text(SEVERAL));
     process
         .walpost
-        .wait_for_log("restarts with the new one when the copy of older rows is complete");
+        .wait_for_log("restarts with the new definition when the copy of older rows is complete");
     assert!(
         fixture.records().len() < ROWS,
         "the copy has to be under way"
@@ -71,7 +71,7 @@ fn copy_of_a_table_that_the_definition_no_longer_has_halts_until_it_is_completed
     fixture.use_settings(SEVERAL);
     let says = [
         "the copy of the older rows of table public.outbox is not complete",
-        "put table = \"public.outbox\" back",
+        "set table = \"public.outbox\" again",
     ];
     fixture.run().finish().expect_code(3).expect_mentions(&says);
     fixture
@@ -107,7 +107,7 @@ fn table_that_becomes_one_of_several_before_its_copy_has_begun_halts_until_it_is
     fixture.insert(&aggregate, "newer");
     let says = [
         "the copy of the older rows of table public.outbox is not complete",
-        "put table = \"public.outbox\" back",
+        "set table = \"public.outbox\" again",
     ];
     fixture
         .check()
@@ -157,7 +157,7 @@ fn settings_that_change_amid_a_copy_repeat_nothing() {
     replace(&process.file(), &text("window_records = 30\n"));
     process
         .walpost
-        .wait_for_log("restarts with the new one when the copy of older rows is complete");
+        .wait_for_log("restarts with the new definition when the copy of older rows is complete");
     assert!(
         fixture.records().len() < ROWS,
         "the copy has to be under way"

@@ -33,7 +33,7 @@ fn re_created_slot_restarts_the_retention() {
     assert!(tables(&fixture).len() >= before);
     fixture.init().finish().expect_code(0);
     let mut walpost = fixture.run().start();
-    walpost.wait_for_log("events of a dropped slot were not sent again yet");
+    walpost.wait_for_log("events of a dropped slot have not been sent again yet");
     let finished = maintain(&fixture, &["--retention", "1h"]).expect_code(3);
     finished.expect_mentions(&["a slot was dropped", "walpost replay --dropped-slots"]);
     fixture

@@ -18,11 +18,12 @@ const PHRASES: [&str; 8] = [
 ];
 
 /// Phrases about a history in which every event may be missing.
-const HISTORY: [&str; 4] = [
+const HISTORY: [&str; 5] = [
     "another history",
-    "put back to an earlier state",
-    "what of its events is in Kafka is not known",
-    "which does not come from it",
+    "a different history",
+    "restored to an earlier state",
+    "which of its events are in Kafka",
+    "which does not descend from it",
 ];
 
 /// A line that an operator reads.

@@ -79,7 +79,7 @@ fn copy_that_another_instance_has_made_meanwhile_is_not_made_again() {
         fixture.name
     ));
     open.run("ROLLBACK");
-    walpost.wait_for_log("another instance has written about the snapshot");
+    walpost.wait_for_log("another instance has changed the journal's record of the snapshot");
     walpost.wait_for_log("streaming");
     fixture.insert(&aggregate, "newer");
     settle(&fixture, walpost);
@@ -418,7 +418,7 @@ fn start_that_halts_for_the_checkpoint_of_another_slot_does_not_count_as_the_fir
         .run()
         .finish()
         .expect_code(3)
-        .expect_mentions(&["the checkpoint is of slot"]);
+        .expect_mentions(&["the checkpoint belongs to slot"]);
     fixture.init().finish().expect_code(0);
     let adopted = fixture
         .checkpoint("adopt")

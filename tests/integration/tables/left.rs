@@ -275,7 +275,7 @@ fn expect_gap_of_former(fixture: &mut Fixture<'_>) {
     const FORMER: &str = "tenant_1.former";
     let command = command(fixture, FORMER);
     let halted = fixture.run().finish().expect_code(3);
-    halted.expect_mentions(&[&command, "cannot be read with it"]);
+    halted.expect_mentions(&[&command, "these events can't be read with it"]);
     let check = fixture.check().finish().expect_code(3);
     check.expect_mentions(&[&command]);
     let settings = format!(

@@ -193,7 +193,7 @@ fn table_that_is_set_aside_is_not_delivered_as_the_only_one() {
     fixture.use_settings(&format!("table = '{TABLE}'\n"));
     let says = ["table tenant_1.outbox is set aside"];
     let halted = fixture.run().finish().expect_code(3).expect_mentions(&says);
-    halted.expect_mentions(&["Put the former definition back"]);
+    halted.expect_mentions(&["Restore the previous definition"]);
     fixture
         .check()
         .finish()

@@ -1,4 +1,4 @@
-//! The topics of events that were received but not yet passed to the sink.
+//! Tests of the search for topics of events that were received but not yet passed to the sink.
 
 use super::*;
 
@@ -7,18 +7,18 @@ fn insert_row(aggregate: &str) -> Vec<u8> {
     [&b"I"[..], &OUTBOX.to_be_bytes(), &row].concat()
 }
 
-/// Returns the topics ahead in the messages, which come next in the stream.
-fn topics_ahead(scene: &Scene, messages: &[Vec<u8>]) -> Vec<String> {
+/// Returns the topics of events in these messages, which come next in the stream.
+fn topics_ahead(fixture: &Fixture, messages: &[Vec<u8>]) -> Vec<String> {
     let frame = |message: &Vec<u8>| [&b"w"[..], &[0; 24], message].concat();
     let frames: Vec<_> = messages.iter().map(frame).collect();
-    scene.core.topics_ahead(frames.iter().map(Vec::as_slice))
+    fixture.core.topics_ahead(frames.iter().map(Vec::as_slice))
 }
 
 #[test]
-fn topics_ahead_are_those_of_rows_that_have_one_each_once() {
-    let mut scene = Scene::new();
-    scene.done(&begin(0x200));
-    scene.done(&outbox());
+fn returns_each_topic_of_the_next_rows_once() {
+    let mut fixture = Fixture::new();
+    fixture.process(&begin(0x200));
+    fixture.process(&outbox());
     let ahead = [
         insert_row("a"),
         insert_row("b"),
@@ -32,58 +32,58 @@ fn topics_ahead_are_those_of_rows_that_have_one_each_once() {
     ];
     let expected = ["outbox.event.a", "outbox.event.b", "outbox.event.c"];
     assert_eq!(
-        topics_ahead(&scene, &ahead),
+        topics_ahead(&fixture, &ahead),
         expected,
-        "none behind a table that may have changed"
+        "no topics after a table that may have changed"
     );
-    assert!(scene.accepted().is_empty());
-    scene.done(&insert_row("a"));
+    assert!(fixture.accepted().is_empty());
+    fixture.process(&insert_row("a"));
     assert_eq!(
-        scene.accepted(),
+        fixture.accepted(),
         ["outbox.event.a key text 00000000/00000200:0000000000"],
-        "what was looked at has not been taken"
+        "the search does not change the state"
     );
 }
 
 #[test]
-fn topics_ahead_are_those_of_messages_with_the_prefix() {
-    let mut scene = Scene::as_messages();
-    scene.done(&begin(0x200));
+fn returns_topics_only_of_messages_with_the_prefix() {
+    let mut fixture = Fixture::as_messages();
+    fixture.process(&begin(0x200));
     let ahead = [
         logical(true, "ours", b"?"),
         logical(true, "theirs", b"anything"),
         logical(false, "ours", b"anything"),
     ];
-    assert!(topics_ahead(&scene, &ahead).is_empty());
+    assert!(topics_ahead(&fixture, &ahead).is_empty());
     let ahead = [&ahead[..], &[published("a")]].concat();
-    assert_eq!(topics_ahead(&scene, &ahead), ["outbox.event.order"]);
+    assert_eq!(topics_ahead(&fixture, &ahead), ["outbox.event.order"]);
 }
 
-/// Their topics may have been deleted in the meantime.
+/// The topics of events that are already in Kafka may have been deleted since.
 #[test]
-fn topics_of_rows_that_kafka_may_have_are_not_ahead() {
+fn returns_no_topics_of_rows_that_kafka_may_already_contain() {
     let delivered = {
-        let mut scene = Scene::new();
-        scene.core.leave_out(None, Lsn(0x100), Lsn(0x100));
-        scene.done(&begin(0x200));
-        scene.done(&outbox());
-        scene.done(&insert("a"));
-        Delivered::UpTo(scene.core.last_delivered().expect("one was delivered"))
+        let mut fixture = Fixture::new();
+        fixture.core.omit_delivered(None, Lsn(0x100), Lsn(0x100));
+        fixture.process(&begin(0x200));
+        fixture.process(&outbox());
+        fixture.process(&insert("a"));
+        Delivered::UpTo(fixture.core.last_delivered().expect("one was delivered"))
     };
-    let mut scene = Scene::new();
-    scene
+    let mut fixture = Fixture::new();
+    fixture
         .core
-        .leave_out(Some(delivered), Lsn(0x100), Lsn(0x100));
-    scene.done(&begin(0x200));
-    scene.done(&outbox());
-    assert!(topics_ahead(&scene, &[insert_row("a")]).is_empty());
+        .omit_delivered(Some(delivered), Lsn(0x100), Lsn(0x100));
+    fixture.process(&begin(0x200));
+    fixture.process(&outbox());
+    assert!(topics_ahead(&fixture, &[insert_row("a")]).is_empty());
 }
 
 #[test]
-fn topics_of_rows_that_the_copy_may_have_are_not_ahead() {
+fn returns_no_topics_of_rows_that_may_have_been_copied() {
     let ahead = |snapshot_lsn| {
-        let mut scene = Scene::new();
-        scene.core.leave_out_copied(CopyProgress {
+        let mut fixture = Fixture::new();
+        fixture.core.omit_copied(CopyProgress {
             key: vec!["id".to_owned()],
             rows: 1,
             chunks: vec![Chunk {
@@ -91,9 +91,9 @@ fn topics_of_rows_that_the_copy_may_have_are_not_ahead() {
                 upto: None,
             }],
         });
-        scene.done(&begin(0x200));
-        scene.done(&outbox());
-        topics_ahead(&scene, &[insert_row("a")])
+        fixture.process(&begin(0x200));
+        fixture.process(&outbox());
+        topics_ahead(&fixture, &[insert_row("a")])
     };
     assert!(ahead(0x201).is_empty());
     assert_eq!(ahead(0x200), ["outbox.event.a"]);
@@ -101,12 +101,12 @@ fn topics_of_rows_that_the_copy_may_have_are_not_ahead() {
 }
 
 #[test]
-fn topics_ahead_of_anything_are_none() {
-    let mut scene = Scene::new();
-    scene.done(&begin(0x200));
-    scene.done(&outbox());
+fn returns_no_topics_of_malformed_messages() {
+    let mut fixture = Fixture::new();
+    fixture.process(&begin(0x200));
+    fixture.process(&outbox());
     for bytes in [&b""[..], b"w", b"k", b"x", &[b'w'; 40]] {
         let bodies = [bytes].into_iter();
-        assert!(scene.core.topics_ahead(bodies).is_empty());
+        assert!(fixture.core.topics_ahead(bodies).is_empty());
     }
 }

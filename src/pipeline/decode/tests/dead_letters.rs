@@ -1,4 +1,4 @@
-//! Events that can't be delivered.
+//! Tests for events that can't be delivered.
 
 use super::*;
 use crate::delivery::failure::RefusalCause;
@@ -7,7 +7,7 @@ use crate::pipeline::settings::Undeliverable;
 
 const TOPIC: &str = "walpost-dead-letters";
 
-impl Scene {
+impl Fixture {
     /// Starts a transaction in which events of these kinds become dead letters.
     fn with_dead_letters(mut self, oversize: bool, unroutable: bool) -> Self {
         let becomes = |letter| match letter {
@@ -21,13 +21,13 @@ impl Scene {
             topic: TOPIC.to_owned(),
         };
         self.core.send_dead_letters("orders", &settings);
-        self.done(&begin(0x200));
-        self.done(&outbox());
+        self.process(&begin(0x200));
+        self.process(&outbox());
         self
     }
 
     fn counts(&self) -> (u64, u64) {
-        let counts = self.core.dead_letters().expect("there can be some");
+        let counts = self.core.dead_letters().expect("dead letters are enabled");
         (counts.oversize, counts.unroutable)
     }
 
@@ -50,18 +50,18 @@ fn too_large() -> Result<Produced, SinkError> {
 }
 
 /// Returns a row with an invalid topic.
-fn lost(id: &str) -> Vec<u8> {
+fn unroutable(id: &str) -> Vec<u8> {
     let row = tuple(b'N', &[id, "no topic", "key", id]);
     [&b"I"[..], &OUTBOX.to_be_bytes(), &row].concat()
 }
 
 #[test]
-fn an_event_that_is_too_large_leaves_its_payload_out() {
-    let mut scene = Scene::new().with_dead_letters(true, false);
-    scene.sink.answers = vec![too_large()];
-    scene.done(&insert("a"));
+fn omits_the_payload_from_the_dead_letter_of_an_oversize_event() {
+    let mut fixture = Fixture::new().with_dead_letters(true, false);
+    fixture.sink.results = vec![too_large()];
+    fixture.process(&insert("a"));
     assert_eq!(
-        scene.accepted(),
+        fixture.accepted(),
         ["walpost-dead-letters key - 00000000/00000200:0000000000"]
     );
     for (name, value) in [
@@ -73,49 +73,53 @@ fn an_event_that_is_too_large_leaves_its_payload_out() {
         ("walpost-event-id", "a"),
         ("walpost-pipeline", "orders"),
     ] {
-        assert_eq!(scene.header(name), Some(value), "{name}");
+        assert_eq!(fixture.header(name), Some(value), "{name}");
     }
-    let message = scene.header("walpost-error-message").expect("a reason");
+    let message = fixture.header("walpost-error-message").expect("a reason");
     assert!(message.contains("message.max.bytes"), "{message}");
-    scene.done(&insert("b"));
-    scene.done(&commit(0x200));
+    fixture.process(&insert("b"));
+    fixture.process(&commit(0x200));
     assert_eq!(
-        scene.accepted()[1],
+        fixture.accepted()[1],
         "outbox.event.order key b 00000000/00000200:0000000001"
     );
-    assert_eq!(scene.counts(), (1, 0));
-    assert_eq!(scene.deliveries.stats().dead_letters().oversize, 1);
-    assert_eq!(scene.confirmed(), Lsn(0x100), "it is not delivered yet");
-    scene.deliver_all();
-    assert_eq!(scene.confirmed(), Lsn(0x210));
+    assert_eq!(fixture.counts(), (1, 0));
+    assert_eq!(fixture.deliveries.stats().dead_letters().oversize, 1);
+    assert_eq!(
+        fixture.confirmed(),
+        Lsn(0x100),
+        "the dead letter has not been delivered"
+    );
+    fixture.deliver_all();
+    assert_eq!(fixture.confirmed(), Lsn(0x210));
 }
 
 #[test]
-fn an_event_that_no_record_can_be_made_of_keeps_its_payload() {
-    let mut scene = Scene::new().with_dead_letters(false, true);
-    scene.done(&lost("a"));
+fn keeps_the_payload_in_the_dead_letter_of_an_unroutable_event() {
+    let mut fixture = Fixture::new().with_dead_letters(false, true);
+    fixture.process(&unroutable("a"));
     let no_partition = SinkError::NoPartition {
         topic: "t".to_owned(),
         partition: 7,
     };
-    scene.sink.answers = vec![Err(no_partition)];
-    scene.done(&insert("b"));
+    fixture.sink.results = vec![Err(no_partition)];
+    fixture.process(&insert("b"));
     assert_eq!(
-        scene.accepted(),
+        fixture.accepted(),
         [
             "walpost-dead-letters key a 00000000/00000200:0000000000",
             "walpost-dead-letters key b 00000000/00000200:0000000001",
         ]
     );
-    assert_eq!(scene.header("walpost-error"), Some("unroutable"));
-    let message = scene.header("walpost-error-message").expect("a reason");
+    assert_eq!(fixture.header("walpost-error"), Some("unroutable"));
+    let message = fixture.header("walpost-error-message").expect("a reason");
     assert!(message.contains("no partition 7"), "{message}");
-    assert_eq!(scene.header("walpost-payload-bytes"), None);
-    assert_eq!(scene.counts(), (0, 2));
+    assert_eq!(fixture.header("walpost-payload-bytes"), None);
+    assert_eq!(fixture.counts(), (0, 2));
 }
 
 #[test]
-fn an_event_whose_topic_can_not_be_used_keeps_its_payload() {
+fn keeps_the_payload_in_the_dead_letter_of_an_event_with_an_unusable_topic() {
     let denied = SinkError::TopicDenied {
         topic: "t".to_owned(),
         reason: "not authorized".to_owned(),
@@ -146,55 +150,52 @@ fn an_event_whose_topic_can_not_be_used_keeps_its_payload() {
         (not_created, "policy violation"),
         (refused, "invalid timestamp"),
     ] {
-        let mut scene = Scene::new().with_dead_letters(false, true);
-        scene.sink.answers = vec![Err(error)];
-        scene.done(&insert("a"));
-        scene.done(&insert("b"));
+        let mut fixture = Fixture::new().with_dead_letters(false, true);
+        fixture.sink.results = vec![Err(error)];
+        fixture.process(&insert("a"));
+        fixture.process(&insert("b"));
         assert_eq!(
-            scene.accepted(),
+            fixture.accepted(),
             [
                 "walpost-dead-letters key a 00000000/00000200:0000000000",
                 "outbox.event.order key b 00000000/00000200:0000000001",
             ]
         );
-        assert_eq!(scene.counts(), (0, 1), "{words}");
+        assert_eq!(fixture.counts(), (0, 1), "{words}");
     }
 }
 
 #[test]
-fn each_setting_is_for_its_own_kind_and_without_one_all_halt() {
-    let halts = |mut scene: Scene, row: &[u8], answer: Option<Result<Produced, SinkError>>| {
-        scene.sink.answers = answer.into_iter().collect();
-        let error = scene.send(row).expect_err("halts");
+fn halts_unless_dead_letters_are_enabled_for_the_kind_of_failure() {
+    let halts = |mut fixture: Fixture, row: &[u8], answer: Option<Result<Produced, SinkError>>| {
+        fixture.sink.results = answer.into_iter().collect();
+        let error = fixture.send(row).expect_err("an error");
         assert_eq!(core_remedy(&error), Remedy::Halt, "{error}");
-        assert!(scene.accepted().is_empty());
+        assert!(fixture.accepted().is_empty());
     };
-    let only = |oversize, unroutable| Scene::new().with_dead_letters(oversize, unroutable);
-    halts(only(true, false), &lost("a"), None);
+    let only = |oversize, unroutable| Fixture::new().with_dead_letters(oversize, unroutable);
+    halts(only(true, false), &unroutable("a"), None);
     halts(only(false, true), &insert("a"), Some(too_large()));
-    halts(only(false, false), &lost("a"), None);
+    halts(only(false, false), &unroutable("a"), None);
     halts(only(false, false), &insert("a"), Some(too_large()));
     assert_eq!(only(false, false).core.dead_letters(), None);
-    // There is no dead letter if the row is not an event, or the event is not the cause of the
-    // error.
+    // No dead letter is sent if the row is not an event, or if the error has another cause.
     let other = insert("a");
     let other = [&b"I"[..], &7_u32.to_be_bytes(), &other[5..]].concat();
     halts(only(true, true), &other, None);
     let broken = SinkError::Broken("no thread".to_owned());
-    let mut scene = only(true, true);
-    scene.sink.answers = vec![Err(broken)];
-    scene
-        .send(&insert("a"))
-        .expect_err("it is not about the event");
-    assert!(scene.accepted().is_empty());
+    let mut fixture = only(true, true);
+    fixture.sink.results = vec![Err(broken)];
+    fixture.send(&insert("a")).expect_err("an error");
+    assert!(fixture.accepted().is_empty());
 }
 
 #[test]
-fn oversize_dead_letter_is_reduced_until_the_sink_accepts_it() {
+fn reduces_a_dead_letter_until_the_sink_accepts_it() {
     let after = |refusals: usize, oversize: bool| {
-        let mut scene = Scene::new().with_dead_letters(oversize, true);
-        scene.sink.answers = (0..refusals).map(|_| too_large()).collect();
-        scene
+        let mut fixture = Fixture::new().with_dead_letters(oversize, true);
+        fixture.sink.results = (0..refusals).map(|_| too_large()).collect();
+        fixture
     };
     let position = "00000000/00000200:0000000000";
     for (refusals, rest) in [
@@ -207,96 +208,99 @@ fn oversize_dead_letter_is_reduced_until_the_sink_accepts_it() {
             format!(r#"- {{"walpost-position":"{position}"}} {position}"#),
         ),
     ] {
-        let mut scene = after(refusals, true);
-        scene.done(&lost("a"));
-        assert_eq!(scene.accepted(), [format!("walpost-dead-letters {rest}")]);
-        assert_eq!(scene.header("walpost-error"), Some("unroutable"));
+        let mut fixture = after(refusals, true);
+        fixture.process(&unroutable("a"));
+        assert_eq!(fixture.accepted(), [format!("walpost-dead-letters {rest}")]);
+        assert_eq!(fixture.header("walpost-error"), Some("unroutable"));
         let payload_bytes = (refusals >= 2).then_some("1");
-        assert_eq!(scene.header("walpost-payload-bytes"), payload_bytes);
+        assert_eq!(fixture.header("walpost-payload-bytes"), payload_bytes);
     }
 
-    // The sink accepts nothing, or the payload must not be omitted.
+    // The sink rejects every record, or the payload must not be omitted.
     for (refusals, oversize) in [(5, true), (2, false)] {
-        let mut scene = after(refusals, oversize);
-        let error = scene.send(&lost("a")).expect_err("halts");
+        let mut fixture = after(refusals, oversize);
+        let error = fixture.send(&unroutable("a")).expect_err("an error");
         assert_eq!(core_remedy(&error), Remedy::Halt);
         let text = error.to_string();
         for word in [
-            "dead letter of row with id a",
+            "dead letter for row with id a",
             "00000200:0000000000",
             "message.max.bytes",
             "is not a valid topic name",
         ] {
             assert!(text.contains(word), "{word:?} in {text:?}");
         }
-        assert_eq!(scene.core.delivery.watermark.in_flight().records, 0);
-        assert_eq!(scene.counts(), (0, 0));
-        assert!(scene.accepted().is_empty(), "{:?}", scene.accepted());
+        assert_eq!(fixture.core.delivery.watermark.in_flight().records, 0);
+        assert_eq!(fixture.counts(), (0, 0));
+        assert!(fixture.accepted().is_empty(), "{:?}", fixture.accepted());
     }
 }
 
 #[test]
-fn a_dead_letter_that_has_to_wait_is_counted_once() {
-    let mut scene = Scene::new().with_dead_letters(true, true);
-    scene.sink.answers = vec![Ok(Produced::Full), Ok(Produced::NewTopic)];
-    assert_eq!(scene.send(&lost("a")).expect("waits"), Step::Full);
-    let step = scene.send(&lost("a")).expect("waits");
+fn counts_a_dead_letter_once_if_the_sink_was_not_ready() {
+    let mut fixture = Fixture::new().with_dead_letters(true, true);
+    fixture.sink.results = vec![Ok(Produced::Full), Ok(Produced::NewTopic)];
+    assert_eq!(fixture.send(&unroutable("a")).expect("success"), Step::Full);
+    let step = fixture.send(&unroutable("a")).expect("success");
     assert_eq!(step, Step::NewTopic(TOPIC.to_owned()));
-    assert_eq!(scene.counts(), (0, 0));
-    scene.done(&lost("a"));
-    assert_eq!(scene.counts(), (0, 1));
-    assert_eq!(scene.core.delivery.watermark.in_flight().records, 1);
+    assert_eq!(fixture.counts(), (0, 0));
+    fixture.process(&unroutable("a"));
+    assert_eq!(fixture.counts(), (0, 1));
+    assert_eq!(fixture.core.delivery.watermark.in_flight().records, 1);
 
-    // The core is re-created with its sink.
-    let mut next = Scene::new().with_dead_letters(true, true);
-    next.core.resume_counts(None, scene.core.dead_letters());
+    // A new core continues the counts.
+    let mut next = Fixture::new().with_dead_letters(true, true);
+    next.core.resume_counts(None, fixture.core.dead_letters());
     assert_eq!(next.counts(), (0, 1));
 }
 
 #[test]
-fn a_message_that_can_not_be_read_is_its_own_payload_or_leaves_it_out() {
-    let mut scene = Scene::as_messages().with_dead_letters(false, true);
-    scene.done(&logical(true, "ours", b"\x02?"));
-    scene.done(&published("b"));
+fn uses_an_invalid_message_as_payload_unless_it_is_too_large() {
+    let mut fixture = Fixture::as_messages().with_dead_letters(false, true);
+    fixture.process(&logical(true, "ours", b"\x02?"));
+    fixture.process(&published("b"));
     assert_eq!(
-        scene.accepted(),
+        fixture.accepted(),
         [
             "walpost-dead-letters - \u{2}? 00000000/00000200:0000000000",
             "outbox.event.order key b 00000000/00000200:0000000001",
         ]
     );
-    scene.done(&logical(true, "ours", b""));
-    assert_eq!(scene.header("walpost-source-prefix"), Some("ours"));
-    let message = scene.header("walpost-error-message").expect("a reason");
+    fixture.process(&logical(true, "ours", b""));
+    assert_eq!(fixture.header("walpost-source-prefix"), Some("ours"));
+    let message = fixture.header("walpost-error-message").expect("a reason");
     assert!(message.contains("it is empty"), "{message}");
-    assert_eq!(scene.header("walpost-event-id"), None);
-    assert_eq!(scene.header("walpost-error"), Some("malformed"));
-    // Regardless of its size, the pipeline continues without an operator.
-    scene.sink.answers = vec![too_large(), too_large()];
-    scene.done(&logical(true, "ours", b"\x03?"));
-    let letter = scene.accepted().pop().expect("a letter");
+    assert_eq!(fixture.header("walpost-event-id"), None);
+    assert_eq!(fixture.header("walpost-error"), Some("malformed"));
+    // The pipeline continues without an operator, regardless of the size of the message.
+    fixture.sink.results = vec![too_large(), too_large()];
+    fixture.process(&logical(true, "ours", b"\x03?"));
+    let letter = fixture.accepted().pop().expect("a letter");
     assert_eq!(
         letter,
         "walpost-dead-letters - - 00000000/00000200:0000000003"
     );
-    assert_eq!(scene.header("walpost-payload-bytes"), Some("2"));
-    assert_eq!(scene.counts(), (0, 0));
-    let counts = scene.core.dead_letters().expect("there are some");
+    assert_eq!(fixture.header("walpost-payload-bytes"), Some("2"));
+    assert_eq!(fixture.counts(), (0, 0));
+    let counts = fixture
+        .core
+        .dead_letters()
+        .expect("dead letters are enabled");
     assert_eq!(counts.malformed, 3);
 }
 
 #[test]
-fn unreadable_message_is_ignored_or_dead_lettered_or_halts() {
+fn handles_messages_above_the_size_limit_by_prefix_and_settings() {
     let large = |transactional, prefix: &str, content_bytes: u32| {
         let mut head = logical(transactional, prefix, b"");
         head.truncate(head.len() - 4);
         [head, content_bytes.to_be_bytes().to_vec(), vec![b'x'; 9]].concat()
     };
-    let mut scene = Scene::as_messages().with_dead_letters(false, true);
-    let send = |scene: &mut Scene, head: &[u8]| {
+    let mut fixture = Fixture::as_messages().with_dead_letters(false, true);
+    let send = |fixture: &mut Fixture, head: &[u8]| {
         let (bytes, max) = (1 << 28, 1 << 26);
         let frame = Frame::LargeMessage { head, bytes, max };
-        scene.core.frame(&frame, &mut scene.sink)
+        fixture.core.frame(&frame, &mut fixture.sink)
     };
     let prefix = "p".repeat(500);
     for head in [
@@ -305,25 +309,28 @@ fn unreadable_message_is_ignored_or_dead_lettered_or_halts() {
         large(false, "ours", 1 << 28),
         large(true, "ours", 1 << 28),
     ] {
-        assert_eq!(send(&mut scene, &head).expect("goes on"), Step::Done);
+        assert_eq!(send(&mut fixture, &head).expect("success"), Step::Done);
     }
-    scene.done(&published("b"));
+    fixture.process(&published("b"));
     assert_eq!(
-        scene.accepted(),
+        fixture.accepted(),
         [
             "walpost-dead-letters - - 00000000/00000200:0000000002",
             "outbox.event.order key b 00000000/00000200:0000000003",
         ]
     );
-    let left = scene.core.left_alone().expect("of a log");
+    let left = fixture
+        .core
+        .ignored_counts()
+        .expect("an outbox with messages");
     assert_eq!((left.foreign, left.nontransactional), (2, 1));
-    let halts = |mut scene: Scene, head: &[u8], text: &str| {
-        let error = send(&mut scene, head).expect_err("halts");
+    let halts = |mut fixture: Fixture, head: &[u8], text: &str| {
+        let error = send(&mut fixture, head).expect_err("an error");
         assert_eq!(core_remedy(&error), Remedy::Halt);
         assert!(error.to_string().contains(text), "{error}");
     };
-    let as_messages = |letters| Scene::as_messages().with_dead_letters(false, letters);
-    // walpost.publish may have written such a message, if max_row_bytes was lowered.
+    let as_messages = |letters| Fixture::as_messages().with_dead_letters(false, letters);
+    // walpost.publish may have written a message of this size if max_row_bytes was lowered later.
     halts(
         as_messages(true),
         &large(true, "ours", 1 << 24),
@@ -334,50 +341,61 @@ fn unreadable_message_is_ignored_or_dead_lettered_or_halts() {
 }
 
 #[test]
-fn a_dead_letter_that_kafka_has_is_left_out() {
-    let check = |new: fn() -> Scene, bad: &[u8], other: &[u8]| {
-        let mut scene = new();
-        scene.core.leave_out(None, Lsn(0x100), Lsn(0x100));
-        let mut scene = scene.with_dead_letters(true, true);
-        scene.done(bad);
-        let last = scene.core.last_delivered().expect("it counts as delivered");
+fn omits_dead_letters_that_are_already_in_kafka() {
+    let check = |new: fn() -> Fixture, bad: &[u8], other: &[u8]| {
+        let mut fixture = new();
+        fixture.core.omit_delivered(None, Lsn(0x100), Lsn(0x100));
+        let mut fixture = fixture.with_dead_letters(true, true);
+        fixture.process(bad);
+        let last = fixture
+            .core
+            .last_delivered()
+            .expect("the dead letter counts as delivered");
         assert_eq!(last.position().index, 0);
 
         // The event is omitted even if it would halt the pipeline now.
-        for still in [true, false] {
-            let mut scene = new();
+        for is_enabled in [true, false] {
+            let mut fixture = new();
             let last = Delivered::UpTo(last.clone());
-            scene.core.leave_out(Some(last), Lsn(0x100), Lsn(0x100));
-            let mut scene = scene.with_dead_letters(still, still);
-            scene.done(bad);
-            scene.done(other);
-            let taken = scene.accepted();
-            assert_eq!(taken.len(), 1, "{taken:?}");
-            assert!(taken[0].contains(":0000000001"), "{taken:?}");
+            fixture
+                .core
+                .omit_delivered(Some(last), Lsn(0x100), Lsn(0x100));
+            let mut fixture = fixture.with_dead_letters(is_enabled, is_enabled);
+            fixture.process(bad);
+            fixture.process(other);
+            let accepted = fixture.accepted();
+            assert_eq!(accepted.len(), 1, "{accepted:?}");
+            assert!(accepted[0].contains(":0000000001"), "{accepted:?}");
         }
     };
-    check(Scene::new, &lost("a"), &insert("b"));
+    check(Fixture::new, &unroutable("a"), &insert("b"));
     let unreadable = logical(true, "ours", b"?");
-    check(Scene::as_messages, &unreadable, &published("b"));
+    check(Fixture::as_messages, &unreadable, &published("b"));
 }
 
 #[test]
-fn a_reason_that_quotes_a_long_value_is_cut() {
-    let mut scene = Scene::new().with_dead_letters(false, true);
+fn truncates_a_reason_that_quotes_a_long_value() {
+    let mut fixture = Fixture::new().with_dead_letters(false, true);
     let long = "é".repeat(5000);
     let row = tuple(b'N', &["a", &long, "key", "a"]);
-    scene.done(&[&b"I"[..], &OUTBOX.to_be_bytes(), &row].concat());
-    let message = scene.header("walpost-error-message").expect("a reason");
+    fixture.process(&[&b"I"[..], &OUTBOX.to_be_bytes(), &row].concat());
+    let message = fixture.header("walpost-error-message").expect("a reason");
     assert!((900..=1000).contains(&message.len()), "{}", message.len());
-    let topic = scene.header("walpost-source-topic").expect("what it gave");
-    assert_eq!(topic, format!("outbox.event.{long}"), "that is whole");
+    let topic = fixture
+        .header("walpost-source-topic")
+        .expect("the invalid topic");
+    assert_eq!(
+        topic,
+        format!("outbox.event.{long}"),
+        "the topic is not truncated"
+    );
 }
 
 #[test]
 fn logs_which_event_became_a_dead_letter_and_why() {
-    let check = |scene: Scene, bad: &[u8], words: &[&str]| {
-        let mut scene = scene.with_dead_letters(true, true);
-        let lines = logged(|| scene.done(bad));
+    let check = |fixture: Fixture, bad: &[u8], words: &[&str]| {
+        let mut fixture = fixture.with_dead_letters(true, true);
+        let lines = logged(|| fixture.process(bad));
         assert_eq!(lines.len(), 1, "{lines:?}");
         for word in words
             .iter()
@@ -386,11 +404,15 @@ fn logs_which_event_became_a_dead_letter_and_why() {
             assert!(lines[0].contains(word), "{word:?} in {lines:?}");
         }
     };
-    let words = ["dead letter of row with id a: ", "no topic", "unroutable"];
-    check(Scene::new(), &lost("a"), &words);
-    let words = ["dead letter of message: ", "0x02", "malformed"];
+    let words = [
+        "sent a dead letter for row with id a: ",
+        "no topic",
+        "unroutable",
+    ];
+    check(Fixture::new(), &unroutable("a"), &words);
+    let words = ["sent a dead letter for message: ", "0x02", "malformed"];
     check(
-        Scene::as_messages(),
+        Fixture::as_messages(),
         &logical(true, "ours", b"\x02"),
         &words,
     );

@@ -1,4 +1,4 @@
-//! How a range of WAL would be handled, shown to an operator who decides whether to skip it.
+//! Tests of the preview, which shows an operator how a range of WAL would be handled.
 
 use std::collections::BTreeMap;
 
@@ -16,15 +16,15 @@ fn table_preview(until: Until, delivered: Option<Delivered>) -> Preview {
 
 const ALL: Until = Until::Before(Lsn(u64::MAX));
 
-/// Returns what is found in these messages, none of which ends the range.
+/// Returns the report for these messages, none of which ends the range.
 fn report(mut preview: Preview, messages: &[Vec<u8>]) -> PreviewReport {
     for message in messages {
-        assert!(preview.message(message), "it goes on");
+        assert!(preview.message(message), "the range has ended");
     }
     preview.found
 }
 
-/// Returns the first events as text, and the rest of what was found.
+/// Returns the first events as text, and the remaining report.
 fn first_events(mut found: PreviewReport) -> (Vec<String>, PreviewReport) {
     let first = std::mem::take(&mut found.first);
     for event in &first {
@@ -53,7 +53,7 @@ fn insert_row(id: &str, aggregate: &str) -> Vec<u8> {
     [&b"I"[..], &OUTBOX.to_be_bytes(), &row].concat()
 }
 
-/// Returns a table that is not the outbox, and a row of it.
+/// Returns the description of a table that is not the outbox, and a row of that table.
 fn other() -> [Vec<u8>; 2] {
     [relation("other", &[("id", 2950)]), insert("o")].map(|mut message| {
         message[1..5].copy_from_slice(&(OUTBOX + 1).to_be_bytes());
@@ -66,7 +66,7 @@ fn delete() -> Vec<u8> {
 }
 
 #[test]
-fn events_of_a_table_are_counted_by_their_topics_and_shown_with_their_positions() {
+fn counts_events_by_topic_and_lists_them_with_their_positions() {
     let [other, row_of_other] = other();
     let messages = [
         begin(0x200),
@@ -79,7 +79,7 @@ fn events_of_a_table_are_counted_by_their_topics_and_shown_with_their_positions(
         insert_row("c", "order"),
         commit(0x200),
         begin(0x300),
-        published("nothing to a table"),
+        published("ignored"),
         insert_row("d", "bill"),
         commit(0x300),
         begin(0x400),
@@ -93,7 +93,8 @@ fn events_of_a_table_are_counted_by_their_topics_and_shown_with_their_positions(
         a,
         "00000000/00000200:0000000000 row with id a, for topic outbox.event.order"
     );
-    let start = "00000000/00000200:0000000003 row with id b, which can't become a record: ";
+    let start =
+        "00000000/00000200:0000000003 row with id b, which can't be converted to a record: ";
     assert!(b.starts_with(start) && b.contains("no topic"), "{b}");
     assert_eq!(
         c,
@@ -116,7 +117,7 @@ fn events_of_a_table_are_counted_by_their_topics_and_shown_with_their_positions(
 }
 
 #[test]
-fn events_in_messages_are_those_of_transactions_with_the_prefix() {
+fn counts_only_transactional_messages_with_the_prefix_as_events() {
     let outbox_of_messages = Outbox::Messages {
         prefix: "ours".to_owned(),
     };
@@ -126,7 +127,7 @@ fn events_in_messages_are_those_of_transactions_with_the_prefix() {
         outbox(),
         logical(true, "theirs", b"anything"),
         logical(false, "theirs", b"between"),
-        insert("beside"),
+        insert("unexpected"),
         published("a"),
         logical(true, "ours", b"\x02"),
         commit(0x200),
@@ -138,7 +139,7 @@ fn events_in_messages_are_those_of_transactions_with_the_prefix() {
     let end = ", for topic outbox.event.order";
     assert!(events[0].starts_with(start), "{events:?}");
     assert!(events[0].ends_with(end), "{events:?}");
-    let start = "00000000/00000200:0000000003 message, which can't become a record: ";
+    let start = "00000000/00000200:0000000003 message, which can't be converted to a record: ";
     assert!(events[1].starts_with(start), "{events:?}");
     assert!(events[1].contains("0x02"), "{events:?}");
     let expected = PreviewReport {
@@ -154,7 +155,7 @@ fn events_in_messages_are_those_of_transactions_with_the_prefix() {
 }
 
 #[test]
-fn a_stretch_ends_with_the_transaction_that_is_not_in_it() {
+fn ends_the_range_at_the_first_transaction_outside_it() {
     let check = |until, last: u64| {
         let mut preview = table_preview(until, None);
         assert!(preview.message(&outbox()));
@@ -178,7 +179,7 @@ fn a_stretch_ends_with_the_transaction_that_is_not_in_it() {
 }
 
 #[test]
-fn reports_the_end_of_the_searched_transaction_with_its_row_messages() {
+fn reports_the_end_and_row_count_of_the_requested_transaction() {
     let first = [begin(0x200), outbox(), insert("a"), commit(0x200)];
     let second = [
         begin(0x300),
@@ -196,7 +197,7 @@ fn reports_the_end_of_the_searched_transaction_with_its_row_messages() {
 }
 
 #[test]
-fn events_that_were_dealt_with_before_are_marked() {
+fn marks_events_that_have_already_been_processed() {
     let messages = [
         begin(0x200),
         outbox(),
@@ -216,7 +217,7 @@ fn events_that_were_dealt_with_before_are_marked() {
         assert_eq!((events.len(), found.events), (5, 5));
         assert_eq!(found.dealt_with, count as u64);
         for (number, event) in events.iter().enumerate() {
-            let is_marked = event.ends_with("outbox.event.order (dealt with before)");
+            let is_marked = event.ends_with("outbox.event.order (already processed)");
             assert_eq!(is_marked, number < count, "{event}");
         }
     };
@@ -234,7 +235,7 @@ fn events_that_were_dealt_with_before_are_marked() {
 }
 
 #[test]
-fn shows_only_some_of_many_events_and_counts_only_some_of_many_topics() {
+fn limits_the_listed_events_and_the_counted_topics() {
     let topic = |number: usize| insert_row("a", &number.to_string());
     let mut messages = vec![begin(0x200), outbox()];
     messages.extend((0..1002).map(topic));
@@ -252,7 +253,7 @@ fn shows_only_some_of_many_events_and_counts_only_some_of_many_topics() {
 }
 
 #[test]
-fn unreadable_events_are_shown_with_the_reason_and_end_nothing() {
+fn lists_unroutable_events_with_the_reason_and_continues() {
     let messages = [
         begin(0x200),
         insert("a"),
@@ -266,11 +267,11 @@ fn unreadable_events_are_shown_with_the_reason_and_end_nothing() {
     ];
     let (events, found) = first_events(report(table_preview(ALL, None), &messages));
     let starts = [
-        "0 row, which can't become a record: ",
-        "1 row, which can't become a record: ",
-        "2 message, which can't become a record: ",
+        "0 row, which can't be converted to a record: ",
+        "1 row, which can't be converted to a record: ",
+        "2 message, which can't be converted to a record: ",
         "3 row with id c, for topic outbox.event.order",
-        "4 row with id d, which can't become a record: ",
+        "4 row with id d, which can't be converted to a record: ",
     ];
     let words = ["16500", "aggregatetype", "0x3f", "order", "outbox.event.éé"];
     assert_eq!(events.len(), starts.len(), "{events:?}");

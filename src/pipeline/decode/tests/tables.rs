@@ -1,14 +1,14 @@
-//! Events of several tables.
+//! Tests for outboxes with several tables.
 
 use super::*;
 use crate::outbox::settings::Format;
 use crate::pipeline::settings::Undeliverable;
 use crate::postgres::table_pattern::TablePatterns;
 
-fn several(settings: OutboxSettings) -> Scene {
+fn several(settings: OutboxSettings) -> Fixture {
     let patterns = ["tenant_*.outbox".to_owned(), "public.outbox".to_owned()];
     let outbox = Outbox::Tables(TablePatterns::new(&patterns).expect("patterns"));
-    let mut scene = Scene::for_outbox(outbox.clone());
+    let mut fixture = Fixture::for_outbox(outbox.clone());
     let mut watermark = Watermark::new(
         Window {
             records: 100,
@@ -17,10 +17,10 @@ fn several(settings: OutboxSettings) -> Scene {
         Lsn::ZERO,
     );
     watermark.reconnected(Lsn(0x100));
-    scene.deliveries = watermark.deliveries();
-    scene.core = Core::new(outbox, settings, watermark).expect("settings fit");
-    scene.done(&begin(0x200));
-    scene
+    fixture.deliveries = watermark.deliveries();
+    fixture.core = Core::new(outbox, settings, watermark).expect("settings fit");
+    fixture.process(&begin(0x200));
+    fixture
 }
 
 /// Returns the description of a table with these text columns, in this order.
@@ -44,9 +44,9 @@ fn described(oid: u32, schema: &str, name: &str, columns: &[&str]) -> Vec<u8> {
 }
 
 /// Returns the row counts that monitoring shows for each table.
-fn reported_rows(scene: &Scene) -> Vec<(String, u64)> {
-    scene.core.report_rows();
-    let stats = scene.core.delivery.watermark.stats();
+fn reported_rows(fixture: &Fixture) -> Vec<(String, u64)> {
+    fixture.core.report_rows();
+    let stats = fixture.core.delivery.watermark.stats();
     stats.tables().into_iter().collect()
 }
 
@@ -57,8 +57,8 @@ fn row(oid: u32, values: &[&str]) -> Vec<u8> {
 const COLUMNS: [&str; 4] = ["id", "aggregatetype", "aggregateid", "payload"];
 
 #[test]
-fn each_table_has_its_own_columns_and_all_share_one_count() {
-    let mut scene = several(OutboxSettings {
+fn maps_each_table_by_its_own_columns_and_indexes_rows_across_tables() {
+    let mut fixture = several(OutboxSettings {
         topic: "{table.schema}.{table.name}.{aggregatetype}"
             .parse()
             .expect("a topic"),
@@ -75,10 +75,10 @@ fn each_table_has_its_own_columns_and_all_share_one_count() {
         row(3, &["4", "order", "key", "d"]),
         commit(0x200),
     ] {
-        scene.done(&message);
+        fixture.process(&message);
     }
     assert_eq!(
-        scene.accepted(),
+        fixture.accepted(),
         [
             "tenant_a.outbox.order key a 00000000/00000200:0000000000",
             "tenant_b.outbox.order key b 00000000/00000200:0000000001",
@@ -86,51 +86,54 @@ fn each_table_has_its_own_columns_and_all_share_one_count() {
             "tenant_a.outbox.order key d 00000000/00000200:0000000003",
         ]
     );
-    let of = |table: &str, rows| (table.to_owned(), rows);
+    let count = |table: &str, rows| (table.to_owned(), rows);
     let each = [
-        of("public.outbox", 1),
-        of("tenant_a.outbox", 2),
-        of("tenant_b.outbox", 1),
+        count("public.outbox", 1),
+        count("tenant_a.outbox", 2),
+        count("tenant_b.outbox", 1),
     ];
-    assert_eq!(reported_rows(&scene), each);
-    assert_eq!(reported_rows(&scene), each, "each row once");
+    assert_eq!(reported_rows(&fixture), each);
+    assert_eq!(reported_rows(&fixture), each, "each row is counted once");
 }
 
 #[test]
-fn a_table_that_is_renamed_is_none_of_them_any_more_and_one_may_become_one() {
-    let mut scene = several(OutboxSettings::default());
-    scene.done(&described(3, "tenant_a", "outbox", &COLUMNS));
-    scene.done(&described(4, "tenant_a", "other", &COLUMNS));
-    scene.done(&row(3, &["1", "order", "key", "a"]));
-    scene.done(&described(4, "tenant_c", "outbox", &COLUMNS));
-    scene.done(&row(4, &["2", "order", "key", "b"]));
-    scene.done(&described(3, "tenant_a", "old", &COLUMNS));
-    let of = |table: &str, rows| (table.to_owned(), rows);
+fn follows_renames_of_tables_into_and_out_of_the_outbox() {
+    let mut fixture = several(OutboxSettings::default());
+    fixture.process(&described(3, "tenant_a", "outbox", &COLUMNS));
+    fixture.process(&described(4, "tenant_a", "other", &COLUMNS));
+    fixture.process(&row(3, &["1", "order", "key", "a"]));
+    fixture.process(&described(4, "tenant_c", "outbox", &COLUMNS));
+    fixture.process(&row(4, &["2", "order", "key", "b"]));
+    fixture.process(&described(3, "tenant_a", "old", &COLUMNS));
+    let count = |table: &str, rows| (table.to_owned(), rows);
     assert_eq!(
-        reported_rows(&scene),
-        [of("tenant_a.outbox", 1), of("tenant_c.outbox", 1)]
+        reported_rows(&fixture),
+        [count("tenant_a.outbox", 1), count("tenant_c.outbox", 1)]
     );
-    let error = scene.send(&row(3, &["3", "order", "key", "c"]));
-    let text = error.expect_err("stops").to_string();
+    let error = fixture.send(&row(3, &["3", "order", "key", "c"]));
+    let text = error.expect_err("an error").to_string();
     for word in ["tenant_a.old", "tenant_*.outbox, public.outbox"] {
         assert!(text.contains(word), "{word} in {text}");
     }
 }
 
 #[test]
-fn the_one_table_of_an_outbox_that_is_renamed_stops_it() {
-    let mut scene = Scene::new();
+fn rejects_rows_after_the_only_outbox_table_was_renamed() {
+    let mut fixture = Fixture::new();
     for message in [begin(0x200), outbox(), insert("a")] {
-        scene.done(&message);
+        fixture.process(&message);
     }
-    scene.done(&relation("renamed", &[("id", 25)]));
-    let text = scene.send(&insert("b")).expect_err("stops").to_string();
+    fixture.process(&relation("renamed", &[("id", 25)]));
+    let text = fixture
+        .send(&insert("b"))
+        .expect_err("an error")
+        .to_string();
     assert!(text.contains("public.renamed"), "{text}");
 }
 
 #[test]
-fn a_table_whose_columns_are_not_known_is_asked_for_where_records_depend_on_that() {
-    let mut scene = several(OutboxSettings {
+fn requests_the_description_of_a_table_if_its_records_require_it() {
+    let mut fixture = several(OutboxSettings {
         value_format: Format::JsonSchema,
         ..OutboxSettings::default()
     });
@@ -144,45 +147,45 @@ fn a_table_whose_columns_are_not_known_is_asked_for_where_records_depend_on_that
         };
         vec![payload]
     };
-    scene
+    fixture
         .core
         .describe_columns(HashMap::from([(3, facts(true))]));
-    scene.done(&described(3, "tenant_a", "outbox", &COLUMNS));
+    fixture.process(&described(3, "tenant_a", "outbox", &COLUMNS));
     let late = described(4, "tenant_b", "outbox", &COLUMNS);
-    assert_eq!(scene.send(&late).expect("waits"), Step::NewTable(4));
-    assert_eq!(scene.send(&late).expect("waits"), Step::NewTable(4));
-    scene.core.describe_table(4, facts(false));
-    scene.done(&late);
+    assert_eq!(fixture.send(&late).expect("success"), Step::NewTable(4));
+    assert_eq!(fixture.send(&late).expect("success"), Step::NewTable(4));
+    fixture.core.describe_table(4, facts(false));
+    fixture.process(&late);
     // No description is requested for a table that is not an outbox.
-    scene.done(&described(5, "other", "outbox", &COLUMNS));
-    scene.done(&row(3, &["1", "order", "key", "a"]));
-    scene.done(&row(4, &["2", "order", "key", "b"]));
-    let optional = scene.accepted();
+    fixture.process(&described(5, "other", "outbox", &COLUMNS));
+    fixture.process(&row(3, &["1", "order", "key", "a"]));
+    fixture.process(&row(4, &["2", "order", "key", "b"]));
+    let optional = fixture.accepted();
     let optional = optional
         .iter()
         .map(|record| record.contains("\"optional\":true"));
     assert_eq!(optional.collect::<Vec<_>>(), [false, true]);
 
-    let mut scene = several(OutboxSettings::default());
-    scene.done(&described(4, "tenant_b", "outbox", &COLUMNS));
+    let mut fixture = several(OutboxSettings::default());
+    fixture.process(&described(4, "tenant_b", "outbox", &COLUMNS));
 }
 
 #[test]
-fn a_dead_letter_names_the_table_of_its_row() {
-    let mut scene = several(OutboxSettings::default());
+fn adds_the_table_name_to_dead_letters() {
+    let mut fixture = several(OutboxSettings::default());
     let settings = DeadLetterSettings {
         unroutable: Undeliverable::DeadLetter,
         ..DeadLetterSettings::default()
     };
-    scene.core.send_dead_letters("orders", &settings);
+    fixture.core.send_dead_letters("orders", &settings);
     for (oid, schema) in [(3, "tenant_a"), (4, "tenant_b")] {
-        scene.done(&described(oid, schema, "outbox", &COLUMNS));
-        scene.done(&row(oid, &["1", "no topic", "key", "a"]));
+        fixture.process(&described(oid, schema, "outbox", &COLUMNS));
+        fixture.process(&row(oid, &["1", "no topic", "key", "a"]));
         let header = format!("walpost-source-table={schema}.outbox");
         assert!(
-            scene.sink.headers.contains(&header),
+            fixture.sink.headers.contains(&header),
             "{:?}",
-            scene.sink.headers
+            fixture.sink.headers
         );
     }
 }
@@ -206,12 +209,12 @@ fn older(publication: &str, schema: &str, values: &str) -> Vec<u8> {
 }
 
 #[test]
-fn rows_from_before_a_table_was_added_are_events_of_it() {
-    let mut scene = several(OutboxSettings {
+fn delivers_rows_that_a_table_contained_when_it_was_added() {
+    let mut fixture = several(OutboxSettings {
         topic: "{table.schema}.{aggregatetype}".parse().expect("a topic"),
         ..OutboxSettings::default()
     });
-    scene.core.read_older_rows_of("ours");
+    fixture.core.read_older_rows_of("ours");
     for message in [
         described(3, "tenant_a", "outbox", &COLUMNS),
         described(9, "walpost", "outbox_row", &ROW_TABLE),
@@ -221,29 +224,29 @@ fn rows_from_before_a_table_was_added_are_events_of_it() {
         row(3, &["4", "order", "key", "d"]),
         commit(0x200),
     ] {
-        scene.done(&message);
+        fixture.process(&message);
     }
     assert_eq!(
-        scene.accepted(),
+        fixture.accepted(),
         [
             "tenant_b.order key a\" 00000000/00000200:0000000000",
             "tenant_b.order key - 00000000/00000200:0000000002",
             "tenant_a.order key d 00000000/00000200:0000000003",
         ]
     );
-    scene.deliver_all();
-    assert_eq!(scene.confirmed(), Lsn(0x210));
+    fixture.deliver_all();
+    assert_eq!(fixture.confirmed(), Lsn(0x210));
 }
 
 #[test]
-fn older_rows_that_can_t_be_read_or_are_of_no_outbox_stop_the_stream() {
+fn rejects_older_rows_that_are_invalid_or_belong_to_other_tables() {
     let stops = |message: &[u8], word: &str| {
-        let mut scene = several(OutboxSettings::default());
-        scene.core.read_older_rows_of("ours");
-        scene.done(&described(9, "walpost", "outbox_row", &ROW_TABLE));
-        let text = scene.send(message).expect_err(word).to_string();
+        let mut fixture = several(OutboxSettings::default());
+        fixture.core.read_older_rows_of("ours");
+        fixture.process(&described(9, "walpost", "outbox_row", &ROW_TABLE));
+        let text = fixture.send(message).expect_err(word).to_string();
         assert!(text.contains(word), "{word} in {text}");
-        assert_eq!(scene.confirmed(), Lsn(0x100));
+        assert_eq!(fixture.confirmed(), Lsn(0x100));
     };
     stops(
         &older("ours", "other", r#"["a","1","order","key"]"#),
@@ -251,15 +254,15 @@ fn older_rows_that_can_t_be_read_or_are_of_no_outbox_stop_the_stream() {
     );
     stops(
         &older("ours", "tenant_b", r#"["a","1","order"]"#),
-        "another number of values",
+        "number of values differs",
     );
     stops(
         &older("ours", "tenant_b", "[1]"),
-        "a list of columns or values",
+        "an invalid list of columns or values",
     );
     stops(
         &row(9, &["1", "ours", "x", "tenant_b", "outbox", "[]", "[]"]),
-        "an OID that is none",
+        "an invalid OID",
     );
     let columns = r#"[["id",25]]"#;
     stops(
@@ -270,9 +273,9 @@ fn older_rows_that_can_t_be_read_or_are_of_no_outbox_stop_the_stream() {
         "has no column",
     );
 
-    let mut scene = several(OutboxSettings::default());
-    scene.core.read_older_rows_of("ours");
-    let error = scene.send(&described(9, "walpost", "outbox_row", &ROW_TABLE[..4]));
+    let mut fixture = several(OutboxSettings::default());
+    fixture.core.read_older_rows_of("ours");
+    let error = fixture.send(&described(9, "walpost", "outbox_row", &ROW_TABLE[..4]));
     let text = error.expect_err("a column is missing").to_string();
     assert!(
         text.contains("walpost.outbox_row") && text.contains("\"table_name\""),
@@ -281,16 +284,16 @@ fn older_rows_that_can_t_be_read_or_are_of_no_outbox_stop_the_stream() {
 }
 
 #[test]
-fn older_rows_wait_for_the_columns_of_their_table_where_records_depend_on_them() {
-    let mut scene = several(OutboxSettings {
+fn requests_the_description_of_a_table_for_its_older_rows() {
+    let mut fixture = several(OutboxSettings {
         value_format: Format::JsonSchema,
         ..OutboxSettings::default()
     });
-    scene.core.read_older_rows_of("ours");
-    scene.done(&described(9, "walpost", "outbox_row", &ROW_TABLE));
+    fixture.core.read_older_rows_of("ours");
+    fixture.process(&described(9, "walpost", "outbox_row", &ROW_TABLE));
     let message = older("ours", "tenant_b", r#"["a","1","order","key"]"#);
-    assert_eq!(scene.send(&message).expect("waits"), Step::NewTable(4));
-    scene.core.describe_table(4, Vec::new());
-    scene.done(&message);
-    assert_eq!(scene.accepted().len(), 1);
+    assert_eq!(fixture.send(&message).expect("success"), Step::NewTable(4));
+    fixture.core.describe_table(4, Vec::new());
+    fixture.process(&message);
+    assert_eq!(fixture.accepted().len(), 1);
 }

@@ -1,63 +1,65 @@
-//! Omits events that are already in Kafka, and detects if the WAL contains another history. Pure.
+//! Omits events that are already in Kafka, and detects whether the WAL contains a different
+//! history. This module performs no I/O.
 //!
-//! A database that is restored to an earlier state has the same identifier and timeline, and soon
-//! contains different transactions at the positions of those that were published. The WAL is
-//! therefore verified: the last published event must arrive again if it can, and up to the LSN that
-//! the checkpoint covers, there must be no event that Kafka does not have. Until then, nothing may
-//! be confirmed.
+//! A database that is restored to an earlier state keeps its identifier and timeline, and soon
+//! contains new transactions at the positions of published transactions. The WAL is therefore
+//! verified: if the server sends the last published event again, it must be the same event, and all
+//! events up to the LSN that the checkpoint covers must already be in Kafka. Until the WAL is
+//! verified, no position may be confirmed.
 
 use crate::delivery::checkpoint::{Delivered, HistoryError, Last};
 use crate::model::lsn::{Lsn, Position};
 use crate::postgres::wire::pgoutput::Begin;
 
-/// The events that a stream sends again and Kafka already has.
+/// The events at the start of a stream that are already in Kafka.
 #[derive(Debug)]
 pub(crate) struct Overlap {
     delivered: Option<Delivered>,
-    /// Everything that ends at or before this LSN has been processed.
+    /// All transactions that end at or before this LSN have been processed.
     safe: Lsn,
-    /// The last published transaction must arrive again.
-    awaited: bool,
+    /// Whether the last published transaction must still arrive again.
+    is_awaiting_last: bool,
 }
 
 impl Overlap {
-    /// Omits `delivered` from a stream that resumes at `confirmed`, if everything that ends at or
-    /// before `safe` has been processed. Returns `None` if none of this arrives again.
+    /// Creates an overlap that omits `delivered` from a stream that resumes at `confirmed`. All
+    /// transactions that end at or before `safe` have been processed. Returns `None` if the stream
+    /// does not repeat any of them.
     pub(crate) fn new(delivered: Option<Delivered>, safe: Lsn, confirmed: Lsn) -> Option<Self> {
-        let (awaited, leaves_out) = match &delivered {
-            // PostgreSQL skips transactions whose commit record is before the confirmed position.
+        let (is_awaiting_last, omits_events) = match &delivered {
+            // PostgreSQL skips transactions whose commit record precedes the confirmed position.
             Some(Delivered::UpTo(last)) => (last.commit_lsn >= confirmed, false),
             Some(Delivered::Before(lsn)) => (false, *lsn > confirmed),
             None => (false, false),
         };
-        (awaited || leaves_out || safe > confirmed).then_some(Self {
+        (is_awaiting_last || omits_events || safe > confirmed).then_some(Self {
             delivered,
             safe,
-            awaited,
+            is_awaiting_last,
         })
     }
 
     /// Processes the start of a transaction.
     ///
     /// # Errors
-    /// The transaction differs from the one that was published, or arrives in place of one that
-    /// should have arrived.
+    /// Returns an error if the transaction differs from the published one, or if a transaction that
+    /// should have arrived before is missing.
     pub(crate) fn begin(&mut self, begin: &Begin) -> Result<(), HistoryError> {
-        self.reached(begin.commit)?;
+        self.check_reached(begin.commit)?;
         if let Some(Delivered::UpTo(last)) = &self.delivered
             && begin.commit == last.commit_lsn
         {
-            expect(last, "number", begin.xid, last.xid)?;
-            expect(last, "commit time", begin.time_micros, last.commit_time)?;
+            check_equal(last, "number", begin.xid, last.xid)?;
+            check_equal(last, "commit time", begin.time_micros, last.commit_time)?;
         }
         Ok(())
     }
 
-    /// Returns whether Kafka has the row at this position. `id` returns the event's ID.
+    /// Returns whether the event at this position is already in Kafka. `id` returns the event's ID.
     ///
     /// # Errors
-    /// The row is the last published one and has a different ID than when it was published, or
-    /// Kafka should have it but does not.
+    /// Returns an error if the event is the last published one but its ID has changed, or if the
+    /// event should be in Kafka but is not.
     pub(crate) fn is_delivered<'r>(
         &mut self,
         at: Position,
@@ -70,8 +72,8 @@ impl Overlap {
                     let id = id().map(|id| String::from_utf8_lossy(id).into_owned());
                     let shown =
                         |id: &Option<String>| id.clone().unwrap_or_else(|| "none".to_owned());
-                    expect(last, "event id", shown(&id), shown(&last.event_id))?;
-                    self.awaited = false;
+                    check_equal(last, "event id", shown(&id), shown(&last.event_id))?;
+                    self.is_awaiting_last = false;
                 }
                 return Ok(true);
             }
@@ -87,11 +89,12 @@ impl Overlap {
         Ok(false)
     }
 
-    /// Processes the end of a transaction, at `end`, that had this many row messages. Returns
-    /// whether the WAL has been verified and nothing else must be omitted.
+    /// Processes the end of a transaction at `end` that had this many row messages. Returns whether
+    /// the WAL has been verified and no later events must be omitted.
     ///
     /// # Errors
-    /// The transaction is the last published one, and has become shorter.
+    /// Returns an error if the transaction is the last published one, and has fewer rows than when
+    /// it was published.
     pub(crate) fn commit(
         &mut self,
         commit: Lsn,
@@ -103,27 +106,27 @@ impl Overlap {
         {
             if rows <= last.index {
                 let expected = format!("more than {}", last.index);
-                expect(last, "row messages", rows.to_string(), expected)?;
+                check_equal(last, "row messages", rows.to_string(), expected)?;
             }
-            self.awaited = false;
+            self.is_awaiting_last = false;
         }
         Ok(self.is_past(end))
     }
 
-    /// Processes a message that the server has nothing to send before `lsn`. Returns the same as
-    /// [`Overlap::commit`].
+    /// Processes a keepalive, which shows that the server has no events to send before `lsn`.
+    /// Returns the same value as [`Overlap::commit`].
     ///
     /// # Errors
-    /// A transaction that should have arrived before that did not.
-    pub(crate) fn idle(&mut self, lsn: Lsn) -> Result<bool, HistoryError> {
-        self.reached(lsn)?;
+    /// Returns an error if a transaction that precedes `lsn` should have arrived but did not.
+    pub(crate) fn process_keepalive(&mut self, lsn: Lsn) -> Result<bool, HistoryError> {
+        self.check_reached(lsn)?;
         Ok(self.is_past(lsn))
     }
 
-    /// Checks that nothing is missing before `next`, the position that the WAL has reached.
-    fn reached(&self, next: Lsn) -> Result<(), HistoryError> {
+    /// Checks that no transaction is missing before `next`, the position that the WAL has reached.
+    fn check_reached(&self, next: Lsn) -> Result<(), HistoryError> {
         match &self.delivered {
-            Some(Delivered::UpTo(last)) if self.awaited && next > last.commit_lsn => {
+            Some(Delivered::UpTo(last)) if self.is_awaiting_last && next > last.commit_lsn => {
                 Err(HistoryError::TransactionMissing {
                     commit: last.commit_lsn,
                     next,
@@ -134,15 +137,15 @@ impl Overlap {
     }
 
     fn is_past(&self, reached: Lsn) -> bool {
-        let leaves_out = match &self.delivered {
+        let omits_events = match &self.delivered {
             Some(Delivered::Before(lsn)) => reached < *lsn,
-            Some(Delivered::UpTo(_)) | None => self.awaited,
+            Some(Delivered::UpTo(_)) | None => self.is_awaiting_last,
         };
-        !leaves_out && reached >= self.safe
+        !omits_events && reached >= self.safe
     }
 }
 
-fn expect<T: PartialEq + ToString>(
+fn check_equal<T: PartialEq + ToString>(
     last: &Last,
     what: &'static str,
     found: T,

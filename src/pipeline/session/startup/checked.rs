@@ -1,4 +1,5 @@
-//! The first phase: the requirements are met. The next phase opens a replication connection.
+//! The first phase of the startup: checks the requirements. The next phase opens a replication
+//! connection.
 
 use std::collections::HashMap;
 
@@ -25,8 +26,8 @@ use crate::postgres::table::TableName;
 use crate::postgres::target::{Outbox, Target};
 use crate::sink::Sink;
 
-/// Returns the published tables, if the outbox consists of several.
-async fn published(
+/// Returns the tables in the publication.
+async fn published_tables(
     catalog: &impl CatalogQueries,
     observed: &Observed,
     target: &Target,
@@ -41,7 +42,8 @@ async fn published(
     }
 }
 
-/// The database meets the requirements of the pipeline, and the slot is free.
+/// The result of the first phase: the database meets the requirements of the pipeline, and the slot
+/// is free.
 pub(super) struct Checked<C> {
     catalog: C,
     observed: Observed,
@@ -53,7 +55,7 @@ impl<C: CatalogQueries> Checked<C> {
     ) -> Result<Self, PipelineError> {
         let (settings, target) = (start.settings, &start.settings.target);
         let catalog = start.database.catalog().await?;
-        start.session_state.access.accepted();
+        start.session_state.access.record_catalog_access();
         let observed = catalog.observe(target).await?;
         let session_state = &mut *start.session_state;
         session_state
@@ -68,7 +70,7 @@ impl<C: CatalogQueries> Checked<C> {
             if observed.publication_problem(target).is_some() {
                 start.session_state.record_tables(&catalog).await;
             }
-            let dropped = slot_monitor::dropped_before(settings, &catalog, &problem).await;
+            let dropped = slot_monitor::dropped_slot_error(settings, &catalog, &problem).await;
             return Err(dropped.map_or_else(|| problem.into(), Into::into));
         }
         settings.check_drop_slot(&observed)?;
@@ -76,7 +78,7 @@ impl<C: CatalogQueries> Checked<C> {
             return Err(CatalogError::missing_journal(target).into());
         }
         if !start.session_state.has_reminded {
-            slot_monitor::remind(settings, &catalog).await?;
+            slot_monitor::log_dropped_slots(settings, &catalog).await?;
             if let (Outbox::Tables(patterns), Some(publication)) =
                 (&target.outbox, &observed.publication)
             {
@@ -101,18 +103,18 @@ impl<C: CatalogQueries> Checked<C> {
             &start.session_state.watched,
         );
         publication.compare(&catalog, watched, &observed).await;
-        // Checks the current columns. The stream describes the columns again, as of when each row
-        // was written.
+        // This checks the current columns. The stream also describes the columns that the table had
+        // when each row was written.
         settings.check_columns(&observed)?;
         let mut facts = HashMap::new();
         if let Some(table) = &observed.table {
             facts.insert(table.oid, table.facts.clone());
         }
         let mut names = Vec::new();
-        for (name, table) in published(&catalog, &observed, target).await? {
+        for (name, table) in published_tables(&catalog, &observed, target).await? {
             match settings.mapping_for(&name, Some(&table)) {
                 Err(error) if settings.sets_tables_aside() => {
-                    warn!(pipeline = settings.name, %error, "the table is set aside when a row of it arrives");
+                    warn!(pipeline = settings.name, %error, "the table will be set aside when one of its rows arrives");
                 }
                 bound => drop(bound?),
             }
@@ -122,7 +124,7 @@ impl<C: CatalogQueries> Checked<C> {
         start.core.describe_columns(facts);
         start.core.name_tables(names);
         if let Some(pid) = observed.slot.as_ref().and_then(|slot| slot.active_pid) {
-            start.session_state.access.granted();
+            start.session_state.access.record_full_access();
             let slot = target.slot.clone();
             return Err(SlotInUse { slot, pid }.into());
         }
@@ -130,31 +132,31 @@ impl<C: CatalogQueries> Checked<C> {
         Ok(Self { catalog, observed })
     }
 
-    /// Opens the connection that will stream. With exactly-once delivery, first makes sure that no
-    /// other instance can produce, which requires Kafka, and reads the checkpoint.
+    /// Opens the connection that will stream. With exactly-once delivery, first fences other
+    /// producers of this pipeline, which requires Kafka, and reads the checkpoint.
     pub(super) async fn connect<D: Database<Catalog = C>>(
         mut self,
         start: &mut Startup<'_, '_, D>,
         sink: &mut impl Sink,
     ) -> Result<Connected<C>, PipelineError> {
         let settings = start.settings;
-        let mut taken = None;
+        let mut early_link = None;
         let found = match &settings.delivery {
             Delivery::AtLeastOnce => None,
             Delivery::ExactlyOnce(checkpoint) => {
-                // If the last start had rows to copy, the slot is not acquired early, because the
-                // position at which the stream starts depends on the copy.
+                // The slot is not acquired early if the last start had rows to copy, because the
+                // position at which the stream starts then depends on the copy.
                 if !start.session_state.copies {
-                    taken = self.take_slot_if_nothing_is_copied(start).await?;
+                    early_link = self.take_slot_if_nothing_is_copied(start).await?;
                 }
-                // The previous owner of the slot can't produce after this. Only then is it certain
-                // what it has produced.
+                // After this, the previous owner of the slot can't produce any longer, so its last
+                // checkpoint can be read.
                 let confirmed = start.core.delivery.watermark.confirmed();
                 let found = tokio::select! {
                     found = sink.take_over() => found?,
-                    // Taking over waits for Kafka, for as long as Kafka is unavailable.
+                    // `take_over` waits while Kafka is unavailable.
                     error = monitor_until_lost(&mut self.catalog, &start.session_state.watched) => return Err(error.into()),
-                    error = hold_slot(&mut taken, confirmed, settings.link_timeout) => return Err(error.into()),
+                    error = hold_slot(&mut early_link, confirmed, settings.link_timeout) => return Err(error.into()),
                 };
                 Some(found.ok_or_else(|| ExactlyOnceError::NoCheckpoint {
                     adopt: settings.adopt(),
@@ -165,19 +167,22 @@ impl<C: CatalogQueries> Checked<C> {
                 }))
             }
         };
-        let mut link = match taken {
+        let mut link = match early_link {
             Some(link) => link,
             None => start.link(&self.catalog).await?,
         };
         link.connection.pause();
-        let of = start.session_state.record_server(settings, &link.identity);
+        let slot_of = start.session_state.record_server(settings, &link.identity);
         let checkpoint = match found {
             Some(Err(mut missing)) => {
-                match self.first_checkpoint(start, &of, &link.identity).await? {
+                match self
+                    .first_checkpoint(start, &slot_of, &link.identity)
+                    .await?
+                {
                     Some(first) => Some(first),
                     None => {
                         if let ExactlyOnceError::NoCheckpoint { moved, .. } = &mut missing {
-                            *moved = self.describe_move(start, &of).await?;
+                            *moved = self.describe_move(start, &slot_of).await?;
                         }
                         return Err(missing.into());
                     }
@@ -189,21 +194,21 @@ impl<C: CatalogQueries> Checked<C> {
             catalog: self.catalog,
             observed: self.observed,
             link,
-            of,
+            slot_of,
             checkpoint,
         })
     }
 
-    /// Acquires the slot if the catalog alone shows that there are no older rows to copy. If there
-    /// are, the stream may have to start at another position.
+    /// Acquires the slot if the catalog alone shows that no older rows have to be copied.
+    /// Otherwise, the stream may have to start at another position.
     async fn take_slot_if_nothing_is_copied<D: Database<Catalog = C>>(
         &self,
         start: &mut Startup<'_, '_, D>,
     ) -> Result<Option<Link>, PipelineError> {
         let settings = start.settings;
         let mut link = start.link(&self.catalog).await?;
-        let of = start.session_state.record_server(settings, &link.identity);
-        let recorded = start.slot_state(&self.catalog, &of).await?.flatten();
+        let slot_of = start.session_state.record_server(settings, &link.identity);
+        let recorded = start.slot_state(&self.catalog, &slot_of).await?.flatten();
         let recorded = recorded.map(|state| state.confirmed);
         if !snapshot::has_nothing_to_copy(settings, &self.catalog, &self.observed, recorded).await {
             return Ok(None);
@@ -212,58 +217,64 @@ impl<C: CatalogQueries> Checked<C> {
         Ok(Some(link))
     }
 
-    /// Returns a sentence about the events that no checkpoint covers because something else has
-    /// moved the slot, or an empty string if nothing has.
+    /// Returns a sentence about the events that may be missing because something else has moved the
+    /// slot, or an empty string if the slot was not moved.
     async fn describe_move<D: Database<Catalog = C>>(
         &self,
         start: &mut Startup<'_, '_, D>,
-        of: &SlotOf,
+        slot_of: &SlotOf,
     ) -> Result<String, CatalogError> {
-        let state = start.slot_state(&self.catalog, of).await?.flatten();
+        let state = start.slot_state(&self.catalog, slot_of).await?.flatten();
         let (Some(slot), Some(state)) = (&self.observed.slot, state) else {
             return Ok(String::new());
         };
         let (confirmed, found) = (state.confirmed, slot.confirmed);
-        if confirmed >= found || self.catalog.is_accounted_for(of, confirmed, found).await? {
+        if confirmed >= found
+            || self
+                .catalog
+                .is_accounted_for(slot_of, confirmed, found)
+                .await?
+        {
             return Ok(String::new());
         }
         Ok(format!(
             ". But {}",
-            describe_move(&of.target, confirmed, found)
+            describe_move(&slot_of.target, confirmed, found)
         ))
     }
 
-    /// Returns the checkpoint for a first start, if this certainly is one: `walpost init` has
-    /// created the slot, and nothing has been read from it.
+    /// Returns the checkpoint for a first start, or `None` if this may not be the first start. It
+    /// is the first start if `walpost init` has created the slot and the slot has not been read
+    /// since.
     async fn first_checkpoint<D: Database<Catalog = C>>(
         &self,
         start: &mut Startup<'_, '_, D>,
-        of: &SlotOf,
+        slot_of: &SlotOf,
         identity: &Identity,
     ) -> Result<Option<Checkpoint>, CatalogError> {
         let Some(slot) = &self.observed.slot else {
             return Ok(None);
         };
-        let state = start.slot_state(&self.catalog, of).await?.flatten();
+        let state = start.slot_state(&self.catalog, slot_of).await?.flatten();
         if !state.is_some_and(|state| state.is_untouched(slot.confirmed)) {
             return Ok(None);
         }
         info!(
-            pipeline = of.pipeline,
-            slot = of.target.slot,
+            pipeline = slot_of.pipeline,
+            slot = slot_of.target.slot,
             from = %slot.confirmed,
-            "the first start since walpost init has made the slot: nothing of it is in Kafka"
+            "first start since walpost init created the slot: none of its events are in Kafka"
         );
-        // There will be a checkpoint from now on. Once the slot is recorded as read, no record
-        // remains of the events that another slot did not deliver.
+        // Later starts find a checkpoint, and once the slot is recorded as read, the events that
+        // another slot did not deliver can no longer be determined. Record them now.
         self.catalog
-            .record_gap_of_other_history(of, slot.confirmed, start.settings.first_start())
+            .record_gap_of_other_history(slot_of, slot.confirmed, start.settings.first_start())
             .await?;
         let server = ServerState {
-            system_id: of.system_id.clone(),
-            timeline: of.timeline,
+            system_id: slot_of.system_id.clone(),
+            timeline: slot_of.timeline,
             history: Vec::new(),
-            slot: of.target.slot.clone(),
+            slot: slot_of.target.slot.clone(),
             confirmed: slot.confirmed,
             flushed: identity.flushed,
         };

@@ -1,5 +1,5 @@
-//! The second phase: a connection can stream. The next phase decides how to handle rows that are
-//! older than the slot.
+//! The second phase of the startup: a connection can stream. The next phase decides how to handle
+//! rows that are older than the slot.
 
 use super::planned::Planned;
 use super::{OlderRows, Startup};
@@ -8,18 +8,19 @@ use crate::model::lifecycle::SnapshotPhase;
 use crate::pipeline::database::{CatalogQueries, Database};
 use crate::pipeline::error::PipelineError;
 use crate::pipeline::exactly_once::error::ExactlyOnceError;
-use crate::pipeline::session::link::{Link, explained};
+use crate::pipeline::session::link::{Link, explain_error};
 use crate::pipeline::snapshot::error::SnapshotError;
 use crate::pipeline::snapshot::{self, Known, Snapshot};
 use crate::postgres::catalog::Observed;
 use crate::postgres::catalog::slot_state::SlotOf;
 
-/// A connection can stream, and with exactly-once delivery it is known which events are in Kafka.
+/// The result of the second phase: a connection that can stream and, with exactly-once delivery,
+/// the checkpoint.
 pub(super) struct Connected<C> {
     pub(super) catalog: C,
     pub(super) observed: Observed,
     pub(super) link: Link,
-    pub(super) of: SlotOf,
+    pub(super) slot_of: SlotOf,
     pub(super) checkpoint: Option<Checkpoint>,
 }
 
@@ -36,7 +37,7 @@ impl<C: CatalogQueries> Connected<C> {
             Some(checkpoint) => Some(Known {
                 has_delivered: checkpoint.delivered.is_some(),
                 copied: checkpoint
-                    .copied_on(&server)
+                    .copy_progress_on(&server)
                     .map_err(ExactlyOnceError::from)?,
             }),
         };
@@ -44,7 +45,10 @@ impl<C: CatalogQueries> Connected<C> {
         let planned = match is_snapshot_done(start.session_state.snapshot_done, known) {
             true => snapshot::Planned::Nothing,
             false => {
-                let recorded = start.slot_state(&self.catalog, &self.of).await?.flatten();
+                let recorded = start
+                    .slot_state(&self.catalog, &self.slot_of)
+                    .await?
+                    .flatten();
                 let recorded = recorded.map(|state| state.confirmed);
                 snapshot::plan(settings, &self.catalog, &self.observed, known, recorded).await?
             }
@@ -66,7 +70,7 @@ impl<C: CatalogQueries> Connected<C> {
                 {
                     Ok(snapshot) => OlderRows::Copy(Box::new(snapshot)),
                     Err(SnapshotError::Connection(error)) => {
-                        return Err(explained(error, catalog).await.into());
+                        return Err(explain_error(error, catalog).await.into());
                     }
                     Err(error) => return Err(error.into()),
                 }
@@ -75,15 +79,15 @@ impl<C: CatalogQueries> Connected<C> {
         Ok(Planned {
             catalog: self.catalog,
             link: self.link,
-            of: self.of,
+            slot_of: self.slot_of,
             checkpoint: self.checkpoint,
             server,
             older,
         })
     }
 
-    /// Returns the state of the server that will stream, with the timeline history that is compared
-    /// with the checkpoint.
+    /// Returns the state of the server that will stream, with its timeline history if the
+    /// checkpoint requires it.
     async fn server_state<D: Database<Catalog = C>>(
         &self,
         start: &mut Startup<'_, '_, D>,
@@ -91,10 +95,10 @@ impl<C: CatalogQueries> Connected<C> {
         let identity = &self.link.identity;
         let history = match &self.checkpoint {
             Some(checkpoint) if checkpoint.timeline != identity.timeline => {
-                // The first connection may be streaming already.
-                let mut beside = start.link(&self.catalog).await?;
+                // The first connection may already be streaming, so a second one is needed.
+                let mut second = start.link(&self.catalog).await?;
                 let timeline = identity.timeline;
-                beside.connection.timeline_history(timeline).await?
+                second.connection.timeline_history(timeline).await?
             }
             _ => Vec::new(),
         };
@@ -109,9 +113,9 @@ impl<C: CatalogQueries> Connected<C> {
     }
 }
 
-/// Returns whether there is nothing to copy because an earlier session of this process has settled
-/// that. If there is a checkpoint, it is compared again, because another instance may have started
-/// a copy in the meantime.
+/// Returns whether an earlier session of this process has already handled the older rows. With a
+/// checkpoint, the rows are always checked again, because another instance may have started a copy
+/// in the meantime.
 fn is_snapshot_done(by_earlier_session: bool, checkpoint: Option<&Known>) -> bool {
     by_earlier_session && checkpoint.is_none()
 }
@@ -121,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn checkpoint_decides_about_older_rows_whatever_an_earlier_session_has_settled() {
+    fn uses_the_checkpoint_to_decide_about_older_rows_in_every_session() {
         let checkpoint = Known {
             has_delivered: true,
             copied: None,

@@ -1,4 +1,5 @@
-//! The third phase: it is known where the stream must start. The next phase acquires the slot.
+//! The third phase of the startup: determines the position at which the stream must start. The next
+//! phase acquires the slot.
 
 use super::slot_taken::{Recorded, SlotTaken};
 use super::{OlderRows, Startup};
@@ -9,11 +10,11 @@ use crate::pipeline::error::PipelineError;
 use crate::pipeline::session::link::Link;
 use crate::postgres::catalog::slot_state::SlotOf;
 
-/// It is known where the stream must start.
+/// The result of the third phase, which determines the position at which the stream must start.
 pub(super) struct Planned<C> {
     pub(super) catalog: C,
     pub(super) link: Link,
-    pub(super) of: SlotOf,
+    pub(super) slot_of: SlotOf,
     pub(super) checkpoint: Option<Checkpoint>,
     pub(super) server: ServerState,
     pub(super) older: OlderRows,
@@ -37,37 +38,46 @@ impl<C: CatalogQueries> Planned<C> {
                 start.take_slot(&mut self.link, &self.catalog, from).await?
             }
         };
-        let state = start.slot_state(&self.catalog, &self.of).await?;
+        let state = start.slot_state(&self.catalog, &self.slot_of).await?;
         if self.checkpoint.is_none() {
-            // If there is a checkpoint, it is compared with the slot instead: it is more reliable
-            // than the memory of this process, because another instance may have advanced the slot.
-            // A slot can be replaced or moved without a gap only if this start copies the existing
-            // rows.
+            // A checkpoint is compared with the slot instead, because it is more reliable than the
+            // state of this process: another instance may have advanced the slot. If this start
+            // copies the existing rows, the slot may have been replaced or moved without a gap.
             let is_copied = matches!(self.older, OlderRows::Copy(_));
             let recorded = state.flatten().filter(|_| !is_copied);
             let recorded = recorded.map(|state| state.confirmed);
-            if let Err(moved) = start.session_state.check_slot(&self.of, recorded, resume) {
+            if let Err(moved) = start
+                .session_state
+                .check_slot(&self.slot_of, recorded, resume)
+            {
                 match recorded {
                     Some(recorded)
                         if self
                             .catalog
-                            .is_accounted_for(&self.of, recorded, resume)
+                            .is_accounted_for(&self.slot_of, recorded, resume)
                             .await? => {}
                     _ => return Err(moved.into()),
                 }
             }
             if state.is_some_and(|state| state.is_none_or(|state| !state.begun)) {
-                // The first write of the state replaces the row that shows the gap, or records that
-                // the slot was read.
+                // The next write of the state replaces the row that shows the gap, or records that
+                // the slot has been read.
                 self.catalog
-                    .record_gap_of_other_history(&self.of, resume, start.settings.first_start())
+                    .record_gap_of_other_history(
+                        &self.slot_of,
+                        resume,
+                        start.settings.first_start(),
+                    )
                     .await?;
             }
         }
         Ok(SlotTaken {
             catalog: self.catalog,
             link: self.link,
-            recorded: Recorded { of: self.of, state },
+            recorded: Recorded {
+                slot_of: self.slot_of,
+                state,
+            },
             checkpoint: self.checkpoint,
             server: ServerState {
                 confirmed: resume,

@@ -1,4 +1,4 @@
-//! The fourth phase: the slot is acquired. The copy and the stream follow.
+//! The fourth phase of the startup: the slot is acquired. The copy and the stream follow.
 
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -28,7 +28,7 @@ use crate::postgres::catalog::slot_state::{SlotOf, SlotState};
 /// insufficient_privilege
 const INSUFFICIENT_PRIVILEGE: &str = "42501";
 
-/// The slot is acquired, so no other process can move it.
+/// The result of the fourth phase: the slot is acquired, so other processes can't move it.
 pub(super) struct SlotTaken<C> {
     pub(super) catalog: C,
     pub(super) link: Link,
@@ -47,8 +47,8 @@ impl<C: CatalogQueries> SlotTaken<C> {
         let settings = start.settings;
         let resume = self.server.confirmed;
         let now = Instant::now();
-        // The stream contains every row whose commit LSN is at or above this one, and none of those
-        // rows is omitted as a duplicate.
+        // The stream contains every row whose commit LSN is at or above `known_from`, and these
+        // rows are not omitted as duplicates.
         let (committer, known_from) = match self.checkpoint.take() {
             None => (None, resume),
             Some(checkpoint) => {
@@ -79,8 +79,8 @@ impl<C: CatalogQueries> SlotTaken<C> {
             }
         };
         let recorded = self.recorded;
-        let (confirms, writer) = recorded
-            .confirms(&self.catalog, &mut start, resume, now)
+        let (confirmation_gate, writer) = recorded
+            .confirmation_gate(&self.catalog, &mut start, resume, now)
             .await?;
         let mut slot_monitor = JoinSet::new();
         start
@@ -100,7 +100,7 @@ impl<C: CatalogQueries> SlotTaken<C> {
         ));
         let mut pace = Pace::new(now);
         if self.link.connection.shrink_receive_buffer() {
-            pace.buffer_is_small();
+            pace.record_small_buffer();
         }
         Ok(Session {
             settings,
@@ -108,7 +108,7 @@ impl<C: CatalogQueries> SlotTaken<C> {
             resume,
             slot_monitor,
             committer,
-            confirms,
+            confirmation_gate,
             reported: None,
             reported_at: now,
             status_due: now,
@@ -134,7 +134,7 @@ impl<C: CatalogQueries> SlotTaken<C> {
         }
         let entries = match self.catalog.set_aside(&settings.target).await {
             Err(CatalogError::NoJournal { .. }) if !settings.sets_tables_aside() => Vec::new(),
-            // Without this privilege, no table was set aside.
+            // If the role lacks this privilege, no table can have been set aside.
             Err(CatalogError::Server(error))
                 if !outbox.is_several() && error.code == INSUFFICIENT_PRIVILEGE =>
             {
@@ -143,7 +143,7 @@ impl<C: CatalogQueries> SlotTaken<C> {
             entries => entries?,
         };
         if !std::mem::replace(&mut start.session_state.has_listed_tables, true) {
-            set_aside::remind(settings, &entries);
+            set_aside::log_set_aside_tables(settings, &entries);
         }
         if !outbox.is_several() {
             set_aside::check_single(settings, &entries)?;
@@ -158,8 +158,11 @@ impl<C: CatalogQueries> SlotTaken<C> {
 }
 
 impl<D: Database> Startup<'_, '_, D> {
-    /// Continues exactly-once delivery from `checkpoint`, if the WAL of this server continues it.
-    /// Also returns the LSN up to which the checkpoint covers events.
+    /// Resumes exactly-once delivery from `checkpoint`. Also returns the LSN up to which the
+    /// checkpoint covers events.
+    ///
+    /// # Errors
+    /// Returns an error if the WAL of this server does not continue from the checkpoint.
     fn resume_from(
         &mut self,
         checkpoint: Checkpoint,
@@ -168,13 +171,13 @@ impl<D: Database> Startup<'_, '_, D> {
     ) -> Result<(TransactionCommitter, Lsn), ExactlyOnceError> {
         let resume = match checkpoint.resume(server) {
             Ok(resume) => resume,
-            Err(error) => return Err(self.session_state.doubt(checkpoint, error)),
+            Err(error) => return Err(self.session_state.checkpoint_mismatch(checkpoint, error)),
         };
         if let Some(Phantom { from, to }) = resume.phantom {
             error!(
                 pipeline = self.settings.name, %from, %to, epoch = resume.epoch,
                 "PostgreSQL failed over to a standby that did not have the last transactions: events between these \
-                 positions are in Kafka and never happened in the database"
+                 positions are in Kafka but not in the database"
             );
         }
         let committer = TransactionCommitter::resume(&checkpoint, server, &resume, self.core, now);
@@ -184,15 +187,16 @@ impl<D: Database> Startup<'_, '_, D> {
 
 /// The recorded state of the slot when it was acquired.
 pub(super) struct Recorded {
-    pub(super) of: SlotOf,
-    /// `None` if positions can't be recorded.
+    pub(super) slot_of: SlotOf,
+    /// The recorded state; `None` if positions can't be recorded, and `Some(None)` if no state has
+    /// been recorded.
     pub(super) state: Option<Option<SlotState>>,
 }
 
 impl Recorded {
     /// Creates the gate that determines which durable positions may be confirmed, and the writer
-    /// that records them first.
-    async fn confirms<D: Database>(
+    /// that records each position before it is confirmed.
+    async fn confirmation_gate<D: Database>(
         self,
         catalog: &D::Catalog,
         start: &mut Startup<'_, '_, D>,
@@ -202,28 +206,29 @@ impl Recorded {
         let Some(before) = self.state else {
             return Ok((ConfirmationGate::always_open(), None));
         };
-        // Exactly-once delivers nothing without a checkpoint, and records the first position that
-        // it confirms before confirming it. Until then the slot counts as unread, so that a first
-        // start that fails before its first checkpoint can be repeated.
+        // With exactly-once delivery, the slot counts as unread until the first position is
+        // recorded, so that a first start that fails before its first checkpoint can be repeated.
+        // This is safe because events are delivered only together with a checkpoint, and the first
+        // position is recorded before it is confirmed.
         let exactly_once = start.settings.delivery != Delivery::AtLeastOnce;
         let is_unread =
             exactly_once && before.is_some_and(|state: SlotState| state.is_untouched(resume));
         let written = match is_unread {
             true => Ok(()),
-            false => catalog.write_slot_state(&self.of, resume).await,
+            false => catalog.write_slot_state(&self.slot_of, resume).await,
         };
         match written {
             Ok(()) => {
                 let confirmed = start.core.delivery.watermark.confirmed();
-                let (confirms, writer) = ConfirmationGate::with_writer(self.of, confirmed, now);
-                Ok((confirms, Some(writer)))
+                let (gate, writer) = ConfirmationGate::with_writer(self.slot_of, confirmed, now);
+                Ok((gate, Some(writer)))
             }
-            // The existing row would be interpreted as everything that was confirmed.
+            // Without the write, the position in the existing row would be too low.
             Err(error) if before.is_some() => Err(error),
             Err(error) if recovery::catalog_remedy(&error) == recovery::Remedy::Halt => {
                 start
                     .session_state
-                    .warn_unrecorded(&self.of, &error.to_string());
+                    .warn_unrecorded(&self.slot_of, &error.to_string());
                 Ok((ConfirmationGate::always_open(), None))
             }
             Err(error) => Err(error),

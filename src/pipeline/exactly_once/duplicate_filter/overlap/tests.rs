@@ -1,7 +1,7 @@
 use super::*;
 
 const CONFIRMED: Lsn = Lsn(100);
-/// After the last transaction, which ends at 310.
+/// An LSN after the last transaction, which ends at 310.
 const SAFE: Lsn = Lsn(350);
 
 fn last_event() -> Last {
@@ -15,10 +15,10 @@ fn last_event() -> Last {
 }
 
 fn overlap_from(delivered: Option<Delivered>, safe: Lsn, confirmed: Lsn) -> Overlap {
-    Overlap::new(delivered, safe, confirmed).expect("something comes again")
+    Overlap::new(delivered, safe, confirmed).expect("an overlap")
 }
 
-/// Returns a stream that resumes in the middle of the last transaction.
+/// Returns an overlap whose last transaction was delivered only partially.
 fn midway() -> Overlap {
     overlap_from(Some(Delivered::UpTo(last_event())), CONFIRMED, CONFIRMED)
 }
@@ -42,7 +42,7 @@ fn position(commit: u64, index: u64) -> Position {
     }
 }
 
-/// Returns whether Kafka has the row, whose ID is correct.
+/// Returns whether the event is already in Kafka. Passes the correct ID.
 fn is_delivered(overlap: &mut Overlap, commit: u64, index: u64) -> bool {
     overlap
         .is_delivered(position(commit, index), || Some(b"b"))
@@ -54,7 +54,7 @@ fn commit(overlap: &mut Overlap, commit: u64, rows: u64) -> Result<bool, History
 }
 
 #[test]
-fn exactly_what_was_delivered_is_left_out() {
+fn omits_exactly_the_delivered_events() {
     let mut overlap = midway();
     overlap.begin(&begin(200)).expect("before");
     assert!(is_delivered(&mut overlap, 200, 5));
@@ -67,7 +67,7 @@ fn exactly_what_was_delivered_is_left_out() {
 }
 
 #[test]
-fn where_nothing_comes_again_nothing_is_kept() {
+fn creates_no_overlap_if_the_stream_repeats_nothing() {
     let none = |delivered, safe, confirmed| Overlap::new(delivered, safe, confirmed).is_none();
     let up_to = || Some(Delivered::UpTo(last_event()));
     assert!(none(None, CONFIRMED, CONFIRMED));
@@ -85,15 +85,15 @@ fn where_nothing_comes_again_nothing_is_kept() {
 }
 
 #[test]
-fn a_transaction_in_the_place_of_the_last_one_is_noticed() {
+fn detects_that_the_last_transaction_is_missing() {
     let error = overlap().begin(&begin(400)).expect_err("missing");
     assert!(matches!(error, HistoryError::TransactionMissing { .. }));
-    // PostgreSQL omits transactions whose commit record is before the confirmed position, but not
-    // one whose commit record is exactly there.
-    let mut there = overlap_from(Some(Delivered::UpTo(last_event())), SAFE, Lsn(300));
-    let error = there.begin(&begin(400)).expect_err("missing");
+    // PostgreSQL omits transactions whose commit record precedes the confirmed position, but not a
+    // transaction whose commit record is exactly at that position.
+    let mut at_commit_record = overlap_from(Some(Delivered::UpTo(last_event())), SAFE, Lsn(300));
+    let error = at_commit_record.begin(&begin(400)).expect_err("missing");
     assert!(matches!(error, HistoryError::TransactionMissing { .. }));
-    // The transaction is not sent again if the slot is after it.
+    // The server does not send the transaction again if the slot's position is after it.
     let mut overlap = overlap_from(Some(Delivered::UpTo(last_event())), SAFE, Lsn(310));
     overlap.begin(&begin(400)).expect("the next");
     assert!(!is_delivered(&mut overlap, 400, 0));
@@ -101,51 +101,51 @@ fn a_transaction_in_the_place_of_the_last_one_is_noticed() {
 }
 
 #[test]
-fn an_idle_log_beyond_the_last_one_is_noticed() {
+fn detects_a_keepalive_after_the_missing_last_transaction() {
     let mut overlap = overlap();
-    assert_eq!(overlap.idle(Lsn(300)), Ok(false));
-    let error = overlap.idle(Lsn(301)).expect_err("missing");
+    assert_eq!(overlap.process_keepalive(Lsn(300)), Ok(false));
+    let error = overlap.process_keepalive(Lsn(301)).expect_err("missing");
     assert!(matches!(error, HistoryError::TransactionMissing { .. }));
 }
 
 #[test]
-fn the_log_has_proved_itself_when_it_is_past_what_is_safe() {
+fn verifies_the_wal_when_it_reaches_the_safe_lsn() {
     let mut overlap = overlap();
     overlap.begin(&begin(300)).expect("the same");
     assert!(is_delivered(&mut overlap, 300, 1));
     assert_eq!(commit(&mut overlap, 300, 2), Ok(false));
-    assert_eq!(overlap.idle(Lsn(349)), Ok(false));
-    assert_eq!(overlap.idle(SAFE), Ok(true));
-    // Without a published event, it is enough to reach `SAFE`.
+    assert_eq!(overlap.process_keepalive(Lsn(349)), Ok(false));
+    assert_eq!(overlap.process_keepalive(SAFE), Ok(true));
+    // Without a published event, the WAL is verified when it reaches `SAFE`.
     let mut overlap = overlap_from(None, SAFE, CONFIRMED);
     assert_eq!(commit(&mut overlap, 320, 0), Ok(false));
     assert_eq!(commit(&mut overlap, 340, 0), Ok(true));
 }
 
 #[test]
-fn an_event_that_kafka_should_have_and_has_not_is_noticed() {
-    let is_noticed = |mut overlap: Overlap, at: Position| {
+fn detects_an_event_that_should_be_in_kafka_but_is_not() {
+    let is_detected = |mut overlap: Overlap, at: Position| {
         let found = overlap.is_delivered(at, || None);
         matches!(found, Err(HistoryError::NotPublished { .. }))
     };
-    let beyond_last = || overlap_from(Some(Delivered::UpTo(last_event())), SAFE, Lsn(310));
-    assert!(is_noticed(beyond_last(), position(349, 0)));
-    assert!(!is_noticed(beyond_last(), position(350, 0)));
-    // The last transaction was delivered completely.
-    assert!(is_noticed(overlap(), position(300, 2)));
-    assert!(is_noticed(
+    let after_last = || overlap_from(Some(Delivered::UpTo(last_event())), SAFE, Lsn(310));
+    assert!(is_detected(after_last(), position(349, 0)));
+    assert!(!is_detected(after_last(), position(350, 0)));
+    // The last transaction had been delivered completely, so it can't contain another event.
+    assert!(is_detected(overlap(), position(300, 2)));
+    assert!(is_detected(
         overlap_from(None, SAFE, CONFIRMED),
         position(200, 0)
     ));
     let before = Some(Delivered::Before(Lsn(300)));
-    assert!(is_noticed(
+    assert!(is_detected(
         overlap_from(before, SAFE, CONFIRMED),
         position(300, 0)
     ));
 }
 
 #[test]
-fn another_transaction_at_the_same_place_is_noticed() {
+fn detects_a_different_transaction_at_the_same_position() {
     let what = |result: Result<_, HistoryError>| match result {
         Err(HistoryError::OtherTransaction { what, .. }) => what,
         other => panic!("{other:?}"),
@@ -172,12 +172,12 @@ fn another_transaction_at_the_same_place_is_noticed() {
 }
 
 #[test]
-fn after_a_failover_what_was_before_it_is_left_out() {
+fn omits_events_that_precede_a_failover() {
     let mut overlap = overlap_from(Some(Delivered::Before(Lsn(300))), CONFIRMED, CONFIRMED);
     overlap.begin(&begin(200)).expect("any");
     assert!(is_delivered(&mut overlap, 200, 0));
     assert_eq!(commit(&mut overlap, 200, 1), Ok(false));
-    assert_eq!(overlap.idle(Lsn(299)), Ok(false));
+    assert_eq!(overlap.process_keepalive(Lsn(299)), Ok(false));
     overlap.begin(&begin(300)).expect("any");
     assert!(!is_delivered(&mut overlap, 300, 0));
     assert_eq!(commit(&mut overlap, 300, 1), Ok(true));
