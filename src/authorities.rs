@@ -3,8 +3,8 @@
 use std::env;
 use std::path::Path;
 
-/// The locations at which common distributions store the authorities in one file. An OpenSSL that
-/// is built into the program searches other locations.
+/// Where common distributions store the certificate authorities in one file. A statically linked
+/// OpenSSL searches other locations.
 const BUNDLES: [&str; 5] = [
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
@@ -14,8 +14,8 @@ const BUNDLES: [&str; 5] = [
 ];
 
 /// Returns the PEM file with the certificate authorities, or `None` if OpenSSL's defaults should be
-/// used: either the environment specifies others (`SSL_CERT_FILE`, `SSL_CERT_DIR`), or there is no
-/// such file.
+/// used: either the environment specifies other locations (`SSL_CERT_FILE`, `SSL_CERT_DIR`), or
+/// none of the files exists.
 #[must_use]
 pub(crate) fn system_bundle() -> Option<&'static Path> {
     let are_named = ["SSL_CERT_FILE", "SSL_CERT_DIR"]

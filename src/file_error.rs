@@ -1,4 +1,4 @@
-//! Explains errors from writing a file, including the limit that was reached and how to raise it.
+//! Explains errors from writing a file: which limit was reached, and how to raise it.
 
 use std::io;
 
@@ -30,17 +30,22 @@ fn remedy(error: Errno, limit: impl Fn(Resource) -> Option<u64>) -> Option<Strin
                 "The limit for the size of a file is {bytes} bytes (RLIMIT_FSIZE). Raise it: ulimit -f unlimited, or in a systemd unit \
                  LimitFSIZE=infinity"
             ),
-            None => "The file system allows no larger file. Write to another one".to_owned(),
+            None => "The file system does not allow a larger file. Write to another file system"
+                .to_owned(),
         },
         Errno::NOSPC | Errno::DQUOT => {
-            "Free some space, or write to another file system: TMPDIR is the folder for temporary files".to_owned()
+            "Free some space, or write to another file system; for temporary files, set TMPDIR"
+                .to_owned()
         }
         Errno::MFILE => format!(
             "The limit for open files and connections is {} (RLIMIT_NOFILE). Raise it: ulimit -n 65536, or in a systemd unit \
              LimitNOFILE=65536",
             limit(Resource::Nofile).unwrap_or_default()
         ),
-        Errno::NFILE => "That is a limit of the whole system. Raise it: sysctl fs.file-max".to_owned(),
+        Errno::NFILE => {
+            "The system-wide limit for open files was reached. Raise it: sysctl fs.file-max=NUMBER"
+                .to_owned()
+        }
         _ => return None,
     })
 }
@@ -50,10 +55,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limits_are_named_with_what_raises_them() {
+    fn explains_how_to_raise_the_limit_that_was_reached() {
         for (error, limit, expected) in [
             (Errno::FBIG, Some(512), "is 512 bytes"),
-            (Errno::FBIG, None, "file system allows no larger file"),
+            (
+                Errno::FBIG,
+                None,
+                "file system does not allow a larger file",
+            ),
             (Errno::NOSPC, None, "TMPDIR"),
             (Errno::DQUOT, None, "TMPDIR"),
             (Errno::MFILE, Some(20), "open files and connections is 20"),
@@ -66,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn names_the_file() {
+    fn names_the_file_that_could_not_be_written() {
         let error = io::Error::from_raw_os_error(Errno::NOSPC.raw_os_error());
         let text = explained("report.jsonl", &error).to_string();
         let expected = "failed to write report.jsonl: No space left on device (os error 28). Free";

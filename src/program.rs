@@ -1,12 +1,12 @@
 //! Runs a configured program that prints a secret: a password or a token.
 //!
-//! No shell is involved, and the run time is limited. The output of the program is returned to the
-//! caller and not used otherwise. What it writes to standard error is discarded: it may contain the
-//! secret, in any encoding, or the credentials that the program itself uses, and error messages are
-//! shown in the log and on the unauthenticated status page.
+//! The program runs without a shell and with a time limit. Its output is only returned to the
+//! caller. Its standard error is discarded: error messages appear in the log and on the
+//! unauthenticated status page, and standard error may contain the secret, in any encoding, or the
+//! program's own credentials.
 //!
-//! The program and every folder of its path are examined before each execution, because Walpost may
-//! run for months after it has read its configuration.
+//! The permissions of the program and of every folder in its path are checked before each run,
+//! because they may change at any time after Walpost has read its configuration.
 #![expect(
     unsafe_code,
     reason = "a new process is prepared between fork and exec, where only system calls are allowed"
@@ -34,14 +34,14 @@ use rustix::process::{
 
 use crate::trusted_path::{self, PathError};
 
-/// How long a program may take to print its secret and end.
+/// How long a program may take to print its secret and exit.
 pub(crate) const RUN_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum size of a secret, in bytes.
 const MAX_SECRET_BYTES: usize = 64 << 10;
-/// How often to check whether a program has ended while another process keeps its output open.
+/// How often to check whether a program has exited while another process keeps its output open.
 const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// How long to wait for the descendants of a killed program to end. Only those of another user take
-/// longer.
+/// How long to wait for the descendants of a killed program to end. Only processes of another user
+/// take longer, because Walpost can't kill them.
 const KILL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A program and its arguments.
@@ -51,40 +51,40 @@ pub(crate) struct Program {
     arguments: Vec<String>,
 }
 
-/// Why a program did not produce a secret.
+/// The reason why a program did not print a secret.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProgramError {
-    /// Another user could have written the program.
+    /// The program may have been modified by another user.
     #[error("was not run: {0}")]
     Untrusted(Box<PathError>),
     /// The operating system could not start the program.
-    #[error("can't be started: {0}")]
+    #[error("failed to start: {0}")]
     Start(String),
     /// The program was killed because it exceeded its time limit.
-    #[error("has not ended within {} s, and was killed. {}", limit.as_secs(), hint())]
+    #[error("did not exit within {} s and was killed. {}", limit.as_secs(), hint())]
     Slow {
         /// The time limit.
         limit: Duration,
     },
     /// The exit status of the program is not 0.
-    #[error("has ended with {status}. {}", hint())]
+    #[error("failed with {status}. {}", hint())]
     Failed {
         /// The exit status.
         status: ExitStatus,
     },
     /// The program wrote nothing to standard output.
-    #[error("has printed nothing. {}", hint())]
+    #[error("printed nothing. {}", hint())]
     Nothing,
     /// The output is too long to be a secret.
-    #[error("has printed more than {MAX_SECRET_BYTES} bytes, expected a password or a token")]
+    #[error("printed more than {MAX_SECRET_BYTES} bytes; expected a password or a token")]
     TooMuch,
 }
 
 /// Explains how to find the cause of a failure.
 fn hint() -> String {
     format!(
-        "What it writes to standard error is not shown, as it can contain secrets: run the program by hand as uid {}, or have \
-         it write to a file",
+        "Its standard error is not shown, because it may contain secrets. Run the program by hand as uid {}, or redirect its \
+         standard error to a file",
         geteuid().as_raw()
     )
 }
@@ -110,12 +110,12 @@ impl Program {
         };
         if !Path::new(path).is_absolute() {
             return Err(format!(
-                "{path:?} is no absolute path, and no shell looks for the program: expected one like \"/usr/bin/aws\", and each \
-                 argument in quotes of its own"
+                "{path:?} is not an absolute path; the program is not searched for in PATH. Expected a path like \"/usr/bin/aws\", \
+                 and each argument as a separate string"
             ));
         }
         if argv.iter().any(|argument| argument.contains('\0')) {
-            return Err("a program and its arguments have no NUL in them".to_owned());
+            return Err("a program and its arguments must not contain NUL".to_owned());
         }
         Ok(Self {
             path: path.clone(),
@@ -133,7 +133,7 @@ impl Program {
     /// if the program has to be killed.
     ///
     /// # Errors
-    /// [`ProgramError`]; no variant contains any of the program's output.
+    /// The program failed or was not run. The error does not contain any of the program's output.
     pub(crate) fn run(&self, limit: Duration) -> Result<Vec<u8>, ProgramError> {
         trusted_path::check_program(Path::new(&self.path)).map_err(|error| match error {
             PathError::Io { reason, .. } => ProgramError::Start(reason),
@@ -191,9 +191,8 @@ fn isolate() -> io::Result<()> {
     Ok(())
 }
 
-/// Marks every descriptor above standard error as close-on-exec. Their numbers are read from /proc,
-/// because close_range(2) is not supported by some kernels and seccomp filters under which Walpost
-/// runs.
+/// Marks every descriptor above standard error as close-on-exec. Reads the descriptors from /proc,
+/// because some supported kernels and seccomp filters do not allow close_range(2).
 fn close_descriptors_on_exec() -> Result<(), Errno> {
     const FD_FOLDER: &CStr = c"/proc/self/fd";
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -220,7 +219,8 @@ fn parse_descriptor(name: &[u8]) -> Option<RawFd> {
     std::str::from_utf8(name).ok()?.parse().ok()
 }
 
-/// Reads the output of the program until the program ends; returns `None` if that takes too long.
+/// Reads the output of the program until the program exits; returns `None` if `until` is reached
+/// first.
 fn wait_for_exit(
     child: &mut Child,
     output: &mut Output<impl Read + AsFd>,
@@ -240,8 +240,8 @@ fn wait_for_exit(
             Some(_) => _ = output.wait(left.min(EXIT_POLL_INTERVAL))?,
         }
         if let Some(status) = child.try_wait()? {
-            // The pipe contains everything that the program wrote. A process that inherited the
-            // pipe may keep it open indefinitely.
+            // The pipe now contains everything that the program wrote. Don't wait for its end,
+            // because another process that inherited the pipe may keep it open indefinitely.
             while output.wait(Duration::ZERO)? {
                 if Instant::now() >= until {
                     break;
@@ -259,13 +259,13 @@ fn kill(child: &mut Child) {
     let Some(root) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) else {
         return;
     };
-    // All errors mean that a process has ended in the meantime, or belongs to another user. While
+    // An error means that a process has ended in the meantime, or belongs to another user. While
     // the program is stopped, it can't start more processes, and its descendants can't become
     // children of init.
     let _ = kill_process(root, Signal::STOP);
     let until = Instant::now() + KILL_TIMEOUT;
     let mut killed = HashSet::new();
-    // A process that starts while /proc is being read can be missed once.
+    // One pass can miss a process that starts while /proc is being read.
     let mut quiet_passes = 0;
     while quiet_passes < 2 && Instant::now() < until {
         let descendants = descendants(root);
@@ -283,7 +283,7 @@ fn kill(child: &mut Child) {
     let _ = kill_process_group(root, Signal::KILL);
     let _ = kill_process(root, Signal::KILL);
     let _ = child.wait();
-    // In a container whose first process is Walpost, no other process reaps them.
+    // If Walpost is the first process of a container, no other process reaps the killed ones.
     if getpid() == Pid::INIT {
         for pid in killed {
             let _ = waitpid(Some(pid), WaitOptions::NOHANG);
@@ -297,7 +297,7 @@ fn descendants(root: Pid) -> HashSet<Pid> {
     let mut found = HashSet::new();
     let mut parents = vec![root];
     while let Some(parent) = parents.pop() {
-        let children = processes.iter().filter(|(_, of)| **of == parent);
+        let children = processes.iter().filter(|(_, ppid)| **ppid == parent);
         let new = children.filter_map(|(pid, _)| found.insert(*pid).then_some(*pid));
         parents.extend(new.collect::<Vec<_>>());
     }
@@ -313,15 +313,15 @@ fn running_processes() -> HashMap<Pid, Pid> {
         let name = entry.ok()?.file_name();
         let pid = Pid::from_raw(name.to_str()?.parse().ok()?)?;
         let path = Path::new("/proc").join(name).join("stat");
-        #[expect(clippy::disallowed_methods, reason = "the kernel writes it")]
+        #[expect(clippy::disallowed_methods, reason = "only the kernel writes /proc")]
         let stat = fs::read(path).ok()?;
         Some((pid, parent(&stat)?))
     };
     entries.filter_map(process).collect()
 }
 
-/// Returns the parent according to /proc/PID/stat, unless the process is a zombie:
-/// proc_pid_stat(5). The command that precedes it can contain any characters.
+/// Parses the parent process from /proc/PID/stat, unless the process is a zombie; see
+/// proc_pid_stat(5). The preceding command name can contain any characters.
 fn parent(stat: &[u8]) -> Option<Pid> {
     let end = stat.iter().rposition(|byte| *byte == b')')?;
     let mut fields = stat[end + 1..].split(|byte| *byte == b' ').skip(1);
@@ -344,7 +344,8 @@ impl<R: Read + AsFd> Output<R> {
         Self { pipe, bytes }
     }
 
-    /// Waits until there is something to read, and reads it. Returns whether there was.
+    /// Waits until output is available, for at most `limit`, and reads it. Returns whether output
+    /// was available.
     fn wait(&mut self, limit: Duration) -> io::Result<bool> {
         let Some(pipe) = &self.pipe else {
             return Ok(false);
@@ -357,8 +358,8 @@ impl<R: Read + AsFd> Output<R> {
         }
     }
 
-    /// Reads what is available. Keeps one byte more than a secret can have, in order to detect one
-    /// that is too long.
+    /// Reads the available output. Stores at most one byte more than the maximum size of a secret,
+    /// in order to detect a secret that is too long.
     fn read(&mut self) -> io::Result<()> {
         let Some(pipe) = &mut self.pipe else {
             return Ok(());
@@ -367,8 +368,8 @@ impl<R: Read + AsFd> Output<R> {
         match pipe.read(&mut bytes) {
             Ok(0) => self.pipe = None,
             Ok(count) => {
-                let room = (MAX_SECRET_BYTES + 1).saturating_sub(self.bytes.len());
-                self.bytes.extend_from_slice(&bytes[..count.min(room)]);
+                let free = (MAX_SECRET_BYTES + 1).saturating_sub(self.bytes.len());
+                self.bytes.extend_from_slice(&bytes[..count.min(free)]);
             }
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
@@ -400,43 +401,44 @@ mod tests {
         state.map_or(true, |state| state.contains(") Z "))
     }
 
-    fn wait_until(what: &str, is_so: impl Fn() -> bool) {
-        let began = Instant::now();
-        while !is_so() {
-            assert!(began.elapsed() < Duration::from_secs(30), "{what}");
+    fn wait_until(event: &str, condition: impl Fn() -> bool) {
+        let started_at = Instant::now();
+        while !condition() {
+            let elapsed = started_at.elapsed();
+            assert!(
+                elapsed < Duration::from_secs(30),
+                "timed out waiting for {event}"
+            );
             std::thread::sleep(Duration::from_millis(1));
         }
     }
 
     #[test]
-    fn returns_output_and_names_the_failure() {
+    fn returns_the_output_or_the_reason_for_the_failure() {
         assert_eq!(
             run("echo secret; echo noise >&2"),
             Ok("secret\n".to_owned())
         );
         let error = run("echo part; exit 3").expect_err("it fails");
-        assert!(
-            error.starts_with("has ended with exit status: 3. "),
-            "{error}"
-        );
-        assert!(error.contains("run the program by hand"), "{error}");
+        assert!(error.starts_with("failed with exit status: 3. "), "{error}");
+        assert!(error.contains("Run the program by hand"), "{error}");
         let error = run("true").expect_err("nothing");
-        assert!(error.starts_with("has printed nothing. "), "{error}");
+        assert!(error.starts_with("printed nothing. "), "{error}");
         let error = run("kill -9 $$").expect_err("killed");
         assert!(error.contains("signal: 9"), "{error}");
     }
 
     #[test]
-    fn errors_contain_nothing_of_output_and_standard_error() {
+    fn omits_output_and_standard_error_from_error_messages() {
         let long = "0123456789abcdef".repeat(40);
         for script in [
             "echo hunter2hunter2; echo got hunter2h >&2; exit 1".to_owned(),
             "echo hunter2hunter2; echo hunter2hunter2 | base64 >&2; exit 1".to_owned(),
             "echo hunter2hunter2; echo hunter2hunter2 | rev >&2; exit 1".to_owned(),
-            // Only the end, which is longer than the part of standard error that error messages
-            // once contained.
+            // Standard error contains only the end of the secret. This part is longer than the part
+            // of standard error that an earlier version included in error messages.
             format!("echo hunter2{long}; echo {long} >&2; exit 1"),
-            // The credentials with which the program itself logs in.
+            // The program's own credentials.
             "echo x; echo 'curl -u hunter2' >&2; exit 1".to_owned(),
         ] {
             let error = run(&script).expect_err("it fails");
@@ -453,11 +455,11 @@ mod tests {
     }
 
     #[test]
-    fn kills_everything_that_a_slow_program_has_started() {
+    fn kills_all_descendants_of_a_program_that_times_out() {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("pids");
-        // A child, one in its own session, and one whose parents have ended, which has a child of
-        // its own.
+        // The script starts a child, a process in its own session, and a process whose parents have
+        // ended and which has a child of its own.
         let script = format!(
             "exec 9>>{}; sleep 1000 & echo $! >&9; setsid sh -c 'echo $$ >&9; sleep 1000' & \
              (setsid env -i sh -c 'echo $$ >&9; sleep 1000 & echo $! >&9; wait' &) & wait",
@@ -469,7 +471,7 @@ mod tests {
             let limit = Duration::from_secs(5);
             program.run(limit)
         });
-        wait_until("all to be started", || lines().lines().count() == 4);
+        wait_until("all processes to start", || lines().lines().count() == 4);
         let ran = running.join().expect("no panic");
         assert!(matches!(ran, Err(ProgramError::Slow { .. })), "{ran:?}");
         for pid in lines().lines() {
@@ -478,8 +480,8 @@ mod tests {
     }
 
     #[test]
-    fn passes_on_no_descriptor_but_the_standard_streams() {
-        // Without `O_CLOEXEC`, as librdkafka opens its pipes.
+    fn passes_only_the_standard_streams_to_the_program() {
+        // Opened without `O_CLOEXEC`, like librdkafka's pipes.
         let file = fs::File::open("/dev/null").expect("a device");
         fcntl_setfd(&file, FdFlags::empty()).expect("a descriptor");
         let listed = run("ls -l /proc/self/fd").expect("a list");
@@ -487,13 +489,13 @@ mod tests {
             .lines()
             .filter_map(|line| line.split(" -> ").nth(1))
             .collect();
-        // The fourth one is ls's own.
+        // The fourth descriptor belongs to ls.
         assert_eq!(targets.len(), 4, "{listed}");
         drop(file);
     }
 
     #[test]
-    fn has_no_terminal_to_ask_on() {
+    fn runs_the_program_in_a_session_without_a_terminal() {
         let sessions = run("cut -d ' ' -f 1,6 /proc/$$/stat").expect("a process");
         let (pid, session) = sessions.trim().split_once(' ').expect("two numbers");
         assert_eq!(pid, session);
@@ -501,13 +503,13 @@ mod tests {
 
     #[test]
     fn does_not_wait_for_output_that_another_process_keeps_open() {
-        let began = Instant::now();
+        let started_at = Instant::now();
         assert_eq!(run("sleep 5 & echo secret"), Ok("secret\n".to_owned()));
-        assert!(began.elapsed() < Duration::from_secs(4));
+        assert!(started_at.elapsed() < Duration::from_secs(4));
     }
 
     #[test]
-    fn no_shell_reads_the_arguments_and_no_path_is_searched() {
+    fn runs_the_program_without_a_shell_or_a_path_search() {
         let argv = ["/bin/echo", "$HOME", "`id`", ";", "*"].map(str::to_owned);
         let program = Program::new(&argv).expect("a program");
         let printed = program.run(RUN_TIMEOUT).expect("output");
@@ -520,14 +522,14 @@ mod tests {
         let missing = Program::new(&["/nonexistent/program".to_owned()]).expect("a program");
         let error = missing
             .run(RUN_TIMEOUT)
-            .expect_err("there is none")
+            .expect_err("the program does not exist")
             .to_string();
-        assert!(error.contains("can't be started: No such file"), "{error}");
+        assert!(error.contains("failed to start: No such file"), "{error}");
     }
 
-    /// `current -> releases/1`, with the folder of the link becoming writable by other users.
+    /// The program is reached through a symbolic link whose folder becomes writable by other users.
     #[test]
-    fn examines_the_program_before_each_run() {
+    fn checks_permissions_of_the_program_before_each_run() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = |name: &str| folder.path().join(name);
         fs::create_dir_all(path("releases/1")).expect("a folder");
@@ -542,16 +544,16 @@ mod tests {
         fs::set_permissions(path("app"), fs::Permissions::from_mode(0o777)).expect("a mode");
         let error = program
             .run(RUN_TIMEOUT)
-            .expect_err("anybody can replace it");
+            .expect_err("other users can replace the link");
         assert!(matches!(error, ProgramError::Untrusted(_)), "{error}");
         assert!(error.to_string().contains("chmod go-w"), "{error}");
     }
 
     #[test]
-    fn reads_the_parent_of_a_process_with_any_name() {
-        let of = |stat: &str| parent(stat.as_bytes()).map(Pid::as_raw_nonzero);
-        assert_eq!(of("7 (a) S 1 7 7").map(|pid| pid.get()), Some(1));
-        assert_eq!(of("7 (a) Z 1) S 5 7 7").map(|pid| pid.get()), Some(5));
+    fn parses_the_parent_of_a_process_with_any_name() {
+        let parse = |stat: &str| parent(stat.as_bytes()).map(Pid::as_raw_nonzero);
+        assert_eq!(parse("7 (a) S 1 7 7").map(|pid| pid.get()), Some(1));
+        assert_eq!(parse("7 (a) Z 1) S 5 7 7").map(|pid| pid.get()), Some(5));
         for stat in [
             "7 (a) Z 1 7 7",
             "7 (a) S 0 0 0",
@@ -560,7 +562,7 @@ mod tests {
             "7 (a) S",
             "",
         ] {
-            assert_eq!(of(stat), None, "{stat}");
+            assert_eq!(parse(stat), None, "{stat}");
         }
     }
 }

@@ -12,8 +12,8 @@ use crate::escape::shell_word_on_one_line;
 use crate::model::lsn::Position;
 use crate::outbox::Record;
 
-/// A destination for records, which reports their delivery by tag to the
-/// [`Deliveries`](crate::delivery::watermark::Deliveries) it was created with.
+/// A destination for records. A sink reports each delivery, identified by a tag, to the
+/// [`Deliveries`](crate::delivery::watermark::Deliveries) that the sink was created with.
 pub trait Sink {
     /// Passes one record to the sink. Never blocks. A record is accepted completely or not at all,
     /// and accepted records keep their order within a partition.
@@ -22,8 +22,8 @@ pub trait Sink {
     /// The sink can't accept the record, and would not accept it later.
     fn produce(&mut self, record: &Record<'_>, tag: Tag) -> Result<Produced, SinkError>;
 
-    /// Tells the sink that no more records are available at the moment. The sink should send what
-    /// it has without lingering, unless traffic is `busy` and more records are about to follow.
+    /// Called when no more records are available at the moment. The sink should send its records
+    /// without lingering, unless traffic is `busy` and more records are about to follow.
     ///
     /// # Errors
     /// The sink can't accept any more records.
@@ -31,7 +31,7 @@ pub trait Sink {
 
     /// Prepares `topic` before its first record. Only called if the sink returned
     /// [`Produced::NewTopic`]. `ahead` returns the topics of records that are likely to follow, for
-    /// a sink that can prepare several at once.
+    /// a sink that can prepare several topics at once.
     fn prepare(&mut self, _topic: &str, _ahead: impl FnOnce() -> Vec<String>) -> Preparation {
         Box::pin(std::future::ready(Ok(Prepared::Usable { partitions: 1 })))
     }
@@ -45,20 +45,20 @@ pub trait Sink {
         Ok(())
     }
 
-    /// Tells the sink that more rows were read from the stream. What the brokers returned earlier
-    /// about partitions may not apply to these rows.
+    /// Called when more rows have been read from the stream. Earlier broker responses about
+    /// partitions may not apply to these rows.
     fn read_more(&mut self) {}
 
     /// For exactly-once delivery: fences every earlier producer of the pipeline, aborts its open
-    /// transaction, and returns the last checkpoint, if there is one. From then on, records are
-    /// invisible to consumers until they are committed.
+    /// transaction, and returns the last checkpoint, if any. After this call, records are not
+    /// visible to consumers of committed records until [`Sink::commit`].
     fn take_over(&mut self) -> TakeOver<'_> {
         Box::pin(std::future::ready(Err(transactions_unsupported())))
     }
 
-    /// For exactly-once delivery: makes the records produced since the last commit and `checkpoint`
-    /// durable and visible together, or not at all. Until this resolves, nothing may be produced.
-    /// The sink adds what it knows about its topics to the checkpoint.
+    /// For exactly-once delivery: commits `checkpoint` and the records produced since the last
+    /// commit in one transaction. The sink adds the partition counts of its topics to the
+    /// checkpoint. No record may be produced until the returned future resolves.
     fn commit(&mut self, _checkpoint: &mut Checkpoint) -> Commit {
         Box::pin(std::future::ready(Err(transactions_unsupported())))
     }
@@ -68,27 +68,27 @@ pub trait Sink {
         Box::pin(std::future::ready(()))
     }
 
-    /// Performs work that the sink must do while there are no records. Called at least every ten
-    /// seconds. Never blocks.
+    /// Performs periodic work, such as checks during an outage. Called at least every ten seconds,
+    /// even if there are no records. Never blocks.
     fn tend(&mut self) {}
 
-    /// Returns whether nothing is in progress, and the sink has no state that would be lost with
-    /// it.
+    /// Returns whether the sink can be dropped without losing state or interrupting work in
+    /// progress.
     fn is_at_rest(&self) -> bool {
         false
     }
 }
 
-/// Resolves to the checkpoint, if there is one.
+/// Resolves to the last checkpoint, if any.
 pub(crate) type TakeOver<'s> =
     Pin<Box<dyn Future<Output = Result<Option<Checkpoint>, SinkError>> + Send + 's>>;
 
 /// Resolves when the transaction is committed.
 pub(crate) type Commit = Pin<Box<dyn Future<Output = Result<(), SinkError>> + Send>>;
 
-/// Returns the error of a sink that was created without transactions.
+/// Returns the error for a sink that was created without transactions.
 pub(crate) fn transactions_unsupported() -> SinkError {
-    SinkError::Configuration("the sink has no transactions".to_owned())
+    SinkError::Configuration("the sink does not support transactions".to_owned())
 }
 
 /// Resolves when the destination responds.
@@ -118,19 +118,19 @@ pub enum Produced {
     NewTopic,
 }
 
-/// What to do about a topic that the brokers refuse to create.
+/// Returns the remedy for a topic that the brokers refuse to create.
 fn creation_remedy(reason: &str) -> &'static str {
     // Kafka 4.0, `Topic.hasCollision`.
     match reason.contains("collides with existing topic") {
         true => {
-            "Kafka lets only one topic exist of those whose names differ in . and _ alone: delete the other one if nobody needs it, or \
-             name another topic"
+            "Kafka does not allow two topics whose names differ only in . and _. Delete the existing topic if it is not needed, or use \
+             another name"
         }
-        false => "Create it by hand, or correct create_topics",
+        false => "Create the topic manually, or correct create_topics",
     }
 }
 
-/// Why a sink can't continue.
+/// An error that a sink can't recover from.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SinkError {
     /// The topic does not exist, and is not created automatically.
@@ -159,7 +159,7 @@ pub enum SinkError {
     },
     /// The broker denies access to the topic.
     #[error(
-        "access to topic {topic:?} is denied: {reason}. Grant the principal what it needs: {grant}"
+        "access to topic {topic:?} is denied: {reason}. Grant the principal the required permission: {grant}"
     )]
     TopicDenied {
         topic: String,
@@ -170,9 +170,9 @@ pub enum SinkError {
     },
     /// The record is larger than the producer's limit.
     #[error(
-        "the record for topic {topic:?} has {bytes} bytes, more than message.max.bytes allows, which is {limit}. Set \
-         \"message.max.bytes\" = \"{needed}\" in [kafka], and have the topic accept it: kafka-configs.sh --bootstrap-server {servers} \
-         --alter --entity-type topics --entity-name {topic} --add-config max.message.bytes={needed}",
+        "the record for topic {topic:?} has {bytes} bytes, but message.max.bytes is {limit}. Set \"message.max.bytes\" = \"{needed}\" \
+         in [kafka], and raise the topic's limit: kafka-configs.sh --bootstrap-server {servers} --alter --entity-type topics \
+         --entity-name {topic} --add-config max.message.bytes={needed}",
         needed = needed_limit(*bytes),
         servers = shell_word_on_one_line(brokers)
     )]
@@ -187,7 +187,7 @@ pub enum SinkError {
     },
     /// A broker has rejected the record when it was sent alone.
     #[error(
-        "Kafka did not accept it as a record for topic {topic:?}, with {bytes} bytes of key and value: {reason}"
+        "Kafka rejected its record for topic {topic:?} (key and value: {bytes} bytes): {reason}"
     )]
     RecordRefused {
         topic: String,
@@ -201,12 +201,13 @@ pub enum SinkError {
     },
     /// The topic has no such partition.
     #[error(
-        "topic {topic:?} has no partition {partition}, which the partition column says. Add partitions to the topic, or correct what writes the column"
+        "topic {topic:?} does not have partition {partition}, which the partition column contains. Add partitions to the topic, or \
+         correct the program that writes the column"
     )]
     NoPartition { topic: String, partition: i32 },
     /// Authentication failed.
     #[error(
-        "Kafka at {brokers} refuses the connection: {reason}. {}", refusal_remedy(.reason)
+        "Kafka at {brokers} rejects the connection: {reason}. {}", refusal_remedy(.reason)
     )]
     Refused {
         /// `bootstrap.servers`.
@@ -227,7 +228,7 @@ pub enum SinkError {
         error: CheckpointError,
     },
     /// The checkpoint topic could lose a checkpoint.
-    #[error("topic {topic:?} can't hold checkpoints: {found}. Correct it: {remedy}")]
+    #[error("topic {topic:?} can't store checkpoints: {found}. To fix this: {remedy}")]
     CheckpointTopic {
         topic: String,
         /// The setting that is wrong.
@@ -238,8 +239,8 @@ pub enum SinkError {
     /// Another producer of the same pipeline is running.
     #[error("another instance of this pipeline has taken over (its producer fenced ours): {0}")]
     Fenced(String),
-    /// The broker does not allow the principal to use transactions.
-    #[error("Kafka transactions: {reason}. Grant the principal what it needs: {grant}")]
+    /// The principal is not authorized to use transactions.
+    #[error("Kafka transactions: {reason}. Grant the principal the required permission: {grant}")]
     TransactionDenied {
         /// The broker's message.
         reason: String,
@@ -250,11 +251,11 @@ pub enum SinkError {
     #[error("Kafka producer: {0}")]
     Broken(String),
     /// Writing to standard output failed.
-    #[error("standard output can't be written to: {0}")]
+    #[error("failed to write to standard output: {0}")]
     Stdout(String),
     /// Standard output was closed when Walpost started.
     #[error(
-        "standard output is closed, and with sink = \"stdout\" every event would be lost. Redirect it to a file or a pipe; to \
+        "standard output is closed, so with sink = \"stdout\" every event would be lost. Redirect it to a file or a pipe; to \
          discard events, redirect it explicitly: > /dev/null"
     )]
     StdoutClosed,
@@ -269,8 +270,7 @@ pub(crate) fn needed_limit(bytes: usize) -> usize {
 }
 
 impl SinkError {
-    /// Returns the position to pass to `walpost skip` to leave out the transaction of a rejected
-    /// record.
+    /// Returns the position that `walpost skip` needs to skip the transaction of a rejected record.
     #[must_use]
     pub(crate) fn skip_to(&self) -> Option<String> {
         match self {
@@ -280,20 +280,20 @@ impl SinkError {
     }
 }
 
-/// What fixes a refused connection, by librdkafka's reason.
+/// Returns the remedy for a rejected connection, depending on librdkafka's reason.
 fn refusal_remedy(reason: &str) -> &'static str {
     match reason {
-        // The broker answers a SASL request that it did not expect.
+        // The broker's response to a SASL request that it did not expect.
         _ if reason.contains("not valid in current SASL state") => {
-            "The listener at this port does not use SASL: name the port of the one that does, or set security.protocol to plaintext or ssl"
+            "The listener on this port does not use SASL. Use the port of a SASL listener, or set security.protocol to plaintext or ssl"
         }
-        _ if reason.contains("the certificate of broker") => "Nothing was sent to the broker",
+        _ if reason.contains("the certificate of broker") => "No data was sent to the broker",
         _ => "Correct security.protocol, sasl.* and ssl.* in [kafka]",
     }
 }
 
 impl From<&RefusedRecord> for SinkError {
-    /// Creates the error that is returned instead of producing the record again.
+    /// Creates the error for a record that was rejected earlier, which is not produced again.
     fn from(refused: &RefusedRecord) -> Self {
         Self::RecordRefused {
             topic: refused.topic.clone(),

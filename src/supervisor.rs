@@ -1,4 +1,5 @@
-//! Runs many pipelines in one process, each on its own thread, so that none waits for another.
+//! Runs many pipelines in one process, each on its own thread, so that a pipeline never waits for
+//! another one.
 
 use std::future::pending;
 use std::io;
@@ -35,22 +36,23 @@ const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Runs the pipelines in `first`, and those that `definitions` returns later, until all have ended.
 ///
-/// `places` is the state of the configuration files before `first` was read. The state of the pipelines is served over HTTP
-/// on `listener`, and requests from `control` are carried out. The first SIGTERM or SIGINT drains the pipelines and the
-/// second stops the process at once; SIGHUP reloads the definitions. A pipeline that halts is reported and does not affect
-/// the others.
+/// `watched` is the state of the configuration files before `first` was read. The state of the
+/// pipelines is served over HTTP on `listener`, and requests from `control` are carried out. The
+/// first SIGTERM or SIGINT drains the pipelines, and the second one stops the process immediately;
+/// SIGHUP reloads the definitions. A pipeline that halts is reported and does not affect the other
+/// pipelines.
 #[must_use]
 pub(crate) fn run<D: Definitions>(
     definitions: D,
-    places: WatchedFiles,
+    watched: WatchedFiles,
     first: Reading<D::Definition>,
     listener: Option<http::Listener>,
     control: Option<Control>,
 ) -> Exit {
     match runtime() {
-        Ok(runtime) => runtime.block_on(supervise(definitions, places, first, listener, control)),
+        Ok(runtime) => runtime.block_on(supervise(definitions, watched, first, listener, control)),
         Err(reason) => {
-            error!("the asynchronous runtime can't be started: {reason}");
+            error!("failed to start the asynchronous runtime: {reason}");
             Exit::Failed
         }
     }
@@ -63,7 +65,7 @@ pub(crate) fn runtime() -> io::Result<Runtime> {
 
 async fn supervise<D: Definitions>(
     definitions: D,
-    places: WatchedFiles,
+    watched: WatchedFiles,
     first: Reading<D::Definition>,
     listener: Option<http::Listener>,
     control: Option<Control>,
@@ -76,33 +78,33 @@ async fn supervise<D: Definitions>(
     ) {
         (Ok(terminate), Ok(interrupt), Ok(hangup)) => (terminate, interrupt, hangup),
         (Err(reason), _, _) | (_, Err(reason), _) | (_, _, Err(reason)) => {
-            error!("signals can't be received: {reason}");
+            error!("failed to install signal handlers: {reason}");
             return Exit::Failed;
         }
     };
     let registry = Arc::new(Registry::new([]));
-    let (ended, mut endings) = mpsc::unbounded_channel();
-    let (reread, mut readings) = mpsc::channel(1);
-    let asks_to_read = match configuration::watch(definitions, places, reread) {
-        Ok(asks) => asks,
+    let (ended_tx, mut ended_rx) = mpsc::unbounded_channel();
+    let (reloaded_tx, mut reloaded_rx) = mpsc::channel(1);
+    let reload_tx = match configuration::watch(definitions, watched, reloaded_tx) {
+        Ok(reload_tx) => reload_tx,
         Err(reason) => {
-            error!("the configuration can't be watched: {reason}");
+            error!("failed to watch the configuration: {reason}");
             return Exit::Failed;
         }
     };
     let mut supervisor = Supervisor {
-        asks_to_read,
-        pipelines: Pipelines::new(Arc::clone(&registry), ended),
+        reload_tx,
+        pipelines: Pipelines::new(Arc::clone(&registry), ended_tx),
         registry: Arc::clone(&registry),
     };
-    let (asks, mut asked) = mpsc::channel(1);
-    let shown = listener.map_or(Ok(()), |listener| {
+    let (request_tx, mut request_rx) = mpsc::channel(1);
+    let http = listener.map_or(Ok(()), |listener| {
         serve_http(listener, Arc::clone(&registry))
     });
     let controlled = control
         .as_ref()
-        .map_or(Ok(()), |control| control.serve(asks));
-    if let Err((what, reason)) = shown
+        .map_or(Ok(()), |control| control.serve(request_tx));
+    if let Err((what, reason)) = http
         .map_err(|error| ("HTTP", error))
         .and(controlled.map_err(|error| ("control socket", error)))
     {
@@ -113,23 +115,23 @@ async fn supervise<D: Definitions>(
     if let Some(systemd) = Systemd::from_env() {
         tokio::spawn(systemd.report_state(Arc::clone(&registry), orders.subscribe()));
     }
-    tokio::spawn(watch_over(registry));
+    tokio::spawn(sample_periodically(registry));
     while !supervisor.pipelines.all_ended() {
         let signal = tokio::select! {
-            Some(ending) = endings.recv() => {
-                supervisor.pipelines.handle_ended(ending);
+            Some(ended) = ended_rx.recv() => {
+                supervisor.pipelines.handle_ended(ended);
                 continue;
             }
-            request = next_request(&mut asked) => {
+            request = next_request(&mut request_rx) => {
                 supervisor.handle_request(request);
                 continue;
             }
-            Some(reread) = readings.recv() => {
-                supervisor.apply_reread(reread);
+            Some(result) = reloaded_rx.recv() => {
+                supervisor.apply_reload(result);
                 continue;
             }
             _ = hangup.recv() => {
-                supervisor.request_reading(ReloadRequest { why: "SIGHUP", is_accepted: false, answer: None });
+                supervisor.request_reload(ReloadRequest { cause: "SIGHUP", is_accepted: false, answer: None });
                 continue;
             }
             _ = terminate.recv() => "SIGTERM",
@@ -138,14 +140,14 @@ async fn supervise<D: Definitions>(
         if *orders.borrow() == Order::Drain {
             warn!(
                 signal,
-                "second signal: stopping at once; what was in flight will be sent again"
+                "second signal: stopping immediately; events in flight will be sent again"
             );
             drop(control);
-            // Skips the shutdown of the runtime and of librdkafka, which can take seconds.
+            // Skip the shutdown of the runtime and of librdkafka, which can take seconds.
             logging::flush();
             std::process::exit(i32::from(Exit::Failed.code()));
         }
-        info!(signal, "stopping; a second signal stops at once");
+        info!(signal, "stopping; a second signal stops immediately");
         orders.send_replace(Order::Drain);
         supervisor.pipelines.drain();
     }
@@ -153,8 +155,8 @@ async fn supervise<D: Definitions>(
 }
 
 /// Returns the next request, or waits indefinitely if there is no control socket.
-async fn next_request(asked: &mut mpsc::Receiver<ControlRequest>) -> ControlRequest {
-    match asked.recv().await {
+async fn next_request(request_rx: &mut mpsc::Receiver<ControlRequest>) -> ControlRequest {
+    match request_rx.recv().await {
         Some(request) => request,
         None => pending().await,
     }
@@ -162,8 +164,8 @@ async fn next_request(asked: &mut mpsc::Receiver<ControlRequest>) -> ControlRequ
 
 /// The state that changes while the process runs.
 struct Supervisor<D> {
-    /// Receives requests to reload the configuration.
-    asks_to_read: std::sync::mpsc::Sender<ReloadRequest>,
+    /// Sends requests to reload the configuration.
+    reload_tx: std::sync::mpsc::Sender<ReloadRequest>,
     pipelines: Pipelines<D>,
     registry: Arc<Registry>,
 }
@@ -173,45 +175,46 @@ impl<D: PartialEq> Supervisor<D> {
         let Reading { defined, failures } = first;
         if !failures.is_empty() {
             let failures = failures.join("; ");
-            error!("pipelines are missing until their source can be used: {failures}");
+            error!("some pipelines are missing until their source can be used: {failures}");
             self.registry.reloaded(Some(failures));
         }
         self.pipelines.apply(defined);
     }
 
-    fn request_reading(&self, ask: ReloadRequest) {
-        // Sending can't fail while the process runs: the receiving thread lives as long as the process.
-        let _ = self.asks_to_read.send(ask);
+    fn request_reload(&self, request: ReloadRequest) {
+        // Sending can't fail, because the receiving thread runs until the process ends.
+        let _ = self.reload_tx.send(request);
     }
 
-    /// Applies a configuration that was read. Refuses to remove most pipelines of a source unless the request accepts that.
-    fn apply_reread(&mut self, ReloadResult { ask, result }: ReloadResult<D>) {
-        let why = ask.why;
-        let mut said = Answer::default();
+    /// Applies a reloaded configuration. Rejects a configuration that would remove most pipelines
+    /// of a source, unless the request accepts this.
+    fn apply_reload(&mut self, ReloadResult { request, result }: ReloadResult<D>) {
+        let cause = request.cause;
+        let mut response = Answer::default();
         let mut failed = Vec::new();
         match result.and_then(|Reading { defined, failures }| {
             failed = failures;
-            self.apply(defined, ask.is_accepted)
+            self.apply(defined, request.is_accepted)
         }) {
             Ok(changes) => {
-                info!("configuration reloaded after {why}: {changes}");
+                info!("configuration reloaded after {cause}: {changes}");
                 for failure in &failed {
-                    error!("{failure}; its pipelines go on as they are");
+                    error!("{failure}; its pipelines keep running unchanged");
                 }
-                said.done.push(changes);
+                response.done.push(changes);
             }
             Err(reason) => {
                 error!(
-                    "configuration not reloaded after {why}, and the pipelines go on as they are: {reason}"
+                    "configuration not reloaded after {cause}; the pipelines keep running unchanged: {reason}"
                 );
                 failed.push(reason);
             }
         }
         self.registry
             .reloaded((!failed.is_empty()).then(|| failed.join("; ")));
-        said.refused = failed;
-        if let Some(answer) = ask.answer {
-            let _ = answer.send(said);
+        response.refused = failed;
+        if let Some(answer) = request.answer {
+            let _ = answer.send(response);
         }
     }
 
@@ -222,7 +225,7 @@ impl<D: PartialEq> Supervisor<D> {
         let changes = self.pipelines.changes(&next);
         if let Some(doubtful) = changes.doubtful.as_ref().filter(|_| !is_accepted) {
             return Err(format!(
-                "{} pipelines would be removed ({}), and {} of {} would be left. If that is meant, run pipeline reload --accept",
+                "{} pipelines would be removed ({}), leaving {} from {}. To apply this anyway, run: walpost pipeline reload --accept",
                 doubtful.removed.len(),
                 doubtful.removed.join(", "),
                 doubtful.left,
@@ -246,38 +249,40 @@ impl<D: PartialEq> Supervisor<D> {
                 return;
             }
             Request::Reload { accept } => {
-                return self.request_reading(ReloadRequest {
-                    why: "walpost pipeline reload",
+                return self.request_reload(ReloadRequest {
+                    cause: "walpost pipeline reload",
                     is_accepted: *accept,
                     answer: Some(answer),
                 });
             }
         };
-        let mut waiting = Vec::new();
+        let mut results = Vec::new();
         for name in names {
-            let (waits, waited) = oneshot::channel();
+            let (result_tx, result_rx) = oneshot::channel();
             match &request {
-                Request::Stop(_) => self.pipelines.stop(&name, waits),
-                Request::Start(_) => self.pipelines.start_again(&name, waits),
-                _ => self.pipelines.restart(&name, waits),
+                Request::Stop(_) => self.pipelines.stop(&name, result_tx),
+                Request::Start(_) => self.pipelines.start_again(&name, result_tx),
+                _ => self.pipelines.restart(&name, result_tx),
             }
-            waiting.push(waited);
+            results.push(result_rx);
         }
         tokio::spawn(async move {
-            let mut said = Answer::default();
-            for waited in waiting {
-                match waited.await {
-                    Ok(Ok(done)) => said.done.push(done),
-                    Ok(Err(refused)) => said.refused.push(refused),
-                    Err(_) => said.refused.push("walpost has ended meanwhile".to_owned()),
+            let mut response = Answer::default();
+            for result in results {
+                match result.await {
+                    Ok(Ok(done)) => response.done.push(done),
+                    Ok(Err(refused)) => response.refused.push(refused),
+                    Err(_) => response
+                        .refused
+                        .push("Walpost exited before the request was completed".to_owned()),
                 }
             }
-            let _ = answer.send(said);
+            let _ = answer.send(response);
         });
     }
 }
 
-/// Starts to serve the state of the pipelines over HTTP.
+/// Starts serving the state of the pipelines over HTTP.
 fn serve_http(listener: http::Listener, registry: Arc<Registry>) -> io::Result<()> {
     let address = listener.address()?;
     let serving = listener.serve(registry)?;
@@ -287,7 +292,7 @@ fn serve_http(listener: http::Listener, registry: Arc<Registry>) -> io::Result<(
 }
 
 /// Samples the state of the pipelines periodically, and logs their problems.
-async fn watch_over(registry: Arc<Registry>) {
+async fn sample_periodically(registry: Arc<Registry>) {
     let mut interval = tokio::time::interval(SAMPLE_INTERVAL);
     interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {

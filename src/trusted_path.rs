@@ -1,29 +1,29 @@
-//! Opens the files that determine where secrets are sent or which programs run, and rejects those
-//! that another user could have written.
+//! Opens files that determine where secrets are sent or which programs run, and rejects files that
+//! another user could have written.
 //!
-//! A user who can replace a configuration file, a certificate authority or a password program acts
-//! with all of Walpost's privileges. Therefore this module resolves a path itself, one component at
-//! a time, instead of leaving that to the kernel: each folder, each symbolic link and the file
-//! itself may be writable only by root and by the user that Walpost runs as. The file is then
-//! opened in the folder that was examined, and compared with the file that was examined.
+//! A user who can replace a configuration file, a certificate authority or a password program can
+//! use Walpost's privileges. Therefore, this module does not rely on the kernel to resolve a path,
+//! but resolves one component at a time: each folder, each symbolic link and the file itself may be
+//! writable only by root and by the user that Walpost runs as. The file is then opened in the
+//! folder that was examined, and compared with the file that was examined.
 //!
-//! Programs, and files that a library opens by name, can't be passed as an open descriptor: the
-//! kernel would pass `/dev/fd/N` to the interpreter of a script. They are examined immediately
-//! before they are used. In between, only users that were found to be trusted can change a
-//! component of the path, so other users can't exploit the delay.
+//! Programs, and files that a library opens by name, can't be passed as an open descriptor: for
+//! example, the kernel would pass `/dev/fd/N` to the interpreter of a script. They are examined
+//! immediately before they are used. In between, only trusted users can change a component of the
+//! path, so other users can't exploit the delay.
 //!
 //! There are three exceptions:
 //! - In a sticky folder, other users can create files but can't replace those of root or of this
 //!   user. Such a folder may be part of a path, but it may not be a folder whose files are listed
 //!   or looked up.
-//! - In a container, a file system that is mounted read-only was mounted by the administrator of the
-//!   machine, as Kubernetes mounts ConfigMaps, whose folders every user may write by their mode. The
-//!   image sets [`TRUST_READ_ONLY_MOUNTS`] for this. Elsewhere, other users may be able to write to
-//!   the same file system: systemd mounts all of them read-only for a service with `ProtectSystem=strict`.
-//!   The exception never applies to FUSE file systems, because their contents may come from the user
-//!   who mounted them.
-//! - The owner of a symbolic link matters only in a sticky folder, because elsewhere no other user
-//!   can replace the link.
+//! - In a container, only the administrator of the machine can have mounted a read-only file
+//!   system. For example, Kubernetes mounts ConfigMaps read-only, with folders whose mode allows
+//!   every user to write. The image sets [`TRUST_READ_ONLY_MOUNTS`] for this. Outside of
+//!   containers, other users may be able to write to the same file system: for a service with
+//!   `ProtectSystem=strict`, systemd mounts all file systems read-only. The exception never applies
+//!   to FUSE file systems, because their contents may come from the user who mounted them.
+//! - The owner of a symbolic link matters only in a sticky folder, because in other folders no
+//!   other user can replace the link.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -43,24 +43,24 @@ use rustix::process::geteuid;
 
 use crate::escape::shell_word;
 
-/// The environment variable with which files on read-only mounts are accepted if it is `true`.
-/// A user who can set it can also choose which program runs.
+/// The environment variable that makes files on read-only mounts trusted, if its value is `true`. A
+/// user who can set the variable can also choose which program runs.
 const TRUST_READ_ONLY_MOUNTS: &str = "WALPOST_TRUST_READ_ONLY_MOUNTS";
 /// Maximum size of a file that is read.
 pub(crate) const MAX_FILE_BYTES: u64 = 16 << 20;
-/// Same limit as in the kernel (path_resolution(7)).
+/// Maximum number of symbolic links in a path, as in the kernel (path_resolution(7)).
 const MAX_LINKS: u32 = 40;
-/// How many interpreters a script can have in sequence, as in the kernel (execve(2)).
+/// Maximum number of nested interpreters of a script, as in the kernel (execve(2)).
 const MAX_INTERPRETERS: u32 = 5;
-/// How much of a script the kernel searches for an interpreter.
+/// Number of bytes at the start of a script in which the kernel searches for an interpreter.
 const INTERPRETER_LINE_BYTES: u64 = 256;
 /// In a folder with this bit, only the owner of a file can remove or rename it.
 const STICKY: u32 = 0o1000;
 const WRITABLE_BY_OTHERS: u32 = 0o022;
-/// The type of a FUSE file system, see statfs(2).
+/// The type of a FUSE file system; see statfs(2).
 const FUSE_SUPER_MAGIC: u64 = 0x6573_5546;
 
-/// A file that must not or can't be used.
+/// The reason why a file can't or must not be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PathError {
     /// A component of the path can't be opened, or the file can't be read.
@@ -73,7 +73,7 @@ pub enum PathError {
     },
     /// This user may not read the file, or enter a folder of its path.
     #[error(
-        "the user with ID {user} may not {action} {place} (its owner has ID {owner}, its mode is {mode:04o}). {remedy}"
+        "the user with ID {user} may not {action} {place} (owner: user ID {owner}, mode: {mode:04o}). {remedy}"
     )]
     Denied {
         /// The user that Walpost runs as.
@@ -89,9 +89,9 @@ pub enum PathError {
         /// The remedy, with the command.
         remedy: String,
     },
-    /// Other users can write a component of the path.
+    /// Other users can write to a component of the path.
     #[error(
-        "{place} can be written by others ({found}). Check what it contains, then: {remedy}{read_only}"
+        "{place} is writable by other users ({found}). Check its contents, then run: {remedy}{read_only}"
     )]
     Writable {
         /// The file, folder or link.
@@ -105,8 +105,8 @@ pub enum PathError {
     },
     /// Other users can create files in the folder.
     #[error(
-        "others can create files in {place} (its mode is {mode:04o}). Use a folder that only this user can write: install -d \
-         -m 0700 FOLDER"
+        "other users can create files in {place}, because it has mode {mode:04o}. Use a folder that only this user can write to: \
+         install -d -m 0700 FOLDER"
     )]
     Shared {
         /// The folder.
@@ -138,7 +138,7 @@ impl PathError {
         matches!(self, Self::Io { kind, .. } if *kind == ErrorKind::NotFound)
     }
 
-    /// Returns whether other users could have written the file. Otherwise it is missing or
+    /// Returns whether other users could have written the file. Otherwise, the file is missing or
     /// unsuitable.
     pub(crate) fn is_distrust(&self) -> bool {
         matches!(self, Self::Writable { .. } | Self::Shared { .. })
@@ -187,7 +187,7 @@ pub(crate) fn check(path: &Path) -> Result<(), PathError> {
 }
 
 /// Checks a file, or a folder with all its files, that a library will open by its path. The library
-/// may look up a file at any later time, so no other user may be able to create one either.
+/// may open a new file in the folder later, so other users must not be able to create files there.
 ///
 /// # Errors
 /// [`PathError`].
@@ -199,8 +199,7 @@ pub(crate) fn check_all(path: &Path) -> Result<(), PathError> {
     resolved.expect_unshared()?;
     for entry in path.read_dir()? {
         match walk(&entry?.path())? {
-            // A link without a target has nothing to read, unless other users can create the
-            // target.
+            // A link without a target is harmless, unless other users can create the target.
             Walked::Missing(folder) => folder.expect_unshared()?,
             Walked::Found(found) if found.kind() == FileType::Directory => {}
             Walked::Found(found) => found.expect_file()?,
@@ -209,8 +208,8 @@ pub(crate) fn check_all(path: &Path) -> Result<(), PathError> {
     Ok(())
 }
 
-/// Checks a folder whose files are about to be listed: no other user may be able to add one, even
-/// if the folder is sticky.
+/// Checks a folder whose files are about to be listed: other users must not be able to add files,
+/// even if the folder is sticky.
 ///
 /// # Errors
 /// [`PathError`].
@@ -220,8 +219,8 @@ pub(crate) fn check_folder(path: &Path) -> Result<(), PathError> {
     resolved.expect_unshared()
 }
 
-/// Checks a folder in which a file of this user is about to be created: no other user may be able
-/// to create files there, even if the folder is sticky.
+/// Checks a folder in which a file of this user is about to be created: other users must not be
+/// able to create files in it, even if the folder is sticky.
 ///
 /// # Errors
 /// [`PathError`].
@@ -234,8 +233,8 @@ pub(crate) fn check_private_folder(path: &Path) -> Result<(), PathError> {
     }
 }
 
-/// Checks a folder in which a file of this user is about to be opened without following a link: no
-/// other user may be able to change where the path of the folder leads.
+/// Checks a folder in which a file of this user is about to be opened without following a link:
+/// other users must not be able to change where the path of the folder leads.
 ///
 /// # Errors
 /// [`PathError`].
@@ -243,10 +242,10 @@ pub(crate) fn check_folder_path(path: &Path) -> Result<(), PathError> {
     resolve(path)?.expect_folder()
 }
 
-/// Returns the owner of the folder that contains a server's socket. Only root, this user and that
-/// owner can change where the path leads. Other users may be able to create files in the folder
-/// itself, such as the members of its group, so the caller compares the owner with the user of the
-/// process that responds.
+/// Returns the owner of the folder that contains a server's socket. Only root, this user and the
+/// owner can change where the path leads. Other users, such as the members of the folder's group,
+/// may be able to create files in the folder itself, so the caller must compare the owner with the
+/// user of the process that responds.
 ///
 /// # Errors
 /// [`PathError`].
@@ -258,12 +257,14 @@ pub(crate) fn socket_folder_owner(path: &Path) -> Result<u32, PathError> {
     resolved.expect_folder()?;
     match resolved.stat.st_uid == owner {
         true => Ok(owner),
-        false => Err(io::Error::other("it was replaced while it was being examined").into()),
+        false => {
+            Err(io::Error::other("the folder was replaced while it was being examined").into())
+        }
     }
 }
 
-/// Checks a program that is about to be executed and, if it is a script, its interpreter. Programs
-/// that the interpreter looks up in PATH, and arguments, are not checked.
+/// Checks a program that is about to be executed and, if the program is a script, its interpreter.
+/// Programs that the interpreter looks up in PATH, and arguments, are not checked.
 ///
 /// # Errors
 /// [`PathError`].
@@ -336,7 +337,7 @@ impl TrustedFile {
 /// The target of a path whose components have all been examined.
 struct Resolved {
     folder: OwnedFd,
-    /// The name in that folder; `.` for the folder itself.
+    /// The name within `folder`; `.` for the folder itself.
     name: OsString,
     stat: Stat,
     /// The path with all links resolved.
@@ -344,7 +345,7 @@ struct Resolved {
 }
 
 impl Resolved {
-    /// Creates an instance for a folder itself.
+    /// Creates the result for a path that leads to a folder.
     fn folder(folder: OwnedFd, stat: Stat, place: PathBuf) -> Self {
         Self {
             folder,
@@ -377,7 +378,7 @@ impl Resolved {
         }
     }
 
-    /// Returns whether other users can create files in the folder, which is sticky.
+    /// Returns whether other users can create files in the folder (which then is sticky).
     fn is_shared(&self) -> bool {
         self.stat.st_mode & WRITABLE_BY_OTHERS != 0
     }
@@ -389,8 +390,8 @@ impl Resolved {
         }
     }
 
-    /// Checks that no other user can create a file in the folder. Kubernetes mounts read-only
-    /// folders with mode 1777.
+    /// Checks that other users can't create files in the folder. A folder on a trusted read-only
+    /// mount is accepted: Kubernetes gives such folders mode 1777.
     fn expect_unshared(&self) -> Result<(), PathError> {
         match self.is_shared() && !is_trusted_mount(&self.folder)? {
             true => Err(self.shared()),
@@ -410,7 +411,7 @@ impl Resolved {
             )?;
         let stat = fstat(&file)?;
         if (stat.st_dev, stat.st_ino) != (self.stat.st_dev, self.stat.st_ino) {
-            return Err(io::Error::other("it was replaced while it was being opened").into());
+            return Err(io::Error::other("the file was replaced while it was being opened").into());
         }
         Ok(TrustedFile {
             file: file.into(),
@@ -427,7 +428,7 @@ fn kind_name(kind: FileType) -> &'static str {
         FileType::Fifo => "a FIFO",
         FileType::Socket => "a socket",
         FileType::CharacterDevice | FileType::BlockDevice => "a device",
-        _ => "a file of another kind",
+        _ => "a file of another type",
     }
 }
 
@@ -438,7 +439,7 @@ enum Walked {
     Missing(Resolved),
 }
 
-/// Resolves the path, follows each link without the kernel's help, and examines every component.
+/// Resolves the path and its links one component at a time, and examines every component.
 fn resolve(path: &Path) -> Result<Resolved, PathError> {
     match walk(path)? {
         Walked::Found(resolved) => Ok(resolved),
@@ -512,7 +513,7 @@ fn walk_for(path: &Path, server: Option<u32>) -> Result<Walked, PathError> {
     Ok(Walked::Found(Resolved::folder(folder, stat, place)))
 }
 
-/// Pushes the components to the stack, with the first one on top. The root folder is not included.
+/// Pushes the components onto the stack, with the first one on top. The root folder is omitted.
 fn push_components(pending: &mut Vec<OsString>, path: &Path) {
     let components = path
         .components()
@@ -536,20 +537,22 @@ fn open_component(
     Ok((entry, stat))
 }
 
-/// Returns the error for a file that this user may not read, or a folder that it may not enter.
+/// Returns the error for a file that this user may not read, or a folder that this user may not
+/// enter.
 fn denied(action: &'static str, place: &Path, stat: &Stat) -> PathError {
     let user = geteuid().as_raw();
     let place = place.display().to_string();
     let word = shell_word(&place);
     PathError::Denied {
         remedy: match action {
-            "read" => format!("Allow it: chown {user} {word} && chmod 0600 {word}"),
-            // For example, /etc/walpost, which the packages create for the group walpost.
+            "read" => format!("To allow this: chown {user} {word} && chmod 0600 {word}"),
+            // For example, the folder is /etc/walpost, which the packages create for the group
+            // walpost.
             _ if stat.st_mode & 0o010 != 0 => format!(
-                "Run the command as root, or as a user of the group with ID {}; or allow every user: chmod o+x {word}",
+                "Run the command as root or as a member of the group with ID {}, or allow all users to enter it: chmod o+x {word}",
                 stat.st_gid
             ),
-            _ => format!("Allow it: chmod o+x {word}"),
+            _ => format!("To allow this: chmod o+x {word}"),
         },
         user,
         action,
@@ -563,8 +566,8 @@ fn examine(place: &Path, entry: impl AsFd, stat: &Stat) -> Result<(), PathError>
     distrust(place, entry, fault(stat, own()))
 }
 
-/// Examines a link. A link can't be written, and only users who can write its folder can replace
-/// it. In a sticky folder, this includes the link's owner.
+/// Examines a link. A link itself can't be written to, and can be replaced only by users who can
+/// write to its folder; in a sticky folder, only by the owner of the link or the folder.
 fn examine_link(
     place: &Path,
     entry: impl AsFd,
@@ -588,7 +591,7 @@ fn distrust(place: &Path, entry: impl AsFd, fault: Option<Fault>) -> Result<(), 
     let (found, remedy) = match fault {
         Fault::Owner { owner, expected } => (
             format!("its owner is uid {owner}, expected {expected}"),
-            format!("chown -h {} {word}, or run walpost as uid {owner}", own()),
+            format!("chown -h {} {word}, or run Walpost as uid {owner}", own()),
         ),
         Fault::Mode(mode) => (
             format!("its mode is {mode:04o}, expected no write permission for group and others"),
@@ -601,22 +604,22 @@ fn distrust(place: &Path, entry: impl AsFd, fault: Option<Fault>) -> Result<(), 
         remedy,
         read_only: match is_read_only(&entry)? {
             true => {
-                ". In a container, where no other user can write to read-only mounts, you can instead set \
-                 WALPOST_TRUST_READ_ONLY_MOUNTS=true in the environment"
+                ". In a container in which other users can't write to read-only mounts, you can set \
+                 WALPOST_TRUST_READ_ONLY_MOUNTS=true in the environment instead"
             }
             false => "",
         },
     })
 }
 
-/// Returns whether the file is on a read-only mount that the environment says to trust.
+/// Returns whether the file is on a read-only mount, and [`TRUST_READ_ONLY_MOUNTS`] is set.
 fn is_trusted_mount(entry: impl AsFd) -> Result<bool, PathError> {
     static IS_SET: LazyLock<bool> =
         LazyLock::new(|| std::env::var_os(TRUST_READ_ONLY_MOUNTS).is_some_and(|set| set == "true"));
     Ok(*IS_SET && is_read_only(entry)?)
 }
 
-/// Returns whether the file system is mounted read-only, and is not a FUSE file system.
+/// Returns whether the file is on a file system that is mounted read-only and is not FUSE.
 fn is_read_only(entry: impl AsFd) -> Result<bool, PathError> {
     let is_read_only = fstatvfs(entry.as_fd())?
         .f_flag
@@ -625,7 +628,7 @@ fn is_read_only(entry: impl AsFd) -> Result<bool, PathError> {
     Ok(is_read_only && u64::try_from(kind) != Ok(FUSE_SUPER_MAGIC))
 }
 
-/// Why other users can write a file or folder.
+/// The reason why other users can write to a file or folder.
 #[derive(Debug, PartialEq, Eq)]
 enum Fault {
     Owner {
@@ -633,7 +636,7 @@ enum Fault {
         /// The expected owner.
         expected: String,
     },
-    /// The mode that allows this.
+    /// The mode that allows other users to write.
     Mode(u32),
 }
 
@@ -641,12 +644,12 @@ fn fault(stat: &Stat, own: u32) -> Option<Fault> {
     owner_fault(stat, own).or_else(|| mode_fault(stat))
 }
 
-/// Like [`fault`], for a folder in the path to the socket of `server`. That user may own the folder
-/// if no other user can write the parent folder: in a sticky folder, anyone can create a folder
-/// with the expected name. The last folder can have any mode.
+/// Like [`fault`], for a folder in the path to the socket of the user `server`. This user may own
+/// the folder if other users can't write to the parent folder: in a sticky folder, any user could
+/// create a folder with the expected name. The last folder in the path can have any mode.
 fn server_fault(stat: &Stat, parent: &Stat, server: u32, is_last: bool) -> Option<Fault> {
-    let is_given = stat.st_uid == server && parent.st_mode & WRITABLE_BY_OTHERS == 0;
-    let owner = match is_given {
+    let is_server_folder = stat.st_uid == server && parent.st_mode & WRITABLE_BY_OTHERS == 0;
+    let owner = match is_server_folder {
         true => None,
         false => owner_fault(stat, own()),
     };
@@ -674,9 +677,9 @@ fn own() -> u32 {
     geteuid().as_raw()
 }
 
-/// Returns which permission bits must be clear so that other users can't read the file, and the
-/// recommended mode. A file with another owner, such as root, is readable for this user through its
-/// group.
+/// Returns the permission bits that must be clear so that other users can't read the file, and the
+/// recommended mode. If the file has another owner, such as root, this user needs the group's
+/// permission to read the file.
 pub(crate) fn private_mode(owner: u32) -> (u32, &'static str) {
     match owner == own() {
         true => (0o077, "0600"),
@@ -684,8 +687,8 @@ pub(crate) fn private_mode(owner: u32) -> (u32, &'static str) {
     }
 }
 
-/// If users other than those that [`private_mode`] allows can read the file, returns its mode, and
-/// the command that fixes it.
+/// Returns the file's mode and the command that fixes it, if the mode allows more access than
+/// [`private_mode`] recommends.
 pub(crate) fn exposure(path: &Path) -> Option<(u32, String)> {
     let found = path.metadata().ok()?;
     let (forbidden, remedy) = private_mode(found.uid());

@@ -1,4 +1,4 @@
-//! Replays the corpus.
+//! Runs every fuzz target on its corpus.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -32,23 +32,26 @@ fn files(folder: &str) -> Vec<PathBuf> {
 }
 
 #[test]
-fn every_target_passes_its_corpus() {
-    let mut fallen = Vec::new();
+fn passes_the_corpus_of_every_fuzz_target() {
+    let mut failed = Vec::new();
     for (name, target) in TARGETS {
         let corpus = files(&format!("fuzz/corpus/{name}"));
         assert!(!corpus.is_empty(), "{name} has no corpus");
         for path in corpus {
             let bytes = fs::read(&path).expect("a file");
             if catch_unwind(|| target(&bytes)).is_err() {
-                fallen.push(path);
+                failed.push(path);
             }
         }
     }
-    assert!(fallen.is_empty(), "what they said is above: {fallen:#?}");
+    assert!(
+        failed.is_empty(),
+        "failed, with the errors above: {failed:#?}"
+    );
 }
 
 #[test]
-fn cargo_fuzz_has_the_same_targets() {
+fn lists_the_same_targets_as_cargo_fuzz() {
     let programs: BTreeSet<_> = files("fuzz/fuzz_targets")
         .into_iter()
         .map(|path| fs::read_to_string(path).expect("a program"))

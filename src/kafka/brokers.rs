@@ -1,4 +1,4 @@
-//! Recovery from librdkafka forgetting all of its brokers.
+//! Reconnects a producer after librdkafka has lost all of its brokers.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -9,10 +9,10 @@ use tracing::debug;
 use super::context::Context;
 use super::native;
 
-/// How long librdkafka may know no broker before `bootstrap.servers` is added again.
+/// How long librdkafka may have no brokers before `bootstrap.servers` is added again.
 const NO_BROKER_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum delay before the list is added again; bounded because librdkafka stores each list it is
-/// given.
+/// Maximum delay before the list is added again. The delay increases because librdkafka stores each
+/// list that is added.
 const READD_DELAY_MAX: Duration = Duration::from_secs(600);
 
 /// Adds `bootstrap.servers` to the producer again if librdkafka has lost all brokers.
@@ -27,10 +27,10 @@ pub(super) struct Brokers {
     loss: Mutex<Loss>,
 }
 
-/// When the brokers were lost or last added, and how long to wait until they are added again.
+/// The time at which the brokers were lost or last added, and the delay until they are added again.
 struct Loss {
     since: Instant,
-    patience: Duration,
+    delay: Duration,
 }
 
 impl Brokers {
@@ -41,14 +41,16 @@ impl Brokers {
         }
     }
 
-    /// Adds the brokers again if that is due. Must be called every few seconds.
+    /// Adds `bootstrap.servers` again if the delay has elapsed. Must be called every few seconds.
     pub(super) fn readd_if_due(&self, producer: &BaseProducer<Context>) {
         let is_known = native::knows_brokers(producer);
         let mut loss = self.loss.lock().unwrap_or_else(PoisonError::into_inner);
         if loss.is_due(is_known, Instant::now()) {
             let pipeline = producer.context().pipeline();
-            producer.context().unreachable("librdkafka knows no broker");
-            debug!(pipeline, "librdkafka is given bootstrap.servers again");
+            producer
+                .context()
+                .record_unreachable("librdkafka has no brokers");
+            debug!(pipeline, "adding bootstrap.servers to librdkafka again");
             native::add_brokers(producer, &self.bootstrap);
         }
     }
@@ -58,7 +60,7 @@ impl Loss {
     fn new(now: Instant) -> Self {
         Self {
             since: now,
-            patience: NO_BROKER_TIMEOUT,
+            delay: NO_BROKER_TIMEOUT,
         }
     }
 
@@ -66,10 +68,10 @@ impl Loss {
         if is_known {
             *self = Self::new(now);
         }
-        let is_due = now.duration_since(self.since) >= self.patience;
+        let is_due = now.duration_since(self.since) >= self.delay;
         if is_due {
             self.since = now;
-            self.patience = READD_DELAY_MAX.min(self.patience * 2);
+            self.delay = READD_DELAY_MAX.min(self.delay * 2);
         }
         is_due
     }
@@ -80,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn brokers_are_given_when_none_is_known_for_long_and_then_less_and_less_often() {
+    fn adds_brokers_again_at_increasing_intervals_while_none_is_known() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut loss = Loss::new(start);

@@ -1,7 +1,8 @@
-//! Why the certificate of a broker is rejected.
+//! Finds out why the certificate of a broker is rejected.
 //!
-//! librdkafka has the same words for every certificate that it rejects, whether it has expired or another authority signed it.
-//! OpenSSL knows the difference, so the TLS handshake is repeated here. Nothing is sent over the connection.
+//! librdkafka reports the same error for every certificate that it rejects, for example for an
+//! expired certificate and for an unknown authority. OpenSSL reports the exact reason, so this
+//! module repeats the TLS handshake with OpenSSL. No data is sent over the connection.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -18,22 +19,23 @@ use super::tls::Authorities;
 use crate::authorities;
 use crate::escape::Escaped;
 
-/// How long the handshake may take.
+/// Timeout for the connection and the handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(1);
-/// How many names of a certificate are reported.
+/// Maximum number of names of a certificate that are reported.
 const NAMES_MAX: usize = 8;
-/// RFC 1035, section 2.3.4.
+/// Maximum length of a DNS name (RFC 1035, section 2.3.4).
 const DNS_NAME_BYTES_MAX: usize = 255;
-/// Part of librdkafka's reason if it rejects a certificate (`rdkafka_transport.c`).
+/// Part of librdkafka's error message for a rejected certificate (`rdkafka_transport.c`).
 const REJECTED: &str = "certificate verify failed";
 
-// Codes of x509_vfy.h.
+// Error codes from OpenSSL's x509_vfy.h.
 const NOT_YET_VALID: i32 = 9;
 const HAS_EXPIRED: i32 = 10;
 const UNKNOWN_AUTHORITY: [i32; 4] = [18, 19, 20, 21];
 const OTHER_HOST: [i32; 2] = [62, 64];
 
-/// Puts what is wrong with the certificate before librdkafka's reason for a failed connection, if it was the certificate.
+/// Prepends the exact reason to librdkafka's reason for a failed connection, if librdkafka rejected
+/// the broker's certificate.
 pub(super) async fn explain(config: &ClientConfig, reason: String) -> String {
     let Some(address) = rejected_address(&reason) else {
         return reason;
@@ -44,7 +46,8 @@ pub(super) async fn explain(config: &ClientConfig, reason: String) -> String {
     }
 }
 
-/// The address in a reason such as `ssl://host:9093/bootstrap: SSL handshake failed: ...`.
+/// Returns the address from a certificate error such as `ssl://host:9093/bootstrap: SSL handshake
+/// failed: ...`.
 fn rejected_address(reason: &str) -> Option<&str> {
     let address = reason.contains(REJECTED).then_some(reason)?;
     let (_, address) = address.split_once("ssl://")?;
@@ -54,18 +57,18 @@ fn rejected_address(reason: &str) -> Option<&str> {
 /// A certificate that OpenSSL does not accept.
 struct Rejection {
     reason: X509VerifyResult,
-    /// The DNS names and IP addresses that the certificate is for.
+    /// The DNS names and IP addresses of the certificate.
     names: Vec<String>,
 }
 
-/// Returns what OpenSSL finds wrong with the certificate of the broker at this address, or `None`
-/// if it accepts the certificate or nothing answers.
+/// Returns why OpenSSL rejects the certificate of the broker at this address, or `None` if OpenSSL
+/// accepts the certificate or no broker responds.
 async fn rejection(config: &ClientConfig, address: &str) -> Option<Rejection> {
     let (host, _) = address.rsplit_once(':')?;
     let host = host.trim_start_matches('[').trim_end_matches(']');
-    let mut builder = authorities_of(config).connector().ok()?;
-    // OpenSSL still verifies the certificate. With PEER, it would end the handshake after a failure,
-    // and not return the certificate.
+    let mut builder = configured_authorities(config).connector().ok()?;
+    // OpenSSL verifies the certificate even with NONE. With PEER, OpenSSL would end the handshake
+    // after a failure, and not return the certificate.
     builder.set_verify(SslVerifyMode::NONE);
     let mut configured = builder.build().configure().ok()?;
     if config.get("ssl.endpoint.identification.algorithm") == Some("none") {
@@ -84,16 +87,16 @@ async fn rejection(config: &ClientConfig, address: &str) -> Option<Rejection> {
     })
 }
 
-/// Returns the authorities that the properties name.
-fn authorities_of(config: &ClientConfig) -> Authorities {
+/// Returns the certificate authorities that the properties configure.
+fn configured_authorities(config: &ClientConfig) -> Authorities {
     match (config.get("ssl.ca.pem"), config.get("ssl.ca.location")) {
         (Some(pem), _) => Authorities::Pem(pem.to_owned()),
-        (None, location) => Authorities::at(location.unwrap_or_default().to_owned()),
+        (None, location) => Authorities::from_location(location.unwrap_or_default().to_owned()),
     }
 }
 
-/// Returns the DNS names and IP addresses that the certificate is for, up to the limit. Names that
-/// are longer than a DNS name can be are omitted.
+/// Returns up to [`NAMES_MAX`] DNS names and IP addresses of the certificate. Names longer than
+/// [`DNS_NAME_BYTES_MAX`] are omitted.
 fn names(certificate: &X509) -> Vec<String> {
     let alternatives = certificate.subject_alt_names().into_iter().flatten();
     let names = alternatives.filter_map(|name| {
@@ -111,17 +114,17 @@ fn names(certificate: &X509) -> Vec<String> {
 }
 
 fn describe(found: &Rejection, address: &str, config: &ClientConfig) -> String {
-    let of_the_system = authorities::system_bundle();
+    let system_bundle = authorities::system_bundle();
     let trusted = match config.get("ssl.ca.location") {
-        Some(path) if of_the_system != Some(Path::new(path)) => {
+        Some(path) if system_bundle != Some(Path::new(path)) => {
             format!("ssl.ca.location {path} does not contain")
         }
         _ => "this machine does not trust".to_owned(),
     };
-    let what = match found.reason.as_raw() {
-        HAS_EXPIRED => "has expired: renew it on the broker, no setting here accepts it".to_owned(),
+    let problem = match found.reason.as_raw() {
+        HAS_EXPIRED => "has expired: renew it on the broker".to_owned(),
         NOT_YET_VALID => {
-            "is not valid yet: compare the clocks of this machine and of the one that issued it"
+            "is not valid yet: compare the clock of this machine with the clock of the certificate's issuer"
                 .to_owned()
         }
         code if OTHER_HOST.contains(&code) => {
@@ -130,16 +133,16 @@ fn describe(found: &Rejection, address: &str, config: &ClientConfig) -> String {
                 false => format!(" ({})", found.names.join(", ")),
             };
             format!(
-                "is for another name{names}: write the name that it has into bootstrap.servers \
-                 and the broker's advertised.listeners"
+                "is for another name{names}: use a name from the certificate in bootstrap.servers \
+                 and in the broker's advertised.listeners"
             )
         }
         code if UNKNOWN_AUTHORITY.contains(&code) => format!(
             "is signed by an authority that {trusted}: set ssl.ca.location to the certificate of that authority"
         ),
-        _ => format!("is not accepted: {}", found.reason.error_string()),
+        _ => format!("is not valid: {}", found.reason.error_string()),
     };
-    format!("the certificate of broker {address} {what}")
+    format!("the certificate of broker {address} {problem}")
 }
 
 #[cfg(test)]
@@ -147,9 +150,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn address_is_read_from_the_reason_of_a_rejected_certificate() {
-        let reason = |protocol: &str, why: &str| {
-            format!("{protocol}://kafka1:9093/bootstrap: SSL handshake failed: {why}")
+    fn parses_the_broker_address_from_a_certificate_error() {
+        let reason = |protocol: &str, cause: &str| {
+            format!("{protocol}://kafka1:9093/bootstrap: SSL handshake failed: {cause}")
         };
         for protocol in ["ssl", "sasl_ssl"] {
             let rejected = reason(

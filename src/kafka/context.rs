@@ -25,12 +25,12 @@ use crate::sink::needed_limit;
 /// pipeline may eventually halt because of the failure.
 const AUTHENTICATION_FAILURE_LOG_INTERVAL: Duration = Duration::from_secs(15);
 
-/// Start of librdkafka's message when it could not get a token.
+/// Start of librdkafka's message for a failure to obtain a token.
 const NO_TOKEN: &str = "Failed to acquire SASL OAUTHBEARER token";
 
 /// Error text for brokers that don't support idempotent producers.
-pub(super) const NEEDS_IDEMPOTENCE: &str = "Walpost produces with enable.idempotence = true, without which a retry can repeat and \
-    reorder records: it needs brokers that support that, as Apache Kafka does from 0.11 on";
+pub(super) const NEEDS_IDEMPOTENCE: &str = "Walpost produces with enable.idempotence = true, because without it a retry can duplicate \
+    and reorder records. The brokers must support this setting; Apache Kafka 0.11 and later do";
 
 /// Part of a broker's error message for a record without a key in a compacted topic (Kafka's
 /// `LogValidator`).
@@ -39,30 +39,31 @@ const WITHOUT_KEY: &str = "without key";
 /// Part of librdkafka's error message when no broker supports idempotent producers.
 const NOT_IDEMPOTENT: &str = "Idempotent producer not supported";
 
-/// Why brokers are down if there was no error: librdkafka does not report a connection that the
-/// broker closes.
-pub(super) const CONNECTION_CLOSED: &str = "the connection is closed without a response, as by a listener with another security.protocol \
-    (plaintext, ssl, sasl_plaintext or sasl_ssl)";
+/// The reason reported if brokers are down and there was no error: librdkafka does not report a
+/// connection that the broker closes.
+pub(super) const CONNECTION_CLOSED: &str = "the broker closed the connection without a response; the listener may use another \
+    security.protocol (plaintext, ssl, sasl_plaintext or sasl_ssl)";
 
 /// Receives the events of one producer.
 pub(crate) struct Context {
     pipeline: String,
     grants: Grants,
     deliveries: Arc<Deliveries>,
-    /// Whether all brokers are down. An atomic, because it is checked on each delivery report.
+    /// Whether all brokers are down. The flag is atomic because it is checked for each delivery
+    /// report.
     down: AtomicBool,
     /// Whether a broker has ever responded.
-    has_answered: AtomicBool,
-    /// See [`Context::assumed`].
+    has_responded: AtomicBool,
+    /// See [`Context::record_unacknowledged`].
     assumed: AtomicBool,
     /// See [`Context::abandon`].
     abandoned: AtomicBool,
     cluster: Mutex<Outage>,
     /// Failures of individual brokers, which can occur while other brokers work.
     broker: Mutex<Outage>,
-    /// Why the last connection attempt to a broker failed, unless a broker has responded since.
+    /// The error of the last failed connection to a broker, unless a broker has responded since.
     cause: Mutex<Option<String>>,
-    /// Why authentication failed, if that is why there is no connection.
+    /// The error of the last failed authentication, unless a broker has responded since.
     refusal: Mutex<Option<String>>,
     /// Authentication failures after a broker has accepted the credentials.
     refused: Mutex<Outage>,
@@ -78,14 +79,14 @@ impl Context {
     /// missing permissions.
     #[must_use]
     pub(crate) fn new(pipeline: &str, grants: Grants, deliveries: Arc<Deliveries>) -> Self {
-        // The previous producer may have found the cluster down.
+        // The cluster may already have been down for the previous producer.
         let down = AtomicBool::new(deliveries.stats().kafka_was_down());
         Self {
             pipeline: pipeline.to_owned(),
             grants,
             deliveries,
             down,
-            has_answered: AtomicBool::new(false),
+            has_responded: AtomicBool::new(false),
             assumed: AtomicBool::new(false),
             abandoned: AtomicBool::new(false),
             cluster: Mutex::default(),
@@ -99,10 +100,14 @@ impl Context {
         }
     }
 
-    /// Sets the credentials that the producer authenticates with, which are read again whenever
-    /// they are needed, and its current login.
+    /// Sets the producer's credentials, which are read again whenever they are needed, and its
+    /// current login.
     #[must_use]
-    pub(super) fn proving(mut self, credentials: Credentials, login: Option<Login>) -> Self {
+    pub(super) fn with_credentials(
+        mut self,
+        credentials: Credentials,
+        login: Option<Login>,
+    ) -> Self {
         self.credentials = credentials;
         self.login = Mutex::new(login);
         self
@@ -110,24 +115,24 @@ impl Context {
 
     /// Disables the logging of outages, for a caller that reports them in another way.
     #[must_use]
-    pub(super) fn silent(mut self) -> Self {
+    pub(super) fn without_outage_log(mut self) -> Self {
         self.cluster = Mutex::new(Outage::silent());
         self.broker = Mutex::new(Outage::silent());
         self
     }
 
-    /// Returns the source of the producer's tokens, if it uses any.
+    /// Returns the source of the producer's tokens, if the producer uses tokens.
     pub(super) fn tokens(&self) -> Option<&Tokens> {
         self.credentials.tokens()
     }
 
-    /// Records that no token could be obtained. The token is requested again later.
+    /// Records that no token could be obtained; librdkafka requests another one later.
     pub(super) fn record_no_token(&self, reason: &str) {
         let is_valid = |tokens: &Tokens| tokens.is_last_valid();
         match self.tokens().is_some_and(is_valid) {
             // Existing connections remain open until the last token expires.
             true => self.broker_failed(reason),
-            false => self.unreachable(reason),
+            false => self.record_unreachable(reason),
         }
     }
 
@@ -140,7 +145,7 @@ impl Context {
     pub(super) fn successor(&self, config: &ClientConfig) -> Self {
         let deliveries = Arc::clone(&self.deliveries);
         Self::new(&self.pipeline, self.grants.clone(), deliveries)
-            .proving(self.credentials.clone(), Login::for_config(config))
+            .with_credentials(self.credentials.clone(), Login::for_config(config))
     }
 
     /// Returns the current login if it differs from the one that the producer uses.
@@ -162,15 +167,15 @@ impl Context {
         &self.grants
     }
 
-    /// Returns whether all brokers have been unreachable since one last responded.
+    /// Returns whether all brokers are unreachable.
     #[must_use]
     pub(crate) fn is_down(&self) -> bool {
         self.down.load(Ordering::Relaxed)
     }
 
-    /// Marks the producer as no longer needed: calls in progress on other threads fail instead of
-    /// being retried, so that the producer can be dropped. Its delivery reports are no longer
-    /// needed either.
+    /// Marks the producer as no longer needed: its delivery reports are ignored, and calls in
+    /// progress on other threads fail instead of being retried, so that the producer can be
+    /// dropped.
     pub(crate) fn abandon(&self) {
         self.abandoned.store(true, Ordering::SeqCst);
     }
@@ -181,13 +186,13 @@ impl Context {
         self.abandoned.load(Ordering::SeqCst)
     }
 
-    /// Returns why authentication failed on the last connection, if it did.
+    /// Returns the error of the last failed authentication, unless a broker has responded since.
     #[must_use]
     pub(crate) fn refusal(&self) -> Option<String> {
         lock(&self.refusal).clone()
     }
 
-    /// Returns why the last connection attempt to a broker failed, unless a broker has responded
+    /// Returns the error of the last failed connection to a broker, unless a broker has responded
     /// since.
     #[must_use]
     pub(super) fn cause(&self) -> Option<String> {
@@ -201,8 +206,8 @@ impl Context {
     }
 
     /// Records that a broker has responded.
-    pub(crate) fn answered(&self) {
-        self.has_answered.store(true, Ordering::Relaxed);
+    pub(crate) fn record_response(&self) {
+        self.has_responded.store(true, Ordering::Relaxed);
         if self.down.swap(false, Ordering::Relaxed) {
             self.deliveries.stats().kafka_answered();
             if let Some(lasted) = lock(&self.cluster).end(Instant::now()) {
@@ -212,14 +217,14 @@ impl Context {
         lock(&self.broker).end(Instant::now());
         lock(&self.refusal).take();
         lock(&self.cause).take();
-        self.credentials.accepted();
+        self.credentials.record_accepted();
         if let Some(lasted) = lock(&self.refused).end(Instant::now()) {
-            info!(pipeline = self.pipeline, elapsed = %Elapsed(lasted), "Kafka accepts the connection again");
+            info!(pipeline = self.pipeline, elapsed = %Elapsed(lasted), "Kafka accepts the credentials again");
         }
     }
 
     /// Records that no broker responds.
-    pub(crate) fn unreachable(&self, reason: &str) {
+    pub(crate) fn record_unreachable(&self, reason: &str) {
         if !self.down.swap(true, Ordering::Relaxed) {
             self.deliveries.stats().kafka_is_down(reason);
         }
@@ -228,25 +233,25 @@ impl Context {
             OutageMessage::Started => {
                 warn!(pipeline, reason, "Kafka is unreachable; waiting for it")
             }
-            OutageMessage::Ongoing(lasts, _) => {
-                warn!(pipeline, reason, elapsed = %Elapsed(lasts), "Kafka is still unreachable")
+            OutageMessage::Ongoing(elapsed, _) => {
+                warn!(pipeline, reason, elapsed = %Elapsed(elapsed), "Kafka is still unreachable")
             }
             OutageMessage::Suppressed => debug!(pipeline, reason, "Kafka is unreachable"),
         }
     }
 
     /// Reports the records with these tags as durable.
-    pub(super) fn delivered(&self, tags: impl Iterator<Item = Tag>) {
+    pub(super) fn record_deliveries(&self, tags: impl Iterator<Item = Tag>) {
         if self.deliveries.delivered(tags) > 0 && self.is_down() {
-            self.answered();
+            self.record_response();
         }
     }
 
-    /// Reports a record that was not delivered and will not be.
-    pub(super) fn refused(&self, code: RDKafkaErrorCode, record: &AuthenticationFailure) {
+    /// Reports a record that could not be delivered.
+    pub(super) fn record_rejection(&self, code: RDKafkaErrorCode, record: &UndeliveredRecord) {
         let topic = &record.topic;
-        // If a topic was not allowed in the transaction, the rest of the transaction is purged with
-        // another error code. Report the original error instead.
+        // If a topic was not allowed in the transaction, the transaction's other records are purged
+        // with another error code. Report the original error instead.
         let code = match self.denied() {
             Some(denied) if denied == *topic => RDKafkaErrorCode::TopicAuthorizationFailed,
             _ => code,
@@ -259,17 +264,17 @@ impl Context {
                 self.explain(code, record),
             ),
             permanent: is_permanent(code),
-            refused: self.refused_alone(code, record),
+            refused: self.rejected_record(code, record),
             refused_until: None,
         });
     }
 
-    /// Returns what the next attempt needs to know about the record, if the error was caused by the
-    /// record or by another one in its batch.
-    fn refused_alone(
+    /// Returns the details that the next attempt needs if the error was caused by this record or by
+    /// another record in its batch.
+    fn rejected_record(
         &self,
         code: RDKafkaErrorCode,
-        record: &AuthenticationFailure,
+        record: &UndeliveredRecord,
     ) -> Option<Box<RefusedRecord>> {
         use RDKafkaErrorCode as Code;
         let cause = match code {
@@ -295,13 +300,13 @@ impl Context {
     /// Handles a record that librdkafka reports as durable although no broker has acknowledged it.
     ///
     /// librdkafka infers that the record is durable because a later one was accepted. But a broker
-    /// that doesn't know the producer yet accepts the later record even though it rejected the
-    /// earlier one moments before (librdkafka #4134).
-    pub(super) fn assumed(&self, record: &AuthenticationFailure) {
+    /// that has no state for the producer yet accepts the later record even though the broker
+    /// rejected the earlier one moments before (librdkafka #4134).
+    pub(super) fn record_unacknowledged(&self, record: &UndeliveredRecord) {
         self.assumed.store(true, Ordering::SeqCst);
         self.deliveries.failed_with(DeliveryFailure {
             reason: format!(
-                "Kafka has acknowledged records for topic {:?} partition {} behind the row at {}, and not that row's",
+                "Kafka acknowledged later records for topic {:?} partition {}, but not the record of the row at {}",
                 record.topic,
                 record.partition,
                 record.position.as_deref().unwrap_or("an unknown position"),
@@ -312,30 +317,32 @@ impl Context {
         });
     }
 
-    /// Returns whether [`Context::assumed`] was called.
-    pub(super) fn has_assumed(&self) -> bool {
+    /// Returns whether [`Context::record_unacknowledged`] was called.
+    pub(super) fn has_unacknowledged(&self) -> bool {
         self.assumed.load(Ordering::SeqCst)
     }
 
-    /// Records an error of one broker, or of all of them.
+    /// Records an error that affects a single broker or all brokers.
     pub(super) fn error(&self, code: RDKafkaErrorCode, reason: &str) {
         use RDKafkaErrorCode as Code;
         match code {
             Code::AllBrokersDown => match self.cause() {
-                Some(cause) => self.unreachable(&format!("{reason}; the last error: {cause}")),
-                None if self.has_answered.load(Ordering::Relaxed) => self.unreachable(reason),
-                None => self.unreachable(&format!("{reason}: {CONNECTION_CLOSED}")),
+                Some(cause) => self.record_unreachable(&format!("{reason}; last error: {cause}")),
+                None if self.has_responded.load(Ordering::Relaxed) => {
+                    self.record_unreachable(reason)
+                }
+                None => self.record_unreachable(&format!("{reason}: {CONNECTION_CLOSED}")),
             },
-            // The failure to get a token has already been reported. This is not an authentication
+            // The failure to obtain a token has already been reported, and is not an authentication
             // failure, because no broker was contacted.
             Code::Authentication if reason.contains(NO_TOKEN) => {}
             code if is_refusal(code) => {
                 *lock(&self.refusal) = Some(reason.to_owned());
                 self.broker_failed(reason);
-                self.refused_again(reason);
+                self.log_rejected_credentials(reason);
             }
-            // librdkafka now reports every queued record as failed, starting with the one that
-            // caused the error. If no records are queued, the next call to produce fails.
+            // After this, librdkafka reports every queued record as failed, starting with the one
+            // that caused the error. If no records are queued, the next call to produce fails.
             Code::Fatal => {
                 warn!(pipeline = self.pipeline, reason, "Kafka producer failed");
                 if reason.contains(NOT_IDEMPOTENT) {
@@ -371,7 +378,7 @@ impl Context {
             *lock(&self.denied) = message.split('"').nth(1).map(str::to_owned);
         }
         match (level, facility) {
-            // These are also reported as errors, and counted as such.
+            // librdkafka also reports these lines as errors, which are logged and counted.
             (_, "FAIL" | "ERROR" | "FATAL") => debug!(pipeline, facility, "librdkafka: {message}"),
             (..=ERROR, _) => error!(pipeline, facility, "librdkafka: {message}"),
             (WARNING, "CONFWARN") if message.contains("enable.gapless.guarantee") => {
@@ -384,7 +391,7 @@ impl Context {
     }
 
     /// Returns the broker's reason for rejecting the record, and how to fix it.
-    fn explain(&self, code: RDKafkaErrorCode, record: &AuthenticationFailure) -> String {
+    fn explain(&self, code: RDKafkaErrorCode, record: &UndeliveredRecord) -> String {
         let remedy = self.remedy(code, record);
         match record.reason.trim_end_matches('.') {
             "" => format!("{code}{remedy}"),
@@ -393,7 +400,7 @@ impl Context {
     }
 
     /// Returns how to fix the failure, as text to append to the reason.
-    fn remedy(&self, code: RDKafkaErrorCode, record: &AuthenticationFailure) -> String {
+    fn remedy(&self, code: RDKafkaErrorCode, record: &UndeliveredRecord) -> String {
         use RDKafkaErrorCode as Code;
         let topic = &record.topic;
         let configs = format!(
@@ -403,20 +410,20 @@ impl Context {
         match code {
             Code::InvalidTimestamp => {
                 let found = match timestamp_in(&record.reason) {
-                    Some(time) => format!("The record has the timestamp {time}. "),
+                    Some(time) => format!("The record's timestamp is {time}. "),
                     None => String::new(),
                 };
                 format!(
-                    ". {found}Leave timestamp out of the settings, correct the column, or let the topic accept other times: \
-                     {configs} message.timestamp.after.max.ms=... (message.timestamp.before.max.ms for times in the past)"
+                    ". {found}Correct the column, remove timestamp from the configuration, or change the range of times that the \
+                     topic accepts: {configs} message.timestamp.after.max.ms=... (message.timestamp.before.max.ms for times in the past)"
                 )
             }
             Code::InvalidRecord if record.reason.contains(WITHOUT_KEY) => format!(
-                ". The topic is compacted, so each record needs a key, and the key of this row is null. Give the row a key; or \
+                ". The topic is compacted, so each record needs a key, but the key of this row is null. Give the row a key, or \
                  change the topic: {configs} cleanup.policy=delete"
             ),
-            Code::InvalidTopic => ". The brokers keep this topic for themselves, or do not accept its name: correct what gives \
-                 the topic of the row"
+            Code::InvalidTopic => ". The topic is reserved for the brokers, or its name is not valid. Correct the topic in the \
+                 configuration or in the row"
                 .to_owned(),
             Code::MessageSizeTooLarge | Code::MessageBatchTooLarge => format!(
                 ". Raise the topic's limit: {configs} max.message.bytes={}",
@@ -424,14 +431,14 @@ impl Context {
             ),
             Code::TopicAuthorizationFailed | Code::ClusterAuthorizationFailed => {
                 let grant = self.grants.topic(topic);
-                format!(". Grant the principal what it needs: {grant}")
+                format!(". Grant the principal the required permission: {grant}")
             }
             Code::UnknownTopic | Code::UnknownTopicOrPartition | Code::UnknownPartition => {
-                ". The topic was deleted, or has fewer partitions than before; Walpost looks it up again".to_owned()
+                ". The topic was deleted, or has fewer partitions than before; Walpost will look up the topic again".to_owned()
             }
             Code::UnsupportedCompressionType | Code::UnsupportedForMessageFormat => {
-                ". Compress batches as these brokers accept it, in [kafka]: \"compression.type\" = \"gzip\", or \"none\". Azure \
-                 Event Hubs accepts nothing else"
+                ". In [kafka], set a compression type that these brokers support: \"compression.type\" = \"gzip\", or \"none\". \
+                 Azure Event Hubs supports no other type"
                     .to_owned()
             }
             _ => String::new(),
@@ -439,7 +446,7 @@ impl Context {
     }
 
     /// Logs that brokers reject credentials that they accepted before.
-    fn refused_again(&self, reason: &str) {
+    fn log_rejected_credentials(&self, reason: &str) {
         if !self.credentials.were_accepted() {
             return;
         }
@@ -449,13 +456,13 @@ impl Context {
             OutageMessage::Started => warn!(
                 pipeline,
                 reason,
-                "Kafka refuses the connection that it accepted earlier; trying again. The {secret} comes from {origin}"
+                "Kafka rejects credentials that it accepted earlier; retrying. The {secret} comes from {origin}"
             ),
-            OutageMessage::Ongoing(lasts, _) => warn!(
+            OutageMessage::Ongoing(elapsed, _) => warn!(
                 pipeline,
                 reason,
-                elapsed = %Elapsed(lasts),
-                "Kafka still refuses the connection; trying again. The {secret} comes from {origin}"
+                elapsed = %Elapsed(elapsed),
+                "Kafka still rejects the credentials; retrying. The {secret} comes from {origin}"
             ),
             OutageMessage::Suppressed => {}
         }
@@ -487,7 +494,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 const _: () = assert!(usize::BITS == u64::BITS, "Walpost needs a 64-bit platform");
 
 /// A record that was not delivered.
-pub(super) struct AuthenticationFailure {
+pub(super) struct UndeliveredRecord {
     pub(super) topic: String,
     pub(super) partition: i32,
     /// The broker's error message; empty if the broker sent none.
@@ -509,7 +516,7 @@ fn timestamp_in(reason: &str) -> Option<jiff::Timestamp> {
 }
 
 /// Returns whether the code means that authentication failed: the broker rejected the credentials,
-/// or librdkafka the broker's certificate.
+/// or librdkafka rejected the broker's certificate.
 pub(super) fn is_refusal(code: RDKafkaErrorCode) -> bool {
     use RDKafkaErrorCode as Code;
     matches!(
@@ -520,8 +527,8 @@ pub(super) fn is_refusal(code: RDKafkaErrorCode) -> bool {
 
 /// Returns whether the same record would fail again until an operator changes something.
 ///
-/// An unknown topic or partition is not permanent: the next producer looks the topic up, and finds
-/// out whether it is missing, was re-created, or lacks the partition that a row names.
+/// An unknown topic or partition is not a permanent error: the next producer looks up the topic,
+/// which shows whether it is missing, was re-created, or lacks the partition that a row names.
 fn is_permanent(code: RDKafkaErrorCode) -> bool {
     use RDKafkaErrorCode as Code;
     matches!(
@@ -541,8 +548,8 @@ fn is_permanent(code: RDKafkaErrorCode) -> bool {
     )
 }
 
-/// rdkafka calls these only while a producer is being dropped, for the events that are still
-/// queued. They are ignored because those records no longer matter.
+/// rdkafka calls these methods only while a producer is being dropped, for the events that are
+/// still queued. The events are ignored because those records no longer matter.
 impl rdkafka::ClientContext for Context {
     fn log(&self, _level: RDKafkaLogLevel, _facility: &str, _message: &str) {}
 

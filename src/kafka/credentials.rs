@@ -16,14 +16,14 @@ use super::token::{TokenError, Tokens};
 use super::token_endpoint::Endpoint;
 use crate::program::Program;
 
-/// The source of the properties that authenticate a client. Clones share their state, so they must
-/// be used for the same brokers.
+/// The source of the properties that authenticate a client. Clones share their state, so all clones
+/// must be used for the same brokers.
 #[derive(Clone, Default)]
 pub struct Credentials(Arc<Source>);
 
 #[derive(Default)]
 struct Source {
-    /// Where the credentials are configured, for error messages.
+    /// The place where the credentials are configured, for error messages.
     origin: String,
     read: Option<Box<Read>>,
     tokens: Option<Tokens>,
@@ -59,8 +59,9 @@ impl Credentials {
         }))
     }
 
-    /// Creates credentials that are read again with `read`. Only properties for which
-    /// [`Credentials::have`] returns true are updated.
+    /// Creates credentials that are reread with `read`. Only properties for which
+    /// [`Credentials::have`] returns true are updated. `origin` names the place where the password
+    /// is configured, for messages.
     #[must_use]
     pub fn kept(
         origin: String,
@@ -76,13 +77,13 @@ impl Credentials {
     /// Creates credentials that get SASL/OAUTHBEARER tokens from the output of a program. `origin`
     /// names the place where the program is configured, for messages.
     pub(crate) fn from_program(origin: String, program: Program) -> Self {
-        Self::from_tokens(origin, Tokens::printed_by(program))
+        Self::from_tokens(origin, Tokens::from_program(program))
     }
 
     /// Creates credentials that request SASL/OAUTHBEARER tokens from the endpoint.
     pub(crate) fn from_endpoint(endpoint: Endpoint) -> Self {
         let origin = format!("the token endpoint {}", endpoint.url());
-        Self::from_tokens(origin, Tokens::fetched_from(endpoint))
+        Self::from_tokens(origin, Tokens::from_endpoint(endpoint))
     }
 
     fn from_tokens(origin: String, tokens: Tokens) -> Self {
@@ -104,12 +105,13 @@ impl Credentials {
         self.0.tokens.as_ref()
     }
 
-    /// Passes a token to a client whose events are not processed. The token is not renewed, so a
-    /// longer-lived client needs another one later. Blocks while the token is obtained.
+    /// Passes a token to a client whose events are not processed. The token is not renewed
+    /// automatically, so for a long-lived client, call this method again later. Blocks while the
+    /// token is obtained.
     ///
     /// # Errors
     /// No token could be obtained, or librdkafka does not accept it.
-    pub(super) fn equip<C: ClientContext>(&self, client: &Client<C>) -> Result<(), TokenError> {
+    pub(super) fn set_token<C: ClientContext>(&self, client: &Client<C>) -> Result<(), TokenError> {
         let Some(tokens) = self.tokens() else {
             return Ok(());
         };
@@ -120,10 +122,10 @@ impl Credentials {
         }
     }
 
-    /// Passes a token to the client like [`Self::equip`], but logs errors. Without a token, the
+    /// Passes a token to the client like [`Self::set_token`], but logs errors. Without a token, the
     /// client can't connect to any broker, and its next request fails.
-    pub(super) fn equip_or_warn<C: ClientContext>(&self, client: &Client<C>) {
-        if let Err(error) = self.equip(client) {
+    pub(super) fn set_token_or_warn<C: ClientContext>(&self, client: &Client<C>) {
+        if let Err(error) = self.set_token(client) {
             warn!("{error}");
         }
     }
@@ -134,13 +136,13 @@ impl Credentials {
         property == "sasl.username" || is_secret(property)
     }
 
-    /// Returns where the credentials are configured, for messages.
+    /// Returns the place where the credentials are configured, for messages.
     pub(super) fn origin(&self) -> &str {
         &self.0.origin
     }
 
     /// Records that a broker has accepted the credentials.
-    pub(super) fn accepted(&self) {
+    pub(super) fn record_accepted(&self) {
         self.0.was_accepted.store(true, Ordering::Relaxed);
     }
 
@@ -159,7 +161,7 @@ impl Credentials {
                 }
             }
             Err(reason) => warn!(
-                "{} can't be read again, so the previous password is used: {reason}",
+                "failed to reread {}; using the previous password: {reason}",
                 self.0.origin
             ),
         }

@@ -19,7 +19,7 @@ impl<T: Send + 'static> Deref for DropInBackground<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        self.0.as_ref().expect("it is there until it is dropped")
+        self.0.as_ref().expect("the client exists until the drop")
     }
 }
 
@@ -41,24 +41,27 @@ mod tests {
     use super::*;
 
     /// A client whose drop waits for a signal, then reports whether the signal arrived.
-    struct Slow {
-        may_go: Receiver<()>,
-        was_told: Sender<bool>,
+    struct SlowClient {
+        signal_rx: Receiver<()>,
+        result_tx: Sender<bool>,
     }
 
-    impl Drop for Slow {
+    impl Drop for SlowClient {
         fn drop(&mut self) {
-            let told = self.may_go.recv_timeout(Duration::from_secs(10));
-            let _ = self.was_told.send(told.is_ok());
+            let signal = self.signal_rx.recv_timeout(Duration::from_secs(10));
+            let _ = self.result_tx.send(signal.is_ok());
         }
     }
 
     #[test]
-    fn dropping_a_client_does_not_block() {
-        let (go, may_go) = channel();
-        let (was_told, told) = channel();
-        drop(DropInBackground::new(Slow { may_go, was_told }));
-        let _ = go.send(());
-        assert_eq!(told.recv(), Ok(true));
+    fn drops_a_client_without_blocking() {
+        let (signal_tx, signal_rx) = channel();
+        let (result_tx, result_rx) = channel();
+        drop(DropInBackground::new(SlowClient {
+            signal_rx,
+            result_tx,
+        }));
+        let _ = signal_tx.send(());
+        assert_eq!(result_rx.recv(), Ok(true));
     }
 }

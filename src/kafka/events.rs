@@ -1,8 +1,8 @@
 //! Polling of librdkafka's events: delivery reports, errors, log lines.
 //!
 //! rdkafka's `poll` allocates a list, a reference count and a result for every delivery report, and
-//! can't be interrupted. This module reads each event in place and passes all its delivery reports
-//! on at once. The functions are those of librdkafka 2.12, `src/rdkafka.h`.
+//! can't be interrupted. This module reads each event in place and forwards all its delivery
+//! reports at once. The functions are those of librdkafka 2.12, `src/rdkafka.h`.
 #![expect(unsafe_code, reason = "calls librdkafka, which is a C library")]
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -24,7 +24,7 @@ use rdkafka::error::RDKafkaErrorCode;
 use rdkafka::producer::{BaseProducer, Producer};
 use rdkafka::types::{RDKafkaMessage, RDKafkaRespErr};
 
-use super::context::{AuthenticationFailure, Context, is_refusal};
+use super::context::{Context, UndeliveredRecord, is_refusal};
 use super::credentials::Login;
 use super::native::BROKER_TEXT_CHARS_MAX;
 use super::oauthbearer;
@@ -34,8 +34,8 @@ use crate::delivery::failure::content;
 use crate::delivery::watermark::Tag;
 use crate::outbox::headers::POSITION_HEADER;
 
-/// Poll timeout: wait until there is an event or [`Events::wake`] is called.
-const FOR_EVER: c_int = -1;
+/// Poll timeout that waits until an event arrives or [`Events::wake`] is called.
+const NO_TIMEOUT: c_int = -1;
 
 /// The event queue of a producer.
 pub(super) struct Events {
@@ -62,13 +62,13 @@ impl Events {
     /// Waits for an event and passes it to the producer's [`Context`].
     pub(super) fn serve(&self) {
         // SAFETY: the queue lives as long as `self`.
-        let event = unsafe { rd_kafka_queue_poll(self.queue.as_ptr(), FOR_EVER) };
+        let event = unsafe { rd_kafka_queue_poll(self.queue.as_ptr(), NO_TIMEOUT) };
         if let Some(event) = NonNull::new(event) {
             Event(event).dispatch(&self.producer);
         }
     }
 
-    /// Interrupts a waiting call of [`Events::serve`], or the next one if none is waiting.
+    /// Interrupts the current call to [`Events::serve`], or the next call if none is in progress.
     pub(super) fn wake(&self) {
         // SAFETY: the queue lives as long as `self`.
         unsafe { rd_kafka_queue_yield(self.queue.as_ptr()) };
@@ -90,7 +90,7 @@ impl Event {
         // SAFETY: the event is valid.
         match unsafe { rd_kafka_event_type(self.0.as_ptr()) } {
             RD_KAFKA_EVENT_DR => {
-                context.delivered(std::iter::from_fn(|| self.next_delivery(context)));
+                context.record_deliveries(std::iter::from_fn(|| self.next_delivery(context)));
             }
             RD_KAFKA_EVENT_ERROR => {
                 // SAFETY: the event is valid, and the error string lives as long as the event.
@@ -104,16 +104,18 @@ impl Event {
                 context.error(code, reason.trim());
                 if is_refusal(code) {
                     if let Some(login) = context.new_login() {
-                        log_in(producer, &login);
+                        set_login(producer, &login);
                     }
-                    if let Some(tokens) = context.tokens().filter(|tokens| tokens.refused()) {
-                        renew(producer, tokens);
+                    if let Some(tokens) =
+                        context.tokens().filter(|tokens| tokens.discard_rejected())
+                    {
+                        renew_token(producer, tokens);
                     }
                 }
             }
             RD_KAFKA_EVENT_OAUTHBEARER_TOKEN_REFRESH => {
                 if let Some(tokens) = context.tokens() {
-                    renew(producer, tokens);
+                    renew_token(producer, tokens);
                 }
             }
             RD_KAFKA_EVENT_LOG => {
@@ -138,8 +140,8 @@ impl Event {
         }
     }
 
-    /// Returns the tag of the next record that was delivered and has a tag. Failed records are
-    /// reported to the context and skipped.
+    /// Returns the tag of the next delivered record that has one. Records that failed are reported
+    /// to the context and skipped.
     fn next_delivery(&mut self, context: &Context) -> Option<Tag> {
         loop {
             // SAFETY: the event is valid, and its messages live as long as the event.
@@ -148,13 +150,13 @@ impl Event {
                 RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR
                     if message.offset == i64::from(RD_KAFKA_OFFSET_INVALID) =>
                 {
-                    context.assumed(&refused(message));
+                    context.record_unacknowledged(&undelivered_record(message));
                 }
                 RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR if message._private.is_null() => {}
                 RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR => {
                     return Some(Tag::from_word(message._private as u64));
                 }
-                code => context.refused(code.into(), &refused(message)),
+                code => context.record_rejection(code.into(), &undelivered_record(message)),
             }
         }
     }
@@ -167,16 +169,16 @@ impl Drop for Event {
     }
 }
 
-/// Passes a new token to the producer, or reports why there is none.
+/// Requests a new token and passes it to the producer, or reports why no token was obtained.
 ///
-/// Runs on a separate thread, because the program that prints the token may take seconds, during
-/// which delivery reports must still be processed.
-fn renew(producer: &Arc<BaseProducer<Context>>, tokens: &Tokens) {
-    // A weak reference, so that dropping the producer does not wait for the program to exit.
-    let (of_thread, tokens) = (Arc::downgrade(producer), tokens.clone());
+/// The request runs on a separate thread, because the program that prints the token may take
+/// seconds, during which delivery reports must still be processed.
+fn renew_token(producer: &Arc<BaseProducer<Context>>, tokens: &Tokens) {
+    // With a strong reference, dropping the producer would wait for the program to exit.
+    let (weak_producer, tokens) = (Arc::downgrade(producer), tokens.clone());
     let renew = move || {
         let token = tokens.get_token();
-        let Some(producer) = Weak::upgrade(&of_thread) else {
+        let Some(producer) = Weak::upgrade(&weak_producer) else {
             return;
         };
         let set = token.and_then(|token| {
@@ -200,7 +202,7 @@ fn renew(producer: &Arc<BaseProducer<Context>>, tokens: &Tokens) {
 }
 
 /// Sets the login that the producer uses for its next connections.
-fn log_in(producer: &BaseProducer<Context>, login: &Login) {
+fn set_login(producer: &BaseProducer<Context>, login: &Login) {
     let (Ok(username), Ok(password)) = (
         CString::new(&*login.username),
         CString::new(&*login.password),
@@ -220,8 +222,8 @@ fn log_in(producer: &BaseProducer<Context>, login: &Login) {
     }
 }
 
-/// Collects the known facts about a record that was not delivered.
-fn refused(message: &RDKafkaMessage) -> AuthenticationFailure {
+/// Collects the details of a record that was not delivered.
+fn undelivered_record(message: &RDKafkaMessage) -> UndeliveredRecord {
     // SAFETY: a delivery report contains the record's topic, which lives as long as the report.
     let topic = unsafe { text(rd_kafka_topic_name(message.rkt)) };
     // SAFETY: a delivery report also contains the record's key and payload.
@@ -233,12 +235,12 @@ fn refused(message: &RDKafkaMessage) -> AuthenticationFailure {
     };
     let reason = match unknown_codes::take_last() {
         Some(code) => {
-            format!("the broker returned error code {code}, which librdkafka does not know")
+            format!("the broker returned error code {code}, which librdkafka does not define")
         }
         // SAFETY: the message is valid for the call, and the string lives as long as the message.
         None => unsafe { text(rd_kafka_message_produce_errstr(message)) },
     };
-    AuthenticationFailure {
+    UndeliveredRecord {
         topic,
         partition: message.partition,
         reason: reason.chars().take(BROKER_TEXT_CHARS_MAX).collect(),
@@ -249,10 +251,10 @@ fn refused(message: &RDKafkaMessage) -> AuthenticationFailure {
 }
 
 /// # Safety
-/// `at` is null, or points to `len` bytes that live for at least `'b`.
-unsafe fn bytes<'b>(at: *const c_void, len: usize) -> Option<&'b [u8]> {
+/// `start` is null, or points to `len` bytes that live for at least `'b`.
+unsafe fn bytes<'b>(start: *const c_void, len: usize) -> Option<&'b [u8]> {
     // SAFETY: guaranteed by the caller.
-    (!at.is_null()).then(|| unsafe { std::slice::from_raw_parts(at.cast::<u8>(), len) })
+    (!start.is_null()).then(|| unsafe { std::slice::from_raw_parts(start.cast::<u8>(), len) })
 }
 
 /// Returns the WAL position of the record's row, read from the record's header.

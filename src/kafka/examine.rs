@@ -1,4 +1,4 @@
-//! Queries of the broker settings that matter for exactly-once, without changing anything.
+//! Queries of the broker settings that matter for exactly-once delivery; read-only.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::transaction::Checkpoints;
 
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The broker and topic settings that matter for exactly-once.
+/// The broker and topic settings that matter for exactly-once delivery.
 #[derive(Debug)]
 pub struct Examined {
     /// Number of brokers.
@@ -34,9 +34,9 @@ impl Checkpoints {
     /// # Errors
     /// The brokers don't respond.
     pub async fn examine(self) -> Result<Examined, KafkaError> {
-        let asking = self.clone();
-        let asked = tokio::task::spawn_blocking(move || asking.shape());
-        let shape = asked
+        let checkpoints = self.clone();
+        let query = tokio::task::spawn_blocking(move || checkpoints.shape());
+        let shape = query
             .await
             .map_err(|_| KafkaError::MetadataFetch(RDKafkaErrorCode::OperationTimedOut))??;
         let admin = self.topics().admin().await?;
@@ -68,7 +68,7 @@ impl Checkpoints {
     }
 
     fn shape(&self) -> Result<Shape, KafkaError> {
-        let consumer = self.asking()?;
+        let consumer = self.query_client()?;
         let metadata = consumer.fetch_metadata(Some(self.topic()), REQUEST_TIMEOUT)?;
         let replicas = match interpret_metadata(&metadata) {
             Lookup::Present(_) => metadata.topics().first().and_then(|topic| {

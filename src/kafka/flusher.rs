@@ -1,7 +1,7 @@
 //! Sends queued records immediately while traffic is low.
 //!
-//! librdkafka has a single delay for filling batches (`linger.ms`), for high and low traffic alike.
-//! Walpost sets a value that suits high traffic. While traffic is low, it ends the delay after
+//! librdkafka has a single delay for filling batches (`linger.ms`), for both high and low traffic.
+//! Walpost sets a value that suits high traffic. While traffic is low, Walpost ends the delay after
 //! every transaction with `rd_kafka_flush`, which exists for this purpose.
 
 use std::sync::Arc;
@@ -14,11 +14,11 @@ use rdkafka::producer::BaseProducer;
 use super::context::Context;
 use super::native;
 
-/// Maximum time that a flush waits for delivery reports. Records queued during a flush are sent
-/// without lingering too, so the time is short in case traffic increases.
+/// Maximum time that a flush waits for delivery reports. The time is short because records that are
+/// queued during a flush are also sent without lingering, even if traffic increases.
 const FLUSH_TIMEOUT: Duration = Duration::from_millis(5);
 
-/// A thread that flushes on request. A separate thread is needed because the call blocks.
+/// A thread that flushes on request. A separate thread is used because `rd_kafka_flush` blocks.
 pub(super) struct Flusher {
     request: Arc<FlushRequest>,
     thread: Option<JoinHandle<()>>,
@@ -36,13 +36,13 @@ impl Flusher {
     /// # Errors
     /// The operating system can't create a thread.
     pub(super) fn start(producer: Arc<BaseProducer<Context>>) -> std::io::Result<Self> {
-        let asked = Arc::new(FlushRequest::default());
-        let orders = Arc::clone(&asked);
+        let request = Arc::new(FlushRequest::default());
+        let thread_request = Arc::clone(&request);
         let thread = thread::Builder::new()
             .name("kafka-flush".to_owned())
             .spawn(move || {
-                while !orders.end.load(Ordering::SeqCst) {
-                    if orders.flush.swap(false, Ordering::SeqCst) {
+                while !thread_request.end.load(Ordering::SeqCst) {
+                    if thread_request.flush.swap(false, Ordering::SeqCst) {
                         native::flush(&producer, FLUSH_TIMEOUT);
                     } else {
                         thread::park();
@@ -50,7 +50,7 @@ impl Flusher {
                 }
             })?;
         Ok(Self {
-            request: asked,
+            request,
             thread: Some(thread),
         })
     }
@@ -73,7 +73,7 @@ impl Drop for Flusher {
         self.request.end.store(true, Ordering::SeqCst);
         self.wake();
         if let Some(thread) = self.thread.take() {
-            // An error means that the thread panicked, and so has ended as well.
+            // An error means that the thread panicked, and so has also ended.
             let _ = thread.join();
         }
     }

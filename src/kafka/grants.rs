@@ -81,9 +81,9 @@ impl Grants {
 mod tests {
     use super::*;
 
-    /// A registry's row chooses the user, and administrators paste the command.
+    /// The user name may come from a row of a registry table, and administrators paste the command.
     #[test]
-    fn commands_are_made_of_words_of_a_shell() {
+    fn quotes_command_arguments_for_the_shell() {
         let mut config = ClientConfig::new();
         config.set("sasl.username", "x;touch /tmp/f;#");
         config.set("bootstrap.servers", "kafka:9092,$(id)");

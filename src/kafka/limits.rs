@@ -1,10 +1,10 @@
 //! Maximum batch size of topics, from the topic setting `max.message.bytes`.
 //!
-//! A broker rejects larger batches. librdkafka's `batch.size` limits the size of a batch of several
-//! records before compression, including the headers of the batch and of the request (2.12,
-//! `rd_kafka_msgset_writer_write_msgq`), so a batch within the topic's limit is accepted.
-//! `batch.size` is a property of the producer, so the smallest limit of its topics applies to all
-//! of them.
+//! A broker rejects batches above the topic's limit. librdkafka's `batch.size` limits the size of a
+//! batch of several records before compression, including the headers of the batch and of the
+//! request (2.12, `rd_kafka_msgset_writer_write_msgq`), so a batch within the topic's limit is
+//! accepted. `batch.size` is a property of the producer, so the smallest limit of the producer's
+//! topics applies to all of them.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -25,8 +25,8 @@ use crate::sink::SinkError;
 
 /// Name of the topic setting.
 const TOPIC_LIMIT_SETTING: &str = "max.message.bytes";
-/// Name of the producer property that limits the size of a record. The producer rejects larger
-/// records, and never makes larger batches.
+/// Name of the producer property that limits the size of a record. The producer rejects records
+/// above this limit, and never creates larger batches.
 const PRODUCER_LIMIT_PROPERTY: &str = "message.max.bytes";
 const PRODUCER_LIMIT_DEFAULT_BYTES: u32 = 1_000_000;
 /// Size of a batch's header (Kafka's `RECORD_BATCH_OVERHEAD`).
@@ -35,8 +35,8 @@ const BATCH_HEADER_BYTES: u32 = 61;
 const RECORD_OVERHEAD_BYTES: u64 = 10_000;
 /// Timeout for the brokers' response; short because records wait for it.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
-/// After a timeout, no limits are queried for this long, so that the timeout does not delay each of
-/// many topics.
+/// After a timeout, no limits are queried for this long. Otherwise, each of many topics would be
+/// delayed by another timeout.
 const TIMEOUT_BACKOFF: Duration = Duration::from_secs(60);
 
 /// The smallest limit of the topics queried so far. Clones share their state.
@@ -45,7 +45,7 @@ pub struct BatchLimit(Arc<Mutex<KnownLimit>>);
 
 #[derive(Default)]
 struct KnownLimit {
-    /// Whether to log a warning for compacted topics. Not if the user has configured tombstones.
+    /// Whether to log a warning for compacted topics; false if the user has configured tombstones.
     warns_of_compaction: bool,
     smallest: Option<Smallest>,
     /// When a query last timed out.
@@ -60,7 +60,7 @@ pub(super) struct Smallest {
 }
 
 impl BatchLimit {
-    /// Sets whether a warning is logged for each queried topic that is compacted.
+    /// Sets whether a warning is logged for each compacted topic that is queried.
     pub(super) fn warn_of_compaction(&self, warns: bool) {
         self.known().warns_of_compaction = warns;
     }
@@ -88,16 +88,16 @@ impl BatchLimit {
     }
 
     /// Queries the limit of a topic from brokers that have just responded to another request. If
-    /// the limit can't be determined, a batch may be rejected, and is then sent again in smaller
-    /// batches.
+    /// the limit can't be determined, a batch may be rejected, in which case its records are sent
+    /// again in smaller batches.
     pub(super) async fn query_limit(&self, producer: Arc<BaseProducer<Context>>, topic: String) {
         let unanswered = self.known().unanswered;
         if unanswered.is_some_and(|at| at.elapsed() < TIMEOUT_BACKOFF) {
             return;
         }
         let limit = self.clone();
-        let asked = tokio::task::spawn_blocking(move || limit.learn(&producer, &topic));
-        if let Ok(Err(Code::OperationTimedOut)) = asked.await {
+        let query = tokio::task::spawn_blocking(move || limit.learn(&producer, &topic));
+        if let Ok(Err(Code::OperationTimedOut)) = query.await {
             self.known().unanswered = Some(Instant::now());
         }
     }
@@ -105,21 +105,21 @@ impl BatchLimit {
     /// Like [`BatchLimit::query_limit`], but also usable before any broker has responded. Blocks.
     pub(super) fn learn(&self, producer: &BaseProducer<Context>, topic: &str) -> Result<(), Code> {
         match query_topic(producer.client(), topic) {
-            Ok(shown) => {
-                match shown.batch_bytes {
+            Ok(settings) => {
+                match settings.batch_bytes {
                     Some(bytes) => self.record_limit(topic, bytes),
                     None => debug!(
                         topic,
-                        "the brokers don't show {TOPIC_LIMIT_SETTING} of the topic"
+                        "the brokers did not return the topic's {TOPIC_LIMIT_SETTING}"
                     ),
                 }
-                if shown.is_compacted && self.known().warns_of_compaction {
+                if settings.is_compacted && self.known().warns_of_compaction {
                     let pipeline = producer.context().pipeline();
                     warn!(pipeline, "{}", compaction_warning(topic));
                 }
             }
             Err(code) => {
-                debug!(topic, reason = %code, "{TOPIC_LIMIT_SETTING} of the topic can't be looked up");
+                debug!(topic, reason = %code, "failed to look up the topic's {TOPIC_LIMIT_SETTING}");
                 return Err(code);
             }
         }
@@ -147,7 +147,7 @@ impl BatchLimit {
 struct TopicSettings {
     /// The largest batch that the topic accepts.
     batch_bytes: Option<u32>,
-    /// Whether compaction removes records that are followed by a later one with the same key.
+    /// Whether compaction removes records for which a later one has the same key.
     is_compacted: bool,
 }
 
@@ -173,16 +173,16 @@ fn query_topic<C: ClientContext>(client: &Client<C>, topic: &str) -> Result<Topi
 /// Returns the warning about tombstones that the user has not configured.
 pub(crate) fn compaction_warning(topic: &str) -> String {
     format!(
-        "topic {topic:?} is compacted, and null_payload is not set: an event whose payload is NULL is a tombstone, which deletes what \
-         the topic has of its key. Set null_payload = \"tombstone\" if that is meant, or null_payload = \"empty\" for a value of \
-         no bytes"
+        "topic {topic:?} is compacted, but null_payload is not set: an event whose payload is NULL becomes a tombstone, which deletes \
+         the earlier records with its key. Set null_payload = \"tombstone\" if this is intended, or null_payload = \"empty\" to send \
+         an empty value instead"
     )
 }
 
-/// What a topic accepts, and what a producer may send to it.
+/// The size limits of a topic, and of a producer that sends to the topic.
 #[derive(Debug)]
 pub(crate) struct Limits {
-    /// The largest batch that the topic accepts, in bytes, or why it is unknown.
+    /// The largest batch that the topic accepts, in bytes, or the reason why this is unknown.
     topic: Result<u32, String>,
     /// The largest batch of several records, in bytes.
     batches: u32,
@@ -201,9 +201,9 @@ impl Limits {
         config: &ClientConfig,
     ) -> Self {
         let (topic, is_compacted) = match query_topic(client, topic) {
-            Ok(shown) => {
-                let bytes = shown.batch_bytes.ok_or("it is not shown to us".to_owned());
-                (bytes, shown.is_compacted)
+            Ok(settings) => {
+                let no_value = "the brokers did not return it".to_owned();
+                (settings.batch_bytes.ok_or(no_value), settings.is_compacted)
             }
             Err(code) => (Err(code.to_string()), false),
         };
@@ -222,16 +222,16 @@ impl Limits {
     pub(crate) fn warning(&self, topic: &str, row_bytes_max: usize) -> Option<String> {
         let limit = *self.topic.as_ref().ok()?;
         let row = u32::try_from(row_bytes_max).unwrap_or(u32::MAX);
-        let (largest, by) = match row < self.records {
+        let (largest, source) = match row < self.records {
             true => (row, "max_row_bytes"),
             false => (self.records, "\"message.max.bytes\" in [kafka]"),
         };
         let needed = largest.saturating_add(BATCH_HEADER_BYTES);
         (limit < needed).then(|| {
             format!(
-                "topic {topic:?} accepts batches of at most {limit} bytes ({TOPIC_LIMIT_SETTING}), and a record may have {largest} ({by}): a \
-                 larger one is refused. Raise the limit: kafka-configs.sh --bootstrap-server {} --alter --entity-type topics \
-                 --entity-name {topic} --add-config {TOPIC_LIMIT_SETTING}={needed}",
+                "topic {topic:?} accepts batches of at most {limit} bytes ({TOPIC_LIMIT_SETTING}), but records can be up to {largest} bytes \
+                 ({source}): records above the topic's limit will be rejected. Raise the limit: kafka-configs.sh --bootstrap-server {} \
+                 --alter --entity-type topics --entity-name {topic} --add-config {TOPIC_LIMIT_SETTING}={needed}",
                 shell_word_on_one_line(&self.brokers)
             )
         })
@@ -244,24 +244,21 @@ impl fmt::Display for Limits {
             Ok(limit) if *limit < self.batches => {
                 write!(
                     f,
-                    "; batches are kept within its {TOPIC_LIMIT_SETTING}, {limit}"
+                    "; batches are limited to its {TOPIC_LIMIT_SETTING}, {limit}"
                 )
             }
             Ok(_) => Ok(()),
-            Err(reason) => write!(
-                f,
-                "; its {TOPIC_LIMIT_SETTING} can't be looked up: {reason}"
-            ),
+            Err(reason) => write!(f, "; failed to look up its {TOPIC_LIMIT_SETTING}: {reason}"),
         }
     }
 }
 
-/// The largest record that Kafka accepts from a pipeline, as far as it can be determined before one
-/// is sent.
+/// The size of the largest record that Kafka accepts from a pipeline, as far as it can be
+/// determined in advance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RecordLimit {
     bytes: u32,
-    /// The topic that sets the limit; `None` if the producer does.
+    /// The topic whose limit applies; `None` if the producer's limit is smaller.
     topic: Option<String>,
 }
 
@@ -286,7 +283,7 @@ impl RecordLimit {
         }
     }
 
-    /// Returns the size of the largest event that fits, leaving space for the key, the other
+    /// Returns the size of the largest event that fits into a record, together with a key, other
     /// headers and Kafka's own fields.
     #[must_use]
     pub(crate) fn event_bytes(&self) -> u64 {
@@ -302,18 +299,18 @@ impl fmt::Display for RecordLimit {
         match topic {
             Some(topic) => write!(
                 f,
-                "topic {topic:?} accepts records of up to {bytes} ({TOPIC_LIMIT_SETTING})"
+                "topic {topic:?} accepts records of up to {bytes} bytes ({TOPIC_LIMIT_SETTING})"
             ),
             None => write!(
                 f,
-                "the producer sends records of up to {bytes} ({PRODUCER_LIMIT_PROPERTY} in [kafka])"
+                "the producer sends records of up to {bytes} bytes ({PRODUCER_LIMIT_PROPERTY} in [kafka])"
             ),
         }
     }
 }
 
 /// Returns the size of the largest batch of several records that a producer with this configuration
-/// makes.
+/// creates.
 pub(super) fn batch_bytes_max(config: &ClientConfig) -> u32 {
     let batch = number(config, BATCH_BYTES).unwrap_or(u32::MAX);
     batch.min(record_bytes_max(config))

@@ -1,4 +1,4 @@
-//! Calls to librdkafka that rdkafka does not provide, or makes slow.
+//! Calls to librdkafka that rdkafka does not provide, or provides only in a slower form.
 //!
 //! rdkafka's `send` allocates the topic's name as a C string, looks the topic up by name and builds
 //! a result for every record. Here, a topic is opened once, and producing a record allocates
@@ -87,8 +87,8 @@ impl Topic {
         }
     }
 
-    /// Copies a record into librdkafka's queue. Its delivery is reported with `tag`, if there is
-    /// one.
+    /// Copies a record into librdkafka's queue. If a `tag` is given, the record's delivery is
+    /// reported with it.
     ///
     /// # Errors
     /// The record was not queued.
@@ -143,8 +143,8 @@ impl Drop for Topic {
     }
 }
 
-/// Sends everything that is queued, now or during the call, without lingering. Waits until nothing
-/// is in flight, and returns whether that happened within the time limit.
+/// Sends all queued records without lingering, including those queued during the call. Waits until
+/// no record is in flight, and returns whether that happened within the time limit.
 pub(super) fn flush(producer: &BaseProducer<Context>, within: Duration) -> bool {
     let millis = c_int::try_from(within.as_millis()).unwrap_or(c_int::MAX);
     // SAFETY: the producer is valid.
@@ -159,7 +159,7 @@ pub(super) fn wait_for_broker(producer: &BaseProducer<Context>, within: Duration
     // SAFETY: the producer is valid, no topic is passed, and the caller owns the result.
     unsafe {
         let client = producer.client().native_ptr();
-        // The result is ignored: a failure shows in the next call.
+        // The result is ignored, because the next call fails for the same reason.
         let _ = rd_kafka_metadata(client, 0, null_mut(), &raw mut metadata, millis);
         if !metadata.is_null() {
             rd_kafka_metadata_destroy(metadata);
@@ -167,8 +167,7 @@ pub(super) fn wait_for_broker(producer: &BaseProducer<Context>, within: Duration
     }
 }
 
-/// Returns whether the producer knows the ID of any broker, from metadata that a broker has
-/// returned.
+/// Returns whether the producer has received the ID of any broker in a metadata response.
 pub(super) fn knows_brokers(producer: &BaseProducer<Context>) -> bool {
     let mut count = 0;
     // SAFETY: the producer is valid, and the list of IDs is freed with librdkafka's function.
@@ -189,8 +188,7 @@ pub(super) fn add_brokers(producer: &BaseProducer<Context>, servers: &str) {
     }
 }
 
-/// Returns the end offset of the partition, as known to the broker from which the consumer last
-/// fetched.
+/// Returns the end offset of the partition that the broker reported in the consumer's last fetch.
 ///
 /// # Errors
 /// The consumer does not read the partition.
@@ -364,8 +362,8 @@ impl Drop for AdminEvent {
     }
 }
 
-/// Returns whether the principal may write to the topic. True if the broker does not report
-/// permissions, like brokers before Apache Kafka 2.3 (KIP-430).
+/// Returns whether the principal may write to the topic. Also returns true if the broker does not
+/// report permissions: brokers before Apache Kafka 2.3 do not (KIP-430).
 ///
 /// # Safety
 /// The description is valid.
@@ -381,7 +379,7 @@ unsafe fn may_write(topic: *const rd_kafka_TopicDescription_t) -> bool {
         || operations.contains(&(AclOperation::RD_KAFKA_ACL_OPERATION_WRITE as u32))
 }
 
-/// What a broker returns about a topic.
+/// Properties of a topic that a broker returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TopicFacts {
     pub(super) partitions: usize,
@@ -410,11 +408,11 @@ unsafe fn topic_id(topic: *const rd_kafka_TopicDescription_t) -> Option<TopicId>
     }
 }
 
-/// The facts about a topic, or the error that a broker returned for it. The error is also
+/// Properties of a topic, or the error that a broker returned for the topic. The error is also
 /// `TopicAuthorizationFailed` if the principal can describe the topic but not write to it.
 pub(super) type Description = Result<TopicFacts, RDKafkaErrorCode>;
 
-/// Why a broker did not create a topic.
+/// The reason why a broker did not create a topic.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Refusal {
     pub(super) code: RDKafkaErrorCode,
@@ -445,7 +443,7 @@ pub(super) struct NewTopic {
     pub(super) settings: &'static [(&'static CStr, &'static CStr)],
 }
 
-/// Time that the controller may wait for a new topic to be fully created.
+/// How long the controller may wait until a new topic is fully created.
 const CREATION_MILLIS: c_int = 5000;
 
 /// Creates topics with one request, and returns a result for each. Blocks.
@@ -518,8 +516,8 @@ pub(super) fn create_topics<C: ClientContext>(
     AdminEvent(event).creations()
 }
 
-/// Returns the cluster ID from the last metadata response, or `None` if there has been none. Does
-/// not block.
+/// Returns the cluster ID from the last metadata response, or `None` before the first response.
+/// Does not block.
 pub(super) fn cluster_id<C: ClientContext>(client: &Client<C>) -> Option<String> {
     // SAFETY: the client is valid, and the caller must free the string.
     unsafe {
@@ -536,8 +534,8 @@ pub(super) fn cluster_id<C: ClientContext>(client: &Client<C>) -> Option<String>
 /// Queries the metadata of several topics with one request. Topics missing from the response are
 /// missing from the result. Blocks.
 ///
-/// This does not create topics. It also does not add the names to `client`, unlike a metadata
-/// request, which makes the client remember each name until it is destroyed.
+/// Unlike a metadata request, this request neither creates topics nor makes `client` store the
+/// names until it is destroyed.
 ///
 /// # Errors
 /// No broker responded in time, or the response was an error for all topics.
@@ -562,7 +560,7 @@ pub(super) fn describe_topics<C: ClientContext>(
             rd_kafka_TopicCollection_of_topic_names(pointers.as_mut_ptr(), pointers.len());
         let options = rd_kafka_AdminOptions_new(native, AdminOp::RD_KAFKA_ADMIN_OP_DESCRIBETOPICS);
         rd_kafka_AdminOptions_set_request_timeout(options, millis, null_mut(), 0);
-        // This fails only if the options are for another kind of request.
+        // This call fails only if the options are for another kind of request.
         let failed = rd_kafka_AdminOptions_set_include_authorized_operations(options, 1);
         if !failed.is_null() {
             rd_kafka_error_destroy(failed);
@@ -595,12 +593,16 @@ unsafe fn array<'a, T>(first: *const T, count: usize) -> &'a [T] {
 ///
 /// # Safety
 /// The pointer is null, or points to a NUL-terminated string.
-unsafe fn text(of: *const c_char) -> Option<String> {
-    // SAFETY: guaranteed by the caller.
-    (!of.is_null()).then(|| unsafe { CStr::from_ptr(of) }.to_string_lossy().into_owned())
+unsafe fn text(string: *const c_char) -> Option<String> {
+    (!string.is_null()).then(|| {
+        // SAFETY: guaranteed by the caller.
+        unsafe { CStr::from_ptr(string) }
+            .to_string_lossy()
+            .into_owned()
+    })
 }
 
-/// A list of headers that librdkafka does not own yet.
+/// A list of headers that has not been passed to librdkafka yet.
 struct NativeHeaders(NonNull<rd_kafka_headers_t>);
 
 impl NativeHeaders {

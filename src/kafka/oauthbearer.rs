@@ -13,9 +13,9 @@ use super::token::{Token, now_millis};
 /// Sets the token with which the client authenticates its next connections. If a broker requires
 /// reauthentication on an open connection, librdkafka uses the token that is current at that time.
 ///
-/// Returns whether librdkafka accepts the token. It does not if the token has expired or the client
-/// uses another SASL mechanism. librdkafka's reason is not returned because it may contain the
-/// token.
+/// Returns whether librdkafka accepts the token. librdkafka rejects the token if it has expired, or
+/// if the client uses another SASL mechanism. librdkafka's reason is not returned because it may
+/// contain the token.
 #[must_use]
 pub(super) fn set_token<C: ClientContext>(client: &Client<C>, token: &Token) -> bool {
     let mut texts = vec![&token.value, &token.principal];
@@ -47,8 +47,8 @@ pub(super) fn set_token<C: ClientContext>(client: &Client<C>, token: &Token) -> 
     RDKafkaErrorCode::from(code) == RDKafkaErrorCode::NoError
 }
 
-/// Tells the client that no token could be obtained. librdkafka requests one again after ten
-/// seconds.
+/// Reports to the client that no token could be obtained. librdkafka requests another token after
+/// ten seconds.
 pub(super) fn fail_token<C: ClientContext>(client: &Client<C>, reason: &str) {
     // librdkafka requires a reason that is not empty, and a C string can't contain NUL.
     if let Ok(reason) = CString::new(format!("no token: {reason}").replace('\0', "")) {

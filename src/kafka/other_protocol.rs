@@ -1,4 +1,4 @@
-//! Recognizes servers that do not speak Kafka's protocol.
+//! Recognizes servers that do not use Kafka's protocol.
 
 use std::borrow::Cow;
 
@@ -19,8 +19,8 @@ pub(super) fn explain(reason: &str) -> Cow<'_, str> {
     });
     match parts {
         Some((address, state)) => Cow::Owned(format!(
-            "{address}the response is not in Kafka's protocol: another program listens there, or the broker expects TLS \
-             (security.protocol = ssl or sasl_ssl){state}"
+            "{address}the response does not use Kafka's protocol: another program is listening at this address, or the broker \
+             expects TLS (security.protocol = ssl or sasl_ssl){state}"
         )),
         None => Cow::Borrowed(reason),
     }
@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_first_response_can_be_in_another_protocol() {
+    fn reports_another_protocol_only_for_the_first_response() {
         let reason = |state: &str| {
             format!(
                 "db:5432/bootstrap: Receive failed: Invalid response size 1157627904 (0..100000000): increase \
@@ -40,8 +40,8 @@ mod tests {
         };
         assert_eq!(
             explain(&reason("APIVERSION_QUERY")),
-            "db:5432/bootstrap: the response is not in Kafka's protocol: another program listens there, or the broker expects TLS \
-             (security.protocol = ssl or sasl_ssl) (after 4ms in state APIVERSION_QUERY)"
+            "db:5432/bootstrap: the response does not use Kafka's protocol: another program is listening at this address, or the \
+             broker expects TLS (security.protocol = ssl or sasl_ssl) (after 4ms in state APIVERSION_QUERY)"
         );
         assert_eq!(explain(&reason("UP")), reason("UP"));
         assert_eq!(explain("Disconnected"), "Disconnected");

@@ -1,9 +1,9 @@
 //! Detects when a consumer has read a partition up to a known offset.
 //!
 //! A broker reports the end of a partition when it has no more records to return. Other brokers may
-//! have more: a follower lags behind its leader (`client.rack`), and a newly elected leader returns
-//! only records up to the high watermark that it knows, which can be lower than the one its
-//! predecessor used. A consumer that treats the reported end as final misses the remaining records.
+//! have more records: a follower lags behind its leader (`client.rack`), and the high watermark of
+//! a newly elected leader can be lower than the one its predecessor used. A consumer that treats
+//! the reported end as final misses the remaining records.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -20,7 +20,7 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// Delay before reading a partition again from its reported end.
 const RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// Checks the ends of a topic's partitions that are reported to one consumer.
+/// Checks whether the ends of partitions that are reported to a consumer are final.
 pub(super) struct PartitionEnds<'c, C: ConsumerContext + 'static> {
     consumer: &'c BaseConsumer<C>,
     topic: &'c str,
@@ -32,10 +32,10 @@ pub(super) struct PartitionEnds<'c, C: ConsumerContext + 'static> {
 struct Retry {
     /// The offset from which the partition is read again.
     from: i64,
-    /// No record has been received since.
+    /// Whether no record has been received since the retry started.
     is_quiet: bool,
-    /// The broker being read from already knew the whole partition when the read started.
-    was_all: bool,
+    /// Whether the broker already had the whole partition when the retry started.
+    was_complete: bool,
 }
 
 /// Configures a consumer to read only from leaders.
@@ -54,7 +54,7 @@ impl<'c, C: ConsumerContext + 'static> PartitionEnds<'c, C> {
         }
     }
 
-    /// Notes that a record of the partition was received.
+    /// Records that a record of the partition was received.
     pub(super) fn record(&mut self, partition: i32) {
         if !self.again.is_empty()
             && let Some(again) = self.again.get_mut(&partition)
@@ -66,8 +66,8 @@ impl<'c, C: ConsumerContext + 'static> PartitionEnds<'c, C> {
     /// Handles a reported end of a partition that is known to extend to `end`, and returns whether
     /// everything before `end` has been read.
     ///
-    /// If not, the consumer reads again from the reported end, and the end will be reported once
-    /// more. `start` is the offset at which reading started. Blocks.
+    /// If the function returns false, the consumer reads again from the reported end, and the end
+    /// will be reported once more. `start` is the offset at which reading started. Blocks.
     ///
     /// # Errors
     /// The brokers don't respond.
@@ -79,46 +79,52 @@ impl<'c, C: ConsumerContext + 'static> PartitionEnds<'c, C> {
     ) -> KafkaResult<bool> {
         let position = self.consumer.position()?;
         let position = position.find_partition(self.topic, partition);
-        let at = match position.map(|found| found.offset()) {
+        let offset = match position.map(|found| found.offset()) {
             // The offset after the last record, or after the last transaction marker, which is not
             // returned as a record.
-            Some(Offset::Offset(at)) => at.max(start),
+            Some(Offset::Offset(offset)) => offset.max(start),
             _ => start,
         };
-        let before = self.again.get(&partition);
-        let at = before.map_or(at, |before| before.from.max(at));
-        if at >= end {
+        let previous = self.again.get(&partition);
+        let offset = previous.map_or(offset, |previous| previous.from.max(offset));
+        if offset >= end {
             return Ok(true);
         }
-        // What the broker knows now does not apply to an end that it reported earlier: it may have
-        // caught up since, and records that it returned then may still be waiting to be polled.
-        let is_all = self.is_all(partition, end)?;
-        if is_all && before.is_some_and(|before| before.is_quiet && before.was_all) {
+        // The broker's current state does not apply to an end that it reported earlier: the broker
+        // may have caught up in the meantime, and earlier records may not have been polled yet.
+        let is_complete = self.is_complete(partition, end)?;
+        if is_complete
+            && previous.is_some_and(|previous| previous.is_quiet && previous.was_complete)
+        {
             return Ok(true);
         }
         std::thread::sleep(RETRY_DELAY);
         let again = Retry {
-            from: at,
+            from: offset,
             is_quiet: true,
-            was_all: is_all,
+            was_complete: is_complete,
         };
         self.again.insert(partition, again);
         // Seeking discards ends that were reported before.
-        self.consumer
-            .seek(self.topic, partition, Offset::Offset(at), REQUEST_TIMEOUT)?;
+        self.consumer.seek(
+            self.topic,
+            partition,
+            Offset::Offset(offset),
+            REQUEST_TIMEOUT,
+        )?;
         Ok(false)
     }
 
-    /// Returns whether the broker that the consumer reads from knows the partition up to `end`, and
-    /// can return everything before it.
+    /// Returns whether the broker that the consumer reads from has the partition up to `end`, and
+    /// can return all records before `end`.
     ///
-    /// If so, reaching the end means that everything was read, even if no record has the last
-    /// offsets: compaction may have removed them.
-    fn is_all(&self, partition: i32, end: i64) -> KafkaResult<bool> {
-        let (_, to_be_read) =
+    /// In that case, a reported end means that everything was read, even if no record has the last
+    /// offsets: compaction may have removed those records.
+    fn is_complete(&self, partition: i32, end: i64) -> KafkaResult<bool> {
+        let (_, readable) =
             self.consumer
                 .fetch_watermarks(self.topic, partition, REQUEST_TIMEOUT)?;
         let known = native::end_known_to_reader(self.consumer, self.topic, partition)?;
-        Ok(to_be_read.min(known) >= end)
+        Ok(readable.min(known) >= end)
     }
 }

@@ -30,12 +30,12 @@ impl Poller {
             events: Events::open(producer),
             end: AtomicBool::new(false),
         });
-        let of_thread = Arc::clone(&shared);
+        let thread_state = Arc::clone(&shared);
         let thread = thread::Builder::new()
             .name("kafka-poll".to_owned())
             .spawn(move || {
-                while !of_thread.end.load(Ordering::SeqCst) {
-                    of_thread.events.serve();
+                while !thread_state.end.load(Ordering::SeqCst) {
+                    thread_state.events.serve();
                 }
             })?;
         Ok(Self {
@@ -50,7 +50,7 @@ impl Drop for Poller {
         self.shared.end.store(true, Ordering::SeqCst);
         self.shared.events.wake();
         if let Some(thread) = self.thread.take() {
-            // An error means that the thread panicked, and so has ended as well.
+            // An error means that the thread panicked, and so has also ended.
             let _ = thread.join();
         }
     }

@@ -43,7 +43,7 @@ pub(crate) enum BrokerFinding {
     Unreachable(String),
     /// Authentication failed, or librdkafka does not accept the properties.
     Refused(SinkError),
-    /// The brokers respond, and no topic was requested.
+    /// The brokers respond, and the caller did not name a topic.
     Reachable {
         /// Number of brokers.
         brokers: usize,
@@ -65,8 +65,8 @@ pub(crate) enum BrokerFinding {
 }
 
 impl BrokerFinding {
-    /// Returns the number of brokers, or `None` if it does not matter: replicas are only chosen for
-    /// a topic that is still to be created.
+    /// Returns the number of brokers, or `None` if the number does not matter: replicas are only
+    /// chosen for a topic that does not exist yet.
     pub(crate) fn brokers(&self) -> Option<usize> {
         match self {
             Self::Reachable { brokers } | Self::NoTopic { brokers, .. } => Some(*brokers),
@@ -75,7 +75,7 @@ impl BrokerFinding {
     }
 }
 
-/// Queries the brokers and, if given, `topic`. Creates nothing.
+/// Queries the brokers and, if given, `topic`. Does not create the topic.
 pub(crate) async fn probe(
     properties: &Properties,
     credentials: &Credentials,
@@ -87,10 +87,11 @@ pub(crate) async fn probe(
     config.set("allow.auto.create.topics", "false");
     let brokers = Topics::new(config.clone(), None).brokers();
     let grants = Grants::for_config(&config);
-    let (asking, named, proving) = (config.clone(), brokers.clone(), credentials.clone());
-    let asked = tokio::task::spawn_blocking(move || {
-        let consumer: BaseConsumer = create(&asking)?;
-        if let Err(error) = proving.equip(consumer.client()) {
+    let (query_config, bootstrap) = (config.clone(), brokers.clone());
+    let query_credentials = credentials.clone();
+    let query = tokio::task::spawn_blocking(move || {
+        let consumer: BaseConsumer = create(&query_config)?;
+        if let Err(error) = query_credentials.set_token(consumer.client()) {
             return Ok(BrokerFinding::Unreachable(error.to_string()));
         }
         let metadata = consumer.fetch_metadata(topic.as_deref(), METADATA_TIMEOUT)?;
@@ -107,7 +108,7 @@ pub(crate) async fn probe(
             Lookup::Missing => BrokerFinding::NoTopic {
                 error: SinkError::TopicMissing {
                     topic,
-                    brokers: named,
+                    brokers: bootstrap,
                 },
                 brokers,
             },
@@ -123,12 +124,12 @@ pub(crate) async fn probe(
     });
     let unreachable = |reason: String| {
         BrokerFinding::Unreachable(format!(
-            "no broker at {brokers} answers: {reason}. Correct bootstrap.servers, or security.protocol, sasl.* and ssl.*"
+            "no broker at {brokers} responds: {reason}. Correct bootstrap.servers, or security.protocol, sasl.* and ssl.*"
         ))
     };
     tokio::select! {
         biased;
-        answer = asked => match answer {
+        answer = query => match answer {
             Ok(Ok(finding)) => finding,
             // The client could not be created, so no broker was contacted.
             Ok(Err(KafkaError::ClientCreation(reason))) => BrokerFinding::Refused(SinkError::Configuration(reason)),
@@ -138,7 +139,7 @@ pub(crate) async fn probe(
             Ok(Err(error)) => unreachable(describe(&error)),
             Err(error) => BrokerFinding::Unreachable(error.to_string()),
         },
-        trouble = find_cause(config, credentials, METADATA_TIMEOUT) => match trouble {
+        failure = find_cause(config, credentials, METADATA_TIMEOUT) => match failure {
             ConnectionFailure::Refused(reason) => BrokerFinding::Refused(SinkError::Refused { brokers, reason }),
             ConnectionFailure::Down(cause) => unreachable(cause.unwrap_or_else(|| CONNECTION_CLOSED.to_owned())),
         },
@@ -148,7 +149,7 @@ pub(crate) async fn probe(
 /// Whether reachable brokers accept an idempotent producer. Messages include the remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ProducerFinding {
-    /// The brokers accept the producer, or the check of the brokers already reported why it can't
+    /// The brokers accept the producer, or [`probe`] has already reported why a client can't
     /// connect.
     Taken,
     /// The brokers reject the producer.
@@ -157,36 +158,38 @@ pub(crate) enum ProducerFinding {
     Unanswered(String),
 }
 
-/// Requests a producer ID from the brokers. Writes nothing.
+/// Requests a producer ID from the brokers. Does not produce records.
 pub(crate) async fn producer(
     properties: &Properties,
     credentials: &Credentials,
 ) -> ProducerFinding {
     let config = client_config(properties, "walpost-check");
     let credentials = credentials.clone();
-    let asked =
-        tokio::task::spawn_blocking(move || identity(config, &credentials, PRODUCER_ID_TIMEOUT));
-    asked.await.unwrap_or(ProducerFinding::Taken)
+    let request = tokio::task::spawn_blocking(move || {
+        request_producer_id(config, &credentials, PRODUCER_ID_TIMEOUT)
+    });
+    request.await.unwrap_or(ProducerFinding::Taken)
 }
 
-/// Creates a producer and waits until it gets a producer ID, for at most `within`.
-fn identity(
+/// Creates a producer and waits for its producer ID, for at most `within`.
+fn request_producer_id(
     mut config: ClientConfig,
     credentials: &Credentials,
     within: Duration,
 ) -> ProducerFinding {
     config.set("statistics.interval.ms", "50");
     let grants = Grants::for_config(&config);
-    let made: Result<BaseProducer<Identity>, _> = create_with_context(&config, Identity::default());
-    // Problems with the properties or the token were already reported by the check of the brokers.
-    let Ok(producer) = made else {
+    let created: Result<BaseProducer<IdentityContext>, _> =
+        create_with_context(&config, IdentityContext::default());
+    // Problems with the properties or the token have already been reported by `probe`.
+    let Ok(producer) = created else {
         return ProducerFinding::Taken;
     };
-    if credentials.equip(producer.client()).is_err() {
+    if credentials.set_token(producer.client()).is_err() {
         return ProducerFinding::Taken;
     }
-    let began = Instant::now();
-    while began.elapsed() < within {
+    let started_at = Instant::now();
+    while started_at.elapsed() < within {
         if producer.context().0.load(Ordering::Relaxed) {
             return ProducerFinding::Taken;
         }
@@ -194,48 +197,48 @@ fn identity(
         if let Some((code, reason)) = producer.client().fatal_error() {
             let remedy = match code {
                 RDKafkaErrorCode::ClusterAuthorizationFailed => format!(
-                    "The principal may write to no topic. Give it Write, and with brokers before 2.8 IdempotentWrite on the cluster \
-                     as well: {}",
+                    "The principal is not authorized to write to any topic. Grant it Write and, for brokers before 2.8, also \
+                     IdempotentWrite on the cluster: {}",
                     grants.topic("TOPIC")
                 ),
                 _ => NEEDS_IDEMPOTENCE.to_owned(),
             };
             return ProducerFinding::Refused(format!(
-                "the brokers refuse a producer with enable.idempotence = true: {reason}. {remedy}"
+                "the brokers reject a producer with enable.idempotence = true: {reason}. {remedy}"
             ));
         }
     }
     ProducerFinding::Unanswered(format!(
-        "the brokers have not assigned a producer ID, which enable.idempotence = true requires, within {within:?}: until they do, \
-         nothing is delivered. Their logs say why, at InitProducerId; a controller that is not available is one reason. Run walpost \
-         check again"
+        "the brokers did not assign a producer ID within {within:?}. enable.idempotence = true requires one, and nothing is \
+         delivered without it. Look for InitProducerId in the broker logs; one possible cause is an unavailable controller. Then \
+         run walpost check again"
     ))
 }
 
-/// Records that the producer has a producer ID.
+/// A context that records whether the producer has a producer ID.
 #[derive(Default)]
-struct Identity(AtomicBool);
+struct IdentityContext(AtomicBool);
 
-impl ClientContext for Identity {
+impl ClientContext for IdentityContext {
     fn stats_raw(&self, document: &[u8]) {
         if statistics::is_identified(document) {
             self.0.store(true, Ordering::Relaxed);
         }
     }
 
-    // Ignored, because the check of the brokers reports the same errors.
+    // Log lines and errors are ignored, because `probe` reports the same errors.
     fn log(&self, _level: RDKafkaLogLevel, _facility: &str, _message: &str) {}
 
     fn error(&self, _error: KafkaError, _reason: &str) {}
 }
 
-impl ProducerContext for Identity {
+impl ProducerContext for IdentityContext {
     type DeliveryOpaque = ();
 
     fn delivery(&self, _result: &DeliveryResult<'_>, _opaque: ()) {}
 }
 
-/// Why brokers don't respond.
+/// The reason why brokers don't respond.
 enum ConnectionFailure {
     /// Authentication failed.
     Refused(String),
@@ -243,7 +246,7 @@ enum ConnectionFailure {
     Down(Option<String>),
 }
 
-/// Returns why authentication failed, if that is why the brokers don't respond.
+/// Returns the reason for an authentication failure, if that is why the brokers don't respond.
 pub(super) async fn refusal(config: ClientConfig, credentials: &Credentials) -> Option<String> {
     match timeout(
         AUTHENTICATION_TIMEOUT,
@@ -256,9 +259,9 @@ pub(super) async fn refusal(config: ClientConfig, credentials: &Credentials) -> 
     }
 }
 
-/// Waits until it is known why brokers don't respond, for at most `limit`. Never resolves if they
-/// respond or the reason is not found. Uses a producer, because only a producer's events contain
-/// the reason.
+/// Finds out why brokers don't respond; the metadata request times out after `limit`. Never
+/// resolves if a broker responds or the reason is not found. Uses a producer, because only a
+/// producer's events contain the reason.
 async fn find_cause(
     config: ClientConfig,
     credentials: &Credentials,
@@ -270,10 +273,10 @@ async fn find_cause(
     };
     let deliveries = Watermark::new(nothing, Lsn::ZERO).deliveries();
     let context = Context::new("check", Grants::for_config(&config), deliveries)
-        .proving(credentials.clone(), None)
-        .silent();
-    let made: Result<BaseProducer<Context>, _> = create_with_context(&config, context);
-    let poller = made.ok().and_then(|producer| {
+        .with_credentials(credentials.clone(), None)
+        .without_outage_log();
+    let created: Result<BaseProducer<Context>, _> = create_with_context(&config, context);
+    let poller = created.ok().and_then(|producer| {
         let producer = Arc::new(producer);
         let poller = Poller::start(Arc::clone(&producer)).ok()?;
         Some((producer, poller))
@@ -281,21 +284,22 @@ async fn find_cause(
     let Some((producer, _poller)) = poller else {
         return std::future::pending().await;
     };
-    let asking = Arc::clone(&producer);
-    let asked = tokio::task::spawn_blocking(move || asking.client().fetch_metadata(None, limit));
+    let query_producer = Arc::clone(&producer);
+    let query =
+        tokio::task::spawn_blocking(move || query_producer.client().fetch_metadata(None, limit));
     let context = producer.client().context();
-    let heard = async {
+    let failed = async {
         while context.refusal().is_none() && !context.is_down() {
             sleep(POLL_INTERVAL).await;
         }
         sleep(OTHER_BROKERS_TIMEOUT).await;
     };
-    let answers = tokio::select! {
-        answer = asked => matches!(answer, Ok(Ok(_))),
-        () = heard => false,
+    let has_response = tokio::select! {
+        response = query => matches!(response, Ok(Ok(_))),
+        () = failed => false,
     };
     match context.refusal() {
-        _ if answers => std::future::pending().await,
+        _ if has_response => std::future::pending().await,
         Some(reason) => ConnectionFailure::Refused(certificate::explain(&config, reason).await),
         None if context.is_down() => ConnectionFailure::Down(context.cause()),
         None => std::future::pending().await,
@@ -318,7 +322,7 @@ mod tests {
         prepare(&cluster);
         let properties = [("bootstrap.servers".to_owned(), cluster.bootstrap_servers())];
         let config = client_config(&properties.into(), "walpost-check");
-        identity(config, &Credentials::default(), Duration::from_secs(2))
+        request_producer_id(config, &Credentials::default(), Duration::from_secs(2))
     }
 
     fn refused(prepare: impl FnOnce(&MockCluster<'static, DefaultProducerContext>)) -> String {
@@ -329,13 +333,13 @@ mod tests {
     }
 
     #[test]
-    fn brokers_that_refuse_an_idempotent_producer_are_named_with_what_fixes_it() {
+    fn reports_brokers_that_reject_an_idempotent_producer_with_the_fix() {
         use RDKafkaRespErr::{
             RD_KAFKA_RESP_ERR_CLUSTER_AUTHORIZATION_FAILED as DENIED,
             RD_KAFKA_RESP_ERR_COORDINATOR_LOAD_IN_PROGRESS as BUSY,
         };
-        let question = RDKafkaApiKey::InitProducerId;
-        let denied = refused(|cluster| cluster.request_errors(question, &[DENIED]));
+        let request = RDKafkaApiKey::InitProducerId;
+        let denied = refused(|cluster| cluster.request_errors(request, &[DENIED]));
         for text in [
             "enable.idempotence = true",
             "Cluster authorization failed",
@@ -345,19 +349,19 @@ mod tests {
         }
         let old = refused(|cluster| {
             cluster
-                .apiversion(question, None, None)
-                .expect("no such question");
+                .apiversion(request, None, None)
+                .expect("an unsupported request");
         });
-        for text in ["Idempotent producer not supported", "from 0.11 on"] {
+        for text in ["Idempotent producer not supported", "Kafka 0.11 and later"] {
             assert!(old.contains(text), "{text} in {old}");
         }
         // A temporary error is not a rejection.
         assert_eq!(mock_finding(|_| {}), ProducerFinding::Taken);
         let busy =
-            |times| mock_finding(|cluster| cluster.request_errors(question, &vec![BUSY; times]));
+            |times| mock_finding(|cluster| cluster.request_errors(request, &vec![BUSY; times]));
         assert_eq!(busy(1), ProducerFinding::Taken);
-        // A lasting error that is retriable is not a rejection either, but the producer has not
-        // been accepted.
+        // A retriable error is not a rejection, even if the error persists, but the producer has
+        // not been accepted.
         match busy(1_000) {
             ProducerFinding::Unanswered(reason) => assert!(reason.contains("2s"), "{reason}"),
             other => panic!("{other:?}"),

@@ -41,8 +41,8 @@ use crate::sink::{
 
 /// Kafka as a [`Sink`].
 ///
-/// librdkafka copies key, value and headers when it accepts a record, batches records on its own
-/// threads, and reports each delivery to [`Context`].
+/// librdkafka copies the key, value and headers of each record it accepts, batches records on its
+/// own threads, and reports each delivery to [`Context`].
 pub struct KafkaSink {
     /// Processes delivery reports until the sink is dropped.
     _poller: Poller,
@@ -54,32 +54,33 @@ pub struct KafkaSink {
     /// Maximum size of the producer's batches, in bytes.
     batch_bytes: u32,
     limit: BatchLimit,
-    /// The query for the limit of the topic that all events use, if it is in progress.
-    asking: Option<JoinHandle<()>>,
+    /// The query for the limit of the topic that all events use, while the query is in progress.
+    limit_query: Option<JoinHandle<()>>,
     topics: Topics,
     /// Topics that exist, by name.
     known: HashMap<Box<str>, KnownTopic>,
     /// State for exactly-once delivery; `None` for at-least-once.
     transactions: Option<Transactions>,
-    asked_at: Instant,
+    /// When [`Sink::tend`] last checked whether an outage has ended.
+    outage_checked_at: Instant,
     brokers: Arc<Brokers>,
-    /// How often [`Sink::read_more`] has been called.
+    /// Number of calls to [`Sink::read_more`].
     reads: u64,
     /// Records that must not be produced, because the brokers reject them.
     refused: Vec<RefusedRecord>,
-    /// `None` if an event whose topic can't be used is an error.
+    /// `None` if an event whose topic can't be used causes an error instead of a dead letter.
     unusable: Option<Arc<UnusableTopics>>,
     comparison: Comparison,
 }
 
-/// Compares the topics that records are produced to with the topics that were seen before.
+/// Compares the IDs of the topics that records are produced to with those recorded earlier.
 struct Comparison {
     seen: SeenTopics,
-    /// The comparison that was started last.
+    /// The most recently started comparison.
     task: Option<JoinHandle<()>>,
     /// When all topics were last compared.
     compared: Instant,
-    /// Whether a record has been produced since then.
+    /// Whether a record has been produced since the last comparison.
     is_due: bool,
     new: NewTopics,
     /// When new topics were last looked up.
@@ -100,7 +101,7 @@ impl Comparison {
     }
 
     /// Starts a comparison if one is due.
-    fn tend(
+    fn start_if_due(
         &mut self,
         producer: &Arc<BaseProducer<Context>>,
         known: &HashMap<Box<str>, KnownTopic>,
@@ -132,15 +133,15 @@ struct Transactions {
     topic: Option<Topic>,
     /// Partition counts of topics that have not been added to a checkpoint yet.
     partitions: BTreeMap<String, usize>,
-    /// Whether the producer has taken over, which is possible only once.
+    /// Whether the producer has fenced its predecessors, which is possible only once.
     taken_over: bool,
 }
 
 /// A topic that exists.
 struct KnownTopic {
     topic: Topic,
-    /// A partition that librdkafka does not know and that is being looked up, and the value of
-    /// [`KafkaSink::reads`] when the lookup was requested.
+    /// A partition that is missing from librdkafka's metadata and is being looked up, and the value
+    /// of [`KafkaSink::reads`] when the lookup was requested.
     doubted: Option<(i32, u64)>,
     absent: Option<AbsentPartition>,
 }
@@ -153,17 +154,16 @@ struct AbsentPartition {
     /// The value of [`KafkaSink::reads`] when the lookup was requested: rows read later may name
     /// partitions that were added later.
     reads: u64,
-    /// Whether the row for which the lookup was requested is still to be checked against the
-    /// result.
+    /// Whether the row that caused the lookup has not been checked against the result yet.
     is_awaited: bool,
 }
 
-/// How long the result of a lookup is valid.
+/// How long the result of a partition lookup is valid.
 const LOOKUP_LIFETIME: Duration = Duration::from_secs(1);
-/// How long a broker may take to learn of partitions that were added to a topic. Until then, a
-/// response that a partition does not exist is not trusted. However, it is trusted immediately if
-/// there was a response within `NEW_PARTITION_DELAY_INTERVAL`, so that many rows that name missing partitions don't
-/// delay all other rows.
+/// How long a broker may take to receive the metadata of partitions that were added to a topic.
+/// Until then, a response that a partition does not exist is not trusted. The exception is a
+/// response that follows another one within [`NEW_PARTITION_DELAY_INTERVAL`], so that many rows
+/// with missing partitions don't delay all other rows.
 const NEW_PARTITION_DELAY: Duration = Duration::from_millis(250);
 const NEW_PARTITION_DELAY_INTERVAL: Duration = Duration::from_secs(10);
 /// How often the brokers are queried during an outage to find out whether it has ended.
@@ -173,12 +173,13 @@ const FLUSH_POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// librdkafka's property for the maximum number of records in a batch.
 const BATCH_RECORDS: &str = "batch.num.messages";
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
-/// A topic limit below this causes a warning, because it also applies to batches for the producer's
-/// other topics.
+/// A topic limit below this value is logged as a warning, because the limit also applies to batches
+/// for the producer's other topics.
 const TOPIC_LIMIT_WARNING_BYTES: u32 = 64 << 10;
 
 impl KafkaSink {
-    /// Creates a sink that only fences other producers of the pipeline and writes its checkpoint.
+    /// Creates a sink that only fences other producers of the pipeline and writes the pipeline's
+    /// checkpoint.
     ///
     /// # Errors
     /// The producer can't be created from the properties.
@@ -204,8 +205,8 @@ impl KafkaSink {
         )
     }
 
-    /// Creates a producer for the given pipeline, which reports to `deliveries`. With
-    /// `checkpoints`, it delivers exactly once. Connects in the background.
+    /// Creates a producer for the given pipeline, which reports to `deliveries`. If `checkpoints`
+    /// is given, delivery is exactly-once. The producer connects in the background.
     ///
     /// # Errors
     /// librdkafka does not accept the properties.
@@ -226,10 +227,10 @@ impl KafkaSink {
             }
         };
         let context = Context::new(pipeline, Grants::for_config(&config), deliveries)
-            .proving(credentials.clone(), Login::for_config(&config));
+            .with_credentials(credentials.clone(), Login::for_config(&config));
         let flush = leaves_linger(properties);
         let mut topics = Topics::new(config, create_topics);
-        topics.prove(credentials.clone());
+        topics.set_credentials(credentials.clone());
         let mut sink = Self::with_config(topics, flush, context)?;
         sink.transactions = checkpoints.map(|checkpoints| Transactions {
             checkpoints,
@@ -240,8 +241,8 @@ impl KafkaSink {
         Ok(sink)
     }
 
-    /// Creates a sink for a pipeline with the given batching, whose batches are within `limit`. Its
-    /// topics are compared with those that earlier sinks have recorded in `seen`.
+    /// Creates a sink for a pipeline with the given batching, which keeps batches within `limit`
+    /// and compares topics with those that earlier sinks recorded in `seen`.
     ///
     /// # Errors
     /// See [`KafkaSink::new`].
@@ -272,13 +273,13 @@ impl KafkaSink {
         sink.comparison = Comparison::new(seen.clone());
         sink.limit = limit.clone();
         sink.limit.warn_of_compaction(settings.warns_of_compaction);
-        // A producer that has taken over can't be replaced, so its limit must be known by then.
-        // Other producers query the limit when they look up a topic.
+        // A transactional producer can't be replaced after it has fenced its predecessors, so the
+        // limit must be known by then. Other producers query the limit when they look up a topic.
         if sink.transactions.is_some()
             && let Some(topic) = settings.constant_topic
         {
             let (producer, limit) = (Arc::clone(&sink.producer), limit.clone());
-            sink.asking = Some(spawn_blocking(move || {
+            sink.limit_query = Some(spawn_blocking(move || {
                 // If this fails, the limit is queried again before the first record.
                 let _ = limit.learn(&producer, &topic);
             }));
@@ -288,8 +289,8 @@ impl KafkaSink {
 
     fn with_config(topics: Topics, flush: bool, context: Context) -> Result<Self, SinkError> {
         check_files(topics.config()).map_err(|error| match error.is_distrust() {
-            // This is retried, so that changing a file's mode while the pipeline runs does not halt
-            // it.
+            // This error is retried, so that changing a file's mode does not halt a running
+            // pipeline.
             true => SinkError::Broken(error.to_string()),
             false => SinkError::Configuration(error.to_string()),
         })?;
@@ -298,7 +299,7 @@ impl KafkaSink {
         let producer = Arc::new(producer);
         let brokers = Arc::new(Brokers::new(topics.brokers()));
         let no_thread =
-            |error: std::io::Error| SinkError::Broken(format!("no thread for it: {error}"));
+            |error: std::io::Error| SinkError::Broken(format!("failed to start a thread: {error}"));
         let poller = Poller::start(Arc::clone(&producer)).map_err(no_thread)?;
         let flusher = flush
             .then(|| Flusher::start(Arc::clone(&producer)))
@@ -311,11 +312,11 @@ impl KafkaSink {
             producer,
             batch_bytes: limits::batch_bytes_max(topics.config()),
             limit: BatchLimit::default(),
-            asking: None,
+            limit_query: None,
             topics,
             known: HashMap::new(),
             transactions: None,
-            asked_at: Instant::now(),
+            outage_checked_at: Instant::now(),
             brokers,
             reads: 0,
             refused: Vec::new(),
@@ -325,45 +326,47 @@ impl KafkaSink {
     }
 
     /// Replaces the producer if a topic only accepts batches smaller than the producer's, and
-    /// returns whether it did. The new producer has no open topics.
+    /// returns whether the producer was replaced. The new producer has no open topics.
     ///
     /// # Errors
     /// The producer has records or a transaction that would be lost.
-    fn fit(&mut self) -> Result<bool, SinkError> {
+    fn replace_if_limit_exceeded(&mut self) -> Result<bool, SinkError> {
         let Some(Smallest { topic, bytes }) = self.limit.below(self.batch_bytes) else {
             return Ok(false);
         };
-        let begun = |transactions: &Transactions| transactions.taken_over;
-        if self.transactions.as_ref().is_some_and(begun) || self.producer.in_flight_count() > 0 {
+        let has_taken_over = |transactions: &Transactions| transactions.taken_over;
+        if self.transactions.as_ref().is_some_and(has_taken_over)
+            || self.producer.in_flight_count() > 0
+        {
             return Err(SinkError::Broken(format!(
-                "topic {topic:?} accepts batches of at most {bytes} bytes (max.message.bytes), and what is not committed was \
-                 produced for batches of {}: it is produced again, in smaller ones",
+                "topic {topic:?} accepts batches of at most {bytes} bytes (max.message.bytes), but uncommitted records were \
+                 produced with batches of up to {} bytes; they will be produced again in smaller batches",
                 self.batch_bytes
             )));
         }
         let topics = self.topics.with_property(BATCH_BYTES, bytes);
         let context = self.producer.context().successor(topics.config());
-        let mut fit = Self::with_config(topics, self.flusher.is_some(), context)?;
-        fit.limit = self.limit.clone();
-        fit.transactions = self.transactions.take();
-        fit.reads = self.reads;
-        fit.refused = std::mem::take(&mut self.refused);
-        fit.unusable = self.unusable.take();
-        fit.comparison = Comparison::new(self.comparison.seen.clone());
-        *self = fit;
+        let mut replacement = Self::with_config(topics, self.flusher.is_some(), context)?;
+        replacement.limit = self.limit.clone();
+        replacement.transactions = self.transactions.take();
+        replacement.reads = self.reads;
+        replacement.refused = std::mem::take(&mut self.refused);
+        replacement.unusable = self.unusable.take();
+        replacement.comparison = Comparison::new(self.comparison.seen.clone());
+        *self = replacement;
         let pipeline = self.producer.context().pipeline();
         if bytes < TOPIC_LIMIT_WARNING_BYTES {
             warn!(
                 pipeline,
                 topic,
                 bytes,
-                "max.message.bytes of the topic is so small that batches within it slow down delivery to all topics of the \
-                 pipeline: raise it, and restart Walpost"
+                "the topic's max.message.bytes is so small that it slows down delivery to all topics of the pipeline: raise it, \
+                 and restart Walpost"
             );
         } else {
             info!(
                 pipeline,
-                topic, bytes, "batches are kept within max.message.bytes of the topic"
+                topic, bytes, "limiting batches to the topic's max.message.bytes"
             );
         }
         Ok(true)
@@ -416,7 +419,7 @@ impl Sink for KafkaSink {
                     return Err(SinkError::NoPartition { topic, partition });
                 }
                 // librdkafka refreshes metadata every five minutes, so the partition may have been
-                // added since.
+                // added after the last refresh.
                 known.doubted = Some((partition, self.reads));
                 Ok(Produced::NewTopic)
             }
@@ -454,11 +457,14 @@ impl Sink for KafkaSink {
             (self.topics.clone(), self.limit.clone(), self.batch_bytes);
         let seen = self.comparison.seen.clone();
         Box::pin(async move {
-            let at = Arc::clone(&producer);
+            let lookup_producer = Arc::clone(&producer);
             let prepared = match unusable {
-                None => topics.prepare(at, topic.clone(), wanted, others).await,
+                None => {
+                    let name = topic.clone();
+                    topics.prepare(lookup_producer, name, wanted, others).await
+                }
                 Some(unusable) => {
-                    let lookup = TopicLookup::new(topics, at, unusable);
+                    let lookup = TopicLookup::new(topics, lookup_producer, unusable);
                     lookup.prepare(topic.clone(), others).await
                 }
             };
@@ -470,7 +476,7 @@ impl Sink for KafkaSink {
             if prepared != Prepared::Unusable {
                 limit.query_limit(Arc::clone(&producer), topic).await;
                 if limit.below(batch_bytes).is_some() {
-                    drained(producer).await;
+                    drain(producer).await;
                 }
             }
             Ok(prepared)
@@ -481,7 +487,7 @@ impl Sink for KafkaSink {
         let Prepared::Usable { partitions } = prepared else {
             return Ok(());
         };
-        if self.fit()? {
+        if self.replace_if_limit_exceeded()? {
             return Ok(());
         }
         let doubted = self.known.get(topic).and_then(|known| known.doubted);
@@ -510,18 +516,18 @@ impl Sink for KafkaSink {
 
     fn take_over(&mut self) -> TakeOver<'_> {
         Box::pin(async move {
-            if let Some(asking) = &mut self.asking {
+            if let Some(limit_query) = &mut self.limit_query {
                 // If the query failed, the limit is queried again later.
-                let _ = asking.await;
-                self.asking = None;
-                self.fit()?;
+                let _ = limit_query.await;
+                self.limit_query = None;
+                self.replace_if_limit_exceeded()?;
             }
             let Some(transactions) = &mut self.transactions else {
                 return Err(transactions_unsupported());
             };
             if std::mem::replace(&mut transactions.taken_over, true) {
-                let again = "it has taken over before".to_owned();
-                return Err(SinkError::Broken(again));
+                let reason = "the producer has already initialized transactions".to_owned();
+                return Err(SinkError::Broken(reason));
             }
             let checkpoints = transactions.checkpoints.clone();
             checkpoints.take_over(Arc::clone(&self.producer)).await
@@ -546,11 +552,11 @@ impl Sink for KafkaSink {
         Box::pin(async move {
             loop {
                 brokers.readd_if_due(&producer);
-                let asking = Arc::clone(&producer);
-                let asked = spawn_blocking(move || {
-                    query_metadata(&asking, None) || asking.context().refusal().is_some()
+                let producer = Arc::clone(&producer);
+                let query = spawn_blocking(move || {
+                    query_metadata(&producer, None) || producer.context().refusal().is_some()
                 });
-                if asked.await.unwrap_or(true) {
+                if query.await.unwrap_or(true) {
                     return;
                 }
                 tokio::time::sleep(OUTAGE_QUERY_INTERVAL).await;
@@ -558,16 +564,16 @@ impl Sink for KafkaSink {
         })
     }
 
-    /// Checks during an outage whether it has ended, which would otherwise go unnoticed without
-    /// records.
+    /// Checks during an outage whether it has ended. If there are no records to deliver, this is
+    /// the only way to detect the end.
     fn tend(&mut self) {
         if !self.producer.context().is_down() {
-            self.comparison.tend(&self.producer, &self.known);
+            self.comparison.start_if_due(&self.producer, &self.known);
         }
-        if self.asked_at.elapsed() < OUTAGE_QUERY_INTERVAL {
+        if self.outage_checked_at.elapsed() < OUTAGE_QUERY_INTERVAL {
             return;
         }
-        self.asked_at = Instant::now();
+        self.outage_checked_at = Instant::now();
         self.brokers.readd_if_due(&self.producer);
         if !self.producer.context().is_down() {
             return;
@@ -577,7 +583,7 @@ impl Sink for KafkaSink {
         spawn_blocking(move || query_metadata(&producer, topic.as_deref()));
     }
 
-    /// Returns false during an outage, because the sink is what detects the end of the outage.
+    /// Returns false during an outage, because the sink is needed to detect the end of the outage.
     fn is_at_rest(&self) -> bool {
         self.producer.in_flight_count() == 0
             && self.transactions.is_none()
@@ -585,13 +591,13 @@ impl Sink for KafkaSink {
     }
 }
 
-/// Waits until nothing is in flight. Nothing is produced meanwhile.
-async fn drained(producer: Arc<BaseProducer<Context>>) {
+/// Waits until no record is in flight. The caller must not produce records in the meantime.
+async fn drain(producer: Arc<BaseProducer<Context>>) {
     let drained = spawn_blocking(move || {
         while !native::flush(&producer, FLUSH_POLL_INTERVAL) && !producer.context().is_abandoned() {
         }
     });
-    // An error is ignored: the caller checks whether anything is still in flight.
+    // An error is ignored: the caller checks whether records are still in flight.
     let _ = drained.await;
 }
 
@@ -600,15 +606,15 @@ async fn drained(producer: Arc<BaseProducer<Context>>) {
 fn query_metadata(producer: &BaseProducer<Context>, topic: Option<&str>) -> bool {
     let client = producer.client();
     match client.fetch_metadata(topic, REQUEST_TIMEOUT) {
-        Ok(_) => client.context().answered(),
-        Err(error) => client.context().unreachable(&describe(&error)),
+        Ok(_) => client.context().record_response(),
+        Err(error) => client.context().record_unreachable(&describe(&error)),
     }
     !client.context().is_down()
 }
 
 impl KnownTopic {
-    /// Returns whether the brokers have reported that the topic lacks this partition, if that
-    /// applies to the current row.
+    /// Returns whether the brokers have reported that the topic lacks this partition, and the
+    /// report still applies to the current row.
     fn is_absent(&mut self, partition: i32, reads: u64) -> bool {
         self.absent.as_mut().is_some_and(|absent| {
             let is_awaited = std::mem::take(&mut absent.is_awaited);
@@ -621,11 +627,11 @@ impl KnownTopic {
     /// Returns the partition to look up, if any.
     fn wanted_partition(&self) -> Option<Wanted> {
         let absent = self.absent.as_ref();
-        let was_asked =
+        let is_recent =
             absent.is_some_and(|absent| absent.answered.elapsed() < NEW_PARTITION_DELAY_INTERVAL);
         Some(Wanted {
             partition: usize::try_from(self.doubted?.0).ok()?,
-            within: if was_asked {
+            within: if is_recent {
                 Duration::ZERO
             } else {
                 NEW_PARTITION_DELAY
@@ -654,8 +660,8 @@ impl Transactions {
                     topic,
                     before,
                     found,
-                    "the topic's number of partitions has changed: keys are in other partitions now, so events of one \
-                     key before and after the change have no order"
+                    "the topic's number of partitions has changed, so keys now map to different partitions: events with the \
+                     same key are not ordered across the change"
                 );
             }
         }
@@ -681,7 +687,7 @@ mod tests {
 
     use super::*;
     use crate::delivery::watermark::Watermark;
-    use crate::kafka::context::AuthenticationFailure;
+    use crate::kafka::context::UndeliveredRecord;
     use crate::kafka::properties::{brokers, transactional};
     use crate::kafka::settings::CheckpointSettings;
     use crate::model::lsn::Lsn;
@@ -712,9 +718,9 @@ mod tests {
         let mut sink =
             KafkaSink::with_config(Topics::new(config, None), true, context).expect("sink");
         if is_transactional {
-            let begun = sink.producer.init_transactions(TIMEOUT);
-            begun.expect("the broker answers");
-            sink.producer.begin_transaction().expect("begun");
+            let initialized = sink.producer.init_transactions(TIMEOUT);
+            initialized.expect("a response");
+            sink.producer.begin_transaction().expect("a transaction");
         }
         let usable = Prepared::Usable { partitions: 1 };
         sink.prepared(TOPIC, usable).expect("opened");
@@ -724,7 +730,10 @@ mod tests {
 
     /// Produces one record.
     fn produce_one(sink: &mut KafkaSink, watermark: &mut Watermark, payload: &[u8]) {
-        let tag = watermark.reserve(1).expect("open").expect("room");
+        let tag = watermark
+            .reserve(1)
+            .expect("an open window")
+            .expect("a free tag");
         let record = Record {
             topic: TOPIC,
             partition: Some(0),
@@ -736,12 +745,12 @@ mod tests {
         let before = Instant::now();
         while sink.produce(&record, tag) != Ok(Produced::Taken) {
             // The topic's partitions are looked up in the background.
-            assert!(before.elapsed() < TIMEOUT, "not taken");
+            assert!(before.elapsed() < TIMEOUT, "not accepted");
             std::thread::yield_now();
         }
     }
 
-    /// Creates a sink whose batches linger indefinitely, with one queued record.
+    /// Creates a sink with one queued record whose batch lingers indefinitely.
     fn sink_with_record() -> (Cluster, KafkaSink, Watermark) {
         let (cluster, mut sink, mut watermark) = sink(|config| {
             config.set("linger.ms", NEVER_MILLIS);
@@ -751,17 +760,17 @@ mod tests {
     }
 
     /// Produces a record that is rejected temporarily while a second one is in flight. The mock
-    /// broker accepts the second record, as a real broker does if it doesn't know the producer yet.
-    async fn first_is_refused(
+    /// broker accepts the second record, like a real broker that has no state for the producer yet.
+    async fn reject_first(
         configure: impl FnOnce(&mut ClientConfig),
     ) -> (Cluster, KafkaSink, Watermark) {
         let code = RDKafkaRespErr::RD_KAFKA_RESP_ERR_NOT_LEADER_FOR_PARTITION;
-        first_is_refused_with(code, &[b"second"], configure).await
+        reject_first_with(code, &[b"second"], configure).await
     }
 
-    async fn first_is_refused_with(
+    async fn reject_first_with(
         code: RDKafkaRespErr,
-        behind: &[&[u8]],
+        following: &[&[u8]],
         configure: impl FnOnce(&mut ClientConfig),
     ) -> (Cluster, KafkaSink, Watermark) {
         const ROUND_TRIP: Duration = Duration::from_millis(400);
@@ -779,7 +788,7 @@ mod tests {
             .expect("a slow broker");
         produce_one(&mut sink, &mut watermark, b"first");
         tokio::time::sleep(ROUND_TRIP / 4).await;
-        for payload in behind {
+        for payload in following {
             produce_one(&mut sink, &mut watermark, payload);
         }
         let settled = tokio::time::timeout(TIMEOUT, watermark.empty()).await;
@@ -809,20 +818,21 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_record_that_no_broker_has_acknowledged_is_not_delivered() {
-        let (_cluster, _sink, watermark) = first_is_refused(|config| {
+    async fn reports_a_record_that_no_broker_acknowledged_as_failed() {
+        let (_cluster, _sink, watermark) = reject_first(|config| {
             config.set("max.in.flight.requests.per.connection", "5");
         })
         .await;
         let failure = watermark.deliveries().failure().expect("a failure");
         assert!(!failure.permanent);
-        assert!(failure.reason.contains("and not that row's"), "{failure:?}");
+        let expected = "but not the record of the row";
+        assert!(failure.reason.contains(expected), "{failure:?}");
     }
 
-    /// Without the check, librdkafka would commit the transaction, and the checkpoint would claim
-    /// that Kafka has the record.
+    /// Without the check, librdkafka would commit the transaction, and according to the checkpoint,
+    /// Kafka would have the record.
     #[tokio::test]
-    async fn a_transaction_with_a_record_that_no_broker_has_acknowledged_is_not_committed() {
+    async fn does_not_commit_a_transaction_with_an_unacknowledged_record() {
         let mut settings = ProducerSettings {
             pipeline: "test".to_owned(),
             slot: "slot".to_owned(),
@@ -850,14 +860,16 @@ mod tests {
         assert_eq!(commit().await, Ok(()));
         produce_one(&mut sink, &mut watermark, b"second");
         watermark.empty().await;
-        producer.context().assumed(&AuthenticationFailure {
-            topic: TOPIC.to_owned(),
-            partition: 0,
-            reason: String::new(),
-            position: None,
-            bytes: 0,
-            content: 0,
-        });
+        producer
+            .context()
+            .record_unacknowledged(&UndeliveredRecord {
+                topic: TOPIC.to_owned(),
+                partition: 0,
+                reason: String::new(),
+                position: None,
+                bytes: 0,
+                content: 0,
+            });
         let refused = commit().await;
         let Err(SinkError::Broken(reason)) = refused else {
             panic!("{refused:?}");
@@ -869,14 +881,14 @@ mod tests {
     }
 
     /// If later records were delivered, they would precede the rejected record when it is sent
-    /// again. A record that librdkafka has already put into a request is sent anyway. A broker that
-    /// knows the producer rejects it because of the gap in the sequence numbers; the mock broker
-    /// does not know the producer.
+    /// again. A record that librdkafka has already put into a request is sent anyway. A real broker
+    /// rejects that record because of the gap in the sequence numbers; the mock broker does not
+    /// track the producer's sequence numbers.
     #[tokio::test]
-    async fn records_behind_one_that_is_refused_for_good_are_not_sent() {
+    async fn does_not_send_records_after_a_permanently_rejected_one() {
         let code = RDKafkaRespErr::RD_KAFKA_RESP_ERR_MSG_SIZE_TOO_LARGE;
-        let behind = [&b"second"[..], b"third", b"fourth"];
-        let (cluster, _sink, watermark) = first_is_refused_with(code, &behind, |config| {
+        let following = [&b"second"[..], b"third", b"fourth"];
+        let (cluster, _sink, watermark) = reject_first_with(code, &following, |config| {
             config.set("batch.num.messages", "1");
         })
         .await;
@@ -890,8 +902,8 @@ mod tests {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         };
-        let told = tokio::time::timeout(TIMEOUT, cause).await;
-        assert!(told.is_ok(), "{:?}", watermark.deliveries().failure());
+        let reported = tokio::time::timeout(TIMEOUT, cause).await;
+        assert!(reported.is_ok(), "{:?}", watermark.deliveries().failure());
         let found = payloads(&cluster);
         assert!(found.starts_with(&[b"before".to_vec()]), "{found:?}");
         for payload in [&b"first"[..], b"third", b"fourth"] {
@@ -900,12 +912,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn rejected_compression_is_reported_with_the_accepted_ones() {
+    async fn names_supported_compression_types_when_the_broker_rejects_one() {
         for code in [
             RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNSUPPORTED_COMPRESSION_TYPE,
             RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNSUPPORTED_FOR_MESSAGE_FORMAT,
         ] {
-            let (_cluster, _sink, watermark) = first_is_refused_with(code, &[], |_| {}).await;
+            let (_cluster, _sink, watermark) = reject_first_with(code, &[], |_| {}).await;
             let failure = watermark.deliveries().failure().expect("a failure");
             assert!(failure.permanent, "{failure:?}");
             let remedy = "\"compression.type\" = \"gzip\"";
@@ -914,7 +926,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn brokers_without_idempotent_producers_end_the_pipeline() {
+    async fn fails_permanently_if_brokers_do_not_support_idempotent_producers() {
         let (_cluster, sink, watermark) = sink(|_| {});
         let context = sink.producer.context();
         context.error(RDKafkaErrorCode::Fatal, "Local: Fatal error");
@@ -927,14 +939,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_record_that_was_refused_for_now_comes_before_those_behind_it() {
-        let (cluster, _sink, watermark) = first_is_refused(|_| {}).await;
+    async fn keeps_records_in_order_after_a_temporary_rejection() {
+        let (cluster, _sink, watermark) = reject_first(|_| {}).await;
         assert_eq!(watermark.deliveries().failure(), None);
         assert_eq!(payloads(&cluster), [&b"before"[..], b"first", b"second"]);
     }
 
     #[tokio::test]
-    async fn a_quiet_flush_sends_at_once() {
+    async fn sends_a_batch_immediately_on_flush_while_traffic_is_low() {
         let (_cluster, mut sink, watermark) = sink_with_record();
         let before = Instant::now();
         while watermark.in_flight().records > 0 {
@@ -947,10 +959,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_busy_flush_lets_the_batch_fill() {
+    async fn keeps_filling_a_batch_on_flush_while_traffic_is_high() {
         let (_cluster, mut sink, watermark) = sink_with_record();
         sink.flush(true).expect("flush");
         let sent = tokio::time::timeout(Duration::from_millis(500), watermark.empty()).await;
-        assert!(sent.is_err(), "a batch was sent before its time");
+        assert!(sent.is_err(), "a batch was sent before it was full");
     }
 }

@@ -1,4 +1,4 @@
-//! librdkafka properties: those the user sets, those Walpost requires and those it rejects.
+//! librdkafka properties: which ones users can set, and which ones Walpost requires or rejects.
 //!
 //! See librdkafka 2.12, `CONFIGURATION.md`.
 
@@ -25,7 +25,7 @@ pub type Properties = BTreeMap<String, String>;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PropertyError {
     /// The property would break ordering, durability or delivery reports.
-    #[error("Kafka property {name} = {value:?} is refused: {reason}. Remove it")]
+    #[error("Kafka property {name} = {value:?} is not allowed: {reason}. Remove it")]
     Refused {
         name: String,
         value: String,
@@ -34,13 +34,13 @@ pub enum PropertyError {
     },
     /// The property makes librdkafka load a library or run a command.
     #[error(
-        "Kafka property {name} is refused: librdkafka would {deed}, with all rights of walpost. Remove it, or \
+        "Kafka property {name} is not allowed: librdkafka would {action} with Walpost's privileges. Remove it, or \
          allow it with --allow-code-in-kafka-properties"
     )]
     Code {
         name: String,
-        /// What librdkafka would do.
-        deed: &'static str,
+        /// The action that librdkafka would perform.
+        action: &'static str,
     },
     /// librdkafka does not accept the property.
     #[error("Kafka properties: {0}")]
@@ -48,14 +48,14 @@ pub enum PropertyError {
     /// The property names a file that must not be used.
     #[error("Kafka property {0}")]
     File(FileError),
-    /// The address of a broker begins like that of something else.
+    /// A broker address starts with an unsupported protocol, such as `http://`.
     #[error(
         "bootstrap.servers: {0:?} is not the address of a Kafka broker: expected HOST:PORT[,HOST:PORT...], without http://"
     )]
     Address(String),
     /// No broker is configured.
     #[error(
-        "no Kafka broker is named: expected --kafka HOST:PORT, WALPOST_KAFKA=HOST:PORT, or \
+        "no Kafka broker is configured; expected --kafka HOST:PORT, WALPOST_KAFKA=HOST:PORT, or \
          \"bootstrap.servers\" in [kafka]"
     )]
     NoBrokers,
@@ -69,9 +69,9 @@ pub enum PropertyError {
 /// A property would break a guarantee, or run code.
 pub fn check(properties: &Properties) -> Result<(), PropertyError> {
     for name in properties.keys() {
-        if let Some(deed) = code(name) {
+        if let Some(action) = code_action(name) {
             let name = name.clone();
-            return Err(PropertyError::Code { name, deed });
+            return Err(PropertyError::Code { name, action });
         }
     }
     check_with_code(properties)
@@ -107,7 +107,8 @@ pub(crate) fn check_with_code(properties: &Properties) -> Result<(), PropertyErr
     }
 }
 
-/// librdkafka only logs an address with another protocol, and then has no broker.
+/// Rejects addresses with an unsupported protocol. librdkafka only logs such an address, and then
+/// has no broker.
 fn check_brokers(brokers: &str) -> Result<(), PropertyError> {
     const PROTOCOLS: [&str; 4] = ["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"];
     let mut addresses = brokers.split(',').map(str::trim);
@@ -122,53 +123,55 @@ fn check_brokers(brokers: &str) -> Result<(), PropertyError> {
 }
 
 /// Removes the prefix that librdkafka treats as optional: `topic.acks` is equivalent to `acks`.
-fn bare(name: &str) -> &str {
+fn strip_topic_prefix(name: &str) -> &str {
     name.strip_prefix("topic.").unwrap_or(name)
 }
 
-/// Returns what librdkafka would do with the property, if that would run external code.
-fn code(name: &str) -> Option<&'static str> {
-    match bare(name) {
+/// Returns the action that librdkafka would perform because of the property, if the action runs
+/// external code.
+fn code_action(name: &str) -> Option<&'static str> {
+    match strip_topic_prefix(name) {
         "plugin.library.paths" | "interceptors" => Some("load a library"),
         "ssl.engine.location" | "ssl.engine.id" | "ssl_engine_callback_data" => {
-            Some("load an engine of OpenSSL")
+            Some("load an OpenSSL engine")
         }
-        "ssl.providers" => Some("load providers of OpenSSL"),
+        "ssl.providers" => Some("load OpenSSL providers"),
         // A shell runs the kinit command, into which the other Kerberos properties are substituted.
         name if name.starts_with("sasl.kerberos.") => Some("run a command in a shell"),
         _ => None,
     }
 }
 
+/// Returns the reason why the property must not have this value, or `None` if the value is allowed.
 fn refusal(name: &str, value: &str) -> Option<&'static str> {
-    let holds = |expected: &[&str]| expected.contains(&value.trim());
-    match bare(name) {
-        "enable.idempotence" if !holds(&["true"]) => {
-            Some("without idempotence a retry can repeat and reorder records")
+    let is_any = |expected: &[&str]| expected.contains(&value.trim());
+    match strip_topic_prefix(name) {
+        "enable.idempotence" if !is_any(&["true"]) => {
+            Some("without idempotence, a retry can duplicate and reorder records")
         }
-        "acks" | "request.required.acks" if !holds(&["all", "-1"]) => {
-            Some("an LSN is confirmed only for what all in-sync replicas have (acks = all)")
+        "acks" | "request.required.acks" if !is_any(&["all", "-1"]) => Some(
+            "an LSN is confirmed only after all in-sync replicas have the records (acks = all)",
+        ),
+        "message.timeout.ms" | "delivery.timeout.ms" if !is_any(&["0"]) => {
+            Some("an expired record would leave a gap; Walpost waits for the broker instead")
         }
-        "message.timeout.ms" | "delivery.timeout.ms" if !holds(&["0"]) => {
-            Some("a record that expires leaves a gap; Walpost waits for the broker instead")
+        "enable.gapless.guarantee" if !is_any(&["true"]) => {
+            Some("records after one that the broker rejects would be delivered before it")
         }
-        "enable.gapless.guarantee" if !holds(&["true"]) => {
-            Some("records behind one that the broker refuses would overtake it")
-        }
-        "queuing.strategy" if !holds(&["fifo"]) => Some("it would reorder records"),
-        "delivery.report.only.error" if !holds(&["false"]) => {
-            Some("deliveries have to be reported to be confirmed")
+        "queuing.strategy" if !is_any(&["fifo"]) => Some("it would reorder records"),
+        "delivery.report.only.error" if !is_any(&["false"]) => {
+            Some("Walpost needs the reports of successful deliveries to confirm positions")
         }
         "queue.buffering.max.messages" | "queue.buffering.max.kbytes" => {
-            Some("window_records and window_bytes bound what is in flight")
+            Some("window_records and window_bytes limit the records in flight")
         }
-        "max.in.flight" | "max.in.flight.requests.per.connection" if !holds(&["1"]) => Some(
-            "a record that the broker refuses for a moment would be overtaken by those behind it",
+        "max.in.flight" | "max.in.flight.requests.per.connection" if !is_any(&["1"]) => Some(
+            "records after one that the broker rejects temporarily would be delivered before it",
         ),
-        "transactional.id" => {
-            Some("Walpost names it after pipeline and slot, with delivery = \"exactly-once\"")
-        }
-        "test.mock.num.brokers" => Some("what a mock broker acknowledges is nowhere"),
+        "transactional.id" => Some(
+            "with delivery = \"exactly-once\", Walpost sets it from the names of the pipeline and the slot",
+        ),
+        "test.mock.num.brokers" => Some("a mock broker acknowledges records without storing them"),
         _ => None,
     }
 }
@@ -178,30 +181,30 @@ fn refusal(name: &str, value: &str) -> Option<&'static str> {
 #[must_use]
 pub fn client_config(properties: &Properties, client_id: &str) -> ClientConfig {
     let mut config = ClientConfig::new();
-    // The Java client's default partitioner, so that keys stay in their partitions when Walpost
+    // This is the Java client's default partitioner, so keys stay in their partitions when Walpost
     // replaces Debezium.
     config.set("partitioner", "murmur2_random");
     if !properties.contains_key("compression.codec") {
-        // This reduces batches to about a third at little cost, and all Kafka clients can
-        // decompress it.
+        // This compresses batches to about a third of their size at little cost, and all Kafka
+        // clients can decompress them.
         config.set("compression.type", "lz4");
     }
     if leaves_linger(properties) {
-        // This value is for high traffic; when traffic is low, Walpost flushes.
+        // This value suits high traffic; when traffic is low, Walpost flushes.
         config.set("linger.ms", "10");
     }
-    // librdkafka keeps a batch and its compressed copy until the batch is acknowledged, with up to
+    // librdkafka keeps a batch and its compressed copy until the batch is acknowledged, for up to
     // five batches per broker when transactions are used. With librdkafka's default batch size of 1
-    // MB, that is about as much again as the default window.
+    // MB, these would take about as much memory as the default window.
     config.set(BATCH_BYTES, "262144");
     config.set("client.id", client_id);
     config.set("reconnect.backoff.max.ms", "2000");
     config.set("socket.keepalive.enable", "true");
     config.set("log.connection.close", "false");
-    // For monitoring; the same interval as for querying PostgreSQL.
+    // For monitoring. PostgreSQL is queried at the same interval.
     config.set("statistics.interval.ms", "5000");
-    // By default, librdkafka uses only the locations that its OpenSSL was built with, where no
-    // distribution stores authorities.
+    // By default, librdkafka uses only the locations that its OpenSSL was built with, but no
+    // distribution stores its certificate authorities there.
     let protocol = properties.get("security.protocol");
     if protocol.is_some_and(|protocol| protocol.trim().to_lowercase().ends_with("ssl"))
         && !AUTHORITIES
@@ -216,17 +219,18 @@ pub fn client_config(properties: &Properties, client_id: &str) -> ClientConfig {
     }
     config.set("enable.idempotence", "true");
     config.set("acks", "all");
-    // Otherwise, records after one that the broker rejects permanently would be delivered, and the
-    // rejected record would follow them when it is sent again.
+    // Otherwise, the records after one that the broker rejects permanently would be delivered
+    // first, and the rejected record would follow when it is sent again.
     config.set("enable.gapless.guarantee", "true");
-    // A broker that doesn't know the producer yet accepts a batch even if it temporarily rejected
-    // the preceding one, and librdkafka then treats the rejected batch as accepted too (librdkafka
-    // #4134).
+    // A broker that has no state for the producer yet accepts a batch even if the broker
+    // temporarily rejected the preceding one, and librdkafka then treats the rejected batch as
+    // accepted too (librdkafka #4134).
     config.remove("max.in.flight");
     config.set(IN_FLIGHT, "1");
     // An expired record would be skipped, and later ones sent, leaving a gap.
     config.set("message.timeout.ms", "0");
-    // The window limits both. A limit here would block a row larger than the limit indefinitely.
+    // The window already limits the queue. A limit here would permanently block any row larger than
+    // the limit.
     config.set("queue.buffering.max.messages", "0");
     config.set("queue.buffering.max.kbytes", "2147483647");
     config
@@ -236,8 +240,8 @@ pub fn client_config(properties: &Properties, client_id: &str) -> ClientConfig {
 #[must_use]
 pub(crate) fn transactional(mut config: ClientConfig, transactional_id: &str) -> ClientConfig {
     config.set("transactional.id", transactional_id);
-    // Several requests may be in flight, because a transaction in which a record overtook another
-    // is not committed: see `Context::assumed`.
+    // Several requests may be in flight, because a transaction in which records were reordered is
+    // not committed: see `Context::record_unacknowledged`.
     config.set(IN_FLIGHT, "5");
     // If a record expires or is rejected, its whole transaction is aborted.
     config.remove("message.timeout.ms");
@@ -300,13 +304,13 @@ const AUTHORITIES: [&str; 3] = [CA_LOCATION, "ssl.ca.pem", "ssl.ca.certificate.s
 /// Value that makes librdkafka search for the system's certificate authorities.
 const PROBE: &str = "probe";
 
-/// Whether `ssl.ca.location` has this value and names no file.
+/// Returns whether `ssl.ca.location` has the value `probe`, which does not name a file.
 pub(super) fn is_probe(path: &Path) -> bool {
     path == Path::new(PROBE)
 }
 
-/// Checks the files that the configuration names. A user who can write to one of them controls
-/// which brokers are trusted, and a FIFO would block librdkafka.
+/// Checks the files that the configuration names. A user who can write to such a file controls
+/// which brokers are trusted, and librdkafka would block on a FIFO.
 ///
 /// # Errors
 /// A file is writable by other users, is missing, or is not a regular file.
@@ -326,7 +330,7 @@ pub(crate) fn check_files(config: &ClientConfig) -> Result<(), FileError> {
     Ok(())
 }
 
-/// A file that librdkafka must not open.
+/// The error for a file that librdkafka must not open.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{property} {path}: {error}")]
 pub struct FileError {
@@ -342,8 +346,8 @@ impl FileError {
     }
 }
 
-/// Performs checks that librdkafka does not make, or for which its errors do not name the file or
-/// the variable.
+/// Performs checks that librdkafka does not make, or for which librdkafka's errors do not name the
+/// file or the environment variable.
 fn check_before_creation(config: &ClientConfig) -> KafkaResult<()> {
     check_files(config).map_err(|error| KafkaError::ClientCreation(error.to_string()))?;
     match invalid_login(|name| config.get(name)) {
@@ -365,14 +369,14 @@ pub(crate) fn invalid_login<'p>(get: impl Fn(&str) -> Option<&'p str>) -> Option
     let mechanism = get("sasl.mechanisms").or_else(|| get("sasl.mechanism"));
     let Some(mechanism) = mechanism.filter(|mechanism| !mechanism.trim().is_empty()) else {
         return Some(format!(
-            "sasl.mechanisms is missing, which security.protocol = {protocol:?} requires: expected {}",
+            "sasl.mechanisms is missing, but security.protocol = {protocol:?} requires it; expected {}",
             MECHANISMS.join(", ")
         ));
     };
     let mechanism = mechanism.trim().to_uppercase();
     if !MECHANISMS.contains(&&*mechanism) {
         return Some(format!(
-            "sasl.mechanisms = {mechanism:?} is not supported: expected {}",
+            "sasl.mechanisms = {mechanism:?} is not supported; expected {}",
             MECHANISMS.join(", ")
         ));
     }
@@ -384,8 +388,8 @@ pub(crate) fn invalid_login<'p>(get: impl Fn(&str) -> Option<&'p str>) -> Option
         .find(|name| get(name).is_none_or(str::is_empty))?;
     let variable = missing.to_uppercase().replace('.', "_");
     Some(format!(
-        "{missing} is missing, which sasl.mechanisms = {mechanism:?} requires: set the variable WALPOST_KAFKA_{variable}, or {missing:?} \
-         in [kafka]"
+        "{missing} is missing, but sasl.mechanisms = {mechanism:?} requires it. Set the environment variable WALPOST_KAFKA_{variable}, \
+         or {missing:?} in [kafka]"
     ))
 }
 
@@ -433,7 +437,7 @@ fn exposed_keys(properties: &Properties) -> Vec<String> {
         let path = Path::new(properties.get(*name)?);
         let (mode, remedy) = trusted_path::exposure(path)?;
         Some(format!(
-            "{name} {}: others can read the private key, its mode is {mode:04o}: {remedy}",
+            "{name} {} has mode {mode:04o}, so other users can read the private key: {remedy}",
             path.display()
         ))
     };
@@ -453,8 +457,8 @@ pub(crate) fn brokers(config: &ClientConfig) -> String {
         .to_owned()
 }
 
-/// Returns warnings about what `properties` expose to the network or to other users of this
-/// machine, each with its remedy.
+/// Returns a warning, with its remedy, for each way in which `properties` expose data to the
+/// network or to other users of this machine.
 #[must_use]
 pub(crate) fn warnings(properties: &Properties) -> Vec<String> {
     let mut warnings = network_warnings(properties);
@@ -474,21 +478,21 @@ fn network_warnings(properties: &Properties) -> Vec<String> {
     let mechanism = effective("sasl.mechanisms");
     let shows_password = protocol.starts_with("sasl")
         && ["PLAIN", "OAUTHBEARER"].contains(&mechanism.to_ascii_uppercase().as_str());
-    let what = match shows_password {
+    let exposed = match shows_password {
         true => "every record and the SASL password or token",
         false => "every record",
     };
     if protocol.ends_with("ssl") {
         if effective("enable.ssl.certificate.verification") == "false" {
             return vec![format!(
-                "enable.ssl.certificate.verification = false: whoever is on the network between can pass for a \
-                 broker, and have {what}. Remove it, and name the authority with ssl.ca.location"
+                "enable.ssl.certificate.verification = false: anyone on the network between Walpost and the brokers can impersonate \
+                 a broker and read {exposed}. Remove it, and set ssl.ca.location to the certificate authority"
             )];
         }
         if effective("ssl.endpoint.identification.algorithm") == "none" {
             return vec![format!(
-                "ssl.endpoint.identification.algorithm = none: whoever has any certificate of the authority can \
-                 pass for a broker, and have {what}. Remove it"
+                "ssl.endpoint.identification.algorithm = none: anyone who has a certificate from the same authority can impersonate \
+                 a broker and read {exposed}. Remove it"
             )];
         }
         return Vec::new();
@@ -505,12 +509,12 @@ fn network_warnings(properties: &Properties) -> Vec<String> {
         false => "ssl",
     };
     vec![format!(
-        "security.protocol = {protocol}: whoever is on the network between walpost and {broker} can pass for a \
-         broker, and have {what}. Set security.protocol = {better}"
+        "security.protocol = {protocol} does not protect the connection: anyone on the network between Walpost and {broker} can \
+         impersonate a broker and read {exposed}. Set security.protocol = {better}"
     )]
 }
 
-/// Returns what these brokers are known not to support in the properties, with its remedy.
+/// Returns a warning, with its remedy, if a property is known not to be supported by these brokers.
 #[must_use]
 pub(crate) fn unsuitable(properties: &Properties) -> Option<String> {
     const EVENT_HUBS: [&str; 4] = [
@@ -535,8 +539,8 @@ pub(crate) fn unsuitable(properties: &Properties) -> Option<String> {
     let compression = native.get("compression.codec").ok()?;
     (!["gzip", "none"].contains(&compression.as_str())).then(|| {
         format!(
-            "compression.type is {compression}, and these brokers, Azure Event Hubs, accept batches that are compressed with gzip \
-             or not at all. Set it in [kafka]: \"compression.type\" = \"gzip\", or \"none\" in the tiers that lack it"
+            "compression.type is {compression}, but Azure Event Hubs only accepts batches that are compressed with gzip or not \
+             compressed. In [kafka], set \"compression.type\" = \"gzip\", or \"none\" in tiers that do not support gzip"
         )
     })
 }
@@ -571,7 +575,7 @@ pub(crate) fn is_secret(name: &str) -> bool {
     .any(|part| name.contains(part))
 }
 
-/// Returns the text of a librdkafka error without rdkafka's Rust type names.
+/// Formats a librdkafka error without rdkafka's Rust type names.
 #[must_use]
 pub(crate) fn describe(error: &rdkafka::error::KafkaError) -> String {
     match error {
@@ -589,12 +593,12 @@ pub(crate) fn describe(error: &rdkafka::error::KafkaError) -> String {
             // librdkafka's description may quote the value.
             match is_secret(name) {
                 true if name == "sasl.jaas.config" => format!(
-                    "{name} is for Java clients. Set sasl.mechanisms and sasl.username instead, and the variable \
+                    "{name} is for Java clients. Instead, set sasl.mechanisms and sasl.username, and the environment variable \
                      WALPOST_KAFKA_SASL_PASSWORD"
                 ),
-                true => format!("{name} is not accepted"),
+                true => format!("{name} has an invalid value"),
                 false => match property_names::values(name) {
-                    Some(values) => format!("{name}: {description}: expected {values}"),
+                    Some(values) => format!("{name}: {description}; expected {values}"),
                     None => format!("{name}: {description}"),
                 },
             }
@@ -646,27 +650,27 @@ mod tests {
         }
     }
 
-    /// librdkafka has two names for this property, and uses the value that is set last.
+    /// librdkafka has two names for this property, and uses whichever value is set last.
     #[test]
-    fn one_request_is_in_flight_whichever_name_the_user_has_for_it() {
-        let at_work = |config: &ClientConfig, name: &str| {
+    fn limits_requests_in_flight_under_both_names_of_the_property() {
+        let effective = |config: &ClientConfig, name: &str| {
             let native = config.create_native_config().expect("a configuration");
             native.get(name).expect("a value")
         };
         for name in ["max.in.flight", IN_FLIGHT] {
             for value in ["1", "5"] {
                 let config = client_config(&properties(&[(name, value)]), "x");
-                assert_eq!(at_work(&config, IN_FLIGHT), "1", "{name} = {value}");
-                // With transactions, a record that overtakes another is not committed.
+                assert_eq!(effective(&config, IN_FLIGHT), "1", "{name} = {value}");
+                // A transaction in which records were reordered is not committed.
                 let config = transactional(config, "x");
-                assert_eq!(at_work(&config, IN_FLIGHT), "5", "{name} = {value}");
+                assert_eq!(effective(&config, IN_FLIGHT), "5", "{name} = {value}");
             }
             assert_eq!(check(&properties(&[(name, "1")])), Ok(()));
         }
     }
 
     #[test]
-    fn properties_required_for_order_and_durability_can_not_be_overridden() {
+    fn overrides_user_properties_required_for_order_and_durability() {
         let config = client_config(&properties(&[("acks", "-1")]), "x");
         for (name, value) in [
             ("enable.idempotence", "true"),
@@ -705,7 +709,7 @@ mod tests {
     }
 
     #[test]
-    fn warns_of_network_exposure() {
+    fn warns_about_insecure_remote_connections() {
         let ssl = ("security.protocol", "ssl");
         let remote = ("bootstrap.servers", "localhost:1,kafka.example.com:2");
         let unverified = ("enable.ssl.certificate.verification", "0");
@@ -772,7 +776,7 @@ mod tests {
     }
 
     #[test]
-    fn compression_that_event_hubs_refuses_is_named() {
+    fn reports_compression_types_that_event_hubs_does_not_support() {
         let hubs = ("bootstrap.servers", "shop.servicebus.windows.net:9093");
         for (given, is_refused) in [
             (&[hubs][..], true),
@@ -795,7 +799,7 @@ mod tests {
     }
 
     #[test]
-    fn other_properties_are_passed_through() {
+    fn passes_other_properties_through_unchanged() {
         let given = properties(&[
             ("acks", "all"),
             ("compression.type", "zstd"),
@@ -812,7 +816,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sasl_mechanism_is_required_and_has_to_be_supported() {
+    fn rejects_missing_and_unsupported_sasl_mechanisms() {
         let login = |mechanism: Option<&str>| {
             invalid_login(|name| match name {
                 "security.protocol" => Some("SASL_SSL"),
@@ -838,7 +842,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_without_certificates_is_named() {
+    fn names_the_ca_file_that_contains_no_certificate() {
         let config = client_config(
             &properties(&[
                 ("security.protocol", "ssl"),
@@ -855,14 +859,16 @@ mod tests {
     }
 
     #[test]
-    fn words_that_a_property_accepts_are_listed() {
-        let error = check(&properties(&[("security.protocol", "tls")])).expect_err("no such word");
+    fn lists_the_accepted_values_of_a_property() {
+        let error =
+            check(&properties(&[("security.protocol", "tls")])).expect_err("an unknown value");
         let text = error.to_string();
         assert!(
-            text.ends_with(": expected plaintext, ssl, sasl_plaintext or sasl_ssl"),
+            text.ends_with("; expected plaintext, ssl, sasl_plaintext or sasl_ssl"),
             "{text}"
         );
-        let error = check(&properties(&[("sasl.jaas.config", "x")])).expect_err("of Java");
+        let error = check(&properties(&[("sasl.jaas.config", "x")]))
+            .expect_err("a property for Java clients");
         assert!(
             error.to_string().contains("WALPOST_KAFKA_SASL_PASSWORD"),
             "{error}"

@@ -3,7 +3,8 @@
 //! librdkafka has no complete list: its dump of a configuration omits aliases, such as `linger.ms`,
 //! and properties without a value, such as `ssl.ca.location`.
 
-/// The properties that a producer accepts and that Walpost leaves to the user. See librdkafka 2.12, `CONFIGURATION.md`.
+/// The properties that a producer accepts and that users may set. See librdkafka 2.12,
+/// `CONFIGURATION.md`.
 const NAMES: [&str; 107] = [
     "api.version.fallback.ms",
     "api.version.request",
@@ -114,8 +115,8 @@ const NAMES: [&str; 107] = [
     "transaction.timeout.ms",
 ];
 
-/// The values of properties that accept only certain words, which librdkafka's errors do not
-/// contain. See librdkafka 2.12, `CONFIGURATION.md`.
+/// The accepted values of enumerated properties, which librdkafka's errors do not list. See
+/// librdkafka 2.12, `CONFIGURATION.md`.
 const VALUES: [(&str, &str); 6] = [
     ("broker.address.family", "any, v4 or v6"),
     (
@@ -131,7 +132,7 @@ const VALUES: [(&str, &str); 6] = [
     ("ssl.endpoint.identification.algorithm", "https or none"),
 ];
 
-/// Returns the values of a property that accepts only certain words.
+/// Returns the accepted values of an enumerated property.
 pub(super) fn values(name: &str) -> Option<&'static str> {
     let found = VALUES.iter().find(|(known, _)| *known == name);
     found.map(|(_, values)| *values)
@@ -154,10 +155,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn librdkafka_knows_each_name() {
+    fn suggests_only_properties_that_librdkafka_has() {
         for name in NAMES {
             let mut config = ClientConfig::new();
-            // No property has this value.
+            // This value is not valid for any property.
             config.set(name, "\u{1}");
             if let Err(error) = config.create_native_config() {
                 let error = error.to_string();
@@ -167,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn librdkafka_accepts_each_value_and_no_other_word() {
+    fn lists_only_values_that_librdkafka_accepts() {
         let accepts = |name: &str, value: &str| {
             let mut config = ClientConfig::new();
             config.set(name, value);
@@ -182,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn nearest_name_is_found_for_typical_typos() {
+    fn suggests_the_nearest_name_for_typical_typos() {
         for (name, expected) in [
             ("linger.mss", Some("linger.ms")),
             ("bootstrap.server", Some("bootstrap.servers")),

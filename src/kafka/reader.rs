@@ -1,5 +1,5 @@
-//! Reading of topics between given offsets, as a consumer of committed records. The reader does not
-//! join a consumer group and commits no offsets.
+//! Reads topics between given offsets, as a consumer of committed records. The reader does not join
+//! a consumer group and does not commit offsets.
 
 use std::collections::HashMap;
 use std::io;
@@ -30,25 +30,25 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long reading may continue without receiving a record when more are expected.
 const RECORD_TIMEOUT: Duration = Duration::from_secs(30);
 const RETRY_DELAY: Duration = Duration::from_millis(100);
-/// How often the consumers' token is checked. It is only renewed when it is about to expire.
+/// How often to check whether the consumers' token is about to expire; only then is it renewed.
 const TOKEN_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Reads ranges of topics.
 pub(crate) struct TopicReader {
     config: ClientConfig,
     consumer: BaseConsumer<SilentContext>,
-    /// Also sees records after the start of an open transaction.
+    /// A second consumer, which also receives records after the start of an open transaction.
     uncommitted: BaseConsumer<SilentContext>,
     credentials: Credentials,
-    equipped: Mutex<ConsumerTokens>,
+    token_state: Mutex<ConsumerTokens>,
 }
 
 /// State of the consumers' tokens.
 #[derive(Default)]
 struct ConsumerTokens {
-    /// When a token was last set for both consumers.
-    at: Option<Instant>,
-    /// Whether that failed. The failure is logged only once.
+    /// When setting a token for both consumers was last attempted.
+    attempted_at: Option<Instant>,
+    /// Whether the last attempt failed. Consecutive failures are logged only once.
     has_failed: bool,
 }
 
@@ -56,9 +56,9 @@ struct ConsumerTokens {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
     pub partition: i32,
-    /// The first offset.
+    /// The first offset to read.
     pub start: i64,
-    /// The offset after the last one.
+    /// The offset after the last one to read.
     pub end: i64,
     /// Whether records before the first offset have been removed.
     pub is_cut: bool,
@@ -66,7 +66,7 @@ pub(crate) struct Span {
     pub is_hidden: bool,
 }
 
-/// Why topics can't be read.
+/// An error from reading a topic.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
     /// No broker responds, or the principal may not read the topic.
@@ -74,12 +74,14 @@ pub enum ReadError {
     Sink(#[from] SinkError),
     /// Records were removed while the topic was read.
     #[error(
-        "topic {topic:?}: records were removed while it was read, for their age or by hand. Do it again, or over a \
-         later range of time"
+        "topic {topic:?}: records were removed while the topic was being read, by retention or manually. Run the command again, or \
+         with a later start time"
     )]
     Removed { topic: String },
-    /// The records can't be stored in temporary files.
-    #[error("temporary files can't be used: {0}. They are where TMPDIR says")]
+    /// Records could not be stored in a temporary file.
+    #[error(
+        "failed to use a temporary file: {0}. To use another folder for temporary files, set TMPDIR"
+    )]
     Io(#[from] io::Error),
 }
 
@@ -107,13 +109,14 @@ impl<'r> ReadRecord<'r> {
         self.0.key()
     }
 
-    /// Returns the record's timestamp in milliseconds since 1970, of the topic's timestamp type.
+    /// Returns the record's timestamp in milliseconds since 1970. The topic's settings determine
+    /// whether this is the creation time or the append time.
     #[must_use]
     pub(crate) fn timestamp_millis(&self) -> Option<i64> {
         self.0.timestamp().to_millis()
     }
 
-    /// Returns names and values of the headers, in order.
+    /// Returns the names and values of the headers, in order.
     pub(crate) fn headers(&self) -> impl Iterator<Item = (&'r str, Option<&'r [u8]>)> {
         let headers = self.0.headers().into_iter().flat_map(Headers::iter);
         headers.map(|header| (header.key, header.value))
@@ -126,7 +129,7 @@ struct SilentContext;
 
 impl ClientContext for SilentContext {
     fn error(&self, error: KafkaError, reason: &str) {
-        debug!(%error, reason, "while topics are read");
+        debug!(%error, reason, "error while reading topics");
     }
 }
 
@@ -168,32 +171,36 @@ impl TopicReader {
             uncommitted: consumer("read_uncommitted")?,
             config,
             credentials: credentials.clone(),
-            equipped: Mutex::default(),
+            token_state: Mutex::default(),
         })
     }
 
-    /// Renews the consumers' tokens if necessary. This must be polled, because nothing processes
-    /// the consumers' refresh events.
-    fn equip(&self) {
+    /// Renews the consumers' tokens if necessary. Must be called regularly, because the consumers'
+    /// refresh events are not processed.
+    fn renew_tokens(&self) {
         if self.credentials.tokens().is_none() {
             return;
         }
-        let mut equipped = self.equipped.lock().unwrap_or_else(PoisonError::into_inner);
-        if equipped
-            .at
+        let mut token_state = self
+            .token_state
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if token_state
+            .attempted_at
             .is_some_and(|at| at.elapsed() < TOKEN_CHECK_INTERVAL)
         {
             return;
         }
-        equipped.at = Some(Instant::now());
+        token_state.attempted_at = Some(Instant::now());
         let mut consumers = [&self.consumer, &self.uncommitted].into_iter();
-        let given = consumers.try_for_each(|consumer| self.credentials.equip(consumer.client()));
-        if let Err(error) = &given
-            && !equipped.has_failed
+        let result =
+            consumers.try_for_each(|consumer| self.credentials.set_token(consumer.client()));
+        if let Err(error) = &result
+            && !token_state.has_failed
         {
             warn!("{error}");
         }
-        equipped.has_failed = given.is_err();
+        token_state.has_failed = result.is_err();
     }
 
     /// Returns the topic's partitions, or `None` if the topic does not exist.
@@ -201,7 +208,7 @@ impl TopicReader {
     /// # Errors
     /// No broker responds, or the principal may not describe the topic.
     pub(crate) fn partitions(&self, topic: &str) -> Result<Option<Vec<i32>>, SinkError> {
-        self.equip();
+        self.renew_tokens();
         let metadata = self
             .consumer
             .fetch_metadata(Some(topic), REQUEST_TIMEOUT)
@@ -217,8 +224,9 @@ impl TopicReader {
         }
     }
 
-    /// Returns the part of each partition that can be read now, or that was produced at `since` or
-    /// later, in milliseconds since 1970. Waits until `deadline` for open transactions to end.
+    /// Returns the part of each partition that can be read now. With `since`, a time in
+    /// milliseconds since 1970, the part starts at the first record produced at that time or later.
+    /// Waits until `deadline` for open transactions to end.
     ///
     /// # Errors
     /// No broker responds, or the principal may not read the topic.
@@ -230,14 +238,15 @@ impl TopicReader {
         deadline: Instant,
     ) -> Result<Vec<Span>, SinkError> {
         let broken = |error: KafkaError| self.broken(topic, &error);
-        let marks = |of: &BaseConsumer<SilentContext>, partition| {
-            self.equip();
-            of.fetch_watermarks(topic, partition, REQUEST_TIMEOUT)
+        let watermarks = |consumer: &BaseConsumer<SilentContext>, partition| {
+            self.renew_tokens();
+            consumer
+                .fetch_watermarks(topic, partition, REQUEST_TIMEOUT)
                 .map_err(broken)
         };
         let mut spans = Vec::new();
         for &partition in partitions {
-            let (low, end) = marks(&self.uncommitted, partition)?;
+            let (low, end) = watermarks(&self.uncommitted, partition)?;
             spans.push(Span {
                 partition,
                 start: low,
@@ -248,7 +257,7 @@ impl TopicReader {
         }
         for span in &mut spans {
             loop {
-                let (_, committed) = marks(&self.consumer, span.partition)?;
+                let (_, committed) = watermarks(&self.consumer, span.partition)?;
                 if committed >= span.end {
                     break;
                 }
@@ -277,7 +286,7 @@ impl TopicReader {
             let found = found.find_partition(topic, span.partition);
             let start = match found.map(|found| found.offset()) {
                 Some(Offset::Offset(start)) => start,
-                // No record is that recent.
+                // All records of the partition are older.
                 _ => span.end,
             };
             span.is_cut &= start <= span.start;
@@ -286,15 +295,16 @@ impl TopicReader {
         Ok(spans)
     }
 
-    /// Reads the spans of all partitions concurrently, each in offset order, until `look` breaks.
+    /// Reads the spans of all partitions concurrently, each in offset order, and calls `visit` for
+    /// each record. Stops early if `visit` returns `Break`.
     ///
     /// # Errors
-    /// The topic can't be read to the end of all spans, or `look` fails.
+    /// The topic can't be read to the end of all spans, or `visit` fails.
     pub(crate) fn read(
         &self,
         topic: &str,
         spans: &[Span],
-        mut look: impl FnMut(&ReadRecord<'_>) -> io::Result<ControlFlow<()>>,
+        mut visit: impl FnMut(&ReadRecord<'_>) -> io::Result<ControlFlow<()>>,
     ) -> Result<(), ReadError> {
         let mut open: HashMap<i32, (i64, i64)> = spans
             .iter()
@@ -310,20 +320,20 @@ impl TopicReader {
             .assign(&list)
             .map_err(|error| self.broken(topic, &error))?;
         let mut ends = PartitionEnds::new(&self.consumer, topic);
-        let mut heard = Instant::now();
-        let mut last = KafkaError::MessageConsumption(Code::OperationTimedOut);
+        let mut last_progress = Instant::now();
+        let mut last_error = KafkaError::MessageConsumption(Code::OperationTimedOut);
         while !open.is_empty() {
-            self.equip();
+            self.renew_tokens();
             match self.consumer.poll(RETRY_DELAY) {
                 Some(Ok(record)) => {
-                    heard = Instant::now();
+                    last_progress = Instant::now();
                     // Skip records of a topic that was read earlier.
                     let end = open
                         .get(&record.partition())
                         .filter(|_| record.topic() == topic);
                     let Some(&(_, end)) = end else { continue };
                     ends.record(record.partition());
-                    if record.offset() < end && look(&ReadRecord(&record))?.is_break() {
+                    if record.offset() < end && visit(&ReadRecord(&record))?.is_break() {
                         break;
                     }
                     if record.offset() + 1 >= end {
@@ -338,16 +348,16 @@ impl TopicReader {
                     };
                     match ends.handle_reported_end(partition, start, end) {
                         Ok(true) => {
-                            heard = Instant::now();
+                            last_progress = Instant::now();
                             open.remove(&partition);
                         }
                         Ok(false) => {}
-                        Err(error) => last = error,
+                        Err(error) => last_error = error,
                     }
                 }
                 Some(Err(error)) => match error.rdkafka_error_code() {
                     Some(Code::TopicAuthorizationFailed) => {
-                        let reason = "the broker does not let it be read".to_owned();
+                        let reason = "the principal is not authorized to read it".to_owned();
                         return Err(self.denied(topic, reason).into());
                     }
                     Some(Code::AutoOffsetReset | Code::OffsetOutOfRange) => {
@@ -356,12 +366,12 @@ impl TopicReader {
                     }
                     // librdkafka looks up the group's coordinator, although the group is not used.
                     Some(Code::GroupAuthorizationFailed) => {}
-                    _ => last = error,
+                    _ => last_error = error,
                 },
                 None => {}
             }
-            if heard.elapsed() > RECORD_TIMEOUT {
-                return Err(self.broken(topic, &last).into());
+            if last_progress.elapsed() > RECORD_TIMEOUT {
+                return Err(self.broken(topic, &last_error).into());
             }
         }
         let nothing = TopicPartitionList::new();
@@ -388,7 +398,7 @@ impl TopicReader {
     fn broken(&self, topic: &str, error: &KafkaError) -> SinkError {
         let (brokers, reason) = (brokers(&self.config), describe(error));
         SinkError::Broken(format!(
-            "topic {topic:?} at {brokers} can't be read: {reason}"
+            "failed to read topic {topic:?} at {brokers}: {reason}"
         ))
     }
 

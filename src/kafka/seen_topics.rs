@@ -1,9 +1,7 @@
-//! Detects when topics, or the cluster that contains them, are no longer the ones that a pipeline
-//! has delivered to.
+//! Detects when a topic, or the whole cluster, is no longer the one that a pipeline delivered to.
 //!
-//! A topic that is deleted and re-created keeps its name but gets a new ID. Records are then
-//! delivered to it as before, so the loss of its earlier records is only noticed by comparing the
-//! IDs.
+//! A topic that is deleted and re-created keeps its name but gets a new ID. Records continue to be
+//! delivered to the topic, so only a comparison of the IDs shows that its earlier records are lost.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -17,13 +15,14 @@ use tracing::{debug, warn};
 use super::context::Context;
 use super::native::{self, Description, TopicId};
 
-/// How often the topics that records were produced to are compared.
+/// How often the IDs of the topics that records were produced to are compared.
 pub(super) const COMPARE_INTERVAL: Duration = Duration::from_secs(10);
 /// How often the IDs of new topics are looked up until they are known.
 pub(super) const LOOKUP_INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum number of lookups for the ID of one topic. Brokers before Kafka 2.8 have no topic IDs.
 const MAX_LOOKUPS: u32 = 10;
-/// Maximum number of IDs stored. Rows determine the names, but only topics that exist are stored.
+/// Maximum number of IDs stored. Rows determine the topic names, but only existing topics are
+/// stored.
 const TOPICS_MAX: usize = 10_000;
 /// Maximum number of topics looked up with one request.
 const TOPICS_PER_REQUEST_MAX: usize = 1000;
@@ -45,7 +44,7 @@ struct SeenTopic {
     is_missing: bool,
 }
 
-/// A difference from what was seen before.
+/// A change since the topic or cluster was last seen.
 #[derive(Debug, PartialEq, Eq)]
 enum Change {
     OtherCluster { before: String, now: String },
@@ -58,16 +57,15 @@ impl fmt::Display for Change {
         match self {
             Self::OtherCluster { before, now } => write!(
                 f,
-                "the brokers belong to another Kafka cluster than before: {now:?}, expected {before:?}. Records that were delivered \
-                 before are not in its topics"
+                "the brokers belong to a different Kafka cluster than before: {now:?}, expected {before:?}. Its topics do not \
+                 contain the records that were delivered earlier"
             ),
-            Self::Deleted { topic } => write!(
-                f,
-                "topic {topic:?} was deleted, and the records that it had are gone"
-            ),
+            Self::Deleted { topic } => {
+                write!(f, "topic {topic:?} was deleted, and its records are lost")
+            }
             Self::CreatedAgain { topic } => write!(
                 f,
-                "topic {topic:?} was deleted and created again, and the records that it had before are gone"
+                "topic {topic:?} was deleted and re-created, and its earlier records are lost"
             ),
         }
     }
@@ -91,10 +89,12 @@ impl SeenTopics {
                 Ok(found) => {
                     let found = found.into_iter();
                     changes.extend(
-                        found.filter_map(|(topic, about)| self.record_topic(topic, &about)),
+                        found.filter_map(|(topic, description)| {
+                            self.record_topic(topic, &description)
+                        }),
                     );
                 }
-                // Delivery continues meanwhile, and the next comparison detects the same changes.
+                // Delivery is not affected, and the next comparison detects the same changes.
                 Err(code) => debug!(pipeline, reason = %code, "failed to look up topics"),
             }
         }
@@ -112,23 +112,23 @@ impl SeenTopics {
         );
     }
 
-    /// Records the cluster ID.
+    /// Records the cluster ID, and returns whether it has changed.
     fn record_cluster(&self, now: String) -> Option<Change> {
         let mut seen = self.lock();
         let before = seen.cluster.replace(now.clone())?;
         if before == now {
             return None;
         }
-        // All topics of another cluster are different; reporting each of them would add nothing.
+        // All topics of another cluster are different, so don't report each of them.
         seen.topics.clear();
         Some(Change::OtherCluster { before, now })
     }
 
-    /// Records the response for a topic.
-    fn record_topic(&self, topic: String, about: &Description) -> Option<Change> {
+    /// Records the response for a topic, and returns a change since the previous response.
+    fn record_topic(&self, topic: String, description: &Description) -> Option<Change> {
         let mut seen = self.lock();
         let before = seen.topics.get_mut(topic.as_str());
-        let id = match about {
+        let id = match description {
             Ok(facts) => facts.id?,
             Err(Code::UnknownTopic | Code::UnknownTopicOrPartition) => {
                 let was_missing = std::mem::replace(&mut before?.is_missing, true);
@@ -156,8 +156,8 @@ impl SeenTopics {
     }
 }
 
-/// Topics whose IDs are not known yet. The broker that responds to a lookup may be the last one to
-/// learn of a topic that was just created.
+/// Topics whose IDs are not known yet. A lookup of a topic that was just created may fail, because
+/// the broker that responds may be the last one to receive the topic's metadata.
 #[derive(Default)]
 pub(super) struct NewTopics {
     /// Topic names, with the number of lookups so far.
@@ -199,24 +199,24 @@ mod tests {
     #[test]
     fn reports_each_change_of_a_topic_once() {
         let seen = SeenTopics::default();
-        let note = |about: &Description| seen.record_topic("t".to_owned(), about);
+        let record = |description: &Description| seen.record_topic("t".to_owned(), description);
         let topic = || "t".to_owned();
-        assert_eq!(note(&Err(Code::UnknownTopicOrPartition)), None);
-        assert_eq!(note(&with_id(1)), None);
-        assert_eq!(note(&with_id(1)), None);
+        assert_eq!(record(&Err(Code::UnknownTopicOrPartition)), None);
+        assert_eq!(record(&with_id(1)), None);
+        assert_eq!(record(&with_id(1)), None);
         let missing = Err(Code::UnknownTopicOrPartition);
-        assert_eq!(note(&missing), Some(Change::Deleted { topic: topic() }));
-        assert_eq!(note(&missing), None);
+        assert_eq!(record(&missing), Some(Change::Deleted { topic: topic() }));
+        assert_eq!(record(&missing), None);
         let again = Some(Change::CreatedAgain { topic: topic() });
-        assert_eq!(note(&with_id(2)), again);
-        assert_eq!(note(&with_id(2)), None);
-        // Brokers that have just started may not know all topics yet.
-        assert_eq!(note(&Err(Code::LeaderNotAvailable)), None);
-        assert_eq!(note(&with_id(2)), None);
+        assert_eq!(record(&with_id(2)), again);
+        assert_eq!(record(&with_id(2)), None);
+        // Brokers that have just started may not have the metadata of all topics yet.
+        assert_eq!(record(&Err(Code::LeaderNotAvailable)), None);
+        assert_eq!(record(&with_id(2)), None);
     }
 
     #[test]
-    fn reports_another_cluster_once_and_not_for_each_of_its_topics() {
+    fn reports_a_different_cluster_once_and_not_for_each_topic() {
         let seen = SeenTopics::default();
         assert_eq!(seen.record_cluster("a".to_owned()), None);
         assert_eq!(seen.record_topic("t".to_owned(), &with_id(1)), None);
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn looks_up_a_new_topic_until_it_is_known_and_a_limited_number_of_times() {
+    fn looks_up_a_new_topic_until_it_is_known_or_a_limit_is_reached() {
         let (seen, mut new) = (SeenTopics::default(), NewTopics::default());
         new.add("found");
         new.add("without an id");
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn keeps_a_bounded_number_of_topics() {
+    fn limits_the_number_of_stored_topics() {
         let seen = SeenTopics::default();
         for number in 0..TOPICS_MAX + 10 {
             assert_eq!(seen.record_topic(number.to_string(), &with_id(1)), None);

@@ -1,4 +1,4 @@
-//! Settings for creating the producer of one pipeline.
+//! Settings for creating the producer of a pipeline.
 
 use super::credentials::Credentials;
 use super::properties::Properties;
@@ -17,7 +17,7 @@ pub struct ProducerSettings {
     pub create_topics: Option<CreateTopics>,
     /// Source of the properties that authenticate the producer.
     pub credentials: Credentials,
-    /// Where exactly-once delivery stores checkpoints; `None` for at-least-once.
+    /// Settings of the checkpoint topic for exactly-once delivery; `None` for at-least-once.
     pub checkpoints: Option<CheckpointSettings>,
     /// Whether to log a warning about tombstones that the user has not configured, if a topic is
     /// compacted.
@@ -29,7 +29,7 @@ pub struct ProducerSettings {
     pub dead_letter_topic: Option<String>,
 }
 
-/// Where exactly-once delivery stores checkpoints.
+/// Settings of the topic in which exactly-once delivery stores checkpoints.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckpointSettings {
     pub topic: String,

@@ -42,7 +42,7 @@ struct Rtt {
     cnt: i64,
 }
 
-/// Parses librdkafka's JSON document; returns `None` if it is not valid.
+/// Parses librdkafka's JSON document; returns `None` if the document is not valid.
 pub(super) fn read(document: &[u8]) -> Option<Statistics> {
     let document: StatisticsDocument = serde_json::from_slice(document).ok()?;
     let brokers = document.brokers.values();
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn a_producer_is_idempotent_once_it_has_its_identity() {
+    fn detects_that_a_producer_id_has_been_assigned() {
         let document = |state| format!("{{\"eos\": {{\"idemp_state\": \"{state}\"}}}}");
         assert!(is_identified(document("Assigned").as_bytes()));
         assert!(!is_identified(document("WaitPID").as_bytes()));

@@ -1,5 +1,6 @@
-//! TLS connections that Walpost makes itself: to token endpoints, and to brokers to find out why
-//! their certificates are rejected. librdkafka makes the others.
+//! TLS connections that Walpost establishes itself: to token endpoints, and to brokers in order to
+//! find out why their certificates are rejected. librdkafka establishes all other connections to
+//! brokers.
 
 use std::path::Path;
 
@@ -15,30 +16,29 @@ use crate::trusted_path;
 /// The certificate authorities to trust.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Authorities {
-    /// Those that the operating system trusts.
+    /// The authorities that the operating system trusts.
     System,
-    /// Those in a PEM file, or in a folder that OpenSSL's `c_rehash` has prepared.
+    /// A PEM file, or a folder prepared with OpenSSL's `c_rehash`, that contains the authorities.
     Location(String),
-    /// Those in a text in PEM form.
+    /// The authorities' certificates in PEM format.
     Pem(String),
 }
 
 impl Authorities {
     /// Interprets a value of `ssl.ca.location` or `https.ca.location`, as librdkafka does.
-    pub(super) fn at(location: String) -> Self {
+    pub(super) fn from_location(location: String) -> Self {
         match location.is_empty() || is_probe(Path::new(&location)) {
             true => Self::System,
             false => Self::Location(location),
         }
     }
 
-    /// Returns a builder of connections that trusts these authorities and no others, and that
-    /// verifies certificates and their host names.
+    /// Returns a connection builder that trusts only these authorities, and that verifies
+    /// certificates and host names.
     ///
     /// # Errors
-    ///
-    /// Fails, with a reason that names the file, if the certificates can't be read or if another
-    /// user can write to their file.
+    /// The certificates can't be read, or another user can write to their file. The message names
+    /// the file.
     pub(super) fn connector(&self) -> Result<SslConnectorBuilder, String> {
         let internal = |error: ErrorStack| error.to_string();
         let mut builder = SslConnector::builder(SslMethod::tls_client()).map_err(internal)?;
@@ -48,7 +48,7 @@ impl Authorities {
             Self::Pem(_) => None,
         };
         if path.is_some() || *self != Self::System {
-            // The builder trusts the authorities in OpenSSL's default locations.
+            // By default, the builder also trusts the authorities in OpenSSL's default locations.
             let none = X509StoreBuilder::new().map_err(internal)?;
             builder.set_cert_store(none.build());
         }

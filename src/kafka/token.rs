@@ -1,7 +1,7 @@
-//! Tokens for SASL/OAUTHBEARER, from a program or a token endpoint that is configured.
+//! Tokens for SASL/OAUTHBEARER, which a configured program or token endpoint provides.
 //!
-//! librdkafka requests a new token with an event on the queue of the client that needs it. A client
-//! whose queue is not processed gets a token when it is created.
+//! librdkafka requests a new token with an event in the client's queue. A client whose queue is not
+//! processed gets a token when the client is created.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -17,12 +17,14 @@ use crate::program::{Program, ProgramError, RUN_TIMEOUT};
 
 /// Fraction of a token's lifetime that must remain for the token to be passed to another client.
 const REMAINING_LIFETIME_MIN: f64 = 0.5;
-/// How long no new token is requested after a failure, or after a token that brokers reject.
+/// Minimum delay before another token is requested after a failure, or after a token that brokers
+/// reject.
 const RETRY_DELAY: Duration = Duration::from_secs(5);
-/// Larger numbers are in milliseconds: in seconds, this would be in the year 5138.
+/// Larger expiry times are taken to be in milliseconds: in seconds, this number would be in the
+/// year 5138.
 const SECONDS_MAX: f64 = 1e11;
-/// Longer lifetimes are reduced to this one, because librdkafka rejects times that are too far in
-/// the future.
+/// Maximum lifetime of a token. Longer lifetimes are shortened to this value, because librdkafka
+/// rejects times that are too far in the future.
 const LIFETIME_MAX_MILLIS: i64 = 365 * 24 * 60 * 60 * 1000;
 
 /// A token with which a client authenticates.
@@ -37,7 +39,7 @@ pub(super) struct Token {
     pub(super) extensions: Vec<(String, String)>,
 }
 
-/// Why no token could be obtained. No variant contains any part of the output.
+/// The reason why no token could be obtained. The variants never contain any part of the output.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum TokenError {
     #[error("kafka_token_command: {program} {error}")]
@@ -45,53 +47,54 @@ pub(super) enum TokenError {
         program: String,
         error: ProgramError,
     },
-    #[error("kafka_token_command: {program} has printed {found}")]
+    #[error("kafka_token_command: {program} printed {found}")]
     Output { program: String, found: OutputError },
     #[error("the token endpoint {url} {error}")]
     Endpoint { url: String, error: EndpointError },
-    #[error("the token endpoint {url} has answered with {found}")]
+    #[error("the token endpoint {url} returned {found}")]
     Answer { url: String, found: OutputError },
 }
 
-/// Why the output does not contain a valid token.
+/// The reason why the output does not contain a valid token.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum OutputError {
-    #[error("bytes that are not UTF-8, expected a token")]
+    #[error("output that is not UTF-8; expected a token")]
     Encoding,
-    #[error("JSON that can't be read, at line {line}, column {column}")]
+    #[error("invalid JSON at line {line}, column {column}")]
     Json { line: usize, column: usize },
-    #[error("JSON without a text \"token\" (or \"access_token\")")]
+    #[error("JSON without a string member \"token\" (or \"access_token\")")]
     NoToken,
     #[error(
-        "several words, expected one token, or JSON: {{\"token\": \"...\", \"expires_at\": ...}}"
+        "several words; expected one token, or JSON: {{\"token\": \"...\", \"expires_at\": ...}}"
     )]
     Words,
     #[error(
-        "a token that does not say when it expires: it is no JWT with \"exp\". Have it printed as JSON: {{\"token\": \"...\", \
-         \"expires_at\": ...}}, with seconds since 1970 or a time like 2026-11-25T09:05:00Z, or \"lifetime\" with seconds"
+        "a token without an expiry time; expected a JWT with \"exp\", or JSON: {{\"token\": \"...\", \"expires_at\": ...}}, where \
+         expires_at is in seconds since 1970 or a time like 2026-11-25T09:05:00Z. Instead of expires_at, \"lifetime\" in seconds is \
+         also accepted"
     )]
     NoExpiry,
     #[error(
-        "a value of {0:?} that is not understood: expected a number of seconds, or for expires_at a time with its offset"
+        "an invalid value of {0:?}; expected a number of seconds or, for expires_at, a time with a UTC offset"
     )]
     Value(&'static str),
     #[error(
-        "\"extensions\" that are no texts of ASCII by names of letters, or have the name \"auth\""
+        "invalid \"extensions\"; expected an object with names that consist of letters (except \"auth\") and strings of ASCII characters"
     )]
     Extensions,
     #[error(
         "a token that expired {0} s ago. Compare the clock of this machine with that of the issuer"
     )]
     Expired(i64),
-    #[error("a token with other characters than visible ones of ASCII")]
+    #[error("a token that contains characters other than visible ASCII characters")]
     Characters,
     /// librdkafka's own message is not used because it repeats the token.
-    #[error("a token that librdkafka does not take: it has expired meanwhile")]
+    #[error("a token that librdkafka rejects because it has expired in the meantime")]
     Unusable,
 }
 
-/// Accepted names of the JSON member: Walpost's own, the one of OAuth 2.0 (RFC 6749, section 5.1),
-/// and that of the Azure CLI.
+/// Accepted names of the JSON member for the token: Walpost's own name, and the names from OAuth
+/// 2.0 (RFC 6749, section 5.1) and the Azure CLI.
 const TOKEN: [&str; 3] = ["token", "access_token", "accessToken"];
 const EXPIRES_AT: [&str; 2] = ["expires_at", "expires_on"];
 const LIFETIME: [&str; 2] = ["lifetime", "expires_in"];
@@ -139,9 +142,9 @@ impl Token {
 
     /// Returns the expiry time to pass to librdkafka, which is earlier than the real one.
     ///
-    /// librdkafka requests a new token after four fifths of the lifetime that it is given. It
-    /// checks once a second whether that time has come, and the program takes some time as well. On
-    /// the other hand, librdkafka reauthenticates after nine tenths of the session lifetime that
+    /// librdkafka requests a new token after four fifths of the lifetime that Walpost passes. It
+    /// checks only once a second whether that time has passed, and the program also takes some
+    /// time. By contrast, librdkafka reauthenticates after nine tenths of the session lifetime that
     /// the broker returns, which depends on the real expiry time.
     pub(super) fn librdkafka_expiry_millis(&self, now_millis: i64) -> i64 {
         let left = self.expires_millis.saturating_sub(now_millis);
@@ -178,8 +181,8 @@ impl Token {
         let value = value.map(str::trim).filter(|value| !value.is_empty());
         let value = value.ok_or(OutputError::NoToken)?;
         let claims = Claims::from_token(value);
-        let expires_millis = if let Some((name, at)) = member(&EXPIRES_AT) {
-            moment(at).ok_or(OutputError::Value(name))?
+        let expires_millis = if let Some((name, time)) = member(&EXPIRES_AT) {
+            time_millis(time).ok_or(OutputError::Value(name))?
         } else if let Some((name, lifetime)) = member(&LIFETIME) {
             let seconds = number(lifetime).filter(|seconds| seconds.is_finite());
             let seconds = seconds.ok_or(OutputError::Value(name))?;
@@ -215,7 +218,7 @@ fn number(value: &Value) -> Option<f64> {
 
 /// Parses a time and returns it in milliseconds since 1970. The value is a number of seconds or
 /// milliseconds since 1970, or a time with its UTC offset.
-fn moment(value: &Value) -> Option<i64> {
+fn time_millis(value: &Value) -> Option<i64> {
     if let Some(number) = number(value).filter(|number| number.is_finite()) {
         return Some(match number > SECONDS_MAX {
             true => millis(number),
@@ -269,7 +272,7 @@ struct SharedTokens {
     state: Mutex<TokenState>,
 }
 
-/// What issues the tokens.
+/// The issuer of the tokens.
 enum Issuer {
     Program(Program),
     Endpoint(Endpoint),
@@ -289,7 +292,7 @@ struct Issued {
 }
 
 impl Issued {
-    /// Returns whether enough of the lifetime remains.
+    /// Returns whether enough of the lifetime remains to pass the token to another client.
     fn is_fresh(&self, now_millis: i64) -> bool {
         let lifetime = self.token.expires_millis.saturating_sub(self.at_millis);
         let left = self.token.expires_millis.saturating_sub(now_millis);
@@ -300,11 +303,11 @@ impl Issued {
 }
 
 impl Tokens {
-    pub(super) fn printed_by(program: Program) -> Self {
+    pub(super) fn from_program(program: Program) -> Self {
         Self::new(Issuer::Program(program))
     }
 
-    pub(super) fn fetched_from(endpoint: Endpoint) -> Self {
+    pub(super) fn from_endpoint(endpoint: Endpoint) -> Self {
         Self::new(Issuer::Endpoint(endpoint))
     }
 
@@ -390,10 +393,10 @@ impl Tokens {
         }
     }
 
-    /// Discards the last token because brokers reject it, and returns whether it did. A token that
-    /// is so new that another one would be the same is kept.
-    pub(super) fn refused(&self) -> bool {
-        // The lock is held while a token is requested, so a new one will be available anyway.
+    /// Discards the last token because brokers reject it, and returns whether the token was
+    /// discarded. Keeps a token that is so new that a new request would return the same one.
+    pub(super) fn discard_rejected(&self) -> bool {
+        // If the lock is held, a new token is already being requested.
         let Ok(mut state) = self.0.state.try_lock() else {
             return false;
         };
@@ -461,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn token_says_when_it_expires_itself_or_in_the_json_around_it() {
+    fn reads_the_expiry_time_from_the_token_or_its_json() {
         let later = NOW / 1000 + 900;
         let token = jwt(&format!("{{\"sub\": \"shop\", \"exp\": {later}}}"));
         let check = |output: &str, expires_millis, principal: &str| {
@@ -510,13 +513,13 @@ mod tests {
     }
 
     #[test]
-    fn invalid_tokens_are_reported_without_quoting_them() {
+    fn reports_invalid_tokens_without_quoting_them() {
         let past = jwt(&format!("{{\"exp\": {}}}", NOW / 1000 - 7));
         for (output, expected) in [
             ("hunter2 hunter2", "several words"),
             (
                 "{\"token\": \"hunter2\\u00e9\", \"lifetime\": 7}",
-                "visible ones of ASCII",
+                "visible ASCII characters",
             ),
             (
                 "{\"token\": \"x\", \"lifetime\": 9, \"extensions\": {\"a\": \"hunter2\\n\"}}",
@@ -526,14 +529,17 @@ mod tests {
                 "{\"token\": \"x\", \"lifetime\": 9, \"extensions\": {\"auth\": \"hunter2\"}}",
                 "extensions",
             ),
-            ("hunter2", "does not say when it expires"),
-            ("hunter2.hunter2.hunter2", "does not say when it expires"),
-            ("{\"token\": \"hunter2\"}", "does not say when it expires"),
-            ("{\"token\": hunter2}", "can't be read, at line 1, column"),
-            ("{\"tokn\": \"hunter2\"}", "without a text \"token\""),
+            ("hunter2", "without an expiry time"),
+            ("hunter2.hunter2.hunter2", "without an expiry time"),
+            ("{\"token\": \"hunter2\"}", "without an expiry time"),
+            ("{\"token\": hunter2}", "invalid JSON at line 1, column"),
+            (
+                "{\"tokn\": \"hunter2\"}",
+                "without a string member \"token\"",
+            ),
             (
                 "{\"token\": 7, \"lifetime\": 7}",
-                "without a text \"token\"",
+                "without a string member \"token\"",
             ),
             (
                 "{\"token\": \"hunter2\", \"lifetime\": \"hunter2\"}",
@@ -566,11 +572,11 @@ mod tests {
 
     fn tokens(script: &str) -> Tokens {
         let argv = ["/bin/sh", "-c", script].map(str::to_owned);
-        Tokens::printed_by(Program::new(&argv).expect("a program"))
+        Tokens::from_program(Program::new(&argv).expect("a program"))
     }
 
     #[test]
-    fn clients_share_a_token_until_half_of_its_time_is_over() {
+    fn shares_a_token_until_half_of_its_lifetime_has_passed() {
         let issued = Issued {
             token: Arc::new(parse("{\"token\": \"x\", \"lifetime\": 100}").expect("a token")),
             at: Instant::now(),
@@ -582,36 +588,41 @@ mod tests {
         // no longer fresh.
         assert_eq!(issued.token.librdkafka_expiry_millis(NOW), NOW + 75_000);
 
-        let lasting = tokens("echo '{\"token\": \"'$$'\", \"lifetime\": 100}'");
-        let first = lasting.get_token().expect("a token").value.clone();
-        assert_eq!(lasting.get_token().expect("a token").value, first);
-        // The token is so new that brokers would not accept another one either.
-        assert!(!lasting.refused());
-        assert!(lasting.is_last_valid());
+        let tokens = tokens("echo '{\"token\": \"'$$'\", \"lifetime\": 100}'");
+        let first = tokens.get_token().expect("a token").value.clone();
+        assert_eq!(tokens.get_token().expect("a token").value, first);
+        // The token is so new that a new request would return the same one.
+        assert!(!tokens.discard_rejected());
+        assert!(tokens.is_last_valid());
     }
 
     #[test]
-    fn asks_for_another_token_when_brokers_refuse_an_old_one() {
+    fn requests_another_token_when_brokers_reject_an_old_one() {
         let tokens = tokens("echo '{\"token\": \"'$$'\", \"lifetime\": 1000}'");
         let first = tokens.get_token().expect("a token").value.clone();
-        let mut state = tokens.0.state.lock().expect("nobody has panicked");
+        let mut state = tokens.0.state.lock().expect("a lock that is not poisoned");
         let issued = state.last.as_mut().expect("a token");
         issued.at -= RETRY_DELAY + Duration::from_secs(1);
         drop(state);
-        assert!(tokens.refused());
+        assert!(tokens.discard_rejected());
         let second = tokens.get_token().expect("a token").value.clone();
-        assert_ne!(second, first, "the refused token was used again");
+        assert_ne!(second, first, "the rejected token was used again");
     }
 
     #[test]
-    fn token_that_librdkafka_rejects_is_not_used_again() {
+    fn does_not_reuse_a_token_that_librdkafka_rejects() {
         let tokens = tokens("echo '{\"token\": \"'$$'\", \"lifetime\": 100}'");
         let first = tokens.get_token().expect("a token");
         let error = tokens.discard_unusable(&first);
         assert!(!tokens.is_last_valid());
-        // The next attempt waits, as after any failure.
+        // The next request is delayed, as after any failure.
         assert_eq!(tokens.get_token().err(), Some(error));
-        tokens.0.state.lock().expect("nobody has panicked").failed = None;
+        tokens
+            .0
+            .state
+            .lock()
+            .expect("a lock that is not poisoned")
+            .failed = None;
         let second = tokens.get_token().expect("a token");
         assert_ne!(second.value, first.value);
         // A client that reports an old token late does not discard the current one.
@@ -620,7 +631,7 @@ mod tests {
     }
 
     #[test]
-    fn lifetime_of_a_token_is_bounded() {
+    fn limits_the_lifetime_of_a_token() {
         for expiry in [
             "\"expires_in\": 2e13",
             "\"expires_in\": 1e300",
@@ -635,18 +646,18 @@ mod tests {
     }
 
     #[test]
-    fn failed_program_is_reported_by_path_and_not_run_again_immediately() {
+    fn reports_a_failed_program_by_path_and_delays_its_next_run() {
         let failing = tokens("exit 7");
         assert!(!failing.is_last_valid());
         let error = failing.get_token().err().expect("it fails");
         let text = error.to_string();
-        let expected = "kafka_token_command: /bin/sh has ended with exit status: 7. ";
+        let expected = "kafka_token_command: /bin/sh failed with exit status: 7. ";
         assert!(text.starts_with(expected), "{text}");
-        let state = failing.0.state.lock().expect("nobody has panicked");
+        let state = failing.0.state.lock().expect("a lock that is not poisoned");
         let first = state.failed.as_ref().map(|(at, _)| *at);
         drop(state);
         assert_eq!(failing.get_token().err(), Some(error));
-        let state = failing.0.state.lock().expect("nobody has panicked");
+        let state = failing.0.state.lock().expect("a lock that is not poisoned");
         assert_eq!(state.failed.as_ref().map(|(at, _)| *at), first);
     }
 }

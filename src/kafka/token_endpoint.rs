@@ -1,8 +1,8 @@
 //! An OAuth 2.0 token endpoint, queried with the client credentials grant (RFC 6749, section 4.4).
 //!
-//! The properties are those of librdkafka 2.12 (`sasl.oauthbearer.method = oidc`), but they are not
-//! passed to librdkafka: its implementation requires libcurl, always uses the secret with which the
-//! client was created, and only accepts tokens that are JWTs.
+//! The endpoint is configured with the properties of librdkafka 2.12 (`sasl.oauthbearer.method =
+//! oidc`), but they are not passed to librdkafka: its implementation requires libcurl, always uses
+//! the secret with which the client was created, and only accepts tokens that are JWTs.
 
 use std::fmt;
 use std::io;
@@ -41,7 +41,7 @@ pub(crate) const SECRETS: [&str; 2] = [
 ];
 const SCOPE: &str = "sasl.oauthbearer.scope";
 const EXTENSIONS: &str = "sasl.oauthbearer.extensions";
-/// Kafka's Java clients have this property too.
+/// Whether to form-encode the client ID and secret; Kafka's Java clients have this property too.
 const URLENCODE: &str = "sasl.oauthbearer.header.urlencode";
 const GRANT: &str = "sasl.oauthbearer.grant.type";
 const AUTHORITIES_FILE: &str = "https.ca.location";
@@ -87,29 +87,30 @@ pub(crate) struct Endpoint {
     authorities: Authorities,
 }
 
-/// Why the endpoint returned no token. No variant contains the secret.
+/// Why the endpoint returned no token. The secret does not appear in any variant.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum EndpointError {
     #[error(
-        "is not asked: there is no secret. Set \"{secret}\" in [kafka], or WALPOST_KAFKA_SASL_OAUTHBEARER_CLIENT_SECRET",
+        "was not queried: the client secret is missing. Set \"{secret}\" in [kafka], or WALPOST_KAFKA_SASL_OAUTHBEARER_CLIENT_SECRET",
         secret = SECRETS[0]
     )]
     NoSecret,
-    #[error("is not asked: {name} can't be read again: {0}", name = SECRETS[0])]
+    #[error("was not queried: failed to reread {name}: {0}", name = SECRETS[0])]
     Secret(String),
-    #[error("is not asked: {AUTHORITIES_FILE}: {0}")]
+    #[error("was not queried: {AUTHORITIES_FILE}: {0}")]
     Authorities(String),
-    #[error("can't be reached: {0}")]
+    #[error("is unreachable: {0}")]
     Io(String),
     #[error(
-        "is not trusted: {0}. Name the authority of its certificate with {AUTHORITIES_FILE} in [kafka]"
+        "failed the TLS handshake: {0}. If its certificate is from a private authority, set {AUTHORITIES_FILE} in [kafka] to the \
+         certificate of that authority"
     )]
     Tls(String),
-    #[error("has not answered within {} s", REQUEST_TIMEOUT.as_secs())]
+    #[error("did not respond within {} s", REQUEST_TIMEOUT.as_secs())]
     Slow,
-    #[error("does not speak HTTP: {0}")]
+    #[error("did not return a valid HTTP response: {0}")]
     Http(String),
-    #[error("answers {status}{}", .code.map_or_else(String::new, |code| format!(": {code}")))]
+    #[error("returned {status}{}", .code.map_or_else(String::new, |code| format!(": {code}")))]
     Refused {
         status: StatusCode,
         /// One of [`ERROR_CODES`].
@@ -123,7 +124,7 @@ impl fmt::Debug for Endpoint {
     }
 }
 
-/// Returns whether tokens come from an endpoint.
+/// Returns whether the properties configure a token endpoint.
 #[must_use]
 pub(crate) fn is_named(properties: &Properties) -> bool {
     let method = properties.get(METHOD);
@@ -169,16 +170,16 @@ impl Endpoint {
         };
         if let Some(grant) = take(GRANT).filter(|grant| grant != "client_credentials") {
             return Err(format!(
-                "{GRANT} is {grant:?}; expected client_credentials. Have kafka_token_command print tokens of another grant"
+                "{GRANT} is {grant:?}; expected client_credentials. For other grant types, use a kafka_token_command that prints the tokens"
             ));
         }
         let authorities = match (take(AUTHORITIES_FILE), take(AUTHORITIES_PEM)) {
             (None, None) => Authorities::System,
-            (Some(location), None) => Authorities::at(location),
+            (Some(location), None) => Authorities::from_location(location),
             (None, Some(pem)) => Authorities::Pem(pem),
             (Some(_), Some(_)) => {
                 return Err(format!(
-                    "{AUTHORITIES_FILE} and {AUTHORITIES_PEM} are both set; expected one of them"
+                    "{AUTHORITIES_FILE} and {AUTHORITIES_PEM} are both set; expected at most one of them"
                 ));
             }
         };
@@ -187,11 +188,11 @@ impl Endpoint {
             name.starts_with("sasl.oauthbearer.") && *name != "sasl.oauthbearer.config"
         }) {
             return Err(format!(
-                "{other} is not supported with {METHOD} = oidc: expected the client's credentials. Have kafka_token_command print \
-                 tokens that are given otherwise"
+                "{other} is not supported with {METHOD} = oidc; expected a client ID and a client secret. For other ways to obtain \
+                 tokens, use a kafka_token_command that prints them"
             ));
         }
-        let (uri, is_tls) = target(&url)?;
+        let (uri, is_tls) = parse_url(&url)?;
         Ok(Self {
             url,
             uri,
@@ -217,11 +218,11 @@ impl Endpoint {
     #[must_use]
     pub(crate) fn warning(&self) -> Option<String> {
         let host = self.uri.authority()?.as_str();
-        let is_here = is_loopback(host) || is_loopback(&format!("{host}:80"));
-        (!self.is_tls && !is_here).then(|| {
+        let is_local = is_loopback(host) || is_loopback(&format!("{host}:80"));
+        (!self.is_tls && !is_local).then(|| {
             format!(
-                "{URL} is not https: whoever is on the network between walpost and {host} can have the client's secret and every \
-                 token. Name it by https, and its authority with {AUTHORITIES_FILE} if it is not one of the system's"
+                "{URL} does not use https: anyone on the network between Walpost and {host} can read the client secret and every \
+                 token. Use an https URL; if its certificate is from a private authority, set {AUTHORITIES_FILE} as well"
             )
         })
     }
@@ -253,7 +254,7 @@ impl Endpoint {
             .filter(|secret| !secret.is_empty())
             .ok_or(EndpointError::NoSecret)?;
         let host = self.uri.host().unwrap_or_default();
-        // An IPv6 address is written in brackets only in a URI.
+        // Only a URI has brackets around an IPv6 address.
         let host = host.trim_start_matches('[').trim_end_matches(']');
         let port = self.uri.port_u16();
         let port = port.unwrap_or(if self.is_tls { 443 } else { 80 });
@@ -263,14 +264,14 @@ impl Endpoint {
             .map_err(|error| EndpointError::Io(error.to_string()))?;
         match self.is_tls {
             true => {
-                let stream = self.secured(stream, host).await?;
-                self.request_over(TokioIo::new(stream), &secret).await
+                let stream = self.start_tls(stream, host).await?;
+                self.send_request(TokioIo::new(stream), &secret).await
             }
-            false => self.request_over(TokioIo::new(stream), &secret).await,
+            false => self.send_request(TokioIo::new(stream), &secret).await,
         }
     }
 
-    async fn secured(
+    async fn start_tls(
         &self,
         stream: TcpStream,
         host: &str,
@@ -288,7 +289,7 @@ impl Endpoint {
                 Err(match verified == X509VerifyResult::OK {
                     true => EndpointError::Tls(error.to_string()),
                     false => EndpointError::Tls(format!(
-                        "its certificate does not hold: {}",
+                        "its certificate is not valid: {}",
                         verified.error_string()
                     )),
                 })
@@ -296,7 +297,7 @@ impl Endpoint {
         }
     }
 
-    async fn request_over(
+    async fn send_request(
         &self,
         stream: impl Read + Write + Unpin,
         secret: &str,
@@ -370,20 +371,20 @@ impl Endpoint {
 }
 
 /// Parses the endpoint's URL, and returns whether it uses TLS.
-fn target(url: &str) -> Result<(Uri, bool), String> {
+fn parse_url(url: &str) -> Result<(Uri, bool), String> {
     let error = |found: &str| format!("{URL} {found}; expected https://HOST[:PORT]/PATH");
-    let uri: Uri = url.parse().map_err(|_| error("is no URL"))?;
+    let uri: Uri = url.parse().map_err(|_| error("is not a valid URL"))?;
     let is_tls = match uri.scheme_str() {
         Some("https") => true,
         Some("http") => false,
-        _ => return Err(error("is not of HTTP")),
+        _ => return Err(error("is not an HTTP URL")),
     };
     match uri.authority() {
-        Some(authority) if authority.as_str().contains('@') => {
-            Err(error("has a login in it, and may be shown"))
-        }
+        Some(authority) if authority.as_str().contains('@') => Err(error(
+            "contains credentials, but the URL may appear in the log",
+        )),
         Some(_) => Ok((uri, is_tls)),
-        None => Err(error("names no host")),
+        None => Err(error("does not contain a host")),
     }
 }
 
@@ -398,8 +399,8 @@ fn extensions(list: &str) -> Result<Vec<(String, String)>, String> {
     read.ok_or_else(|| format!("{EXTENSIONS} is {list:?}; expected NAME=VALUE,..."))
 }
 
-/// Returns the error code of a response. Nothing else of the response is shown, because a
-/// description may repeat the request, and with it the client secret in any encoding.
+/// Returns the error code in a response. The error description is not reported, because it may
+/// repeat the request and thus the client secret, in any encoding.
 fn error_code(body: &[u8]) -> Option<&'static str> {
     #[derive(Deserialize)]
     struct Answer {
@@ -413,7 +414,7 @@ fn error_code(body: &[u8]) -> Option<&'static str> {
 mod tests {
     use super::*;
 
-    fn from_given(given: &[(&str, &str)]) -> Result<(Endpoint, Properties), String> {
+    fn endpoint_from(given: &[(&str, &str)]) -> Result<(Endpoint, Properties), String> {
         let given = given
             .iter()
             .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
@@ -423,18 +424,18 @@ mod tests {
         Ok((endpoint, properties))
     }
 
-    const LEAST: [(&str, &str); 3] = [
+    const REQUIRED: [(&str, &str); 3] = [
         (METHOD, "OIDC"),
         (URL, "https://login.example.com/oauth2/token?tenant=1"),
         ("sasl.oauthbearer.client.id", "shop:1"),
     ];
 
     #[test]
-    fn what_is_asked_is_a_request_for_a_token_of_the_clients_own() {
-        let (endpoint, left) = from_given(&[
-            LEAST[0],
-            LEAST[1],
-            LEAST[2],
+    fn requests_a_token_with_the_client_credentials_grant() {
+        let (endpoint, left) = endpoint_from(&[
+            REQUIRED[0],
+            REQUIRED[1],
+            REQUIRED[2],
             (SCOPE, "events:write a&b"),
             (EXTENSIONS, "logicalCluster=lkc-1, identityPoolId = pool-1"),
             (AUTHORITIES_FILE, "/etc/ca.pem"),
@@ -455,9 +456,9 @@ mod tests {
         );
         let request = endpoint.request("s/ä").expect("a request");
         assert_eq!(request.uri(), "/oauth2/token?tenant=1");
-        let of = |name| request.headers()[name].to_str().expect("text");
-        assert_eq!(of(header::HOST), "login.example.com");
-        let login = of(header::AUTHORIZATION)
+        let header = |name| request.headers()[name].to_str().expect("text");
+        assert_eq!(header(header::HOST), "login.example.com");
+        let login = header(header::AUTHORIZATION)
             .strip_prefix("Basic ")
             .expect("a login");
         assert_eq!(
@@ -475,7 +476,7 @@ mod tests {
             "grant_type=client_credentials&scope=events%3Awrite%20a%26b"
         );
 
-        let encoded = from_given(&[LEAST[0], LEAST[1], LEAST[2], (URLENCODE, "true")]);
+        let encoded = endpoint_from(&[REQUIRED[0], REQUIRED[1], REQUIRED[2], (URLENCODE, "true")]);
         let (endpoint, _) = encoded.expect("an endpoint");
         let request = endpoint.request("s/ä").expect("a request");
         let login = STANDARD.encode("shop%3A1:s%2F%C3%A4");
@@ -486,13 +487,13 @@ mod tests {
     }
 
     #[test]
-    fn reports_invalid_condition() {
+    fn rejects_invalid_token_endpoint_properties() {
         for (name, value, expected) in [
             (URL, "", "is missing"),
-            (URL, "login.example.com", "is not of HTTP"),
-            (URL, "ftp://login.example.com", "is not of HTTP"),
-            (URL, "https://a:b@login.example.com", "has a login in it"),
-            (URL, "https://login example.com", "is no URL"),
+            (URL, "login.example.com", "is not an HTTP URL"),
+            (URL, "ftp://login.example.com", "is not an HTTP URL"),
+            (URL, "https://a:b@login.example.com", "contains credentials"),
+            (URL, "https://login example.com", "is not a valid URL"),
             ("sasl.oauthbearer.client.id", " ", "is missing"),
             (EXTENSIONS, "a", "NAME=VALUE"),
             (URLENCODE, "yes", "true or false"),
@@ -508,16 +509,16 @@ mod tests {
             ),
             (AUTHORITIES_PEM, "x", "both set"),
         ] {
-            let mut given = LEAST.to_vec();
+            let mut given = REQUIRED.to_vec();
             given.push((AUTHORITIES_FILE, "/etc/ca.pem"));
             given.push((name, value));
-            let error = from_given(&given).expect_err(value);
+            let error = endpoint_from(&given).expect_err(value);
             assert!(error.contains(expected) && error.contains(name), "{error}");
         }
     }
 
     #[test]
-    fn endpoint_without_tls_is_warned_of() {
+    fn warns_about_a_remote_endpoint_without_tls() {
         for (url, host) in [
             ("https://login.example.com/token", None),
             ("http://localhost:8080/token", None),
@@ -528,8 +529,8 @@ mod tests {
                 Some("and login.example.com can"),
             ),
         ] {
-            let taken = from_given(&[LEAST[0], (URL, url), LEAST[2]]);
-            let warning = taken.expect("an endpoint").0.warning();
+            let result = endpoint_from(&[REQUIRED[0], (URL, url), REQUIRED[2]]);
+            let warning = result.expect("an endpoint").0.warning();
             match (host, warning) {
                 (Some(host), Some(warning)) => assert!(warning.contains(host), "{warning}"),
                 (None, None) => {}
@@ -539,10 +540,10 @@ mod tests {
     }
 
     #[test]
-    fn shows_the_error_code_of_an_answer_and_nothing_else() {
-        let of = |body: &str| error_code(body.as_bytes());
+    fn extracts_only_known_error_codes_from_a_response() {
+        let code = |body: &str| error_code(body.as_bytes());
         assert_eq!(
-            of(r#"{"error": "invalid_client", "error_description": "Basic c2hvcDpodW50ZXIy"}"#),
+            code(r#"{"error": "invalid_client", "error_description": "Basic c2hvcDpodW50ZXIy"}"#),
             Some("invalid_client")
         );
         for body in [
@@ -552,7 +553,7 @@ mod tests {
             "<html>invalid_client",
             "",
         ] {
-            assert_eq!(of(body), None, "{body}");
+            assert_eq!(code(body), None, "{body}");
         }
     }
 }

@@ -29,20 +29,21 @@ pub(super) struct TopicLookup {
     unusable: Arc<UnusableTopics>,
 }
 
-/// What the brokers return about a topic.
-enum Found {
+/// The state of a topic according to the brokers.
+enum TopicState {
     Usable,
     /// The topic exists, but can't be used yet.
     NotReady,
     Unusable(UnusableReason),
 }
 
-/// A topic that is not usable so far.
+/// A topic that is not usable yet.
 struct Pending {
     topic: String,
-    /// How long the brokers must consistently report that the topic is unusable before it counts as
-    /// unusable.
+    /// How long the brokers must consistently report that the topic is unusable before the topic
+    /// counts as unusable.
     certain_after: Duration,
+    /// When the brokers first reported that the topic is unusable.
     since: Option<Instant>,
     creation: Creation,
     has_tried_auto_creation: bool,
@@ -62,11 +63,12 @@ impl TopicLookup {
     }
 
     /// Waits until it is certain whether `topic` can be used. A topic is unusable if every response
-    /// over a long enough time says so; a missing response doesn't count. `others` are looked up
-    /// with the same requests, so that rows that each name a new topic don't each have to wait.
+    /// over a long enough time reports an error for it; a missing response doesn't count. `others`
+    /// are looked up with the same requests, so that rows with different new topics don't each have
+    /// to wait.
     ///
     /// # Errors
-    /// An error that is not about this topic.
+    /// The request failed for a reason other than this topic.
     pub(super) async fn prepare(
         self,
         topic: String,
@@ -91,12 +93,12 @@ impl TopicLookup {
         loop {
             match self.describe(&names).await {
                 Ok(found) => {
-                    self.producer.client().context().answered();
+                    self.producer.client().context().record_response();
                     if let Some(prepared) = self.evaluate_response(&mut pending, found).await? {
                         return Ok(prepared);
                     }
                 }
-                Err(code) if is_without_answer(code) => {
+                Err(code) if is_no_response(code) => {
                     refusals
                         .record_no_response(&self.producer, &self.topics)
                         .await?
@@ -125,18 +127,18 @@ impl TopicLookup {
         pending: &mut Pending,
         found: Vec<(String, Description)>,
     ) -> Result<Option<Prepared>, SinkError> {
-        let of_topic = found.iter().find(|(name, _)| *name == pending.topic);
-        let reason = match of_topic.map(|(_, description)| read(description)) {
-            Some(Found::Usable) => {
+        let topic_result = found.iter().find(|(name, _)| *name == pending.topic);
+        let reason = match topic_result.map(|(_, description)| state(description)) {
+            Some(TopicState::Usable) => {
                 if pending.has_tried_auto_creation {
                     let now = Instant::now().into_std();
-                    self.unusable.tried_auto_creation(true, now);
+                    self.unusable.record_auto_creation(true, now);
                 }
                 let topic = pending.topic.clone();
                 return self.prepare_topic(topic).await.map(Some);
             }
-            Some(Found::Unusable(reason)) => reason,
-            Some(Found::NotReady) | None => return Ok(None),
+            Some(TopicState::Unusable(reason)) => reason,
+            Some(TopicState::NotReady) | None => return Ok(None),
         };
         let now = Instant::now();
         let waited = now.duration_since(*pending.since.get_or_insert(now));
@@ -159,7 +161,7 @@ impl TopicLookup {
             }
             _ => return Ok(None),
         }
-        self.unusable.waited(waited);
+        self.unusable.record_wait(waited);
         Ok(Some(Prepared::Unusable))
     }
 
@@ -167,30 +169,31 @@ impl TopicLookup {
     fn store_results(&self, pending: &Pending, found: Vec<(String, Description)>) {
         let now = Instant::now().into_std();
         if pending.has_tried_auto_creation {
-            self.unusable.tried_auto_creation(false, now);
+            self.unusable.record_auto_creation(false, now);
         }
-        let (mut of_topic, mut of_others) = (None, Vec::new());
+        let (mut topic_reason, mut other_reasons) = (None, Vec::new());
         for (name, description) in found {
-            match read(&description) {
-                Found::Unusable(reason) if name == pending.topic => of_topic = Some(reason),
+            match state(&description) {
+                TopicState::Unusable(reason) if name == pending.topic => {
+                    topic_reason = Some(reason);
+                }
                 // Other missing topics are created when their first record is sent.
-                Found::Unusable(UnusableReason::Missing) if self.topics.creates() => {}
-                Found::Unusable(reason) => of_others.push((name, reason)),
-                Found::Usable | Found::NotReady => {}
+                TopicState::Unusable(UnusableReason::Missing) if self.topics.creates() => {}
+                TopicState::Unusable(reason) => other_reasons.push((name, reason)),
+                TopicState::Usable | TopicState::NotReady => {}
             }
         }
-        for (name, reason) in of_others {
+        for (name, reason) in other_reasons {
             self.unusable.insert(&name, reason, now);
         }
-        // This topic is inserted last, so that none of the others can evict it.
-        if let Some(reason) = of_topic {
+        // This topic is inserted last, so that inserting the others can't evict it.
+        if let Some(reason) = topic_reason {
             self.unusable.insert(&pending.topic, reason, now);
         }
     }
 
-    /// Requests the topic's metadata like a producer does, which makes brokers with automatic topic
-    /// creation create it. Uses a separate client, because a client remembers each name that it has
-    /// requested.
+    /// Requests the topic's metadata like a producer, so that brokers with automatic topic creation
+    /// create the topic. Uses a separate client, because a client stores each requested name.
     async fn try_auto_creation(&self, pending: &mut Pending) {
         let now = Instant::now().into_std();
         if pending.has_tried_auto_creation || !self.unusable.tries_auto_creation(now) {
@@ -201,11 +204,11 @@ impl TopicLookup {
             return;
         };
         let topic = pending.topic.clone();
-        let asked = spawn_blocking(move || {
-            // The next lookup shows the result.
+        let request = spawn_blocking(move || {
+            // The result is ignored: the next lookup shows whether the topic was created.
             let _ = admin.inner().fetch_metadata(Some(&topic), METADATA_TIMEOUT);
         });
-        let _ = asked.await;
+        let _ = request.await;
     }
 
     /// Prepares a topic that exists.
@@ -228,22 +231,22 @@ impl TopicLookup {
     }
 }
 
-fn read(description: &Description) -> Found {
-    let denied = |reason: &str| Found::Unusable(UnusableReason::Denied(reason.to_owned()));
+fn state(description: &Description) -> TopicState {
+    let denied = |reason: &str| TopicState::Unusable(UnusableReason::Denied(reason.to_owned()));
     match description {
-        Ok(facts) if facts.partitions == 0 => Found::NotReady,
-        Ok(_) => Found::Usable,
+        Ok(facts) if facts.partitions == 0 => TopicState::NotReady,
+        Ok(_) => TopicState::Usable,
         Err(Code::UnknownTopicOrPartition | Code::UnknownTopic) => {
-            Found::Unusable(UnusableReason::Missing)
+            TopicState::Unusable(UnusableReason::Missing)
         }
         Err(Code::TopicAuthorizationFailed) => denied(NOT_AUTHORIZED),
         Err(Code::InvalidTopic) => denied(NAME_NOT_ACCEPTED),
-        Err(_) => Found::NotReady,
+        Err(_) => TopicState::NotReady,
     }
 }
 
-/// Returns whether the code means that no broker has responded, or not in time.
-fn is_without_answer(code: Code) -> bool {
+/// Returns whether the code means that no broker responded in time.
+fn is_no_response(code: Code) -> bool {
     matches!(
         code,
         Code::AllBrokersDown

@@ -1,5 +1,5 @@
-//! Ensures that a topic exists before its first record, or returns an error that shows how to
-//! create it.
+//! Ensures that a topic exists before its first record is sent, or returns an error that shows how
+//! to create the topic.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,13 +24,14 @@ use super::unusable::{NAME_NOT_ACCEPTED, NOT_AUTHORIZED, UnusableReason};
 use crate::model::time::REFUSED_LOGIN_TIMEOUT;
 use crate::sink::{Prepared, SinkError};
 
-/// How long a topic may take to appear after brokers were asked to create it, or when they create
-/// topics automatically.
+/// How long a topic may take to appear after a request to create it, or if brokers create topics
+/// automatically.
 const CREATION_TIMEOUT: Duration = Duration::from_secs(5);
-/// How often it is logged that a topic is still missing.
+/// How often a topic that is still missing is logged.
 const MISSING_TOPIC_LOG_INTERVAL: Duration = Duration::from_secs(60);
-/// Limits the number of topics in one request. The controller writes a metadata record for each
-/// topic and each partition, and accepts at most 10,000 per request (`MAX_RECORDS_PER_USER_OP`).
+/// Maximum number of metadata records for the topics in one request. The controller writes one for
+/// each topic and each partition, and accepts at most 10,000 per request
+/// (`MAX_RECORDS_PER_USER_OP`).
 const METADATA_RECORDS_PER_REQUEST: usize = 2000;
 /// How long authentication may fail before the failure counts as permanent.
 const AUTHENTICATION_FAILURE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -70,8 +71,8 @@ impl CreateTopics {
         }
     }
 
-    /// Returns how many other topics may be created with the same request.
-    fn at_once(&self) -> usize {
+    /// Returns the maximum number of other topics to create with the same request.
+    fn max_others(&self) -> usize {
         usize::try_from(self.partitions).map_or(0, |partitions| {
             METADATA_RECORDS_PER_REQUEST / (partitions + 1)
         })
@@ -114,14 +115,14 @@ pub(crate) struct Wanted {
     pub(super) within: Duration,
 }
 
-/// What the cluster returns about a topic.
+/// The state of a topic according to the cluster.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Lookup {
     /// The topic exists and has this many partitions.
     Present(usize),
     /// The topic does not exist, or not yet.
     Missing,
-    /// Access is denied, for this reason.
+    /// Access is denied; contains the reason.
     Denied(String),
 }
 
@@ -136,15 +137,15 @@ impl Topics {
         }
     }
 
-    /// Sets the credentials for the clients, which are read again whenever a client is created.
-    pub(super) fn prove(&mut self, credentials: Credentials) {
+    /// Sets the credentials for the clients, which are reread whenever a client is created.
+    pub(super) fn set_credentials(&mut self, credentials: Credentials) {
         self.credentials = credentials;
     }
 
     /// Waits until `topic` exists, and returns its current number of partitions. If a partition is
-    /// `wanted`, waits for that partition too, but returns once it is certain that it does not
-    /// exist. Continues to wait while no broker is reachable, and while a topic is being created.
-    /// Missing topics among `others` are created along with it.
+    /// `wanted`, also waits for that partition, but returns once it is certain that the partition
+    /// does not exist. Continues to wait while no broker is reachable, and while a topic is being
+    /// created. Missing topics among `others` are created with the same request.
     ///
     /// # Errors
     /// The topic is missing and is not created, or the brokers deny access.
@@ -163,7 +164,7 @@ impl Topics {
         loop {
             match lookup(&producer, &topic).await {
                 Ok(Lookup::Present(partitions)) => {
-                    producer.client().context().answered();
+                    producer.client().context().record_response();
                     let now = Instant::now();
                     let since = now.duration_since(*absent_since.get_or_insert(now));
                     if wanted.is_none_or(|wanted| {
@@ -176,7 +177,7 @@ impl Topics {
                     return Err(self.unusable_error(&topic, UnusableReason::Denied(reason)));
                 }
                 Ok(Lookup::Missing) => {
-                    producer.client().context().answered();
+                    producer.client().context().record_response();
                     let now = Instant::now();
                     let waited = now.duration_since(*missing_since.get_or_insert(now));
                     match self.create {
@@ -223,7 +224,7 @@ impl Topics {
         }
     }
 
-    /// Returns how missing topics are created, if they are.
+    /// Returns the settings for creating missing topics, or `None` if they are not created.
     pub(super) fn create(&self) -> Option<CreateTopics> {
         self.create
     }
@@ -258,18 +259,18 @@ impl Topics {
     ) -> KafkaResult<DropInBackground<AdminClient<DefaultClientContext>>> {
         let config = leave_producers(self.config.clone());
         let credentials = self.credentials.clone();
-        let make = move || {
+        let create_client = move || {
             let mut config = config;
             credentials.renew(&mut config);
             let client: AdminClient<_> = create(&config)?;
-            credentials.equip_or_warn(client.inner());
+            credentials.set_token_or_warn(client.inner());
             Ok(DropInBackground::new(client))
         };
         match self.credentials.tokens() {
-            None => make(),
+            None => create_client(),
             // The program that prints the token may take a while.
-            Some(_) => match tokio::task::spawn_blocking(make).await {
-                Ok(made) => made,
+            Some(_) => match tokio::task::spawn_blocking(create_client).await {
+                Ok(created) => created,
                 Err(error) => Err(KafkaError::ClientCreation(error.to_string())),
             },
         }
@@ -279,18 +280,18 @@ impl Topics {
     ///
     /// # Errors
     /// The brokers reject the request, and would reject it again.
-    pub(super) async fn make(&self, new: NewTopic) -> Result<CreatedTopic, SinkError> {
+    pub(super) async fn create_topic(&self, new: NewTopic) -> Result<CreatedTopic, SinkError> {
         let topic = new.name.clone();
-        let (made, _) = self.make_several(vec![new]).await?;
-        made.map_err(|reason| self.unusable_error(&topic, reason))
+        let (result, _) = self.create_topics(vec![new]).await?;
+        result.map_err(|reason| self.unusable_error(&topic, reason))
     }
 
-    /// Creates topics with one request. Returns the result for the first, and those of the others
-    /// that the brokers refuse to create.
+    /// Creates topics with one request. Returns the result for the first topic, and the other
+    /// topics that the brokers refuse to create.
     ///
     /// # Errors
     /// The request failed as a whole, and would fail again.
-    async fn make_several(
+    async fn create_topics(
         &self,
         topics: Vec<NewTopic>,
     ) -> Result<
@@ -305,9 +306,7 @@ impl Topics {
         };
         let (topic, partitions) = (first.name.clone(), first.partitions);
         let failed = |code: Option<Code>, reason: String| match code {
-            Some(code) if is_of_the_moment(code) => {
-                Ok((Ok(CreatedTopic::NotNow(reason)), Vec::new()))
-            }
+            Some(code) if is_temporary(code) => Ok((Ok(CreatedTopic::NotNow(reason)), Vec::new())),
             _ => Err(self.unusable_error(&topic, UnusableReason::NotCreated(reason))),
         };
         let admin = match self.admin().await {
@@ -315,46 +314,46 @@ impl Topics {
             Err(error) => return failed(None, describe(&error)),
         };
         debug!(topic, others = topics.len() - 1, "creating topics");
-        let asked = tokio::task::spawn_blocking(move || {
+        let request = tokio::task::spawn_blocking(move || {
             native::create_topics(admin.inner(), &topics, CREATION_REQUEST_TIMEOUT)
         });
-        let answers = match asked.await.unwrap_or(Err(Code::OperationTimedOut)) {
-            Ok(answers) => answers,
+        let results = match request.await.unwrap_or(Err(Code::OperationTimedOut)) {
+            Ok(results) => results,
             Err(code) => return failed(Some(code), code.to_string()),
         };
         // If the response lacks this topic, the next lookup shows its state.
-        let mut of_topic = Ok(CreatedTopic::Exists);
+        let mut first_result = Ok(CreatedTopic::Exists);
         let mut refused = Vec::new();
-        for (name, answer) in answers {
-            let made = match answer {
+        for (name, result) in results {
+            let outcome = match result {
                 Ok(()) => {
                     info!(topic = name, partitions, "topic created");
                     Ok(CreatedTopic::Created)
                 }
                 Err(refusal) => {
                     debug!(topic = name, reason = %refusal, "topic not created");
-                    made_despite(&refusal)
+                    interpret_refusal(&refusal)
                 }
             };
-            match made {
-                made if name == topic => of_topic = made,
+            match outcome {
+                outcome if name == topic => first_result = outcome,
                 Err(reason) => refused.push((name, reason)),
                 Ok(_) => {}
             }
         }
-        Ok((of_topic, refused))
+        Ok((first_result, refused))
     }
 }
 
 /// Interprets a broker's refusal to create a topic.
-fn made_despite(refusal: &Refusal) -> Result<CreatedTopic, UnusableReason> {
+fn interpret_refusal(refusal: &Refusal) -> Result<CreatedTopic, UnusableReason> {
     match refusal.code {
         // Another instance created the topic first.
         Code::TopicAlreadyExists => Ok(CreatedTopic::Exists),
         Code::TopicAuthorizationFailed | Code::ClusterAuthorizationFailed => Err(
-            UnusableReason::CreationDenied(format!("it could not be created: {refusal}")),
+            UnusableReason::CreationDenied(format!("the topic could not be created: {refusal}")),
         ),
-        code if is_of_the_moment(code) => Ok(CreatedTopic::NotNow(refusal.to_string())),
+        code if is_temporary(code) => Ok(CreatedTopic::NotNow(refusal.to_string())),
         _ => Err(UnusableReason::NotCreated(refusal.to_string())),
     }
 }
@@ -364,12 +363,12 @@ pub(super) enum CreatedTopic {
     Created,
     /// The brokers report that the topic already exists.
     Exists,
-    /// The brokers can't create the topic at the moment, for this reason.
+    /// The brokers can't create the topic at the moment; contains the reason.
     NotNow(String),
 }
 
-/// Returns whether a broker that returns this code may create the topic later.
-fn is_of_the_moment(code: Code) -> bool {
+/// Returns whether the error is temporary, so that the broker may create the topic later.
+fn is_temporary(code: Code) -> bool {
     matches!(
         code,
         Code::AllBrokersDown
@@ -386,7 +385,7 @@ fn is_of_the_moment(code: Code) -> bool {
 pub(super) struct Creation {
     /// Other topics to create with the first request.
     others: Vec<String>,
-    /// Those of the other topics that the brokers refuse to create.
+    /// Topics from `others` that the brokers refuse to create.
     pub(super) refused: Vec<(String, UnusableReason)>,
     requested: Option<(Instant, CreatedTopic)>,
     logged_at: Option<Instant>,
@@ -421,33 +420,33 @@ impl Creation {
         };
         if is_due {
             let others = std::mem::take(&mut self.others);
-            let others = others.iter().take(create.at_once());
+            let others = others.iter().take(create.max_others());
             let mut all = vec![create.new_topic(topic)];
             all.extend(others.map(|name| create.new_topic(name)));
             let is_alone = all.len() == 1;
-            let made = match topics.make_several(all).await {
+            let result = match topics.create_topics(all).await {
                 // The request may have failed because of the other topics.
                 Err(error) if !is_alone => CreatedTopic::NotNow(error.to_string()),
-                made => {
-                    let (made, refused) = made?;
+                result => {
+                    let (result, refused) = result?;
                     self.refused = refused;
-                    match made {
-                        Ok(made) => made,
+                    match result {
+                        Ok(result) => result,
                         Err(reason) => return Ok(Err(reason)),
                     }
                 }
             };
-            self.requested = Some((Instant::now(), made));
+            self.requested = Some((Instant::now(), result));
         }
         if missing > CREATION_TIMEOUT
             && self
                 .logged_at
-                .is_none_or(|told| told.elapsed() > MISSING_TOPIC_LOG_INTERVAL)
+                .is_none_or(|logged_at| logged_at.elapsed() > MISSING_TOPIC_LOG_INTERVAL)
         {
             self.logged_at = Some(Instant::now());
             let reason = match &self.requested {
                 Some((_, CreatedTopic::NotNow(reason))) => reason,
-                _ => "the brokers say that it exists, and their metadata does not show it",
+                _ => "the brokers report that it exists, but it is missing from their metadata",
             };
             warn!(
                 topic,
@@ -480,18 +479,18 @@ impl Refusals {
             self.since = None;
             return Ok(());
         };
-        let tried = self.since.get_or_insert_with(Instant::now).elapsed();
-        let (patience, reason) = match topics.credentials.were_accepted() {
+        let elapsed = self.since.get_or_insert_with(Instant::now).elapsed();
+        let (timeout, reason) = match topics.credentials.were_accepted() {
             false => (AUTHENTICATION_FAILURE_TIMEOUT, reason),
             true => (
                 REFUSED_LOGIN_TIMEOUT,
                 format!(
-                    "{reason}. It had accepted Walpost's credentials, and was retried for {} s since",
-                    tried.as_secs()
+                    "{reason}. Kafka accepted Walpost's credentials earlier, but has been rejecting them for {} s",
+                    elapsed.as_secs()
                 ),
             ),
         };
-        if tried > patience {
+        if elapsed > timeout {
             return Err(SinkError::Refused {
                 brokers: topics.brokers(),
                 reason: certificate::explain(&topics.config, reason).await,

@@ -37,17 +37,17 @@ use crate::outbox::Record;
 use crate::outbox::headers::Headers;
 use crate::sink::SinkError;
 
-/// Timeout of a single call, after which it is retried.
+/// Timeout of a single call; calls that time out are retried.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long other users of the topic may have a transaction open in it.
+/// How long other producers may keep a transaction open in the checkpoint topic.
 const OPEN_TRANSACTION_TIMEOUT: Duration = Duration::from_secs(120);
 const RETRY_DELAY: Duration = Duration::from_millis(100);
 /// How often a flush in progress checks whether the sink has been dropped.
 const FLUSH_POLL_INTERVAL: Duration = Duration::from_millis(250);
-/// How long a broker may take to learn of a topic that another broker has created, or to recover.
+/// How long a broker may take to recover, or to receive the metadata of a newly created topic.
 const BROKER_RECOVERY_TIMEOUT: Duration = Duration::from_secs(10);
-/// Delay after a commit, during which the brokers write its markers. If a transaction starts
-/// earlier, librdkafka delays it by 20 ms.
+/// Delay after a commit, during which the brokers write the transaction markers. If the next
+/// transaction starts earlier, librdkafka delays that transaction by 20 ms.
 const MARKER_DELAY: Duration = Duration::from_millis(2);
 /// Number of offsets at the end of the topic that are searched first for a checkpoint.
 const TAIL_OFFSETS: i64 = 256;
@@ -55,14 +55,14 @@ const TAIL_OFFSETS: i64 = 256;
 /// largest record.
 const TOPIC_NAMES_BYTES_MAX: usize = 64 << 10;
 const TOPIC_NAMES_RECORD_PARTS: usize = 2;
-/// Segment size of the checkpoint topic, in bytes. It is small because compaction works on whole
-/// segments, and only the last of each pipeline's many small checkpoints is needed.
+/// Segment size of the checkpoint topic, in bytes. The size is small because compaction works on
+/// whole segments, and only the last of each pipeline's many small checkpoints is needed.
 const SEGMENT_BYTES: &CStr = c"16777216";
 
 /// The checkpoints of a pipeline.
 #[derive(Clone)]
 pub struct Checkpoints {
-    /// Name of the pipeline, which is also the key of its records.
+    /// Name of the pipeline, which is also the key of its checkpoint records.
     pub(super) pipeline: String,
     settings: CheckpointSettings,
     /// Configuration of the producer.
@@ -70,14 +70,14 @@ pub struct Checkpoints {
     pub(super) credentials: Credentials,
 }
 
-/// The context of a consumer that reads checkpoints. It does not log errors as warnings, because
-/// they are returned by the calls that fail.
+/// The context of a consumer that reads checkpoints. The context does not log errors as warnings,
+/// because the calls that fail return them.
 pub(super) struct Reader;
 
 impl ClientContext for Reader {
-    /// Otherwise, rdkafka would log the expected end of a partition as an error.
+    /// Without this method, rdkafka would log the expected end of a partition as an error.
     fn error(&self, error: KafkaError, reason: &str) {
-        debug!(%error, reason, "while checkpoints are read");
+        debug!(%error, reason, "error while reading checkpoints");
     }
 }
 
@@ -87,7 +87,8 @@ type Client = DropInBackground<BaseConsumer<Reader>>;
 
 /// The consumers that read the checkpoint topic.
 struct Readers {
-    /// Also sees the end of the topic after the start of an open transaction.
+    /// Reads uncommitted records, so that the end of the topic is visible even after the start of
+    /// an open transaction.
     any: Client,
     committed: Client,
 }
@@ -122,7 +123,7 @@ impl Checkpoints {
         &self.settings.topic
     }
 
-    /// Returns the last checkpoint, without taking over.
+    /// Returns the last checkpoint, without fencing other producers.
     ///
     /// # Errors
     /// The topic can't be read, or the record is not a valid checkpoint.
@@ -170,14 +171,14 @@ impl Checkpoints {
         match timeout(CALL_TIMEOUT, &mut fenced).await {
             Ok(fenced) => fenced?,
             Err(_) => {
-                // The readers' events are not processed, so they would miss an outage or a changed
-                // password. Create new ones afterwards.
+                // The readers' events are not processed, so the readers would not recover from an
+                // outage or a changed password. Create new readers afterwards.
                 readers = None;
                 fenced.await?;
             }
         }
-        // Only read after fencing: until then, an earlier producer could still commit another
-        // checkpoint.
+        // Read the checkpoint only after fencing: until then, an earlier producer could commit
+        // another checkpoint.
         blocking(move || self.read(readers, &|| producer.context().is_abandoned())).await
     }
 
@@ -193,34 +194,34 @@ impl Checkpoints {
             headers: Headers::default(),
         };
         to.produce(&record, None)
-            .map_err(|code| SinkError::Broken(format!("the checkpoint was not taken: {code}")))
+            .map_err(|code| SinkError::Broken(format!("failed to queue the checkpoint: {code}")))
     }
 
-    /// Waits until the topic exists, creating it if necessary, and returns the client that found
-    /// it.
+    /// Waits until the topic exists, creating it if necessary, and returns the client with which
+    /// the topic was found.
     async fn find_topic(&self, producer: &Arc<BaseProducer<Context>>) -> Result<Client, SinkError> {
         let topics = self.topics();
-        let mut made = false;
+        let mut was_requested = false;
         let mut refusals = Refusals::default();
         let (partitions, client) = loop {
-            let asking = self.clone();
-            match blocking(move || asking.lookup()).await? {
+            let checkpoints = self.clone();
+            match blocking(move || checkpoints.lookup()).await? {
                 Some((Lookup::Present(partitions), client)) => {
-                    self.credentials.accepted();
+                    self.credentials.record_accepted();
                     break (partitions, client);
                 }
                 Some((Lookup::Denied(reason), _)) => return Err(self.denied(reason)),
-                Some((Lookup::Missing, _)) if !made => {
-                    let asked = self.make_topic(&topics).await?;
-                    made = !matches!(asked, CreatedTopic::NotNow(_));
+                Some((Lookup::Missing, _)) if !was_requested => {
+                    let created = self.create_topic(&topics).await?;
+                    was_requested = !matches!(created, CreatedTopic::NotNow(_));
                     tokio::time::sleep(RETRY_DELAY).await;
                 }
                 Some((Lookup::Missing, _)) => tokio::time::sleep(RETRY_DELAY).await,
                 None => {
                     // Only the producer's events contain the reason.
-                    let asking = Arc::clone(producer);
+                    let producer_clone = Arc::clone(producer);
                     blocking(move || {
-                        let _ = asking.client().fetch_metadata(None, CALL_TIMEOUT);
+                        let _ = producer_clone.client().fetch_metadata(None, CALL_TIMEOUT);
                         Ok(())
                     })
                     .await?;
@@ -231,21 +232,21 @@ impl Checkpoints {
         if partitions != 1 {
             return Err(SinkError::CheckpointTopic {
                 topic: self.topic().to_owned(),
-                found: format!("it has {partitions} partitions, expected 1"),
-                remedy: "name another topic in checkpoint".to_owned(),
+                found: format!("the topic has {partitions} partitions, expected 1"),
+                remedy: "set checkpoint to another topic".to_owned(),
             });
         }
         Ok(client)
     }
 
-    /// Checks that the topic is compacted. Retried for a while, in case a broker does not know the
-    /// topic yet.
+    /// Checks that the topic is compacted. Retries for a while, because a broker may not have
+    /// received the topic's metadata yet.
     async fn check_policy_in_time(&self) -> Result<(), SinkError> {
         let topics = self.topics();
-        let began = Instant::now();
+        let started_at = Instant::now();
         loop {
             match self.check_policy(&topics).await {
-                Err(SinkError::Broken(_)) if began.elapsed() < BROKER_RECOVERY_TIMEOUT => {
+                Err(SinkError::Broken(_)) if started_at.elapsed() < BROKER_RECOVERY_TIMEOUT => {
                     tokio::time::sleep(RETRY_DELAY).await;
                 }
                 result => return result,
@@ -253,10 +254,10 @@ impl Checkpoints {
         }
     }
 
-    /// Looks up the topic, and returns the client that was used along with the result; `None` if no
+    /// Looks up the topic, and returns the result and the client that was used, or `None` if no
     /// broker responds.
     fn lookup(&self) -> Result<Option<(Lookup, Client)>, SinkError> {
-        let client = self.asking().map_err(creation_error)?;
+        let client = self.query_client().map_err(creation_error)?;
         let metadata = client.fetch_metadata(Some(self.topic()), CALL_TIMEOUT);
         let found = metadata.ok().map(|metadata| interpret_metadata(&metadata));
         Ok(found.map(|found| (found, client)))
@@ -271,22 +272,22 @@ impl Checkpoints {
         }
     }
 
-    /// Creates a client for queries. Unlike a producer's metadata requests, those of this client do
-    /// not create the topic.
-    pub(super) fn asking(&self) -> KafkaResult<Client> {
+    /// Creates a client for queries. Unlike a producer's metadata requests, this client's requests
+    /// do not create the topic.
+    pub(super) fn query_client(&self) -> KafkaResult<Client> {
         self.client("read_uncommitted", |_| {})
     }
 
-    /// Creates the consumers. `any` is a client that is already connected.
+    /// Creates the consumers; `any` is already connected.
     fn readers(&self, any: Client) -> Result<Readers, SinkError> {
         let committed = self.client("read_committed", |config| {
-            // librdkafka only assigns partitions to a consumer that has a group. The client for
-            // queries has none, to avoid looking up the group's coordinator.
+            // librdkafka only assigns partitions to a consumer that has a group. The query client
+            // has no group, which avoids looking up the group's coordinator.
             config.set("group.id", format!("walpost-{}", self.pipeline));
         });
         let committed = committed.map_err(creation_error)?;
-        // This connects the client and finds the partition's leader. A later query that has to find
-        // both would take half a second longer.
+        // This connects the client and finds the partition's leader. If a later query had to do
+        // both, it would take half a second longer.
         let _ = committed.fetch_metadata(Some(self.topic()), CALL_TIMEOUT);
         Ok(Readers { any, committed })
     }
@@ -310,18 +311,18 @@ impl Checkpoints {
             .set("isolation.level", isolation);
         configure(&mut config);
         let client: BaseConsumer<Reader> = create_with_context(&config, Reader)?;
-        self.credentials.equip_or_warn(client.client());
+        self.credentials.set_token_or_warn(client.client());
         Ok(DropInBackground::new(client))
     }
 
     /// Returns a lookup for the cluster's topics.
     pub(super) fn topics(&self) -> Topics {
         let mut topics = Topics::new(self.config.clone(), None);
-        topics.prove(self.credentials.clone());
+        topics.set_credentials(self.credentials.clone());
         topics
     }
 
-    async fn make_topic(&self, topics: &Topics) -> Result<CreatedTopic, SinkError> {
+    async fn create_topic(&self, topics: &Topics) -> Result<CreatedTopic, SinkError> {
         let new = NewTopic {
             name: self.topic().to_owned(),
             partitions: 1,
@@ -331,7 +332,7 @@ impl Checkpoints {
                 (c"segment.bytes", SEGMENT_BYTES),
             ],
         };
-        topics.make(new).await
+        topics.create_topic(new).await
     }
 
     async fn check_policy(&self, topics: &Topics) -> Result<(), SinkError> {
@@ -340,13 +341,13 @@ impl Checkpoints {
         let topic = ResourceSpecifier::Topic(self.topic());
         let unknown = |reason: String| {
             SinkError::Broken(format!(
-                "the settings of topic {:?} can't be looked up: {reason}",
+                "failed to look up the settings of topic {:?}: {reason}",
                 self.topic()
             ))
         };
         let admin = topics.admin().await;
         let admin = admin.map_err(|error| unknown(describe(&error)))?;
-        let began = Instant::now();
+        let started_at = Instant::now();
         let policy = loop {
             let found = admin
                 .describe_configs([&topic], &options)
@@ -354,17 +355,17 @@ impl Checkpoints {
                 .map_err(|error| unknown(describe(&error)))?
                 .into_iter()
                 .next()
-                .ok_or_else(|| unknown("no answer".to_owned()))?
+                .ok_or_else(|| unknown("the response is empty".to_owned()))?
                 .map_err(|code| unknown(code.to_string()))?;
             let policy = found.get(POLICY).and_then(|entry| entry.value.clone());
             match policy {
                 Some(policy) => break policy,
-                // A topic whose settings are hidden from the principal has no entries. The same
-                // happens if the queried broker does not know a new topic yet.
-                None if began.elapsed() < BROKER_RECOVERY_TIMEOUT => {
+                // The response has no entries if the principal may not see the topic's settings, or
+                // if the queried broker has not received the metadata of a new topic yet.
+                None if started_at.elapsed() < BROKER_RECOVERY_TIMEOUT => {
                     tokio::time::sleep(RETRY_DELAY).await
                 }
-                None => return Err(self.denied(format!("its {POLICY} can't be looked up"))),
+                None => return Err(self.denied(format!("the brokers did not return its {POLICY}"))),
             }
         };
         if policy == "compact" {
@@ -372,7 +373,7 @@ impl Checkpoints {
         }
         Err(SinkError::CheckpointTopic {
             topic: self.topic().to_owned(),
-            found: format!("its {POLICY} is {policy}, expected compact"),
+            found: format!("the topic's {POLICY} is {policy}, expected compact"),
             remedy: format!(
                 "kafka-configs.sh --bootstrap-server {} --alter --entity-type topics --entity-name {} --add-config \
                  {POLICY}=compact",
@@ -382,22 +383,22 @@ impl Checkpoints {
         })
     }
 
-    /// Returns the last committed checkpoint of the pipeline. Readers that fail or don't exist yet
-    /// are re-created, until `is_abandoned` returns true.
+    /// Returns the last committed checkpoint of the pipeline. Creates readers if none were passed
+    /// or if they fail, until `is_abandoned` returns true.
     fn read(
         &self,
         mut readers: Option<Readers>,
         is_abandoned: &dyn Fn() -> bool,
     ) -> Result<Option<Checkpoint>, SinkError> {
-        let began = Instant::now();
+        let started_at = Instant::now();
         loop {
             let readers = match readers.take() {
                 Some(readers) => readers,
-                None => self.readers(self.asking().map_err(creation_error)?)?,
+                None => self.readers(self.query_client().map_err(creation_error)?)?,
             };
             match self.read_once(&readers, is_abandoned) {
                 Err(SinkError::Broken(_))
-                    if began.elapsed() < BROKER_RECOVERY_TIMEOUT && !is_abandoned() =>
+                    if started_at.elapsed() < BROKER_RECOVERY_TIMEOUT && !is_abandoned() =>
                 {
                     std::thread::sleep(RETRY_DELAY);
                 }
@@ -412,7 +413,7 @@ impl Checkpoints {
         is_abandoned: &dyn Fn() -> bool,
     ) -> Result<Option<Checkpoint>, SinkError> {
         let broken = |error: KafkaError| {
-            let reason = format!("checkpoints can't be read: {}", describe(&error));
+            let reason = format!("failed to read checkpoints: {}", describe(&error));
             match error.rdkafka_error_code() {
                 Some(Code::TopicAuthorizationFailed) => self.denied(reason),
                 _ => SinkError::Broken(format!("topic {:?}: {reason}", self.topic())),
@@ -422,10 +423,10 @@ impl Checkpoints {
         let (low, end) = any
             .fetch_watermarks(self.topic(), 0, CALL_TIMEOUT)
             .map_err(broken)?;
-        // Records after the start of an open transaction are hidden. They may include this
-        // pipeline's last checkpoint, after the open transaction of another pipeline.
-        let began = Instant::now();
-        let mut told = false;
+        // Records after the start of an open transaction are hidden. If another pipeline has a
+        // transaction open, they may include this pipeline's last checkpoint.
+        let started_at = Instant::now();
+        let mut is_logged = false;
         while committed
             .fetch_watermarks(self.topic(), 0, CALL_TIMEOUT)
             .map_err(broken)?
@@ -435,16 +436,16 @@ impl Checkpoints {
             if is_abandoned() {
                 return Err(abandoned());
             }
-            let (pipeline, topic, waited) = (&self.pipeline, self.topic(), began.elapsed());
+            let (pipeline, topic, waited) = (&self.pipeline, self.topic(), started_at.elapsed());
             if waited > OPEN_TRANSACTION_TIMEOUT {
                 return Err(SinkError::Broken(format!(
-                    "a transaction in topic {topic:?} has been open for more than {OPEN_TRANSACTION_TIMEOUT:?}. If the brokers have lost \
-                     its end, they list it: kafka-transactions.sh --bootstrap-server {} find-hanging --topic {topic}. End \
-                     it in its other topics first, and here last",
+                    "a transaction in topic {topic:?} has been open for more than {OPEN_TRANSACTION_TIMEOUT:?}. To find out whether the \
+                     brokers have lost its end, run: kafka-transactions.sh --bootstrap-server {} find-hanging --topic {topic}. If the \
+                     command lists the transaction, abort it in its other topics first, and in this topic last",
                     shell_word_on_one_line(&self.topics().brokers())
                 )));
             }
-            if waited > BROKER_RECOVERY_TIMEOUT && !std::mem::replace(&mut told, true) {
+            if waited > BROKER_RECOVERY_TIMEOUT && !std::mem::replace(&mut is_logged, true) {
                 warn!(
                     pipeline,
                     topic,
@@ -473,8 +474,8 @@ impl Checkpoints {
         }
     }
 
-    /// Returns the last record with the pipeline's key from `from` up to `end` (exclusive), and its
-    /// offset.
+    /// Returns the offset and the payload of the last record with the pipeline's key from `from` up
+    /// to `end` (exclusive).
     fn last_since(
         &self,
         consumer: &BaseConsumer<Reader>,
@@ -508,8 +509,8 @@ impl Checkpoints {
                     if ends.handle_reported_end(partition, from, end)? {
                         break;
                     }
-                    // A broker that lacks records either catches up soon, or is soon replaced by
-                    // another leader.
+                    // A broker that lacks records soon either catches up or is replaced by another
+                    // leader.
                     if last.elapsed() > CALL_TIMEOUT {
                         return Err(KafkaError::MessageConsumption(Code::OperationTimedOut));
                     }
@@ -534,7 +535,7 @@ pub(super) async fn commit(
     producer: Arc<BaseProducer<Context>>,
 ) -> Result<(), SinkError> {
     let committed = blocking(move || {
-        // Flush first, because rdkafka's commit discards delivery reports that are still to come.
+        // Flush first, because rdkafka's commit discards delivery reports that have not arrived.
         while !native::flush(&producer, FLUSH_POLL_INTERVAL) {
             // Without the poller thread, which processes delivery reports, the flush would never
             // finish.
@@ -542,12 +543,12 @@ pub(super) async fn commit(
                 return Err(abandoned());
             }
         }
-        // librdkafka would commit the transaction without that record.
-        if producer.context().has_assumed() {
+        // librdkafka would commit the transaction without the unacknowledged record.
+        if producer.context().has_unacknowledged() {
             let reason = "no broker has acknowledged a record of the transaction".to_owned();
             return Err(SinkError::Broken(reason));
         }
-        again(
+        retry(
             &producer,
             || producer.commit_transaction(CALL_TIMEOUT),
             "commit_transaction",
@@ -564,14 +565,14 @@ pub(super) async fn commit(
     }
 }
 
-/// Converts the error if librdkafka can't create a client from the properties.
+/// Converts the error that librdkafka returns if it can't create a client from the properties.
 #[expect(clippy::needless_pass_by_value, reason = "passed to map_err")]
 fn creation_error(error: KafkaError) -> SinkError {
     SinkError::Configuration(describe(&error))
 }
 
 fn init(producer: &BaseProducer<Context>) -> Result<(), SinkError> {
-    again(
+    retry(
         producer,
         || producer.init_transactions(CALL_TIMEOUT),
         "init_transactions",
@@ -579,21 +580,21 @@ fn init(producer: &BaseProducer<Context>) -> Result<(), SinkError> {
 }
 
 fn begin_transaction(producer: &BaseProducer<Context>) -> Result<(), SinkError> {
-    again(
+    retry(
         producer,
         || producer.begin_transaction(),
         "begin_transaction",
     )
 }
 
-/// Returns the error for a session that ended while a call was in progress. The next producer that
-/// takes over aborts the open transaction.
+/// Returns the error for a session that ended while a call was in progress. The pipeline's next
+/// producer fences this one, which aborts the open transaction.
 fn abandoned() -> SinkError {
-    SinkError::Broken("the session has ended, and with it the Kafka transaction".to_owned())
+    SinkError::Broken("the session ended before the Kafka transaction was committed".to_owned())
 }
 
 /// Retries the call until its result is final or the producer is abandoned.
-fn again(
+fn retry(
     producer: &BaseProducer<Context>,
     call: impl Fn() -> Result<(), KafkaError>,
     name: &str,
@@ -633,7 +634,7 @@ fn again(
                 SinkError::TransactionDenied { reason, grant }
             }
             Code::InvalidTransactionTimeout => SinkError::Configuration(format!(
-                "{reason}. Lower transaction.timeout.ms, or raise transaction.max.timeout.ms of the brokers"
+                "{reason}. Lower transaction.timeout.ms, or raise the brokers' transaction.max.timeout.ms"
             )),
             _ => SinkError::Broken(reason),
         });

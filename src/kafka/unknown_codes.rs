@@ -1,9 +1,10 @@
-//! Error codes of brokers that librdkafka's enumeration lacks.
+//! Broker error codes that librdkafka's enumeration does not contain.
 //!
-//! rdkafka reads librdkafka's codes as a Rust enum, for which any other number is undefined
-//! behavior. Brokers may return any 16-bit number: newer brokers have codes that librdkafka does
-//! not list, and a malicious one can return anything. Therefore, the binary passes every code
-//! through [`replace_unknown`] before Rust code reads it: see `error_codes` in src/main.rs.
+//! rdkafka reads librdkafka's codes as a Rust enum, and reading a number outside that enum is
+//! undefined behavior. Brokers may return any 16-bit number: newer brokers have codes that
+//! librdkafka does not list, and a malicious broker can return any number. Therefore, the binary
+//! passes every code through [`replace_unknown`] before Rust code reads it: see `error_codes` in
+//! src/main.rs.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -39,7 +40,7 @@ pub fn replace_unknown(code: c_int) -> c_int {
     if is_new {
         warn!(
             code,
-            "a broker returned an error code that librdkafka does not know; it is handled as UNKNOWN_SERVER_ERROR"
+            "a broker returned an error code that librdkafka does not define; treating it as UNKNOWN_SERVER_ERROR"
         );
     }
     UNKNOWN
@@ -55,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes_that_the_enumeration_lacks_become_unknown() {
+    fn replaces_codes_missing_from_the_enumeration_with_unknown() {
         for code in [0, -1, 3, 87, -195] {
             assert_eq!(replace_unknown(code), code);
         }

@@ -1,4 +1,4 @@
-//! Topics that rows name but that can't be used, so that their events become dead letters.
+//! Topics that are named in rows but can't be used, so that their events become dead letters.
 //!
 //! Anyone who can insert a row chooses its topic, so the number of names is unbounded, and each
 //! name may be new. Therefore, the stored state is bounded in size and lifetime, and so is the time
@@ -9,23 +9,24 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A response is used for at least this long, and for at most twice as long.
+/// A response is kept for at least this long, and for at most twice as long.
 const RESPONSE_LIFETIME: Duration = Duration::from_secs(5);
-/// At most twice as many responses are stored.
+/// Maximum number of responses in each of `recent` and `earlier`.
 const RESPONSES_MAX: usize = 5000;
 /// How long brokers must report that a topic is missing before it counts as missing. A topic that
 /// was just created may be unknown to some brokers for a moment.
 const MISSING_AFTER: Duration = Duration::from_secs(2);
-/// The same, if the wait budget is used up. Long enough for a second response.
+/// Minimum for [`MISSING_AFTER`] if the wait budget is used up; long enough for a second response.
 const MISSING_AFTER_MIN: Duration = Duration::from_millis(20);
-/// Maximum time available for waiting for topics that turn out to be missing. A tenth of the
-/// elapsed time is added to it.
+/// Maximum time available for waiting for topics that turn out to be missing. The available time
+/// grows by a tenth of the elapsed time, up to this maximum.
 const WAIT_BUDGET_MAX: Duration = Duration::from_secs(10);
 const WAIT_BUDGET_TIME_PARTS: u32 = 10;
-/// How long to wait before trying again, if brokers did not create a missing topic on request.
+/// How long to wait before requesting automatic creation again, if brokers did not create a missing
+/// topic.
 const AUTO_CREATION_RETRY_DELAY: Duration = Duration::from_secs(60);
 
-/// Why a topic can't be used.
+/// The reason why a topic can't be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum UnusableReason {
     Missing,
@@ -37,14 +38,14 @@ pub(super) enum UnusableReason {
     CreationDenied(String),
 }
 
-/// Brokers also return this error for a missing topic if the principal may not describe it.
+/// Brokers also return this error for a missing topic if the principal may not describe the topic.
 pub(super) const NOT_AUTHORIZED: &str = "the principal is not authorized to use it";
 pub(super) const NAME_NOT_ACCEPTED: &str = "the broker does not accept the name";
 
 /// The brokers' responses about topics that can't be used.
 #[derive(Debug)]
 pub(super) struct UnusableTopics {
-    /// Never counts as unusable: without this topic, nothing can be delivered.
+    /// This topic never counts as unusable: without it, unusable events can't be delivered at all.
     dead_letter_topic: String,
     state: Mutex<UnusableState>,
 }
@@ -68,7 +69,7 @@ enum AutoCreation {
 }
 
 impl UnusableTopics {
-    /// Creates an empty set. `dead_letter_topic` is never added to it.
+    /// Creates an empty set; `dead_letter_topic` is never added.
     pub(super) fn new(dead_letter_topic: &str) -> Self {
         let now = Instant::now();
         Self {
@@ -91,7 +92,7 @@ impl UnusableTopics {
         topic != self.dead_letter_topic
     }
 
-    /// Returns why the topic can't be used, if this was found out recently.
+    /// Returns why the topic can't be used, if a recent response contained the reason.
     pub(super) fn reason(&self, topic: &str, now: Instant) -> Option<UnusableReason> {
         let mut state = self.state();
         state.expire(now);
@@ -119,7 +120,7 @@ impl UnusableTopics {
     }
 
     /// Records the time spent on waiting for a topic that can't be used.
-    pub(super) fn waited(&self, time: Duration) {
+    pub(super) fn record_wait(&self, time: Duration) {
         self.state().budget.spend(time);
     }
 
@@ -131,12 +132,12 @@ impl UnusableTopics {
         }
     }
 
-    /// Records whether such a request has created the topic.
-    pub(super) fn tried_auto_creation(&self, is_created: bool, now: Instant) {
+    /// Records whether a request for automatic creation has created the topic.
+    pub(super) fn record_auto_creation(&self, is_created: bool, now: Instant) {
         let state = &mut self.state().auto_creation;
         match (is_created, &state) {
             (true, _) => *state = AutoCreation::Works,
-            // Automatic creation works in general, so the topic's name must be the reason.
+            // Automatic creation works for other topics, so this topic's name must be the reason.
             (false, AutoCreation::Works) => {}
             (false, _) => *state = AutoCreation::FailedAt(now),
         }
@@ -186,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answer_expires_within_twice_its_lifetime() {
+    fn discards_a_response_within_twice_its_lifetime() {
         let topics = UnusableTopics::new("dead");
         let now = Instant::now();
         topics.insert("a", UnusableReason::Missing, now);
@@ -197,15 +198,11 @@ mod tests {
 
         topics.insert("a", UnusableReason::Missing, now + RESPONSE_LIFETIME * 10);
         let later = now + RESPONSE_LIFETIME * 12 + Duration::from_millis(1);
-        assert_eq!(
-            topics.reason("a", later),
-            None,
-            "nothing was asked meanwhile"
-        );
+        assert_eq!(topics.reason("a", later), None, "the response has expired");
     }
 
     #[test]
-    fn any_number_of_names_takes_bounded_memory_and_the_last_one_is_kept() {
+    fn limits_memory_and_keeps_the_most_recent_topic() {
         let topics = UnusableTopics::new("dead");
         let now = Instant::now();
         for number in 0..RESPONSES_MAX * 5 {
@@ -218,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn topic_for_dead_letters_is_never_unusable() {
+    fn never_treats_the_dead_letter_topic_as_unusable() {
         let topics = UnusableTopics::new("dead");
         let now = Instant::now();
         topics.insert("dead", UnusableReason::Missing, now);
@@ -227,14 +224,14 @@ mod tests {
     }
 
     #[test]
-    fn waiting_for_missing_topics_takes_at_most_a_tenth_of_the_time() {
+    fn limits_waiting_for_missing_topics_to_a_tenth_of_the_time() {
         let topics = UnusableTopics::new("dead");
-        let began = Instant::now();
-        assert_eq!(topics.certain_after(began), MISSING_AFTER);
-        let (mut now, mut waited) = (began, Duration::ZERO);
-        while now < began + Duration::from_secs(1000) {
+        let started_at = Instant::now();
+        assert_eq!(topics.certain_after(started_at), MISSING_AFTER);
+        let (mut now, mut waited) = (started_at, Duration::ZERO);
+        while now < started_at + Duration::from_secs(1000) {
             let wait = topics.certain_after(now);
-            topics.waited(wait);
+            topics.record_wait(wait);
             waited += wait;
             // After each wait, the next row names another topic.
             now += wait + Duration::from_millis(300);
@@ -245,18 +242,18 @@ mod tests {
     }
 
     #[test]
-    fn requests_topic_creation_once_a_minute_from_brokers_that_do_not_create() {
+    fn retries_automatic_topic_creation_once_a_minute_after_it_failed() {
         let topics = UnusableTopics::new("dead");
         let now = Instant::now();
         assert!(topics.tries_auto_creation(now));
-        topics.tried_auto_creation(false, now);
+        topics.record_auto_creation(false, now);
         assert!(!topics.tries_auto_creation(now));
         assert!(topics.tries_auto_creation(now + AUTO_CREATION_RETRY_DELAY));
-        topics.tried_auto_creation(true, now);
-        topics.tried_auto_creation(false, now);
+        topics.record_auto_creation(true, now);
+        topics.record_auto_creation(false, now);
         assert!(
             topics.tries_auto_creation(now),
-            "one refused name proves nothing"
+            "a rejected name does not mean that automatic creation is off"
         );
     }
 }

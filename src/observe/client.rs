@@ -25,20 +25,20 @@ pub(crate) enum QueryError {
     #[error("{0}")]
     Io(#[from] std::io::Error),
     /// No response arrived in time.
-    #[error("no answer within {RESPONSE_TIMEOUT:?}")]
+    #[error("no response within {RESPONSE_TIMEOUT:?}")]
     Silent,
     /// The response is not valid HTTP.
-    #[error("the server there does not speak HTTP: {0}")]
+    #[error("the server at this address does not use HTTP: {0}")]
     Http(#[from] hyper::Error),
     /// The response is not from a Walpost process of this version.
-    #[error("the server there is not Walpost of this version: {0}")]
+    #[error("the server at this address is not Walpost, or is another version: {0}")]
     Foreign(String),
 }
 
-/// Returns the `/status` of the Walpost process that listens at `address`.
+/// Queries `/status` of the Walpost process that listens at `address`.
 ///
 /// # Errors
-/// Returns an error if no Walpost process of this version answers there.
+/// Returns an error if no Walpost process of this version responds at the address.
 pub(crate) async fn status(address: &str) -> Result<Status, QueryError> {
     timeout(RESPONSE_TIMEOUT, query_status(address))
         .await
@@ -46,7 +46,7 @@ pub(crate) async fn status(address: &str) -> Result<Status, QueryError> {
 }
 
 async fn query_status(address: &str) -> Result<Status, QueryError> {
-    let mut last = None;
+    let mut last_error = None;
     let mut stream = None;
     for address in lookup_host(address).await? {
         match TcpStream::connect(reachable(address)).await {
@@ -54,25 +54,25 @@ async fn query_status(address: &str) -> Result<Status, QueryError> {
                 stream = Some(connected);
                 break;
             }
-            Err(error) => last = Some(error),
+            Err(error) => last_error = Some(error),
         }
     }
     let Some(stream) = stream else {
-        let nothing = || std::io::Error::other("the name has no address");
-        return Err(last.unwrap_or_else(nothing).into());
+        let no_address = || std::io::Error::other("the host name does not resolve to an address");
+        return Err(last_error.unwrap_or_else(no_address).into());
     };
     let connected = stream.peer_addr()?;
-    // Without the scope ID of a link-local address, which is not valid in a `Host` header.
+    // Remove the scope ID of a link-local address, which is not valid in a `Host` header.
     let connected = SocketAddr::new(connected.ip(), connected.port());
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     let request = Request::get("/status")
-        // Uses the address instead of the name, which might be defined only on this machine. The
-        // server always accepts addresses.
+        // Use the address, which the server always accepts. The name might be defined only on this
+        // machine.
         .header(header::HOST, connected.to_string())
         .header(header::CONNECTION, "close")
         .body(Empty::<Bytes>::new())
         .map_err(|error| QueryError::Foreign(error.to_string()))?;
-    let answer = async {
+    let response = async {
         let response = sender.send_request(request).await?;
         let code = response.status();
         let body = Limited::new(response.into_body(), RESPONSE_BYTES_MAX)
@@ -80,20 +80,20 @@ async fn query_status(address: &str) -> Result<Status, QueryError> {
             .await;
         Ok::<_, hyper::Error>((code, body))
     };
-    let (connection, answer) = tokio::join!(connection, answer);
-    let (code, body) = match (answer, connection) {
+    let (connection, response) = tokio::join!(connection, response);
+    let (code, body) = match (response, connection) {
         // If the request was canceled, the connection's error contains the cause.
         (Err(canceled), Err(reason)) if canceled.is_canceled() => return Err(reason.into()),
-        (answer, _) => answer?,
+        (response, _) => response?,
     };
     if code != StatusCode::OK {
-        return Err(QueryError::Foreign(format!("/status answers {code}")));
+        return Err(QueryError::Foreign(format!("/status returned {code}")));
     }
     let body = body.map_err(|error| QueryError::Foreign(error.to_string()))?;
     serde_json::from_slice(&body.to_bytes()).map_err(|error| QueryError::Foreign(error.to_string()))
 }
 
-/// Replaces an unspecified address by the loopback address.
+/// Replaces an unspecified address with the loopback address.
 fn reachable(mut address: SocketAddr) -> SocketAddr {
     if address.ip().is_unspecified() {
         address.set_ip(match address {

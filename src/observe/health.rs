@@ -1,4 +1,4 @@
-//! Determines whether a pipeline is ready: it streams and makes progress. Pure.
+//! Determines whether a pipeline is ready, that is, whether it streams and makes progress. Pure.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,10 +7,10 @@ use crate::delivery::stats::{LifecycleSnapshot, Totals};
 use crate::model::lifecycle::{ErrorKind, Failure, KAFKA_DOWN_REMEDY, LeftOut, Outage, State};
 use crate::model::rounded;
 
-/// How long events may be in flight without any becoming durable.
+/// How long events may be in flight while none becomes durable.
 const DELIVERY_STALL_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long the session's event loop may go without an iteration. It iterates at least every ten
-/// seconds.
+/// How long the session's event loop may go without an iteration. The loop normally iterates at
+/// least every ten seconds.
 const EVENT_LOOP_STALL_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The reason why a pipeline is not ready.
@@ -18,12 +18,12 @@ const EVENT_LOOP_STALL_TIMEOUT: Duration = Duration::from_secs(60);
 pub enum NotReady {
     /// The pipeline is in a state other than streaming.
     State(State, Option<String>),
-    /// No broker can be reached.
+    /// No broker is reachable.
     KafkaDown(String, u64),
     /// Events are in flight, but none becomes durable.
     Stuck(u64, Duration),
     /// The session's event loop is stalled.
-    Still(Duration),
+    EventLoopStalled(Duration),
     /// The publication omits events.
     LeftOut(LeftOut),
 }
@@ -33,7 +33,7 @@ impl fmt::Display for NotReady {
         match self {
             Self::State(state, reason) => {
                 f.write_str(match state {
-                    State::Starting => "starting: it has not streamed yet",
+                    State::Starting => "starting: streaming has not begun yet",
                     State::Streaming => "streaming",
                     State::StandingBy => "standing by",
                     State::Reconnecting => "reconnecting",
@@ -47,28 +47,28 @@ impl fmt::Display for NotReady {
                 }
             }
             Self::KafkaDown(reason, 0) => {
-                write!(f, "Kafka is unreachable, and no events wait: {reason}")
+                write!(f, "Kafka is unreachable (no events are waiting): {reason}")
             }
             Self::KafkaDown(reason, 1) => {
-                write!(f, "Kafka is unreachable, and an event waits: {reason}")
+                write!(f, "Kafka is unreachable (1 event is waiting): {reason}")
             }
             Self::KafkaDown(reason, waiting) => {
                 write!(
                     f,
-                    "Kafka is unreachable, and {waiting} events wait: {reason}"
+                    "Kafka is unreachable ({waiting} events are waiting): {reason}"
                 )
             }
             Self::Stuck(0, since) => write!(
                 f,
-                "Kafka has not answered for {}: no events are in flight, and a topic lookup or the commit of a checkpoint waits",
+                "Kafka has not responded for {}: no events are in flight, but a topic lookup or the commit of a checkpoint is pending",
                 rounded::age(since.as_secs_f64())
             ),
             Self::Stuck(waiting, since) => write!(
                 f,
-                "{waiting} events are in flight, and Kafka has acknowledged none for {}",
+                "{waiting} events are in flight, but Kafka has not acknowledged any for {}",
                 rounded::age(since.as_secs_f64())
             ),
-            Self::Still(since) => {
+            Self::EventLoopStalled(since) => {
                 let since = rounded::age(since.as_secs_f64());
                 write!(f, "event loop stalled for {since}")
             }
@@ -78,29 +78,34 @@ impl fmt::Display for NotReady {
 }
 
 impl NotReady {
-    /// Returns the problem for display next to the state, or `None` if the state says everything.
+    /// Returns the problem for display next to the state, or `None` if the state needs no further
+    /// explanation.
     #[must_use]
     pub fn description(&self) -> Option<String> {
         match self {
-            Self::State(State::Starting, None) => Some("it has not streamed yet".to_owned()),
+            Self::State(State::Starting, None) => Some("streaming has not begun yet".to_owned()),
             Self::State(_, reason) => reason.clone(),
-            Self::KafkaDown(..) | Self::Stuck(..) | Self::Still(_) | Self::LeftOut(_) => {
-                Some(self.to_string())
-            }
+            Self::KafkaDown(..)
+            | Self::Stuck(..)
+            | Self::EventLoopStalled(_)
+            | Self::LeftOut(_) => Some(self.to_string()),
         }
     }
 
-    /// Returns the consequence, or what the operator can do. `error` is the most recent error.
+    /// Returns the consequence, or the action that the operator can take. `error` is the most
+    /// recent error.
     #[must_use]
     pub fn remedy<'e>(&'e self, error: Option<&'e Failure>) -> &'e str {
         match self {
-            Self::State(..) => error.map_or("See the log for what it waits for", |e| &e.remedy),
+            Self::State(..) => error.map_or("See the log for the reason", |e| &e.remedy),
             Self::KafkaDown(..) => KAFKA_DOWN_REMEDY,
             Self::Stuck(..) => {
-                "See whether brokers answer, and whether partitions have fewer in-sync replicas than \
+                "Check whether the brokers respond, and whether partitions have fewer in-sync replicas than \
                  min.insync.replicas: kafka-topics.sh --describe --under-min-isr-partitions"
             }
-            Self::Still(_) => "Restart Walpost, which loses nothing, and report it with the log",
+            Self::EventLoopStalled(_) => {
+                "Restart Walpost (no events are lost), and report this problem with the log"
+            }
             Self::LeftOut(left) => &left.remedy,
         }
     }
@@ -108,8 +113,8 @@ impl NotReady {
 
 /// Returns why the pipeline is not ready, or `None` if it is.
 ///
-/// A hot standby is ready. It fulfils its purpose, and in a rolling update the new instance has to
-/// become ready before the old one, which is using the slot, is stopped.
+/// A hot standby counts as ready: it serves its purpose, and in a rolling update the new instance
+/// must become ready before the old instance, which is using the slot, is stopped.
 #[must_use]
 pub(crate) fn why_not_ready(lifecycle: &LifecycleSnapshot, totals: &Totals) -> Option<NotReady> {
     match lifecycle.state {
@@ -125,7 +130,7 @@ pub(crate) fn why_not_ready(lifecycle: &LifecycleSnapshot, totals: &Totals) -> O
         state @ (State::Draining | State::Stopped) => return Some(NotReady::State(state, None)),
     }
     if let Some(reason) = &lifecycle.kafka_down {
-        // A row whose topic's metadata is still unknown is waiting too, but is not in flight.
+        // A row that waits for the metadata of its topic is not in flight, but counts as waiting.
         let waiting = totals.in_flight.max(u64::from(totals.waits));
         return Some(NotReady::KafkaDown(reason.clone(), waiting));
     }
@@ -136,12 +141,12 @@ pub(crate) fn why_not_ready(lifecycle: &LifecycleSnapshot, totals: &Totals) -> O
         ));
     }
     if is_hung(totals) {
-        return Some(NotReady::Still(totals.since_last_iteration));
+        return Some(NotReady::EventLoopStalled(totals.since_last_iteration));
     }
     lifecycle.left_out.clone().map(NotReady::LeftOut)
 }
 
-/// Returns when the pipeline became unready for that reason, in microseconds since 1970.
+/// Returns when the pipeline became unready for `reason`, in microseconds since 1970.
 #[must_use]
 pub(crate) fn not_ready_since(
     reason: &NotReady,
@@ -155,18 +160,18 @@ pub(crate) fn not_ready_since(
     match reason {
         NotReady::State(..) => lifecycle.since_micros,
         NotReady::KafkaDown(..) => {
-            let lasts = |outage: &&Outage| {
+            let is_ongoing = |outage: &&Outage| {
                 outage.kind == ErrorKind::KafkaBroker && outage.ended_micros.is_none()
             };
-            let outage = lifecycle.outages.iter().find(lasts);
+            let outage = lifecycle.outages.iter().find(is_ongoing);
             outage.map_or(lifecycle.since_micros, |outage| outage.began_micros)
         }
-        NotReady::Stuck(_, ago) | NotReady::Still(ago) => before(ago),
+        NotReady::Stuck(_, ago) | NotReady::EventLoopStalled(ago) => before(ago),
         NotReady::LeftOut(left) => left.since_micros,
     }
 }
 
-/// Returns whether events are in flight and none has become durable for too long.
+/// Returns whether events are in flight, but none has become durable for too long.
 #[must_use]
 pub(crate) fn is_stuck(totals: &Totals) -> bool {
     totals.waits && totals.since_last_progress >= DELIVERY_STALL_TIMEOUT
@@ -178,8 +183,9 @@ pub(crate) fn is_hung(totals: &Totals) -> bool {
     totals.since_last_iteration >= EVENT_LOOP_STALL_TIMEOUT
 }
 
-/// Returns the age of the oldest event that was read but is not durable. Without a stream, it is at
-/// least the time since the stream ended. `None` if another instance is using the slot.
+/// Returns the age of the oldest event that was read but is not durable. Without a stream, the
+/// result is at least the time since the stream ended. `None` if another instance is using the
+/// slot.
 #[must_use]
 pub(crate) fn lag_micros(
     lifecycle: &LifecycleSnapshot,
@@ -213,41 +219,42 @@ mod tests {
     }
 
     fn describe(lifecycle: &LifecycleSnapshot, totals: &Totals) -> String {
-        why_not_ready(lifecycle, totals).map_or_else(|| "ready".to_owned(), |why| why.to_string())
+        why_not_ready(lifecycle, totals)
+            .map_or_else(|| "ready".to_owned(), |reason| reason.to_string())
     }
 
     #[test]
-    fn streaming_pipeline_with_progress_and_hot_standby_are_ready() {
+    fn reports_streaming_and_standby_pipelines_as_ready() {
         let (mut lifecycle, mut totals) = streaming();
         assert_eq!(describe(&lifecycle, &totals), "ready");
         totals.since_last_progress = Duration::from_secs(3600);
-        assert_eq!(describe(&lifecycle, &totals), "ready", "nothing waits");
+        assert_eq!(describe(&lifecycle, &totals), "ready", "idle");
         totals.waits = true;
         totals.since_last_progress = Duration::from_secs(9);
-        assert_eq!(describe(&lifecycle, &totals), "ready", "not for long");
+        assert_eq!(describe(&lifecycle, &totals), "ready", "short wait");
         lifecycle.left_out = Some(LeftOut {
             since_micros: 5,
             what: "the publication lacks a table".to_owned(),
             remedy: "Add it".to_owned(),
         });
         totals.waits = false;
-        let why = why_not_ready(&lifecycle, &totals).expect("a reason");
-        assert_eq!(why.to_string(), "the publication lacks a table");
-        assert_eq!(why.remedy(None), "Add it");
-        assert_eq!(not_ready_since(&why, &lifecycle, 9), 5);
+        let reason = why_not_ready(&lifecycle, &totals).expect("a reason");
+        assert_eq!(reason.to_string(), "the publication lacks a table");
+        assert_eq!(reason.remedy(None), "Add it");
+        assert_eq!(not_ready_since(&reason, &lifecycle, 9), 5);
         lifecycle.state = State::StandingBy;
         totals.since_last_progress = Duration::from_secs(3600);
         assert_eq!(describe(&lifecycle, &totals), "ready");
     }
 
     #[test]
-    fn stalled_pipeline_is_not_ready_with_the_reason() {
+    fn reports_why_a_stalled_pipeline_is_not_ready() {
         let (mut lifecycle, mut totals) = streaming();
         totals.in_flight = 7;
         totals.waits = true;
         totals.since_last_progress = Duration::from_secs(12);
         assert!(describe(&lifecycle, &totals).contains("7 events are in flight"));
-        // An idle pipeline waits only for its checkpoint.
+        // An idle pipeline may still wait for the commit of a checkpoint.
         let idle = Totals {
             in_flight: 0,
             ..totals
@@ -257,8 +264,8 @@ mod tests {
         assert!(text.contains("commit of a checkpoint"), "{text}");
         // At the time of the check, the pipeline has been streaming for 99 s.
         let since = |lifecycle: &LifecycleSnapshot, totals: &Totals| {
-            let why = why_not_ready(lifecycle, totals).expect("a reason");
-            not_ready_since(&why, lifecycle, 100_000_000)
+            let reason = why_not_ready(lifecycle, totals).expect("a reason");
+            not_ready_since(&reason, lifecycle, 100_000_000)
         };
         assert_eq!(since(&lifecycle, &totals), 88_000_000);
         lifecycle.kafka_down = Some("2/2 brokers are down".to_owned());
@@ -284,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn not_ready_with_the_reason_unless_streaming() {
+    fn reports_why_a_pipeline_that_does_not_stream_is_not_ready() {
         let (mut lifecycle, totals) = streaming();
         lifecycle.last_error = Some(Failure {
             at_micros: 0,
@@ -295,7 +302,7 @@ mod tests {
         for (state, expected) in [
             (
                 State::Starting,
-                "starting: it has not streamed yet: no slot",
+                "starting: streaming has not begun yet: no slot",
             ),
             (State::Reconnecting, "reconnecting: no slot"),
             (State::Halted, "halted: no slot"),
@@ -308,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn lag_is_the_age_of_the_oldest_event_or_the_time_without_a_stream() {
+    fn measures_lag_by_the_oldest_event_or_the_time_without_a_stream() {
         let (mut lifecycle, mut totals) = streaming();
         let now = 10_000_000;
         assert_eq!(lag_micros(&lifecycle, &totals, now), Some(0));

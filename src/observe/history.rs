@@ -1,4 +1,5 @@
-//! The last minutes of a pipeline in steps of one second, from which rates and charts are computed.
+//! One sample per second of the last minutes of a pipeline, from which rates and charts are
+//! computed.
 
 use std::collections::VecDeque;
 
@@ -57,11 +58,11 @@ pub struct Recent {
     pub bytes_per_second: f64,
     /// The median time from commit to durable, in seconds.
     pub commit_to_delivery_p50: Option<f64>,
-    /// The 99th percentile of the same.
+    /// The 99th percentile of the time from commit to durable, in seconds.
     pub commit_to_delivery_p99: Option<f64>,
     /// The median time from read to durable, in seconds.
     pub delivery_p50: Option<f64>,
-    /// The 99th percentile of the same.
+    /// The 99th percentile of the time from read to durable, in seconds.
     pub delivery_p99: Option<f64>,
 }
 
@@ -72,9 +73,11 @@ impl Recent {
         if lasted <= 0.0 {
             return Self::default();
         }
-        let rate = |of: fn(&Sample) -> u64| of(last).saturating_sub(of(first)) as f64 / lasted;
-        let quantile = |of: fn(&Sample) -> &Counts, share| {
-            let counts = of(last).since(of(first));
+        let rate = |counter: fn(&Sample) -> u64| {
+            counter(last).saturating_sub(counter(first)) as f64 / lasted
+        };
+        let quantile = |counts: fn(&Sample) -> &Counts, share| {
+            let counts = counts(last).since(counts(first));
             counts.quantile(share).map(|micros| micros / 1e6)
         };
         Self {
@@ -104,7 +107,7 @@ pub(crate) struct Point {
     pub lag_seconds: Option<f64>,
     /// The median time from commit to durable, in seconds.
     pub p50: Option<f64>,
-    /// The 99th percentile of the same.
+    /// The 99th percentile of the time from commit to durable, in seconds.
     pub p99: Option<f64>,
 }
 
@@ -116,7 +119,7 @@ pub(crate) struct History {
 }
 
 impl History {
-    /// Adds a sample, which is taken once a second, and the lag at that time.
+    /// Adds a sample, and the lag at the time of the sample. Must be called once a second.
     pub(crate) fn add(&mut self, sample: Sample, lag_bytes: Option<u64>, lag_seconds: Option<f64>) {
         if let Some(before) = self.samples.back() {
             let second = Recent::between(before, &sample);
@@ -148,7 +151,7 @@ impl History {
         }
     }
 
-    /// Returns the seconds that ended after `since`, which is in seconds since 1970, oldest first.
+    /// Returns the points whose second ended after `since` (in seconds since 1970), oldest first.
     #[must_use]
     pub(crate) fn points(&self, since: f64) -> Vec<Point> {
         let later = |point: &&Point| point.at > since;
@@ -161,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates_are_those_of_the_last_ten_seconds_and_points_those_of_each() {
+    fn averages_rates_over_ten_seconds_and_points_over_one_second() {
         let mut history = History::default();
         assert_eq!(history.recent(), Recent::default());
         for second in 0..2000_u64 {

@@ -1,9 +1,9 @@
 //! The HTTP server, with the status page at `/`, `/metrics`, `/healthz`, `/readyz`, `/status` and
 //! `/history`.
 //!
-//! The server runs on the supervisor's thread and only reads what the pipelines record, so a slow
-//! client can't delay a pipeline. Nor can it keep other clients from connecting: see `connection_limit`.
-//! Requests made by other sites' pages are rejected: see [`hosts`].
+//! The server runs on the supervisor's thread and only reads the pipelines' statistics, so a slow
+//! client can't delay a pipeline. A client can't keep others from connecting either: see
+//! `connection_limit`. Requests from pages of other sites are rejected: see [`hosts`].
 
 use std::convert::Infallible;
 use std::fmt::Write as _;
@@ -54,15 +54,15 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 /// The requested length of the queue of connections that wait to be accepted. The system may impose
 /// a lower limit.
 const BACKLOG: i32 = 1024;
-/// Maximum lifetime of a connection. After that, the connection is shut down gracefully or, failing
-/// that, closed.
+/// Maximum lifetime of a connection, after which the connection is shut down gracefully or, if that
+/// takes too long, closed.
 const CONNECTION_LIFETIME_MAX: Duration = Duration::from_secs(120);
 /// Maximum size of a request's head, in bytes.
 const HEAD_BYTES_MAX: usize = 16 << 10;
 /// Host names are truncated to this length in responses.
 const HOST_CHARS_MAX: usize = 100;
-/// Number of connections accepted before the open ones are served. Lower than the limit for one
-/// address, so that a client that has sent its request is served before its connection could be
+/// Number of connections accepted before the open ones are served. This is lower than the limit for
+/// one address, so that a client that has sent its request is served before its connection can be
 /// evicted.
 const ACCEPTED_AT_ONCE: usize = 32;
 /// Delay before the next attempt to accept a connection when the process has run out of file
@@ -71,7 +71,9 @@ const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 fn port_remedy(error: &std::io::Error) -> &'static str {
     match error.kind() {
-        std::io::ErrorKind::PermissionDenied => ". Ports below 1024 are for root: use another port",
+        std::io::ErrorKind::PermissionDenied => {
+            ". Ports below 1024 are reserved for root: use another port"
+        }
         _ => "",
     }
 }
@@ -81,8 +83,8 @@ fn port_remedy(error: &std::io::Error) -> &'static str {
 pub(crate) enum ListenError {
     /// Another process is using the address.
     #[error(
-        "--http {0}: the address is in use. Give another one with --http HOST:PORT (or WALPOST_HTTP, or http at the \
-         top of walpost.toml); port 0 takes a free one, \"off\" does without"
+        "--http {0}: the address is in use. Set another address with --http HOST:PORT (or WALPOST_HTTP, or http at the \
+         top of walpost.toml). Port 0 selects a free port; \"off\" disables the server"
     )]
     InUse(String),
     /// The address is invalid or does not belong to this machine.
@@ -138,9 +140,9 @@ pub(crate) fn listen(address: &str, named: &[String]) -> Result<Option<Listener>
     }
 }
 
-/// Listens at [`DEFAULT`]. If that is in use, for example by another instance on the same machine,
-/// listens at a free port of the same address and logs a warning with the port. Requests may also
-/// use the host names in `named`.
+/// Listens at [`DEFAULT`]. If that address is in use, for example by another instance on the same
+/// machine, listens at a free port of the same IP address and logs a warning with the port.
+/// Requests may also use the host names in `named`.
 ///
 /// # Errors
 /// Returns an error if no address can be used or a host name is invalid.
@@ -156,8 +158,8 @@ pub(crate) fn listen_by_default(named: &[String]) -> Result<Option<Listener>, Li
         return Err(refused);
     };
     warn!(
-        "{DEFAULT} is in use, perhaps by another Walpost: metrics, health and status are at http://{address} until the next \
-         start. Give this instance a fixed address: --http HOST:PORT. To query it now: walpost status --http {address}"
+        "{DEFAULT} is in use, perhaps by another Walpost process; until the next start, metrics, health and status are at \
+         http://{address}. To set a fixed address: --http HOST:PORT. To query the status now: walpost status --http {address}"
     );
     Ok(Some(listener))
 }
@@ -185,30 +187,30 @@ impl Listener {
 }
 
 async fn serve(listener: tokio::net::TcpListener, hosts: Arc<Hosts>, registry: Arc<Registry>) {
-    let room = Arc::<ConnectionLimit>::default();
+    let limit = Arc::<ConnectionLimit>::default();
     let mut accepted = 0;
     loop {
         match listener.accept().await {
             Ok((stream, from)) => {
-                let (seat, end) = room.enter(from.ip());
-                let conversation = HttpConnection {
+                let (slot, eviction) = limit.add(from.ip());
+                let connection = HttpConnection {
                     from,
-                    seat,
+                    slot,
                     hosts: Arc::clone(&hosts),
                     registry: Arc::clone(&registry),
                 };
-                tokio::spawn(conversation.serve(stream, end));
-                // In a flood of connections, yielding after each one would leave other clients
-                // waiting in the queue.
+                tokio::spawn(connection.serve(stream, eviction));
+                // In a flood of connections, other clients would wait in the queue if the task
+                // yielded after each connection.
                 accepted += 1;
                 if accepted % ACCEPTED_AT_ONCE == 0 {
                     yield_now().await;
                 }
             }
-            Err(error) if is_of_the_client(&error) => {}
+            Err(error) if is_client_error(&error) => {}
             Err(error) => {
-                debug!(%error, "HTTP: no connection can be accepted");
-                room.shrink();
+                debug!(%error, "HTTP: failed to accept a connection");
+                limit.evict_one();
                 sleep(ACCEPT_RETRY_DELAY).await;
             }
         }
@@ -216,7 +218,7 @@ async fn serve(listener: tokio::net::TcpListener, hosts: Arc<Hosts>, registry: A
 }
 
 /// Returns whether the client closed the connection before it was accepted.
-fn is_of_the_client(error: &std::io::Error) -> bool {
+fn is_client_error(error: &std::io::Error) -> bool {
     use std::io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
     matches!(
         error.kind(),
@@ -227,28 +229,28 @@ fn is_of_the_client(error: &std::io::Error) -> bool {
 /// The state needed to serve one connection.
 struct HttpConnection {
     from: SocketAddr,
-    seat: Arc<ConnectionSlot>,
+    slot: Arc<ConnectionSlot>,
     hosts: Arc<Hosts>,
     registry: Arc<Registry>,
 }
 
 impl HttpConnection {
     /// Serves requests until the connection ends or is evicted.
-    async fn serve(self, stream: tokio::net::TcpStream, end: oneshot::Receiver<()>) {
+    async fn serve(self, stream: tokio::net::TcpStream, eviction: oneshot::Receiver<()>) {
         let from = self.from;
-        let stream = Stream::new(stream, Arc::clone(&self.seat));
-        let conversation = Arc::new(self);
-        let has_asked = AtomicBool::new(false);
+        let stream = Stream::new(stream, Arc::clone(&self.slot));
+        let state = Arc::new(self);
+        let has_requested = AtomicBool::new(false);
         let service = service_fn(move |request: Request<Incoming>| {
-            let conversation = Arc::clone(&conversation);
-            let is_first = !has_asked.swap(true, Ordering::Relaxed);
+            let state = Arc::clone(&state);
+            let is_first = !has_requested.swap(true, Ordering::Relaxed);
             async move {
                 // Without this, hyper would process all pipelined requests before other tasks could
                 // run.
                 if !is_first {
                     yield_now().await;
                 }
-                Ok::<_, Infallible>(conversation.respond(&request))
+                Ok::<_, Infallible>(state.respond(&request))
             }
         });
         let connection = http1::Builder::new()
@@ -257,7 +259,7 @@ impl HttpConnection {
             .max_buf_size(HEAD_BYTES_MAX)
             .serve_connection(TokioIo::new(stream), service);
         let mut connection = pin!(connection);
-        let held = async {
+        let served = async {
             match timeout(CONNECTION_LIFETIME_MAX, connection.as_mut()).await {
                 Ok(ended) => ended,
                 Err(_) => {
@@ -267,13 +269,13 @@ impl HttpConnection {
             }
         };
         tokio::select! {
-            ended = held => {
+            ended = served => {
                 if let Err(error) = ended {
-                    debug!(%error, %from, "HTTP: the connection broke");
+                    debug!(%error, %from, "HTTP: connection failed");
                 }
             }
-            // The client is idle: the connection is closed when its slot is needed for another one.
-            _ = end => debug!(%from, "HTTP: the connection was closed to make room for another"),
+            // The connection is closed because another connection needs its slot.
+            _ = eviction => debug!(%from, "HTTP: connection closed because the connection limit was reached"),
         }
     }
 
@@ -281,8 +283,8 @@ impl HttpConnection {
         let (method, uri) = (request.method(), request.uri());
         let response = route_request(method, uri, request.headers(), &self.hosts, &self.registry);
         let bytes = hyper::body::Body::size_hint(response.body()).lower();
-        self.seat
-            .answered(usize::try_from(bytes).unwrap_or(usize::MAX));
+        self.slot
+            .add_response(usize::try_from(bytes).unwrap_or(usize::MAX));
         response
     }
 }
@@ -303,19 +305,19 @@ fn route_request(
         let mut response = respond(
             StatusCode::METHOD_NOT_ALLOWED,
             TEXT,
-            "only GET and HEAD are answered\n",
+            "only GET and HEAD are supported\n",
         );
         let allowed = HeaderValue::from_static("GET, HEAD");
         response.headers_mut().insert(ALLOW, allowed);
         return response;
     }
-    // This response discloses nothing but that the process is alive, and a probe may use any host
-    // name.
+    // This path is served for any host name, because a probe may use any, and the response only
+    // shows that the process is alive.
     if uri.path() == "/healthz" {
         return respond(StatusCode::OK, TEXT, "alive\n");
     }
-    if let Err(foreign) = hosts.check(uri, headers) {
-        return misdirected(&foreign);
+    if let Err(unknown) = hosts.check(uri, headers) {
+        return misdirected(&unknown);
     }
     match uri.path() {
         "/" => page(),
@@ -329,7 +331,7 @@ fn route_request(
         _ => respond(
             StatusCode::NOT_FOUND,
             TEXT,
-            "there are /, /metrics, /healthz, /readyz, /status and /history\n",
+            "not found; available paths: /, /metrics, /healthz, /readyz, /status and /history\n",
         ),
     }
 }
@@ -338,14 +340,13 @@ fn route_request(
 fn misdirected(host: &str) -> Response<Full<Bytes>> {
     let host: String = host.chars().take(HOST_CHARS_MAX).collect();
     let text = format!(
-        "the request is for host {host:?}, which is no name of this Walpost: expected localhost or an address. If it is \
-         reached by that name, add it: http_hosts = [\"NAME\"] at the top of walpost.toml, --http-host or \
-         WALPOST_HTTP_HOST\n"
+        "the request is for host {host:?}, which is not a name of this server; expected localhost or an IP address. To allow the \
+         name, add http_hosts = [\"NAME\"] at the top of walpost.toml, or set --http-host or WALPOST_HTTP_HOST\n"
     );
     respond(StatusCode::MISDIRECTED_REQUEST, TEXT, text)
 }
 
-/// Returns the value of `since=SECONDS` in the query, or zero.
+/// Returns the value of `since=SECONDS` in the query string, or zero.
 fn since(uri: &Uri) -> f64 {
     let mut parameters = uri.query().unwrap_or_default().split('&');
     let since = parameters.find_map(|parameter| parameter.strip_prefix("since="));
@@ -368,14 +369,14 @@ fn page() -> Response<Full<Bytes>> {
     response
 }
 
-/// Formats the readiness of each pipeline as one line, with a status code for all of them.
+/// Returns one line with the readiness of each pipeline, and a status code for all of them.
 fn readiness(status: &Status) -> Response<Full<Bytes>> {
     let mut text = String::new();
     for pipeline in &status.pipelines {
         let state = pipeline.state.name();
-        let said = pipeline.not_ready.as_deref().unwrap_or(state);
+        let reason = pipeline.not_ready.as_deref().unwrap_or(state);
         // Writing to a `String` can't fail.
-        let _ = writeln!(text, "{}: {}", pipeline.about.name, Escaped(said));
+        let _ = writeln!(text, "{}: {}", pipeline.about.name, Escaped(reason));
     }
     let code = match status.ready {
         true => StatusCode::OK,
@@ -398,7 +399,7 @@ fn respond(code: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> Resp
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    // Prevents other sites' pages from embedding the response, even where they could not read it.
+    // Keeps pages of other sites from embedding the response, even if they could not read it.
     headers.insert(
         HeaderName::from_static("cross-origin-resource-policy"),
         HeaderValue::from_static("same-origin"),

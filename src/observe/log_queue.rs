@@ -1,9 +1,9 @@
 //! The queue between the program and standard error.
 //!
-//! Standard error may be a pipe that nobody reads, or one whose reader has exited. Threads that log
-//! only append to this queue, so neither can delay or end a pipeline; one thread writes. Lines that
-//! do not fit, or cannot be written, are dropped and counted. Debug output can fill only half of the
-//! queue, so that it never displaces an error.
+//! Standard error may be a pipe that is not being read, or whose reader has exited. To keep such a
+//! pipe from delaying or ending a pipeline, threads that log only append to this queue, and a
+//! separate thread writes the lines. Lines that do not fit or cannot be written are dropped and
+//! counted. Debug output can fill only half of the queue, so that it never displaces an error.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Write};
@@ -14,13 +14,13 @@ use std::time::{Duration, Instant};
 /// Limits on the lines that are waiting to be written.
 const MAX_LINES: usize = 8192;
 const MAX_BYTES: usize = 1 << 20;
-/// The share of the queue that DEBUG and TRACE lines can fill.
-const VERBOSE_SHARE: usize = 2;
-/// How long to wait until a nonblocking standard error accepts more.
+/// DEBUG and TRACE lines can fill only one part in this many of the queue.
+const VERBOSE_PARTS: usize = 2;
+/// How long to wait before retrying a write to a nonblocking standard error.
 const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 /// [`LogQueue::flush`] returns if no line was written for this long, ...
 const FLUSH_STALL_TIMEOUT: Duration = Duration::from_secs(1);
-/// ... and in any case after this.
+/// ... and in any case after this time.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Determines which lines are dropped first.
@@ -60,13 +60,13 @@ impl LogQueue {
     /// Appends a line, or drops it if the queue is too full for lines of this importance. Does not
     /// block.
     pub(super) fn push(&self, importance: Importance, line: &[u8]) {
-        let share = match importance {
-            Importance::Verbose => VERBOSE_SHARE,
+        let parts = match importance {
+            Importance::Verbose => VERBOSE_PARTS,
             Importance::Normal => 1,
         };
         let mut state = self.lock();
         let is_full =
-            state.lines.len() >= MAX_LINES / share || state.bytes + line.len() > MAX_BYTES / share;
+            state.lines.len() >= MAX_LINES / parts || state.bytes + line.len() > MAX_BYTES / parts;
         if is_full && !state.lines.is_empty() {
             state.drop_line();
             return;
@@ -82,8 +82,8 @@ impl LogQueue {
         self.lock().dropped
     }
 
-    /// Starts a thread that writes lines to `out` for as long as the process runs. After lines were
-    /// dropped and writing succeeds again, `report` receives the number of dropped lines.
+    /// Starts a thread that writes lines to `out` until the process ends. When writing succeeds
+    /// again after lines were dropped, `report` is called with the number of dropped lines.
     ///
     /// # Errors
     /// Returns an error if the thread cannot be started.
@@ -104,7 +104,8 @@ impl LogQueue {
         thread.spawn(write).map(drop)
     }
 
-    /// Waits until all lines are written, unless the reader has stopped reading.
+    /// Waits until all lines are written, or no line has been written for
+    /// [`FLUSH_STALL_TIMEOUT`].
     pub(super) fn flush(&self) {
         let deadline = Instant::now() + FLUSH_TIMEOUT;
         let mut state = self.lock();
@@ -145,9 +146,9 @@ impl LogQueue {
         if !is_written {
             state.drop_line();
         }
-        // Until the queue is empty, the report might be dropped itself.
-        let reports = is_written && state.lines.is_empty();
-        let unreported = match reports {
+        // If the queue is not empty, the report itself might be dropped.
+        let can_report = is_written && state.lines.is_empty();
+        let unreported = match can_report {
             true => std::mem::take(&mut state.unreported),
             false => 0,
         };
@@ -208,13 +209,12 @@ mod tests {
         }
     }
 
-    /// Creates a queue whose lines are sent to the first receiver and whose reports are sent to the
-    /// second.
+    /// Creates a queue. The first receiver gets the lines, and the second one the reports.
     fn queue() -> (&'static LogQueue, Receiver<Vec<u8>>, Receiver<u64>) {
         let queue: &'static LogQueue = Box::leak(Box::default());
         let (lines, read) = sync_channel(0);
         let (reports, reported) = sync_channel(1);
-        let report = move |dropped| reports.try_send(dropped).expect("room for one report");
+        let report = move |dropped| reports.try_send(dropped).expect("space for one report");
         queue.write_to(Pipe(lines), report).expect("a thread");
         (queue, read, reported)
     }
@@ -234,20 +234,20 @@ mod tests {
     #[test]
     fn drops_and_reports_lines_that_are_not_read_in_time() {
         let (queue, read, reported) = queue();
-        // One line is being written, or is about to be.
+        // One line may already be with the writer.
         for _ in 0..MAX_LINES + 5 {
             queue.push(Importance::Normal, b"line\n");
         }
         let dropped = queue.dropped();
         assert!((4..=5).contains(&dropped), "{dropped}");
-        for _ in 0..MAX_LINES + 5 - usize::try_from(dropped).expect("few") {
+        for _ in 0..MAX_LINES + 5 - usize::try_from(dropped).expect("a small number") {
             read.recv().expect("a line");
         }
         assert_eq!(reported.recv(), Ok(dropped));
     }
 
     #[test]
-    fn debug_output_leaves_space_for_errors() {
+    fn reserves_space_for_errors_when_debug_output_fills_the_queue() {
         let (queue, read, _reported) = queue();
         for _ in 0..2 * MAX_LINES {
             queue.push(Importance::Verbose, b"debug\n");
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn bounds_the_bytes_that_wait() {
+    fn limits_the_size_of_queued_lines() {
         let (queue, read, _reported) = queue();
         let line = vec![b'x'; MAX_BYTES / 2];
         for _ in 0..10 {
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn accepts_a_line_larger_than_the_queue_when_nothing_waits() {
+    fn accepts_a_line_larger_than_the_queue_when_the_queue_is_empty() {
         let (queue, read, _reported) = queue();
         queue.push(Importance::Normal, &vec![b'x'; 2 * MAX_BYTES]);
         assert_eq!(read.recv().map(|line| line.len()), Ok(2 * MAX_BYTES));
@@ -288,11 +288,15 @@ mod tests {
     }
 
     #[test]
-    fn does_not_wait_for_a_reader_that_does_not_read() {
+    fn stops_flushing_when_no_line_is_read() {
         let (queue, _read, _reported) = queue();
         queue.push(Importance::Normal, b"line\n");
-        let began = Instant::now();
+        let started_at = Instant::now();
         queue.flush();
-        assert!(began.elapsed() < FLUSH_TIMEOUT, "{:?}", began.elapsed());
+        assert!(
+            started_at.elapsed() < FLUSH_TIMEOUT,
+            "{:?}",
+            started_at.elapsed()
+        );
     }
 }

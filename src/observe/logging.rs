@@ -1,6 +1,6 @@
-//! Logging to standard error, human-readable or as JSON. Every event is a single line, whatever its
-//! message and fields contain, and the colours set here are the only terminal control sequences in
-//! it. [`log_queue`](super::log_queue) writes the lines.
+//! Logging to standard error, as text or JSON. Every event is a single line, whatever its message
+//! and fields contain. A line contains no terminal control sequences other than the colours set
+//! here. [`log_queue`](super::log_queue) writes the lines.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::fmt::{self, Write as _};
@@ -22,7 +22,7 @@ use crate::progress::BarSafeStderr;
 
 static QUEUE: LazyLock<LogQueue> = LazyLock::new(LogQueue::default);
 
-/// How log lines look.
+/// The format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum LogFormat {
     /// Text, coloured on a terminal.
@@ -30,7 +30,7 @@ pub(crate) enum LogFormat {
     Auto,
     /// Text without colours.
     Text,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
 }
 
@@ -38,7 +38,7 @@ pub(crate) enum LogFormat {
 /// Dropping the result waits, for a limited time, until all lines are written.
 ///
 /// # Errors
-/// Returns an error if the filter is invalid or if the thread for the log can't be started.
+/// Returns an error if the filter is invalid or if the log thread can't be started.
 pub(crate) fn start(format: LogFormat, filter: &str) -> Result<FlushGuard, String> {
     let filter = EnvFilter::try_new(filter).map_err(|error| {
         format!("--log-level {filter:?}: {error}; expected error, warn, info, debug or trace")
@@ -73,7 +73,7 @@ pub(crate) fn start(format: LogFormat, filter: &str) -> Result<FlushGuard, Strin
     Ok(FlushGuard)
 }
 
-/// Waits until all lines are written, unless standard error accepts none.
+/// Waits until all lines are written, unless writing to standard error is blocked.
 pub(crate) fn flush() {
     QUEUE.flush();
 }
@@ -92,8 +92,7 @@ impl Drop for FlushGuard {
     }
 }
 
-/// Logs a panic. Replaces the standard library's hook, which blocks if the reader of standard error
-/// does not read.
+/// Logs a panic. Replaces the standard library's hook, which blocks if standard error is not read.
 fn log_panic(panic: &PanicHookInfo<'_>) {
     let backtrace = Backtrace::capture();
     match backtrace.status() {
@@ -137,8 +136,8 @@ impl Write for QueueWriter {
     }
 }
 
-/// Formats messages and fields like `tracing_subscriber`, but escaped. Escaping the finished line
-/// instead would also escape its colours.
+/// Formats messages and fields like `tracing_subscriber`, but escapes control characters. Escaping
+/// the finished line instead would also escape its colours.
 struct EscapedFields;
 
 impl<'writer> FormatFields<'writer> for EscapedFields {
@@ -147,13 +146,13 @@ impl<'writer> FormatFields<'writer> for EscapedFields {
         mut writer: Writer<'writer>,
         fields: R,
     ) -> fmt::Result {
-        let mut fields_so_far = Fields {
+        let mut visitor = Fields {
             writer: &mut writer,
             is_first: true,
             written: Ok(()),
         };
-        fields.record(&mut fields_so_far);
-        fields_so_far.written
+        fields.record(&mut visitor);
+        visitor.written
     }
 }
 
@@ -165,14 +164,14 @@ struct Fields<'f, 'writer> {
 
 impl Fields<'_, '_> {
     fn write(&mut self, field: &Field, value: &dyn fmt::Debug) -> fmt::Result {
-        // The location of a call to the crate `log`: for a notice from the server, the path of a
-        // source file.
+        // Omit the location of a call to the crate `log`. For a notice from the server, it would be
+        // the path of a source file.
         if field.name().starts_with("log.") {
             return Ok(());
         }
-        let gap = if self.is_first { "" } else { " " };
+        let separator = if self.is_first { "" } else { " " };
         self.is_first = false;
-        self.writer.write_str(gap)?;
+        self.writer.write_str(separator)?;
         match field.name() {
             "message" => {}
             name if self.writer.has_ansi_escapes() => {
@@ -259,14 +258,14 @@ mod tests {
         }
     }
 
-    fn log() {
+    fn log_events() {
         let source = io::Error::other(EVIL);
         let dynamic: &(dyn std::error::Error + 'static) = &source;
         error!(plain = EVIL, shown = %EVIL, debug = ?[EVIL], error = dynamic, count = 1, "{EVIL}");
         info!("another");
     }
 
-    fn in_text(is_coloured: bool) -> String {
+    fn text_output(is_coloured: bool) -> String {
         let lines = Lines::default();
         let to = lines.clone();
         let subscriber = tracing_subscriber::fmt()
@@ -276,13 +275,13 @@ mod tests {
             .fmt_fields(EscapedFields)
             .with_writer(move || to.clone())
             .finish();
-        with_default(subscriber, log);
+        with_default(subscriber, log_events);
         lines.text()
     }
 
     #[test]
-    fn event_is_one_line_with_nothing_to_be_obeyed_in_it() {
-        let text = in_text(false);
+    fn writes_an_event_as_one_line_without_control_characters() {
+        let text = text_output(false);
         let shown = r"x\u{1b}]0;owned\u{7}\nERROR\rfake\u{9b}2J\u{7f}\u{202e}\u{2028}é";
         assert_eq!(
             text,
@@ -293,18 +292,18 @@ mod tests {
     }
 
     #[test]
-    fn colours_are_the_only_sequences_on_a_terminal() {
-        let text = in_text(true);
+    fn writes_no_control_sequences_other_than_colours_to_a_terminal() {
+        let text = text_output(true);
         assert!(text.contains("\x1b["), "{text:?}");
         let mut plain = text;
         for colour in ["\x1b[0m", "\x1b[2m", "\x1b[3m", "\x1b[31m", "\x1b[32m"] {
             plain = plain.replace(colour, "");
         }
-        assert_eq!(plain, in_text(false));
+        assert_eq!(plain, text_output(false));
     }
 
     #[test]
-    fn event_in_json_is_one_line_that_means_the_same() {
+    fn writes_an_event_in_json_as_one_line_without_control_characters() {
         let lines = Lines::default();
         let to = lines.clone();
         let subscriber = tracing_subscriber::fmt()
@@ -312,7 +311,7 @@ mod tests {
             .flatten_event(true)
             .with_writer(move || EscapedJson(to.clone()))
             .finish();
-        with_default(subscriber, log);
+        with_default(subscriber, log_events);
         let text = lines.text();
         assert_eq!(text.lines().count(), 2, "{text:?}");
         assert!(!text.contains(|c| c != '\n' && escape::is_control(c)));

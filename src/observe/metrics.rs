@@ -1,4 +1,4 @@
-//! Formats a [`Status`] in Prometheus' text format. Each metric is one row of [`METRICS`].
+//! Formats a [`Status`] in Prometheus' text format. [`METRICS`] defines all metrics.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -21,23 +21,23 @@ pub(crate) const CONTENT_TYPE: &str = TEXT_FORMAT;
 /// The values of a slot's `wal_status`: PostgreSQL 18, "53.20. `pg_replication_slots`".
 const WAL_STATUS: [&str; 4] = ["reserved", "extended", "unreserved", "lost"];
 
-/// Maximum number of tables with metrics of their own. There may be thousands of tables, each of
-/// which would create a time series.
+/// Maximum number of tables for which a metric is exported. There may be thousands of tables, and
+/// each one would create a time series.
 const TABLES_MAX: usize = 10;
 
-/// The definition of a metric. All metrics except those of the process have the label `pipeline`.
+/// The definition of a metric. All metrics except process metrics have the label `pipeline`.
 pub struct Definition {
     pub name: &'static str,
     /// The help text.
     pub help: &'static str,
-    /// How to compute the value.
+    /// The type, and the function that computes the value.
     pub source: Source,
 }
 
 /// The type of a metric, and a function that computes its value.
 pub enum Source {
-    /// A gauge of the process, with the name of its label, if it has one. The function returns the
-    /// label's value and the metric's value.
+    /// A gauge of the process, with the name of its label, if any. The function returns the label's
+    /// value and the metric's value.
     Process(Option<&'static str>, fn(&Status) -> (String, f64)),
     /// A counter of the process.
     ProcessCounter(fn(&Status) -> f64),
@@ -54,7 +54,7 @@ pub enum Source {
 }
 
 impl Source {
-    /// Returns the type in Prometheus' terms.
+    /// Returns the Prometheus type of the metric.
     #[must_use]
     pub fn kind(&self) -> MetricType {
         match self {
@@ -94,7 +94,7 @@ pub const METRICS: &[Definition] = &[
     ),
     metric(
         "walpost_config_reload_failed",
-        "1 if the configuration has changed and can't be used, so that the pipelines go on as they are; else 0.",
+        "1 if the changed configuration can't be used, so that the pipelines keep running unchanged; otherwise 0.",
         Source::Process(None, |status| {
             let failed = status
                 .reload
@@ -105,29 +105,34 @@ pub const METRICS: &[Definition] = &[
     ),
     metric(
         "walpost_log_lines_dropped_total",
-        "Log lines that were dropped because standard error was not read in time, or could not be written to.",
+        "Log lines that were dropped because standard error was not read in time or could not be written to.",
         Source::ProcessCounter(|status| exact(status.log_lines_dropped)),
     ),
     metric(
         "walpost_pipeline_state",
-        "1 for the state that the pipeline is in, 0 for the others.",
-        Source::Gauges("state", |of| {
+        "1 for the pipeline's current state, 0 for the other states.",
+        Source::Gauges("state", |pipeline| {
             one_hot(
                 State::ALL.iter().map(|state| state.name()),
-                Some(of.state.name()),
+                Some(pipeline.state.name()),
             )
         }),
     ),
     metric(
         "walpost_pipeline_ready",
-        "1 if the pipeline streams and makes progress, or stands by; 0 if not.",
-        Source::Gauge(|of| truth(of.ready)),
+        "1 if the pipeline streams and makes progress, or is a hot standby; otherwise 0.",
+        Source::Gauge(|pipeline| flag(pipeline.ready)),
     ),
     metric(
         "walpost_watchdog_problem",
-        "1 for each kind of problem that the watchdog sees, 0 for the others.",
-        Source::Gauges("kind", |of| {
-            let is = |kind| of.problems.iter().any(|seen| seen.problem.kind == kind);
+        "1 for each kind of problem that the watchdog has found, 0 for the other kinds.",
+        Source::Gauges("kind", |pipeline| {
+            let is = |kind| {
+                pipeline
+                    .problems
+                    .iter()
+                    .any(|seen| seen.problem.kind == kind)
+            };
             let all = Kind::ALL.into_iter();
             all.map(|kind| (kind.name().to_owned(), f64::from(u8::from(is(kind)))))
                 .collect()
@@ -135,180 +140,175 @@ pub const METRICS: &[Definition] = &[
     ),
     metric(
         "walpost_events_sent_total",
-        "Events that were handed to the producer.",
-        Source::Counter(|of| count(of.events.sent)),
+        "Events passed to the producer.",
+        Source::Counter(|pipeline| count(pipeline.events.sent)),
     ),
     metric(
         "walpost_events_delivered_total",
         "Events that Kafka has acknowledged.",
-        Source::Counter(|of| count(of.events.delivered)),
+        Source::Counter(|pipeline| count(pipeline.events.delivered)),
     ),
     metric(
         "walpost_transactions_total",
-        "Transactions with events that were read to their end.",
-        Source::Counter(|of| count(of.events.transactions)),
+        "Transactions with events that were read completely.",
+        Source::Counter(|pipeline| count(pipeline.events.transactions)),
     ),
     metric(
         "walpost_received_bytes_total",
-        "Bytes that came from PostgreSQL over the replication connection.",
-        Source::Counter(|of| count(of.events.received_bytes)),
+        "Bytes received from PostgreSQL over the replication connection.",
+        Source::Counter(|pipeline| count(pipeline.events.received_bytes)),
     ),
     metric(
         "walpost_in_flight_events",
-        "Events that the producer has and Kafka has not acknowledged.",
-        Source::Gauge(|of| count(of.events.in_flight)),
+        "Events in flight: passed to the producer, but not acknowledged by Kafka.",
+        Source::Gauge(|pipeline| count(pipeline.events.in_flight)),
     ),
     metric(
         "walpost_in_flight_bytes",
-        "Memory that they use, as window_bytes counts it.",
-        Source::Gauge(|of| count(of.events.in_flight_bytes)),
+        "Size of the events in flight, as counted for window_bytes.",
+        Source::Gauge(|pipeline| count(pipeline.events.in_flight_bytes)),
     ),
     metric(
         "walpost_window_events",
-        "How many events may be in flight by now: window_records, or less (exactly-once, slow Kafka).",
-        Source::Gauge(|of| count(of.events.window_events)),
+        "Current limit on events in flight: window_records, or less with exactly-once and a slow Kafka.",
+        Source::Gauge(|pipeline| count(pipeline.events.window_events)),
     ),
     metric(
         "walpost_window_bytes",
-        "How many bytes may be in flight by now: window_bytes, or less (exactly-once, slow Kafka).",
-        Source::Gauge(|of| count(of.events.window_bytes)),
+        "Current limit on bytes in flight: window_bytes, or less with exactly-once and a slow Kafka.",
+        Source::Gauge(|pipeline| count(pipeline.events.window_bytes)),
     ),
     metric(
         "walpost_commit_to_delivery_seconds",
-        "From a transaction's commit in PostgreSQL until all its events are durable in Kafka (with exactly-once: \
-         readable).",
-        Source::Histogram(|of| &of.commit_to_delivery),
+        "Time from a transaction's commit in PostgreSQL until all its events are durable in Kafka (with exactly-once: readable).",
+        Source::Histogram(|pipeline| &pipeline.commit_to_delivery),
     ),
     metric(
         "walpost_delivery_seconds",
-        "From reading the end of a transaction until all its events are durable in Kafka (with exactly-once: readable).",
-        Source::Histogram(|of| &of.delivery),
+        "Time from reading the end of a transaction until all its events are durable in Kafka (with exactly-once: readable).",
+        Source::Histogram(|pipeline| &pipeline.delivery),
     ),
     metric(
         "walpost_kafka_commit_seconds",
-        "With exactly-once: how long a Kafka transaction took to commit.",
-        Source::Histogram(|of| &of.kafka_commit),
+        "With exactly-once: duration of the commits of Kafka transactions.",
+        Source::Histogram(|pipeline| &pipeline.kafka_commit),
     ),
     metric(
         "walpost_received_lsn",
-        "The highest LSN that was received, as a number of bytes.",
-        Source::Gauge(|of| of.positions.received.map(|lsn| exact(lsn.0))),
+        "The highest LSN received, as a number of bytes.",
+        Source::Gauge(|pipeline| pipeline.positions.received.map(|lsn| exact(lsn.0))),
     ),
     metric(
         "walpost_confirmed_lsn",
         "The LSN up to which everything is durable in Kafka, as a number of bytes.",
-        Source::Gauge(|of| of.positions.confirmed.map(|lsn| exact(lsn.0))),
+        Source::Gauge(|pipeline| pipeline.positions.confirmed.map(|lsn| exact(lsn.0))),
     ),
     metric(
         "walpost_server_lsn",
         "The end of the server's WAL, as a number of bytes.",
-        Source::Gauge(|of| of.positions.server.map(|lsn| exact(lsn.0))),
+        Source::Gauge(|pipeline| pipeline.positions.server.map(|lsn| exact(lsn.0))),
     ),
     metric(
         "walpost_lag_bytes",
-        "WAL between what is confirmed and its end.",
-        Source::Gauge(|of| of.lag.bytes.map(exact)),
+        "WAL between the confirmed LSN and the end of the server's WAL.",
+        Source::Gauge(|pipeline| pipeline.lag.bytes.map(exact)),
     ),
     metric(
         "walpost_lag_seconds",
-        "Age of the oldest event that was read and is not durable, including one that waits for its topic; while there is no stream, at least how long there \
-         is none.",
-        Source::Gauge(|of| of.lag.seconds),
+        "Age of the oldest event that was read but is not durable, including an event that waits for its topic. Without a stream, at least the time since the stream ended.",
+        Source::Gauge(|pipeline| pipeline.lag.seconds),
     ),
     metric(
         "walpost_last_event_timestamp_seconds",
-        "When the last transaction with events was committed that was read, in seconds since 1970.",
-        Source::Gauge(|of| of.positions.last_event_at),
+        "When the most recently read transaction with events was committed, in seconds since 1970.",
+        Source::Gauge(|pipeline| pipeline.positions.last_event_at),
     ),
     metric(
         "walpost_slot_active",
-        "1 if a walsender has the slot.",
-        Source::Gauge(|of| truth(of.slot_health.as_ref()?.active)),
+        "1 if a walsender is using the slot; otherwise 0.",
+        Source::Gauge(|pipeline| flag(pipeline.slot_health.as_ref()?.active)),
     ),
     metric(
         "walpost_slot_retained_bytes",
-        "WAL that the server retains for the slot: from restart_lsn to its end.",
-        Source::Gauge(|of| of.lag.retained_bytes.map(exact)),
+        "WAL that the server retains for the slot: from restart_lsn to the end of the WAL.",
+        Source::Gauge(|pipeline| pipeline.lag.retained_bytes.map(exact)),
     ),
     metric(
         "walpost_wal_budget_warn_bytes",
-        "How much WAL the slot may retain before there is a warning: wal_budget.warn; left out where it is not set.",
-        Source::Gauge(|of| of.about.wal_budget_warn_bytes.map(exact)),
+        "WAL that the slot may retain before Walpost logs a warning (wal_budget.warn); absent if not set.",
+        Source::Gauge(|pipeline| pipeline.about.wal_budget_warn_bytes.map(exact)),
     ),
     metric(
         "walpost_wal_budget_max_bytes",
-        "How much WAL the slot may retain at most: wal_budget.max; left out where it is not set.",
-        Source::Gauge(|of| of.about.wal_budget_max_bytes.map(exact)),
+        "Maximum WAL that the slot may retain (wal_budget.max); absent if not set.",
+        Source::Gauge(|pipeline| pipeline.about.wal_budget_max_bytes.map(exact)),
     ),
     metric(
         "walpost_dropped_slots_unreplayed",
-        "Dropped slots whose events were not sent again from the table yet; left out where that is not known.",
-        Source::Gauge(|of| Some(exact(of.dropped_slots.as_ref()?.len() as u64))),
+        "Dropped slots whose events have not been sent again from the table yet; absent if unknown.",
+        Source::Gauge(|pipeline| Some(exact(pipeline.dropped_slots.as_ref()?.len() as u64))),
     ),
     metric(
         "walpost_tables_set_aside",
-        "Tables that are set aside: their events from some position on are not delivered; left out where that is not known.",
-        Source::Gauge(|of| {
-            let entries = of.set_aside.as_ref()?.iter();
+        "Tables that are set aside: events after a certain position are not delivered; absent if unknown.",
+        Source::Gauge(|pipeline| {
+            let entries = pipeline.set_aside.as_ref()?.iter();
             let tables: BTreeSet<_> = entries.map(|entry| &entry.table).collect();
             Some(exact(tables.len() as u64))
         }),
     ),
     metric(
         "walpost_left_out_rows_total",
-        "Rows of tables that are set aside that were not delivered.",
-        Source::Counter(|of| count(of.left_out_rows)),
+        "Rows that were not delivered because their tables are set aside.",
+        Source::Counter(|pipeline| count(pipeline.left_out_rows)),
     ),
     metric(
         "walpost_slot_safe_wal_bytes",
-        "How much more WAL may be written before the slot is in danger of being lost (safe_wal_size); left out where \
-         max_slot_wal_keep_size is -1.",
-        Source::Gauge(|of| of.slot_health.as_ref()?.safe_wal_bytes.map(signed)),
+        "How much more WAL can be written before the slot is in danger of being lost (safe_wal_size); absent if max_slot_wal_keep_size is -1.",
+        Source::Gauge(|pipeline| pipeline.slot_health.as_ref()?.safe_wal_bytes.map(signed)),
     ),
     metric(
         "walpost_slot_wal_status",
-        "1 for the slot's wal_status, 0 for the others.",
-        Source::Gauges("status", |of| match &of.slot_health {
+        "1 for the slot's current wal_status, 0 for the other values.",
+        Source::Gauges("status", |pipeline| match &pipeline.slot_health {
             Some(slot) => one_hot(WAL_STATUS.into_iter(), slot.wal_status.as_deref()),
             None => Vec::new(),
         }),
     ),
     metric(
         "walpost_slot_catalog_xmin_age_transactions",
-        "Transactions since the oldest one whose dead rows of the system catalog the slot retains.",
-        Source::Gauge(|of| of.slot_health.as_ref()?.catalog_xmin_age.map(signed)),
+        "Age of the slot's catalog_xmin, in transactions: dead system catalog rows from these transactions are retained.",
+        Source::Gauge(|pipeline| pipeline.slot_health.as_ref()?.catalog_xmin_age.map(signed)),
     ),
     metric(
         "walpost_database_asked_timestamp_seconds",
-        "When the database was last queried for its slot, the end of its WAL and the partitions, in seconds since 1970.",
-        Source::Gauge(|of| Some(of.slot_health.as_ref()?.asked_at)),
+        "When the database was last queried for the slot, the end of the WAL and the partitions, in seconds since 1970.",
+        Source::Gauge(|pipeline| Some(pipeline.slot_health.as_ref()?.asked_at)),
     ),
     metric(
         "walpost_outbox_partitions",
-        "Partitions of the outbox table that hold rows themselves; left out where it is not partitioned.",
-        Source::Gauge(|of| of.partitions.map(exact)),
+        "Leaf partitions of the outbox table; absent if the table is not partitioned.",
+        Source::Gauge(|pipeline| pipeline.partitions.map(exact)),
     ),
     metric(
         "walpost_partitions_end_timestamp_seconds",
-        "When the last partition of the outbox table ends, in seconds since 1970; left out where they are not ranges of a \
-         time that all end.",
-        Source::Gauge(|of| Some(of.partitions_end?.at)),
+        "When the last partition of the outbox table ends, in seconds since 1970; absent if the partitions are not time ranges with upper bounds.",
+        Source::Gauge(|pipeline| Some(pipeline.partitions_end?.at)),
     ),
     metric(
         "walpost_partitions_ahead",
-        "Partitions of the outbox table that begin later than now.",
-        Source::Gauge(|of| Some(exact(of.partitions_end?.ahead))),
+        "Partitions of the outbox table that begin in the future.",
+        Source::Gauge(|pipeline| Some(exact(pipeline.partitions_end?.ahead))),
     ),
     metric(
         "walpost_checkpoint_timestamp_seconds",
         "With exactly-once: when the last checkpoint was committed, in seconds since 1970.",
-        Source::Gauge(|of| of.checkpoint_at),
+        Source::Gauge(|pipeline| pipeline.checkpoint_at),
     ),
     metric(
         "walpost_snapshot_phase",
-        "1 for the phase that the snapshot of older rows is in, 0 for the others; left out where none was made since the \
-         start.",
-        Source::Gauges("phase", |of| match &of.snapshot {
+        "1 for the current phase of the snapshot of older rows, 0 for the other phases; absent if no snapshot was created since the start.",
+        Source::Gauges("phase", |pipeline| match &pipeline.snapshot {
             Some(snapshot) => one_hot(
                 SnapshotPhase::ALL.iter().map(|phase| phase.name()),
                 Some(snapshot.phase.name()),
@@ -318,27 +318,27 @@ pub const METRICS: &[Definition] = &[
     ),
     metric(
         "walpost_snapshot_rows_total",
-        "Rows of snapshots that were read.",
-        Source::Counter(|of| count(of.snapshot_rows)),
+        "Rows read by snapshots.",
+        Source::Counter(|pipeline| count(pipeline.snapshot_rows)),
     ),
     metric(
         "walpost_snapshot_rows_expected",
-        "Rows that the snapshot is expected to have, by the planner's estimate.",
-        Source::Gauge(|of| of.snapshot?.expected.map(exact)),
+        "Expected number of rows in the snapshot, according to the planner's estimate.",
+        Source::Gauge(|pipeline| pipeline.snapshot?.expected.map(exact)),
     ),
     metric(
         "walpost_errors_total",
-        "Errors, by what they are about.",
-        Source::Counters("kind", |of| {
-            let errors = of.errors.iter();
+        "Errors, by kind.",
+        Source::Counters("kind", |pipeline| {
+            let errors = pipeline.errors.iter();
             errors.map(|(kind, n)| (kind.clone(), exact(*n))).collect()
         }),
     ),
     metric(
         "walpost_dead_letters_total",
         "Dead letters, by the reason why the events could not be delivered.",
-        Source::Counters("kind", |of| {
-            let letters = of.dead_letters;
+        Source::Counters("kind", |pipeline| {
+            let letters = pipeline.dead_letters;
             vec![
                 ("oversize".to_owned(), exact(letters.oversize)),
                 ("unroutable".to_owned(), exact(letters.unroutable)),
@@ -348,9 +348,9 @@ pub const METRICS: &[Definition] = &[
     ),
     metric(
         "walpost_table_rows_total",
-        "Rows that have come of a table, where the outbox is several: of the ten with most; /status has all.",
-        Source::Counters("table", |of| {
-            let mut tables: Vec<_> = of.tables.iter().collect();
+        "Rows received from each table, if the outbox consists of several tables; only the ten tables with the most rows. /status contains all tables.",
+        Source::Counters("table", |pipeline| {
+            let mut tables: Vec<_> = pipeline.tables.iter().collect();
             tables.sort_by_key(|(_, rows)| Reverse(**rows));
             let most = tables.into_iter().take(TABLES_MAX);
             most.map(|(table, rows)| (table.clone(), exact(*rows)))
@@ -360,62 +360,62 @@ pub const METRICS: &[Definition] = &[
     metric(
         "walpost_reconnects_total",
         "Attempts to reconnect after an error.",
-        Source::Counter(|of| count(of.reconnects)),
+        Source::Counter(|pipeline| count(pipeline.reconnects)),
     ),
     metric(
         "walpost_kafka_up",
-        "0 while no broker can be reached.",
-        Source::Gauge(|of| truth(of.kafka.unreachable.is_none())),
+        "0 while no broker is reachable; otherwise 1.",
+        Source::Gauge(|pipeline| flag(pipeline.kafka.unreachable.is_none())),
     ),
     metric(
         "walpost_kafka_retries_total",
-        "Requests that the producer has sent again.",
-        Source::Counter(|of| of.kafka.retries.map(exact)),
+        "Requests that the producer has retried.",
+        Source::Counter(|pipeline| pipeline.kafka.retries.map(exact)),
     ),
     metric(
         "walpost_kafka_sent_bytes_total",
         "Bytes that the producer has sent to brokers.",
-        Source::Counter(|of| of.kafka.sent_bytes.map(exact)),
+        Source::Counter(|pipeline| pipeline.kafka.sent_bytes.map(exact)),
     ),
     metric(
         "walpost_kafka_queued_events",
-        "Events in the producer, queued or on the wire.",
-        Source::Gauge(|of| of.kafka.queued_events.map(exact)),
+        "Events in the producer: queued, or sent and not acknowledged.",
+        Source::Gauge(|pipeline| pipeline.kafka.queued_events.map(exact)),
     ),
     metric(
         "walpost_kafka_round_trip_p99_seconds",
-        "p99 of the round trip to the slowest broker, on the wire and in the broker.",
-        Source::Gauge(|of| of.kafka.round_trip_p99_seconds),
+        "99th percentile of the round-trip time to the slowest broker, including the broker's processing time.",
+        Source::Gauge(|pipeline| pipeline.kafka.round_trip_p99_seconds),
     ),
 ];
 
 /// Converts a number to Prometheus' type.
 #[expect(
     clippy::cast_precision_loss,
-    reason = "Prometheus has no other numbers; below 2^53 they are exact"
+    reason = "Prometheus has only floating-point numbers, which are exact below 2^53"
 )]
 fn exact(number: u64) -> f64 {
     number as f64
 }
 
-#[expect(clippy::cast_precision_loss, reason = "as above")]
+#[expect(clippy::cast_precision_loss, reason = "as in `exact`")]
 fn signed(number: i64) -> f64 {
     number as f64
 }
 
-#[expect(clippy::unnecessary_wraps, reason = "what a source gives")]
+#[expect(clippy::unnecessary_wraps, reason = "the return type of a source")]
 fn count(number: u64) -> Option<f64> {
     Some(exact(number))
 }
 
-#[expect(clippy::unnecessary_wraps, reason = "what a source gives")]
-fn truth(is: bool) -> Option<f64> {
-    Some(f64::from(u8::from(is)))
+#[expect(clippy::unnecessary_wraps, reason = "the return type of a source")]
+fn flag(value: bool) -> Option<f64> {
+    Some(f64::from(u8::from(value)))
 }
 
-/// Returns all names, with the value 1 for `is` and 0 for the others.
-fn one_hot<'n>(all: impl Iterator<Item = &'n str>, is: Option<&str>) -> Vec<(String, f64)> {
-    all.map(|name| (name.to_owned(), f64::from(u8::from(is == Some(name)))))
+/// Returns all names, with the value 1 for `current` and 0 for the others.
+fn one_hot<'n>(all: impl Iterator<Item = &'n str>, current: Option<&str>) -> Vec<(String, f64)> {
+    all.map(|name| (name.to_owned(), f64::from(u8::from(current == Some(name)))))
         .collect()
 }
 
@@ -436,8 +436,8 @@ fn family(definition: &Definition, status: &Status) -> MetricFamily {
     let kind = definition.source.kind();
     let mut metrics = Vec::new();
     if let Source::Process(label, read) = definition.source {
-        let (of, value) = read(status);
-        let labels = label.map(|name| pair(name, &of));
+        let (label_value, value) = read(status);
+        let labels = label.map(|name| pair(name, &label_value));
         metrics.push(single(labels.into_iter().collect(), kind, value));
     }
     if let Source::ProcessCounter(read) = definition.source {
@@ -455,7 +455,7 @@ fn family(definition: &Definition, status: &Status) -> MetricFamily {
                 metrics.extend(
                     read(pipeline)
                         .into_iter()
-                        .map(|(of, value)| single(vec![own(), pair(label, &of)], kind, value)),
+                        .map(|(name, value)| single(vec![own(), pair(label, &name)], kind, value)),
                 );
             }
             Source::Histogram(read) => {
@@ -537,7 +537,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_down_is_in_the_text() {
+    fn formats_recorded_statistics() {
         let text = text(&Registry::new([Arc::new(stats())]).status()).expect("text");
         for line in [
             r#"walpost_pipeline_state{pipeline="a\"\\\n<b>",state="streaming"} 1"#,
@@ -561,14 +561,14 @@ mod tests {
         stats.rows_of_tables((1..=12).map(|n| (format!("tenant_{n}.outbox"), n)));
         stats.rows_of_tables([("tenant_2.outbox", 100)]);
         let text = text(&Registry::new([Arc::new(stats)]).status()).expect("text");
-        let of = |n: u64| format!("table=\"tenant_{n}.outbox\"}} ");
-        let shown: Vec<_> = (1..=12).filter(|n| text.contains(&of(*n))).collect();
+        let label = |n: u64| format!("table=\"tenant_{n}.outbox\"}} ");
+        let shown: Vec<_> = (1..=12).filter(|n| text.contains(&label(*n))).collect();
         assert_eq!(shown, [2, 4, 5, 6, 7, 8, 9, 10, 11, 12]);
-        assert!(text.contains(&format!("{}102\n", of(2))), "{text}");
+        assert!(text.contains(&format!("{}102\n", label(2))), "{text}");
     }
 
     #[test]
-    fn labels_contain_nothing_that_a_terminal_obeys() {
+    fn escapes_control_characters_in_labels() {
         let stats = stats();
         stats.rows_of_tables([("tenant_\x1b[2J\u{202e}\"\\\n.outbox", 1)]);
         let text = text(&Registry::new([Arc::new(stats)]).status()).expect("text");
@@ -578,9 +578,9 @@ mod tests {
     }
 
     #[test]
-    fn names_are_those_that_prometheus_expects() {
+    fn follows_the_naming_conventions_of_prometheus() {
         let names: BTreeSet<_> = METRICS.iter().map(|metric| metric.name).collect();
-        assert_eq!(names.len(), METRICS.len(), "each once");
+        assert_eq!(names.len(), METRICS.len(), "duplicate names");
         for metric in METRICS {
             let is_counter = metric.source.kind() == MetricType::COUNTER;
             assert!(metric.name.starts_with("walpost_"), "{}", metric.name);

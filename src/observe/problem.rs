@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::model::commands::Commands;
 use crate::model::vitals::Vitals;
 
-/// A slot is in danger if less than one part in this many of its WAL limit remains.
+/// A slot is in danger if less than 1/4 of its WAL limit remains.
 const DANGER_PARTS: u64 = 4;
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -21,7 +21,7 @@ pub enum Severity {
     /// Nothing is wrong.
     #[default]
     Ok,
-    /// The problem may resolve itself, or is not urgent.
+    /// The problem is not urgent, or may resolve itself.
     Warning,
     /// Nothing is delivered, or events are about to be lost.
     Critical,
@@ -35,7 +35,7 @@ pub enum Kind {
     NotStreaming,
     /// The session's event loop is stalled.
     EventLoopStalled,
-    /// Events are in flight, and Kafka acknowledges none.
+    /// Events are in flight, but Kafka does not acknowledge them.
     DeliveryStuck,
     /// WAL is pending, but nothing is delivered or confirmed.
     NoProgress,
@@ -51,7 +51,8 @@ pub enum Kind {
     SlotInDanger,
     /// The table's last partition ends soon.
     PartitionsRunOut,
-    /// The publication was changed while the pipeline ran, and omits events.
+    /// The publication was changed while the pipeline was running, and no longer includes all
+    /// events.
     RowsLeftOut,
 }
 
@@ -115,9 +116,9 @@ impl Kind {
         )
     }
 
-    /// Returns whether this kind of problem is known only from querying the database.
+    /// Returns whether this kind of problem is detected only by querying the database.
     #[must_use]
-    pub fn is_of_database(self) -> bool {
+    pub fn is_from_database(self) -> bool {
         matches!(
             self,
             Self::SlotMissing
@@ -154,7 +155,7 @@ impl Problem {
     }
 }
 
-/// Returns the problem with the named slot, according to the database.
+/// Returns the problem with the slot, according to the database.
 #[must_use]
 pub(crate) fn slot_problem(slot: &str, vitals: &Vitals, commands: &Commands) -> Option<Problem> {
     let Some(found) = &vitals.slot else {
@@ -167,28 +168,29 @@ pub(crate) fn slot_problem(slot: &str, vitals: &Vitals, commands: &Commands) -> 
     match found.wal_status.as_deref() {
         Some("lost") => Some(Problem::new(
             Kind::SlotLost,
-            format!("slot {slot:?} is lost: events that were not delivered are in the table only"),
+            format!("slot {slot:?} is lost: undelivered events exist only in the table"),
             "See docs/operations.md#walpostslotlost",
         )),
         Some("unreserved") => Some(Problem::new(
             Kind::SlotUnreserved,
             format!(
-                "slot {slot:?} is unreserved: it is lost at the next checkpoint of the server, unless walpost catches up \
-                 now or max_slot_wal_keep_size is raised"
+                "slot {slot:?} is unreserved and will be lost at the server's next checkpoint unless Walpost catches up first or \
+                 max_slot_wal_keep_size is raised"
             ),
-            "While the disk has room: ALTER SYSTEM SET max_slot_wal_keep_size = '...'; SELECT pg_catalog.pg_reload_conf()",
+            "If there is enough disk space: ALTER SYSTEM SET max_slot_wal_keep_size = '...'; SELECT pg_catalog.pg_reload_conf()",
         )),
         _ => {
-            let (safe, room) = remaining_wal(vitals)?;
-            (safe < room / DANGER_PARTS).then(|| {
+            let (safe, limit) = remaining_wal(vitals)?;
+            (safe < limit / DANGER_PARTS).then(|| {
                 Problem::new(
                     Kind::SlotInDanger,
                     format!(
-                        "slot {slot:?} has {} left of {}: beyond that PostgreSQL removes WAL that was not delivered",
+                        "slot {slot:?} may retain only {} more WAL (limit: {}); after that, PostgreSQL removes WAL that has not been \
+                         delivered",
                         ByteSize::b(safe),
-                        ByteSize::b(room)
+                        ByteSize::b(limit)
                     ),
-                    "Fix what holds it up; meanwhile, while the disk has room: ALTER SYSTEM SET max_slot_wal_keep_size \
+                    "Fix the cause of the delay. Until then, if there is enough disk space: ALTER SYSTEM SET max_slot_wal_keep_size \
                      = '...'; SELECT pg_catalog.pg_reload_conf()",
                 )
             })
@@ -196,7 +198,7 @@ pub(crate) fn slot_problem(slot: &str, vitals: &Vitals, commands: &Commands) -> 
     }
 }
 
-/// Returns the problem that the last partition of the outbox table is in use and ends within a day.
+/// Returns a problem if the last partition of the outbox table is in use and ends within a day.
 #[must_use]
 pub(crate) fn partitions_problem(
     outbox: &str,
@@ -211,32 +213,34 @@ pub(crate) fn partitions_problem(
     }
     let at = i64::try_from(end.at_micros).unwrap_or(i64::MAX);
     let at = Timestamp::from_microsecond(at).unwrap_or_default();
-    let then = match end.has_default {
-        true => "rows of a later time go to the default partition",
-        false => "there is no default partition, so inserts of a later time fail",
+    let consequence = match end.has_default {
+        true => ", so later rows will go to the default partition",
+        false => " and there is no default partition, so inserting later rows will fail",
     };
     Some(Problem::new(
         Kind::PartitionsRunOut,
-        format!("the last partition of {outbox} ends at {at:.0}: {then}"),
+        format!("the last partition of {outbox} ends at {at:.0}{consequence}"),
         format!(
-            "Have the next ones made: {}; or set retention",
+            "Create more partitions: {}, or set retention so that walpost run creates them",
             commands.print(["maintain"])
         ),
     ))
 }
 
-/// Returns the problem that no process is reading the slot, according to the database.
+/// Returns the problem for a slot that no process is reading, according to the database.
 #[must_use]
 pub(crate) fn unread(slot: &str) -> Problem {
     Problem::new(
         Kind::NotStreaming,
-        format!("no process reads slot {slot:?}, and the WAL that it retains fills the disk"),
+        format!(
+            "no process is reading slot {slot:?}, and the WAL that the slot retains will fill the disk"
+        ),
         "Start Walpost, or see its log",
     )
 }
 
-/// Returns how much more WAL may be written, and how much may be retained for the slot in total.
-/// `None` if there is no limit.
+/// Returns how much more WAL may be retained for the slot, and the total limit. `None` if WAL
+/// retention is unlimited.
 #[must_use]
 pub(crate) fn remaining_wal(vitals: &Vitals) -> Option<(u64, u64)> {
     let safe = u64::try_from(vitals.slot.as_ref()?.safe_wal_bytes?).unwrap_or_default();
@@ -265,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn slot_is_in_danger_with_less_than_a_quarter_of_its_room() {
+    fn reports_a_slot_with_less_than_a_quarter_of_its_wal_limit_left() {
         assert_eq!(slot_problem_kind("reserved", None), None);
         assert_eq!(slot_problem_kind("extended", Some(1_000)), None);
         assert_eq!(
@@ -291,9 +295,9 @@ mod tests {
     }
 
     #[test]
-    fn partitions_run_out_where_the_last_one_is_in_use_and_ends_within_a_day() {
+    fn reports_that_the_last_partition_is_in_use_and_ends_within_a_day() {
         let now = 1_000_000_000_000_000;
-        let says = |hours: u64, ahead, has_default| {
+        let line = |hours: u64, ahead, has_default| {
             let vitals = Vitals {
                 partitions_end: Some(PartitionsEnd {
                     at_micros: now + hours * 3_600_000_000,
@@ -305,18 +309,18 @@ mod tests {
             partitions_problem("table public.outbox", &vitals, now, &Commands::default())
                 .map(|problem| problem.line())
         };
-        assert_eq!(says(24, 0, true), None, "a long one");
-        assert_eq!(says(2, 1, true), None, "short ones");
-        let line = says(23, 0, true).expect("a problem");
-        for text in [
+        assert_eq!(line(24, 0, true), None, "the end is a day away");
+        assert_eq!(line(2, 1, true), None, "another partition follows");
+        let text = line(23, 0, true).expect("a problem");
+        for part in [
             "table public.outbox ends at 2001-09-10T00:46:40Z",
             "default partition",
             "walpost maintain",
         ] {
-            assert!(line.contains(text), "{text} in {line}");
+            assert!(text.contains(part), "{part} in {text}");
         }
-        let line = says(0, 0, false).expect("a problem");
-        assert!(line.contains("inserts of a later time fail"), "{line}");
+        let text = line(0, 0, false).expect("a problem");
+        assert!(text.contains("inserting later rows will fail"), "{text}");
         assert_eq!(
             partitions_problem("t", &Vitals::default(), now, &Commands::default()),
             None
@@ -324,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_those_of_the_json() {
+    fn serializes_problem_kinds_by_name() {
         for kind in Kind::ALL {
             assert_eq!(serde_json::json!(kind), kind.name());
         }

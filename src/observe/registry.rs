@@ -13,7 +13,7 @@ use crate::delivery::stats::PipelineStats;
 use crate::model::time::seconds;
 use crate::model::time::unix_micros;
 
-/// All pipelines of the process, in whatever state they are.
+/// All pipelines of the process, whatever their state.
 #[derive(Debug)]
 pub(crate) struct Registry {
     started_micros: u64,
@@ -80,14 +80,17 @@ impl Registry {
         registry
     }
 
-    /// Replaces the pipelines, in this order. The history of a pipeline that stays is kept.
+    /// Replaces the pipelines, in this order. A pipeline that is still in the list keeps its
+    /// history.
     pub(crate) fn replace(&self, pipelines: impl IntoIterator<Item = Arc<PipelineStats>>) {
-        let mut now = self
+        let mut current = self
             .pipelines
             .write()
             .unwrap_or_else(PoisonError::into_inner);
         let watched = |stats: Arc<PipelineStats>| {
-            let known = now.iter().find(|known| Arc::ptr_eq(&known.stats, &stats));
+            let known = current
+                .iter()
+                .find(|known| Arc::ptr_eq(&known.stats, &stats));
             known.cloned().unwrap_or_else(|| {
                 Arc::new(Watched {
                     stats,
@@ -96,7 +99,7 @@ impl Registry {
                 })
             })
         };
-        *now = pipelines.into_iter().map(watched).collect();
+        *current = pipelines.into_iter().map(watched).collect();
     }
 
     /// Records the outcome of the last attempt to reload the configuration.
@@ -113,7 +116,7 @@ impl Registry {
         pipelines.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Samples all pipelines and logs their problems. Call this once a second.
+    /// Samples all pipelines and logs their problems. Must be called once a second.
     pub(crate) fn sample(&self) {
         let now = unix_micros();
         for pipeline in self.pipelines() {
@@ -128,7 +131,11 @@ impl Registry {
     #[must_use]
     pub(crate) fn status(&self) -> Status {
         let now = unix_micros();
-        let pipelines: Vec<_> = self.pipelines().iter().map(|of| of.status(now)).collect();
+        let pipelines: Vec<_> = self
+            .pipelines()
+            .iter()
+            .map(|pipeline| pipeline.status(now))
+            .collect();
         let reload = self.reload.lock().unwrap_or_else(PoisonError::into_inner);
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -144,10 +151,10 @@ impl Registry {
     /// Returns the history of all pipelines after `since`, in seconds since 1970.
     #[must_use]
     pub(crate) fn history(&self, since: f64) -> Vec<PipelineHistory> {
-        let of = |pipeline: &Arc<Watched>| PipelineHistory {
+        let history = |pipeline: &Arc<Watched>| PipelineHistory {
             name: pipeline.stats.about.name.clone(),
             points: pipeline.history().points(since),
         };
-        self.pipelines().iter().map(of).collect()
+        self.pipelines().iter().map(history).collect()
     }
 }

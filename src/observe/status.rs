@@ -1,5 +1,5 @@
 //! The status of the process at one time, which `/status` returns. Metrics, readiness and the
-//! status page are derived from it.
+//! status page are derived from this status.
 
 use std::collections::BTreeMap;
 
@@ -26,12 +26,12 @@ pub struct Status {
     /// When the process started.
     pub started_at: f64,
     pub now: f64,
-    /// The result of `/readyz`.
+    /// Whether all pipelines are ready, as `/readyz` reports.
     pub ready: bool,
     /// Log lines that could not be written since the process started.
     #[serde(default)]
     pub log_lines_dropped: u64,
-    /// The last reload of the configuration, or `None` if there was none since the start.
+    /// The last reload of the configuration since the start, if any.
     #[serde(default)]
     pub reload: Option<Reload>,
     /// The pipelines, in the order of the configuration.
@@ -75,7 +75,7 @@ pub struct PipelineStatus {
     pub positions: Positions,
     /// The state of the slot, or `None` until the database has been queried.
     pub slot_health: Option<SlotHealth>,
-    /// The snapshot of older rows, if one was created since the start.
+    /// The snapshot of older rows, if a snapshot was created since the start.
     pub snapshot: Option<Snapshot>,
     /// Rows of snapshots read since the start.
     pub snapshot_rows: u64,
@@ -91,7 +91,7 @@ pub struct PipelineStatus {
     pub left_out_rows: u64,
     /// Partitions of the outbox table, if it is partitioned.
     pub partitions: Option<u64>,
-    /// The period that the partitions cover, if they are ranges of time.
+    /// The period that the partitions cover, if they are time ranges.
     pub partitions_end: Option<Partitions>,
     /// Rows received from each table since the start, if the outbox consists of several tables.
     /// Rows from before a table was added are not counted. A row that is received again is counted
@@ -223,7 +223,7 @@ pub struct Partitions {
 /// The state of Kafka, as reported by the producer.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Kafka {
-    /// Why no broker can be reached, or `None` if one can.
+    /// Why no broker is reachable, or `None` if a broker is reachable.
     pub unreachable: Option<String>,
     /// Records in the producer's queues.
     pub queued_events: Option<u64>,
@@ -243,7 +243,7 @@ pub struct LastError {
     pub kind: String,
     /// The error, as logged.
     pub message: String,
-    /// The consequence, and what the operator can do.
+    /// The consequence, and the action that the operator can take.
     pub remedy: String,
 }
 
@@ -256,13 +256,14 @@ pub struct OutageStatus {
     pub reason: String,
     /// When the outage began.
     pub began_at: f64,
-    /// When the outage ended, or `None` if it has not.
+    /// When the outage ended, or `None` if it is ongoing.
     pub ended_at: Option<f64>,
     /// The number of retries.
     pub attempts: u64,
 }
 
-fn some_seconds(micros: u64) -> Option<f64> {
+/// Converts a time to seconds; zero means unknown.
+fn known_seconds(micros: u64) -> Option<f64> {
     (micros > 0).then(|| seconds(micros))
 }
 
@@ -271,8 +272,8 @@ fn known(lsn: Lsn) -> Option<Lsn> {
 }
 
 impl PipelineStatus {
-    /// Creates the status from the pipeline's counters. `recent` contains its throughput,
-    /// `problems` what the watchdog found.
+    /// Creates the status from the pipeline's counters, its `recent` throughput and latency, and
+    /// the `problems` found by the watchdog.
     #[must_use]
     pub fn from_stats(
         stats: &PipelineStats,
@@ -290,7 +291,7 @@ impl PipelineStatus {
         let confirmed = known(totals.confirmed).or_else(|| slot.and_then(|slot| slot.confirmed));
         let server = vitals.map(|vitals| vitals.end.max(totals.received));
         let restart = slot.and_then(|slot| slot.restart);
-        let behind = |from: Option<Lsn>| Some(server?.bytes_since(from?));
+        let bytes_since = |from: Option<Lsn>| Some(server?.bytes_since(from?));
         let statistics = lifecycle.statistics.as_ref();
         let dropped_slots = vitals.and_then(|vitals| vitals.dropped_slots.clone());
         let set_aside = vitals.and_then(|vitals| vitals.set_aside.clone());
@@ -323,21 +324,21 @@ impl PipelineStatus {
             },
             recent,
             lag: Lag {
-                bytes: behind(confirmed),
+                bytes: bytes_since(confirmed),
                 seconds: health::lag_micros(&lifecycle, &totals, now_micros).map(seconds),
-                retained_bytes: behind(restart),
+                retained_bytes: bytes_since(restart),
             },
             positions: Positions {
                 received: known(totals.received),
                 confirmed,
                 server,
                 restart,
-                last_event_at: some_seconds(totals.last_micros),
+                last_event_at: known_seconds(totals.last_micros),
             },
             slot_health: slot
                 .zip(lifecycle.database.as_ref())
-                .map(|(slot, (_, asked))| SlotHealth {
-                    asked_at: seconds(*asked),
+                .map(|(slot, (_, queried_at))| SlotHealth {
+                    asked_at: seconds(*queried_at),
                     active: slot.active,
                     wal_status: slot.wal_status.clone(),
                     safe_wal_bytes: slot.safe_wal_bytes,
@@ -371,7 +372,7 @@ impl PipelineStatus {
                     .and_then(|statistics| statistics.round_trip_p99_micros)
                     .map(seconds),
             },
-            checkpoint_at: some_seconds(totals.checkpointed_micros),
+            checkpoint_at: known_seconds(totals.checkpointed_micros),
             last_error: lifecycle.last_error.map(LastError::from),
             errors: stats
                 .errors()

@@ -1,6 +1,5 @@
-//! The summary of a pipeline: one word for its state, its severity, and one reason and one remedy
-//! for each problem. `walpost status` and the status page display this and draw no conclusions of
-//! their own. Pure.
+//! The summary of a pipeline: its state in one word, its severity, and a reason and a remedy for
+//! each problem. `walpost status` and the status page display the summary as it is. Pure.
 
 use serde::{Deserialize, Serialize};
 
@@ -18,7 +17,7 @@ use crate::model::set_aside::{SetAside, replay_set_aside};
 #[serde(rename_all = "snake_case")]
 pub enum Source {
     Connector,
-    /// The database. A client that can query it directly doesn't need to rely on Walpost's answer.
+    /// The database. A client that can query the database doesn't need Walpost's result.
     Database,
 }
 
@@ -29,9 +28,9 @@ pub struct Reason {
     pub source: Source,
     /// A description of the problem.
     pub what: String,
-    /// The consequence, or what the operator can do. May be empty.
+    /// The consequence, or the action that the operator can take. May be empty.
     pub remedy: String,
-    /// When the problem began, in seconds since 1970, if that differs from the time of the state.
+    /// When the problem began, in seconds since 1970, if that differs from when the state began.
     pub since: Option<f64>,
 }
 
@@ -66,7 +65,7 @@ impl Reason {
     pub fn from_problem(problem: &Problem) -> Self {
         Self {
             severity: problem.kind.severity(),
-            source: match problem.kind.is_of_database() {
+            source: match problem.kind.is_from_database() {
                 true => Source::Database,
                 false => Source::Connector,
             },
@@ -78,10 +77,11 @@ impl Reason {
 }
 
 impl Summary {
-    /// Summarizes a pipeline that has been in its state since `since`. `not_ready` is the reason
-    /// why it is not ready and when that began, if it isn't ready. `problems` are the watchdog's,
-    /// `dropped` the slots that were dropped and not replayed, and `set_aside` the tables that are
-    /// set aside.
+    /// Summarizes a pipeline that has been in its state since `since`.
+    ///
+    /// If the pipeline is not ready, `not_ready` is the reason, and the time when it began.
+    /// `problems` were found by the watchdog, `dropped` are the dropped slots that have not been
+    /// replayed, and `set_aside` are the tables that are set aside.
     #[must_use]
     pub fn new(
         commands: &Commands,
@@ -95,15 +95,15 @@ impl Summary {
         let is_incomplete = matches!(not_ready, Some((NotReady::LeftOut(_), _)));
         let is_stuck = lifecycle.state == State::Streaming && not_ready.is_some() && !is_incomplete;
         let mut reasons: Vec<Reason> = Vec::new();
-        if let Some((why, _)) = not_ready {
-            reasons.extend(unready(why, lifecycle, problems));
+        if let Some((reason, _)) = not_ready {
+            reasons.extend(unready(reason, lifecycle, problems));
         }
         for seen in problems {
-            // The reason above is the same problem in other words, or is more specific than a lack
+            // The reason above describes the same problem, or one that is more specific than a lack
             // of progress.
-            let is_told = seen.problem.kind.explains_unreadiness()
+            let is_covered = seen.problem.kind.explains_unreadiness()
                 || is_stuck && seen.problem.kind == Kind::NoProgress;
-            if !is_told {
+            if !is_covered {
                 let since = Some(seen.since);
                 let reason = Reason::from_problem(&seen.problem);
                 add(&mut reasons, Reason { since, ..reason });
@@ -128,7 +128,7 @@ impl Summary {
                 (State::Halted, _) => 0,
                 (_, Severity::Critical) => 1,
                 (_, Severity::Warning) => 2,
-                // The pipeline is not ready but has no problem: it was asked to stop.
+                // The pipeline is not ready but has no problem, so a stop was requested.
                 _ if not_ready.is_some() => 3,
                 (_, Severity::Ok) => 4,
             },
@@ -142,15 +142,19 @@ pub(crate) fn add(reasons: &mut Vec<Reason>, reason: Reason) {
     // The text after the colon is detail. For example, the error that halted the pipeline also
     // reports a lost slot, but with different details.
     let head = reason.what.split(": ").next().unwrap_or_default();
-    if !reasons.iter().any(|told| told.what.contains(head)) {
+    if !reasons.iter().any(|other| other.what.contains(head)) {
         reasons.push(reason);
     }
 }
 
-/// Returns why the pipeline is not ready, unless the name of its state says everything.
-fn unready(why: &NotReady, lifecycle: &LifecycleSnapshot, problems: &[Lasting]) -> Option<Reason> {
+/// Returns why the pipeline is not ready, unless the name of its state is explanation enough.
+fn unready(
+    not_ready: &NotReady,
+    lifecycle: &LifecycleSnapshot,
+    problems: &[Lasting],
+) -> Option<Reason> {
     let mut problems = problems.iter();
-    // The problem is listed once it has lasted for a while, and then describes the consequence.
+    // The watchdog reports the problem after a while, with a remedy that includes the consequence.
     let lasting = problems.find(|seen| seen.problem.kind.explains_unreadiness());
     let severity = match (lifecycle.state, lasting) {
         (State::Starting | State::Reconnecting, None) => Severity::Warning,
@@ -159,10 +163,10 @@ fn unready(why: &NotReady, lifecycle: &LifecycleSnapshot, problems: &[Lasting]) 
     Some(Reason {
         severity,
         source: Source::Connector,
-        what: why.description()?,
+        what: not_ready.description()?,
         remedy: match lasting {
             Some(seen) => seen.problem.remedy.clone(),
-            None => why.remedy(lifecycle.last_error.as_ref()).to_owned(),
+            None => not_ready.remedy(lifecycle.last_error.as_ref()).to_owned(),
         },
         since: None,
     })
@@ -176,15 +180,15 @@ pub(crate) fn add_dropped_slots(
 ) {
     for entry in dropped {
         let what = entry.describe();
-        // The error that halted the pipeline names the slot, and says what to do before the events
-        // are sent again.
-        if reasons.iter().any(|told| told.what.contains(&what)) {
+        // The error that halted the pipeline already names the slot, with the steps to take before
+        // the events are sent again.
+        if reasons.iter().any(|other| other.what.contains(&what)) {
             continue;
         }
         reasons.push(Reason {
             severity: Severity::Critical,
             source: Source::Database,
-            what: format!("{what} may be in the table only: {}", entry.cause()),
+            what: format!("{what} may exist only in the table: {}", entry.cause()),
             remedy: format!("Send them again: {}", entry.replay(commands)),
             since: None,
         });
@@ -216,7 +220,7 @@ mod tests {
 
     const LOST: &str = "replication slot \"s\" is lost: the server has removed it. Drop it";
 
-    fn summary_of(
+    fn summarize(
         state: State,
         not_ready: Option<&NotReady>,
         problems: &[(Kind, &str)],
@@ -241,7 +245,7 @@ mod tests {
             since: 7.0,
         };
         let problems: Vec<_> = problems.iter().map(lasting).collect();
-        let not_ready = not_ready.map(|why| (why, 5.0));
+        let not_ready = not_ready.map(|reason| (reason, 5.0));
         Summary::new(
             &Commands::for_pipeline("p"),
             &lifecycle,
@@ -269,86 +273,89 @@ mod tests {
     }
 
     #[test]
-    fn what_streams_and_does_not_get_on_is_stuck_since_then() {
-        let summary = summary_of(State::Streaming, None, &[], &[]);
+    fn reports_a_streaming_pipeline_without_progress_as_stuck() {
+        let summary = summarize(State::Streaming, None, &[], &[]);
         assert_eq!((summary.state.as_str(), summary.since), ("streaming", 1.0));
         assert_eq!((summary.severity, summary.rank), (Severity::Ok, 4));
-        let why = NotReady::KafkaDown("2/2 brokers are down".to_owned(), 3);
+        let not_ready = NotReady::KafkaDown("2/2 brokers are down".to_owned(), 3);
         let problems = [
             (Kind::NoProgress, "nothing moves"),
             (Kind::LongTransaction, "PID 1 waits"),
         ];
-        let summary = summary_of(State::Streaming, Some(&why), &problems, &[]);
+        let summary = summarize(State::Streaming, Some(&not_ready), &problems, &[]);
         assert_eq!((summary.state.as_str(), summary.since), ("stuck", 5.0));
         assert_eq!((summary.severity, summary.rank), (Severity::Critical, 1));
-        let told = lines(&summary);
-        assert_eq!(told.len(), 2, "{told:?}");
+        let reported = lines(&summary);
+        assert_eq!(reported.len(), 2, "{reported:?}");
         assert!(
-            told[0].contains("3 events wait: 2/2 brokers are down. Walpost continues"),
-            "{told:?}"
+            reported[0].contains("(3 events are waiting): 2/2 brokers are down. Walpost continues"),
+            "{reported:?}"
         );
-        assert_eq!(told[1], "PID 1 waits. help with long_transaction");
+        assert_eq!(reported[1], "PID 1 waits. help with long_transaction");
         assert_eq!(
-            summary_of(State::StandingBy, None, &[], &[]).state,
+            summarize(State::StandingBy, None, &[], &[]).state,
             "standing by"
         );
     }
 
     #[test]
-    fn each_reason_is_reported_once_with_one_remedy() {
-        let why = halted();
-        let soon = summary_of(State::Halted, Some(&why), &[], &[]);
+    fn reports_each_reason_once_with_one_remedy() {
+        let not_ready = halted();
+        let soon = summarize(State::Halted, Some(&not_ready), &[], &[]);
         assert_eq!(lines(&soon), [format!("{LOST}. Walpost has halted")]);
-        // The watchdog describes the same problem in other words, and the error concerns the slot
-        // problem.
+        // The watchdog reports the same problem with different wording, and the error already
+        // covers the lost slot.
         let problems = [
             (
                 Kind::NotStreaming,
-                "slot \"s\" is not read for 61 s: halted: why",
+                "slot \"s\" has not been read for 61 s: halted: why",
             ),
             (
                 Kind::SlotLost,
-                "slot \"s\" is lost: events are in the table only",
+                "slot \"s\" is lost: undelivered events exist only in the table",
             ),
         ];
-        let later = summary_of(State::Halted, Some(&why), &problems, &[]);
+        let later = summarize(State::Halted, Some(&not_ready), &problems, &[]);
         assert_eq!(lines(&later), [format!("{LOST}. help with not_streaming")]);
         assert_eq!((later.severity, later.rank), (Severity::Critical, 0));
-        // A problem that no other reason mentions is listed.
+        // A problem that is not part of another reason is listed.
         let missing = [(Kind::SlotMissing, "slot \"s\" does not exist")];
-        let told = lines(&summary_of(State::Halted, Some(&why), &missing, &[]));
+        let reported = lines(&summarize(State::Halted, Some(&not_ready), &missing, &[]));
         assert_eq!(
-            told[1..],
+            reported[1..],
             ["slot \"s\" does not exist. help with slot_missing"]
         );
     }
 
     #[test]
-    fn worst_problem_comes_first_and_each_dropped_slot_is_listed() {
+    fn lists_the_worst_problem_first_and_every_dropped_slot() {
         let problems = [(Kind::PartitionsRunOut, "the last partition ends")];
-        let summary = summary_of(State::Streaming, None, &problems, &[dropped(3), dropped(4)]);
-        let told = lines(&summary);
-        assert_eq!(told.len(), 3, "{told:?}");
-        for (line, entry) in told.iter().zip(["entry 3", "entry 4"]) {
+        let summary = summarize(State::Streaming, None, &problems, &[dropped(3), dropped(4)]);
+        let reported = lines(&summary);
+        assert_eq!(reported.len(), 3, "{reported:?}");
+        for (line, entry) in reported.iter().zip(["entry 3", "entry 4"]) {
             assert!(
                 line.contains(entry) && line.contains("replay --dropped-slots --pipeline p"),
                 "{line}"
             );
         }
         assert_eq!(summary.rank, 1);
-        assert_eq!(summary_of(State::Streaming, None, &problems, &[]).rank, 2);
+        assert_eq!(summarize(State::Streaming, None, &problems, &[]).rank, 2);
     }
 
     #[test]
-    fn short_disconnect_is_a_warning_and_a_requested_stop_is_not_logged() {
-        let why = NotReady::State(State::Reconnecting, Some("refused".to_owned()));
-        let soon = summary_of(State::Reconnecting, Some(&why), &[], &[]);
+    fn reports_a_short_disconnect_as_a_warning_and_omits_a_requested_stop() {
+        let not_ready = NotReady::State(State::Reconnecting, Some("refused".to_owned()));
+        let soon = summarize(State::Reconnecting, Some(&not_ready), &[], &[]);
         assert_eq!((soon.severity, soon.rank), (Severity::Warning, 2));
-        let lasts = [(Kind::NotStreaming, "slot \"s\" is not read for 61 s: why")];
-        let later = summary_of(State::Reconnecting, Some(&why), &lasts, &[]);
+        let problems = [(
+            Kind::NotStreaming,
+            "slot \"s\" has not been read for 61 s: why",
+        )];
+        let later = summarize(State::Reconnecting, Some(&not_ready), &problems, &[]);
         assert_eq!((later.severity, later.rank), (Severity::Critical, 1));
-        let why = NotReady::State(State::Draining, None);
-        let draining = summary_of(State::Draining, Some(&why), &[], &[]);
+        let not_ready = NotReady::State(State::Draining, None);
+        let draining = summarize(State::Draining, Some(&not_ready), &[], &[]);
         assert_eq!((draining.severity, draining.rank), (Severity::Ok, 3));
         assert_eq!(draining.reasons, []);
     }

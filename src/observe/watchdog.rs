@@ -1,8 +1,7 @@
 //! Checks once a second whether a pipeline makes progress, and logs each problem when it starts,
-//! periodically while it lasts, and when it ends.
+//! periodically while it persists, and when it ends.
 //!
-//! Pure: the facts about the pipeline and the time are passed in, and lines for the log are
-//! returned.
+//! Pure: the pipeline's state and the time are passed in, and the log lines are returned.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -24,27 +23,27 @@ use crate::model::vitals::{OpenTransaction, SlotVitals, TransactionOwner, Vitals
 
 /// How often an ongoing problem is logged again.
 const REMINDER_INTERVAL: Duration = Duration::from_secs(600);
-/// A pipeline that has not streamed for this long is reported. A server restart takes less.
+/// A pipeline that has not streamed for this long is reported; longer than a server restart.
 const DISCONNECTED_THRESHOLD: Duration = Duration::from_secs(60);
-/// How long WAL may be pending without anything being delivered or confirmed. PostgreSQL decodes a
+/// How long WAL may be pending while nothing is delivered or confirmed. PostgreSQL decodes a
 /// transaction of several gigabytes in that time.
 const STALL_THRESHOLD: Duration = Duration::from_secs(300);
-/// A smaller amount of pending WAL is ignored. This is one WAL segment; an idle database writes
-/// some WAL too.
+/// A smaller amount of pending WAL is ignored, because even an idle database writes some WAL. This
+/// is the size of one WAL segment.
 const PENDING_WAL_BYTES_MIN: u64 = 16 << 20;
-/// The maximum age of query results that describe the current state.
+/// Query results older than this do not count as the current state.
 const QUERY_AGE_MAX: Duration = Duration::from_secs(30);
 /// A transaction that has been open for this long is reported if ...
 const LONG_TRANSACTION_THRESHOLD: Duration = Duration::from_secs(300);
-/// ... this much WAL that was already delivered is retained for it, ...
+/// ... this much WAL that was already delivered is retained because of the transaction, ...
 const RETAINED_WAL_BYTES_MIN: u64 = 64 << 20;
-/// ... or this many transaction IDs have been assigned since.
+/// ... or this many transaction IDs have been assigned since the transaction began.
 const TRANSACTION_IDS_MIN: i64 = 100_000_000;
-/// A transaction is reported after this shorter time if it retains a quarter of the WAL that may be
-/// retained for the slot.
+/// A transaction is reported after this shorter time if the WAL that it retains exceeds a quarter
+/// of the slot's limit.
 const LONG_TRANSACTION_NEAR_LIMIT_THRESHOLD: Duration = Duration::from_secs(10);
 
-/// The facts about a pipeline at one time.
+/// The state of a pipeline at one time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Facts<'f> {
     pub about: &'f About,
@@ -73,7 +72,7 @@ pub(crate) enum Line {
     /// The problem persists, and has lasted this long.
     Ongoing(Problem, Duration),
     /// The problem ended after this time.
-    Over(Kind, Duration),
+    Resolved(Kind, Duration),
 }
 
 impl Line {
@@ -83,11 +82,11 @@ impl Line {
                 let (kind, line) = (problem.kind.name(), problem.line());
                 warn!(pipeline, problem = kind, "watchdog: {line}");
             }
-            Self::Ongoing(problem, lasts) => {
+            Self::Ongoing(problem, elapsed) => {
                 let (kind, line) = (problem.kind.name(), problem.line());
-                warn!(pipeline, problem = kind, elapsed = %Elapsed(*lasts), "watchdog: {line}");
+                warn!(pipeline, problem = kind, elapsed = %Elapsed(*elapsed), "watchdog: {line}");
             }
-            Self::Over(kind, lasted) => {
+            Self::Resolved(kind, lasted) => {
                 let kind = kind.name();
                 info!(
                     pipeline,
@@ -100,15 +99,16 @@ impl Line {
     }
 }
 
-/// The observations of one pipeline so far.
+/// The watchdog's state for one pipeline.
 #[derive(Debug, Default)]
 pub(crate) struct Watchdog {
     progress: Option<ProgressMark>,
+    /// The ID of the oldest open transaction, and when it was first seen.
     oldest: Option<(String, Instant)>,
     open: BTreeMap<Kind, OpenProblem>,
 }
 
-/// The pipeline's progress, and the last time when it advanced or had nothing to do.
+/// The pipeline's progress, and the last time when the pipeline advanced or was idle.
 #[derive(Debug)]
 struct ProgressMark {
     confirmed: Lsn,
@@ -128,15 +128,15 @@ enum Verdict {
     Fine,
     Wrong(Problem),
     /// The problem exists, but another component logs it.
-    Told(Problem),
-    /// The state can't be determined now; the previous conclusion holds.
+    LoggedElsewhere(Problem),
+    /// The state can't be determined now; the previous conclusion remains valid.
     Unknown,
     /// The problem does not apply in this state.
-    Moot,
+    NotApplicable,
 }
 
 impl Watchdog {
-    /// Checks the pipeline. Call this about once a second.
+    /// Checks the pipeline, and returns the lines to log. Must be called about once a second.
     pub(crate) fn check(&mut self, facts: &Facts<'_>) -> Vec<Line> {
         let mut lines = Vec::new();
         let (slot, partitions) = (slot(facts), partitions(facts));
@@ -169,18 +169,18 @@ impl Watchdog {
     }
 
     fn update_problem(&mut self, kind: Kind, verdict: Verdict, facts: &Facts<'_>) -> Option<Line> {
-        let (problem, is_told) = match verdict {
+        let (problem, is_logged) = match verdict {
             Verdict::Unknown => return None,
-            Verdict::Moot => {
+            Verdict::NotApplicable => {
                 self.open.remove(&kind);
                 return None;
             }
             Verdict::Fine => {
                 let lasted = self.open.remove(&kind)?.messages.end(facts.now)?;
-                return Some(Line::Over(kind, whole(lasted)));
+                return Some(Line::Resolved(kind, whole(lasted)));
             }
             Verdict::Wrong(problem) => (problem, false),
-            Verdict::Told(problem) => (problem, true),
+            Verdict::LoggedElsewhere(problem) => (problem, true),
         };
         let open = self.open.entry(kind).or_insert_with(|| OpenProblem {
             problem: problem.clone(),
@@ -188,13 +188,13 @@ impl Watchdog {
             messages: Outage::reminding(REMINDER_INTERVAL),
         });
         open.problem = problem;
-        if is_told {
+        if is_logged {
             return None;
         }
         let problem = open.problem.clone();
         match open.messages.failed(facts.now) {
             OutageMessage::Started => Some(Line::Started(problem)),
-            OutageMessage::Ongoing(lasts, _) => Some(Line::Ongoing(problem, whole(lasts))),
+            OutageMessage::Ongoing(elapsed, _) => Some(Line::Ongoing(problem, whole(elapsed))),
             OutageMessage::Suppressed => None,
         }
     }
@@ -215,7 +215,7 @@ impl Watchdog {
             mark.at = now;
             return Verdict::Fine;
         }
-        let Some((vitals, slot)) = fresh(facts) else {
+        let Some((vitals, slot)) = recent_vitals(facts) else {
             return Verdict::Unknown;
         };
         let confirmed = totals.confirmed.max(slot.confirmed.unwrap_or_default());
@@ -224,24 +224,23 @@ impl Watchdog {
             mark.at = now;
             return Verdict::Fine;
         }
-        let lasts = now.duration_since(mark.at);
-        if health::is_stuck(totals) || health::is_hung(totals) || lasts < STALL_THRESHOLD {
-            // The first two problems are more specific.
+        let elapsed = now.duration_since(mark.at);
+        if health::is_stuck(totals) || health::is_hung(totals) || elapsed < STALL_THRESHOLD {
+            // A stuck delivery or a stalled event loop is reported as a more specific problem.
             return Verdict::Unknown;
         }
         Verdict::Wrong(Problem::new(
             Kind::NoProgress,
             format!(
-                "nothing was delivered or confirmed for {}, and {} of WAL wait after {confirmed}",
-                rounded::age(lasts.as_secs_f64()),
+                "nothing has been delivered or confirmed for {}, although {} of WAL is waiting after {confirmed}",
+                rounded::age(elapsed.as_secs_f64()),
                 ByteSize::b(lag)
             ),
             format!(
-                "PostgreSQL decodes a large transaction, which ends by itself, or its walsender hangs: SET search_path = pg_catalog; \
-                 SELECT pid, \
-                 backend_start, wait_event FROM pg_stat_activity WHERE pid = (SELECT active_pid FROM \
-                 pg_replication_slots WHERE slot_name = '{}'). pg_catalog.pg_terminate_backend(pid) restarts the stream, and \
-                 loses nothing",
+                "PostgreSQL may be decoding a large transaction, which needs no action, or its walsender may be stuck. To find out: \
+                 SET search_path = pg_catalog; SELECT pid, backend_start, wait_event FROM pg_stat_activity WHERE pid = (SELECT \
+                 active_pid FROM pg_replication_slots WHERE slot_name = '{}'). To restart the stream without losing events: SELECT \
+                 pg_catalog.pg_terminate_backend(pid)",
                 facts.about.slot
             ),
         ))
@@ -252,7 +251,7 @@ impl Watchdog {
             self.oldest = None;
             return verdict;
         }
-        let Some((vitals, slot)) = fresh(facts) else {
+        let Some((vitals, slot)) = recent_vitals(facts) else {
             return Verdict::Unknown;
         };
         let Some(oldest) = &vitals.oldest_open else {
@@ -266,24 +265,24 @@ impl Watchdog {
         {
             self.oldest = Some((oldest.xid.clone(), facts.now));
         }
-        let seen = self.oldest.as_ref().map(|(_, seen)| *seen);
-        let seen = seen.map_or(Duration::ZERO, |seen| facts.now.duration_since(seen));
+        let first_seen = self.oldest.as_ref().map(|(_, first_seen)| *first_seen);
+        let observed = first_seen.map_or(Duration::ZERO, |at| facts.now.duration_since(at));
         let began = oldest.began_micros.map(|began| {
             let micros = facts.now_micros.saturating_sub(began);
             Duration::from_micros(micros)
         });
-        let open = began.unwrap_or_default().max(seen);
-        let held = match (slot.confirmed, slot.restart) {
+        let open = began.unwrap_or_default().max(observed);
+        let retained = match (slot.confirmed, slot.restart) {
             (Some(confirmed), Some(restart)) => confirmed.bytes_since(restart),
             _ => 0,
         };
-        let room = problem::remaining_wal(vitals);
-        let in_little_room = room.is_some_and(|(_, room)| held > room / 4);
+        let remaining = problem::remaining_wal(vitals);
+        let is_near_limit = remaining.is_some_and(|(_, limit)| retained > limit / 4);
         let is_long = open >= LONG_TRANSACTION_THRESHOLD
-            && (held >= RETAINED_WAL_BYTES_MIN || oldest.age >= TRANSACTION_IDS_MIN)
-            || open >= LONG_TRANSACTION_NEAR_LIMIT_THRESHOLD && in_little_room;
+            && (retained >= RETAINED_WAL_BYTES_MIN || oldest.age >= TRANSACTION_IDS_MIN)
+            || open >= LONG_TRANSACTION_NEAR_LIMIT_THRESHOLD && is_near_limit;
         match is_long {
-            true => Verdict::Wrong(long_transaction(oldest, open, held)),
+            true => Verdict::Wrong(long_transaction(oldest, open, retained)),
             false => Verdict::Fine,
         }
     }
@@ -294,18 +293,18 @@ fn whole(duration: Duration) -> Duration {
     Duration::from_secs(duration.as_secs())
 }
 
-/// Returns the database's answers if they are recent and the slot exists.
-fn fresh<'f>(facts: &Facts<'f>) -> Option<(&'f Vitals, &'f SlotVitals)> {
-    let (vitals, asked) = facts.lifecycle.database.as_ref()?;
-    let ago = Duration::from_micros(facts.now_micros.saturating_sub(*asked));
-    (ago <= QUERY_AGE_MAX).then_some((vitals, vitals.slot.as_ref()?))
+/// Returns the last query results if they are recent and the slot exists.
+fn recent_vitals<'f>(facts: &Facts<'f>) -> Option<(&'f Vitals, &'f SlotVitals)> {
+    let (vitals, queried_at) = facts.lifecycle.database.as_ref()?;
+    let age = Duration::from_micros(facts.now_micros.saturating_sub(*queried_at));
+    (age <= QUERY_AGE_MAX).then_some((vitals, vitals.slot.as_ref()?))
 }
 
 /// Returns the conclusion for a pipeline that is not streaming.
 fn without_stream(state: State) -> Option<Verdict> {
     match state {
         State::Streaming => None,
-        State::StandingBy | State::Halted => Some(Verdict::Moot),
+        State::StandingBy | State::Halted => Some(Verdict::NotApplicable),
         State::Starting | State::Reconnecting | State::Draining | State::Stopped => {
             Some(Verdict::Unknown)
         }
@@ -317,12 +316,14 @@ fn check_streaming(facts: &Facts<'_>) -> Verdict {
     let micros = facts
         .now_micros
         .saturating_sub(facts.lifecycle.since_micros);
-    let lasts = Duration::from_micros(micros);
+    let elapsed = Duration::from_micros(micros);
     match state {
         State::Streaming => return Verdict::Fine,
-        State::StandingBy => return Verdict::Moot,
+        State::StandingBy => return Verdict::NotApplicable,
         State::Draining | State::Stopped => return Verdict::Unknown,
-        State::Starting | State::Reconnecting | State::Halted if lasts < DISCONNECTED_THRESHOLD => {
+        State::Starting | State::Reconnecting | State::Halted
+            if elapsed < DISCONNECTED_THRESHOLD =>
+        {
             return Verdict::Unknown;
         }
         State::Starting | State::Reconnecting | State::Halted => {}
@@ -335,9 +336,9 @@ fn check_streaming(facts: &Facts<'_>) -> Verdict {
         Kind::NotStreaming,
         format!(
             "slot {slot:?} has not been read for {}: {reason}",
-            rounded::age(lasts.as_secs_f64())
+            rounded::age(elapsed.as_secs_f64())
         ),
-        format!("{remedy}. Meanwhile PostgreSQL retains WAL for the slot: watch its disk"),
+        format!("{remedy}. Meanwhile, PostgreSQL retains WAL for the slot: monitor its disk space"),
     ))
 }
 
@@ -348,7 +349,7 @@ fn event_loop_stalled(facts: &Facts<'_>) -> Verdict {
         None if !health::is_hung(totals) => Verdict::Fine,
         None => Verdict::Wrong(unready(
             Kind::EventLoopStalled,
-            &NotReady::Still(totals.since_last_iteration),
+            &NotReady::EventLoopStalled(totals.since_last_iteration),
         )),
     }
 }
@@ -361,10 +362,10 @@ fn delivery_stuck(facts: &Facts<'_>) -> Verdict {
     if !health::is_stuck(totals) {
         return Verdict::Fine;
     }
-    let stuck = |why: &NotReady| unready(Kind::DeliveryStuck, why);
+    let stuck = |reason: &NotReady| unready(Kind::DeliveryStuck, reason);
     match &lifecycle.kafka_down {
         // The producer logs this problem.
-        Some(reason) => Verdict::Told(stuck(&NotReady::KafkaDown(
+        Some(reason) => Verdict::LoggedElsewhere(stuck(&NotReady::KafkaDown(
             reason.clone(),
             totals.in_flight,
         ))),
@@ -388,14 +389,14 @@ fn rows_left_out(facts: &Facts<'_>) -> Verdict {
     }
 }
 
-fn unready(kind: Kind, why: &NotReady) -> Problem {
-    Problem::new(kind, why.to_string(), why.remedy(None))
+fn unready(kind: Kind, reason: &NotReady) -> Problem {
+    Problem::new(kind, reason.to_string(), reason.remedy(None))
 }
 
-/// Returns the database's last answers, if they concern this instance.
+/// Returns the last query results, or the conclusion if they don't apply to this instance.
 fn database<'f>(facts: &Facts<'f>) -> Result<&'f Vitals, Verdict> {
     match facts.lifecycle.state {
-        State::StandingBy => return Err(Verdict::Moot),
+        State::StandingBy => return Err(Verdict::NotApplicable),
         State::Draining => return Err(Verdict::Unknown),
         State::Starting
         | State::Streaming
@@ -403,8 +404,8 @@ fn database<'f>(facts: &Facts<'f>) -> Result<&'f Vitals, Verdict> {
         | State::Halted
         | State::Stopped => {}
     }
-    let said = facts.lifecycle.database.as_ref();
-    said.map(|(vitals, _)| vitals).ok_or(Verdict::Unknown)
+    let database = facts.lifecycle.database.as_ref();
+    database.map(|(vitals, _)| vitals).ok_or(Verdict::Unknown)
 }
 
 fn slot(facts: &Facts<'_>) -> Result<Option<Problem>, Verdict> {
@@ -432,24 +433,24 @@ fn verdict_for_kind(kind: Kind, found: &Result<Option<Problem>, Verdict>) -> Ver
     match found {
         Ok(None) => Verdict::Fine,
         Ok(Some(problem)) if problem.kind == kind => Verdict::Wrong(problem.clone()),
-        // The problem has become more or less severe, and has not ended.
-        Ok(Some(_)) | Err(Verdict::Moot) => Verdict::Moot,
+        // The problem has changed to another kind, but has not ended.
+        Ok(Some(_)) | Err(Verdict::NotApplicable) => Verdict::NotApplicable,
         Err(_) => Verdict::Unknown,
     }
 }
 
-fn long_transaction(oldest: &OpenTransaction, open: Duration, held: u64) -> Problem {
-    let known = |name: &Option<String>| name.clone().unwrap_or_default();
-    let (role, database) = (known(&oldest.role), known(&oldest.database));
+fn long_transaction(oldest: &OpenTransaction, open: Duration, retained: u64) -> Problem {
+    let or_empty = |name: &Option<String>| name.clone().unwrap_or_default();
+    let (role, database) = (or_empty(&oldest.role), or_empty(&oldest.database));
     let began = oldest.began_micros.and_then(|began| {
         let began = i64::try_from(began).ok()?;
         Timestamp::from_microsecond(began).ok()
     });
     let since = match began {
         Some(began) => format!("since {began:.0}"),
-        // PostgreSQL hides the start of other roles' transactions from us, so this one may have
-        // been open longer.
-        None => format!("for {} at least", rounded::age(open.as_secs_f64())),
+        // PostgreSQL may hide the start time of another role's transaction, so the transaction may
+        // have been open longer.
+        None => format!("for at least {}", rounded::age(open.as_secs_f64())),
     };
     let (who, remedy) = match &oldest.whose {
         TransactionOwner::Session(pid) => (
@@ -469,7 +470,7 @@ fn long_transaction(oldest: &OpenTransaction, open: Duration, held: u64) -> Prob
             (
                 format!("prepared transaction {name:?}"),
                 format!(
-                    "In that database: COMMIT PREPARED {quoted}, or ROLLBACK PREPARED {quoted}"
+                    "In that database, run: COMMIT PREPARED {quoted}, or ROLLBACK PREPARED {quoted}"
                 ),
             )
         }
@@ -477,9 +478,9 @@ fn long_transaction(oldest: &OpenTransaction, open: Duration, held: u64) -> Prob
     Problem::new(
         Kind::LongTransaction,
         format!(
-            "{who} of role {role:?} in database {database:?} has a transaction open {since}; it makes the slot retain {} \
-             of WAL that is delivered, and dead catalog rows of {} transactions",
-            ByteSize::b(held),
+            "a transaction has been open {since} ({who}, role {role:?}, database {database:?}): because of it, the slot retains {} \
+             of WAL that has already been delivered, and dead catalog rows from {} transactions",
+            ByteSize::b(retained),
             oldest.age
         ),
         remedy,

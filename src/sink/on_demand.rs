@@ -1,5 +1,5 @@
-//! A sink that is created when it is needed. If a process runs hundreds of pipelines, most are
-//! idle, and each Kafka client has several threads.
+//! A sink that is created when it is needed. If a process runs hundreds of pipelines, most of them
+//! are idle, but each Kafka client has several threads.
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use crate::delivery::watermark::Tag;
 use crate::outbox::Record;
 
 /// How long an unused sink is kept.
-const IDLE: Duration = Duration::from_secs(300);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A sink, or the function that creates it.
 pub(crate) struct OnDemand<S, M> {
@@ -22,23 +22,23 @@ pub(crate) struct OnDemand<S, M> {
     make: Option<M>,
     /// Whether a record was produced since the last call of [`Sink::tend`].
     is_used: bool,
-    /// The `Arc` is held by a preparation that is in progress, which would be canceled if the sink
-    /// were dropped.
+    /// A preparation in progress holds the `Arc`, because dropping the sink would cancel the
+    /// preparation.
     preparing: Weak<()>,
     used_at: Instant,
-    idle: Duration,
+    idle_timeout: Duration,
 }
 
 impl<S: Sink, M: Fn() -> Result<S, SinkError>> OnDemand<S, M> {
-    /// Creates a wrapper for a sink that already exists, and is never dropped for being idle.
-    pub(crate) fn at_once(sink: S) -> Self {
+    /// Creates a wrapper for an existing sink, which is never dropped for being idle.
+    pub(crate) fn eager(sink: S) -> Self {
         Self::with_sink(Some(sink), None)
     }
 
     /// Creates a wrapper that calls `make` for the first record, and again after the sink was
-    /// dropped for being idle. Not for sinks with transactions, because these depend on what was
-    /// produced before.
-    pub(crate) fn later(make: M) -> Self {
+    /// dropped for being idle. Not for transactional sinks, whose state would be lost with the
+    /// sink.
+    pub(crate) fn lazy(make: M) -> Self {
         Self::with_sink(None, Some(make))
     }
 
@@ -49,7 +49,7 @@ impl<S: Sink, M: Fn() -> Result<S, SinkError>> OnDemand<S, M> {
             is_used: false,
             preparing: Weak::new(),
             used_at: Instant::now(),
-            idle: IDLE,
+            idle_timeout: IDLE_TIMEOUT,
         }
     }
 
@@ -82,11 +82,11 @@ impl<S: Sink, M: Fn() -> Result<S, SinkError>> Sink for OnDemand<S, M> {
             Ok(sink) => sink.prepare(topic, ahead),
             Err(error) => return Box::pin(std::future::ready(Err(error))),
         };
-        let waits = Arc::new(());
-        self.preparing = Arc::downgrade(&waits);
+        let in_progress = Arc::new(());
+        self.preparing = Arc::downgrade(&in_progress);
         Box::pin(async move {
             let prepared = preparation.await;
-            drop(waits);
+            drop(in_progress);
             prepared
         })
     }
@@ -128,7 +128,8 @@ impl<S: Sink, M: Fn() -> Result<S, SinkError>> Sink for OnDemand<S, M> {
         }
         let Some(sink) = &mut self.sink else { return };
         sink.tend();
-        let is_idle = self.preparing.strong_count() == 0 && self.used_at.elapsed() >= self.idle;
+        let is_idle =
+            self.preparing.strong_count() == 0 && self.used_at.elapsed() >= self.idle_timeout;
         if self.make.is_some() && is_idle && sink.is_at_rest() {
             self.sink = None;
         }
@@ -143,8 +144,7 @@ mod tests {
     use super::*;
     use crate::outbox::headers::Headers;
 
-    /// A sink that accepts records once any topic was prepared, and is at rest when the test says
-    /// so.
+    /// A sink that accepts records after any topic was prepared. The test sets `at_rest`.
     #[derive(Default)]
     struct Fake {
         is_prepared: bool,
@@ -153,8 +153,8 @@ mod tests {
     }
 
     impl Fake {
-        fn is_called(&self, what: impl Into<String>) {
-            self.calls.borrow_mut().push(what.into());
+        fn record_call(&self, call: impl Into<String>) {
+            self.calls.borrow_mut().push(call.into());
         }
     }
 
@@ -167,24 +167,24 @@ mod tests {
         }
 
         fn flush(&mut self, busy: bool) -> Result<(), SinkError> {
-            self.is_called(format!("flush {busy}"));
+            self.record_call(format!("flush {busy}"));
             match busy {
-                true => Err(SinkError::Broken("it is full".to_owned())),
+                true => Err(SinkError::Broken("the sink is full".to_owned())),
                 false => Ok(()),
             }
         }
 
         fn read_more(&mut self) {
-            self.is_called("read_more");
+            self.record_call("read_more");
         }
 
         fn wait_for_response(&mut self) -> Answer {
-            self.is_called("answers");
+            self.record_call("wait_for_response");
             Box::pin(std::future::ready(()))
         }
 
         fn tend(&mut self) {
-            self.is_called("tend");
+            self.record_call("tend");
         }
 
         fn prepared(&mut self, _: &str, _: Prepared) -> Result<(), SinkError> {
@@ -209,9 +209,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn sink_is_made_for_the_first_record_and_again_after_it_was_idle() {
+    async fn creates_the_sink_for_the_first_record_and_again_after_idling() {
         let (made, at_rest) = (Cell::new(0), Rc::new(Cell::new(false)));
-        let mut sink = OnDemand::later(|| {
+        let mut sink = OnDemand::lazy(|| {
             made.set(made.get() + 1);
             let (is_prepared, at_rest) = (false, Rc::clone(&at_rest));
             Ok(Fake {
@@ -220,11 +220,11 @@ mod tests {
                 ..Fake::default()
             })
         });
-        sink.idle = Duration::ZERO;
-        for lives in 1..4 {
+        sink.idle_timeout = Duration::ZERO;
+        for count in 1..4 {
             sink.flush(false).expect("nothing to flush");
             sink.tend();
-            assert_eq!(made.get(), lives - 1, "nothing has come yet");
+            assert_eq!(made.get(), count - 1, "created before the first record");
             assert_eq!(
                 sink.produce(&record(), Tag::from_word(1)),
                 Ok(Produced::NewTopic)
@@ -243,32 +243,36 @@ mod tests {
                     sink.produce(&record(), Tag::from_word(1)),
                     Ok(Produced::Taken)
                 );
-                // The sink is kept: records in flight would be lost with it.
+                // The sink is kept, because dropping it would lose the records in flight.
                 sink.tend();
             }
-            assert_eq!(made.get(), lives);
+            assert_eq!(made.get(), count);
             at_rest.set(true);
-            sink.idle = IDLE;
+            sink.idle_timeout = IDLE_TIMEOUT;
             sink.tend();
             assert_eq!(
                 sink.produce(&record(), Tag::from_word(1)),
                 Ok(Produced::Taken)
             );
-            sink.idle = Duration::ZERO;
+            sink.idle_timeout = Duration::ZERO;
             sink.tend();
         }
     }
 
     #[tokio::test]
-    async fn sink_is_kept_for_its_time_after_the_last_record() {
-        let mut sink = OnDemand::later(|| {
+    async fn keeps_the_sink_until_the_idle_timeout_after_the_last_record() {
+        let mut sink = OnDemand::lazy(|| {
             Ok(Fake {
                 is_prepared: true,
                 at_rest: Rc::new(Cell::new(true)),
                 ..Fake::default()
             })
         });
-        let long_ago = || Instant::now().checked_sub(IDLE).expect("an instant");
+        let long_ago = || {
+            Instant::now()
+                .checked_sub(IDLE_TIMEOUT)
+                .expect("an instant")
+        };
         sink.prepare("t", Vec::new).await.expect("a topic");
         sink.used_at = long_ago();
         assert_eq!(
@@ -285,47 +289,53 @@ mod tests {
     #[tokio::test]
     async fn forwards_every_call_to_an_existing_sink() {
         let calls = Rc::new(RefCell::new(Vec::new()));
-        let mut sink = OnDemand::later(|| {
+        let mut sink = OnDemand::lazy(|| {
             Ok(Fake {
                 calls: Rc::clone(&calls),
                 ..Fake::default()
             })
         });
         sink.prepare("t", Vec::new).await.expect("a topic");
-        let broken = Err(SinkError::Broken("it is full".to_owned()));
+        let broken = Err(SinkError::Broken("the sink is full".to_owned()));
         assert_eq!(sink.flush(true), broken);
         assert_eq!(sink.flush(false), Ok(()));
         sink.read_more();
         sink.wait_for_response().await;
         sink.tend();
-        let expected = ["flush true", "flush false", "read_more", "answers", "tend"];
+        let expected = [
+            "flush true",
+            "flush false",
+            "read_more",
+            "wait_for_response",
+            "tend",
+        ];
         assert_eq!(*calls.borrow(), expected);
     }
 
     #[tokio::test]
-    async fn sink_whose_topic_nobody_waits_for_any_more_is_idle() {
-        let mut sink = OnDemand::later(|| {
+    async fn drops_an_idle_sink_after_its_topic_preparation_is_canceled() {
+        let mut sink = OnDemand::lazy(|| {
             Ok(Fake {
                 at_rest: Rc::new(Cell::new(true)),
                 ..Fake::default()
             })
         });
-        sink.idle = Duration::ZERO;
-        // This happens if the connection to PostgreSQL breaks meanwhile.
+        sink.idle_timeout = Duration::ZERO;
+        // This happens if the connection to PostgreSQL breaks during the preparation.
         drop(sink.prepare("t", Vec::new));
         sink.tend();
         assert!(sink.sink.is_none());
     }
 
     #[tokio::test]
-    async fn sink_that_is_there_from_the_beginning_stays() {
+    async fn never_drops_a_sink_that_was_passed_at_creation() {
         let fake = Fake {
             is_prepared: true,
             at_rest: Rc::new(Cell::new(true)),
             ..Fake::default()
         };
-        let mut sink = OnDemand::<_, fn() -> Result<Fake, SinkError>>::at_once(fake);
-        sink.idle = Duration::ZERO;
+        let mut sink = OnDemand::<_, fn() -> Result<Fake, SinkError>>::eager(fake);
+        sink.idle_timeout = Duration::ZERO;
         sink.tend();
         assert_eq!(
             sink.produce(&record(), Tag::from_word(1)),
@@ -334,13 +344,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn sink_that_can_not_be_created_reports_the_reason() {
-        let why = || SinkError::Configuration("no such property".to_owned());
-        let mut sink = OnDemand::<Fake, _>::later(|| Err(why()));
+    async fn reports_why_the_sink_could_not_be_created() {
+        let error = || SinkError::Configuration("unknown property".to_owned());
+        let mut sink = OnDemand::<Fake, _>::lazy(|| Err(error()));
         assert_eq!(
             sink.produce(&record(), Tag::from_word(1)),
             Ok(Produced::NewTopic)
         );
-        assert_eq!(sink.prepare("t", Vec::new).await, Err(why()));
+        assert_eq!(sink.prepare("t", Vec::new).await, Err(error()));
     }
 }

@@ -20,14 +20,14 @@ use crate::escape;
 use crate::file_error;
 use crate::outbox::Record;
 
-/// Lines are written in chunks of about this size.
-const PIECE_BYTES: usize = 64 << 10;
+/// Approximate size of the chunks in which lines are written.
+const CHUNK_BYTES: usize = 64 << 10;
 /// How long to wait before retrying a write to a nonblocking standard output.
 const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Collects records as lines, and passes them to a thread that writes them, so that a reader that
 /// stops reading blocks only that thread. Records count as delivered once they are written. The
-/// pipeline's window limits how much is queued for the thread.
+/// pipeline's window limits the number and size of the records queued for the thread.
 pub(crate) struct StdoutSink {
     lines: Batch,
     writer: Sender<Batch>,
@@ -51,10 +51,10 @@ impl StdoutSink {
         }
         let (writer, batches) = channel();
         let thread = thread::Builder::new().name("stdout".to_owned());
-        // The thread is not joined: while a write is blocked, it only ends with the process.
+        // The thread is not joined, because a blocked write may only end with the process.
         thread
             .spawn(move || write_batches(&batches, &deliveries))
-            .map_err(|error| failed(&error))?;
+            .map_err(|error| stdout_error(&error))?;
         Ok(Self {
             lines: Batch::default(),
             writer,
@@ -65,10 +65,10 @@ impl StdoutSink {
 impl Sink for StdoutSink {
     fn produce(&mut self, record: &Record<'_>, tag: Tag) -> Result<Produced, SinkError> {
         serde_json::to_writer(&mut self.lines.text, &to_json(record))
-            .map_err(|error| failed(&error.into()))?;
+            .map_err(|error| stdout_error(&error.into()))?;
         self.lines.text.push(b'\n');
         self.lines.tags.push(tag);
-        if self.lines.text.len() >= PIECE_BYTES {
+        if self.lines.text.len() >= CHUNK_BYTES {
             self.flush(true)?;
         }
         Ok(Produced::Taken)
@@ -78,7 +78,7 @@ impl Sink for StdoutSink {
         if self.lines.tags.is_empty() {
             return Ok(());
         }
-        // The thread only ends after it has reported a failure to the deliveries.
+        // Sending fails only if the thread has ended, after reporting a failure to the deliveries.
         let _ = self.writer.send(std::mem::take(&mut self.lines));
         Ok(())
     }
@@ -89,7 +89,7 @@ fn write_batches(batches: &Receiver<Batch>, deliveries: &Deliveries) {
     for batch in batches {
         if let Err(error) = write(&batch.text) {
             deliveries.failed_with(DeliveryFailure {
-                reason: failed(&error).to_string(),
+                reason: stdout_error(&error).to_string(),
                 permanent: true,
                 refused: None,
                 refused_until: None,
@@ -131,7 +131,7 @@ fn was_closed() -> bool {
     is_null && fcntl_getfl(stdout()).is_ok_and(|flags| flags.contains(OFlags::RDWR))
 }
 
-fn failed(error: &io::Error) -> SinkError {
+fn stdout_error(error: &io::Error) -> SinkError {
     SinkError::Stdout(file_error::reason(error))
 }
 

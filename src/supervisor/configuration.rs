@@ -1,5 +1,5 @@
-//! Reloads the configuration when it changes or on request. Runs on its own thread, so that an unresponsive file system or
-//! server blocks nothing else.
+//! Reloads the configuration when it changes or on request. Runs on its own thread, so that an
+//! unresponsive file system or server does not block other tasks.
 
 use std::io;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -13,8 +13,8 @@ use super::watched_files::{POLL_INTERVAL, WatchedFiles};
 
 /// A request to reload the configuration.
 pub(super) struct ReloadRequest {
-    /// The reason for the reload, for the log.
-    pub why: &'static str,
+    /// The cause of the reload, for the log.
+    pub cause: &'static str,
     /// Whether the operator has agreed to the removal of most pipelines.
     pub is_accepted: bool,
     /// Receives the result.
@@ -23,50 +23,52 @@ pub(super) struct ReloadRequest {
 
 /// The result of a reload.
 pub(super) struct ReloadResult<D> {
-    pub ask: ReloadRequest,
+    pub request: ReloadRequest,
     pub result: Result<Reading<D>, String>,
 }
 
-/// Starts a thread that watches the definitions, and returns a channel for requests to reload them. Each result is sent to
-/// `reread`. `places` is the state of the files before the definitions were first read.
+/// Starts a thread that watches the definitions, and returns a channel for requests to reload them.
+/// Each result is sent to `result_tx`. `watched` is the state of the files before the definitions
+/// were first read.
 ///
 /// # Errors
 /// Returns an error if the thread can't be started.
 pub(super) fn watch<D: Definitions>(
     mut definitions: D,
-    mut places: WatchedFiles,
-    reread: to_async::Sender<ReloadResult<D::Definition>>,
+    mut watched: WatchedFiles,
+    result_tx: to_async::Sender<ReloadResult<D::Definition>>,
 ) -> io::Result<mpsc::Sender<ReloadRequest>> {
-    let (asks, asked) = mpsc::channel();
+    let (request_tx, request_rx) = mpsc::channel();
     thread::Builder::new()
         .name("configuration".to_owned())
         .spawn(move || {
             loop {
-                let by_itself = |why| ReloadRequest {
-                    why,
+                let automatic = |cause| ReloadRequest {
+                    cause,
                     is_accepted: false,
                     answer: None,
                 };
-                let ask = match asked.recv_timeout(POLL_INTERVAL) {
-                    Ok(ask) => ask,
+                let request = match request_rx.recv_timeout(POLL_INTERVAL) {
+                    Ok(request) => request,
                     Err(RecvTimeoutError::Disconnected) => return,
-                    Err(RecvTimeoutError::Timeout) if places.have_changed() => {
-                        by_itself("a changed file")
+                    Err(RecvTimeoutError::Timeout) if watched.have_changed() => {
+                        automatic("a file change")
                     }
                     Err(RecvTimeoutError::Timeout) if definitions.have_changed() => {
-                        by_itself("another answer of a database")
+                        automatic("a changed query result")
                     }
                     Err(RecvTimeoutError::Timeout) => continue,
                 };
-                // Captured before the files are read, so that no change is missed.
-                places = WatchedFiles::capture(definitions.places());
+                // Capture the state before reading the files, so that no change is missed.
+                watched = WatchedFiles::capture(definitions.places());
                 let result = definitions.read();
-                if reread.blocking_send(ReloadResult { ask, result }).is_err() {
+                let sent = result_tx.blocking_send(ReloadResult { request, result });
+                if sent.is_err() {
                     return;
                 }
             }
         })?;
-    Ok(asks)
+    Ok(request_tx)
 }
 
 #[cfg(test)]
@@ -79,20 +81,20 @@ mod tests {
 
     const TIMEOUT: Duration = Duration::from_secs(60);
 
-    /// A file that is being written while it is read for the first time.
-    struct Written {
+    /// Definitions from a file that changes during the first read.
+    struct ChangingFile {
         file: PathBuf,
         reads: u32,
     }
 
-    impl Definitions for Written {
+    impl Definitions for ChangingFile {
         type Definition = ();
 
         fn read(&mut self) -> Result<Reading<()>, String> {
             self.reads += 1;
             let found = fs::read_to_string(&self.file).expect("a file");
             if self.reads == 1 {
-                fs::write(&self.file, "written while it is read").expect("a file");
+                fs::write(&self.file, "changed during the read").expect("a file");
             }
             Err(found)
         }
@@ -107,37 +109,38 @@ mod tests {
     }
 
     #[test]
-    fn file_that_is_written_while_it_is_read_is_read_again() {
+    fn rereads_a_file_that_changes_while_it_is_read() {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("walpost.toml");
         fs::write(&file, "before").expect("a file");
-        let places = WatchedFiles::capture(vec![file.clone()]);
+        let watched = WatchedFiles::capture(vec![file.clone()]);
         fs::write(&file, "changed").expect("a file");
-        let (reread, mut results) = to_async::channel(1);
-        let asks = watch(Written { file, reads: 0 }, places, reread).expect("a thread");
-        let began = Instant::now();
+        let (result_tx, mut result_rx) = to_async::channel(1);
+        let definitions = ChangingFile { file, reads: 0 };
+        let request_tx = watch(definitions, watched, result_tx).expect("a thread");
+        let started_at = Instant::now();
         let mut next = || {
             loop {
-                match results.try_recv() {
-                    Ok(ReloadResult { ask, result }) => {
-                        return (ask.why, result.expect_err("the text of the file"));
+                match result_rx.try_recv() {
+                    Ok(ReloadResult { request, result }) => {
+                        return (request.cause, result.expect_err("the text of the file"));
                     }
-                    Err(_) => assert!(began.elapsed() < TIMEOUT, "it was not read"),
+                    Err(_) => assert!(started_at.elapsed() < TIMEOUT, "the file was not read"),
                 }
                 thread::sleep(POLL_INTERVAL / 100);
             }
         };
-        assert_eq!(next(), ("a changed file", "changed".to_owned()));
-        let again = "written while it is read".to_owned();
-        assert_eq!(next(), ("a changed file", again.clone()));
-        let ask = ReloadRequest {
-            why: "an order",
+        assert_eq!(next(), ("a file change", "changed".to_owned()));
+        let text = "changed during the read".to_owned();
+        assert_eq!(next(), ("a file change", text.clone()));
+        let request = ReloadRequest {
+            cause: "a request",
             is_accepted: false,
             answer: None,
         };
-        asks.send(ask).expect("the thread");
-        assert_eq!(next(), ("an order", again));
-        drop(asks);
-        assert!(results.blocking_recv().is_none(), "the thread goes on");
+        request_tx.send(request).expect("a running thread");
+        assert_eq!(next(), ("a request", text));
+        drop(request_tx);
+        assert!(result_rx.blocking_recv().is_none(), "the thread still runs");
     }
 }

@@ -1,7 +1,8 @@
 //! The control socket, through which `walpost pipeline` sends requests to the running process.
 //!
-//! The socket is a Unix-domain socket that only root and the user that Walpost runs as may use. The HTTP endpoint is
-//! read-only. A connection carries one request and one answer, each a single line of JSON.
+//! The socket is a Unix-domain socket that only root and the user that Walpost runs as may use. (By
+//! contrast, the HTTP endpoint is read-only.) Each connection carries one request and one response,
+//! each of which is a single line of JSON.
 
 use std::fs::{self, Permissions};
 use std::io::{self, ErrorKind};
@@ -23,13 +24,14 @@ use crate::trusted_path::{self, PathError};
 
 /// Maximum length of a request, in bytes.
 const REQUEST_BYTES_MAX: u64 = 64 << 10;
-/// Maximum length of an answer, in bytes. An answer may list every pipeline.
+/// Maximum length of a response, in bytes. A response may list every pipeline.
 const RESPONSE_BYTES_MAX: u64 = 64 << 20;
 /// How long a client may take to send its request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum number of concurrent clients. Further clients wait.
 const CLIENTS_MAX: usize = 16;
-/// Delay before the next attempt to accept a connection, such as when the process has run out of file descriptors.
+/// Delay before the next attempt to accept a connection after an error, for example when the
+/// process has run out of file descriptors.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// A request from `walpost pipeline`.
@@ -41,7 +43,7 @@ pub(crate) enum Request {
     Stop(Vec<String>),
     Start(Vec<String>),
     Restart(Vec<String>),
-    /// Reloads the configuration. With `accept`, even if that removes most pipelines.
+    /// Reloads the configuration; with `accept`, even if this removes most pipelines.
     Reload {
         accept: bool,
     },
@@ -51,33 +53,35 @@ pub(crate) enum Request {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Answer {
     pub done: Vec<String>,
-    /// What could not be done, and why.
+    /// The parts of the request that could not be carried out, and why.
     pub refused: Vec<String>,
 }
 
-/// A request, and the channel for its answer.
+/// A request, and the channel for the response.
 pub(super) type ControlRequest = (Request, oneshot::Sender<Answer>);
 
-/// The control socket can't be created.
+/// The reason why the control socket can't be created.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ControlError {
     /// Another process is listening on the socket.
     #[error(
-        "control socket {}: another process has it. Give this one another with --control PATH (or WALPOST_CONTROL, or control at \
-         the top of walpost.toml); \"off\" does without", .0.display()
+        "control socket {}: another process is using it. Set another path with --control PATH (or WALPOST_CONTROL, or control at \
+         the top of walpost.toml); \"off\" disables the socket", .0.display()
     )]
     InUse(PathBuf),
-    /// Other users could create the socket's file first, which would keep the process from starting.
-    #[error("control socket {}: its folder is not used: {error}. Or name another path with --control", path.display())]
+    /// Other users could create the socket's file first, which would keep the process from
+    /// starting.
+    #[error("control socket {}: its folder can't be used: {error}. Alternatively, set another path with --control", path.display())]
     Folder { path: PathBuf, error: PathError },
     /// A file of another type exists at this path.
-    #[error("control socket {}: there is a file of another kind. Name another path with --control", .0.display())]
+    #[error("control socket {}: the existing file is not a socket. Set another path with --control", .0.display())]
     Occupied(PathBuf),
-    #[error("control socket {}: {error}. Its folder has to exist, and this user has to be allowed to write there, as in one of its own: {}", path.display(), make_folder(.path))]
+    #[error("control socket {}: {error}. The folder must exist, and this user must be able to write to it. To create one: {}", path.display(), make_folder(.path))]
     Other { path: PathBuf, error: io::Error },
 }
 
-/// Returns the command, to be run as root, that creates a directory for the socket. An existing directory is left to its owner.
+/// Returns the command with which root creates a folder for the socket. If the folder of the path
+/// already exists, the command creates a subfolder instead.
 fn make_folder(path: &Path) -> String {
     let folder = path.parent().unwrap_or(Path::new("/"));
     let folder = match folder.exists() {
@@ -90,13 +94,13 @@ fn make_folder(path: &Path) -> String {
     format!("install -d -m 0700 -o {user} {folder_word}; then --control {socket_word}")
 }
 
-/// The control socket. Its file is removed when this value is dropped.
+/// The control socket. Dropping this value removes the socket's file.
 #[derive(Debug)]
 pub(crate) struct Control {
     listener: std::os::unix::net::UnixListener,
     path: PathBuf,
-    /// The device and inode of the socket's file. Once this process stops listening, the next process may replace the file with
-    /// its own.
+    /// The device and inode of the socket's file. When this process stops listening, another
+    /// process may replace the file with its own.
     file: (u64, u64),
 }
 
@@ -113,10 +117,10 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
     Ok((found.dev(), found.ino()))
 }
 
-/// Creates the socket, replacing one left behind by a process that no longer runs.
+/// Creates the socket. Replaces a socket of a process that no longer runs.
 ///
-/// No other user may be able to create files in the folder: another user's process that listens at the path first would keep
-/// this one from starting.
+/// Other users must not be able to create files in the folder: if a process of another user
+/// listened at the path first, this process could not start.
 ///
 /// # Errors
 /// Returns an error if the socket can't be created.
@@ -156,29 +160,32 @@ pub(crate) fn listen(path: &Path) -> Result<Control, ControlError> {
         path: path.to_owned(),
         file: identity(path).map_err(other)?,
     };
-    // A client that connects before this line runs still has to pass the check of its uid.
+    // A client that connects before the mode is set must still pass the check of its user ID.
     fs::set_permissions(path, Permissions::from_mode(0o600)).map_err(other)?;
     control.listener.set_nonblocking(true).map_err(other)?;
     Ok(control)
 }
 
 impl Control {
-    /// Starts to accept requests, and sends them to `request_tx`.
+    /// Starts accepting requests, and sends them to `request_tx`.
     ///
     /// # Errors
     /// Returns an error if the socket can't be registered with the runtime.
     pub(super) fn serve(&self, request_tx: mpsc::Sender<ControlRequest>) -> io::Result<()> {
         let listener = UnixListener::from_std(self.listener.try_clone()?)?;
-        info!("walpost pipeline is answered at {}", self.path.display());
+        info!(
+            "listening for walpost pipeline commands at {}",
+            self.path.display()
+        );
         tokio::spawn(accept(listener, request_tx));
         Ok(())
     }
 }
 
 async fn accept(listener: UnixListener, request_tx: mpsc::Sender<ControlRequest>) {
-    let room = Arc::new(Semaphore::new(CLIENTS_MAX));
+    let clients = Arc::new(Semaphore::new(CLIENTS_MAX));
     loop {
-        let Ok(seat) = Arc::clone(&room).acquire_owned().await else {
+        let Ok(permit) = Arc::clone(&clients).acquire_owned().await else {
             return;
         };
         match listener.accept().await {
@@ -186,13 +193,13 @@ async fn accept(listener: UnixListener, request_tx: mpsc::Sender<ControlRequest>
                 let request_tx = request_tx.clone();
                 tokio::spawn(async move {
                     if let Err(error) = serve_client(stream, &request_tx).await {
-                        debug!(%error, "control socket");
+                        debug!(%error, "control socket: request failed");
                     }
-                    drop(seat);
+                    drop(permit);
                 });
             }
             Err(error) => {
-                debug!(%error, "control socket");
+                debug!(%error, "control socket: failed to accept a connection");
                 tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
             }
         }
@@ -204,23 +211,23 @@ async fn serve_client(
     request_tx: &mpsc::Sender<ControlRequest>,
 ) -> io::Result<()> {
     let client = stream.peer_cred()?.uid();
-    if !may_ask(client) {
+    if !is_allowed(client) {
         warn!(
-            "control socket: uid {client} was refused: only root and the user of walpost may ask"
+            "control socket: rejected a request from uid {client}; only root and the user that Walpost runs as are allowed"
         );
         return Ok(());
     }
     let mut line = String::new();
     let request = async {
-        let mut from = BufReader::new(&mut stream).take(REQUEST_BYTES_MAX);
-        from.read_line(&mut line).await?;
+        let mut reader = BufReader::new(&mut stream).take(REQUEST_BYTES_MAX);
+        reader.read_line(&mut line).await?;
         serde_json::from_str(&line).map_err(io::Error::from)
     };
     let request = timeout(REQUEST_TIMEOUT, request).await??;
-    let (answer, answered) = oneshot::channel();
+    let (answer_tx, answer_rx) = oneshot::channel();
     // Sending fails only while the process is exiting.
-    let _ = request_tx.send((request, answer)).await;
-    if let Ok(answer) = answered.await {
+    let _ = request_tx.send((request, answer_tx)).await;
+    if let Ok(answer) = answer_rx.await {
         let mut line = serde_json::to_vec(&answer)?;
         line.push(b'\n');
         stream.write_all(&line).await?;
@@ -229,14 +236,14 @@ async fn serve_client(
 }
 
 /// Returns whether `uid` is root or the user that this process runs as.
-fn may_ask(uid: u32) -> bool {
+fn is_allowed(uid: u32) -> bool {
     uid == 0 || uid == rustix::process::geteuid().as_raw()
 }
 
-/// Sends a request to the process that is listening on the socket, and waits for its answer.
+/// Sends a request to the process that is listening on the socket, and waits for the response.
 ///
 /// # Errors
-/// Returns an error if no process answers.
+/// Returns an error if no process responds.
 pub(crate) fn send_request(path: &Path, request: &Request) -> io::Result<Answer> {
     use std::io::{BufRead, BufReader, Read, Write};
 
@@ -247,7 +254,9 @@ pub(crate) fn send_request(path: &Path, request: &Request) -> io::Result<Answer>
     let mut answer = String::new();
     BufReader::new(stream.take(RESPONSE_BYTES_MAX)).read_line(&mut answer)?;
     if answer.is_empty() {
-        return Err(io::Error::other("it ended before it answered"));
+        return Err(io::Error::other(
+            "the connection was closed without a response",
+        ));
     }
     Ok(serde_json::from_str(&answer)?)
 }
@@ -257,42 +266,42 @@ mod tests {
     use super::*;
 
     #[test]
-    fn socket_is_for_its_user_alone_and_goes_with_the_process() {
+    fn restricts_the_socket_to_its_user_and_removes_it_on_drop() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("control.sock");
         let control = listen(&path).expect("a socket");
         let mode = fs::metadata(&path).expect("a file").permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
-        let error = listen(&path).expect_err("another process has it");
+        let error = listen(&path).expect_err("the socket is in use");
         assert!(matches!(error, ControlError::InUse(_)), "{error}");
         drop(control);
         assert!(!path.exists());
     }
 
     #[test]
-    fn socket_of_a_process_that_is_gone_is_replaced_and_nothing_else_is() {
+    fn replaces_a_stale_socket_but_no_other_file() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("control.sock");
         drop(std::os::unix::net::UnixListener::bind(&path).expect("a socket"));
         assert!(path.exists());
         drop(listen(&path).expect("a socket"));
-        fs::write(&path, "mine").expect("a file");
+        fs::write(&path, "text").expect("a file");
         let error = listen(&path).expect_err("a file");
         assert!(matches!(error, ControlError::Occupied(_)), "{error}");
-        assert_eq!(fs::read(&path).expect("a file"), b"mine");
+        assert_eq!(fs::read(&path).expect("a file"), b"text");
         let error = listen(&folder.path().join("none/control.sock")).expect_err("no folder");
         assert!(error.to_string().contains("none/control.sock"), "{error}");
     }
 
     #[test]
-    fn refuses_a_folder_in_which_others_can_create_files() {
+    fn rejects_a_folder_in_which_other_users_can_create_files() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("control.sock");
         for mode in [0o1777, 0o777, 0o1775] {
             fs::set_permissions(folder.path(), Permissions::from_mode(mode)).expect("a mode");
-            // As if another user had created the socket first.
+            // This simulates a socket that another user created first.
             let first = std::os::unix::net::UnixListener::bind(&path).expect("a socket");
-            let error = listen(&path).expect_err("others can create it");
+            let error = listen(&path).expect_err("other users can create the socket");
             assert!(matches!(error, ControlError::Folder { .. }), "{error}");
             assert!(
                 error.to_string().contains(&format!("{mode:04o}")),
@@ -306,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn socket_that_another_process_has_put_there_stays() {
+    fn keeps_a_socket_that_another_process_created() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("control.sock");
         let ours = listen(&path).expect("a socket");
@@ -319,9 +328,9 @@ mod tests {
     }
 
     #[test]
-    fn only_root_and_our_own_user_may_ask() {
+    fn allows_only_root_and_the_current_user() {
         let own = rustix::process::geteuid().as_raw();
-        assert!(may_ask(0) && may_ask(own));
-        assert!(!may_ask(own + 1));
+        assert!(is_allowed(0) && is_allowed(own));
+        assert!(!is_allowed(own + 1));
     }
 }

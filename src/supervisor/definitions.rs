@@ -1,4 +1,4 @@
-//! The pipelines that are defined, and the changes between two sets of definitions.
+//! Pipeline definitions, and the changes between two sets of definitions.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
@@ -8,7 +8,8 @@ use crate::pipeline::settings::PipelineSettings;
 
 /// The source of pipeline definitions. Calls may block on a file system or a server.
 pub(crate) trait Definitions: Send + 'static {
-    /// The value by which definitions of a pipeline are compared. If it is unchanged, the pipeline keeps running.
+    /// A value that changes with the definition of a pipeline. If the value is unchanged, the
+    /// pipeline keeps running.
     type Definition: PartialEq + Send + 'static;
 
     /// Reads all definitions.
@@ -17,10 +18,11 @@ pub(crate) trait Definitions: Send + 'static {
     /// Returns a message that names the part of the configuration that can't be used.
     fn read(&mut self) -> Result<Reading<Self::Definition>, String>;
 
-    /// Returns whether definitions that do not come from files have changed. Queries the databases whose next poll is due.
+    /// Returns whether definitions that do not come from files have changed. Queries the databases
+    /// whose next poll is due.
     fn have_changed(&mut self) -> bool;
 
-    /// Returns the files that contain definitions, and the folders whose files do.
+    /// Returns the files and folders that contain definitions.
     fn places(&self) -> Vec<PathBuf>;
 }
 
@@ -28,7 +30,8 @@ pub(crate) trait Definitions: Send + 'static {
 #[derive(Debug)]
 pub(crate) struct Reading<D> {
     pub defined: Vec<Defined<D>>,
-    /// The sources that can't be used at the moment, and why. Their pipelines keep their previous definitions.
+    /// The sources that can't be used at the moment, and why. The pipelines from these sources keep
+    /// their previous definitions.
     pub failures: Vec<String>,
 }
 
@@ -37,7 +40,7 @@ pub(crate) struct Reading<D> {
 pub(crate) struct Defined<D> {
     pub settings: PipelineSettings,
     pub definition: D,
-    /// The file, folder or query that the definition comes from, which may define other pipelines too.
+    /// The file, folder or query that contains the definition, and maybe those of other pipelines.
     pub source: String,
 }
 
@@ -48,8 +51,8 @@ pub(super) struct Changes {
     pub changed: Vec<String>,
     pub removed: Vec<String>,
     pub unchanged: usize,
-    /// A source that would lose more pipelines than it keeps. A partially written file, an unmounted folder and a query of
-    /// the wrong table would have the same effect.
+    /// A source from which more pipelines would be removed than kept. The cause may be a partially
+    /// written file, an unmounted folder or a query on the wrong table.
     pub doubtful: Option<SuspectRemoval>,
 }
 
@@ -69,12 +72,12 @@ pub(super) struct Known<'a, D> {
 }
 
 impl Changes {
-    /// Returns the changes that lead from the existing pipelines to `next`.
-    pub(super) fn between<D: PartialEq>(now: &[Known<'_, D>], next: &[Defined<D>]) -> Self {
+    /// Returns the changes from the existing pipelines, `current`, to `next`.
+    pub(super) fn between<D: PartialEq>(current: &[Known<'_, D>], next: &[Defined<D>]) -> Self {
         let mut changes = Self::default();
         for defined in next {
             let name = &defined.settings.name;
-            match now.iter().find(|known| known.name == name) {
+            match current.iter().find(|known| known.name == name) {
                 None => changes.added.push(name.clone()),
                 Some(known) if *known.definition != defined.definition => {
                     changes.changed.push(name.clone());
@@ -82,24 +85,28 @@ impl Changes {
                 Some(_) => changes.unchanged += 1,
             }
         }
-        let stay: HashSet<_> = next.iter().map(|of| of.settings.name.as_str()).collect();
+        let kept: HashSet<_> = next
+            .iter()
+            .map(|defined| defined.settings.name.as_str())
+            .collect();
         let mut sources: BTreeMap<&str, SuspectRemoval> = BTreeMap::new();
-        for known in now {
+        for known in current {
             let source = sources.entry(known.source).or_default();
-            if stay.contains(known.name) {
+            if kept.contains(known.name) {
                 source.left += 1;
             } else {
                 source.removed.push(known.name.to_owned());
                 changes.removed.push(known.name.to_owned());
             }
         }
-        let doubtful = |(_, of): &(&str, SuspectRemoval)| of.removed.len() > of.left;
+        let is_doubtful =
+            |(_, removal): &(&str, SuspectRemoval)| removal.removed.len() > removal.left;
         changes.doubtful = sources
             .into_iter()
-            .find(doubtful)
-            .map(|(source, of)| SuspectRemoval {
+            .find(is_doubtful)
+            .map(|(source, removal)| SuspectRemoval {
                 source: source.to_owned(),
-                ..of
+                ..removal
             });
         changes
     }

@@ -1,4 +1,5 @@
-//! The pipelines of the process. Each runs on its own thread and can be started, stopped and replaced while the others continue.
+//! The pipelines of the process. Each one runs on its own thread, and can be started, stopped and
+//! replaced without affecting the other pipelines.
 
 use std::sync::Arc;
 use std::thread;
@@ -27,7 +28,7 @@ use crate::retention::maintenance;
 use crate::sink::on_demand::OnDemand;
 use crate::sink::stdout::StdoutSink;
 
-/// The way in which a pipeline ended.
+/// How a pipeline ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ended {
     Stopped,
@@ -35,31 +36,31 @@ pub(super) enum Ended {
     Defect,
 }
 
-/// The number of the start that ended, and how it ended.
+/// The number of a pipeline start, and how the started pipeline ended.
 pub(super) type EndedStart = (u64, Ended);
 
-/// Number of pipelines that create their Kafka client at startup, so that problems with it are detected before the first
-/// event. The remaining pipelines create theirs when they need it.
+/// Number of pipelines that create their Kafka client at startup, so that problems with the client
+/// are detected before the first event. The remaining pipelines create a client when they need it.
 const EAGER_PIPELINES: usize = 10;
 
 /// The error returned for requests that arrive during shutdown.
-pub(super) const STOPPING: &str = "walpost is stopping";
+pub(super) const STOPPING: &str = "Walpost is stopping";
 
-/// The result of a request: what was done, or why it was refused.
+/// The result of a request: a description of the completed action, or the reason for a rejection.
 pub(super) type RequestResult = Result<String, String>;
 
 /// All pipelines.
 pub(super) struct Pipelines<D> {
     all: Vec<Entry<D>>,
     registry: Arc<Registry>,
-    endings: mpsc::UnboundedSender<EndedStart>,
+    ended_tx: mpsc::UnboundedSender<EndedStart>,
     /// Number of pipeline starts so far.
     starts: u64,
     is_stopping: bool,
 }
 
 struct Entry<D> {
-    /// The number of the pipeline's latest start. Reports from earlier starts are ignored.
+    /// The number of the pipeline's most recent start. Reports from earlier starts are ignored.
     start: u64,
     settings: PipelineSettings,
     definition: D,
@@ -75,10 +76,10 @@ struct Entry<D> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Running,
-    /// The pipeline is draining; then follows the given step.
+    /// The pipeline is draining; the given step follows.
     Draining(NextStep),
-    /// The pipeline has ended, by itself or on request.
-    Over(Ended),
+    /// The pipeline has ended, on its own or on request.
+    Ended(Ended),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,32 +90,36 @@ enum NextStep {
 }
 
 impl Phase {
-    /// Returns the next step for a pipeline that ended in this phase. `None` if it ended by itself, or if it halted while it
-    /// was being stopped.
+    /// Returns the next step for a pipeline that ended in this phase. `None` if the pipeline ended
+    /// on its own, or halted while it was being stopped.
     fn next_step(self, ended: Ended) -> Option<NextStep> {
         match (self, ended) {
             (Self::Draining(NextStep::Stop), Ended::Halted | Ended::Defect) => None,
             // The new definition may fix the cause of a halt.
             (Self::Draining(then), _) => Some(then),
-            (Self::Running | Self::Over(_), _) => None,
+            (Self::Running | Self::Ended(_), _) => None,
         }
     }
 
-    /// Returns whether a pipeline in this phase keeps running under a new definition. `is_same` tells whether the definition
-    /// is unchanged.
+    /// Returns whether a pipeline in this phase keeps running after a reload. `is_same` is whether
+    /// its definition is unchanged.
     fn continues(self, is_same: bool) -> bool {
-        // A pipeline that was removed and added again has to be restarted.
+        // A pipeline that was removed and added again must be restarted.
         is_same && self != Self::Draining(NextStep::Remove)
     }
 }
 
 impl<D: PartialEq> Pipelines<D> {
-    /// Creates an empty set of pipelines. Pipelines are listed in `registry`, and report to `endings` when they end.
-    pub(super) fn new(registry: Arc<Registry>, endings: mpsc::UnboundedSender<EndedStart>) -> Self {
+    /// Creates an empty set of pipelines. Pipelines are listed in `registry`, and report to
+    /// `ended_tx` when they end.
+    pub(super) fn new(
+        registry: Arc<Registry>,
+        ended_tx: mpsc::UnboundedSender<EndedStart>,
+    ) -> Self {
         Self {
             all: Vec::new(),
             registry,
-            endings,
+            ended_tx,
             starts: 0,
             is_stopping: false,
         }
@@ -122,47 +127,50 @@ impl<D: PartialEq> Pipelines<D> {
 
     /// Returns the changes that applying `next` would make.
     pub(super) fn changes(&self, next: &[Defined<D>]) -> Changes {
-        let is_going = |entry: &&Entry<D>| entry.phase == Phase::Draining(NextStep::Remove);
-        let stay = self.all.iter().filter(|entry| !is_going(entry));
-        let now: Vec<_> = stay
+        let is_removed = |entry: &&Entry<D>| entry.phase == Phase::Draining(NextStep::Remove);
+        let remaining = self.all.iter().filter(|entry| !is_removed(entry));
+        let current: Vec<_> = remaining
             .map(|entry| Known {
                 name: &entry.settings.name,
                 definition: &entry.definition,
                 source: &entry.source,
             })
             .collect();
-        Changes::between(&now, next)
+        Changes::between(&current, next)
     }
 
-    /// Starts pipelines that were added, drains those that were removed, and restarts those that have changed. The others keep
-    /// running.
+    /// Starts added pipelines, drains removed ones, and restarts changed ones. Unchanged pipelines
+    /// keep running.
     pub(super) fn apply(&mut self, next: Vec<Defined<D>>) {
-        let names: Vec<_> = next.iter().map(|of| of.settings.name.clone()).collect();
-        for gone in 0..self.all.len() {
-            let name = &self.all[gone].settings.name;
+        let names: Vec<_> = next
+            .iter()
+            .map(|defined| defined.settings.name.clone())
+            .collect();
+        for index in 0..self.all.len() {
+            let name = &self.all[index].settings.name;
             if !names.contains(name) {
-                let slot = &self.all[gone].settings.target.slot;
-                if self.all[gone].phase == Phase::Draining(NextStep::Remove) {
+                let slot = &self.all[index].settings.target.slot;
+                if self.all[index].phase == Phase::Draining(NextStep::Remove) {
                     continue;
                 }
                 warn!(
                     pipeline = name,
-                    "removed from the configuration: it is stopped, and its slot {slot:?} stays, for which PostgreSQL retains WAL. \
-                     Where it is not needed any more: SELECT pg_catalog.pg_drop_replication_slot('{slot}')"
+                    "the pipeline was removed from the configuration and is being stopped. Its slot {slot:?} is kept, so PostgreSQL \
+                     retains WAL for it. If the slot is no longer needed: SELECT pg_catalog.pg_drop_replication_slot('{slot}')"
                 );
-                self.end_pipeline(gone, NextStep::Remove, None);
+                self.end_pipeline(index, NextStep::Remove, None);
             }
         }
         self.all.retain(|entry| {
-            entry.phase != Phase::Over(Ended::Stopped) || names.contains(&entry.settings.name)
+            entry.phase != Phase::Ended(Ended::Stopped) || names.contains(&entry.settings.name)
         });
         for defined in next {
             let name = &defined.settings.name;
-            let Some(at) = self.position(name) else {
+            let Some(index) = self.position(name) else {
                 self.add(defined);
                 continue;
             };
-            let entry = &mut self.all[at];
+            let entry = &mut self.all[index];
             let is_same = entry.definition == defined.definition;
             entry.source = defined.source;
             if entry.phase.continues(is_same) {
@@ -173,16 +181,16 @@ impl<D: PartialEq> Pipelines<D> {
             if (slot, before.postgres.describe()) != (&now.target.slot, now.postgres.describe()) {
                 warn!(
                     pipeline = before.name,
-                    "has another slot or database from here on: slot {slot:?} in {} stays, for which PostgreSQL retains WAL. Where \
-                     it is not needed any more: SELECT pg_catalog.pg_drop_replication_slot('{slot}')",
+                    "the pipeline now uses another slot or database. Slot {slot:?} in {} is kept, so PostgreSQL retains WAL for it. \
+                     If the slot is no longer needed: SELECT pg_catalog.pg_drop_replication_slot('{slot}')",
                     before.postgres.describe()
                 );
             }
             let waits_for_copy = waits_for_copy(before, now);
             (entry.settings, entry.definition) = (defined.settings, defined.definition);
-            // A pipeline that was stopped by the operator stays stopped until the operator starts it.
+            // A pipeline that the operator has stopped stays stopped until the operator starts it.
             let then = match entry.phase {
-                Phase::Over(Ended::Stopped) | Phase::Draining(NextStep::Stop) => continue,
+                Phase::Ended(Ended::Stopped) | Phase::Draining(NextStep::Stop) => continue,
                 Phase::Running if waits_for_copy => {
                     entry.phase = Phase::Draining(NextStep::Start);
                     entry.orders.send_replace(Order::DrainAfterCopy);
@@ -191,7 +199,7 @@ impl<D: PartialEq> Pipelines<D> {
                 Phase::Draining(NextStep::Start) => continue,
                 _ => NextStep::Start,
             };
-            self.end_pipeline(at, then, None);
+            self.end_pipeline(index, then, None);
         }
         let order = |entry: &Entry<D>| names.iter().position(|name| *name == entry.settings.name);
         self.all
@@ -224,9 +232,9 @@ impl<D: PartialEq> Pipelines<D> {
         self.start(self.all.len() - 1);
     }
 
-    fn start(&mut self, at: usize) {
+    fn start(&mut self, index: usize) {
         self.starts += 1;
-        let entry = &mut self.all[at];
+        let entry = &mut self.all[index];
         entry.settings.log_exposures();
         entry.start = self.starts;
         entry.stats = Arc::new(PipelineStats::new(entry.settings.about()));
@@ -237,10 +245,10 @@ impl<D: PartialEq> Pipelines<D> {
             name: entry.settings.name.clone(),
             start: entry.start,
             stats: Arc::clone(&entry.stats),
-            endings: self.endings.clone(),
-            ending: Ended::Defect,
+            ended_tx: self.ended_tx.clone(),
+            ended: Ended::Defect,
         };
-        let is_eager = at < EAGER_PIPELINES;
+        let is_eager = index < EAGER_PIPELINES;
         spawn(entry.settings.clone(), is_eager, receiver, report);
     }
 
@@ -250,75 +258,76 @@ impl<D: PartialEq> Pipelines<D> {
         self.registry.replace(stats);
     }
 
-    /// Stops a pipeline on request. The result is sent to `waits` once it has stopped.
-    pub(super) fn stop(&mut self, name: &str, waits: oneshot::Sender<RequestResult>) {
-        self.handle_request(name, NextStep::Stop, waits);
+    /// Stops a pipeline on request. The result is sent to `result_tx` after the pipeline has
+    /// stopped.
+    pub(super) fn stop(&mut self, name: &str, result_tx: oneshot::Sender<RequestResult>) {
+        self.handle_request(name, NextStep::Stop, result_tx);
     }
 
-    /// Like [`Self::stop`], but starts the pipeline again afterwards.
-    pub(super) fn restart(&mut self, name: &str, waits: oneshot::Sender<RequestResult>) {
-        self.handle_request(name, NextStep::Start, waits);
+    /// Stops a pipeline on request like [`Self::stop`], and starts it again afterwards.
+    pub(super) fn restart(&mut self, name: &str, result_tx: oneshot::Sender<RequestResult>) {
+        self.handle_request(name, NextStep::Start, result_tx);
     }
 
     /// Starts a pipeline that has halted or was stopped.
-    pub(super) fn start_again(&mut self, name: &str, waits: oneshot::Sender<RequestResult>) {
-        let at = self.position(name);
-        if at.is_some_and(|at| self.all[at].phase == Phase::Running) {
-            let _ = waits.send(Ok(format!("{name} is running already")));
+    pub(super) fn start_again(&mut self, name: &str, result_tx: oneshot::Sender<RequestResult>) {
+        let index = self.position(name);
+        if index.is_some_and(|index| self.all[index].phase == Phase::Running) {
+            let _ = result_tx.send(Ok(format!("{name} is already running")));
             return;
         }
-        self.handle_request(name, NextStep::Start, waits);
+        self.handle_request(name, NextStep::Start, result_tx);
     }
 
     fn handle_request(
         &mut self,
         name: &str,
         then: NextStep,
-        waits: oneshot::Sender<RequestResult>,
+        result_tx: oneshot::Sender<RequestResult>,
     ) {
-        let found = self.position(name).filter(|&at| {
+        let found = self.position(name).filter(|&index| {
             // This pipeline is no longer in the configuration.
-            self.all[at].phase != Phase::Draining(NextStep::Remove)
+            self.all[index].phase != Phase::Draining(NextStep::Remove)
         });
         let refused = match found {
             _ if self.is_stopping => STOPPING.to_owned(),
-            Some(at) => {
+            Some(index) => {
                 info!(
                     pipeline = name,
                     "{} on request",
                     match then {
                         NextStep::Stop | NextStep::Remove => "stopping",
-                        NextStep::Start => "starting again",
+                        NextStep::Start => "restarting",
                     }
                 );
-                return self.end_pipeline(at, then, Some(waits));
+                return self.end_pipeline(index, then, Some(result_tx));
             }
             None => format!(
-                "there is no pipeline {name:?}; there are: {}",
+                "pipeline {name:?} does not exist; available pipelines: {}",
                 self.joined_names()
             ),
         };
-        let _ = waits.send(Err(refused));
+        let _ = result_tx.send(Err(refused));
     }
 
     fn joined_names(&self) -> String {
         let names: Vec<_> = self
             .all
             .iter()
-            .map(|of| of.settings.name.as_str())
+            .map(|entry| entry.settings.name.as_str())
             .collect();
         names.join(", ")
     }
 
-    /// Ends the pipeline if it has not ended yet, then takes the step `then`.
+    /// Ends the pipeline if it has not ended yet, and then performs the step `then`.
     fn end_pipeline(
         &mut self,
-        at: usize,
+        index: usize,
         then: NextStep,
-        waits: Option<oneshot::Sender<RequestResult>>,
+        result_tx: Option<oneshot::Sender<RequestResult>>,
     ) {
-        let entry = &mut self.all[at];
-        entry.waiting.extend(waits);
+        let entry = &mut self.all[index];
+        entry.waiting.extend(result_tx);
         match entry.phase {
             Phase::Running | Phase::Draining(_) => {
                 entry.phase = Phase::Draining(then);
@@ -327,61 +336,63 @@ impl<D: PartialEq> Pipelines<D> {
                     NextStep::Start | NextStep::Remove => Order::Drain,
                 });
             }
-            Phase::Over(_) => self.take_step(at, then),
+            Phase::Ended(_) => self.perform_step(index, then),
         }
     }
 
-    /// Takes the step `then` after the pipeline has ended, and answers the requests that waited for it.
-    fn take_step(&mut self, at: usize, then: NextStep) {
-        let entry = &mut self.all[at];
+    /// Performs the step `then` after the pipeline has ended, and sends the result to the waiting
+    /// requests.
+    fn perform_step(&mut self, index: usize, then: NextStep) {
+        let entry = &mut self.all[index];
         let name = entry.settings.name.clone();
         let waiting = std::mem::take(&mut entry.waiting);
-        let said = match then {
+        let result = match then {
             NextStep::Stop => {
-                entry.phase = Phase::Over(Ended::Stopped);
+                entry.phase = Phase::Ended(Ended::Stopped);
                 entry.stats.entered(State::Stopped);
                 format!(
-                    "{name} is stopped, until it is started again or walpost is. Meanwhile PostgreSQL retains WAL for its slot \
-                     {:?}",
+                    "{name} has stopped, and stays stopped until you start it again or restart Walpost. Meanwhile, PostgreSQL retains \
+                     WAL for its slot {:?}",
                     entry.settings.target.slot
                 )
             }
             NextStep::Start => {
-                self.start(at);
+                self.start(index);
                 self.publish();
-                format!("{name} is started; its counters begin again at 0")
+                format!("{name} has started; its counters were reset to 0")
             }
             NextStep::Remove => {
-                // The caller removes the entry, because it may be iterating over all of them.
-                entry.phase = Phase::Over(Ended::Stopped);
+                // The caller removes the entry, because the caller may be iterating over all
+                // entries.
+                entry.phase = Phase::Ended(Ended::Stopped);
                 format!("{name} was removed from the configuration")
             }
         };
-        for waits in waiting {
-            let _ = waits.send(Ok(said.clone()));
+        for result_tx in waiting {
+            let _ = result_tx.send(Ok(result.clone()));
         }
     }
 
     /// Handles the end of a pipeline.
     pub(super) fn handle_ended(&mut self, (start, ended): EndedStart) {
-        let Some(at) = self.all.iter().position(|entry| entry.start == start) else {
+        let Some(index) = self.all.iter().position(|entry| entry.start == start) else {
             return;
         };
-        let entry = &mut self.all[at];
-        let phase = std::mem::replace(&mut entry.phase, Phase::Over(ended));
+        let entry = &mut self.all[index];
+        let phase = std::mem::replace(&mut entry.phase, Phase::Ended(ended));
         match phase.next_step(ended) {
             Some(NextStep::Remove) => {
-                self.take_step(at, NextStep::Remove);
-                self.all.remove(at);
+                self.perform_step(index, NextStep::Remove);
+                self.all.remove(index);
                 self.publish();
             }
-            Some(then) => self.take_step(at, then),
+            Some(then) => self.perform_step(index, then),
             None if ended == Ended::Stopped => {}
             None => {
                 let name = entry.settings.name.clone();
-                for waits in std::mem::take(&mut entry.waiting) {
-                    let why = format!("{name} has halted while it was stopped: see the log");
-                    let _ = waits.send(Err(why));
+                for result_tx in std::mem::take(&mut entry.waiting) {
+                    let reason = format!("{name} halted while it was being stopped: see the log");
+                    let _ = result_tx.send(Err(reason));
                 }
             }
         }
@@ -403,26 +414,27 @@ impl<D: PartialEq> Pipelines<D> {
         self.is_stopping
     }
 
-    /// Returns whether no pipeline is left that could run again. Before shutdown, a pipeline stopped by the operator counts
-    /// as one that could, because it can be started again.
+    /// Returns whether all pipelines have ended, so that the process can exit. Before shutdown, a
+    /// pipeline that the operator has stopped does not count as ended, because it can be started
+    /// again.
     pub(super) fn all_ended(&self) -> bool {
         let mut all = self.all.iter();
         match self.is_stopping {
-            true => all.all(|entry| matches!(entry.phase, Phase::Over(_))),
+            true => all.all(|entry| matches!(entry.phase, Phase::Ended(_))),
             false => {
                 !self.all.is_empty()
                     && all.all(|entry| {
-                        matches!(entry.phase, Phase::Over(Ended::Halted | Ended::Defect))
+                        matches!(entry.phase, Phase::Ended(Ended::Halted | Ended::Defect))
                     })
             }
         }
     }
 
-    /// Returns the outcome of the process.
+    /// Returns the exit status of the process.
     pub(super) fn exit(&self) -> Exit {
         let has = |ended| {
             let mut all = self.all.iter();
-            all.any(|entry| entry.phase == Phase::Over(ended))
+            all.any(|entry| entry.phase == Phase::Ended(ended))
         };
         match () {
             () if has(Ended::Halted) => Exit::Halted,
@@ -433,22 +445,22 @@ impl<D: PartialEq> Pipelines<D> {
 
     /// Returns the name and state of each pipeline.
     pub(super) fn list(&self) -> Vec<(String, &'static str)> {
-        let at = |entry: &Entry<D>| {
+        let name_and_state = |entry: &Entry<D>| {
             let state = entry.stats.lifecycle_snapshot().state;
             (entry.settings.name.clone(), state.name())
         };
-        self.all.iter().map(at).collect()
+        self.all.iter().map(name_and_state).collect()
     }
 }
 
-/// Returns whether the sink has to exist before the first record. With exactly-once delivery, the sink's first transaction
-/// takes over from earlier producers.
-fn needs_sink_at_once(delivery: &Delivery) -> bool {
+/// Returns whether the sink must exist before the first record. With exactly-once delivery, the
+/// sink fences earlier producers when it begins its first transaction.
+fn needs_eager_sink(delivery: &Delivery) -> bool {
     *delivery != Delivery::AtLeastOnce
 }
 
-/// Returns whether a copy of older rows has to finish under the definition `before`, because under `now` it would start over
-/// or could not be resumed.
+/// Returns whether a copy of older rows must finish with the settings `before`, because with the
+/// settings `now` the copy would start over or could not be resumed.
 fn waits_for_copy(before: &PipelineSettings, now: &PipelineSettings) -> bool {
     let has_same_slot = before.target.slot == now.target.slot
         && before.postgres.describe() == now.postgres.describe();
@@ -472,7 +484,7 @@ fn spawn(
         match run_one(&settings, is_eager, orders.clone(), Arc::clone(&stats)) {
             Ok(()) => {
                 stats.entered(State::Stopped);
-                report.ending = Ended::Stopped;
+                report.ended = Ended::Stopped;
                 drop(report);
                 if *orders.borrow() == Order::Pause {
                     watch_ended(&settings, stats, orders);
@@ -481,12 +493,13 @@ fn spawn(
             Err(reason) => {
                 let reason = reason.message(&settings.target.commands);
                 error!(pipeline = settings.name, "halted: {reason}");
-                // Recorded before the report is dropped, because the process may exit after that.
+                // Record the halt before dropping the report, because the process may exit after
+                // that.
                 if let Ok(runtime) = runtime() {
                     runtime.block_on(record_halt(&settings, &reason));
                     runtime.shutdown_background();
                 }
-                report.ending = Ended::Halted;
+                report.ended = Ended::Halted;
                 drop(report);
                 watch_ended(&settings, stats, orders);
             }
@@ -495,7 +508,7 @@ fn spawn(
     if let Err(reason) = spawned {
         error!(
             pipeline = name,
-            "the pipeline's thread can't be started: {reason}"
+            "failed to start the pipeline's thread: {reason}"
         );
     }
 }
@@ -508,12 +521,12 @@ fn run_one(
 ) -> Result<(), PipelineError> {
     let runtime = runtime().map_err(|error| PipelineError::Connection(error.into()))?;
     let result = runtime.block_on(run_into_sink(settings, is_eager, orders, stats));
-    // A metadata query may still be running on one of the runtime's threads; don't wait for it.
+    // Don't wait for a metadata query that may still be running on a thread of the runtime.
     runtime.shutdown_background();
     result
 }
 
-/// Runs the pipeline with the sink named in its settings, and maintains its table concurrently.
+/// Runs the pipeline with the sink from its settings, and maintains its table concurrently.
 async fn run_into_sink(
     settings: &PipelineSettings,
     is_eager: bool,
@@ -529,7 +542,7 @@ async fn run_into_sink(
         }
         Some(producer) => {
             let (limit, seen) = (BatchLimit::default(), SeenTopics::default());
-            let is_eager = is_eager || needs_sink_at_once(&settings.delivery);
+            let is_eager = is_eager || needs_eager_sink(&settings.delivery);
             let make = |deliveries: Arc<Deliveries>, batching: &Batching| {
                 let (producer, batching) = (&producer, batching.clone());
                 let (limit, seen) = (&limit, &seen);
@@ -538,8 +551,8 @@ async fn run_into_sink(
                     KafkaSink::for_pipeline(producer, &batching, limit, seen, deliveries)
                 };
                 Ok(match is_eager {
-                    true => OnDemand::at_once(make()?),
-                    false => OnDemand::later(make),
+                    true => OnDemand::eager(make()?),
+                    false => OnDemand::lazy(make),
                 })
             };
             pipeline::run(settings, postgres, orders, stats, make).await
@@ -547,8 +560,8 @@ async fn run_into_sink(
     }
 }
 
-/// Monitors an ended pipeline until it is started again or removed, or until the process exits, which happens when no
-/// pipeline is left.
+/// Monitors a pipeline that has ended, until the pipeline is started again or removed. The process
+/// exits when all pipelines have ended.
 fn watch_ended(
     settings: &PipelineSettings,
     stats: Arc<PipelineStats>,
@@ -567,24 +580,24 @@ fn watch_ended(
         }
         Err(reason) => warn!(
             pipeline = settings.name,
-            "the slot of the pipeline, which has ended, is not monitored: {reason}"
+            "the pipeline has ended, and its slot is not monitored: {reason}"
         ),
     }
 }
 
-/// Reports how a pipeline ended when dropped, including when its thread panics.
+/// When dropped, reports how a pipeline ended, even if its thread panics.
 struct Report {
     name: String,
     start: u64,
     stats: Arc<PipelineStats>,
-    endings: mpsc::UnboundedSender<EndedStart>,
-    ending: Ended,
+    ended_tx: mpsc::UnboundedSender<EndedStart>,
+    ended: Ended,
 }
 
 impl Drop for Report {
     fn drop(&mut self) {
         if thread::panicking() {
-            const DEFECT: &str = "stopped by a defect in walpost; please report it";
+            const DEFECT: &str = "stopped because of a bug in Walpost; please report it";
             error!(pipeline = self.name, "{DEFECT}");
             self.stats.entered(State::Halted);
             let remedy = Remedy::Halt.describe();
@@ -592,7 +605,7 @@ impl Drop for Report {
                 .failed(ErrorKind::Defect, DEFECT.to_owned(), remedy);
         }
         // Sending fails only while the process is exiting.
-        let _ = self.endings.send((self.start, self.ending));
+        let _ = self.ended_tx.send((self.start, self.ended));
     }
 }
 
@@ -609,7 +622,7 @@ mod tests {
     }
 
     #[test]
-    fn ended_pipeline_performs_the_requested_step() {
+    fn performs_the_requested_step_when_a_pipeline_ends() {
         use Ended::{Defect, Halted, Stopped};
         use NextStep::{Remove, Start, Stop};
         for (then, ended, expected) in [
@@ -619,7 +632,7 @@ mod tests {
             (Remove, Stopped, Some(Remove)),
             (Remove, Halted, Some(Remove)),
             (Stop, Stopped, Some(Stop)),
-            // The pipeline is halted, not stopped, and counts as halted.
+            // The pipeline has halted, so it does not count as stopped.
             (Stop, Halted, None),
             (Stop, Defect, None),
         ] {
@@ -632,23 +645,23 @@ mod tests {
     }
 
     #[test]
-    fn pipeline_that_is_added_again_while_it_is_removed_starts_again() {
+    fn restarts_a_pipeline_that_is_added_again_during_its_removal() {
         assert!(!Phase::Draining(NextStep::Remove).continues(true));
         for phase in [
             Phase::Running,
             Phase::Draining(NextStep::Start),
             Phase::Draining(NextStep::Stop),
-            Phase::Over(Ended::Halted),
+            Phase::Ended(Ended::Halted),
         ] {
             assert!(phase.continues(true), "{phase:?}");
             assert!(!phase.continues(false), "{phase:?}");
         }
     }
 
-    /// A sink that is created with the first record could not take over from an earlier producer's transactions.
+    /// A sink that is created for the first record could not fence earlier producers before that.
     #[test]
-    fn exactly_once_has_its_sink_from_the_beginning() {
-        assert!(needs_sink_at_once(&exactly_once()));
-        assert!(!needs_sink_at_once(&Delivery::AtLeastOnce));
+    fn creates_the_sink_at_startup_for_exactly_once() {
+        assert!(needs_eager_sink(&exactly_once()));
+        assert!(!needs_eager_sink(&Delivery::AtLeastOnce));
     }
 }

@@ -1,4 +1,4 @@
-//! Reports the state of the process to systemd, if systemd requests it: `sd_notify(3)`.
+//! Reports the state of the process to systemd, if systemd requests it; see `sd_notify(3)`.
 
 use std::env;
 use std::ffi::OsStr;
@@ -19,12 +19,13 @@ use crate::observe::registry::Registry;
 use crate::observe::status::{PipelineStatus, Status};
 use crate::pipeline::order::Order;
 
-/// How often the state is checked for news to report.
+/// How often to check whether there is a change to report.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Minimum interval between changes of the status line.
 const STATUS_INTERVAL_MIN: Duration = Duration::from_secs(5);
-/// Startup counts as complete after this time even if servers are unavailable. Such outages end without intervention, and the
-/// command that starts the service should not wait for them.
+/// Startup counts as complete after this time even if servers are unavailable. Walpost recovers
+/// from such outages by itself, so the command that starts the service should not wait for their
+/// end.
 const STARTUP_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum length of the status line.
 const STATUS_CHARS_MAX: usize = 200;
@@ -39,7 +40,8 @@ pub(super) struct Systemd {
 }
 
 impl Systemd {
-    /// Creates a connection from the environment variables, or returns `None` if systemd did not request notifications.
+    /// Creates a connection according to the environment variables, or returns `None` if systemd
+    /// did not request notifications.
     pub(super) fn from_env() -> Option<Self> {
         let address = env::var_os("NOTIFY_SOCKET")?;
         let number = |name| env::var(name).ok()?.parse::<u64>().ok();
@@ -64,21 +66,21 @@ impl Systemd {
         registry: Arc<Registry>,
         mut orders: watch::Receiver<Order>,
     ) {
-        let mut news = News::new(self.watchdog, Instant::now());
-        let look = self
+        let mut reporter = Reporter::new(self.watchdog, Instant::now());
+        let poll_interval = self
             .watchdog
-            .map_or(POLL_INTERVAL, |every| POLL_INTERVAL.min(every / 2));
-        let mut interval = tokio::time::interval(look.max(Duration::from_millis(10)));
+            .map_or(POLL_INTERVAL, |timeout| POLL_INTERVAL.min(timeout / 2));
+        let mut interval = tokio::time::interval(poll_interval.max(Duration::from_millis(10)));
         let mut stopping = false;
         loop {
             tokio::select! {
                 _ = interval.tick() => {}
-                () = is_to_drain(&mut orders), if !stopping => {
+                () = wait_for_drain(&mut orders), if !stopping => {
                     stopping = true;
                     self.send("STOPPING=1\nSTATUS=stopping\n");
                 }
             }
-            let message = news.message(&registry.status(), stopping, Instant::now());
+            let message = reporter.next_message(&registry.status(), stopping, Instant::now());
             if !message.is_empty() {
                 self.send(&message);
             }
@@ -86,7 +88,8 @@ impl Systemd {
     }
 
     fn send(&self, message: &str) {
-        // Failures are logged at debug level only. They affect nothing else, and would otherwise fill the log.
+        // Failures have no other effect, and are logged at debug level so that they don't fill the
+        // log.
         let sent = self.socket.send_to_addr(message.as_bytes(), &self.address);
         if let Err(error) = sent {
             debug!(%error, "sd_notify failed");
@@ -94,12 +97,12 @@ impl Systemd {
     }
 }
 
-async fn is_to_drain(orders: &mut watch::Receiver<Order>) {
+async fn wait_for_drain(orders: &mut watch::Receiver<Order>) {
     // An error means that the process is exiting.
     let _ = orders.wait_for(|order| *order == Order::Drain).await;
 }
 
-/// Opens the socket. A name that begins with `@` is in the abstract namespace and has no file.
+/// Opens the socket. A name that starts with `@` is in the abstract namespace, without a file.
 fn open_socket(address: &OsStr) -> io::Result<(UnixDatagram, SocketAddr)> {
     let address = match address.as_bytes().strip_prefix(b"@") {
         Some(name) => SocketAddr::from_abstract_name(name)?,
@@ -110,30 +113,32 @@ fn open_socket(address: &OsStr) -> io::Result<(UnixDatagram, SocketAddr)> {
     Ok((socket, address))
 }
 
-/// What has been reported so far. Pure.
+/// Determines the next message to systemd, depending on the previous ones. Pure.
 #[derive(Debug)]
-struct News {
-    began: Instant,
+struct Reporter {
+    started_at: Instant,
     is_ready: bool,
+    /// The last status line, and when it was last compared with the current state.
     status: Option<(String, Instant)>,
     /// The interval between watchdog notifications, and when the next one is due.
-    alive: Option<(Duration, Instant)>,
+    watchdog: Option<(Duration, Instant)>,
 }
 
-impl News {
-    fn new(watchdog: Option<Duration>, now: Instant) -> Self {
+impl Reporter {
+    fn new(watchdog_timeout: Option<Duration>, now: Instant) -> Self {
         Self {
-            began: now,
+            started_at: now,
             is_ready: false,
             status: None,
-            alive: watchdog.map(|every| (every / 2, now)),
+            watchdog: watchdog_timeout.map(|timeout| (timeout / 2, now)),
         }
     }
 
-    /// Returns the next message to send, or an empty string if there is none.
-    fn message(&mut self, status: &Status, stopping: bool, now: Instant) -> String {
+    /// Returns the next message to send, or an empty string if no message is due.
+    fn next_message(&mut self, status: &Status, stopping: bool, now: Instant) -> String {
         let mut message = String::new();
-        if !self.is_ready && !stopping && is_started(status, now.duration_since(self.began)) {
+        let elapsed = now.duration_since(self.started_at);
+        if !self.is_ready && !stopping && is_startup_complete(status, elapsed) {
             self.is_ready = true;
             self.status = None;
             message += "READY=1\n";
@@ -143,64 +148,71 @@ impl News {
             .as_ref()
             .is_none_or(|(_, at)| now.duration_since(*at) >= STATUS_INTERVAL_MIN);
         if is_due && !stopping {
-            let line = line(status);
+            let line = status_line(status);
             if self.status.as_ref().is_none_or(|(last, _)| *last != line) {
                 message += &format!("STATUS={line}\n");
             }
             self.status = Some((line, now));
         }
-        if let Some((every, due)) = &mut self.alive
+        if let Some((interval, due)) = &mut self.watchdog
             && now >= *due
-            && turns(status)
+            && !is_any_stalled(status)
         {
-            *due = now + *every;
+            *due = now + *interval;
             message += "WATCHDOG=1\n";
         }
         message
     }
 }
 
-/// Returns whether startup is complete: every pipeline has streamed, stands by, or is retrying. If all have halted, the
-/// process exits, so startup never completes.
-fn is_started(status: &Status, lasts: Duration) -> bool {
-    let of = |state| move |pipeline: &PipelineStatus| pipeline.state == state;
+/// Returns whether startup is complete: every pipeline has streamed, stands by, or is retrying. If
+/// all pipelines have halted, startup never completes, because the process exits.
+fn is_startup_complete(status: &Status, elapsed: Duration) -> bool {
+    let is_in = |state| move |pipeline: &PipelineStatus| pipeline.state == state;
     let pipelines = &status.pipelines;
-    (pipelines.is_empty() || !pipelines.iter().all(of(State::Halted)))
-        && (lasts >= STARTUP_TIMEOUT || !pipelines.iter().any(of(State::Starting)))
+    (pipelines.is_empty() || !pipelines.iter().all(is_in(State::Halted)))
+        && (elapsed >= STARTUP_TIMEOUT || !pipelines.iter().any(is_in(State::Starting)))
 }
 
-/// Returns whether no pipeline's event loop is stalled.
-fn turns(status: &Status) -> bool {
-    let hangs = |pipeline: &PipelineStatus| {
+/// Returns whether the event loop of a pipeline is stalled.
+fn is_any_stalled(status: &Status) -> bool {
+    let is_stalled = |pipeline: &PipelineStatus| {
         let mut problems = pipeline.problems.iter();
-        problems.any(|seen| seen.problem.kind == Kind::EventLoopStalled)
+        problems.any(|found| found.problem.kind == Kind::EventLoopStalled)
     };
-    !status.pipelines.iter().any(hangs)
+    status.pipelines.iter().any(is_stalled)
 }
 
 /// Formats the state of the process as one line.
-fn line(status: &Status) -> String {
+fn status_line(status: &Status) -> String {
     let pipelines = &status.pipelines;
-    let count = |state| pipelines.iter().filter(|of| of.state == state).count();
+    let count = |state| {
+        let in_state = pipelines.iter().filter(|pipeline| pipeline.state == state);
+        in_state.count()
+    };
     let all = pipelines.len();
-    let mut line = format!("{} of {all} pipelines stream", count(State::Streaming));
+    let mut line = format!("{} of {all} pipelines streaming", count(State::Streaming));
     match count(State::StandingBy) {
         0 => {}
-        n => line += &format!(", {n} stand by"),
+        n => line += &format!(", {n} standing by"),
     }
-    let behind = pipelines.iter().filter_map(|of| of.lag.seconds);
-    let behind = behind.fold(0.0, f64::max);
-    if behind >= 1.0 {
-        line += &format!(", {behind:.0} s behind");
+    let lags = pipelines.iter().filter_map(|pipeline| pipeline.lag.seconds);
+    let lag = lags.fold(0.0, f64::max);
+    if lag >= 1.0 {
+        line += &format!(", lag {lag:.0} s");
     }
-    let wrong = pipelines.iter().find_map(|of| {
-        let problem = of.problems.first().map(|seen| &seen.problem.what);
-        Some((&of.about.name, problem.or(of.not_ready.as_ref())?))
+    let first_problem = pipelines.iter().find_map(|pipeline| {
+        let problem = pipeline.problems.first().map(|found| &found.problem.what);
+        Some((
+            &pipeline.about.name,
+            problem.or(pipeline.not_ready.as_ref())?,
+        ))
     });
-    if let Some((name, what)) = wrong {
+    if let Some((name, what)) = first_problem {
         line += &format!("; {name}: {what}");
     }
-    // A line feed would end the value, and the text after it could set another variable such as MAINPID.
+    // A line feed would end the value, and the text after the line feed could set another variable,
+    // such as MAINPID.
     Escaped(line)
         .to_string()
         .chars()
@@ -236,77 +248,85 @@ mod tests {
         status
     }
 
-    fn is_started_after(states: &[State], seconds: u64) -> bool {
-        is_started(&status(states), Duration::from_secs(seconds))
+    fn is_complete_after(states: &[State], seconds: u64) -> bool {
+        is_startup_complete(&status(states), Duration::from_secs(seconds))
     }
 
     #[test]
-    fn startup_completes_when_every_pipeline_streams_stands_by_or_waits() {
+    fn completes_startup_when_every_pipeline_streams_stands_by_or_retries() {
         use State::{Halted, Reconnecting, StandingBy, Starting, Streaming};
-        assert!(is_started_after(&[Streaming, StandingBy], 0));
-        assert!(is_started_after(&[Streaming, Reconnecting, Halted], 0));
-        assert!(!is_started_after(&[Streaming, Starting], 29));
-        assert!(is_started_after(&[Streaming, Starting], 30));
-        assert!(!is_started_after(&[Halted, Halted], 60));
+        assert!(is_complete_after(&[Streaming, StandingBy], 0));
+        assert!(is_complete_after(&[Streaming, Reconnecting, Halted], 0));
+        assert!(!is_complete_after(&[Streaming, Starting], 29));
+        assert!(is_complete_after(&[Streaming, Starting], 30));
+        assert!(!is_complete_after(&[Halted, Halted], 60));
     }
 
     #[test]
-    fn ready_is_sent_once_and_the_status_line_when_it_changes() {
-        let began = Instant::now();
-        let at = |seconds| began + Duration::from_secs(seconds);
-        let mut news = News::new(None, began);
+    fn sends_ready_once_and_the_status_line_when_it_changes() {
+        let started_at = Instant::now();
+        let at = |seconds| started_at + Duration::from_secs(seconds);
+        let mut reporter = Reporter::new(None, started_at);
         let starting = status(&[State::Starting]);
         assert_eq!(
-            news.message(&starting, false, at(0)),
-            "STATUS=0 of 1 pipelines stream; orders: starting: it has not streamed yet\n"
+            reporter.next_message(&starting, false, at(0)),
+            "STATUS=0 of 1 pipelines streaming; orders: starting: streaming has not begun yet\n"
         );
         let streaming = status(&[State::Streaming]);
         assert_eq!(
-            news.message(&streaming, false, at(1)),
-            "READY=1\nSTATUS=1 of 1 pipelines stream\n"
+            reporter.next_message(&streaming, false, at(1)),
+            "READY=1\nSTATUS=1 of 1 pipelines streaming\n"
         );
-        assert_eq!(news.message(&streaming, false, at(7)), "");
+        assert_eq!(reporter.next_message(&streaming, false, at(7)), "");
         let stuck = with_problem(Kind::DeliveryStuck, "stuck\nREADY=1");
-        assert_eq!(news.message(&stuck, false, at(8)), "", "not so often");
         assert_eq!(
-            news.message(&stuck, false, at(12)),
-            "STATUS=1 of 1 pipelines stream; orders: stuck\\nREADY=1\n"
+            reporter.next_message(&stuck, false, at(8)),
+            "",
+            "within the minimum interval"
         );
-        assert_eq!(news.message(&streaming, true, at(60)), "", "it stops");
+        assert_eq!(
+            reporter.next_message(&stuck, false, at(12)),
+            "STATUS=1 of 1 pipelines streaming; orders: stuck\\nREADY=1\n"
+        );
+        assert_eq!(
+            reporter.next_message(&streaming, true, at(60)),
+            "",
+            "stopping"
+        );
     }
 
     #[test]
-    fn sign_of_life_comes_twice_in_its_time_and_not_from_a_session_that_hangs() {
-        let began = Instant::now();
-        let at = |seconds| began + Duration::from_secs(seconds);
-        let mut news = News::new(Some(Duration::from_secs(60)), began);
-        let well = status(&[State::Streaming]);
-        let hung = with_problem(Kind::EventLoopStalled, "event loop stalled for 61 s");
-        let mut is_alive = |status: &Status, second| {
-            let message = news.message(status, false, at(second));
+    fn sends_watchdog_messages_twice_per_timeout_unless_an_event_loop_is_stalled() {
+        let started_at = Instant::now();
+        let at = |seconds| started_at + Duration::from_secs(seconds);
+        let mut reporter = Reporter::new(Some(Duration::from_secs(60)), started_at);
+        let healthy = status(&[State::Streaming]);
+        let stalled = with_problem(Kind::EventLoopStalled, "event loop stalled for 61 s");
+        let mut sends_watchdog = |status: &Status, second| {
+            let message = reporter.next_message(status, false, at(second));
             message.contains("WATCHDOG=1\n")
         };
-        assert!(is_alive(&well, 0));
-        assert!(!is_alive(&well, 29));
-        assert!(is_alive(&well, 30));
-        assert!(!is_alive(&hung, 60));
-        assert!(!is_alive(&hung, 120));
-        assert!(is_alive(&well, 121));
-        // A pipeline that is waiting for Kafka is still alive.
+        assert!(sends_watchdog(&healthy, 0));
+        assert!(!sends_watchdog(&healthy, 29));
+        assert!(sends_watchdog(&healthy, 30));
+        assert!(!sends_watchdog(&stalled, 60));
+        assert!(!sends_watchdog(&stalled, 120));
+        assert!(sends_watchdog(&healthy, 121));
+        // The event loop of a pipeline that waits for Kafka is not stalled.
         let stuck = with_problem(Kind::DeliveryStuck, "stuck");
-        assert!(is_alive(&stuck, 151));
+        assert!(sends_watchdog(&stuck, 151));
     }
 
     #[test]
-    fn abstract_name_is_an_address() {
+    fn opens_a_socket_with_an_abstract_name() {
         let name = format!("walpost-test-{}", std::process::id());
         let address = SocketAddr::from_abstract_name(&name).expect("an address");
-        let there = UnixDatagram::bind_addr(&address).expect("a socket");
-        let (here, address) = open_socket(OsStr::new(&format!("@{name}"))).expect("a socket");
-        here.send_to_addr(b"READY=1\n", &address).expect("sent");
-        let mut found = [0; 32];
-        let length = there.recv(&mut found).expect("received");
-        assert_eq!(&found[..length], b"READY=1\n");
+        let receiver = UnixDatagram::bind_addr(&address).expect("a socket");
+        let (sender, address) = open_socket(OsStr::new(&format!("@{name}"))).expect("a socket");
+        sender.send_to_addr(b"READY=1\n", &address).expect("sent");
+        let mut received = [0; 32];
+        let length = receiver.recv(&mut received).expect("received");
+        assert_eq!(&received[..length], b"READY=1\n");
         assert!(open_socket(OsStr::new(&format!("/{}", "x".repeat(200)))).is_err());
     }
 }

@@ -5,76 +5,82 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// How often files are checked. A file that has not changed since the previous check is considered complete.
+/// How often files are checked. A file that has not changed since the previous check counts as
+/// complete.
 pub(super) const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The metadata of a file or folder, or `None` if it does not exist.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct FileVersion {
     path: PathBuf,
-    /// Device, inode, size, and the times of the last change of content (mtime) and of content or metadata (ctime).
-    seen: Option<(u64, u64, u64, [i64; 4])>,
+    /// Device, inode, size, and the times of the last change of the content (mtime) and of the
+    /// content or metadata (ctime).
+    metadata: Option<(u64, u64, u64, [i64; 4])>,
 }
 
-/// Files and folders, and the metadata that they and the folders' files had when they were read.
+/// Files and folders, and the metadata of these and of the files in the folders when they were
+/// read.
 #[derive(Debug, Default)]
 pub(crate) struct WatchedFiles {
     paths: Vec<PathBuf>,
-    taken: Vec<FileVersion>,
-    /// The changed metadata seen by the last check.
+    captured: Vec<FileVersion>,
+    /// The metadata at the last check, if it differs from `captured`.
     changed: Option<Vec<FileVersion>>,
 }
 
 impl WatchedFiles {
-    /// Captures the current metadata. Call this before reading the files, so that no change is missed.
+    /// Captures the current metadata. Must be called before reading the files, so that no change is
+    /// missed.
     pub(crate) fn capture(paths: Vec<PathBuf>) -> Self {
         Self {
-            taken: marks(&paths),
+            captured: versions(&paths),
             paths,
             changed: None,
         }
     }
 
-    /// Returns whether the files have changed since they were read, but not since the previous check. Call this once every
-    /// [`POLL_INTERVAL`].
+    /// Returns whether the files have changed since they were read, but not since the previous
+    /// check. Must be called once every [`POLL_INTERVAL`].
     pub(super) fn have_changed(&mut self) -> bool {
-        let now = marks(&self.paths);
-        if now == self.taken {
+        let current = versions(&self.paths);
+        if current == self.captured {
             self.changed = None;
             return false;
         }
-        if self.changed.as_ref() != Some(&now) {
-            self.changed = Some(now);
+        if self.changed.as_ref() != Some(&current) {
+            self.changed = Some(current);
             return false;
         }
-        self.taken = now;
+        self.captured = current;
         self.changed = None;
         true
     }
 }
 
-fn marks(places: &[PathBuf]) -> Vec<FileVersion> {
-    let mut marks = Vec::new();
-    for place in places {
-        marks.push(mark(place));
-        let Ok(folder) = fs::read_dir(place) else {
+fn versions(paths: &[PathBuf]) -> Vec<FileVersion> {
+    let mut versions = Vec::new();
+    for path in paths {
+        versions.push(version(path));
+        let Ok(folder) = fs::read_dir(path) else {
             continue;
         };
-        let mut inside: Vec<_> = folder.flatten().map(|entry| entry.path()).collect();
-        inside.sort_unstable();
-        marks.extend(inside.iter().map(|path| mark(path)));
+        let mut files: Vec<_> = folder.flatten().map(|entry| entry.path()).collect();
+        files.sort_unstable();
+        versions.extend(files.iter().map(|path| version(path)));
     }
-    marks
+    versions
 }
 
-/// Returns a file's metadata, following symbolic links: Kubernetes updates all files of a ConfigMap by replacing one link.
-fn mark(path: &Path) -> FileVersion {
-    let seen = |file: Metadata| {
+/// Returns a file's metadata. Follows symbolic links, because Kubernetes updates all files of a
+/// ConfigMap by replacing one link.
+fn version(path: &Path) -> FileVersion {
+    let identify = |file: Metadata| {
         (
             file.dev(),
             file.ino(),
             file.size(),
-            // ctime also detects that the mode of a file that other users could write has been corrected.
+            // ctime also changes when the mode of a file is corrected so that other users can no
+            // longer write to the file.
             [
                 file.mtime(),
                 file.mtime_nsec(),
@@ -85,7 +91,7 @@ fn mark(path: &Path) -> FileVersion {
     };
     FileVersion {
         path: path.to_owned(),
-        seen: fs::metadata(path).ok().map(seen),
+        metadata: fs::metadata(path).ok().map(identify),
     }
 }
 
@@ -94,41 +100,41 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_that_have_changed_are_noticed_once_they_stay_as_they_are() {
+    fn reports_changed_files_once_they_are_no_longer_being_written() {
         let folder = tempfile::tempdir().expect("a folder");
         let (file, inside) = (folder.path().join("a.toml"), folder.path().join("d"));
         fs::create_dir(&inside).expect("a folder");
         let all = [file.clone(), inside.clone()];
-        let mut places = WatchedFiles::capture(all.to_vec());
-        assert!(!places.have_changed());
+        let mut watched = WatchedFiles::capture(all.to_vec());
+        assert!(!watched.have_changed());
         fs::write(&file, "1").expect("a file");
-        assert!(!places.have_changed(), "it can be half written");
+        assert!(!watched.have_changed(), "may be incomplete");
         fs::write(&file, "12").expect("a file");
-        assert!(!places.have_changed(), "it is being written");
-        assert!(places.have_changed());
-        assert!(!places.have_changed(), "once");
+        assert!(!watched.have_changed(), "still being written");
+        assert!(watched.have_changed());
+        assert!(!watched.have_changed(), "already reported");
         fs::write(inside.join("b.toml"), "3").expect("a file");
-        assert!(!places.have_changed());
-        assert!(places.have_changed());
+        assert!(!watched.have_changed());
+        assert!(watched.have_changed());
         fs::remove_file(inside.join("b.toml")).expect("removed");
-        assert!(!places.have_changed());
+        assert!(!watched.have_changed());
         fs::write(inside.join("b.toml"), "3").expect("a file");
-        places = WatchedFiles::capture(all.to_vec());
-        assert!(!places.have_changed(), "what was taken is no change");
+        watched = WatchedFiles::capture(all.to_vec());
+        assert!(!watched.have_changed(), "unchanged since the capture");
     }
 
     #[test]
-    fn link_that_leads_elsewhere_is_a_change() {
+    fn reports_a_link_with_a_new_target_as_changed() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = |name: &str| folder.path().join(name);
         fs::write(path("1"), "x").expect("a file");
         fs::write(path("2"), "x").expect("a file");
         std::os::unix::fs::symlink("1", path("data")).expect("a link");
         let all = [path("data")];
-        let mut places = WatchedFiles::capture(all.to_vec());
+        let mut watched = WatchedFiles::capture(all.to_vec());
         std::os::unix::fs::symlink("2", path("next")).expect("a link");
         fs::rename(path("next"), path("data")).expect("renamed");
-        assert!(!places.have_changed());
-        assert!(places.have_changed());
+        assert!(!watched.have_changed());
+        assert!(watched.have_changed());
     }
 }

@@ -7,7 +7,7 @@ use tempfile::TempDir;
 
 use super::*;
 
-/// A folder of this user in a sticky folder.
+/// A temporary folder of this user, inside a sticky folder.
 struct Fixture(TempDir);
 
 impl Fixture {
@@ -65,21 +65,21 @@ fn expect_text(path: &Path, text: &str) {
     );
 }
 
-/// Fails, instead of blocking forever, if a file that blocks is opened.
-fn without_blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+/// Runs `work` on another thread, and fails if opening a file blocks that thread.
+fn run_with_timeout<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || sender.send(work()));
     receiver
         .recv_timeout(Duration::from_secs(30))
-        .expect("it blocks")
+        .expect("the check blocks")
 }
 
 #[test]
-fn rejects_files_and_folders_that_others_can_write() {
+fn rejects_files_and_folders_that_other_users_can_write_to() {
     let fixture = Fixture::new();
     let folder = fixture.folder("inner");
     let file = fixture.file("inner/walpost.toml", "text");
-    for (of_file, of_folder, expected) in [
+    for (file_mode, folder_mode, expected) in [
         (0o600, 0o700, None),
         (0o644, 0o755, None),
         (0o664, 0o755, Some("inner/walpost.toml")),
@@ -88,8 +88,8 @@ fn rejects_files_and_folders_that_others_can_write() {
         (0o644, 0o777, Some("inner")),
         (0o644, 0o1777, None),
     ] {
-        set_mode(&file, of_file);
-        set_mode(&folder, of_folder);
+        set_mode(&file, file_mode);
+        set_mode(&folder, folder_mode);
         match expected {
             None => expect_text(&file, "text"),
             Some(name) => {
@@ -101,10 +101,10 @@ fn rejects_files_and_folders_that_others_can_write() {
     }
 }
 
-/// `/opt/app/current -> /opt/releases/1`, with `/opt/app` writable by other users, who can change
-/// the target of the link.
+/// The layout is `/opt/app/current -> /opt/releases/1`. `/opt/app` is writable by other users, who
+/// can therefore change the target of the link.
 #[test]
-fn rejects_a_link_in_a_folder_that_others_can_write() {
+fn rejects_a_link_in_a_folder_that_other_users_can_write_to() {
     for target in ["../releases/1", "ABSOLUTE"] {
         let fixture = Fixture::new();
         fixture.folder("releases/1");
@@ -119,13 +119,13 @@ fn rejects_a_link_in_a_folder_that_others_can_write() {
         set_mode(&app, 0o777);
         assert_eq!(expect_writable(&path).0, fixture.real("app"));
         set_mode(&app, 0o755);
-        // A chain of links whose last link this is.
+        // The link is the last one in a chain of links.
         let first = fixture.link("app/current/password", "first");
         let second = fixture.link(&first, "second");
         expect_text(&second, "text");
         set_mode(&app, 0o775);
         assert_eq!(expect_writable(&second).0, fixture.real("app"));
-        // Components that precede `..` are examined too.
+        // Components before `..` are examined too.
         set_mode(&app, 0o755);
         let through = fixture.path("app/current/../1/./password");
         expect_text(&through, "text");
@@ -137,7 +137,7 @@ fn rejects_a_link_in_a_folder_that_others_can_write() {
 #[test]
 fn rejects_links_and_files_of_other_users() {
     if own() != 0 {
-        // Only root can give files away. A test below checks how `fault` handles other owners.
+        // Only root can change the owner of a file. Another test checks how `fault` handles owners.
         return;
     }
     let fixture = Fixture::new();
@@ -145,9 +145,9 @@ fn rejects_links_and_files_of_other_users() {
     let shared = fixture.folder("shared");
     let link = fixture.link("../file", "shared/link");
     lchown(&link, Some(12345), None).expect("an owner");
-    // Only root can replace it.
+    // In this folder, only root can replace the link.
     expect_text(&link, "text");
-    // Its owner can replace it.
+    // In a sticky folder, the link's owner can replace the link.
     set_mode(&shared, 0o1777);
     let (place, remedy) = expect_writable(&link);
     assert_eq!(place, fixture.real("shared/link"));
@@ -157,7 +157,7 @@ fn rejects_links_and_files_of_other_users() {
     lchown(&file, Some(12345), None).expect("an owner");
     let (place, remedy) = expect_writable(&link);
     assert_eq!(place, fixture.real("file"));
-    assert!(remedy.ends_with("or run walpost as uid 12345"), "{remedy}");
+    assert!(remedy.ends_with("or run Walpost as uid 12345"), "{remedy}");
     lchown(&file, Some(0), None).expect("an owner");
     lchown(&shared, Some(12345), None).expect("an owner");
     assert_eq!(expect_writable(&link).0, fixture.real("shared"));
@@ -185,7 +185,7 @@ fn quotes_names_in_commands() {
 }
 
 #[test]
-fn rejects_what_is_not_a_regular_file_without_opening_it() {
+fn rejects_special_files_and_folders_without_opening_them() {
     let fixture = Fixture::new();
     let fifo = fixture.path("fifo");
     rustix::fs::mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("a FIFO");
@@ -200,21 +200,21 @@ fn rejects_what_is_not_a_regular_file_without_opening_it() {
             fixture.folder("folder"),
             "is a folder, expected a regular file",
         ),
-        // All users can write it, which is detected first.
-        (endless, "/dev/zero can be written by others"),
+        // The mode of the device is checked first, and allows all users to write.
+        (endless, "/dev/zero is writable by other users"),
     ] {
         type Check = fn(&Path) -> Result<(), PathError>;
         let checks: [Check; 3] = [|path| read(path).map(drop), check, check_program];
         for check in checks {
             let path = path.clone();
-            let error = without_blocking(move || check(&path)).expect_err("no file");
+            let error = run_with_timeout(move || check(&path)).expect_err("not a regular file");
             assert!(error.to_string().contains(expected), "{error}");
         }
     }
 }
 
 #[test]
-fn bounds_the_size_of_a_file() {
+fn limits_the_size_of_a_file() {
     let fixture = Fixture::new();
     let file = fixture.file("large", "");
     let handle = fs::OpenOptions::new()
@@ -231,12 +231,12 @@ fn bounds_the_size_of_a_file() {
 }
 
 #[test]
-fn reports_missing_files_and_endless_links() {
+fn reports_missing_files_and_circular_links() {
     let fixture = Fixture::new();
-    let missing = read(&fixture.path("none/file")).expect_err("none");
+    let missing = read(&fixture.path("none/file")).expect_err("a missing file");
     assert!(missing.is_not_found(), "{missing}");
     let dangling = fixture.link("nowhere", "dangling");
-    assert!(read(&dangling).expect_err("none").is_not_found());
+    assert!(read(&dangling).expect_err("a missing file").is_not_found());
     let circle = fixture.link("circle", "circle");
     let error = read(&circle).expect_err("a circle");
     assert!(error.to_string().contains("symbolic links"), "{error}");
@@ -245,7 +245,7 @@ fn reports_missing_files_and_endless_links() {
     assert!(error.to_string().contains("Not a directory"), "{error}");
 }
 
-/// The files of a ConfigMap in Kubernetes are links through `..data`, which Kubernetes replaces.
+/// The files of a Kubernetes ConfigMap are links through `..data`, a link that Kubernetes replaces.
 #[test]
 fn follows_the_links_of_a_config_map() {
     let fixture = Fixture::new();
@@ -265,18 +265,22 @@ fn checks_every_file_of_a_folder() {
     assert_eq!(check_all(&folder), Ok(()));
     assert_eq!(check_all(&file), Ok(()));
     set_mode(&file, 0o666);
-    assert!(check_all(&folder).expect_err("others can").is_distrust());
+    assert!(
+        check_all(&folder)
+            .expect_err("writable by other users")
+            .is_distrust()
+    );
     set_mode(&file, 0o644);
     set_mode(&folder, 0o777);
     for found in [check_all(&folder), check_folder(&folder)] {
-        assert!(found.expect_err("others can").is_distrust());
+        assert!(found.expect_err("writable by other users").is_distrust());
     }
 }
 
-/// A library looks up the file of an authority at each handshake, and a reload lists the files of a
-/// folder again.
+/// Files can be used after the check: a library looks up the file of an authority at each
+/// handshake, and a reload lists the files of a folder again.
 #[test]
-fn rejects_a_folder_in_which_others_can_create_a_file_later() {
+fn rejects_a_folder_in_which_other_users_can_create_files_later() {
     let fixture = Fixture::new();
     let folder = fixture.folder("certificates");
     set_mode(&folder, 0o1777);
@@ -327,26 +331,27 @@ fn requires_a_folder_of_this_user_for_new_files() {
 }
 
 #[test]
-fn names_the_owner_of_a_socket_s_folder_if_no_other_user_could_have_created_it() {
+fn returns_the_owner_of_a_socket_folder_unless_other_users_can_replace_it() {
     let fixture = Fixture::new();
     let own = own();
     let folder = fixture.folder("run/postgresql");
     let link = fixture.link("run/postgresql", "link");
-    // Other users may create sockets in it. This function does not check whether the owner listens
-    // there.
+    // Other users may be able to create sockets in the folder. `socket_folder_owner` does not check
+    // which user listens on a socket.
     for mode in [0o700, 0o2775, 0o1777, 0o777] {
         set_mode(&folder, mode);
         assert_eq!(socket_folder_owner(&folder), Ok(own), "{mode:o}");
         assert_eq!(socket_folder_owner(&link), Ok(own), "{mode:o}");
     }
     set_mode(&fixture.path("run"), 0o777);
-    socket_folder_owner(&folder).expect_err("others can replace it");
+    socket_folder_owner(&folder).expect_err("other users can replace the folder");
     set_mode(&fixture.path("run"), 0o755);
-    let missing = socket_folder_owner(&fixture.path("missing")).expect_err("there is none");
+    let missing =
+        socket_folder_owner(&fixture.path("missing")).expect_err("the folder does not exist");
     assert!(missing.is_not_found(), "{missing}");
     socket_folder_owner(&fixture.file("file", "")).expect_err("a file");
 
-    // Only root can give a folder away.
+    // Only root can change the owner of a folder.
     let other = own + 7;
     if lchown(&folder, Some(other), None).is_err() {
         return;
@@ -356,11 +361,11 @@ fn names_the_owner_of_a_socket_s_folder_if_no_other_user_could_have_created_it()
     lchown(fixture.path("run"), Some(other), None).expect("root");
     assert_eq!(socket_folder_owner(&folder), Ok(other));
     lchown(fixture.path("run"), Some(other + 1), None).expect("root");
-    socket_folder_owner(&folder).expect_err("a third user can replace it");
+    socket_folder_owner(&folder).expect_err("a third user can replace the folder");
     lchown(fixture.path("run"), Some(own), None).expect("root");
-    // Like /tmp: any user can create a folder with that name.
+    // In a sticky folder like /tmp, any user can create a folder with this name.
     set_mode(&fixture.path("run"), 0o1777);
-    socket_folder_owner(&folder).expect_err("its owner may have put it there");
+    socket_folder_owner(&folder).expect_err("any user may have created the folder");
     lchown(&folder, Some(own), None).expect("root");
     assert_eq!(socket_folder_owner(&folder), Ok(own));
 }
@@ -373,11 +378,11 @@ fn checks_the_interpreter_of_a_script() {
     let script = fixture.file("script", &first_line);
     assert_eq!(check_program(&script), Ok(()));
     set_mode(&interpreter, 0o777);
-    let error = check_program(&script).expect_err("others can");
+    let error = check_program(&script).expect_err("writable by other users");
     assert!(error.is_distrust(), "{error}");
     let text = format!("#!{}\n", fixture.path("circle").display());
     let circle = fixture.file("circle", &text);
-    check_program(&circle).expect_err("endless");
+    check_program(&circle).expect_err("an endless chain of interpreters");
     for (line, expected) in [
         (&b"#!/bin/sh\necho"[..], Some("/bin/sh")),
         (b"#! /usr/bin/env python3", Some("/usr/bin/env")),

@@ -149,9 +149,13 @@ fn check_ends_soon_where_no_broker_answers() {
         .arg(format!("-Xsasl.username={SASL_USER}"))
         .arg(format!("-Xsasl.password={SECRET}-wrong"));
     for (check, code, expected) in [
-        (check("127.0.0.1:9"), 1, "no broker at 127.0.0.1:9 answers"),
-        (by_sasl, 3, "refuses the connection"),
-        (check(&format!("127.0.0.1:{}", hole.port())), 1, "answers: "),
+        (check("127.0.0.1:9"), 1, "no broker at 127.0.0.1:9 responds"),
+        (by_sasl, 3, "rejects the connection"),
+        (
+            check(&format!("127.0.0.1:{}", hole.port())),
+            1,
+            "responds: ",
+        ),
     ] {
         let began = Instant::now();
         check
@@ -424,7 +428,7 @@ fn logs_json_on_request() {
 
 #[test]
 fn warns_of_implicit_tombstones_if_a_topic_is_compacted() {
-    const WARNING: &str = "is compacted, and null_payload is not set";
+    const WARNING: &str = "is compacted, but null_payload is not set";
     let fixture = Fixture::new();
     let topic = format!("{}.compacted", fixture.name);
     fixture.topic(&topic, 1, &[("cleanup.policy", "compact")]);
@@ -464,7 +468,7 @@ fn check_warns_of_a_topic_that_takes_less_than_a_record_may_have() {
     let said = check(&[]);
     for expected in [
         "WARNING",
-        "batches are kept within its max.message.bytes, 100000",
+        "batches are limited to its max.message.bytes, 100000",
         "a record may have 1000000 (\"message.max.bytes\" in [kafka])",
         &format!(
             "kafka-configs.sh --bootstrap-server {} --alter --entity-type topics --entity-name {topic} --add-config \

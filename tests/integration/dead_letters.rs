@@ -140,13 +140,13 @@ fn event_that_no_record_can_be_made_of_is_a_dead_letter_with_its_payload(exactly
         ["2", "9"]
     );
     for (id, message) in [
-        ("1", "has no partition 7"),
+        ("1", "does not have partition 7"),
         ("3", "the row has no topic"),
         ("4", "is not a valid topic name"),
         ("5", "headers column: not a valid JSON object"),
         ("6", "the timestamp column contains \"infinity\""),
         ("7", "the partition column contains -1"),
-        ("8", "has no partition 7"),
+        ("8", "does not have partition 7"),
     ] {
         let letter = records.iter().find(|record| record.header("id") == id);
         let letter = letter.unwrap_or_else(|| panic!("{id} is missing"));

@@ -129,7 +129,7 @@ fn limit_of_a_topic_counts_too() {
         .expect_code(0);
     for text in [
         "event size",
-        &format!("topic \"{topic}\" accepts records of up to 499939 (max.message.bytes)"),
+        &format!("topic \"{topic}\" accepts records of up to 499939 bytes (max.message.bytes)"),
         "<= 489939) NOT VALID",
     ] {
         assert!(found.stdout.contains(text), "{text:?} in {}", found.stdout);

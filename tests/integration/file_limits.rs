@@ -78,7 +78,7 @@ fn sink_that_writes_to_a_file_halts_and_confirms_nothing() {
     let (_, output) = file("records.jsonl");
     let run = fixture.invoke("run").args(["--sink", "stdout"]);
     let run = run.output_to(output);
-    expect_remedy(run, 3, "halted: standard output can't be written to");
+    expect_remedy(run, 3, "halted: failed to write to standard output");
     assert!(fixture.confirmed() < fixture.history()[0].end);
 }
 

@@ -258,7 +258,7 @@ fn broker_that_is_another_program_is_named_as_such() {
     let check = check.args(["--kafka", &broker, "--pipeline", &fixture.name]);
     let found = check.finish().expect_code(1).expect_mentions(&[
         "no broker at 127.0.0.1:",
-        "the response is not in Kafka's protocol: another program listens there, or the broker expects TLS",
+        "the response does not use Kafka's protocol: another program is listening at this address, or the broker expects TLS",
     ]);
     assert!(
         !found.mentions("receive.message.max.bytes"),
@@ -339,7 +339,7 @@ fn commands_that_only_query_the_database_accept_an_exactly_once_pipeline() {
     let status = invoke(&["status", "--http", "off"]).finish();
     status
         .expect_code(1)
-        .expect_mentions(&["no process reads slot"]);
+        .expect_mentions(&["no process is reading slot"]);
     invoke(&[
         "maintain",
         "--retention",

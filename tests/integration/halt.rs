@@ -237,7 +237,7 @@ fn row_too_large_for_the_producer_is_named_with_the_remedy() {
         2_000_000,
         &[
             "id 77",
-            "more than message.max.bytes allows, which is 1000000",
+            "but message.max.bytes is 1000000",
             "kafka-configs.sh --bootstrap-server 127.0.0.1:",
             "on_oversize = \"dead-letter\"",
             "walpost skip --to ",

@@ -480,7 +480,7 @@ fn topic_that_takes_next_to_nothing_is_warned_of() {
         "INSERT INTO outbox (id, aggregatetype, aggregateid, payload)
          SELECT i, '{narrow}', 'k', repeat('x', 100) FROM generate_series(1, 20) i"
     ));
-    let line = walpost.wait_for_log("slow down delivery to all topics");
+    let line = walpost.wait_for_log("slows down delivery to all topics");
     assert!(line.contains("WARN") && line.contains(&topic), "{line}");
     fixture.wait_until_confirmed();
     let records = fixture.records();

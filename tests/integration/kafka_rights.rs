@@ -161,11 +161,11 @@ fn describe_configs_on_a_topic_spares_it_batches_that_are_refused() {
         );
     };
     let checked = guest.command(&check).finish().expect_code(0);
-    checked.expect_mentions(&["its max.message.bytes can't be looked up"]);
+    checked.expect_mentions(&["failed to look up its max.message.bytes"]);
     delivers_a_backlog(1);
     guest.grant("DescribeConfigs", &topic);
     let checked = guest.command(&check).finish().expect_code(0);
-    checked.expect_mentions(&["batches are kept within its max.message.bytes, 100000"]);
+    checked.expect_mentions(&["batches are limited to its max.message.bytes, 100000"]);
     delivers_a_backlog(0);
 }
 

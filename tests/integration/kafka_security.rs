@@ -190,7 +190,7 @@ fn no_command_talks_to_a_broker_whose_certificate_does_not_hold() {
             for walpost in started {
                 let finished = walpost.finish().expect_code(3);
                 finished.expect_mentions(&[
-                    "refuses the connection",
+                    "rejects the connection",
                     &address,
                     "certificate",
                     what,
@@ -316,7 +316,7 @@ fn properties_that_load_engines_or_run_commands_are_refused() {
             let finished = Invocation::new(words).args(["-X", &property]).finish();
             finished
                 .expect_code(2)
-                .expect_mentions(&[name, "is refused: librdkafka would"]);
+                .expect_mentions(&[name, "is not allowed: librdkafka would"]);
         }
     }
     assert!(!mark(&folder).exists());
@@ -336,7 +336,7 @@ fn prefix_that_librdkafka_leaves_out_does_not_get_a_property_past_walpost() {
             property,
         ];
         let finished = Invocation::new(words).finish();
-        finished.expect_code(2).expect_mentions(&["is refused"]);
+        finished.expect_code(2).expect_mentions(&["is not allowed"]);
     }
 }
 
@@ -448,7 +448,7 @@ fn files_of_librdkafka_that_others_can_write_are_not_used() {
         let remedy = format!("chmod go-w {}", file.display());
         check(property, &file).expect_code(2).expect_mentions(&[
             property,
-            "can be written by others",
+            "is writable by other users",
             &remedy,
         ]);
         set_permissions(&file, Permissions::from_mode(0o644)).unwrap();
@@ -458,7 +458,7 @@ fn files_of_librdkafka_that_others_can_write_are_not_used() {
     check("ssl.ca.location", &folder).expect_code(2);
     set_permissions(&file, Permissions::from_mode(0o644)).unwrap();
     let exposed = check("ssl.key.location", &file);
-    exposed.expect_mentions(&["others can read the private key", "chmod 0600"]);
+    exposed.expect_mentions(&["other users can read the private key", "chmod 0600"]);
 }
 
 /// systemd mounts every file system read-only for a service with `ProtectSystem=strict`, and other
@@ -485,7 +485,7 @@ fn read_only_mount_is_trusted_only_if_the_environment_variable_is_set() {
     trusted.expect_code(0);
     for value in ["", "false"] {
         check(value).expect_code(2).expect_mentions(&[
-            "can be written by others",
+            "is writable by other users",
             "WALPOST_TRUST_READ_ONLY_MOUNTS=true",
         ]);
     }
@@ -529,7 +529,7 @@ fn program_that_others_can_write_is_run_by_no_command() {
             ] {
                 let refused = Invocation::new(words).arg("--config").arg(&file).finish();
                 let place = path.display().to_string();
-                let says = [&place, "can be written by others", "chmod go-w"];
+                let says = [&place, "is writable by other users", "chmod go-w"];
                 let refused = refused.expect_code(2).expect_mentions(&says);
                 if path == &program {
                     refused.expect_mentions(&[key]);

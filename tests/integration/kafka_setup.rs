@@ -53,7 +53,7 @@ fn closed_port_is_distinguished_from_other_causes() {
         .finish()
         .expect_code(1);
     found.expect_mentions(&[
-        &format!("no broker at {address} answers"),
+        &format!("no broker at {address} responds"),
         "Connection refused",
     ]);
 }

@@ -192,7 +192,7 @@ fn topic_that_exists_and_is_not_in_the_metadata_is_waited_for(exactly_once: bool
     let mut walpost = fixture.start_with(&["--create-topics", "3:1", "-X", &far]);
     fixture.insert(&aggregate, "k");
     let said = walpost.wait_for_log("waiting for a topic to exist");
-    for part in ["WARN", &topic, "the brokers say that it exists"] {
+    for part in ["WARN", &topic, "the brokers report that it exists"] {
         assert!(said.contains(part), "{part} in {said}");
     }
     proxy.hide_topic(None);

@@ -22,7 +22,7 @@ fn broker_that_closes_connections_may_have_another_security_protocol() {
         .lines()
         .find(|line| line.contains("no broker at 127.0.0.1:"));
     assert!(
-        line.is_some_and(|line| line.contains("a listener with another security.protocol")),
+        line.is_some_and(|line| line.contains("the listener may use another security.protocol")),
         "{unreachable:?}"
     );
 }

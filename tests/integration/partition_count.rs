@@ -129,7 +129,7 @@ fn row_names_a_partition_that_was_added_and_others_become_dead_letters(exactly_o
         let (id, said) = (letter.header("id"), letter.header("walpost-error-message"));
         let partition = if id == "2" { 8 } else { 20 };
         assert!(
-            said.contains(&format!("has no partition {partition}")),
+            said.contains(&format!("does not have partition {partition}")),
             "{id}: {said}"
         );
     }
@@ -144,7 +144,7 @@ fn row_names_a_partition_that_is_not_there(exactly_once: bool) {
     walpost
         .finish()
         .expect_code(3)
-        .expect_mentions(&["halted", "has no partition 6"]);
+        .expect_mentions(&["halted", "does not have partition 6"]);
     let event = fixture.history().pop().unwrap();
     assert!(
         fixture.confirmed() < event.end,

@@ -420,9 +420,13 @@ fn pipelines_are_changed_as_described() {
     place.sh(&PIPELINES
         .one()
         .replace("--pipeline orders", "--pipeline late"));
-    assert!(control("walpost pipeline start late").contains("late is started"));
+    assert!(control("walpost pipeline start late").contains("late has started"));
     let said = control(&CONTROL.one());
-    for text in ["orders streaming", "orders is stopped", "orders is started"] {
+    for text in [
+        "orders streaming",
+        "orders has stopped",
+        "orders has started",
+    ] {
         assert!(said.contains(text), "{said}");
     }
     place.write(

@@ -359,7 +359,7 @@ fn folder_that_others_can_write_sends_no_password() {
             let remedy = format!("chmod go-w {}", place.display());
             refused
                 .expect_code(2)
-                .expect_mentions(&["can be written by others", &remedy]);
+                .expect_mentions(&["is writable by other users", &remedy]);
         }
         fs::set_permissions(place, Permissions::from_mode(safe)).unwrap();
     }
@@ -395,7 +395,7 @@ fn folder_that_others_can_write_later_changes_no_pipeline() {
     fs::set_permissions(&parts, Permissions::from_mode(0o777)).unwrap();
     fs::write(parts.join("other.toml"), pipeline(&other, "")).unwrap();
     let line = process.walpost.wait_for_log(NOT_RELOADED);
-    assert!(line.contains("can be written by others"), "{line}");
+    assert!(line.contains("is writable by other users"), "{line}");
     assert!(!other.slot_is_active());
     assert_eq!(walsender(&one), sender);
     // Fixing the permissions is enough to have the folder read again.
@@ -419,8 +419,8 @@ fn control_socket_is_not_made_where_others_can_create_files() {
     };
     let first = UnixListener::bind(&path).unwrap();
     let says = [
-        "others can create files in",
-        "its mode is 1777",
+        "other users can create files in",
+        "has mode 1777",
         "install -d -m 0700",
     ];
     run().finish().expect_code(2).expect_mentions(&says);
@@ -430,7 +430,7 @@ fn control_socket_is_not_made_where_others_can_create_files() {
     assert!(!path.exists());
     fs::set_permissions(&folder, Permissions::from_mode(0o700)).unwrap();
     let mut walpost = run().start();
-    walpost.wait_for_log("walpost pipeline is answered at");
+    walpost.wait_for_log("listening for walpost pipeline commands at");
     walpost.terminate();
 }
 
@@ -441,7 +441,7 @@ fn pipelines_are_stopped_and_started_by_the_control_socket() {
     let aggregate = one.aggregate(1);
     let sender = walsender(&other);
     let stopped = process.ask(&["stop", &one.name]).expect_code(0);
-    stopped.expect_mentions(&["is stopped", "retains WAL", &one.slot()]);
+    stopped.expect_mentions(&["has stopped", "retains WAL", &one.slot()]);
     assert!(!one.slot_is_active());
     let listed = process.ask(&["list"]).expect_code(0);
     listed.expect_mentions(&[
@@ -461,16 +461,16 @@ fn pipelines_are_stopped_and_started_by_the_control_socket() {
     process
         .ask(&["start", &one.name])
         .expect_code(0)
-        .expect_mentions(&["is running already"]);
+        .expect_mentions(&["is already running"]);
     assert_eq!(walsender(&one), first);
     process
         .ask(&["restart", &one.name])
         .expect_code(0)
-        .expect_mentions(&["begin again at 0"]);
+        .expect_mentions(&["counters were reset to 0"]);
     wait_until_streaming(&one);
     assert_ne!(walsender(&one), first);
     let unknown = process.ask(&["stop", "nobody"]).expect_code(1);
-    unknown.expect_mentions(&["no pipeline \"nobody\"", &one.name, &other.name]);
+    unknown.expect_mentions(&["pipeline \"nobody\" does not exist", &one.name, &other.name]);
     assert_eq!(walsender(&other), sender);
     assert_eq!(one.settle(process.walpost, &[], Resends::Never).repeated, 0);
     let socket = process.folder.join("control.sock");
@@ -563,7 +563,9 @@ fn reports_the_slot_that_a_change_leaves_unused() {
     let sender = walsender(&other);
     let text = head() + &pipeline(&changes, "slot = 'nobody_made_this'") + &pipeline(&other, "");
     replace(&process.file(), &text);
-    let line = process.walpost.wait_for_log("has another slot or database");
+    let line = process
+        .walpost
+        .wait_for_log("now uses another slot or database");
     assert!(
         line.contains(&format!(
             "pg_catalog.pg_drop_replication_slot('{}')",

@@ -222,8 +222,8 @@ fn program_that_prints_the_password_is_run_for_each_connection() {
         password(0)
     ));
     wait_until("a walsender to end", || fixture.end_walsender());
-    let line = walpost.wait_for_log("password_command /bin/sh has ended with exit status: 3");
-    for text in ["run the program by hand", "localhost"] {
+    let line = walpost.wait_for_log("password_command /bin/sh failed with exit status: 3");
+    for text in ["Run the program by hand", "localhost"] {
         assert!(line.contains(text), "{text} in {line}");
     }
     guarded.change_password(1);
@@ -277,7 +277,7 @@ fn program_that_others_can_replace_while_walpost_runs_is_not_run() {
     wait_until("a walsender to end", || fixture.end_walsender());
     let line = walpost.wait_for_log("password was not run: ");
     for text in [
-        "can be written by others",
+        "is writable by other users",
         &format!("chmod go-w {}", app.display()),
     ] {
         assert!(line.contains(text), "{text} in {line}");
@@ -393,7 +393,7 @@ fn password_of_kafka_is_read_again(exactly_once: bool) {
     let aggregate = fixture.aggregate(1);
     let mut walpost = scrambled.start_and_change(&aggregate, &password(1));
     fixture.insert(&aggregate, "meanwhile");
-    let line = walpost.wait_for_log("Kafka refuses the connection that it accepted earlier");
+    let line = walpost.wait_for_log("Kafka rejects credentials that it accepted earlier");
     let place = format!("\"sasl.password\" in {}", scrambled.file.display());
     for text in ["WARN", &place] {
         assert!(line.contains(text), "{text} in {line}");
@@ -412,7 +412,7 @@ fn password_of_kafka_is_read_again_while_a_topic_is_looked_up(exactly_once: bool
     let (aggregate, other) = (fixture.aggregate(1), fixture.aggregate(1));
     let mut walpost = scrambled.start_and_change(&aggregate, &password(1));
     fixture.insert(&other, "meanwhile");
-    walpost.wait_for_log("Kafka still refuses the connection");
+    walpost.wait_for_log("Kafka still rejects the credentials");
     scrambled.write(&password(1));
     fixture.wait_for_records(2);
     fixture.settle(walpost, &[], fixture.resends(1));

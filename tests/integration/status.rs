@@ -78,7 +78,7 @@ fn queries_only_the_database_without_a_running_process() {
         .expect_mentions(&[
             "no response from Walpost",
             &address,
-            "no process reads slot",
+            "no process is reading slot",
         ]);
     let cells = row(&shown.stdout, &fixture.name);
     assert_eq!(cells[1], "not read", "{cells:?}");
@@ -151,7 +151,7 @@ fn server_that_is_not_walpost_is_reported() {
             stream.write_all(answer.as_bytes()).unwrap();
         }
     });
-    for expected in ["not Walpost of this version", "does not speak HTTP"] {
+    for expected in ["is not Walpost", "does not use HTTP"] {
         Invocation::new(["status", "--http", &address])
             .finish()
             .expect_code(1)

@@ -94,7 +94,7 @@ fn halts_immediately_when_the_reader_closes_the_pipe() {
     walpost
         .finish()
         .expect_code(3)
-        .expect_mentions(&["halted: standard output can't be written to"]);
+        .expect_mentions(&["halted: failed to write to standard output"]);
     assert!(fixture.confirmed() < fixture.history()[0].end);
 }
 
@@ -146,7 +146,7 @@ fn halts_if_standard_output_is_open_for_reading_only() {
     let finished = run(&fixture).redirected("1</dev/null").finish();
     finished
         .expect_code(3)
-        .expect_mentions(&["standard output can't be written to: Bad file descriptor"]);
+        .expect_mentions(&["failed to write to standard output: Bad file descriptor"]);
     assert!(fixture.confirmed() < fixture.history()[0].end);
 }
 

@@ -67,8 +67,8 @@ fn notifies_systemd_of_readiness_state_watchdog_and_stop() {
         .start();
     systemd.wait_for("READY=1");
     walpost.wait_for_log(" streaming ");
-    if systemd.was_told("STATUS=1 of 1 pipelines stream") == 0 {
-        systemd.wait_for("STATUS=1 of 1 pipelines stream");
+    if systemd.was_told("STATUS=1 of 1 pipelines streaming") == 0 {
+        systemd.wait_for("STATUS=1 of 1 pipelines streaming");
     }
     for _ in 0..3 {
         systemd.wait_for("WATCHDOG=1");
@@ -92,11 +92,11 @@ fn startup_completes_while_postgresql_is_down_and_the_status_line_shows_the_reas
         .iter()
         .rfind(|line| line.starts_with("STATUS="));
     let line = line.expect("a line").clone();
-    for text in ["0 of 1 pipelines stream", &fixture.name, "reconnecting"] {
+    for text in ["0 of 1 pipelines streaming", &fixture.name, "reconnecting"] {
         assert!(line.contains(text), "{text} in {line}");
     }
     server.start();
-    systemd.wait_for("STATUS=1 of 1 pipelines stream");
+    systemd.wait_for("STATUS=1 of 1 pipelines streaming");
     // Without WATCHDOG_USEC, no keep-alive messages are expected.
     assert_eq!(systemd.was_told("WATCHDOG=1"), 0);
     walpost.terminate().expect_code(0);

@@ -208,7 +208,7 @@ fn tokens_that_expire_under_load_are_renewed_in_both_modes_and_a_program_that_fa
     let mut walpost = fixture.run().args(&arguments).start();
     fixture.insert(&aggregate, "k");
     let line = walpost.wait_for_log("Kafka is unreachable");
-    let failure = "kafka_token_command: /bin/sh has ended with exit status: 3";
+    let failure = "kafka_token_command: /bin/sh failed with exit status: 3";
     assert!(line.contains(failure), "{line}");
     let check = fixture.check().args(&arguments).finish().expect_code(1);
     check.expect_mentions(&["UNREACHABLE", failure]);

@@ -43,7 +43,7 @@ fn topic_that_is_created_again_is_delivered_to_and_the_loss_is_logged(exactly_on
     fixture.broker.delete_topic(&topic);
     fixture.broker.create_topic(&topic, 1, &[]);
     fixture.insert(&aggregate, "after");
-    let line = walpost.wait_for_log("was deleted and created again");
+    let line = walpost.wait_for_log("was deleted and re-created");
     assert!(
         line.contains(&topic) && line.contains("docs/replay.md"),
         "{line}"
@@ -61,7 +61,7 @@ fn topic_that_is_deleted_is_created_where_the_settings_say_so(exactly_once: bool
     fixture.broker.delete_topic(&topic);
     fixture.insert(&aggregate, "after");
     fixture.wait_until_confirmed();
-    walpost.wait_for_log("was deleted and created again");
+    walpost.wait_for_log("was deleted and re-created");
     assert_eq!(keys(&fixture), ["after"]);
     walpost.terminate().expect_code(0);
 }
@@ -116,7 +116,7 @@ fn another_cluster_at_the_same_address_is_named() {
     broker.replace_cluster();
     broker.create_topic(&format!("outbox.event.{aggregate}"), 1, &[]);
     fixture.insert(&aggregate, "after");
-    let line = walpost.wait_for_log("belong to another Kafka cluster");
+    let line = walpost.wait_for_log("belong to a different Kafka cluster");
     assert!(line.contains("docs/replay.md"), "{line}");
     fixture.wait_until_confirmed();
     assert_eq!(keys(&fixture), ["after"]);

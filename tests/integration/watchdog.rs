@@ -66,7 +66,7 @@ fn stalled_delivery_is_logged_once_and_when_it_resumes() {
         .expect_code(1)
         .expect_mentions(&["1 events are in flight", "min.insync.replicas"]);
     assert_eq!(
-        shown.stdout.matches("in flight, and").count(),
+        shown.stdout.matches("in flight, but").count(),
         1,
         "{shown:?}"
     );
@@ -92,9 +92,9 @@ fn transaction_that_keeps_much_log_is_named_by_its_pid_to_a_role_that_may_see_li
         walpost.wait_for_log("streaming");
         let (session, pid) = open_transaction(&fixture, &aggregate);
         write_segments(&fixture.db, 3);
-        let line = walpost.wait_for_log("has a transaction open for ");
+        let line = walpost.wait_for_log("a transaction has been open for ");
         for text in [
-            &format!("PID {pid} "),
+            &format!("PID {pid},"),
             "role \"postgres\"",
             &format!("database \"{}\"", fixture.name),
             &format!("pg_catalog.pg_terminate_backend({pid})"),

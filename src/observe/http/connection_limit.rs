@@ -1,10 +1,10 @@
 //! Limits the number of connections without making new clients wait.
 //!
 //! Every new connection is accepted. If the limit is reached, another connection is evicted: the
-//! least recently active one of the address that has the most. A flood from one address therefore
-//! evicts its own connections. If the address is shared with legitimate clients (because of a
-//! proxy, or because all of them run on this machine), the flood evicts idle connections, while a
-//! client that has sent a request is answered within one iteration of the event loop.
+//! least recently active connection from the address with the most connections. A flood from one
+//! address therefore evicts its own connections. If legitimate clients share the address (because
+//! of a proxy, or because all of them run on this machine), the flood evicts idle connections, but
+//! a client that has sent a request receives a response within one iteration of the event loop.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv6Addr};
@@ -26,51 +26,54 @@ pub(super) struct ConnectionLimit(Mutex<OpenConnections<oneshot::Sender<()>>>);
 /// A connection's slot, which is released when dropped.
 #[derive(Debug)]
 pub(super) struct ConnectionSlot {
-    room: Arc<ConnectionLimit>,
+    limit: Arc<ConnectionLimit>,
     number: u64,
 }
 
 impl ConnectionLimit {
-    /// Admits a connection. The returned receiver completes when the connection has to be closed.
-    pub(super) fn enter(
+    /// Adds a connection. The returned receiver completes when the connection must be closed.
+    pub(super) fn add(
         self: &Arc<Self>,
         from: IpAddr,
     ) -> (Arc<ConnectionSlot>, oneshot::Receiver<()>) {
-        let (ends, end) = oneshot::channel();
-        let number = self.guests().enter(network(from), ends);
-        let room = Arc::clone(self);
-        (Arc::new(ConnectionSlot { room, number }), end)
+        let (eviction_tx, eviction_rx) = oneshot::channel();
+        let number = self.connections().add(network(from), eviction_tx);
+        let limit = Arc::clone(self);
+        (Arc::new(ConnectionSlot { limit, number }), eviction_rx)
     }
 
-    /// Evicts a connection when the process needs its resources. Returns false if there is none.
-    pub(super) fn shrink(&self) -> bool {
-        self.guests().evict_from_most()
+    /// Evicts a connection to release its resources. Returns false if no connection is open.
+    pub(super) fn evict_one(&self) -> bool {
+        self.connections().evict_from_largest()
     }
 
-    fn guests(&self) -> MutexGuard<'_, OpenConnections<oneshot::Sender<()>>> {
+    fn connections(&self) -> MutexGuard<'_, OpenConnections<oneshot::Sender<()>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl ConnectionSlot {
-    /// Records that a response of `bytes` bytes was passed to this connection.
-    pub(super) fn answered(&self, bytes: usize) {
-        self.room.guests().answered(self.number, bytes);
+    /// Records that a response of `bytes` bytes was queued for this connection.
+    pub(super) fn add_response(&self, bytes: usize) {
+        self.limit.connections().add_response(self.number, bytes);
     }
 
-    pub(super) fn mark_request_received(&self) {
-        self.room.guests().mark_request_received(self.number);
+    /// Records that the client has received all responses.
+    pub(super) fn mark_responses_received(&self) {
+        self.limit
+            .connections()
+            .mark_responses_received(self.number);
     }
 }
 
 impl Drop for ConnectionSlot {
     fn drop(&mut self) {
-        self.room.guests().by_number.remove(&self.number);
+        self.limit.connections().by_number.remove(&self.number);
     }
 }
 
-/// Returns the network of a client. A client with IPv6 usually controls at least a network with a
-/// prefix of 64 bits.
+/// Returns the network of a client. An IPv6 client usually controls at least a network with a
+/// 64-bit prefix.
 fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => {
@@ -91,11 +94,12 @@ struct OpenConnections<E> {
 #[derive(Debug)]
 struct OpenConnection<E> {
     network: IpAddr,
-    /// When the connection was opened or last answered, as an increasing number that is independent
+    /// When the connection was opened or last received a response, as a counter that is independent
     /// of the clock.
     since: u64,
+    /// Total size of the responses that the client has not received yet.
     unread: usize,
-    _end: E,
+    _eviction: E,
 }
 
 impl<E> Default for OpenConnections<E> {
@@ -108,64 +112,68 @@ impl<E> Default for OpenConnections<E> {
 }
 
 impl<E> OpenConnections<E> {
-    fn enter(&mut self, network: IpAddr, end: E) -> u64 {
-        let of_it = |guest: &&OpenConnection<E>| guest.network == network;
-        if self.by_number.values().filter(of_it).count() >= CONNECTIONS_PER_ADDRESS_MAX {
-            self.evict(|guest| guest.network == network);
+    fn add(&mut self, network: IpAddr, eviction: E) -> u64 {
+        let is_same = |open: &&OpenConnection<E>| open.network == network;
+        if self.by_number.values().filter(is_same).count() >= CONNECTIONS_PER_ADDRESS_MAX {
+            self.evict_oldest(|open| open.network == network);
         } else if self.by_number.len() >= CONNECTIONS_MAX {
-            self.evict_from_most();
+            self.evict_from_largest();
         }
         let number = self.tick();
-        let guest = OpenConnection {
+        let connection = OpenConnection {
             network,
             since: number,
             unread: 0,
-            _end: end,
+            _eviction: eviction,
         };
-        self.by_number.insert(number, guest);
+        self.by_number.insert(number, connection);
         number
     }
 
-    fn answered(&mut self, number: u64, bytes: usize) {
+    fn add_response(&mut self, number: u64, bytes: usize) {
         let since = self.tick();
-        let Some(guest) = self.by_number.get_mut(&number) else {
+        let Some(connection) = self.by_number.get_mut(&number) else {
             return;
         };
-        guest.since = since;
+        connection.since = since;
         // A client that pipelines requests has several unread responses.
-        guest.unread = guest.unread.saturating_add(bytes);
-        let unread = |of: &Self| {
-            let each = of.by_number.values().map(|guest| guest.unread);
-            each.fold(0, usize::saturating_add)
-        };
-        while unread(self) > UNREAD_BYTES_MAX {
-            let others = || self.by_number.iter().filter(|(of, _)| **of != number);
-            let most = most(others().map(|(_, guest)| (guest, guest.unread)));
+        connection.unread = connection.unread.saturating_add(bytes);
+        while self.unread_bytes() > UNREAD_BYTES_MAX {
+            let others = self.by_number.iter().filter(|(other, _)| **other != number);
+            let largest = largest_network(others.map(|(_, open)| (open, open.unread)));
             // A single response may exceed the limit.
-            let Some(most) = most.filter(|(_, bytes)| *bytes > 0) else {
+            let Some((network, _)) = largest.filter(|(_, bytes)| *bytes > 0) else {
                 return;
             };
-            self.evict(|guest| guest.network == most.0 && guest.unread > 0 && guest.since != since);
+            self.evict_oldest(|open| {
+                open.network == network && open.unread > 0 && open.since != since
+            });
         }
     }
 
-    fn mark_request_received(&mut self, number: u64) {
-        if let Some(guest) = self.by_number.get_mut(&number) {
-            guest.unread = 0;
+    fn unread_bytes(&self) -> usize {
+        let each = self.by_number.values().map(|open| open.unread);
+        each.fold(0, usize::saturating_add)
+    }
+
+    fn mark_responses_received(&mut self, number: u64) {
+        if let Some(connection) = self.by_number.get_mut(&number) {
+            connection.unread = 0;
         }
     }
 
-    /// Evicts the oldest connection of the network that has the most.
-    fn evict_from_most(&mut self) -> bool {
-        let most = most(self.by_number.values().map(|guest| (guest, 1)));
-        let evicted = most.map(|(network, _)| self.evict(|guest| guest.network == network));
+    /// Evicts the oldest connection of the network with the most connections. Returns false if no
+    /// connection is open.
+    fn evict_from_largest(&mut self) -> bool {
+        let largest = largest_network(self.by_number.values().map(|open| (open, 1)));
+        let evicted = largest.map(|(network, _)| self.evict_oldest(|open| open.network == network));
         evicted.is_some()
     }
 
     /// Evicts the oldest connection that matches.
-    fn evict(&mut self, of: impl Fn(&OpenConnection<E>) -> bool) {
-        let those = self.by_number.iter().filter(|(_, guest)| of(guest));
-        let oldest = those.min_by_key(|(_, guest)| guest.since);
+    fn evict_oldest(&mut self, matches: impl Fn(&OpenConnection<E>) -> bool) {
+        let matching = self.by_number.iter().filter(|(_, open)| matches(open));
+        let oldest = matching.min_by_key(|(_, open)| open.since);
         if let Some(number) = oldest.map(|(number, _)| *number) {
             self.by_number.remove(&number);
         }
@@ -177,21 +185,21 @@ impl<E> OpenConnections<E> {
     }
 }
 
-/// Returns the network with the largest sum, and that sum. Of several such networks, returns the
-/// one with the oldest connection.
-fn most<'g, E: 'g>(
-    guests: impl Iterator<Item = (&'g OpenConnection<E>, usize)>,
+/// Returns the network whose connections have the largest sum of the given amounts, and that sum.
+/// If several networks have the same sum, returns the network with the oldest connection.
+fn largest_network<'c, E: 'c>(
+    amounts: impl Iterator<Item = (&'c OpenConnection<E>, usize)>,
 ) -> Option<(IpAddr, usize)> {
     let mut sums: HashMap<IpAddr, (usize, u64)> = HashMap::new();
-    for (guest, amount) in guests {
-        let (sum, since) = sums.entry(guest.network).or_insert((0, u64::MAX));
+    for (connection, amount) in amounts {
+        let (sum, since) = sums.entry(connection.network).or_insert((0, u64::MAX));
         *sum += amount;
-        *since = guest.since.min(*since);
+        *since = connection.since.min(*since);
     }
-    let most = sums
+    let largest = sums
         .into_iter()
         .max_by_key(|(_, (sum, since))| (*sum, std::cmp::Reverse(*since)));
-    most.map(|(network, (sum, _))| (network, sum))
+    largest.map(|(network, (sum, _))| (network, sum))
 }
 
 #[cfg(test)]
@@ -202,111 +210,110 @@ mod tests {
         IpAddr::from([10, 0, 0, last])
     }
 
-    /// Creates connections: the given number for each address, in that order.
-    fn guests(of: &[(u8, usize)]) -> (OpenConnections<()>, Vec<u64>) {
-        let mut guests = OpenConnections::default();
-        let one = |(last, count): &(u8, usize)| vec![*last; *count];
-        let numbers = of.iter().flat_map(one);
-        let numbers = numbers
-            .map(|last| guests.enter(address(last), ()))
-            .collect();
-        (guests, numbers)
+    /// Opens the given number of connections from each address, in that order.
+    fn open_connections(counts: &[(u8, usize)]) -> (OpenConnections<()>, Vec<u64>) {
+        let mut open = OpenConnections::default();
+        let repeat = |(last, count): &(u8, usize)| vec![*last; *count];
+        let addresses = counts.iter().flat_map(repeat);
+        let numbers = addresses.map(|last| open.add(address(last), ())).collect();
+        (open, numbers)
     }
 
-    fn contains(guests: &OpenConnections<()>, number: u64) -> bool {
-        guests.by_number.contains_key(&number)
-    }
-
-    #[test]
-    fn new_connection_evicts_the_oldest_of_its_address() {
-        let (mut guests, numbers) = guests(&[(1, CONNECTIONS_PER_ADDRESS_MAX)]);
-        // The first connection has been active since.
-        guests.answered(numbers[0], 10);
-        guests.mark_request_received(numbers[0]);
-        let new = guests.enter(address(1), ());
-        assert_eq!(guests.by_number.len(), CONNECTIONS_PER_ADDRESS_MAX);
-        assert!(contains(&guests, new) && contains(&guests, numbers[0]));
-        assert!(!contains(&guests, numbers[1]));
+    fn contains(open: &OpenConnections<()>, number: u64) -> bool {
+        open.by_number.contains_key(&number)
     }
 
     #[test]
-    fn flood_of_one_address_ends_no_connection_of_another() {
-        let (mut guests, numbers) = guests(&[(1, 1), (2, 10 * CONNECTIONS_MAX)]);
-        assert!(contains(&guests, numbers[0]));
-        // Of many addresses, those with more connections are evicted first.
+    fn evicts_the_oldest_connection_of_the_same_address() {
+        let (mut open, numbers) = open_connections(&[(1, CONNECTIONS_PER_ADDRESS_MAX)]);
+        // The first connection is the most recently active one.
+        open.add_response(numbers[0], 10);
+        open.mark_responses_received(numbers[0]);
+        let new = open.add(address(1), ());
+        assert_eq!(open.by_number.len(), CONNECTIONS_PER_ADDRESS_MAX);
+        assert!(contains(&open, new) && contains(&open, numbers[0]));
+        assert!(!contains(&open, numbers[1]));
+    }
+
+    #[test]
+    fn keeps_connections_of_other_addresses_during_a_flood() {
+        let (mut open, numbers) = open_connections(&[(1, 1), (2, 10 * CONNECTIONS_MAX)]);
+        assert!(contains(&open, numbers[0]));
+        // Connections from the addresses with the most connections are evicted first.
         for last in 3..=60 {
             for _ in 0..3 {
-                guests.enter(address(last), ());
+                open.add(address(last), ());
             }
         }
-        assert_eq!(guests.by_number.len(), CONNECTIONS_MAX);
-        assert!(contains(&guests, numbers[0]));
+        assert_eq!(open.by_number.len(), CONNECTIONS_MAX);
+        assert!(contains(&open, numbers[0]));
     }
 
     #[test]
-    fn evicts_the_oldest_connection_if_all_addresses_have_equally_many() {
-        let mut guests = OpenConnections::default();
-        let enter = |guests: &mut OpenConnections<()>, last| guests.enter(address(last), ());
-        let count = u8::try_from(CONNECTIONS_MAX).expect("few");
-        let numbers: Vec<_> = (0..count).map(|last| enter(&mut guests, last)).collect();
-        enter(&mut guests, count);
-        assert!(!contains(&guests, numbers[0]) && contains(&guests, numbers[1]));
+    fn evicts_the_oldest_connection_if_all_addresses_have_the_same_number() {
+        let mut open = OpenConnections::default();
+        let add = |open: &mut OpenConnections<()>, last| open.add(address(last), ());
+        let count = u8::try_from(CONNECTIONS_MAX).expect("fewer than 256");
+        let numbers: Vec<_> = (0..count).map(|last| add(&mut open, last)).collect();
+        add(&mut open, count);
+        assert!(!contains(&open, numbers[0]) && contains(&open, numbers[1]));
     }
 
     #[test]
-    fn unread_responses_are_limited() {
-        let (mut guests, numbers) = guests(&[(1, 1), (2, 10)]);
-        guests.answered(numbers[0], 1000);
+    fn limits_the_size_of_unread_responses() {
+        let (mut open, numbers) = open_connections(&[(1, 1), (2, 10)]);
+        open.add_response(numbers[0], 1000);
         for number in &numbers[1..] {
-            guests.answered(*number, UNREAD_BYTES_MAX / 4);
+            open.add_response(*number, UNREAD_BYTES_MAX / 4);
         }
-        let unread: usize = guests.by_number.values().map(|guest| guest.unread).sum();
+        let unread = open.unread_bytes();
         assert!(unread <= UNREAD_BYTES_MAX, "{unread}");
-        assert!(contains(&guests, numbers[0]), "its answer is a small one");
-        assert!(contains(&guests, numbers[10]), "it was answered last");
-        assert!(!contains(&guests, numbers[1]));
-        // A response that was received no longer counts, and a single response is not limited.
+        assert!(contains(&open, numbers[0]), "a small response");
+        assert!(contains(&open, numbers[10]), "the last response");
+        assert!(!contains(&open, numbers[1]));
+        // A response that was received no longer counts. The responses for a single connection are
+        // not limited.
         let last = numbers[10];
-        guests.mark_request_received(last);
-        guests.answered(last, UNREAD_BYTES_MAX);
-        guests.answered(last, UNREAD_BYTES_MAX);
-        assert_eq!(guests.by_number[&last].unread, 2 * UNREAD_BYTES_MAX);
-        assert!(contains(&guests, last));
-        assert_eq!(
-            guests.by_number.values().filter(|of| of.unread > 0).count(),
-            1
-        );
-        guests.mark_request_received(last);
-        assert_eq!(guests.by_number[&last].unread, 0);
-        guests.answered(99, 1);
+        open.mark_responses_received(last);
+        open.add_response(last, UNREAD_BYTES_MAX);
+        open.add_response(last, UNREAD_BYTES_MAX);
+        assert_eq!(open.by_number[&last].unread, 2 * UNREAD_BYTES_MAX);
+        assert!(contains(&open, last));
+        let connections = open.by_number.values();
+        assert_eq!(connections.filter(|each| each.unread > 0).count(), 1);
+        open.mark_responses_received(last);
+        assert_eq!(open.by_number[&last].unread, 0);
+        open.add_response(99, 1);
     }
 
     #[test]
-    fn client_of_ipv6_has_its_network() {
-        let of = |text: &str| network(text.parse().expect("an address"));
-        assert_eq!(of("2001:db8::1"), of("2001:db8::ffff:1"));
-        assert_ne!(of("2001:db8::1"), of("2001:db8:0:1::1"));
-        assert_eq!(of("::ffff:10.0.0.1"), address(1));
-        assert_ne!(of("10.0.0.1"), of("10.0.0.2"));
+    fn groups_ipv6_clients_by_network() {
+        let parsed = |text: &str| network(text.parse().expect("an address"));
+        assert_eq!(parsed("2001:db8::1"), parsed("2001:db8::ffff:1"));
+        assert_ne!(parsed("2001:db8::1"), parsed("2001:db8:0:1::1"));
+        assert_eq!(parsed("::ffff:10.0.0.1"), address(1));
+        assert_ne!(parsed("10.0.0.1"), parsed("10.0.0.2"));
     }
 
     #[test]
-    fn place_that_is_given_up_is_free() {
-        let room = Arc::new(ConnectionLimit::default());
-        let (seat, mut end) = room.enter(address(1));
+    fn releases_the_slot_of_a_closed_connection() {
+        let limit = Arc::new(ConnectionLimit::default());
+        let (slot, mut eviction) = limit.add(address(1));
         assert!(
-            end.try_recv()
+            eviction
+                .try_recv()
                 .is_err_and(|e| e == oneshot::error::TryRecvError::Empty)
         );
-        assert!(room.shrink() && !room.shrink());
+        assert!(limit.evict_one() && !limit.evict_one());
         assert!(
-            end.try_recv()
+            eviction
+                .try_recv()
                 .is_err_and(|e| e == oneshot::error::TryRecvError::Closed)
         );
-        seat.answered(5);
-        drop(seat);
-        let (seat, _end) = room.enter(address(1));
-        drop(seat);
-        assert!(!room.shrink());
+        slot.add_response(5);
+        drop(slot);
+        let (slot, _eviction) = limit.add(address(1));
+        drop(slot);
+        assert!(!limit.evict_one());
     }
 }

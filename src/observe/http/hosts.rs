@@ -2,69 +2,68 @@
 //!
 //! A browser sends the name in its address bar as the `Host` header. A malicious site can make its
 //! own name resolve to this server (DNS rebinding) and then read the responses, because the browser
-//! considers both the same site. But the site can use neither a name that it doesn't own nor an
-//! address, so requests for unknown names are rejected.
+//! treats the server as part of that site. But the site can only use its own name, not an address
+//! or another name. Therefore, requests for unknown names are rejected.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use hyper::{HeaderMap, Uri, header};
 
-/// Suffixes of names that can't be registered: those of services in Kubernetes (`svc`,
-/// `cluster.local` and the like), of private networks (ICANN reserves `internal` for them) and of
-/// the local link (RFC 6762).
-const PRIVATE: [&str; 3] = [".svc", ".internal", ".local"];
-/// Accepts any name.
+/// Suffixes of names that can't be registered: Kubernetes services (such as `svc` and
+/// `cluster.local`), private networks (for which ICANN reserves `internal`) and the local link (RFC
+/// 6762).
+const PRIVATE_SUFFIXES: [&str; 3] = [".svc", ".internal", ".local"];
+/// The value of `http_hosts` that accepts any name.
 const ANY_HOST: &str = "*";
 
 /// The host names that are accepted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Hosts {
     named: Vec<String>,
-    /// Whether the listener can be reached only from this machine.
+    /// Whether the listener is reachable only from this machine.
     pub(super) is_local: bool,
 }
 
 /// An error for text that isn't a host name.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "http_hosts: {0:?} is no name of a host: expected one without scheme and port, like walpost.example.com, or \"*\" \
-     for any"
+    "http_hosts: {0:?} is not a host name; expected a name without scheme and port, like walpost.example.com, or \"*\" for any name"
 )]
 pub(crate) struct HostError(String);
 
 impl Hosts {
-    /// Accepts `localhost`, addresses, and the names in `named`. If `is_local` is true, the
-    /// listener can be reached only from this machine. If it is false, names without a dot and
-    /// names with a suffix of private networks are accepted too: scrapers of a service in a
-    /// container use such names, and a site on the internet can't have one.
+    /// Accepts `localhost`, addresses, and the names in `named`. `is_local` is whether the listener
+    /// is reachable only from this machine. Otherwise, names without a dot and names with a suffix
+    /// of private networks are accepted too: scrapers use such names for a service in a container,
+    /// and a site on the internet can't have such a name.
     ///
     /// # Errors
     /// Returns an error if a name is invalid.
     pub(crate) fn new(named: &[String], is_local: bool) -> Result<Self, HostError> {
-        let named: Result<_, _> = named.iter().map(|name| named_host(name)).collect();
+        let named: Result<_, _> = named.iter().map(|name| normalize(name)).collect();
         Ok(Self {
             named: named?,
             is_local,
         })
     }
 
-    /// Checks the host that a request is for.
+    /// Checks the host that a request names.
     ///
     /// # Errors
-    /// Returns the host if it is not accepted.
+    /// Returns the name of the host if it is not accepted.
     pub(crate) fn check(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), String> {
         let mut hosts = headers.get_all(header::HOST).iter();
         let host = hosts.next();
         // A request without a host, as in HTTP/1.0, does not come from a browser.
-        let in_head = host.map(|host| String::from_utf8_lossy(host.as_bytes()));
+        let in_header = host.map(|host| String::from_utf8_lossy(host.as_bytes()));
         if hosts.next().is_some() {
-            return Err("more than one".to_owned());
+            return Err("(more than one)".to_owned());
         }
         let in_uri = uri.authority().map(|authority| authority.as_str().into());
-        let asked = in_head.into_iter().chain(in_uri);
-        match asked.into_iter().find(|host| !self.accepts(host)) {
+        let requested = in_header.into_iter().chain(in_uri);
+        match requested.into_iter().find(|host| !self.accepts(host)) {
             None => Ok(()),
-            Some(foreign) => Err(foreign.into_owned()),
+            Some(unknown) => Err(unknown.into_owned()),
         }
     }
 
@@ -86,7 +85,7 @@ impl Hosts {
         let name = name.strip_suffix('.').unwrap_or(&name);
         name == "localhost"
             || self.named.iter().any(|named| named == name)
-            || !self.is_local && is_of_private_network(name)
+            || !self.is_local && is_private_name(name)
     }
 }
 
@@ -101,8 +100,8 @@ fn without_port(host: &str) -> Option<&str> {
     }
 }
 
-fn is_of_private_network(name: &str) -> bool {
-    is_name(name) && (!name.contains('.') || PRIVATE.iter().any(|end| name.ends_with(end)))
+fn is_private_name(name: &str) -> bool {
+    is_name(name) && (!name.contains('.') || PRIVATE_SUFFIXES.iter().any(|end| name.ends_with(end)))
 }
 
 fn is_name(name: &str) -> bool {
@@ -113,10 +112,11 @@ fn is_name(name: &str) -> bool {
     name.len() <= 253 && name.split('.').all(is_part)
 }
 
-fn named_host(name: &str) -> Result<String, HostError> {
-    let bare = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
-    match bare == ANY_HOST || is_name(&bare) {
-        true => Ok(bare),
+/// Normalizes a configured host name.
+fn normalize(name: &str) -> Result<String, HostError> {
+    let normalized = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
+    match normalized == ANY_HOST || is_name(&normalized) {
+        true => Ok(normalized),
         false => Err(HostError(name.to_owned())),
     }
 }
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_alone_is_localhost_and_addresses() {
+    fn accepts_only_localhost_and_addresses_on_a_local_listener() {
         for host in [
             "localhost",
             "LOCALHOST:9464",
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn network_names_can_not_be_taken_by_others() {
+    fn accepts_only_names_of_private_networks_on_other_listeners() {
         for host in [
             "walpost:9464",
             "a.shop.svc",
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_the_configuration_are_answered_whatever_their_case_and_port() {
+    fn accepts_configured_names_with_any_case_and_port() {
         let named = ["Walpost.Example.Com."];
         assert!(accepts(&named, true, "walpost.example.com:443"));
         assert!(!accepts(&named, true, "x.walpost.example.com"));

@@ -12,28 +12,28 @@ use tokio::time::{Sleep, sleep};
 
 use super::connection_limit::ConnectionSlot;
 
-/// How long a client may take to receive a response: Prometheus' default scrape timeout.
+/// How long a client may take to receive a response; equal to Prometheus' default scrape timeout.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
 pub(super) struct Stream {
     tcp: TcpStream,
-    seat: Arc<ConnectionSlot>,
-    /// Set while the client is not receiving, until everything is written.
+    slot: Arc<ConnectionSlot>,
+    /// Set when a write blocks, and cleared when everything is written.
     deadline: Option<Pin<Box<Sleep>>>,
 }
 
 impl Stream {
-    pub(super) fn new(tcp: TcpStream, seat: Arc<ConnectionSlot>) -> Self {
+    pub(super) fn new(tcp: TcpStream, slot: Arc<ConnectionSlot>) -> Self {
         Self {
             tcp,
-            seat,
+            slot,
             deadline: None,
         }
     }
 
     /// Returns the result of a write, or an error if the client took too long.
-    fn in_time(
+    fn poll_deadline(
         &mut self,
         context: &mut Context<'_>,
         written: Poll<io::Result<usize>>,
@@ -45,7 +45,7 @@ impl Stream {
             .deadline
             .get_or_insert_with(|| Box::pin(sleep(RESPONSE_TIMEOUT)));
         ready!(deadline.as_mut().poll(context));
-        let reason = format!("the client has not taken its answer within {RESPONSE_TIMEOUT:?}");
+        let reason = format!("the client did not receive the response within {RESPONSE_TIMEOUT:?}");
         Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, reason)))
     }
 }
@@ -67,7 +67,7 @@ impl AsyncWrite for Stream {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.tcp).poll_write(context, bytes);
-        self.in_time(context, written)
+        self.poll_deadline(context, written)
     }
 
     fn poll_write_vectored(
@@ -76,7 +76,7 @@ impl AsyncWrite for Stream {
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.tcp).poll_write_vectored(context, slices);
-        self.in_time(context, written)
+        self.poll_deadline(context, written)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -86,7 +86,7 @@ impl AsyncWrite for Stream {
     /// Called when everything is written.
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.deadline = None;
-        self.seat.mark_request_received();
+        self.slot.mark_responses_received();
         Pin::new(&mut self.tcp).poll_flush(context)
     }
 

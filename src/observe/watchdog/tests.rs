@@ -4,7 +4,7 @@ use crate::model::lifecycle::{ErrorKind, Failure};
 const MEBI: u64 = 1 << 20;
 
 /// A pipeline, and a clock controlled by the test.
-struct Scene {
+struct Fixture {
     about: About,
     lifecycle: LifecycleSnapshot,
     totals: Totals,
@@ -12,12 +12,12 @@ struct Scene {
     began: Instant,
     second: u64,
     watchdog: Watchdog,
-    /// The lines that were logged: the second, the type of the line, and the kind of problem.
-    said: Vec<(u64, &'static str, Kind)>,
-    last: String,
+    /// The second, line type and kind of problem of each logged line.
+    logged: Vec<(u64, &'static str, Kind)>,
+    last_line: String,
 }
 
-impl Scene {
+impl Fixture {
     fn new() -> Self {
         let slot = SlotVitals {
             active: true,
@@ -47,8 +47,8 @@ impl Scene {
             began: Instant::now(),
             second: 0,
             watchdog: Watchdog::default(),
-            said: Vec::new(),
-            last: String::new(),
+            logged: Vec::new(),
+            last_line: String::new(),
         }
     }
 
@@ -56,45 +56,45 @@ impl Scene {
         self.vitals.slot.as_mut().expect("a slot")
     }
 
-    fn micros(&self) -> u64 {
+    fn now_micros(&self) -> u64 {
         (1_000_000_000 + self.second) * 1_000_000
     }
 
     /// Advances the clock by `seconds`, with a database query each second.
-    fn pass(&mut self, seconds: u64) {
+    fn advance(&mut self, seconds: u64) {
         for _ in 0..seconds {
-            let now = self.micros();
+            let now = self.now_micros();
             self.lifecycle.database = Some((self.vitals.clone(), now));
-            self.turn();
+            self.advance_without_query();
         }
     }
 
-    /// Advances the clock by one second.
-    fn turn(&mut self) {
+    /// Advances the clock by one second, without a database query.
+    fn advance_without_query(&mut self) {
         let facts = Facts {
             about: &self.about,
             lifecycle: &self.lifecycle,
             totals: &self.totals,
             now: self.began + Duration::from_secs(self.second),
-            now_micros: self.micros(),
+            now_micros: self.now_micros(),
         };
         for line in self.watchdog.check(&facts) {
-            let (begins, kind) = match line {
+            let (line_type, kind) = match line {
                 Line::Started(problem) => {
-                    self.last = problem.line();
-                    ("begins", problem.kind)
+                    self.last_line = problem.line();
+                    ("started", problem.kind)
                 }
-                Line::Ongoing(problem, _) => ("lasts", problem.kind),
-                Line::Over(kind, _) => ("over", kind),
+                Line::Ongoing(problem, _) => ("ongoing", problem.kind),
+                Line::Resolved(kind, _) => ("resolved", kind),
             };
-            self.said.push((self.second, begins, kind));
+            self.logged.push((self.second, line_type, kind));
         }
         self.second += 1;
     }
 
     fn enter(&mut self, state: State) {
         self.lifecycle.state = state;
-        self.lifecycle.since_micros = self.micros();
+        self.lifecycle.since_micros = self.now_micros();
     }
 
     fn reported_kinds(&self) -> Vec<Kind> {
@@ -115,147 +115,165 @@ fn transaction(whose: TransactionOwner, began_micros: Option<u64>) -> Option<Ope
 }
 
 #[test]
-fn idle_pipeline_is_never_complained_of() {
-    let mut scene = Scene::new();
-    // An idle database writes some WAL, and not all of it is confirmed at once.
-    scene.vitals.end = Lsn(1015 * MEBI);
-    scene.pass(3_000);
-    scene.vitals.end = Lsn(2000 * MEBI);
+fn never_reports_an_idle_pipeline() {
+    let mut fixture = Fixture::new();
+    // Even an idle database writes some WAL, and not all of that WAL is confirmed immediately.
+    fixture.vitals.end = Lsn(1015 * MEBI);
+    fixture.advance(3_000);
+    fixture.vitals.end = Lsn(2000 * MEBI);
     for _ in 0..1_000 {
-        scene.totals.confirmed.0 += MEBI / 2;
-        scene.pass(1);
+        fixture.totals.confirmed.0 += MEBI / 2;
+        fixture.advance(1);
     }
-    assert_eq!(scene.said, []);
+    assert_eq!(fixture.logged, []);
 }
 
 #[test]
-fn stalled_delivery_is_logged_at_the_start_rarely_while_it_lasts_and_at_the_end() {
-    let mut scene = Scene::new();
-    scene.totals.waits = true;
-    scene.totals.in_flight = 7;
+fn logs_a_stalled_delivery_at_the_start_every_ten_minutes_and_at_the_end() {
+    let mut fixture = Fixture::new();
+    fixture.totals.waits = true;
+    fixture.totals.in_flight = 7;
     for second in 0..1_300 {
-        scene.totals.since_last_progress = Duration::from_secs(second);
-        scene.pass(1);
+        fixture.totals.since_last_progress = Duration::from_secs(second);
+        fixture.advance(1);
     }
-    assert_eq!(scene.reported_kinds(), [Kind::DeliveryStuck]);
+    assert_eq!(fixture.reported_kinds(), [Kind::DeliveryStuck]);
     assert!(
-        scene.last.contains("7 events are in flight"),
+        fixture.last_line.contains("7 events are in flight"),
         "{}",
-        scene.last
+        fixture.last_line
     );
-    scene.totals.waits = false;
-    scene.pass(5);
+    fixture.totals.waits = false;
+    fixture.advance(5);
     let kind = Kind::DeliveryStuck;
     assert_eq!(
-        scene.said,
+        fixture.logged,
         [
-            (10, "begins", kind),
-            (610, "lasts", kind),
-            (1_210, "lasts", kind),
-            (1_300, "over", kind)
+            (10, "started", kind),
+            (610, "ongoing", kind),
+            (1_210, "ongoing", kind),
+            (1_300, "resolved", kind)
         ]
     );
-    assert_eq!(scene.reported_kinds(), []);
+    assert_eq!(fixture.reported_kinds(), []);
 }
 
 #[test]
-fn outage_of_kafka_is_a_problem_and_its_log_lines_are_the_producers() {
-    let mut scene = Scene::new();
-    scene.totals.waits = true;
-    scene.totals.since_last_progress = Duration::from_secs(60);
-    scene.lifecycle.kafka_down = Some("2/2 brokers are down".to_owned());
-    scene.pass(60);
-    assert_eq!(scene.reported_kinds(), [Kind::DeliveryStuck]);
-    scene.totals.waits = false;
-    scene.pass(1);
-    assert_eq!((scene.reported_kinds(), scene.said), (vec![], vec![]));
+fn reports_a_kafka_outage_without_logging_it_twice() {
+    let mut fixture = Fixture::new();
+    fixture.totals.waits = true;
+    fixture.totals.since_last_progress = Duration::from_secs(60);
+    fixture.lifecycle.kafka_down = Some("2/2 brokers are down".to_owned());
+    fixture.advance(60);
+    assert_eq!(fixture.reported_kinds(), [Kind::DeliveryStuck]);
+    fixture.totals.waits = false;
+    fixture.advance(1);
+    assert_eq!((fixture.reported_kinds(), fixture.logged), (vec![], vec![]));
 }
 
 #[test]
-fn stall_is_reported_after_five_minutes_if_wal_is_pending() {
-    let mut scene = Scene::new();
-    scene.vitals.end = Lsn(1016 * MEBI);
-    scene.pass(300);
-    assert_eq!(scene.said, []);
-    scene.pass(10);
-    assert_eq!(scene.said, [(300, "begins", Kind::NoProgress)]);
-    assert!(scene.last.contains("16.0 MiB of WAL"), "{}", scene.last);
-    assert!(scene.last.contains("slot_name = 's'"), "{}", scene.last);
-    // Rows arrive again, though nothing is confirmed until the transaction ends.
-    scene.totals.delivered += 1;
-    scene.pass(1);
-    assert_eq!(scene.said.last(), Some(&(310, "over", Kind::NoProgress)));
-    scene.pass(299);
-    assert_eq!(scene.said.len(), 2);
+fn reports_a_stall_after_five_minutes_if_wal_is_pending() {
+    let mut fixture = Fixture::new();
+    fixture.vitals.end = Lsn(1016 * MEBI);
+    fixture.advance(300);
+    assert_eq!(fixture.logged, []);
+    fixture.advance(10);
+    assert_eq!(fixture.logged, [(300, "started", Kind::NoProgress)]);
+    assert!(
+        fixture.last_line.contains("16.0 MiB of WAL"),
+        "{}",
+        fixture.last_line
+    );
+    assert!(
+        fixture.last_line.contains("slot_name = 's'"),
+        "{}",
+        fixture.last_line
+    );
+    // Rows arrive again, but no position is confirmed until the transaction ends.
+    fixture.totals.delivered += 1;
+    fixture.advance(1);
+    assert_eq!(
+        fixture.logged.last(),
+        Some(&(310, "resolved", Kind::NoProgress))
+    );
+    fixture.advance(299);
+    assert_eq!(fixture.logged.len(), 2);
 }
 
 #[test]
-fn stall_is_not_reported_if_a_more_specific_problem_is() {
-    let mut scene = Scene::new();
-    scene.vitals.end = Lsn(2000 * MEBI);
-    scene.totals.waits = true;
+fn omits_a_stall_if_a_more_specific_problem_is_reported() {
+    let mut fixture = Fixture::new();
+    fixture.vitals.end = Lsn(2000 * MEBI);
+    fixture.totals.waits = true;
     for second in 0..400 {
-        scene.totals.since_last_progress = Duration::from_secs(second);
-        scene.pass(1);
+        fixture.totals.since_last_progress = Duration::from_secs(second);
+        fixture.advance(1);
     }
-    assert_eq!(scene.reported_kinds(), [Kind::DeliveryStuck]);
+    assert_eq!(fixture.reported_kinds(), [Kind::DeliveryStuck]);
 }
 
 #[test]
-fn unread_slot_is_reported_after_a_minute_but_not_by_a_hot_standby() {
+fn reports_an_unread_slot_after_a_minute_unless_standing_by() {
     for state in [State::Starting, State::Reconnecting, State::Halted] {
-        let mut scene = Scene::new();
-        scene.pass(5);
-        scene.enter(state);
-        scene.lifecycle.last_error = Some(Failure {
+        let mut fixture = Fixture::new();
+        fixture.advance(5);
+        fixture.enter(state);
+        fixture.lifecycle.last_error = Some(Failure {
             at_micros: 0,
             kind: ErrorKind::Postgres,
             message: "connection refused".to_owned(),
             remedy: "Start PostgreSQL".to_owned(),
         });
-        scene.pass(100);
-        assert_eq!(scene.said, [(65, "begins", Kind::NotStreaming)]);
+        fixture.advance(100);
+        assert_eq!(fixture.logged, [(65, "started", Kind::NotStreaming)]);
         for text in [
             "slot \"s\"",
             "60 s",
             "connection refused",
             "Start PostgreSQL",
         ] {
-            assert!(scene.last.contains(text), "{text} in {}", scene.last);
+            assert!(
+                fixture.last_line.contains(text),
+                "{text} in {}",
+                fixture.last_line
+            );
         }
-        scene.enter(State::Streaming);
-        scene.pass(1);
-        assert_eq!(scene.said.last(), Some(&(105, "over", Kind::NotStreaming)));
+        fixture.enter(State::Streaming);
+        fixture.advance(1);
+        assert_eq!(
+            fixture.logged.last(),
+            Some(&(105, "resolved", Kind::NotStreaming))
+        );
     }
-    let mut scene = Scene::new();
-    scene.enter(State::StandingBy);
-    scene.slot().wal_status = Some("unreserved".to_owned());
-    scene.pass(1_000);
-    assert_eq!((scene.reported_kinds(), scene.said), (vec![], vec![]));
+    let mut fixture = Fixture::new();
+    fixture.enter(State::StandingBy);
+    fixture.slot().wal_status = Some("unreserved".to_owned());
+    fixture.advance(1_000);
+    assert_eq!((fixture.reported_kinds(), fixture.logged), (vec![], vec![]));
 }
 
 #[test]
-fn stalled_session_is_reported_but_not_its_end_on_stop() {
-    let mut scene = Scene::new();
-    scene.totals.since_last_iteration = Duration::from_secs(60);
-    scene.pass(3);
-    assert_eq!(scene.said, [(0, "begins", Kind::EventLoopStalled)]);
-    scene.enter(State::Draining);
-    scene.pass(3);
-    assert_eq!(scene.said.len(), 1);
+fn does_not_log_a_stalled_session_as_resolved_on_stop() {
+    let mut fixture = Fixture::new();
+    fixture.totals.since_last_iteration = Duration::from_secs(60);
+    fixture.advance(3);
+    assert_eq!(fixture.logged, [(0, "started", Kind::EventLoopStalled)]);
+    fixture.enter(State::Draining);
+    fixture.advance(3);
+    assert_eq!(fixture.logged.len(), 1);
 }
 
 #[test]
-fn long_transaction_that_retains_much_wal_is_reported() {
-    let mut scene = Scene::new();
-    let began = scene.micros() - 100 * 1_000_000;
-    scene.vitals.oldest_open = transaction(TransactionOwner::Session(4711), Some(began));
-    scene.slot().restart = Some(Lsn(940 * MEBI));
-    scene.pass(1_000);
-    assert_eq!(scene.said, [], "60 MiB are not much");
-    scene.slot().restart = Some(Lsn(930 * MEBI));
-    scene.pass(1);
-    assert_eq!(scene.said, [(1_000, "begins", Kind::LongTransaction)]);
+fn reports_a_long_transaction_that_retains_much_wal() {
+    let mut fixture = Fixture::new();
+    let began = fixture.now_micros() - 100 * 1_000_000;
+    fixture.vitals.oldest_open = transaction(TransactionOwner::Session(4711), Some(began));
+    fixture.slot().restart = Some(Lsn(940 * MEBI));
+    fixture.advance(1_000);
+    assert_eq!(fixture.logged, [], "60 MiB are below the threshold");
+    fixture.slot().restart = Some(Lsn(930 * MEBI));
+    fixture.advance(1);
+    assert_eq!(fixture.logged, [(1_000, "started", Kind::LongTransaction)]);
     for text in [
         "PID 4711",
         "role \"app\"",
@@ -264,89 +282,101 @@ fn long_transaction_that_retains_much_wal_is_reported() {
         "70.0 MiB",
         "pg_catalog.pg_terminate_backend(4711)",
     ] {
-        assert!(scene.last.contains(text), "{text} in {}", scene.last);
+        assert!(
+            fixture.last_line.contains(text),
+            "{text} in {}",
+            fixture.last_line
+        );
     }
-    scene.vitals.oldest_open = None;
-    scene.pass(1);
-    let over = Some(&(1_001, "over", Kind::LongTransaction));
-    assert_eq!(scene.said.last(), over);
+    fixture.vitals.oldest_open = None;
+    fixture.advance(1);
+    let over = Some(&(1_001, "resolved", Kind::LongTransaction));
+    assert_eq!(fixture.logged.last(), over);
 }
 
 #[test]
-fn transaction_whose_beginning_is_hidden_is_as_old_as_it_was_seen() {
-    let mut scene = Scene::new();
-    scene.slot().restart = Some(Lsn(0));
-    scene.vitals.oldest_open = transaction(TransactionOwner::Session(1), None);
-    scene.pass(299);
+fn measures_a_transaction_with_a_hidden_start_time_since_it_was_first_seen() {
+    let mut fixture = Fixture::new();
+    fixture.slot().restart = Some(Lsn(0));
+    fixture.vitals.oldest_open = transaction(TransactionOwner::Session(1), None);
+    fixture.advance(299);
     // A different transaction.
-    if let Some(open) = &mut scene.vitals.oldest_open {
+    if let Some(open) = &mut fixture.vitals.oldest_open {
         open.xid = "778".to_owned();
     }
-    scene.pass(300);
-    assert_eq!(scene.said, []);
-    scene.pass(1);
-    assert_eq!(scene.said, [(599, "begins", Kind::LongTransaction)]);
-    assert!(scene.last.contains("for 5 min at least"), "{}", scene.last);
+    fixture.advance(300);
+    assert_eq!(fixture.logged, []);
+    fixture.advance(1);
+    assert_eq!(fixture.logged, [(599, "started", Kind::LongTransaction)]);
+    assert!(
+        fixture.last_line.contains("for at least 5 min"),
+        "{}",
+        fixture.last_line
+    );
 }
 
 #[test]
-fn transaction_that_retains_a_quarter_of_the_limit_is_reported_soon() {
-    let mut scene = Scene::new();
-    scene.slot().restart = Some(Lsn(990 * MEBI));
-    scene.slot().safe_wal_bytes = Some(29 << 20);
-    scene.vitals.oldest_open = transaction(TransactionOwner::Prepared("it's".to_owned()), None);
-    scene.pass(12);
-    assert_eq!(scene.said, [(10, "begins", Kind::LongTransaction)]);
+fn reports_a_transaction_early_if_it_retains_a_quarter_of_the_limit() {
+    let mut fixture = Fixture::new();
+    fixture.slot().restart = Some(Lsn(990 * MEBI));
+    fixture.slot().safe_wal_bytes = Some(29 << 20);
+    fixture.vitals.oldest_open = transaction(TransactionOwner::Prepared("it's".to_owned()), None);
+    fixture.advance(12);
+    assert_eq!(fixture.logged, [(10, "started", Kind::LongTransaction)]);
     for text in ["prepared transaction \"it's\"", "ROLLBACK PREPARED 'it''s'"] {
-        assert!(scene.last.contains(text), "{text} in {}", scene.last);
+        assert!(
+            fixture.last_line.contains(text),
+            "{text} in {}",
+            fixture.last_line
+        );
     }
 }
 
 #[test]
-fn long_transaction_that_delays_vacuum_is_reported_without_wal() {
-    let mut scene = Scene::new();
-    scene.vitals.oldest_open = transaction(TransactionOwner::Session(1), None);
-    if let Some(open) = &mut scene.vitals.oldest_open {
+fn reports_a_long_transaction_that_delays_vacuum_without_retaining_wal() {
+    let mut fixture = Fixture::new();
+    fixture.vitals.oldest_open = transaction(TransactionOwner::Session(1), None);
+    if let Some(open) = &mut fixture.vitals.oldest_open {
         open.age = 100_000_000;
     }
-    scene.pass(301);
-    assert_eq!(scene.said, [(300, "begins", Kind::LongTransaction)]);
+    fixture.advance(301);
+    assert_eq!(fixture.logged, [(300, "started", Kind::LongTransaction)]);
 }
 
 #[test]
-fn outdated_query_results_start_and_end_no_problem() {
-    let mut scene = Scene::new();
-    scene.slot().restart = Some(Lsn(0));
-    scene.vitals.oldest_open = transaction(TransactionOwner::Session(1), Some(1));
-    scene.pass(1);
-    assert_eq!(scene.reported_kinds(), [Kind::LongTransaction]);
+fn ignores_outdated_query_results() {
+    let mut fixture = Fixture::new();
+    fixture.slot().restart = Some(Lsn(0));
+    fixture.vitals.oldest_open = transaction(TransactionOwner::Session(1), Some(1));
+    fixture.advance(1);
+    assert_eq!(fixture.reported_kinds(), [Kind::LongTransaction]);
     for _ in 0..100 {
-        scene.turn();
+        fixture.advance_without_query();
     }
-    assert_eq!(scene.reported_kinds(), [Kind::LongTransaction]);
-    assert_eq!(scene.said.len(), 1);
+    assert_eq!(fixture.reported_kinds(), [Kind::LongTransaction]);
+    assert_eq!(fixture.logged.len(), 1);
 }
 
 #[test]
-fn worsening_slot_is_logged_at_each_step_and_ends_only_when_healthy() {
-    let mut scene = Scene::new();
-    scene.vitals.end = Lsn(1010 * MEBI);
-    scene.slot().safe_wal_bytes = Some(1 << 20);
-    scene.pass(2);
-    scene.slot().wal_status = Some("unreserved".to_owned());
-    scene.pass(2);
-    assert_eq!(scene.reported_kinds(), [Kind::SlotUnreserved]);
-    scene.slot().wal_status = Some("extended".to_owned());
-    scene.pass(2);
-    scene.slot().safe_wal_bytes = Some(1 << 30);
-    scene.pass(2);
+fn logs_each_change_of_a_slot_problem_and_its_end_only_when_healthy() {
+    let mut fixture = Fixture::new();
+    fixture.vitals.end = Lsn(1010 * MEBI);
+    fixture.slot().safe_wal_bytes = Some(1 << 20);
+    fixture.advance(2);
+    fixture.slot().wal_status = Some("unreserved".to_owned());
+    fixture.advance(2);
+    assert_eq!(fixture.reported_kinds(), [Kind::SlotUnreserved]);
+    fixture.slot().wal_status = Some("extended".to_owned());
+    fixture.advance(2);
+    fixture.slot().safe_wal_bytes = Some(1 << 30);
+    fixture.advance(2);
     assert_eq!(
-        scene.said,
+        fixture.logged,
         [
-            (0, "begins", Kind::SlotInDanger),
-            (2, "begins", Kind::SlotUnreserved),
-            (4, "begins", Kind::SlotInDanger),
-            (6, "over", Kind::SlotInDanger)
+            (0, "started", Kind::SlotInDanger),
+            (2, "started", Kind::SlotUnreserved),
+            (4, "started", Kind::SlotInDanger),
+            (6, "resolved", Kind::SlotInDanger)
         ]
     );
 }

@@ -203,7 +203,7 @@ fn manual_pages_are_not_written_into_a_folder_of_others() {
     set(0o1777);
     write()
         .expect_code(1)
-        .expect_mentions(&["others can create files"]);
+        .expect_mentions(&["other users can create files"]);
     assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
     set(0o755);
     write().expect_code(0);

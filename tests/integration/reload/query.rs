@@ -3,7 +3,7 @@
 use super::*;
 use crate::support::http::Http;
 
-const FAILED_MESSAGE: &str = "its pipelines go on as they are";
+const FAILED_MESSAGE: &str = "its pipelines keep running unchanged";
 
 /// A table with names of databases, each of which is a pipeline.
 struct Shards {

@@ -541,7 +541,7 @@ fn uses_the_first_line_of_the_program_output_as_the_password() {
     for (script, expected) in [
         ("echo; echo one", "an empty first line"),
         ("printf 'o\\0ne\\n'", "contains a NUL character"),
-        ("true", "has printed nothing"),
+        ("true", "printed nothing"),
     ] {
         let error = run(script).expect_err(script);
         assert!(error.contains(expected), "{error}");
