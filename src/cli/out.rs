@@ -48,8 +48,7 @@ impl Tone {
 }
 
 /// Prints a mark and text on one line, like [`say!`]. On a terminal, the mark is coloured, unless
-/// NO_COLOR is set
-/// (no-color.org).
+/// NO_COLOR is set (no-color.org).
 pub(super) fn marked(tone: Tone, mark: &str, text: &str) {
     let is_coloured =
         is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
