@@ -107,7 +107,10 @@ fn watermark(group: &mut Group<'_>) {
                     end += 16;
                     watermark.begin(commit).expect("begins");
                     for _ in 0..per_transaction {
-                        let tag = watermark.reserve(COST).expect("open").expect("room");
+                        let tag = watermark
+                            .reserve(COST)
+                            .expect("the transaction is open")
+                            .expect("the window has space");
                         deliveries.delivered([black_box(tag)]);
                     }
                     watermark.commit(commit, Lsn(end)).expect("commits");

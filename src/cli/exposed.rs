@@ -138,7 +138,7 @@ mod tests {
         ] {
             let error = Cli::command()
                 .try_get_matches_from(words)
-                .expect_err("refused");
+                .expect_err("the arguments are invalid");
             let error = without_stray_values(error).to_string();
             assert!(!error.contains("hunter2"), "{words:?}: {error}");
         }

@@ -61,7 +61,7 @@ impl QuerySource {
     /// Returns whether both sources run the same query in the same database, regardless of role and
     /// password.
     pub(super) fn is_same_query(&self, other: &QuerySource) -> bool {
-        let database = |of: &QuerySource| Conninfo::without_passwords(&of.postgres);
+        let database = |source: &QuerySource| Conninfo::without_passwords(&source.postgres);
         self.query == other.query && database(self) == database(other)
     }
 

@@ -438,7 +438,7 @@ fn check_brokers(value: &str) -> Result<(), String> {
             Some(rest) => rest.split_once(']').unwrap_or(("", "")),
             None => broker
                 .find(':')
-                .map_or((broker, ""), |at| broker.split_at(at)),
+                .map_or((broker, ""), |colon| broker.split_at(colon)),
         };
         is_host(host) && (port.is_empty() || port.strip_prefix(':').is_some_and(is_port))
     };

@@ -269,7 +269,7 @@ fn requires_a_separate_topic_for_dead_letters() {
         (named.oversize, named.topic.as_str()),
         (Undeliverable::DeadLetter, "d")
     );
-    let refused = |lines: &str, words: &[&str]| {
+    let assert_rejected = |lines: &str, words: &[&str]| {
         let text = error(&format!("{MINIMAL}\n{lines}"));
         for word in words {
             assert!(text.contains(word), "{word:?} in {text:?}");
@@ -277,26 +277,26 @@ fn requires_a_separate_topic_for_dead_letters() {
     };
     let topic = |name: &str| format!("{unroutable}dead_letter_topic = \"{name}\"\n");
     for name in ["", ".", "a b", &"x".repeat(250)] {
-        refused(&topic(name), &["dead_letter_topic", "1 to 249 characters"]);
+        assert_rejected(&topic(name), &["dead_letter_topic", "1 to 249 characters"]);
     }
-    refused(
+    assert_rejected(
         &format!("{}topic = \"t\"", topic("t")),
         &["dead_letter_topic", "the topic for events"],
     );
     let checkpoints = "delivery = \"exactly-once\"\ncheckpoint = { topic = \"c\" }";
-    refused(
+    assert_rejected(
         &format!("{}{checkpoints}", topic("c")),
         &["dead_letter_topic", "the topic for checkpoints"],
     );
-    refused(
+    assert_rejected(
         "dead_letter_topic = \"d\"",
         &["dead_letter_topic", "Set on_oversize or on_unroutable"],
     );
-    refused(
+    assert_rejected(
         "on_oversize = \"drop\"",
         &["line 7", "on_oversize", "`halt` or `dead-letter`"],
     );
-    refused(
+    assert_rejected(
         "outbox = \"messages\"\non_oversize = \"dead-letter\"",
         &["on_oversize", "anywhere else"],
     );
@@ -317,7 +317,7 @@ fn requires_a_separate_topic_for_dead_letters() {
 
 #[test]
 fn rejects_a_constant_topic_that_is_reserved() {
-    let refused = |lines: &str, words: &[&str]| {
+    let assert_rejected = |lines: &str, words: &[&str]| {
         let text = error(&format!("{MINIMAL}\n{lines}"));
         for word in words {
             assert!(text.contains(word), "{word:?} in {text:?}");
@@ -330,14 +330,14 @@ fn rejects_a_constant_topic_that_is_reserved() {
     ] {
         let line = format!("topic = \"{name}\"");
         let another = "choose another topic";
-        refused(&line, &["topic: topic \"", name, usage, another]);
+        assert_rejected(&line, &["topic: topic \"", name, usage, another]);
     }
-    refused(
+    assert_rejected(
         "topic = \"c\"\ndelivery = \"exactly-once\"\ncheckpoint = { topic = \"c\" }",
         &["topic \"c\" is reserved for checkpoints"],
     );
     let other = "\n[[pipeline]]\nname = \"b\"\npostgres = \"host=h user=u dbname=d\"\n";
-    refused(
+    assert_rejected(
         &format!("topic = \"d\"{other}on_oversize = \"dead-letter\"\ndead_letter_topic = \"d\""),
         &["topic \"d\" is reserved for dead letters"],
     );
@@ -706,7 +706,7 @@ fn selects_one_of_several_tables_only_for_commands_that_support_it() {
 }
 
 fn syntax_error(text: &str) -> (usize, String) {
-    super::syntax::parse::<super::File>(text).expect_err("refused")
+    super::syntax::parse::<super::File>(text).expect_err("a syntax error")
 }
 
 #[test]

@@ -83,8 +83,8 @@ were measured in turn in one run.";
 const TARGETS: &str = "
 ## Targets and what was measured
 
-The median of the rounds determines whether a target is met. See [below](#why-some-targets-are-not-met) for what keeps Walpost
-from meeting the remaining ones.";
+The median of the rounds determines whether a target is met. See [below](#why-some-targets-are-not-met) for what keeps
+Walpost from meeting the remaining targets.";
 
 const DRAIN_NOTES: &str = "
 *rows/s* is measured from the first record in the topic to the last. *Of the limit* is the rate divided by the limit over

@@ -649,12 +649,12 @@ fn converts_authentication_with_a_token_endpoint() {
     }
     let found = findings_for(&imported, "producer.override.sasl.jaas.config");
     assert!(found.contains(&(Group::Different, true)), "{found:?}");
-    let said = report_text(&imported);
+    let printed = report_text(&imported);
     for text in [
         "WALPOST_KAFKA_SASL_OAUTHBEARER_CLIENT_SECRET",
         "https.ca.location",
     ] {
-        assert!(said.contains(text), "{said}");
+        assert!(printed.contains(text), "{printed}");
     }
     // Uses the properties of KIP-1139, without JAAS.
     let mut newer = login.to_vec();
@@ -694,8 +694,8 @@ fn requires_a_token_command_for_other_login_classes() {
             "software.amazon.msk.auth.iam.IAMOAuthBearerLoginCallbackHandler",
         ),
     ]));
-    let said = report_text(&imported);
-    assert!(said.contains("kafka_token_command"), "{said}");
+    let printed = report_text(&imported);
+    assert!(printed.contains("kafka_token_command"), "{printed}");
     assert!(imported.toml.contains("CHANGE THIS"), "{}", imported.toml);
     let handler = "producer.override.sasl.login.callback.handler.class";
     assert_eq!(
