@@ -50,7 +50,7 @@ pub(crate) struct Given<'a> {
     pub accepts_single_table: bool,
 }
 
-/// The sink that a command uses, as far as its command line determines it.
+/// The sink that a command uses, or the rule that determines the sink.
 #[derive(Clone, Copy)]
 pub(crate) enum GivenSink {
     /// The command delivers events or checks their delivery, with this sink or, if `None`, with the

@@ -163,7 +163,7 @@ fn source_findings(failures: Vec<String>, outcome: Outcome) -> Vec<Finding> {
     failures.into_iter().map(finding).collect()
 }
 
-/// Reports what would prevent partitions from being created or dropped.
+/// Reports problems that would prevent partitions from being created or dropped.
 async fn retention(settings: &PipelineSettings, report: &mut Report<'_>) {
     if settings.retention.keep.is_none() {
         return;

@@ -257,7 +257,7 @@ async fn adopt(settings: &PipelineSettings, yes: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Prints which events may be missing because no slot delivers them, with the command that sends
+/// Prints the events that may be missing because no slot delivers them, with the command that sends
 /// these events again.
 async fn print_gaps(
     settings: &PipelineSettings,

@@ -249,7 +249,7 @@ fn print_script(script: &Script) {
     out::script(&format!("{}\n", script.sql));
 }
 
-/// Whether it is known which columns a table needs.
+/// Whether the columns that a table needs are known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Columns {
     /// The settings are complete, and the columns of tables that are added are compared with them.

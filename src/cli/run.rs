@@ -1,4 +1,4 @@
-//! `walpost run`: delivers events until the process is asked to stop.
+//! `walpost run`: delivers events until the process receives a signal to stop.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -60,7 +60,7 @@ pub(crate) struct RunArgs {
     records: RecordArgs,
 }
 
-/// Runs the pipelines until they are asked to stop or can't continue.
+/// Runs the pipelines until the process receives a signal to stop, or they can't continue.
 #[must_use]
 pub(crate) fn run(args: &RunArgs) -> Exit {
     let mut definitions = Configured::new(

@@ -109,7 +109,7 @@ fn print_plan(settings: &PipelineSettings, plan: &SkipPlan) {
     if *is_moved {
         say!(
             "{name}: slot {} is at {to}, but Walpost confirmed it only up to {confirmed}: events committed in between that \
-             have not been delivered will be skipped, and Walpost can't tell which ones they are",
+             have not been delivered will be skipped, but Walpost can't list these events",
             settings.target.slot
         );
         return;

@@ -272,7 +272,7 @@ mod tests {
         assert!(ours.is_same_query(&source("postgresql://r:new@h/shards", "SELECT 1")));
         for other in [
             source("postgresql://r:old@h/shards", "SELECT 2"),
-            // Otherwise, during an outage of one database, rows of the other would be used for it.
+            // The results of different databases must not be confused during an outage.
             source("postgresql://r:old@h/tenants", "SELECT 1"),
             source("postgresql://r:old@h2/shards", "SELECT 1"),
         ] {

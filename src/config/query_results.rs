@@ -226,7 +226,7 @@ fn query_rows(source: &QuerySource, is_new: bool, env: Env<'_>) -> Result<Vec<Te
     if found.as_superuser && is_new {
         warn!(
             "{}: the query runs as a superuser, so the owner of any table, view or function that it uses can run code as a \
-             superuser. Use a role that can read that table and nothing else",
+             superuser. Use a role that can read only the tables of the query",
             source.describe(env)
         );
     }

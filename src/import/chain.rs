@@ -218,7 +218,7 @@ impl Chain {
                 ("Filter", _) => "Filter omits records, and Walpost delivers every row: change the service so that it writes \
                  rows that must not be delivered to another table"
                     .to_owned(),
-                ("ActivateTracingSpan", _) => "ActivateTracingSpan creates its own spans, and Walpost creates none: the header \
+                ("ActivateTracingSpan", _) => "ActivateTracingSpan creates spans, but Walpost does not: the header \
                  traceparent is read from a column"
                     .to_owned(),
                 _ => format!(

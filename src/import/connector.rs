@@ -52,7 +52,7 @@ pub(super) fn take_or_obsolete(
 pub(super) struct Roles {
     /// The role of the pipeline.
     pub(super) user: String,
-    /// The connection string of an administrator of the same database.
+    /// The connection string of an administrator of the pipelines' database.
     pub(super) administrator: String,
 }
 
@@ -457,7 +457,7 @@ pub(super) fn heartbeat(source: &mut Source, section: &mut Section, report: &mut
         section.add_comment("   retention = \"7d\"");
         section.add_comment("   delete_rows = true");
     } else {
-        let message = "has no equivalent, and none is needed: Walpost also confirms WAL of other tables. Drop the table that this \
+        let message = "has no equivalent and is not needed: Walpost also confirms WAL of other tables. Drop the table that this \
          statement writes to after Debezium is removed";
         report.different(&taken.written, message);
     }

@@ -28,7 +28,7 @@ const TYPES: Handling = ToDo(
      property's default: compare those columns before the switch-over",
 );
 const SKIPS: Handling = Different(
-    "makes Debezium skip events that fail. Walpost skips nothing: it halts, or sends a dead letter with on_unroutable = \
+    "makes Debezium skip events that fail. Walpost does not skip events: it halts, or sends a dead letter with on_unroutable = \
      \"dead-letter\"",
 );
 const COLUMNS: Handling = Unsupported(
@@ -208,8 +208,8 @@ const KNOWN: &[KnownProperty] = &[
         "provide.transaction.metadata",
         &["false"],
         ToDo(
-            "makes Debezium send a record for each BEGIN and END to a separate topic. Walpost sends none: the header \
-             walpost-position contains the commit LSN, which is the same for all records of a transaction",
+            "makes Debezium send a record for each BEGIN and END to a separate topic. Walpost does not send such records: the \
+             header walpost-position contains the commit LSN, which is the same for all records of a transaction",
         ),
     ),
     KnownProperty("transaction.metadata.factory", &[], WithoutEffect),
@@ -271,7 +271,7 @@ const KNOWN: &[KnownProperty] = &[
         "heartbeat.interval.ms",
         &["0"],
         Different(
-            "has no equivalent, and none is needed: Walpost also confirms WAL of other tables, and sends no records to a \
+            "has no equivalent and is not needed: Walpost also confirms WAL of other tables, and sends no records to a \
              heartbeat topic",
         ),
     ),

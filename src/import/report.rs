@@ -35,7 +35,7 @@ pub(crate) struct Finding {
     pub(crate) group: Group,
     /// The name of the property as written in the file, or another subject.
     pub(crate) property: String,
-    /// A predicate whose subject is the property.
+    /// The rest of a sentence that begins with the property, such as `is not a port`.
     pub(crate) message: String,
     /// Whether the user must act before using the configuration.
     pub(crate) needs_action: bool,

@@ -39,7 +39,10 @@ pub(super) async fn exactly_once(settings: &PipelineSettings, report: &mut Repor
         Ok(Some(checkpoint)) => {
             let slot = &settings.target.slot;
             if checkpoint.slot == *slot {
-                let message = format!("there is a checkpoint, safe up to {}", checkpoint.safe_lsn);
+                let message = format!(
+                    "a checkpoint exists and is safe up to {}",
+                    checkpoint.safe_lsn
+                );
                 report.add(EXACTLY_ONCE, Outcome::Ok, message);
             } else {
                 let (found, expected) = (slot.clone(), checkpoint.slot);

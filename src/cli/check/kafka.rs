@@ -57,7 +57,7 @@ pub(super) async fn kafka<'s>(
     }
     broker_finding("kafka", found, creates, settings, report);
     if is_reachable && !is_topic_missing {
-        // Pipelines with the same properties wait for this result.
+        // Holds the lock during the check, so that pipelines with the same properties use its result.
         let mut producers = producers.lock().await;
         let known = producers.iter().find(|(known, _)| *known == properties);
         let found = match known {
