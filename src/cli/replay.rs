@@ -263,16 +263,16 @@ async fn replay(settings: &PipelineSettings, args: &ReplayArgs) -> Result<Replay
         plan.topic(),
         plan.run
     );
-    if let Some(begun) = &plan.begun {
-        let remark = if begun.is_ours {
+    if let Some(previous) = &plan.begun {
+        let remark = if previous.is_ours {
             ""
         } else {
             ", which is not the role of this session"
         };
         say!(
             "{name}: started by role {}{remark}, at {}",
-            begun.by_role,
-            begun.at
+            previous.by_role,
+            previous.at
         );
     }
     if args.dry_run {
@@ -283,11 +283,14 @@ async fn replay(settings: &PipelineSettings, args: &ReplayArgs) -> Result<Replay
         say!("{name}: there is nothing to send");
         return Ok(ReplayEnd::Complete);
     }
-    if let (true, Some(begun)) = (args.yes, plan.begun.as_ref().filter(|begun| !begun.is_ours)) {
+    if let (true, Some(previous)) = (
+        args.yes,
+        plan.begun.as_ref().filter(|previous| !previous.is_ours),
+    ) {
         return Err(Failure::OtherRole {
             run: plan.run,
-            by_role: begun.by_role.clone(),
-            at: begun.at.clone(),
+            by_role: previous.by_role.clone(),
+            at: previous.at.clone(),
         });
     }
     if !args.yes && !consent::is_given(name).await {

@@ -468,17 +468,17 @@ fn without_profile(written: &str) -> (Option<&str>, &str) {
 fn server_names(name: &str) -> Vec<String> {
     let converters = ["key", "value", "header"];
     if let Some(rest) = name.strip_prefix("debezium.format.") {
-        for of in converters {
-            match rest.strip_prefix(of) {
-                Some("") => return vec![format!("debezium.format.{of}")],
+        for role in converters {
+            match rest.strip_prefix(role) {
+                Some("") => return vec![format!("debezium.format.{role}")],
                 Some(setting) if setting.starts_with('.') => {
-                    return vec![format!("{of}.converter{setting}")];
+                    return vec![format!("{role}.converter{setting}")];
                 }
                 _ => {}
             }
         }
-        // The setting applies to converters without a setting of their own, which look it up under
-        // this name.
+        // Converters that do not set the option themselves look up the common setting under this
+        // name.
         return vec![format!("converter.{rest}")];
     }
     for (prefix, to) in [

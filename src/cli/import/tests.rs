@@ -348,11 +348,15 @@ fn converts_column_placement_to_headers_envelope_and_partition() {
 #[test]
 fn maps_connect_converters_to_formats() {
     let json = "org.apache.kafka.connect.json.JsonConverter";
-    let check = |over: &[(&str, &str)], expected: [Option<&str>; 3]| {
-        let imported = import(&connector(over));
+    let check = |overrides: &[(&str, &str)], expected: [Option<&str>; 3]| {
+        let imported = import(&connector(overrides));
         let found = ["key_format", "value_format", "header_format"]
             .map(|name| string_value(&imported, name));
-        assert_eq!(found.each_ref().map(Option::as_deref), expected, "{over:?}");
+        assert_eq!(
+            found.each_ref().map(Option::as_deref),
+            expected,
+            "{overrides:?}"
+        );
         imported
     };
     check(
@@ -401,11 +405,11 @@ fn maps_connect_converters_to_formats() {
         "io.confluent.connect.json.JsonSchemaConverter",
         "com.example.Own",
     ] {
-        let over = [
+        let overrides = [
             ("value.converter", class),
             ("value.converter.schema.registry.url", "http://r"),
         ];
-        let imported = check(&over, [None, None, None]);
+        let imported = check(&overrides, [None, None, None]);
         assert_eq!(
             findings_for(&imported, "value.converter")[0],
             (Group::Unsupported, true),
@@ -892,8 +896,8 @@ fn selects_the_tables_that_the_predicate_accepts() {
 #[test]
 fn reports_other_transforms_that_change_records() {
     let with = |chain: &str, class: &str, more: &[(&str, &str)]| {
-        let over = [("transforms", chain), ("transforms.other.type", class)];
-        import(&connector(&[&over[..], more].concat()))
+        let overrides = [("transforms", chain), ("transforms.other.type", class)];
+        import(&connector(&[&overrides[..], more].concat()))
     };
     let unsupported = |imported: &Imported| {
         findings_for(imported, "transforms.other.type") == [(Group::Unsupported, true)]
@@ -1428,11 +1432,11 @@ fn writes_a_port_for_each_of_several_hosts() {
         ),
         ("fd00::1", "5433", "[fd00::1]:5433"),
     ] {
-        let mut over = vec![("database.hostname", hosts)];
+        let mut overrides = vec![("database.hostname", hosts)];
         if !port.is_empty() {
-            over.push(("database.port", port));
+            overrides.push(("database.port", port));
         }
-        let imported = import(&connector(&over));
+        let imported = import(&connector(&overrides));
         let url = format!("postgresql://debezium@{expected}/shop");
         assert!(imported.toml.contains(&url), "{url} in {}", imported.toml);
     }
@@ -1440,8 +1444,8 @@ fn writes_a_port_for_each_of_several_hosts() {
 
 #[test]
 fn reports_settings_that_change_the_delivered_bytes() {
-    let findings = |over: &[(&str, &str)]| {
-        let findings = import(&connector(over)).findings.into_iter();
+    let findings = |overrides: &[(&str, &str)]| {
+        let findings = import(&connector(overrides)).findings.into_iter();
         let has_no_effect = |finding: &Finding| finding.property == "without effect in Walpost";
         findings.partition::<Vec<_>, _>(has_no_effect)
     };
@@ -1453,7 +1457,7 @@ fn reports_settings_that_change_the_delivered_bytes() {
         "key.converter",
         "org.apache.kafka.connect.converters.LongConverter",
     );
-    for (over, property) in [
+    for (overrides, property) in [
         (
             &[
                 BINARY,
@@ -1471,7 +1475,7 @@ fn reports_settings_that_change_the_delivered_bytes() {
         ),
         (&[LONG], "key.converter"),
     ] {
-        let (without_effect, others) = findings(over);
+        let (without_effect, others) = findings(overrides);
         assert!(
             without_effect
                 .iter()
