@@ -4,7 +4,7 @@
 //! Allocations are counted for the whole process, in every thread, so the tests run one after
 //! another on the main thread. A test that fails writes the allocation sites to a file for
 //! Valgrind's DHAT viewer.
-#![allow(clippy::unwrap_used, reason = "a test that can't go on has failed")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue has failed")]
 
 #[path = "support/stream.rs"]
 mod stream;
@@ -49,9 +49,9 @@ fn main() -> ExitCode {
             streamed(Kind::Plain, defaults(), &plain(100));
         }),
         test("transactions_of_one_row_allocate_nothing", move || {
-            // A third of the stream has more transactions than can be in flight. The memory of a
-            // slot of the watermark is allocated when the slot is first used, so every slot has
-            // been used before counting starts.
+            // A third of the stream contains more transactions than the window can hold in flight.
+            // The watermark allocates the memory of a slot when the slot is first used, so every
+            // slot has been used before counting starts.
             let stream = Stream::rows(Kind::Plain, 2 * ROWS, 1);
             streamed(Kind::Plain, defaults(), &stream);
         }),
@@ -102,7 +102,7 @@ fn main() -> ExitCode {
     libtest_mimic::run(&arguments, tests).exit_code()
 }
 
-/// Returns settings with this format for the key, value, envelope and headers.
+/// Returns pipeline settings with this format for the key, value, envelope and headers.
 fn in_format(format: Format) -> OutboxSettings {
     OutboxSettings {
         key_format: format,
@@ -137,15 +137,15 @@ fn assert_allocated_at_most(blocks: u64, profiler: Profiler) {
     let stats = HeapStats::get();
     dhat::assert!(
         stats.total_blocks <= blocks,
-        "{} allocations of {} bytes in all; the places are in {DHAT_FILE}",
+        "{} allocations with {} bytes in total; the allocation sites are in {DHAT_FILE}",
         stats.total_blocks,
         stats.total_bytes
     );
     drop(profiler);
 }
 
-/// Plays a third of `stream` so that every buffer grows to its final size, then counts allocations
-/// during the rest.
+/// Plays a third of `stream`, so that every buffer grows to its final size, then counts the
+/// allocations made while the rest is played.
 fn streamed(kind: Kind, settings: OutboxSettings, stream: &Stream) {
     let (mut core, mut sink) = null_pipeline(kind, settings);
     let mut bodies = stream.bodies();
@@ -156,7 +156,7 @@ fn streamed(kind: Kind, settings: OutboxSettings, stream: &Stream) {
     assert_delivered(&mut core, &mut sink, stream);
 }
 
-/// As [`streamed`], but through a connection.
+/// Like [`streamed`], but sends the stream through a connection.
 fn received(stream: &Stream) {
     let folder = tempfile::tempdir().unwrap();
     let listener = UnixListener::bind(folder.path().join(".s.PGSQL.5432")).unwrap();
@@ -179,7 +179,8 @@ fn received(stream: &Stream) {
             .start("slot", Lsn::ZERO, "publication", false)
             .await
             .unwrap();
-        // Otherwise rows would arrive with the response, which is read before the buffer exists.
+        // Otherwise the rows would arrive together with the response, which is read before the
+        // buffer exists.
         begin.send(()).unwrap();
         let (mut core, mut sink) = null_pipeline(Kind::Plain, OutboxSettings::default());
         let warm_up = stream.len() / 3;
@@ -206,8 +207,9 @@ async fn receive(connection: &mut Connection, core: &mut Core, sink: &mut NullSi
         {
             assert_eq!(core.frame(&frame, sink).unwrap(), Step::Done);
             connection.consume();
-            // Called for every frame rather than once per read: the amount of data per read differs
-            // from run to run, and so would the number of transactions the watermark has to hold.
+            // The core is called for every frame rather than once per read, because the amount of
+            // data per read differs from run to run, and so would the number of transactions in the
+            // watermark.
             core.delivery.watermark.confirmed();
             left -= 1;
         }
@@ -217,9 +219,10 @@ async fn receive(connection: &mut Connection, core: &mut Core, sink: &mut NullSi
     }
 }
 
-/// As [`streamed`], but to librdkafka's mock broker. Allocations by librdkafka itself, in C, are
-/// not counted; those of Rust code that handles its delivery reports are. rdkafka allocates twice
-/// for each batch of reports, whatever the number of records in it.
+/// Like [`streamed`], but delivers to librdkafka's mock broker. Allocations made by librdkafka
+/// itself, in C, are not counted; allocations in the Rust code that handles its delivery reports
+/// are. rdkafka allocates twice for each batch of reports, regardless of the number of records in
+/// the batch.
 fn produced(stream: &Stream) {
     const TOPIC: &str = "outbox.event.order";
     let broker = MockCluster::new(1).unwrap();
@@ -252,7 +255,7 @@ fn produced(stream: &Stream) {
     assert_eq!(core.delivery.watermark.confirmed().lsn(), stream.end());
 }
 
-/// Passes the frames to the core, and waits until everything is delivered.
+/// Passes the frames to the core, and waits until every record is delivered.
 async fn produce<'s>(
     core: &mut Core,
     sink: &mut KafkaSink,

@@ -1,11 +1,11 @@
-//! Checks the dependencies between the top-level modules of `src/` ("rooms" in this file): a room
-//! may only use those below it.
+//! Checks the dependencies between the top-level modules of `src/`: a module may only refer to
+//! modules of lower ranks.
 //!
 //! Every path that begins with `crate`, `super` or `self` is read from the tokens of every file, in
-//! imports, bodies and macros, and resolved to the room that it names. A path that names a higher
-//! room, or another room of the same rank, is an error. So are files that name each other, directly
-//! or through other files. The same rules apply to tests inside `src/`: a unit test that needs a
-//! higher room belongs in that room. Comments and strings are ignored.
+//! imports, bodies and macros, and resolved to a top-level module. A path to a module of a higher
+//! rank, or to another module of the same rank, is an error. Files that refer to each other,
+//! directly or through other files, are also an error. The same rules apply to tests in `src/`: a
+//! unit test that needs a higher module belongs in that module. Comments and strings are ignored.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -15,8 +15,8 @@ use std::str::FromStr;
 
 use proc_macro2::{Delimiter, Ident, TokenStream, TokenTree};
 
-/// The rooms, from the highest rank to the lowest. A room may name those of lower ranks, and
-/// itself.
+/// The top-level modules, from the highest rank to the lowest. A module may refer to modules of
+/// lower ranks, and to itself.
 const RANKS: &[&[&str]] = &[
     &["fuzz"],
     &["cli"],
@@ -33,14 +33,14 @@ const RANKS: &[&[&str]] = &[
     &["delivery"],
     &["outbox"],
     &["model"],
-    // These work on text and numbers and use none of our types.
+    // These modules work with text and numbers, and use no other types of Walpost.
     &["authorities", "file_error", "program", "progress"],
-    // Every other module reads files through this one.
+    // Every other module reads files through trusted_path.
     &["trusted_path"],
     &["escape"],
 ];
 
-/// Crates that only one room may name; other rooms use that room's wrappers.
+/// Crates that only one module may refer to; other modules use its wrappers.
 const OWNERS: &[(&str, &str)] = &[
     ("rdkafka", "kafka"),
     ("rdkafka_sys", "kafka"),
@@ -50,48 +50,48 @@ const OWNERS: &[(&str, &str)] = &[
 
 /// A path in a file, starting at the crate's root.
 #[derive(Debug, PartialEq, Eq)]
-struct Named {
+struct InternalPath {
     line: usize,
     path: Vec<String>,
 }
 
-/// An external crate that a file names.
+/// A restricted external crate that a file refers to.
 #[derive(Debug, PartialEq, Eq)]
-struct Foreign {
+struct ExternalCrate {
     line: usize,
     name: String,
 }
 
-/// Everything a file names.
+/// All references in a file.
 #[derive(Debug, Default)]
-struct Names {
-    ours: Vec<Named>,
-    foreign: Vec<Foreign>,
+struct References {
+    internal: Vec<InternalPath>,
+    external: Vec<ExternalCrate>,
 }
 
 /// A path that breaks a rule.
 #[derive(Debug, PartialEq, Eq)]
-struct Breach {
+struct Violation {
     file: String,
     line: usize,
-    why: String,
+    reason: String,
 }
 
-impl fmt::Display for Breach {
+impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}: {}", self.file, self.line, self.why)
+        write!(f, "{}:{}: {}", self.file, self.line, self.reason)
     }
 }
 
-/// Returns the names in the file whose module is `module`.
-fn names(text: &str, module: &[String]) -> Names {
+/// Returns the references in a file with the contents `text`, whose module is `module`.
+fn references(text: &str, module: &[String]) -> References {
     let tokens = TokenStream::from_str(text).expect("a Rust file");
-    let mut names = Names::default();
-    walk(tokens, module, &mut names);
-    names
+    let mut references = References::default();
+    walk(tokens, module, &mut references);
+    references
 }
 
-fn walk(tokens: TokenStream, module: &[String], names: &mut Names) {
+fn walk(tokens: TokenStream, module: &[String], references: &mut References) {
     let tokens: Vec<_> = tokens.into_iter().collect();
     let mut at = 0;
     while at < tokens.len() {
@@ -103,7 +103,7 @@ fn walk(tokens: TokenStream, module: &[String], names: &mut Names) {
                     && body.delimiter() == Delimiter::Brace
                 {
                     let inner = [module, &[name.to_string()]].concat();
-                    walk(body.stream(), &inner, names);
+                    walk(body.stream(), &inner, references);
                     at += 3;
                     continue;
                 }
@@ -114,20 +114,20 @@ fn walk(tokens: TokenStream, module: &[String], names: &mut Names) {
                 if !is_first {
                     at += 1;
                 } else if is_root(ident) {
-                    at = path(&tokens, at, module, Vec::new(), names);
+                    at = path(&tokens, at, module, Vec::new(), references);
                 } else {
                     let name = ident.to_string();
                     let is_path =
                         begins_with_separator(&tokens[at + 1..]) || is_import(&tokens, at);
                     if is_path && OWNERS.iter().any(|(owned, _)| *owned == name) {
                         let line = ident.span().start().line;
-                        names.foreign.push(Foreign { line, name });
+                        references.external.push(ExternalCrate { line, name });
                     }
                     at += 1;
                 }
             }
             TokenTree::Group(group) => {
-                walk(group.stream(), module, names);
+                walk(group.stream(), module, references);
                 at += 1;
             }
             _ => at += 1,
@@ -147,8 +147,8 @@ fn begins_with_separator(tokens: &[TokenTree]) -> bool {
     is_punct(tokens.first(), ':') && is_punct(tokens.get(1), ':')
 }
 
-/// Returns whether these tokens end with the `::` of a path that has already begun. A path that
-/// begins with `::` names a crate.
+/// Returns whether these tokens end with a `::` within a path. A `::` at the beginning of a path
+/// refers to a crate instead.
 fn is_separator(before: &[TokenTree]) -> bool {
     let ends = before.len() >= 2
         && is_punct(before.last(), ':')
@@ -169,13 +169,13 @@ fn is_import(tokens: &[TokenTree], at: usize) -> bool {
         || at > 1 && matches!(&tokens[at - 2], TokenTree::Ident(ident) if ident == "extern")
 }
 
-/// Reads the path that begins at `at` and continues `prefix`, and returns the index after it.
+/// Reads the path that begins at `at` and continues `prefix`, and returns the index after the path.
 fn path(
     tokens: &[TokenTree],
     mut at: usize,
     module: &[String],
     mut prefix: Vec<String>,
-    names: &mut Names,
+    references: &mut References,
 ) -> usize {
     let mut line = 0;
     let mut is_glob = false;
@@ -190,7 +190,7 @@ fn path(
                 let members: Vec<_> = group.stream().into_iter().collect();
                 for member in members.split(|token| is_punct(Some(token), ',')) {
                     if !member.is_empty() {
-                        path(member, 0, module, prefix.clone(), names);
+                        path(member, 0, module, prefix.clone(), references);
                     }
                 }
                 return at + 1;
@@ -201,7 +201,7 @@ fn path(
                 at += 1;
                 break;
             }
-            // `Vec::<crate::A>::new`: the generic arguments are walked like all other tokens.
+            // `Vec::<crate::A>::new`: generic arguments are processed like all other tokens.
             _ => break,
         }
         if !begins_with_separator(&tokens[at..]) {
@@ -209,10 +209,10 @@ fn path(
         }
         at += 2;
     }
-    // The receiver of a method, `pub(crate)` and `$crate` by themselves name no room.
+    // The receiver of a method, `pub(crate)` and a single `$crate` do not refer to a module.
     if is_glob || prefix.len() > 1 {
         let path = resolve(module, &prefix);
-        names.ours.push(Named { line, path });
+        references.internal.push(InternalPath { line, path });
     }
     at
 }
@@ -248,62 +248,62 @@ fn module(file: &Path) -> Vec<String> {
     module
 }
 
-fn rank(room: &str) -> Option<usize> {
-    RANKS.iter().position(|rank| rank.contains(&room))
+fn rank(top_module: &str) -> Option<usize> {
+    RANKS.iter().position(|rank| rank.contains(&top_module))
 }
 
-/// Returns the rule violations in `file`, which has this text.
-fn breaches(file: &Path, text: &str) -> Vec<Breach> {
+/// Returns the rule violations in `file`, which has the contents `text`.
+fn violations(file: &Path, text: &str) -> Vec<Violation> {
     let module = module(file);
-    // src/lib.rs declares all rooms.
-    let Some(room) = module.first() else {
+    // src/lib.rs declares all top-level modules.
+    let Some(top_module) = module.first() else {
         return Vec::new();
     };
-    let breach = |line, why| Breach {
+    let violation = |line, reason| Violation {
         file: Path::new("src").join(file).display().to_string(),
         line,
-        why,
+        reason,
     };
-    let Some(own) = rank(room) else {
-        return vec![breach(
+    let Some(own) = rank(top_module) else {
+        return vec![violation(
             1,
-            format!("room {room} has no rank in tests/layers.rs"),
+            format!("module {top_module} has no rank in tests/layers.rs"),
         )];
     };
-    let names = names(text, &module);
+    let references = references(text, &module);
     let below: Vec<_> = RANKS[own + 1..].concat();
-    let ours = names.ours.iter().filter_map(|named| {
+    let internal = references.internal.iter().filter_map(|named| {
         let target = named
             .path
             .first()
             .map_or("the crate's root", String::as_str);
-        let why = match rank(target) {
-            _ if target == room => return None,
+        let reason = match rank(target) {
+            _ if target == top_module => return None,
             Some(rank) if rank > own => return None,
-            Some(rank) if rank == own => "a room of the same rank",
-            Some(_) => "a higher room",
-            None => "which is no room",
+            Some(rank) if rank == own => "a module of the same rank",
+            Some(_) => "a higher module",
+            None => "which is not a top-level module",
         };
         let path = named.path.join("::");
-        Some(breach(
+        Some(violation(
             named.line,
             format!(
-                "{room} names {target}, {why}: {path}. It may name {}",
+                "{top_module} refers to {target}, {reason}: {path}. {top_module} may refer to {}",
                 below.join(", ")
             ),
         ))
     });
-    let foreign = names.foreign.iter().filter_map(|foreign| {
-        let (_, owner) = OWNERS.iter().find(|(name, _)| *name == foreign.name)?;
-        let name = &foreign.name;
-        (owner != room).then(|| {
-            breach(
-                foreign.line,
-                format!("{room} names {name}, which only {owner} does"),
+    let external = references.external.iter().filter_map(|external| {
+        let (_, owner) = OWNERS.iter().find(|(name, _)| *name == external.name)?;
+        let name = &external.name;
+        (owner != top_module).then(|| {
+            violation(
+                external.line,
+                format!("{top_module} refers to {name}, but only {owner} may"),
             )
         })
     });
-    ours.chain(foreign).collect()
+    internal.chain(external).collect()
 }
 
 fn files(folder: &Path, found: &mut Vec<PathBuf>) {
@@ -318,28 +318,28 @@ fn files(folder: &Path, found: &mut Vec<PathBuf>) {
 }
 
 #[test]
-fn a_room_names_lower_rooms_only() {
+fn modules_refer_only_to_lower_modules() {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut found = Vec::new();
     files(&src, &mut found);
     found.sort();
     assert!(found.len() > 100, "the files of src/: {}", found.len());
-    let breaches: Vec<_> = found
+    let violations: Vec<_> = found
         .iter()
         .filter(|file| !file.ends_with("src/main.rs"))
         .flat_map(|file| {
             let text = fs::read_to_string(file).expect("a file");
-            breaches(file.strip_prefix(&src).expect("below src/"), &text)
+            violations(file.strip_prefix(&src).expect("below src/"), &text)
         })
-        .map(|breach| breach.to_string())
+        .map(|violation| violation.to_string())
         .collect();
-    assert!(breaches.is_empty(), "{}", breaches.join("\n"));
+    assert!(violations.is_empty(), "{}", violations.join("\n"));
 }
 
-/// Returns the files of `src/`, as modules, that can be reached from each other through the names
-/// they use. A file in a folder that names its parent module is not counted. `texts` has each
-/// file's module and text.
-fn circles(texts: &[(Vec<String>, String)]) -> Vec<String> {
+/// Returns the cycles of references between the files of `src/`, as lists of modules. References
+/// of a file to its parent module are ignored. `texts` contains the module and the contents of each
+/// file.
+fn cycles(texts: &[(Vec<String>, String)]) -> Vec<String> {
     let file_of = |path: &[String]| {
         let ends = (1..=path.len()).rev();
         ends.filter_map(|end| texts.iter().position(|(module, _)| *module == path[..end]))
@@ -348,39 +348,36 @@ fn circles(texts: &[(Vec<String>, String)]) -> Vec<String> {
     let mut reaches: Vec<BTreeSet<usize>> = texts
         .iter()
         .map(|(module, text)| {
-            let named = names(text, module).ours;
+            let named = references(text, module).internal;
             let named = named.iter().filter_map(|it| file_of(&it.path));
             named
                 .filter(|&file| !module.starts_with(&texts[file].0))
                 .collect()
         })
         .collect();
-    for via in 0..texts.len() {
-        let beyond = reaches[via].clone();
-        for there in &mut reaches {
-            if there.contains(&via) {
-                there.extend(&beyond);
+    for intermediate in 0..texts.len() {
+        let reached = reaches[intermediate].clone();
+        for reachable in &mut reaches {
+            if reachable.contains(&intermediate) {
+                reachable.extend(&reached);
             }
         }
     }
-    let circle_of = |file: usize| -> Vec<usize> {
+    let cycle_of = |file: usize| -> Vec<usize> {
         let back = |other: &usize| reaches[file].contains(other) && reaches[*other].contains(&file);
         (0..texts.len()).filter(back).collect()
     };
-    let found: BTreeSet<_> = (0..texts.len()).map(circle_of).collect();
-    let joined = |circle: &Vec<usize>| {
-        let files: Vec<_> = circle
-            .iter()
-            .map(|&file| texts[file].0.join("::"))
-            .collect();
+    let found: BTreeSet<_> = (0..texts.len()).map(cycle_of).collect();
+    let joined = |cycle: &Vec<usize>| {
+        let files: Vec<_> = cycle.iter().map(|&file| texts[file].0.join("::")).collect();
         files.join(", ")
     };
-    let found = found.iter().filter(|circle| circle.len() > 1);
+    let found = found.iter().filter(|cycle| cycle.len() > 1);
     found.map(joined).collect()
 }
 
 #[test]
-fn no_files_name_each_other() {
+fn files_form_no_reference_cycles() {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut found = Vec::new();
     files(&src, &mut found);
@@ -391,12 +388,12 @@ fn no_files_name_each_other() {
             (module, fs::read_to_string(file).expect("a file"))
         })
         .collect();
-    let circles = circles(&texts);
-    assert!(circles.is_empty(), "{}", circles.join("\n"));
+    let cycles = cycles(&texts);
+    assert!(cycles.is_empty(), "{}", cycles.join("\n"));
 }
 
 #[test]
-fn files_that_name_each_other_are_found_also_by_way_of_others() {
+fn detects_direct_and_indirect_reference_cycles() {
     let text = |module: &str, text: &str| {
         let module = module.split("::").map(str::to_owned).collect();
         (module, text.to_owned())
@@ -406,41 +403,48 @@ fn files_that_name_each_other_are_found_also_by_way_of_others() {
         text("a::b", "pub struct B; mod tests { use super::*; }"),
         text("c", "fn f() {}"),
     ];
-    assert_eq!(circles(&[a.clone(), b.clone(), c]), [""; 0]);
+    assert_eq!(cycles(&[a.clone(), b.clone(), c]), [""; 0]);
     let part = text("a::b", "use super::A;");
-    assert_eq!(circles(&[a.clone(), part]), [""; 0]);
+    assert_eq!(cycles(&[a.clone(), part]), [""; 0]);
     let [left, right] = [
         text("a::l", "use super::r::R;"),
         text("a::r", "fn f(l: super::l::L) {}"),
     ];
-    assert_eq!(circles(&[a.clone(), left, right]), ["a::l, a::r"]);
+    assert_eq!(cycles(&[a.clone(), left, right]), ["a::l, a::r"]);
     let round = text("c", "fn f() { crate::d::g() }");
     let closed = text("d", "use crate::a::A;");
-    assert_eq!(circles(&[a, b, round, closed]), ["a, c, d"]);
+    assert_eq!(cycles(&[a, b, round, closed]), ["a, c, d"]);
 }
 
 #[test]
-fn every_room_has_one_rank_and_is_there() {
+fn every_top_level_module_exists_and_has_one_rank() {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    let rooms = RANKS.concat();
-    for room in &rooms {
-        assert!(src.join(format!("{room}.rs")).exists(), "{room}");
-        let count = rooms.iter().filter(|other| *other == room).count();
-        assert_eq!(count, 1, "{room}");
+    let top_modules = RANKS.concat();
+    for top_module in &top_modules {
+        assert!(
+            src.join(format!("{top_module}.rs")).exists(),
+            "{top_module}"
+        );
+        let count = top_modules
+            .iter()
+            .filter(|other| *other == top_module)
+            .count();
+        assert_eq!(count, 1, "{top_module}");
     }
 }
 
-/// Returns the paths that `text` names in the file of `module`.
+/// Returns the paths to which a file with the contents `text`, whose module is `module`, refers.
 fn paths(module: &str, text: &str) -> Vec<String> {
     let module: Vec<_> = module.split("::").map(str::to_owned).collect();
-    let ours = names(text, &module).ours;
-    ours.into_iter()
+    let internal = references(text, &module).internal;
+    internal
+        .into_iter()
         .map(|named| named.path.join("::"))
         .collect()
 }
 
 #[test]
-fn groups_globs_and_aliases_of_imports_are_resolved() {
+fn resolves_groups_globs_and_aliases_of_imports() {
     assert_eq!(
         paths("a::b", "use crate::x::{self, y::{z as w, *}, super_ish};"),
         ["x::self", "x::y::z", "x::y", "x::super_ish"]
@@ -449,7 +453,7 @@ fn groups_globs_and_aliases_of_imports_are_resolved() {
 }
 
 #[test]
-fn super_and_self_are_resolved_from_the_module_that_has_them() {
+fn resolves_super_and_self_relative_to_their_module() {
     assert_eq!(
         paths(
             "a::b",
@@ -467,7 +471,7 @@ fn super_and_self_are_resolved_from_the_module_that_has_them() {
 }
 
 #[test]
-fn bodies_types_macros_and_attributes_are_read_too() {
+fn reads_paths_in_bodies_types_macros_and_attributes() {
     assert_eq!(
         paths(
             "a",
@@ -499,32 +503,38 @@ fn bodies_types_macros_and_attributes_are_read_too() {
 }
 
 #[test]
-fn upward_or_sideways_path_is_reported_with_file_and_line() {
+fn reports_an_upward_or_sideways_path_with_file_and_line() {
     let check = |file: &str, text: &str| -> Vec<_> {
-        let found = breaches(Path::new(file), text);
+        let found = violations(Path::new(file), text);
         found.iter().map(ToString::to_string).collect()
     };
     assert_eq!(
         check("model/lsn.rs", "\nfn f() { crate::outbox::g() }"),
         [
-            "src/model/lsn.rs:2: model names outbox, a higher room: outbox::g. It may name authorities, file_error, program, progress, trusted_path, escape"
+            "src/model/lsn.rs:2: model refers to outbox, a higher module: outbox::g. model may refer to authorities, file_error, program, progress, trusted_path, escape"
         ]
     );
     let sideways = check("kafka.rs", "use crate::{model::A, postgres::B};");
     assert_eq!(sideways.len(), 1, "{sideways:?}");
-    assert!(sideways[0].contains("kafka names postgres, a room of the same rank"));
+    assert!(sideways[0].contains("kafka refers to postgres, a module of the same rank"));
     let up = check(
         "outbox/a.rs",
         "#[cfg(test)] mod tests { use super::super::super::sink::S; }",
     );
-    assert!(up[0].contains("outbox names sink, a higher room"), "{up:?}");
+    assert!(
+        up[0].contains("outbox refers to sink, a higher module"),
+        "{up:?}"
+    );
     let nowhere = check("sink.rs", "use crate::nothing::N; use super::*;");
     assert!(
-        nowhere[0].contains("names nothing, which is no room"),
+        nowhere[0].contains("refers to nothing, which is not a top-level module"),
         "{nowhere:?}"
     );
-    assert!(nowhere[1].contains("names the crate's root"), "{nowhere:?}");
-    assert!(check("attic.rs", "")[0].contains("room attic has no rank"));
+    assert!(
+        nowhere[1].contains("refers to the crate's root"),
+        "{nowhere:?}"
+    );
+    assert!(check("attic.rs", "")[0].contains("module attic has no rank"));
     assert_eq!(
         check(
             "cli/run.rs",
@@ -535,8 +545,8 @@ fn upward_or_sideways_path_is_reported_with_file_and_line() {
 }
 
 #[test]
-fn crates_with_an_owner_are_named_by_no_other_room() {
-    let check = |file: &str, text: &str| breaches(Path::new(file), text).len();
+fn only_the_owning_module_refers_to_a_restricted_crate() {
+    let check = |file: &str, text: &str| violations(Path::new(file), text).len();
     for text in [
         "use rdkafka::Message;",
         "use rdkafka as r;",
@@ -566,7 +576,7 @@ const SUBCOMMANDS: &[&str] = &[
     "verify",
 ];
 
-/// Collects the string literals that are neither documentation nor in a test.
+/// Collects the string literals, except documentation and literals in tests.
 fn literals(tokens: TokenStream, found: &mut Vec<(usize, String)>) {
     let tokens: Vec<_> = tokens.into_iter().collect();
     let mut at = 0;
@@ -605,10 +615,10 @@ fn literals(tokens: TokenStream, found: &mut Vec<(usize, String)>) {
     }
 }
 
-/// Returns whether the text contains a Walpost command to run that does not specify its
-/// configuration: one that follows a colon, or has a flag. `walpost run` within a sentence is a
-/// name.
-fn gives_a_bare_command(text: &str) -> bool {
+/// Returns whether the text suggests a Walpost command without the options that select its
+/// configuration. A suggested command follows a colon or has a flag; `walpost run` within a
+/// sentence only names the command.
+fn suggests_bare_command(text: &str) -> bool {
     if ["--config", "--http"]
         .iter()
         .any(|flag| text.contains(flag))
@@ -622,15 +632,15 @@ fn gives_a_bare_command(text: &str) -> bool {
                 .is_some_and(|rest| !rest.starts_with(|c: char| c.is_ascii_alphanumeric()))
         });
         let second = rest.split_whitespace().nth(1).unwrap_or_default();
-        let is_given = text[..at].ends_with(": ")
+        let is_suggested = text[..at].ends_with(": ")
             || second.starts_with("--")
             || ["adopt", "show"].contains(&second);
-        is_command && is_given
+        is_command && is_suggested
     })
 }
 
 #[test]
-fn messages_print_commands_with_the_options_that_they_need() {
+fn messages_contain_commands_with_their_required_options() {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut found = Vec::new();
     files(&src, &mut found);
@@ -651,25 +661,25 @@ fn messages_print_commands_with_the_options_that_they_need() {
         );
         let texts = texts
             .into_iter()
-            .filter(|(_, text)| gives_a_bare_command(text));
+            .filter(|(_, text)| suggests_bare_command(text));
         bare.extend(texts.map(|(line, text)| format!("src/{}:{line}: {text}", name.display())));
     }
     assert!(
         bare.is_empty(),
-        "have model::commands print these, so that they work when they are pasted:\n{}",
+        "generate these commands with model::commands, so that they work when pasted:\n{}",
         bare.join("\n")
     );
 }
 
 #[test]
-fn distinguishes_commands_from_names() {
+fn distinguishes_suggested_commands_from_command_names() {
     for text in [
         "leave it out: walpost skip --to {at}",
         "Create it: walpost init",
         "To accept it run walpost checkpoint adopt",
         "Run walpost replay --set-aside again",
     ] {
-        assert!(gives_a_bare_command(text), "{text}");
+        assert!(suggests_bare_command(text), "{text}");
     }
     for text in [
         "the slot that walpost run reads",
@@ -677,7 +687,7 @@ fn distinguishes_commands_from_names() {
         "     walpost check --config walpost.toml",
         "leave it out: {skip}",
     ] {
-        assert!(!gives_a_bare_command(text), "{text}");
+        assert!(!suggests_bare_command(text), "{text}");
     }
     let text = "/// a: walpost skip --to\nconst A: &str = \"x\"; #[cfg(test)] mod t { const B: &str = \"y\"; }";
     let mut found = Vec::new();

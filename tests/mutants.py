@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
 """Runs the unit tests against every change that cargo-mutants lists, with all changes in one program.
 
-cargo-mutants builds the crate again for each change, which takes hours for a thousand. Here the body of each function
-becomes a match over the environment variable MUTANT, with an arm for each change and one for what it was: one build
-serves all, and a change costs a run of the tests. What does not compile as an arm is left out, and counted.
+cargo-mutants builds the crate again for each change, which takes hours for a thousand changes. This script replaces the
+body of each function with a match on the environment variable MUTANT that has an arm for each change and one for the
+original body. A single build then contains all changes, and testing a change takes only a run of the tests. Changes
+that do not compile as an arm are left out and counted.
 
     mutants.py TREE LIST OUTPUT [RE]
 
-TREE is a copy of the repository that may be changed, LIST what `cargo mutants --list --json` prints, and OUTPUT a file
-for one line a change. With RE, only changes whose name it matches are run. Fails if a change goes unnoticed.
+TREE is a copy of the repository that the script may change, LIST is the output of `cargo mutants --list --json`, and
+OUTPUT is a file that gets one line per change. With RE, only changes whose name matches are tested. Fails if the tests
+do not detect a change.
 """
 
 import collections
@@ -21,15 +23,15 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-# These wait for time to pass, and test what is not pure.
+# These tests wait for time to pass, or test code that is not pure.
 SLOW = ["--skip", "kafka::", "--skip", "connect::dial::tests::"]
-# What the other tests do not notice, the simulation may.
+# The simulation may detect changes that the other tests do not detect.
 PASSES = [[*SLOW, "--skip", "sim::"], SLOW]
 SEEDS = "300"
-# A change can allocate without end.
+# A change can make the program allocate memory without limit.
 MEMORY_KIB = 6_000_000
 SWITCH = """
-/// Which change is on.
+/// Returns the number of the enabled change.
 pub(crate) fn mutant() -> usize {
     static MUTANT: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
     *MUTANT.get_or_init(|| std::env::var("MUTANT").ok().and_then(|it| it.parse().ok()).unwrap_or(usize::MAX))
@@ -39,7 +41,7 @@ LINTS = "#![allow(warnings, clippy::all, arithmetic_overflow, unconditional_pani
 
 
 class Source:
-    """A file, by lines and columns that count from 1."""
+    """A file, addressed by lines and columns that start at 1."""
 
     def __init__(self, text):
         self.text = text
@@ -52,7 +54,7 @@ class Source:
 
 
 def body(text, span, name):
-    """Where the function's body is, without its braces; nothing where it can't be a match."""
+    """Returns the range of the function's body without its braces, or None if it can't become a match."""
     item = text[span[0] : span[1]]
     name = name.split("::")[-1].split("<")[0]
     head = re.search(rf"\bfn\s+(r#)?{re.escape(name)}\b", item)
@@ -62,14 +64,14 @@ def body(text, span, name):
 
 
 def instrument(text, changes, left_out):
-    """The file with all its changes, and which lines are whose."""
+    """Returns the file with all its changes, and the line ranges of each change."""
     source = Source(text)
     functions = collections.defaultdict(list)
     for number, change in changes:
         if number in left_out:
             continue
         if not change.get("function"):
-            left_out[number] = "it is in no function"
+            left_out[number] = "it is not in a function"
             continue
         functions[source.span(change["function"]["span"])].append((number, change))
     out, at, line, owners = "", 0, 1, []
@@ -110,7 +112,7 @@ def errors(messages):
 
 
 def blame(messages, owners, left_out):
-    """Leaves out what does not compile: the changes of the arm, or those of the function."""
+    """Leaves out the changes that do not compile: those of an arm or, if necessary, of the whole function."""
     before = len(left_out)
     for message in errors(messages):
         for span in message["message"]["spans"]:
@@ -125,13 +127,13 @@ def blame(messages, owners, left_out):
 
 
 def build(tree, mutants):
-    """The test program with all changes that compile, and why the others are left out."""
+    """Returns the test program with all changes that compile, and the reasons why other changes are left out."""
     files = collections.defaultdict(list)
     for number, change in enumerate(mutants):
         files[change["file"]].append((number, change))
     original = {name: (tree / name).read_text() for name in files}
     root = tree / "src/lib.rs"
-    # Behind the crate's documentation, where attributes of the crate may be.
+    # The attributes of the crate must follow its documentation.
     doc, code = re.match(r"((?://![^\n]*\n)*)(.*)", root.read_text(), re.DOTALL).groups()
     root.write_text(doc + LINTS + code + SWITCH)
     left_out = {}
@@ -154,7 +156,7 @@ def build(tree, mutants):
 
 
 def run(program, tree, number, arguments, seconds):
-    """What becomes of a change in these tests."""
+    """Returns the outcome of a change in these tests."""
     environment = dict(os.environ, MUTANT=str(number), SIM_SEEDS=SEEDS, RUST_BACKTRACE="0")
     command = ["sh", "-c", f'ulimit -v {MEMORY_KIB}; exec "$0" "$@"', program, *arguments]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
@@ -175,7 +177,7 @@ def main(tree, listed, output, pattern=""):
         started = time.monotonic()
         if run(program, tree, len(mutants), arguments, None) != "missed":
             sys.exit("mutants: the tests fail without a change")
-        # As many run at once as there are processors, and the machine may be busy with other things.
+        # One process per processor runs at a time, and the machine may be busy with other work.
         seconds = 20 + 5 * os.cpu_count() * (time.monotonic() - started)
         alive = [number for number, word in outcome.items() if word == "missed"]
         with ThreadPoolExecutor(os.cpu_count()) as pool:

@@ -1,15 +1,15 @@
-//! Checks that SQL statements meant to be pasted, from messages, SQL files and pages, find
-//! PostgreSQL's functions whatever `search_path` is.
+//! Checks that SQL statements which operators paste, from messages, SQL files and documentation,
+//! call PostgreSQL's functions regardless of `search_path`.
 //!
-//! The owner of a database can put another schema before `pg_catalog`, and any role that may create
-//! objects in a schema of the path can create a function whose arguments match better than
-//! PostgreSQL's own (CVE-2018-1058). The administrator who pastes a statement would run that
-//! function.
+//! The owner of a database can put another schema before `pg_catalog`, and any role that can create
+//! objects in a schema of the path can create a function whose arguments match better than those of
+//! PostgreSQL's own function (CVE-2018-1058). The administrator who pastes a statement would then
+//! run this function.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Functions that an administrator is asked to call.
+/// Functions in statements that administrators are asked to run.
 const FUNCTIONS: &[&str] = &[
     "pg_drop_replication_slot",
     "pg_replication_slot_advance",
@@ -97,7 +97,7 @@ fn functions_in_printed_statements_are_schema_qualified() {
 }
 
 #[test]
-fn pages_set_search_path_before_they_read_catalogs() {
+fn documentation_sets_search_path_before_reading_catalogs() {
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs");
     let mut found = Vec::new();
     files(&docs, &["md"], &mut found);
@@ -113,7 +113,7 @@ fn pages_set_search_path_before_they_read_catalogs() {
 }
 
 #[test]
-fn distinguishes_calls_from_blocks() {
+fn detects_unqualified_calls_and_blocks_without_search_path() {
     let text = "SELECT pg_reload_conf()\nSELECT pg_catalog.pg_reload_conf()\n`pg_terminate_backend(7)`\nmy_pg_reload_conf()\n";
     assert_eq!(unqualified_calls(text), [1, 3]);
     let block = "```sql\nSELECT slot_name FROM pg_replication_slots WHERE active;\n```\n";
@@ -122,7 +122,7 @@ fn distinguishes_calls_from_blocks() {
     assert!(blocks_without_a_path(&safe).is_empty());
 }
 
-/// Returns the names of the functions in a file whose literals mean something else if the caller
+/// Returns the names of the functions in a file whose literals have another meaning if the caller
 /// has turned standard_conforming_strings off.
 fn functions_that_depend_on_string_syntax(sql: &str) -> Vec<String> {
     let functions = sql.split("CREATE OR REPLACE FUNCTION ").skip(1);
@@ -140,7 +140,7 @@ fn functions_that_depend_on_string_syntax(sql: &str) -> Vec<String> {
     functions.collect()
 }
 
-/// Returns the literals of a line that contain a backslash and have no E before them.
+/// Returns the literals in a line that contain a backslash and are not preceded by E.
 fn backslashes_outside_escapes(line: &str) -> Vec<&str> {
     let parts: Vec<_> = line.split('\'').collect();
     let literals = (1..parts.len()).step_by(2);
@@ -151,7 +151,7 @@ fn backslashes_outside_escapes(line: &str) -> Vec<&str> {
 }
 
 #[test]
-fn functions_read_their_literals_alike_in_every_session() {
+fn sql_functions_parse_their_literals_identically_in_every_session() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut found = Vec::new();
     files(&root.join("sql"), &["sql"], &mut found);
@@ -166,7 +166,7 @@ fn functions_read_their_literals_alike_in_every_session() {
 }
 
 #[test]
-fn literals_that_depend_on_string_syntax_are_found() {
+fn detects_literals_that_depend_on_standard_conforming_strings() {
     let function = |head: &str, literal: &str| {
         format!(
             "CREATE OR REPLACE FUNCTION walpost.f() RETURNS text {head} AS $walpost$\nSELECT {literal} -- '\\'\n$walpost$;"
@@ -190,7 +190,7 @@ fn literals_that_depend_on_string_syntax_are_found() {
     }
 }
 
-/// Returns the DDL that a file runs on the outbox.
+/// Returns the DDL statements on the outbox in a file.
 fn ddl_on_the_outbox(sql: &str) -> Vec<&str> {
     let ddl = [
         "'ALTER TABLE %s ",
@@ -208,7 +208,7 @@ fn ddl_on_the_outbox(sql: &str) -> Vec<&str> {
 }
 
 #[test]
-fn ddl_on_the_outbox_follows_a_look_at_its_owner() {
+fn ddl_on_the_outbox_follows_a_check_of_its_owner() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut found = Vec::new();
     files(&root.join("sql"), &["sql"], &mut found);

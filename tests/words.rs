@@ -1,8 +1,8 @@
-//! Checks that terms follow the PostgreSQL, Kafka and Debezium manuals: a retired word may only
-//! appear in CHANGELOG.md.
+//! Checks that no file contains a retired word, except CHANGELOG.md. Terms follow the PostgreSQL,
+//! Kafka and Debezium manuals.
 //!
-//! Sources, SQL files, pages and the files in `deploy/` are read, including comments and strings.
-//! Words are matched case-insensitively, also across line ends.
+//! Reads sources, SQL files, documentation and the files in `deploy/`, including comments and
+//! strings. Words are matched case-insensitively, also across line ends.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -47,8 +47,8 @@ const RETIRED: &[&str] = &[
 /// Files that are not read: measured figures, and this file.
 const LEFT_OUT: &[&str] = &["docs/benchmarks", "tests/words.rs"];
 
-/// A text in lower case in which each run of spaces, line ends and prefixes of continued comments
-/// or strings is one space; and the line of each byte.
+/// A text in lower case in which each sequence of spaces, line ends and prefixes of continued
+/// comments or strings is one space, and the line of each byte.
 struct Flat {
     text: String,
     lines: Vec<usize>,
@@ -79,7 +79,7 @@ fn found(word: &str, Flat { text, lines }: &Flat) -> Vec<usize> {
     let at = text.match_indices(word).filter(|(at, word)| {
         let before = text[..*at].chars().next_back();
         let after = text[at + word.len()..].chars().next();
-        // The name may have a suffix: `walpost_lag_budget_max_bytes`.
+        // A suffix may follow the name, as in `walpost_lag_budget_max_bytes`.
         let is_whole = word.starts_with("walpost") || !after.is_some_and(is_part);
         !before.is_some_and(is_part) && is_whole
     });
@@ -97,7 +97,7 @@ fn files(at: &Path, files_found: &mut Vec<PathBuf>) {
 }
 
 #[test]
-fn no_retired_word_is_back() {
+fn no_file_contains_a_retired_word() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut read = Vec::new();
     for place in [
@@ -121,7 +121,7 @@ fn no_retired_word_is_back() {
         let name = file.strip_prefix(root).expect("below it");
         let name = name.to_str().expect("a name in UTF-8");
         let Ok(text) = fs::read_to_string(&file) else {
-            // A binary file, such as a picture.
+            // The file is binary, such as an image.
             continue;
         };
         if LEFT_OUT.iter().any(|left_out| name.starts_with(left_out)) {
@@ -137,7 +137,7 @@ fn no_retired_word_is_back() {
 }
 
 #[test]
-fn a_word_is_found_by_itself_in_any_case_and_over_the_end_of_a_line() {
+fn finds_whole_words_in_any_case_and_across_line_ends() {
     let lines = |word, text| found(word, &flat(text));
     for text in [
         "It let go.",

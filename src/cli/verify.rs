@@ -358,7 +358,10 @@ mod tests {
         symlink(folder.path(), shared.join("elsewhere")).expect("a link");
         let error =
             create_private(&shared.join("elsewhere/own")).expect_err("the path is rejected");
-        assert!(error.to_string().contains("writable by other users"), "{error}");
+        assert!(
+            error.to_string().contains("writable by other users"),
+            "{error}"
+        );
         assert_eq!(fs::read(&own).expect("a file"), b"kept");
     }
 }

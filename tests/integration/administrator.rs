@@ -9,7 +9,7 @@ use crate::support::reaper;
 use crate::support::walpost::{Finished, Invocation};
 
 /// Two pipelines in one file, each with its own database. The role in their connection strings does
-/// not exist, to prove that it is not used.
+/// not exist, which proves that `init` does not use these connection strings.
 struct TwoPipelines {
     fixtures: [Fixture<'static>; 2],
     file: PathBuf,
@@ -37,7 +37,7 @@ impl TwoPipelines {
         Invocation::new(["init", "--no-role", "--config"]).arg(&self.file)
     }
 
-    /// Runs `init` with the connection string that a provider supplies, whose database belongs to
+    /// Runs `init` with a connection string as supplied by a provider, whose database belongs to
     /// neither pipeline.
     fn init_as_postgres(&self) -> Invocation {
         let conninfo = self.fixtures[0].server.conninfo("postgres");
@@ -58,7 +58,7 @@ impl TwoPipelines {
         })
     }
 
-    /// Asserts that a line of the log contains both the text and the name of the pipeline.
+    /// Asserts that a line of the log contains both `text` and the name of the pipeline.
     fn expect_for(&self, finished: &Finished, which: usize, text: &str) {
         let name = &self.fixtures[which].name;
         let is_of = |line: &str| line.contains(text) && line.contains(name.as_str());
@@ -70,7 +70,7 @@ impl TwoPipelines {
 }
 
 #[test]
-fn one_administrator_provisions_each_pipeline_in_its_own_database() {
+fn init_as_administrator_sets_up_each_pipeline_in_its_own_database() {
     let two = TwoPipelines::new();
     let done = two.init_as_postgres().finish().expect_code(0);
     assert_eq!(two.created(), [true, true]);
@@ -80,11 +80,15 @@ fn one_administrator_provisions_each_pipeline_in_its_own_database() {
     two.init_as_postgres().finish().expect_code(0);
     let none = "SELECT count(*) FROM pg_namespace WHERE nspname = 'walpost'";
     let postgres = two.fixtures[0].server.session("postgres");
-    assert_eq!(postgres.number(none), 0, "it is no pipeline's database");
+    assert_eq!(
+        postgres.number(none),
+        0,
+        "it is not the database of a pipeline"
+    );
 }
 
 #[test]
-fn administrator_can_be_named_by_the_variables_of_libpq() {
+fn init_accepts_the_administrator_from_libpq_environment_variables() {
     let two = TwoPipelines::new();
     let server = two.fixtures[0].server;
     let init = two
@@ -99,10 +103,11 @@ fn administrator_can_be_named_by_the_variables_of_libpq() {
 }
 
 #[test]
-fn pipelines_that_are_named_are_made_and_no_other() {
+fn init_sets_up_only_the_selected_pipelines() {
     let two = TwoPipelines::new();
     let name = &two.fixtures[1].name;
-    // With only one pipeline, the connection string is used unchanged, including its database.
+    // If the command applies to only one pipeline, the connection string is used unchanged,
+    // including its database.
     two.init()
         .args([
             "--pipeline",
@@ -120,7 +125,7 @@ fn pipelines_that_are_named_are_made_and_no_other() {
 }
 
 #[test]
-fn pipeline_that_fails_is_named_and_the_others_are_made() {
+fn init_reports_a_failing_pipeline_and_sets_up_the_others() {
     let two = TwoPipelines::new();
     let [first, second] = two.fixtures.each_ref().map(Fixture::conninfo);
     let lacking = first.replace(&two.fixtures[0].name, "not_there");
@@ -135,7 +140,7 @@ fn pipeline_that_fails_is_named_and_the_others_are_made() {
 }
 
 #[test]
-fn pipelines_of_another_server_are_refused() {
+fn init_rejects_pipelines_on_another_server() {
     let two = TwoPipelines::new();
     let [first, second] = two.fixtures.each_ref().map(Fixture::conninfo);
     let elsewhere = second.replace("host=", "host=/elsewhere");
@@ -152,7 +157,7 @@ fn pipelines_of_another_server_are_refused() {
 }
 
 #[test]
-fn printed_statements_of_several_pipelines_go_to_the_database_of_each() {
+fn printed_statements_for_several_pipelines_run_in_the_database_of_each() {
     let two = TwoPipelines::new();
     let printed = two.init_as_postgres().arg("--print").finish();
     let printed = printed.expect_code(0).stdout;

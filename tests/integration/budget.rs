@@ -1,5 +1,5 @@
-//! The WAL budget: reports and actions when the slot retains more WAL than allowed, and how the
-//! events of a dropped slot are sent again.
+//! The WAL budget: how Walpost reacts when the slot retains more WAL than allowed, and how the
+//! events of a dropped slot are replayed.
 
 use std::collections::HashSet;
 use std::fs;
@@ -18,9 +18,9 @@ use crate::support::wait::{assert_stays, poll_until, wait_until};
 use crate::support::walpost::{Finished, Invocation, word_after};
 
 in_both_modes! {
-    dropped_slot_is_listed_until_its_events_are_sent_again
-    slot_that_is_dropped_amid_the_copy_has_all_rows_sent_again
-    killed_at_random_points_under_load_what_went_with_a_dropped_slot_is_sent_again
+    lists_a_dropped_slot_until_its_events_are_replayed
+    replays_all_rows_of_a_slot_dropped_during_the_snapshot
+    replays_lost_events_after_slot_drops_when_killed_under_load
 }
 
 /// A budget of 1 byte, which every slot exceeds.
@@ -118,7 +118,7 @@ fn deliver_one(fixture: &Fixture, aggregate: &str) {
 }
 
 #[test]
-fn exceeded_wal_warning_is_logged_once_and_when_it_ends() {
+fn logs_an_exceeded_wal_warning_once_and_its_end_once() {
     let server = Server::private(MAJOR, "");
     let fixture = Fixture::on_servers(&server, Broker::shared());
     let aggregate = fixture.aggregate(1);
@@ -130,7 +130,7 @@ fn exceeded_wal_warning_is_logged_once_and_when_it_ends() {
     fixture.wait_until_confirmed();
     walpost.wait_for_log(WARN_MESSAGE);
     open.run("COMMIT");
-    wait_until("its end", || {
+    wait_until("the end of the warning", || {
         fixture.db.run("CHECKPOINT");
         walpost.logged(RECOVERED_MESSAGE) > 0
     });
@@ -141,7 +141,7 @@ fn exceeded_wal_warning_is_logged_once_and_when_it_ends() {
 }
 
 #[test]
-fn slot_that_is_held_beyond_the_maximum_has_everything_when_kafka_is_back() {
+fn keeps_the_slot_above_the_wal_maximum_and_loses_nothing_when_kafka_returns() {
     let broker = Broker::borrowed();
     let kafka = broker.proxy();
     let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker).behind_proxy(&kafka);
@@ -152,14 +152,14 @@ fn slot_that_is_held_beyond_the_maximum_has_everything_when_kafka_is_back() {
     kafka.set_mode(ProxyMode::Refuse);
     fixture.insert(&aggregate, "k");
     fixture.write_other_wal(3);
-    let told = walpost.wait_for_log(HOLD_MESSAGE);
+    let line = walpost.wait_for_log(HOLD_MESSAGE);
     for word in [
         "ERROR",
         "walpost skip",
         "drop-slot",
         "max_slot_wal_keep_size",
     ] {
-        assert!(told.contains(word), "{word}: {told}");
+        assert!(line.contains(word), "{word}: {line}");
     }
     assert!(walpost.is_running());
     assert!(slot_is_there(&fixture));
@@ -168,7 +168,7 @@ fn slot_that_is_held_beyond_the_maximum_has_everything_when_kafka_is_back() {
     fixture.settle(walpost, &[], Resends::AtMost(1));
 }
 
-fn dropped_slot_is_listed_until_its_events_are_sent_again(exactly_once: bool) {
+fn lists_a_dropped_slot_until_its_events_are_replayed(exactly_once: bool) {
     // On a shared server, transactions of other tests would hold back the slot's catalog_xmin.
     let server = Server::private(MAJOR, "");
     let fixture = Fixture::on_servers(&server, Broker::shared()).in_mode(exactly_once);
@@ -181,16 +181,16 @@ fn dropped_slot_is_listed_until_its_events_are_sent_again(exactly_once: bool) {
         fixture.insert_sql(&aggregate, "open")
     ));
     let confirmed = lsn_text(fixture.confirmed());
-    let said = drop_slot(&fixture).expect_mentions(&[&confirmed, "wal_budget.max"]);
+    let output = drop_slot(&fixture).expect_mentions(&[&confirmed, "wal_budget.max"]);
     let entry = fixture.db.value(&format!(
         "SELECT id FROM walpost.journal WHERE action = 'drop slot' AND from_lsn = '{confirmed}' AND to_lsn > from_lsn"
     ));
     let entry = format!("entry {}", entry.expect("an entry"));
-    let said = said.expect_mentions(&[&entry]);
+    let output = output.expect_mentions(&[&entry]);
     assert_eq!(
-        said.stderr.contains("walpost checkpoint adopt"),
+        output.stderr.contains("walpost checkpoint adopt"),
         exactly_once,
-        "{said:?}"
+        "{output:?}"
     );
 
     // Without a slot, every command reports the dropped slot and nothing is sent.
@@ -257,7 +257,7 @@ fn dropped_slot_is_listed_until_its_events_are_sent_again(exactly_once: bool) {
     status().expect_code(1);
     replay(&["--yes"]).expect_code(0).expect_mentions(&counted);
     expect_everything(&fixture);
-    assert_eq!(replayed(&fixture), 4, "what was delivered is left out");
+    assert_eq!(replayed(&fixture), 4, "delivered events are not replayed");
     assert_eq!(open_entries(0.0), Some(0));
     status().expect_code(0);
     replay(&["--yes"])
@@ -269,7 +269,7 @@ fn dropped_slot_is_listed_until_its_events_are_sent_again(exactly_once: bool) {
     again.terminate().expect_code(0);
 }
 
-fn slot_that_is_dropped_amid_the_copy_has_all_rows_sent_again(exactly_once: bool) {
+fn replays_all_rows_of_a_slot_dropped_during_the_snapshot(exactly_once: bool) {
     let fixture = Fixture::bare();
     fixture.db.run(
         "CREATE TABLE outbox (id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb)",
@@ -298,15 +298,13 @@ fn slot_that_is_dropped_amid_the_copy_has_all_rows_sent_again(exactly_once: bool
     walpost.terminate().expect_code(0);
 }
 
-/// Walpost is killed while it delivers, while it drops the slot and while it sends events again.
-/// The writers never stop.
-fn killed_at_random_points_under_load_what_went_with_a_dropped_slot_is_sent_again(
-    exactly_once: bool,
-) {
+/// Walpost is killed while it delivers, while it drops the slot and while it replays events. The
+/// writers never stop.
+fn replays_lost_events_after_slot_drops_when_killed_under_load(exactly_once: bool) {
     let fixture = Fixture::new().in_mode(exactly_once);
-    let mut dice = fastrand::Rng::with_seed(seed());
+    let mut rng = fastrand::Rng::with_seed(seed());
     // Sleep instead of waiting for a condition, because the time of the kill must be random.
-    let mut lives_for = |millis| Duration::from_millis(dice.u64(0..millis));
+    let mut lives_for = |millis| Duration::from_millis(rng.u64(0..millis));
     let aggregate = fixture.aggregate(2);
     let load = fixture.load(&[&aggregate]);
     for _ in 0..3 {
@@ -342,10 +340,10 @@ fn killed_at_random_points_under_load_what_went_with_a_dropped_slot_is_sent_agai
         .expect_mentions(&["has no dropped slot"]);
 }
 
-/// In exactly-once mode, a second session holds the slot while Walpost waits for a new producer. It
-/// must release the slot too.
+/// In exactly-once mode, a second session holds the slot while Walpost waits for a new producer.
+/// Walpost must end this session, too, before it drops the slot.
 #[test]
-fn exactly_once_that_has_lost_its_brokers_lets_go() {
+fn drops_the_slot_in_exactly_once_mode_while_brokers_are_unavailable() {
     let broker = Broker::borrowed();
     let kafka = broker.proxy();
     let server = Server::private(MAJOR, "");
@@ -383,7 +381,7 @@ fn exactly_once_that_has_lost_its_brokers_lets_go() {
 }
 
 #[test]
-fn slot_that_another_instance_has_is_not_dropped() {
+fn does_not_drop_a_slot_held_by_another_instance() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "k");
@@ -417,8 +415,8 @@ fn replays_two_dropped_slots_at_once_and_resumes_after_a_kill() {
     let mut replay = fixture
         .replay(&["--dropped-slots", "--yes", "--rate", "10/s"])
         .start();
-    let said = replay.wait_for_log("replaying");
-    let run = word_after(&said, "run=").to_owned();
+    let line = replay.wait_for_log("replaying");
+    let run = word_after(&line, "run=").to_owned();
     wait_until("a note of how far it is", || {
         fixture.db.is_true(
             "SELECT EXISTS (SELECT FROM walpost.journal WHERE detail ->> 'state' = 'going')",
@@ -434,13 +432,16 @@ fn replays_two_dropped_slots_at_once_and_resumes_after_a_kill() {
     resume.expect_mentions(&["replayed"]);
     expect_everything(&fixture);
     assert!(!open().stdout.contains("was dropped"));
-    assert!(fixture.records().len() < 60, "it did not begin again");
+    assert!(
+        fixture.records().len() < 60,
+        "the replay did not start again"
+    );
 }
 
 /// The journal entry is written before the slot is dropped. This test simulates a failure between
-/// the two.
+/// these two steps.
 #[test]
-fn recorded_slot_that_was_not_dropped_is_neither_replayed_nor_recorded_twice() {
+fn does_not_replay_or_record_again_a_slot_recorded_but_not_dropped() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     fixture.insert(&aggregate, "k");
@@ -464,10 +465,10 @@ fn recorded_slot_that_was_not_dropped_is_neither_replayed_nor_recorded_twice() {
     expect_everything(&fixture);
 }
 
-/// If a commit waits for a standby, the rows of its transaction are not visible although the commit
-/// is in WAL. The open transaction here has the same effect.
+/// If a commit waits for a synchronous standby, the rows of its transaction are not visible
+/// although WAL already contains the commit. The open transaction in this test has the same effect.
 #[test]
-fn transactions_that_are_open_are_waited_for_before_rows_are_sent_again() {
+fn replay_waits_for_open_transactions() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     fixture.insert(&aggregate, "k");
@@ -483,7 +484,7 @@ fn transactions_that_are_open_are_waited_for_before_rows_are_sent_again() {
 }
 
 #[test]
-fn rejects_impossible_settings() {
+fn rejects_invalid_wal_budget_settings() {
     let fixture = Fixture::new();
     let refused = |arguments: &[&str], texts: &[&str]| {
         let run = without_kafka(&fixture, arguments);
@@ -554,7 +555,7 @@ fn rejects_impossible_settings() {
 }
 
 #[test]
-fn outbox_of_messages_is_warned_of_and_held() {
+fn keeps_the_slot_and_warns_when_a_message_outbox_exceeds_its_wal_budget() {
     let fixture = Fixture::with_outbox(Outbox::Messages);
     let mut walpost = without_kafka(&fixture, &["--wal-budget-max", "1"]).start();
     walpost.wait_for_log(HOLD_MESSAGE);

@@ -5,15 +5,15 @@ use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, MAJORS, Server};
 use crate::support::walpost::{Finished, Invocation, config_file};
 
-/// Returns the finding of this check that starts with `mark`.
+/// Returns the finding of the named check, at the level given by `mark`.
 fn finding<'f>(finished: &'f Finished, mark: &str, check: &str) -> Option<&'f str> {
-    let interceptor = format!(": {check}: ");
+    let label = format!(": {check}: ");
     let mut lines = finished.stdout.lines();
-    lines.find(|line| line.starts_with(mark) && line.contains(&interceptor))
+    lines.find(|line| line.starts_with(mark) && line.contains(&label))
 }
 
 #[test]
-fn roles_that_may_insert_are_named() {
+fn check_lists_roles_that_can_insert_events() {
     for major in MAJORS {
         let fixture = Fixture::on_servers(Server::shared(major), Broker::shared());
         let check = || fixture.check().finish().expect_code(0);
@@ -44,7 +44,7 @@ fn roles_that_may_insert_are_named() {
 }
 
 #[test]
-fn slots_that_no_pipeline_has_are_named_with_the_wal_that_they_retain() {
+fn check_lists_slots_without_a_pipeline_and_the_wal_they_retain() {
     let fixture = Fixture::on_servers(Server::shared(MAJOR), Broker::shared());
     let other = format!("walpost_{}_gone", fixture.name);
     let create = |slot: &str| {
@@ -88,7 +88,7 @@ fn slots_that_no_pipeline_has_are_named_with_the_wal_that_they_retain() {
 }
 
 #[test]
-fn more_replicas_than_brokers_are_a_failure() {
+fn check_fails_if_the_replication_factor_exceeds_the_number_of_brokers() {
     let fixture = Fixture::on_servers(Server::shared(MAJOR), Broker::shared());
     let check = |topics: &str| fixture.check().args(["--create-topics", topics]).finish();
     let found = check("3:3").expect_code(3);
@@ -101,7 +101,7 @@ fn more_replicas_than_brokers_are_a_failure() {
 }
 
 #[test]
-fn function_that_examines_tables_is_compared_with_the_expected_one() {
+fn check_reports_a_modified_or_missing_table_inspection_function() {
     for major in MAJORS {
         let fixture = Fixture::on_servers(Server::shared(major), Broker::shared());
         let warning = || {

@@ -5,15 +5,15 @@ use std::collections::HashMap;
 use proptest::prelude::*;
 
 use crate::support::checker::{
-    Committed, Delivered, KilledState, Resends, Summary, Violation, check,
+    CommittedEvent, DeliveredRecord, DeliverySummary, KilledState, Resends, Violation, check,
 };
 
 const TOPIC: &str = "events";
 
-/// Returns a history of transactions with two events each. Event n has the id "n".
-fn history(count: u32) -> Vec<Committed> {
+/// Returns a history of transactions with two events each. The id of event n is "n".
+fn history(count: u32) -> Vec<CommittedEvent> {
     (0..count)
-        .map(|n| Committed {
+        .map(|n| CommittedEvent {
             id: n.to_string(),
             end: end_of(n),
             index: n % 2,
@@ -25,9 +25,9 @@ fn end_of(n: u32) -> u64 {
     u64::from(n / 2 + 1) * 100
 }
 
-/// Delivers the events in the given order: event n to partition n % 2, with the key of that
+/// Delivers the events in the given order: event n goes to partition n % 2 and has the key of that
 /// partition.
-fn deliver(order: &[u32]) -> Vec<Delivered> {
+fn deliver(order: &[u32]) -> Vec<DeliveredRecord> {
     let mut ends = [0; 2];
     order
         .iter()
@@ -35,9 +35,9 @@ fn deliver(order: &[u32]) -> Vec<Delivered> {
             let partition = n as usize % 2;
             let offset = ends[partition];
             ends[partition] += 1;
-            Delivered {
+            DeliveredRecord {
                 id: n.to_string(),
-                place: (TOPIC.to_owned(), i32::from(n % 2 == 1)),
+                topic_partition: (TOPIC.to_owned(), i32::from(n % 2 == 1)),
                 offset,
                 key: Some(vec![u8::from(n % 2 == 1)]),
                 position: (end_of(n) - 10, n % 2),
@@ -46,8 +46,9 @@ fn deliver(order: &[u32]) -> Vec<Delivered> {
         .collect()
 }
 
-/// Returns a death after the given number of records in each partition.
-fn death(ends: [i64; 2], confirmed: u64) -> KilledState {
+/// Returns the state after a connector was killed when each partition had the given number of
+/// records.
+fn killed_state(ends: [i64; 2], confirmed: u64) -> KilledState {
     let ends = HashMap::from([
         ((TOPIC.to_owned(), 0), ends[0]),
         ((TOPIC.to_owned(), 1), ends[1]),
@@ -55,19 +56,23 @@ fn death(ends: [i64; 2], confirmed: u64) -> KilledState {
     KilledState { ends, confirmed }
 }
 
-fn violations(delivery: &[Delivered], deaths: &[KilledState], resends: Resends) -> Vec<Violation> {
-    check(&history(8), delivery, deaths, resends)
+fn violations(
+    delivery: &[DeliveredRecord],
+    kills: &[KilledState],
+    resends: Resends,
+) -> Vec<Violation> {
+    check(&history(8), delivery, kills, resends)
         .expect_err("a violation")
         .0
 }
 
 #[test]
-fn faultless_delivery_passes() {
+fn checker_accepts_in_order_delivery_without_duplicates() {
     let delivery = deliver(&[0, 1, 2, 3, 4, 5, 6, 7]);
     let summary = check(&history(8), &delivery, &[], Resends::Never).unwrap();
     assert_eq!(
         summary,
-        Summary {
+        DeliverySummary {
             committed: 8,
             repeated: 0
         }
@@ -75,27 +80,27 @@ fn faultless_delivery_passes() {
 }
 
 #[test]
-fn resend_of_what_was_not_confirmed_passes() {
+fn checker_accepts_resent_events_that_were_not_confirmed() {
     let delivery = deliver(&[0, 1, 2, 3, 4, 2, 3, 4, 5, 6, 7]);
-    let deaths = [death([3, 2], end_of(1))];
-    let summary = check(&history(8), &delivery, &deaths, Resends::AtMost(1)).unwrap();
+    let kills = [killed_state([3, 2], end_of(1))];
+    let summary = check(&history(8), &delivery, &kills, Resends::AtMost(1)).unwrap();
     assert_eq!(summary.repeated, 3);
 }
 
 #[test]
-fn loss_is_caught() {
+fn checker_detects_a_lost_event() {
     let found = violations(&deliver(&[0, 1, 2, 3, 4, 5, 7]), &[], Resends::AtMost(9));
     assert_eq!(found, [Violation::Missing("6".into())]);
 }
 
 #[test]
-fn event_that_was_rolled_back_is_caught() {
+fn checker_detects_an_event_that_was_rolled_back() {
     let found = violations(&deliver(&[0, 1, 2, 3, 4, 5, 6, 7, 8]), &[], Resends::Never);
     assert_eq!(found, [Violation::Phantom("8".into())]);
 }
 
 #[test]
-fn swapped_records_are_caught() {
+fn checker_detects_swapped_records() {
     let found = violations(&deliver(&[0, 1, 4, 3, 2, 5, 6, 7]), &[], Resends::AtMost(9));
     assert!(
         matches!(&found[0], Violation::OutOfOrder { id, .. } if id == "4"),
@@ -104,7 +109,7 @@ fn swapped_records_are_caught() {
 }
 
 #[test]
-fn hole_in_a_resent_run_is_caught() {
+fn checker_detects_a_gap_in_resent_records() {
     let order = [0, 1, 2, 3, 4, 5, 0, 1, 3, 4, 5, 6, 7];
     let found = violations(&deliver(&order), &[], Resends::AtMost(1));
     assert!(
@@ -114,7 +119,7 @@ fn hole_in_a_resent_run_is_caught() {
 }
 
 #[test]
-fn resend_without_a_reason_is_caught() {
+fn checker_detects_records_resent_without_a_restart() {
     let found = violations(&deliver(&[0, 1, 0, 2, 3, 4, 5, 6, 7]), &[], Resends::Never);
     assert!(
         matches!(&found[0], Violation::TooManyResends { times: 1, .. }),
@@ -123,7 +128,7 @@ fn resend_without_a_reason_is_caught() {
 }
 
 #[test]
-fn repetition_of_the_record_before_is_caught() {
+fn checker_detects_a_record_repeated_immediately() {
     let found = violations(&deliver(&[0, 1, 1, 2, 3, 4, 5, 6, 7]), &[], Resends::Never);
     assert!(
         matches!(&found[0], Violation::TooManyResends { times: 1, .. }),
@@ -132,9 +137,13 @@ fn repetition_of_the_record_before_is_caught() {
 }
 
 #[test]
-fn resend_of_what_was_confirmed_is_caught() {
+fn checker_detects_resent_events_that_were_confirmed() {
     let delivery = deliver(&[0, 1, 2, 3, 4, 2, 3, 4, 5, 6, 7]);
-    let found = violations(&delivery, &[death([3, 2], end_of(3))], Resends::AtMost(1));
+    let found = violations(
+        &delivery,
+        &[killed_state([3, 2], end_of(3))],
+        Resends::AtMost(1),
+    );
     assert_eq!(
         found,
         [
@@ -145,11 +154,15 @@ fn resend_of_what_was_confirmed_is_caught() {
 }
 
 #[test]
-fn confirmation_before_delivery_is_caught() {
+fn checker_detects_confirmation_before_delivery() {
     let delivery = deliver(&[0, 1, 2, 3, 4, 5, 6, 7]);
-    let honest = [death([1, 1], end_of(2) - 1)];
+    let honest = [killed_state([1, 1], end_of(2) - 1)];
     assert!(check(&history(8), &delivery, &honest, Resends::Never).is_ok());
-    let found = violations(&delivery, &[death([1, 1], end_of(2))], Resends::Never);
+    let found = violations(
+        &delivery,
+        &[killed_state([1, 1], end_of(2))],
+        Resends::Never,
+    );
     assert!(
         found.contains(&Violation::ConfirmedTooEarly("2".into())),
         "{found:?}"
@@ -157,7 +170,7 @@ fn confirmation_before_delivery_is_caught() {
 }
 
 #[test]
-fn key_in_two_partitions_is_caught() {
+fn checker_detects_a_key_in_two_partitions() {
     let mut delivery = deliver(&[0, 1, 2, 3, 4, 5, 6, 7]);
     delivery[7].key = delivery[0].key.clone();
     let found = violations(&delivery, &[], Resends::Never);
@@ -165,7 +178,7 @@ fn key_in_two_partitions_is_caught() {
 }
 
 #[test]
-fn position_of_another_commit_is_caught() {
+fn checker_detects_the_position_of_another_commit() {
     for position in [(end_of(4), 0), (end_of(4) - 10, 1), (end_of(3) - 10, 0)] {
         let mut delivery = deliver(&[0, 1, 2, 3, 4, 5, 6, 7]);
         delivery[4].position = position;
@@ -176,14 +189,14 @@ fn position_of_another_commit_is_caught() {
 
 proptest! {
     #[test]
-    fn any_removed_record_is_caught(removed in 0usize..8) {
+    fn checker_detects_any_removed_record(removed in 0usize..8) {
         let mut delivery = deliver(&[0, 1, 2, 3, 4, 5, 6, 7]);
         delivery.remove(removed);
         prop_assert!(check(&history(8), &delivery, &[], Resends::AtMost(9)).is_err());
     }
 
     #[test]
-    fn any_two_records_swapped_within_a_partition_are_caught(
+    fn checker_detects_any_two_records_swapped_within_a_partition(
         first in 0usize..4, second in 0usize..4, odd in 0usize..2,
     ) {
         prop_assume!(first != second);
@@ -193,20 +206,20 @@ proptest! {
     }
 
     #[test]
-    fn any_crashes_that_resend_from_the_confirmed_place_pass(
+    fn checker_accepts_crashes_that_resend_from_the_confirmed_position(
         steps in prop::collection::vec((1u32..8, 0u32..4), 0..6),
     ) {
-        let (mut order, mut next, mut deaths) = (Vec::new(), 0, Vec::new());
+        let (mut order, mut next, mut kills) = (Vec::new(), 0, Vec::new());
         for (sent, unconfirmed) in steps {
             let end = (next + sent).min(8);
             order.extend(next..end);
             let confirmed = (end.saturating_sub(unconfirmed) / 2 * 2).max(next / 2 * 2);
             let records = |odd| i64::try_from(order.iter().filter(|n| **n % 2 == odd).count()).unwrap();
-            deaths.push(death([records(0), records(1)], u64::from(confirmed / 2) * 100));
+            kills.push(killed_state([records(0), records(1)], u64::from(confirmed / 2) * 100));
             next = confirmed;
         }
         order.extend(next..8);
-        let verdict = check(&history(8), &deliver(&order), &deaths, Resends::AtMost(deaths.len()));
+        let verdict = check(&history(8), &deliver(&order), &kills, Resends::AtMost(kills.len()));
         prop_assert!(verdict.is_ok(), "{}", verdict.unwrap_err());
     }
 }

@@ -1,4 +1,5 @@
-//! Failures of some brokers in a cluster of three. Both modes continue and lose nothing.
+//! Failures of some brokers in a cluster of three. Delivery continues in both modes, and no event
+//! is lost.
 
 use crate::support::cluster::Cluster;
 use crate::support::fixture::Fixture;
@@ -20,7 +21,7 @@ fn first_topic(streams: &[UnderLoad]) -> String {
 }
 
 #[test]
-fn loses_nothing_when_the_leader_is_killed_under_load() {
+fn loses_no_event_when_the_partition_leader_is_killed_under_load() {
     let cluster = Cluster::shared();
     let streams = UnderLoad::in_both_modes(Server::shared(MAJOR), cluster.any_node());
     let topic = first_topic(&streams);
@@ -34,7 +35,7 @@ fn loses_nothing_when_the_leader_is_killed_under_load() {
 /// When it resumes, the frozen broker still considers itself the leader and processes requests that
 /// it received before and in the meantime.
 #[test]
-fn loses_nothing_when_a_leader_is_frozen_until_another_is_elected() {
+fn loses_no_event_when_the_partition_leader_freezes_until_another_is_elected() {
     let cluster = Cluster::shared();
     let streams = UnderLoad::in_both_modes(Server::shared(MAJOR), cluster.any_node());
     let topic = first_topic(&streams);
@@ -54,7 +55,7 @@ fn loses_nothing_when_a_leader_is_frozen_until_another_is_elected() {
 /// With one follower down, the leader refuses writes. With both down, there is no controller
 /// either.
 #[test]
-fn writes_that_are_refused_for_want_of_replicas_wait_for_them() {
+fn retries_writes_rejected_for_too_few_in_sync_replicas() {
     let cluster = Cluster::shared();
     let streams = [false, true].map(|exactly_once| {
         let fixture =
@@ -92,7 +93,7 @@ fn writes_that_are_refused_for_want_of_replicas_wait_for_them() {
 }
 
 #[test]
-fn loses_nothing_during_a_rolling_restart_under_load() {
+fn loses_no_event_during_a_rolling_broker_restart_under_load() {
     let cluster = Cluster::shared();
     let streams = UnderLoad::in_both_modes(Server::shared(MAJOR), cluster.any_node());
     for node in cluster.nodes() {

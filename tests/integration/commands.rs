@@ -1,4 +1,4 @@
-//! `check`, and minor properties of the other commands.
+//! `walpost check`, and minor properties of the other commands.
 
 use std::fs;
 use std::os::unix::net::UnixStream;
@@ -19,7 +19,7 @@ use crate::support::wait::wait_until;
 use crate::support::walpost::{Invocation, config_file};
 
 #[test]
-fn init_and_check_say_that_the_server_cannot_be_reached() {
+fn init_and_check_report_an_unreachable_server() {
     let nowhere = "host=/nowhere user=postgres dbname=postgres";
     for command in ["init", "check"] {
         let mut invocation = Invocation::new([command, "--postgres", nowhere]);
@@ -44,7 +44,7 @@ fn check_passes_after_init() {
 }
 
 #[test]
-fn names_are_quoted_as_each_server_quotes_them() {
+fn quotes_identifiers_like_each_server_version() {
     for major in MAJORS {
         let session = Server::shared(major).session("postgres");
         let rows = session.rows(
@@ -94,7 +94,7 @@ fn accepts_names_that_are_sql_keywords() {
     run(fixture.replay(&["--all", "--yes"])).expect_mentions(&["table \"order\".\"user\""]);
     fixture.wait_for_records(4);
     let maintain = ["--retention", "1s", "--delete-rows"];
-    wait_until("the rows to go", || {
+    wait_until("the rows to be deleted", || {
         run(fixture.invoke("maintain").args(maintain));
         fixture.db.run("CHECKPOINT");
         fixture.db.number("SELECT count(*) FROM \"order\".\"user\"") == 0
@@ -118,7 +118,7 @@ fn check_reports_every_problem_with_its_remedy() {
 }
 
 #[test]
-fn check_finds_a_broker_that_does_not_answer() {
+fn check_reports_an_unresponsive_broker() {
     let fixture = Fixture::new();
     let finished = fixture
         .invoke("check")
@@ -128,9 +128,9 @@ fn check_finds_a_broker_that_does_not_answer() {
     finished.expect_mentions(&["127.0.0.1:9"]);
 }
 
-/// The black hole takes longest, because it accepts connections but never responds.
+/// The unresponsive address takes longest, because it accepts connections but never responds.
 #[test]
-fn check_ends_soon_where_no_broker_answers() {
+fn check_times_out_soon_if_no_broker_responds() {
     let fixture = Fixture::new();
     let address = fixture.broker.address();
     let (_, port) = address.rsplit_once(':').unwrap();
@@ -157,27 +157,30 @@ fn check_ends_soon_where_no_broker_answers() {
             "responds: ",
         ),
     ] {
-        let began = Instant::now();
+        let started = Instant::now();
         check
             .finish()
             .expect_code(code)
             .expect_mentions(&[expected]);
-        let took = began.elapsed();
-        assert!(took < Duration::from_secs(7), "{expected}: {took:?}");
+        let duration = started.elapsed();
+        assert!(
+            duration < Duration::from_secs(7),
+            "{expected}: {duration:?}"
+        );
     }
 }
 
 /// The kernel gives sockets of this process the same buffer size as those of the server.
 #[test]
-fn check_reports_a_small_socket_buffer_to_a_local_server() {
+fn check_reports_a_small_socket_buffer_for_a_local_server() {
     const SUFFICIENT_BUFFER_BYTES: usize = 4 << 20;
     let (socket, _other) = UnixStream::pair().unwrap();
     let bytes = socket2::SockRef::from(&socket).send_buffer_size().unwrap();
     let fixture = Fixture::new();
-    let told = format!("takes {bytes} bytes");
+    let memory_use = format!("takes {bytes} bytes");
     let check = fixture.check().finish().expect_code(0);
     assert_eq!(
-        check.stdout.contains(&told),
+        check.stdout.contains(&memory_use),
         bytes < SUFFICIENT_BUFFER_BYTES,
         "{check:?}"
     );
@@ -192,7 +195,7 @@ fn check_reports_a_small_socket_buffer_to_a_local_server() {
 }
 
 #[test]
-fn check_finds_that_the_one_topic_is_missing() {
+fn check_reports_a_missing_fixed_topic() {
     let fixture = Fixture::new();
     let topic = format!("{}.orders", fixture.name);
     let check = || fixture.check().args(["--topic", &topic]);
@@ -208,7 +211,7 @@ fn check_finds_that_the_one_topic_is_missing() {
 }
 
 #[test]
-fn imported_configuration_is_valid_unchanged() {
+fn imported_debezium_configuration_is_valid_without_changes() {
     let connector = serde_json::json!({ "name": "shop-outbox", "config": {
         "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
         "database.hostname": "db.example.com",
@@ -264,7 +267,7 @@ fn imported_configuration_is_valid_unchanged() {
 }
 
 #[test]
-fn generates_completions_for_every_shell() {
+fn generates_completions_for_every_supported_shell() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let finished = Invocation::new(["completions", shell])
             .finish()
@@ -274,7 +277,7 @@ fn generates_completions_for_every_shell() {
 }
 
 #[test]
-fn version_and_help_are_given() {
+fn prints_version_and_help() {
     let finished = Invocation::new(["--version"]).finish().expect_code(0);
     assert_eq!(
         finished.stdout.trim(),
@@ -286,7 +289,7 @@ fn version_and_help_are_given() {
         .expect_mentions(&["--null-payload", "WALPOST_KAFKA"]);
 }
 
-/// Returns the headings of a help text, and the flags under each.
+/// Returns the headings of a help text, and the flags under each heading.
 fn sections(help: &str) -> Vec<(String, Vec<String>)> {
     let mut sections: Vec<(String, Vec<String>)> = Vec::new();
     for line in help.lines() {
@@ -306,7 +309,7 @@ fn sections(help: &str) -> Vec<(String, Vec<String>)> {
 }
 
 #[test]
-fn help_lists_the_command_s_own_flags_first_and_none_that_has_no_use() {
+fn help_lists_a_command_s_own_flags_first_and_omits_unused_flags() {
     let everywhere = ["Pipelines and database", "Logging"];
     let records = ["Kafka", "Delivery", "Records", "Limits"];
     for (command, own, shared, useless) in [
@@ -382,7 +385,7 @@ fn help_lists_the_command_s_own_flags_first_and_none_that_has_no_use() {
             sections.iter().map(|(_, flags)| flags.len()).sum()
         };
         let short = help("-h");
-        // The only flags that `-h` omits are among those about Kafka.
+        // The only flags that `-h` omits are some of the Kafka flags.
         let has_rare = shared.contains(&"Kafka");
         assert_eq!(
             count(&short) < count(&long),
@@ -394,7 +397,7 @@ fn help_lists_the_command_s_own_flags_first_and_none_that_has_no_use() {
 
 /// A script may pass the same flags to every command.
 #[test]
-fn flag_that_a_command_does_not_list_is_accepted() {
+fn accepts_common_flags_omitted_from_a_command_s_help() {
     let fixture = Fixture::new();
     let flags = [
         "--window-bytes",
@@ -414,7 +417,7 @@ fn flag_that_a_command_does_not_list_is_accepted() {
 }
 
 #[test]
-fn logs_json_on_request() {
+fn logs_in_json_format_when_requested() {
     let fixture = Fixture::new();
     let walpost = fixture
         .run()
@@ -427,7 +430,7 @@ fn logs_json_on_request() {
 }
 
 #[test]
-fn warns_of_implicit_tombstones_if_a_topic_is_compacted() {
+fn warns_about_implicit_tombstones_if_a_topic_is_compacted() {
     const WARNING: &str = "is compacted, but null_payload is not set";
     let fixture = Fixture::new();
     let topic = format!("{}.compacted", fixture.name);
@@ -442,8 +445,8 @@ fn warns_of_implicit_tombstones_if_a_topic_is_compacted() {
     };
     assert!(check(&[]).contains(WARNING));
     for asked in ["tombstone", "empty"] {
-        let said = check(&["--null-payload", asked]);
-        assert!(!said.contains(WARNING), "{said}");
+        let output = check(&["--null-payload", asked]);
+        assert!(!output.contains(WARNING), "{output}");
     }
     let mut walpost = fixture.start_with(&["--topic", &topic]);
     fixture.insert(&topic, "k");
@@ -451,9 +454,9 @@ fn warns_of_implicit_tombstones_if_a_topic_is_compacted() {
     walpost.terminate().expect_code(0);
 }
 
-/// The producer may send a record of this size, but the topic rejects it.
+/// The producer accepts a record of this size, but the topic rejects it.
 #[test]
-fn check_warns_of_a_topic_that_takes_less_than_a_record_may_have() {
+fn check_warns_about_a_topic_limit_below_the_maximum_record_size() {
     let fixture = Fixture::new();
     let topic = format!("{}.limited", fixture.name);
     fixture.topic(&topic, 1, &[("max.message.bytes", "100000")]);
@@ -465,7 +468,7 @@ fn check_warns_of_a_topic_that_takes_less_than_a_record_may_have() {
             .finish();
         checked.expect_code(0).stdout
     };
-    let said = check(&[]);
+    let output = check(&[]);
     for expected in [
         "WARNING",
         "batches are limited to its max.message.bytes, 100000",
@@ -476,17 +479,17 @@ fn check_warns_of_a_topic_that_takes_less_than_a_record_may_have() {
             fixture.broker.address()
         ),
     ] {
-        assert!(said.contains(expected), "{expected}: {said}");
+        assert!(output.contains(expected), "{expected}: {output}");
     }
-    let (_, command) = said
+    let (_, command) = output
         .split_once("kafka-configs.sh --bootstrap-server ")
         .unwrap();
     let words = command.lines().next().unwrap().split_whitespace();
-    // `tool` adds the address itself.
+    // `tool` passes the broker's address to the command.
     let arguments: Vec<_> = words.skip(1).collect();
     fixture.broker.tool("kafka.admin.ConfigCommand", &arguments);
-    let said = check(&[]);
-    assert!(!said.contains("max.message.bytes"), "{said}");
-    let said = check(&["-X", "message.max.bytes=2000000"]);
-    assert!(said.contains("max.message.bytes=2000061"), "{said}");
+    let output = check(&[]);
+    assert!(!output.contains("max.message.bytes"), "{output}");
+    let output = check(&["-X", "message.max.bytes=2000000"]);
+    assert!(output.contains("max.message.bytes=2000061"), "{output}");
 }

@@ -1,11 +1,11 @@
-//! kill -9 at any time: no event is lost, order is preserved, and only records in flight are
-//! delivered again.
+//! Walpost is killed with SIGKILL at any time: no event is lost, the order is preserved, and only
+//! records in flight are delivered again.
 
 use std::ops::Range;
 use std::thread;
 use std::time::Duration;
 
-use crate::support::checker::{Resends, Summary};
+use crate::support::checker::{DeliverySummary, Resends};
 use crate::support::event::Outbox;
 use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
@@ -16,23 +16,26 @@ use crate::support::wait::{assert_stays, wait_until};
 const ROUNDS: usize = 25;
 
 for_each_outbox! {
-    killed_at_random_points_under_load_it_loses_nothing_and_repeats_only_what_was_in_flight
-    killed_while_it_starts_it_loses_nothing
-    killed_before_the_broker_answers_it_has_confirmed_nothing_of_it
-    confirmed_before_it_was_killed_is_not_delivered_again
+    loses_no_event_and_repeats_only_unconfirmed_ones_when_killed_under_load
+    loses_no_event_when_killed_during_startup
+    confirms_no_event_before_the_broker_acknowledges_it
+    does_not_redeliver_events_confirmed_before_a_kill
 }
 
-fn killed_at_random_points_under_load_it_loses_nothing_and_repeats_only_what_was_in_flight(
-    outbox: Outbox,
-) {
+fn loses_no_event_and_repeats_only_unconfirmed_ones_when_killed_under_load(outbox: Outbox) {
     let fixture = Fixture::with_outbox(outbox);
     let summary = kill_at_random_points(&fixture, ROUNDS, Resends::AtMost(ROUNDS));
     assert!(summary.committed > 1000, "{summary:?}");
 }
 
-/// Kills Walpost the given number of times under load, and checks what was delivered in the end.
-pub(crate) fn kill_at_random_points(fixture: &Fixture, rounds: usize, resends: Resends) -> Summary {
-    let mut dice = fastrand::Rng::with_seed(seed());
+/// Kills Walpost the given number of times under load, and then checks the records that were
+/// delivered.
+pub(crate) fn kill_at_random_points(
+    fixture: &Fixture,
+    rounds: usize,
+    resends: Resends,
+) -> DeliverySummary {
+    let mut rng = fastrand::Rng::with_seed(seed());
     let aggregates = [fixture.aggregate(4), fixture.aggregate(1)];
     let load = fixture.load(&[&aggregates[0], &aggregates[1]]);
     let mut deaths = Vec::new();
@@ -43,7 +46,7 @@ pub(crate) fn kill_at_random_points(fixture: &Fixture, rounds: usize, resends: R
             wait_until("the slot to move", || fixture.confirmed() > before);
         }
         // Sleep instead of waiting for a condition, because the time of the kill must be random.
-        thread::sleep(Duration::from_millis(dice.u64(0..400)));
+        thread::sleep(Duration::from_millis(rng.u64(0..400)));
         deaths.push(fixture.kill(walpost));
     }
     let walpost = fixture.start();
@@ -51,24 +54,24 @@ pub(crate) fn kill_at_random_points(fixture: &Fixture, rounds: usize, resends: R
     fixture.settle(walpost, &deaths, resends)
 }
 
-fn killed_while_it_starts_it_loses_nothing(outbox: Outbox) {
+fn loses_no_event_when_killed_during_startup(outbox: Outbox) {
     kill_while_it_starts(&Fixture::with_outbox(outbox), 0..150, Resends::AtMost(10));
 }
 
-/// Kills Walpost ten times, after a random number of milliseconds in the given range from each
-/// start, and checks what was delivered in the end.
+/// Kills Walpost ten times, each time after a random number of milliseconds from its start, and
+/// then checks the records that were delivered.
 pub(crate) fn kill_while_it_starts(
     fixture: &Fixture,
     millis: Range<u64>,
     resends: Resends,
-) -> Summary {
-    let mut dice = fastrand::Rng::with_seed(seed());
+) -> DeliverySummary {
+    let mut rng = fastrand::Rng::with_seed(seed());
     let aggregate = fixture.aggregate(2);
     let load = fixture.load(&[&aggregate]);
     let mut deaths = Vec::new();
     for _ in 0..10 {
         let walpost = fixture.run().start();
-        thread::sleep(Duration::from_millis(dice.u64(millis.clone())));
+        thread::sleep(Duration::from_millis(rng.u64(millis.clone())));
         deaths.push(fixture.kill(walpost));
     }
     load.stop();
@@ -76,7 +79,7 @@ pub(crate) fn kill_while_it_starts(
     fixture.settle(walpost, &deaths, resends)
 }
 
-fn killed_before_the_broker_answers_it_has_confirmed_nothing_of_it(outbox: Outbox) {
+fn confirms_no_event_before_the_broker_acknowledges_it(outbox: Outbox) {
     let broker = Broker::borrowed();
     let fixture = Fixture::with_outbox_on(outbox, Server::shared(MAJOR), &broker);
     let aggregate = fixture.aggregate(1);
@@ -102,7 +105,7 @@ fn killed_before_the_broker_answers_it_has_confirmed_nothing_of_it(outbox: Outbo
     fixture.settle(walpost, &[death], Resends::AtMost(1));
 }
 
-fn confirmed_before_it_was_killed_is_not_delivered_again(outbox: Outbox) {
+fn does_not_redeliver_events_confirmed_before_a_kill(outbox: Outbox) {
     let fixture = Fixture::with_outbox(outbox);
     let aggregate = fixture.aggregate(1);
     let mut deaths = Vec::new();

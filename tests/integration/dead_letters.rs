@@ -17,12 +17,12 @@ const OVERSIZE: [&str; 2] = ["--on-oversize", "dead-letter"];
 const UNROUTABLE: [&str; 2] = ["--on-unroutable", "dead-letter"];
 
 in_both_modes! {
-    event_that_is_too_large_is_a_dead_letter_without_its_payload
-    event_that_no_record_can_be_made_of_is_a_dead_letter_with_its_payload
-    message_that_can_not_be_read_is_a_dead_letter
-    killed_at_random_points_under_load_no_dead_letter_is_lost_or_out_of_order
-    dead_letters_without_their_topic_halt
-    dead_letter_that_is_too_large_itself_is_cut
+    writes_an_oversize_event_as_a_dead_letter_without_its_payload
+    writes_an_unroutable_event_as_a_dead_letter_with_its_payload
+    writes_a_malformed_message_as_a_dead_letter
+    keeps_dead_letters_complete_and_in_order_when_killed_under_load
+    halts_if_the_dead_letter_topic_is_missing
+    truncates_a_dead_letter_that_is_itself_too_large
 }
 
 /// Creates a dead letter topic with three partitions for this test.
@@ -41,7 +41,7 @@ fn ids<'r>(records: &'r [Record], topic: &str) -> Vec<&'r str> {
     of_topic.map(|record| record.header("id")).collect()
 }
 
-fn event_that_is_too_large_is_a_dead_letter_without_its_payload(exactly_once: bool) {
+fn writes_an_oversize_event_as_a_dead_letter_without_its_payload(exactly_once: bool) {
     let fixture = Fixture::with_table(TABLE).in_mode(exactly_once);
     let aggregate = fixture.aggregate(1);
     let topic = dead_letter_topic(&fixture);
@@ -99,7 +99,7 @@ fn event_that_is_too_large_is_a_dead_letter_without_its_payload(exactly_once: bo
     fixture.check_delivered(&[], fixture.resends(0));
 }
 
-fn event_that_no_record_can_be_made_of_is_a_dead_letter_with_its_payload(exactly_once: bool) {
+fn writes_an_unroutable_event_as_a_dead_letter_with_its_payload(exactly_once: bool) {
     let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text, headers json,
              at timestamptz, shard int)",
@@ -178,7 +178,7 @@ fn event_that_no_record_can_be_made_of_is_a_dead_letter_with_its_payload(exactly
     fixture.check_delivered(&[], fixture.resends(0));
 }
 
-fn message_that_can_not_be_read_is_a_dead_letter(exactly_once: bool) {
+fn writes_a_malformed_message_as_a_dead_letter(exactly_once: bool) {
     let fixture = Fixture::with_outbox(Outbox::Messages).in_mode(exactly_once);
     let aggregate = fixture.aggregate(1);
     let topic = dead_letter_topic(&fixture);
@@ -211,11 +211,11 @@ fn message_that_can_not_be_read_is_a_dead_letter(exactly_once: bool) {
 }
 
 /// Half of the events have no valid topic, and some are too large to be delivered.
-fn killed_at_random_points_under_load_no_dead_letter_is_lost_or_out_of_order(exactly_once: bool) {
+fn keeps_dead_letters_complete_and_in_order_when_killed_under_load(exactly_once: bool) {
     let rounds = 8;
     let fixture = Fixture::new().in_mode(exactly_once);
     fixture.accept_any_name("outbox");
-    let mut dice = fastrand::Rng::with_seed(seed());
+    let mut rng = fastrand::Rng::with_seed(seed());
     let aggregate = fixture.aggregate(2);
     let topic = dead_letter_topic(&fixture);
     // Events of the load fit in this size with one header, but not with the additional headers of a
@@ -242,7 +242,7 @@ fn killed_at_random_points_under_load_no_dead_letter_is_lost_or_out_of_order(exa
             wait_until("the slot to move", || fixture.confirmed() > before);
         }
         // Sleep instead of waiting for a condition, because the time of the kill must be random.
-        thread::sleep(Duration::from_millis(dice.u64(0..300)));
+        thread::sleep(Duration::from_millis(rng.u64(0..300)));
         deaths.push(fixture.kill(walpost));
     }
     let walpost = start(&fixture, &topic, &flags);
@@ -251,19 +251,22 @@ fn killed_at_random_points_under_load_no_dead_letter_is_lost_or_out_of_order(exa
     let summary = fixture.settle(walpost, &deaths, fixture.resends(rounds));
     assert!(summary.committed > 200, "{summary:?}");
     let records = fixture.records();
-    let of = |kind: &str| {
+    let count_of_kind = |kind: &str| {
         let letters = records.iter().filter(|record| record.topic == topic);
         letters
             .filter(|l| l.header("walpost-error") == kind)
             .count()
     };
-    assert!(of("oversize") > rounds && of("unroutable") > 50);
+    assert!(count_of_kind("oversize") > rounds && count_of_kind("unroutable") > 50);
     if exactly_once {
-        assert_eq!((summary.repeated, of("oversize")), (0, rounds + 1));
+        assert_eq!(
+            (summary.repeated, count_of_kind("oversize")),
+            (0, rounds + 1)
+        );
     }
 }
 
-fn dead_letters_without_their_topic_halt(exactly_once: bool) {
+fn halts_if_the_dead_letter_topic_is_missing(exactly_once: bool) {
     let fixture = Fixture::with_table(TABLE).in_mode(exactly_once);
     let aggregate = fixture.aggregate(1);
     let topic = format!("{}.dead", fixture.name);
@@ -301,7 +304,7 @@ fn dead_letters_without_their_topic_halt(exactly_once: bool) {
 }
 
 /// The key alone exceeds the largest record that may be sent to Kafka.
-fn dead_letter_that_is_too_large_itself_is_cut(exactly_once: bool) {
+fn truncates_a_dead_letter_that_is_itself_too_large(exactly_once: bool) {
     let fixture = Fixture::with_table(TABLE).in_mode(exactly_once);
     let aggregate = fixture.aggregate(1);
     let topic = dead_letter_topic(&fixture);
@@ -325,7 +328,7 @@ fn dead_letter_that_is_too_large_itself_is_cut(exactly_once: bool) {
 }
 
 #[test]
-fn dead_letters_of_standard_output_are_lines_of_their_topic() {
+fn writes_dead_letters_to_standard_output_with_their_topic() {
     let fixture = Fixture::with_table(TABLE);
     let walpost = fixture.start_with(&[&["--sink", "stdout"], &UNROUTABLE[..]].concat());
     fixture
@@ -339,7 +342,7 @@ fn dead_letters_of_standard_output_are_lines_of_their_topic() {
 }
 
 #[test]
-fn rejects_invalid_dead_letter_settings_without_querying_a_server() {
+fn rejects_invalid_dead_letter_settings_without_connecting() {
     let refused = |flags: &[&str], texts: &[&str]| {
         Invocation::new([
             "run",

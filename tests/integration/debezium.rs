@@ -24,7 +24,7 @@ use crate::support::walpost::{Invocation, Walpost};
 
 const PARTITIONS: i32 = 3;
 const WRITERS: usize = 3;
-/// Number of transactions while both deliver, and after each step of the switch-over.
+/// Number of transactions while both connectors deliver, and after each step of the switch-over.
 const CONCURRENT_TRANSACTIONS: usize = 300;
 const TRANSACTIONS_PER_STEP: usize = 30;
 
@@ -65,13 +65,13 @@ fn variants() -> [(&'static str, Value); 3] {
                 "transforms.outbox.table.fields.additional.placement": "type:header:eventType,tenant:envelope",
             }),
         ),
-        // The connector that is replaced. A snapshot would copy rows older than the slot, but there
-        // are none.
+        // The connector that Walpost replaces. No rows are older than the slot, so a snapshot would
+        // copy nothing.
         ("replaced", json!({})),
     ]
 }
 
-/// A connector, and the Walpost configuration that replaces it.
+/// A Debezium connector, and the Walpost configuration that replaces it.
 struct Migration<'s> {
     fixture: &'s Fixture<'static>,
     connect: &'s Connect,
@@ -90,15 +90,15 @@ impl<'s> Migration<'s> {
             .arg(connect.worker_file())
             .arg("--output")
             .arg(folder.join("walpost.toml"));
-        // The password is the only setting that needs manual work.
-        let said = import.finish().expect_code(3).stderr;
-        let to_do: Vec<_> = said
+        // The password is the only setting that must be entered manually.
+        let output = import.finish().expect_code(3).stderr;
+        let to_do: Vec<_> = output
             .lines()
             .filter(|line| line.starts_with("  TO DO "))
             .collect();
         assert!(
             matches!(&to_do[..], [one] if one.contains("database.password: is a secret")),
-            "{said}"
+            "{output}"
         );
         Self {
             fixture,
@@ -112,7 +112,7 @@ impl<'s> Migration<'s> {
         self.folder.join("walpost.toml")
     }
 
-    /// Returns the commands at the end of the file.
+    /// Returns the commands at the end of the generated configuration file.
     fn commands(&self) -> Vec<String> {
         let text = fs::read_to_string(self.file()).unwrap();
         let (_, steps) = text
@@ -124,18 +124,18 @@ impl<'s> Migration<'s> {
         commands.map(str::to_owned).collect()
     }
 
-    /// Returns the only command that contains `part`.
+    /// Returns the only one of these commands that contains `part`.
     fn command(&self, part: &str) -> String {
         let mut found = self.commands();
         found.retain(|line| line.contains(part));
         match &found[..] {
             [one] => one.clone(),
-            _ => panic!("not one command with {part}: {:#?}", self.commands()),
+            _ => panic!("expected one command with {part}: {:#?}", self.commands()),
         }
     }
 
-    /// Runs a command line as printed, except that it uses this worker's address instead of the
-    /// default one.
+    /// Runs a command line as printed, except that the address of this Connect worker replaces the
+    /// default address.
     fn sh(&self, line: &str) -> String {
         let line = line.replace(
             "http://localhost:8083/",
@@ -159,12 +159,12 @@ impl<'s> Migration<'s> {
             .unwrap();
         let [out, err] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
         assert!(output.status.success(), "{line}\n{out}{err}");
-        secrets::expect_none(secrets::Stream::Output, &out);
-        secrets::expect_none(secrets::Stream::Error, &err);
+        secrets::expect_none(secrets::OutputStream::Output, &out);
+        secrets::expect_none(secrets::OutputStream::Error, &err);
         out.trim().to_owned()
     }
 
-    /// Starts Walpost with the command line in the file.
+    /// Starts Walpost with the command line in the generated configuration file.
     fn run(&self) -> Walpost {
         let line = self.command("walpost run");
         let mut words = line.split(' ');
@@ -175,23 +175,23 @@ impl<'s> Migration<'s> {
             .start_streaming()
     }
 
-    /// Returns the topics to which `of` writes.
-    fn topics(&self, of: &str) -> Vec<String> {
+    /// Returns the topics to which `program` writes.
+    fn topics(&self, program: &str) -> Vec<String> {
         ["customer", "order"]
-            .map(|aggregate| topic(&self.name, of, aggregate))
+            .map(|aggregate| topic(&self.name, program, aggregate))
             .to_vec()
     }
 }
 
-fn topic(name: &str, of: &str, aggregate: &str) -> String {
-    format!("{name}.{of}.{aggregate}")
+fn topic(name: &str, program: &str, aggregate: &str) -> String {
+    format!("{name}.{program}.{aggregate}")
 }
 
 /// Writes events in several sessions, with some rollbacks, while `work` runs. `work` receives a
 /// function that waits until the given number of additional transactions has committed.
 fn under_load<T>(fixture: &Fixture<'_>, work: impl FnOnce(&dyn Fn(usize)) -> T) -> T {
-    struct Stop<'a>(&'a AtomicBool);
-    impl Drop for Stop<'_> {
+    struct StopOnDrop<'a>(&'a AtomicBool);
+    impl Drop for StopOnDrop<'_> {
         fn drop(&mut self) {
             self.0.store(true, Ordering::Relaxed);
         }
@@ -214,10 +214,10 @@ fn under_load<T>(fixture: &Fixture<'_>, work: impl FnOnce(&dyn Fn(usize)) -> T) 
             scope.spawn(write);
         }
         // Stop the writers even if `work` panics: the scope waits for them.
-        let _stop = Stop(&stop);
+        let _stop = StopOnDrop(&stop);
         work(&|transactions| {
             let goal = committed.load(Ordering::Relaxed) + transactions;
-            wait_until("the load to commit", || {
+            wait_until("the writers to commit", || {
                 committed.load(Ordering::Relaxed) >= goal
             });
         })
@@ -251,44 +251,52 @@ fn in_common(record: &Record) -> Value {
 type Compared = (Value, Option<i64>);
 
 /// Asserts that both programs have written the same records to each partition in the same order.
-fn expect_equal(moved: &Migration<'_>, has_timestamps: bool) {
-    let by_partition = |of| {
+fn expect_equal(migration: &Migration<'_>, has_timestamps: bool) {
+    let by_partition = |program| {
         let mut found: HashMap<(usize, i32), Vec<Compared>> = HashMap::new();
-        for (number, topic) in moved.topics(of).into_iter().enumerate() {
-            for record in moved.fixture.broker.read(&[topic]) {
+        for (number, topic) in migration.topics(program).into_iter().enumerate() {
+            for record in migration.fixture.broker.read(&[topic]) {
                 let timestamp = has_timestamps.then_some(record.timestamp);
-                let place = found.entry((number, record.partition)).or_default();
-                place.push((in_common(&record), timestamp));
+                let partition_records = found.entry((number, record.partition)).or_default();
+                partition_records.push((in_common(&record), timestamp));
             }
         }
         found
     };
     let (expected, found) = (by_partition("debezium"), by_partition("walpost"));
-    assert!(expected.len() > 2, "{}: the load was too small", moved.name);
-    for (place, expected) in &expected {
-        for (number, pair) in expected.iter().zip(&found[place]).enumerate() {
-            assert_eq!(pair.0, pair.1, "{}: {place:?}, record {number}", moved.name);
+    assert!(
+        expected.len() > 2,
+        "{}: the load was too small",
+        migration.name
+    );
+    for (partition, expected) in &expected {
+        for (number, pair) in expected.iter().zip(&found[partition]).enumerate() {
+            assert_eq!(
+                pair.0, pair.1,
+                "{}: {partition:?}, record {number}",
+                migration.name
+            );
         }
     }
     let counts = |all: &HashMap<_, Vec<_>>| all.values().map(Vec::len).sum::<usize>();
-    assert_eq!(counts(&expected), counts(&found), "{}", moved.name);
+    assert_eq!(counts(&expected), counts(&found), "{}", migration.name);
 }
 
-/// Runs the steps at the end of the file in order, and returns the Walpost process that has taken
-/// over.
-fn switch_over(moved: &Migration<'_>, wait_for_transactions: &dyn Fn(usize)) -> Walpost {
+/// Runs the steps at the end of the generated configuration file in order, and returns the Walpost
+/// process that has replaced the connector.
+fn switch_over(migration: &Migration<'_>, wait_for_transactions: &dyn Fn(usize)) -> Walpost {
     let mut walpost = None;
     let mut done = Vec::new();
-    for line in moved.commands() {
+    for line in migration.commands() {
         wait_for_transactions(TRANSACTIONS_PER_STEP);
         if line.contains("walpost run") {
-            walpost = Some(moved.run());
+            walpost = Some(migration.run());
             done.push("run");
         } else if line.contains("confirmed_flush_lsn") {
-            wait_until("Debezium to have passed", || moved.sh(&line) == "t");
+            wait_until("Debezium to have passed", || migration.sh(&line) == "t");
             done.push("wait");
         } else {
-            moved.sh(&line);
+            migration.sh(&line);
             let word = [
                 "walpost init",
                 "/stop",
@@ -299,7 +307,7 @@ fn switch_over(moved: &Migration<'_>, wait_for_transactions: &dyn Fn(usize)) -> 
             ]
             .into_iter()
             .find(|word| line.contains(word));
-            done.push(word.unwrap_or_else(|| panic!("a command that nobody knows: {line}")));
+            done.push(word.unwrap_or_else(|| panic!("unknown command: {line}")));
         }
     }
     let expected = [
@@ -318,7 +326,7 @@ fn switch_over(moved: &Migration<'_>, wait_for_transactions: &dyn Fn(usize)) -> 
 
 #[test]
 #[ignore = "fetches and starts Debezium: ./dev debezium"]
-fn imported_configuration_replaces_debezium_without_a_gap_and_with_the_same_records() {
+fn imported_configuration_replaces_debezium_without_a_gap_and_writes_the_same_records() {
     let fixture = Fixture::bare();
     let role = format!("debezium_{}", fixture.name);
     fixture.db.run(TABLE);
@@ -327,9 +335,9 @@ fn imported_configuration_replaces_debezium_without_a_gap_and_with_the_same_reco
     ));
     let connectors = variants().map(|(variant, more)| {
         let name = format!("{}-{variant}", fixture.name);
-        for of in ["debezium", "walpost"] {
+        for program in ["debezium", "walpost"] {
             for aggregate in ["customer", "order"] {
-                fixture.topic(&topic(&name, of, aggregate), PARTITIONS, &[]);
+                fixture.topic(&topic(&name, program, aggregate), PARTITIONS, &[]);
             }
         }
         let slot = format!("debezium_{}", name.replace('-', "_"));
@@ -360,8 +368,8 @@ fn imported_configuration_replaces_debezium_without_a_gap_and_with_the_same_reco
         (name, config)
     });
     let connect = Connect::start(Broker::shared(), &connectors);
-    let moved = connectors.map(|(name, _)| Migration::import(&fixture, &connect, &name));
-    let [plain, expanded, replaced] = &moved;
+    let migration = connectors.map(|(name, _)| Migration::import(&fixture, &connect, &name));
+    let [plain, expanded, replaced] = &migration;
     let streaming =
         "SELECT count(*) FROM pg_replication_slots WHERE active AND slot_name LIKE 'debezium_%'
                      AND database = current_database()";
@@ -369,14 +377,14 @@ fn imported_configuration_replaces_debezium_without_a_gap_and_with_the_same_reco
         fixture.db.number(streaming) == 3
     });
 
-    let beside = [plain, expanded].map(|moved| {
-        let text = fs::read_to_string(moved.file()).unwrap();
-        let theirs = topic(&moved.name, "debezium", "");
+    let concurrent = [plain, expanded].map(|migration| {
+        let text = fs::read_to_string(migration.file()).unwrap();
+        let theirs = topic(&migration.name, "debezium", "");
         assert!(text.contains(&theirs), "{text}");
-        let ours = topic(&moved.name, "walpost", "");
-        fs::write(moved.file(), text.replace(&theirs, &ours)).unwrap();
-        moved.sh(&moved.command("walpost init"));
-        moved.run()
+        let ours = topic(&migration.name, "walpost", "");
+        fs::write(migration.file(), text.replace(&theirs, &ours)).unwrap();
+        migration.sh(&migration.command("walpost init"));
+        migration.run()
     });
     let successor = under_load(&fixture, |wait_for_transactions| {
         wait_for_transactions(CONCURRENT_TRANSACTIONS);
@@ -389,15 +397,15 @@ fn imported_configuration_replaces_debezium_without_a_gap_and_with_the_same_reco
         .zip(0..)
         .map(|(event, at)| (event.id.as_str(), at))
         .collect();
-    for moved in [plain, expanded] {
-        for of in ["debezium", "walpost"] {
-            let topics = moved.topics(of);
+    for migration in [plain, expanded] {
+        for program in ["debezium", "walpost"] {
+            let topics = migration.topics(program);
             wait_until("the records of both", || {
                 fixture.broker.count(&topics) >= history.len()
             });
         }
     }
-    for walpost in beside {
+    for walpost in concurrent {
         walpost.terminate().expect_code(0);
     }
     expect_equal(plain, false);
@@ -411,7 +419,7 @@ fn imported_configuration_replaces_debezium_without_a_gap_and_with_the_same_reco
             .map(|record| record.header("id").to_owned())
             .collect()
     };
-    wait_until("what was committed", || {
+    wait_until("the committed events", || {
         ids(&records()).len() >= history.len()
     });
     successor.terminate().expect_code(0);
@@ -423,14 +431,14 @@ fn imported_configuration_replaces_debezium_without_a_gap_and_with_the_same_reco
         let id = record.header("id");
         let common = in_common(record);
         match seen.get(id) {
-            // A repeated record must be identical.
+            // A record that is delivered again must be identical to the first one.
             Some(before) => assert_eq!(*before, common),
             None => {
                 let at: usize = order[id];
                 let before = furthest.insert(record.topic_partition(), at);
                 assert!(
                     before.is_none_or(|before| before < at),
-                    "{id} comes after a later one"
+                    "{id} follows a later event"
                 );
                 seen.insert(id, common);
             }
@@ -446,7 +454,7 @@ fn imported_configuration_replaces_debezium_without_a_gap_and_with_the_same_reco
     );
     assert!(
         of_walpost > repeated && records.len() > of_walpost,
-        "both have a part of it"
+        "both connectors have delivered part of it"
     );
     drop(connect);
     fixture.db.drop_role(&role);

@@ -33,7 +33,7 @@ fn targets() -> Vec<PathBuf> {
 }
 
 #[test]
-fn dockerfile_makes_a_file_for_each_target_of_the_manifest() {
+fn dockerfile_creates_a_file_for_each_target_in_cargo_toml() {
     let dockerfile = read("deploy/Dockerfile");
     let (_, steps) = dockerfile
         .split_once("COPY Cargo.toml Cargo.lock ./\nRUN ")
@@ -56,7 +56,7 @@ fn dockerfile_makes_a_file_for_each_target_of_the_manifest() {
 }
 
 #[test]
-fn build_context_of_the_image_has_each_file_that_is_copied() {
+fn image_build_context_contains_every_copied_file() {
     let ignored = read(".dockerignore");
     let included: BTreeSet<_> = ignored
         .lines()
@@ -85,7 +85,7 @@ fn images() -> Vec<String> {
 /// The owner of an account can move a tag to another image, but a digest always identifies the same
 /// image.
 #[test]
-fn each_image_is_named_by_tag_and_digest_and_the_same_everywhere() {
+fn pins_each_image_to_one_tag_and_digest_everywhere() {
     let mut digests = BTreeMap::new();
     for image in images() {
         let (tag, digest) = image
@@ -101,30 +101,33 @@ fn each_image_is_named_by_tag_and_digest_and_the_same_everywhere() {
 }
 
 #[test]
-fn newer_digests_are_written_and_what_is_none_is_not() {
+fn digest_update_writes_valid_digests_and_rejects_invalid_ones() {
     let folder = tempfile::tempdir().unwrap();
-    let place = |path: &str| folder.path().join(path);
-    fs::create_dir_all(place("deploy")).unwrap();
-    fs::create_dir_all(place("bin")).unwrap();
+    let path_in_folder = |path: &str| folder.path().join(path);
+    fs::create_dir_all(path_in_folder("deploy")).unwrap();
+    fs::create_dir_all(path_in_folder("bin")).unwrap();
     for path in ["dev", "deploy/Dockerfile", "docker-compose.yml"] {
-        fs::write(place(path), read(path)).unwrap();
+        fs::write(path_in_folder(path), read(path)).unwrap();
     }
     let digests = |answer: &str| {
         let docker = format!(
             "#!/bin/sh\ncase $4 in postgres:*) echo {answer} ;; *) echo sha256:{:064} ;; esac\n",
             7
         );
-        fs::write(place("bin/docker"), docker).unwrap();
+        fs::write(path_in_folder("bin/docker"), docker).unwrap();
         let status = Command::new("chmod")
             .arg("755")
-            .arg(place("bin/docker"))
+            .arg(path_in_folder("bin/docker"))
             .status();
         assert!(status.unwrap().success());
         let path = std::env::var("PATH").unwrap();
         let output = Command::new("bash")
-            .arg(place("dev"))
+            .arg(path_in_folder("dev"))
             .arg("digests")
-            .env("PATH", format!("{}:{path}", place("bin").display()))
+            .env(
+                "PATH",
+                format!("{}:{path}", path_in_folder("bin").display()),
+            )
             .env_remove("CARGO_TARGET_DIR")
             .output()
             .unwrap();
@@ -134,26 +137,26 @@ fn newer_digests_are_written_and_what_is_none_is_not() {
         )
     };
     let found = || {
-        let text = |path: &str| fs::read_to_string(place(path)).unwrap();
+        let text = |path: &str| fs::read_to_string(path_in_folder(path)).unwrap();
         text("deploy/Dockerfile") + &text("docker-compose.yml")
     };
     let count = |digest: &str| found().matches(digest).count();
-    let (done, said) = digests("unknown");
+    let (done, printed_text) = digests("unknown");
     assert!(
-        !done && said.contains("postgres:") && said.contains("expected a digest"),
-        "{said}"
+        !done && printed_text.contains("postgres:") && printed_text.contains("expected a digest"),
+        "{printed_text}"
     );
     let one = format!("sha256:{:064}", 1);
-    let (done, said) = digests(&one);
-    assert!(done, "{said}");
+    let (done, printed_text) = digests(&one);
+    assert!(done, "{printed_text}");
     let (own, all) = (count(&one), images());
     let of_postgres = all.iter().filter(|image| image.starts_with("postgres:"));
     assert_eq!(own, of_postgres.count());
     assert_eq!(count(&format!("sha256:{:064}", 7)), all.len() - own);
-    let (done, said) = digests(&one);
+    let (done, printed_text) = digests(&one);
     assert!(
-        done && !said.contains("now sha256") && said.contains("as it was"),
-        "{said}"
+        done && !printed_text.contains("now sha256") && printed_text.contains("as it was"),
+        "{printed_text}"
     );
 }
 
@@ -177,7 +180,7 @@ fn workflows_pin_each_action_to_a_commit() {
 }
 
 #[test]
-fn workflows_call_words_of_dev_and_build_with_the_rust_of_the_image() {
+fn workflows_call_existing_dev_subcommands_and_use_the_image_s_rust_version() {
     let dev = read("dev");
     let words: BTreeSet<_> = dev
         .lines()
@@ -201,7 +204,7 @@ fn workflows_call_words_of_dev_and_build_with_the_rust_of_the_image() {
 /// Only the versions are checked here: `./dev chart` compares the rendered chart with the
 /// manifests.
 #[test]
-fn chart_has_the_version_of_the_program() {
+fn chart_version_matches_the_crate_version() {
     let chart = read("deploy/helm/Chart.yaml");
     let version = env!("CARGO_PKG_VERSION");
     assert_eq!(values(&chart, "version: "), [version]);
@@ -213,7 +216,7 @@ fn chart_has_the_version_of_the_program() {
 /// The policy determines which pods in the cluster can send requests to Walpost, apart from the
 /// kubelet.
 #[test]
-fn network_policy_admits_only_the_namespace_of_prometheus() {
+fn network_policy_admits_only_the_prometheus_namespace() {
     let policy = read("deploy/kubernetes/networkpolicy.yaml");
     let deployment = read("deploy/kubernetes/deployment.yaml");
     assert_eq!(values(&policy, "policyTypes: "), ["[Ingress]"]);
@@ -296,9 +299,9 @@ fn alerts_and_dashboard_use_only_exported_metrics() {
         "deploy/prometheus/alerts.yml",
         "deploy/grafana/dashboard.json",
     ] {
-        let asked = metrics_in(&read(path));
-        assert!(asked.len() > 10, "{path}: {asked:?}");
-        let unknown: Vec<_> = asked.difference(&exported).collect();
+        let queried = metrics_in(&read(path));
+        assert!(queried.len() > 10, "{path}: {queried:?}");
+        let unknown: Vec<_> = queried.difference(&exported).collect();
         assert!(unknown.is_empty(), "{path}: {unknown:?}");
     }
 }
@@ -308,7 +311,7 @@ fn dashboard_shows_every_metric() {
     let shown = metrics_in(&read("deploy/grafana/dashboard.json"));
     for metric in METRICS {
         let is_shown = shown.iter().any(|name| name.starts_with(metric.name));
-        assert!(is_shown, "{} is on no panel", metric.name);
+        assert!(is_shown, "no panel shows {}", metric.name);
     }
 }
 
@@ -320,26 +323,26 @@ fn panels() -> Vec<serde_json::Value> {
 }
 
 #[test]
-fn panels_have_their_own_place_and_an_identity() {
+fn dashboard_panels_do_not_overlap_and_have_unique_ids() {
     let (mut ids, mut taken) = (BTreeSet::new(), BTreeSet::new());
     for panel in panels() {
         let number = |key: &str| panel["gridPos"][key].as_u64().unwrap();
         let title = panel["title"].as_str().unwrap();
         assert!(
             ids.insert(panel["id"].as_u64().unwrap()),
-            "{title}: its id is another's"
+            "{title}: another panel has the same id"
         );
         assert!(number("x") + number("w") <= 24, "{title}: it is too wide");
         for x in number("x")..number("x") + number("w") {
             for y in number("y")..number("y") + number("h") {
-                assert!(taken.insert((x, y)), "{title}: it lies on another");
+                assert!(taken.insert((x, y)), "{title}: it overlaps another panel");
             }
         }
     }
 }
 
 #[test]
-fn prometheus_accepts_the_queries_of_the_dashboard() {
+fn prometheus_accepts_every_dashboard_query() {
     // Convert the queries to recording rules, which promtool can check.
     let mut rules = "groups: [{name: dashboard, rules: [".to_owned();
     for panel in panels() {
@@ -362,12 +365,12 @@ fn prometheus_accepts_the_queries_of_the_dashboard() {
         .arg(&file)
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}\n{rules}");
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}\n{rules}");
 }
 
 #[test]
-fn each_alert_has_a_test_and_an_entry_in_the_runbook() {
+fn every_alert_has_a_test_and_a_runbook_entry() {
     let rules = read("deploy/prometheus/alerts.yml");
     let alerts: BTreeSet<_> = values(&rules, "- alert: ").into_iter().collect();
     assert!(alerts.len() > 10, "{alerts:?}");

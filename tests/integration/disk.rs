@@ -12,28 +12,28 @@ use crate::support::wait::wait_until;
 const TRANSACTIONS: usize = 40;
 
 #[test]
-fn delivers_everything_after_a_full_broker_disk_gets_space() {
+fn delivers_everything_after_space_is_freed_on_a_full_broker_disk() {
     let disk = Disk::new(256);
     let broker = Broker::on_disk(&disk);
     let streams = UnderLoad::in_both_modes(Server::shared(MAJOR), &broker);
     wait_for_transactions(&streams, TRANSACTIONS);
     disk.fill();
-    wait_until("the broker to give up", || !broker.is_running());
+    wait_until("the broker to exit", || !broker.is_running());
     wait_for_transactions(&streams, TRANSACTIONS);
-    disk.make_room();
+    disk.free_space();
     broker.start();
     wait_for_transactions(&streams, TRANSACTIONS);
     settle(streams, 1);
 }
 
 #[test]
-fn resumes_after_a_full_wal_disk_gets_space() {
+fn resumes_after_space_is_freed_on_a_full_wal_disk() {
     let disk = Disk::new(256);
     let server = Server::on_disk(&disk, "pg_wal", MAJOR, "");
     let mut streams = UnderLoad::in_both_modes(&server, Broker::shared());
     wait_for_transactions(&streams, TRANSACTIONS);
     disk.fill();
-    // There is no space for the next segment.
+    // The disk has no space for the next WAL segment.
     let _ = server.session("postgres").try_run("SELECT pg_switch_wal()");
     wait_until("PostgreSQL to find no room", || {
         server.log().contains("PANIC") && server.log().contains("No space left on device")
@@ -44,7 +44,7 @@ fn resumes_after_a_full_wal_disk_gets_space() {
         "{}",
         server.log()
     );
-    disk.make_room();
+    disk.free_space();
     server.start();
     for stream in &mut streams {
         stream.walpost.wait_for_logs("streaming", 2);
@@ -57,7 +57,7 @@ fn resumes_after_a_full_wal_disk_gets_space() {
 /// The walsender spills large transactions to disk during decoding, in the directory that also
 /// stores slots.
 #[test]
-fn walsender_resumes_after_a_full_disk_gets_space() {
+fn resumes_after_space_is_freed_on_the_full_disk_of_the_walsender() {
     const EVENTS: usize = 20_000;
     let disk = Disk::new(64);
     let server = Server::on_disk(
@@ -79,11 +79,11 @@ fn walsender_resumes_after_a_full_disk_gets_space() {
             .run(&fixture.events().insert_many(aggregate, EVENTS, "'{}'"));
     }
     let pairs = pairs.map(|(fixture, _, mut walpost)| {
-        let said = walpost.wait_for_log("reconnecting");
-        assert!(said.contains("No space left on device"), "{said}");
+        let line = walpost.wait_for_log("reconnecting");
+        assert!(line.contains("No space left on device"), "{line}");
         (fixture, walpost)
     });
-    disk.make_room();
+    disk.free_space();
     for (fixture, mut walpost) in pairs {
         walpost.wait_for_logs("streaming", 2);
         let summary = fixture.settle(walpost, &[], fixture.resends(1));

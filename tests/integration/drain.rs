@@ -1,4 +1,4 @@
-//! SIGTERM: events already received are delivered and confirmed before the process exits.
+//! SIGTERM: events that Walpost has received are delivered and confirmed before the process exits.
 
 use std::time::{Duration, Instant};
 
@@ -10,14 +10,14 @@ use crate::support::postgres::{MAJOR, Server};
 use crate::support::wait::wait_until;
 
 for_each_outbox! {
-    stopped_and_started_under_load_it_repeats_nothing
-    stopped_in_a_large_transaction_it_goes_on_to_the_end_of_it
-    transaction_that_does_not_end_in_time_is_sent_again_whole
-    drain_waits_for_the_broker
-    second_signal_stops_at_once
+    repeats_no_event_when_stopped_and_restarted_under_load
+    drain_continues_to_the_end_of_a_large_transaction
+    resends_a_whole_transaction_that_exceeds_the_drain_timeout
+    drain_waits_for_broker_acknowledgements
+    second_signal_stops_the_process_immediately
 }
 
-fn stopped_and_started_under_load_it_repeats_nothing(outbox: Outbox) {
+fn repeats_no_event_when_stopped_and_restarted_under_load(outbox: Outbox) {
     let fixture = Fixture::with_outbox(outbox);
     let aggregates = [fixture.aggregate(3), fixture.aggregate(1)];
     let load = fixture.load(&[&aggregates[0], &aggregates[1]]);
@@ -38,10 +38,7 @@ fn stopped_and_started_under_load_it_repeats_nothing(outbox: Outbox) {
 }
 
 /// Stops Walpost when it has sent only part of a large transaction.
-fn stopped_in_a_transaction(
-    outbox: Outbox,
-    drain_timeout: &str,
-) -> (Fixture<'static>, KilledState) {
+fn stop_in_transaction(outbox: Outbox, drain_timeout: &str) -> (Fixture<'static>, KilledState) {
     const EVENTS: usize = 100_000;
     let fixture = Fixture::with_outbox(outbox);
     let aggregate = fixture.aggregate(2);
@@ -51,27 +48,30 @@ fn stopped_in_a_transaction(
     let settings = ["--window-records", "200", "--drain-timeout", drain_timeout];
     let walpost = fixture.start_with(&settings);
     let count = fixture.wait_for_records(1).len();
-    assert!(count < EVENTS / 2, "only a part must have been sent");
+    assert!(
+        count < EVENTS / 2,
+        "only part of the transaction must have been sent"
+    );
     walpost.terminate().expect_code(0);
     let death = fixture.record_killed();
     (fixture, death)
 }
 
-fn stopped_in_a_large_transaction_it_goes_on_to_the_end_of_it(outbox: Outbox) {
-    let (fixture, death) = stopped_in_a_transaction(outbox, "170s");
+fn drain_continues_to_the_end_of_a_large_transaction(outbox: Outbox) {
+    let (fixture, death) = stop_in_transaction(outbox, "170s");
     let walpost = fixture.start();
     fixture.settle(walpost, &[death], Resends::Never);
 }
 
-fn transaction_that_does_not_end_in_time_is_sent_again_whole(outbox: Outbox) {
-    let (fixture, death) = stopped_in_a_transaction(outbox, "0s");
+fn resends_a_whole_transaction_that_exceeds_the_drain_timeout(outbox: Outbox) {
+    let (fixture, death) = stop_in_transaction(outbox, "0s");
     assert!(death.confirmed < fixture.history()[0].end);
     let walpost = fixture.start();
     fixture.settle(walpost, &[death], Resends::AtMost(1));
 }
 
 /// Starts Walpost with an event that a frozen broker does not acknowledge, and asks it to stop.
-fn stopped_while_broker_is_silent(
+fn stop_while_broker_is_frozen(
     fixture: &Fixture,
     arguments: &[&str],
 ) -> crate::support::walpost::Walpost {
@@ -89,10 +89,10 @@ fn stopped_while_broker_is_silent(
     walpost
 }
 
-fn drain_waits_for_the_broker(outbox: Outbox) {
+fn drain_waits_for_broker_acknowledgements(outbox: Outbox) {
     let broker = Broker::borrowed();
     let fixture = Fixture::with_outbox_on(outbox, Server::shared(MAJOR), &broker);
-    let mut walpost = stopped_while_broker_is_silent(&fixture, &[]);
+    let mut walpost = stop_while_broker_is_frozen(&fixture, &[]);
     assert!(walpost.is_running());
     broker.thaw();
     walpost.finish().expect_code(0);
@@ -101,18 +101,18 @@ fn drain_waits_for_the_broker(outbox: Outbox) {
 }
 
 #[test]
-fn drain_is_bounded() {
+fn drain_stops_at_its_timeout() {
     let broker = Broker::borrowed();
     let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker);
-    let walpost = stopped_while_broker_is_silent(&fixture, &["--drain-timeout", "1s"]);
-    let begun = Instant::now();
+    let walpost = stop_while_broker_is_frozen(&fixture, &["--drain-timeout", "1s"]);
+    let started = Instant::now();
     let finished = walpost.finish();
     assert!(
-        begun.elapsed() < Duration::from_secs(20),
+        started.elapsed() < Duration::from_secs(20),
         "{:?}",
-        begun.elapsed()
+        started.elapsed()
     );
-    assert!(finished.code.is_some(), "it ends by itself");
+    assert!(finished.code.is_some(), "the process exits by itself");
     assert!(fixture.confirmed() < fixture.history().pop().unwrap().end);
     broker.thaw();
     let death = fixture.record_killed();
@@ -120,17 +120,17 @@ fn drain_is_bounded() {
     fixture.settle(walpost, &[death], Resends::AtMost(1));
 }
 
-fn second_signal_stops_at_once(outbox: Outbox) {
+fn second_signal_stops_the_process_immediately(outbox: Outbox) {
     let broker = Broker::borrowed();
     let fixture = Fixture::with_outbox_on(outbox, Server::shared(MAJOR), &broker);
-    let walpost = stopped_while_broker_is_silent(&fixture, &["--drain-timeout", "60s"]);
-    let begun = Instant::now();
+    let walpost = stop_while_broker_is_frozen(&fixture, &["--drain-timeout", "60s"]);
+    let started = Instant::now();
     walpost.signal("TERM");
     walpost.finish();
     assert!(
-        begun.elapsed() < Duration::from_secs(5),
+        started.elapsed() < Duration::from_secs(5),
         "{:?}",
-        begun.elapsed()
+        started.elapsed()
     );
     assert!(fixture.confirmed() < fixture.history().pop().unwrap().end);
     broker.thaw();
@@ -155,7 +155,7 @@ fn stops_on_request_while_postgresql_and_kafka_are_down() {
 
 /// SIGHUP is sent when a terminal closes, or by an operator who has changed the configuration.
 #[test]
-fn hangup_has_the_configuration_read_again_and_ends_nothing() {
+fn sighup_reloads_the_configuration_without_stopping_pipelines() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     let mut walpost = fixture.start();

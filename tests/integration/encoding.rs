@@ -30,7 +30,7 @@ fn insert(fixture: &Fixture, table: &str, aggregate: &str, key: &str, encoding: 
 }
 
 #[test]
-fn row_that_cannot_be_sent_in_utf8_is_named_and_can_be_skipped() {
+fn reports_a_row_that_cannot_be_converted_to_utf8_and_can_skip_it() {
     for (encoding, text, good, bad) in [
         ("WIN1252", "\u{20ac}", "80", "6181"),
         ("EUC_JP", "\u{65e5}", "c6fc", "61f4fe"),
@@ -57,8 +57,8 @@ fn row_that_cannot_be_sent_in_utf8_is_named_and_can_be_skipped() {
             halted.expect_mentions(&["The row belongs to table public.outbox"]);
         }
         let halted = fixture.run().finish().expect_code(3);
-        // Start at the halt, because the warning about the encoding contains the same command
-        // without a position.
+        // Search from the word "halted" on, because the warning about the encoding contains the
+        // same command without a position.
         let (_, halted) = halted.stderr.rsplit_once("halted").expect("a halt");
         let position = word_after(halted, "walpost skip --to ");
         let position = position.trim_matches(|c: char| !c.is_ascii_hexdigit());
@@ -92,7 +92,7 @@ fn encoding_of_row(encoding: &str) -> &'static str {
 }
 
 #[test]
-fn row_that_is_not_utf8_in_sql_ascii_becomes_a_dead_letter() {
+fn writes_an_invalid_utf8_row_from_a_sql_ascii_database_as_a_dead_letter() {
     let fixture = fixture("SQL_ASCII");
     fixture.db.run(TABLE);
     fixture.init().finish().expect_code(0);
@@ -121,7 +121,7 @@ fn row_that_is_not_utf8_in_sql_ascii_becomes_a_dead_letter() {
 }
 
 #[test]
-fn row_that_is_not_utf8_in_sql_ascii_sets_its_table_aside() {
+fn sets_aside_the_table_of_an_invalid_utf8_row_in_a_sql_ascii_database() {
     let mut fixture = fixture("SQL_ASCII");
     fixture.use_settings(
         "tables = [\"tenant_*.outbox\"]\non_table_error = \"set-aside\"\nheaders = { tenant = \"{table.schema}\" }\n",
@@ -155,7 +155,7 @@ fn row_that_is_not_utf8_in_sql_ascii_sets_its_table_aside() {
 }
 
 #[test]
-fn prefix_that_is_not_utf8_stops_no_outbox_of_messages() {
+fn ignores_messages_whose_prefix_is_not_valid_utf8() {
     let options = "ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C'";
     let fixture = Fixture::bare_with(
         Outbox::Messages,

@@ -6,7 +6,7 @@ use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server};
 
 /// Returns the definition of a CHECK constraint as the server shows it.
-fn check_of(fixture: &Fixture, name: &str) -> String {
+fn check_constraint(fixture: &Fixture, name: &str) -> String {
     let sql = format!(
         "SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conrelid = 'outbox'::regclass AND conname = '{name}'"
     );
@@ -14,14 +14,14 @@ fn check_of(fixture: &Fixture, name: &str) -> String {
 }
 
 #[test]
-fn largest_event_that_a_new_outbox_accepts_is_delivered() {
+fn delivers_the_largest_event_that_a_new_outbox_table_accepts() {
     for arguments in [&[][..], &["--partitioned"]] {
         let fixture = Fixture::bare();
         fixture.init().args(arguments).finish().expect_code(0);
         let kind = format!("{:-<236}", fixture.name);
         fixture.topic(&format!("outbox.event.{kind}"), 1, &[]);
         let walpost = fixture.start();
-        // JSON syntax accounts for 13 bytes of the headers and 2 of the payload.
+        // JSON syntax accounts for 13 bytes of the headers and 2 bytes of the payload.
         let insert = |bytes: usize| {
             fixture.db.try_run(&format!(
                 "INSERT INTO outbox (aggregatetype, aggregateid, type, headers, payload) VALUES ('{kind}', repeat('k', 1024),
@@ -39,7 +39,7 @@ fn largest_event_that_a_new_outbox_accepts_is_delivered() {
 }
 
 #[test]
-fn largest_event_that_publish_accepts_is_delivered() {
+fn delivers_the_largest_event_that_publish_accepts() {
     let fixture =
         Fixture::with_outbox_on(Outbox::Messages, Server::shared(MAJOR), Broker::shared());
     let aggregate = fixture.aggregate(1);
@@ -51,7 +51,7 @@ fn largest_event_that_publish_accepts_is_delivered() {
             fixture.name
         ))
     };
-    // The envelope's own fields account for 42 bytes.
+    // The fields of the message envelope account for 42 bytes.
     let bytes = 990_000 - 42 - aggregate.len() - 2 * 1024;
     publish(bytes).unwrap();
     fixture.wait_for_records(1);
@@ -65,7 +65,7 @@ fn largest_event_that_publish_accepts_is_delivered() {
 }
 
 #[test]
-fn name_that_no_topic_can_have_is_refused_to_its_writer() {
+fn outbox_table_rejects_an_invalid_topic_name_on_insert() {
     let fixture = Fixture::new();
     for name in ["no topic", "a/b", "", "ä", "line\n"] {
         let refused = fixture
@@ -82,7 +82,7 @@ fn name_that_no_topic_can_have_is_refused_to_its_writer() {
 }
 
 #[test]
-fn another_limit_is_set_once_and_checked_against_kafka() {
+fn init_sets_the_event_size_limit_and_check_compares_it_with_kafka() {
     for arguments in [&[][..], &["--partitioned"]] {
         let fixture = Fixture::bare();
         let init = |limit: &str| {
@@ -91,7 +91,7 @@ fn another_limit_is_set_once_and_checked_against_kafka() {
         };
         init("0").expect_code(2);
         init("2MB").expect_code(0);
-        assert!(check_of(&fixture, "walpost_event_size").contains("2000000"));
+        assert!(check_constraint(&fixture, "walpost_event_size").contains("2000000"));
         let check = |more: &[&str]| fixture.check().args(more).finish().expect_code(0).stdout;
         let found = check(&[]);
         let warning = found.lines().find(|line| line.contains("event size"));
@@ -111,14 +111,14 @@ fn another_limit_is_set_once_and_checked_against_kafka() {
         let (_, change) = warning.split_once("as its owner: ").unwrap();
         fixture.db.run(change);
         fixture.db.run("RESET search_path");
-        assert!(check_of(&fixture, "walpost_event_size").contains("990000"));
+        assert!(check_constraint(&fixture, "walpost_event_size").contains("990000"));
         let found = check(&[]);
         assert!(!found.contains("event size"), "{found}");
     }
 }
 
 #[test]
-fn limit_of_a_topic_counts_too() {
+fn check_compares_the_event_size_limit_with_the_topic_limit() {
     let fixture = Fixture::new();
     let topic = fixture.name.clone();
     fixture.topic(&topic, 1, &[("max.message.bytes", "500000")]);
@@ -137,7 +137,7 @@ fn limit_of_a_topic_counts_too() {
 }
 
 #[test]
-fn limit_of_publish_stays_until_another_one_is_named() {
+fn repeated_init_keeps_the_publish_size_limit_unless_given_a_new_one() {
     let fixture = Fixture::bare_with(
         Outbox::Messages,
         Server::shared(MAJOR),

@@ -1,62 +1,68 @@
-//! `--exactly-once`: whatever fails, a consumer that reads committed records receives each event
-//! once.
+//! `--exactly-once`: a consumer that reads committed records receives each event once, whatever
+//! fails.
 
 use std::time::{Duration, Instant};
 
 use crate::crash::{kill_at_random_points, kill_while_it_starts};
-use crate::standby::take_over_from_a_frozen_one;
+use crate::standby::take_over_from_frozen_instance;
 use crate::support::checker::Resends;
 use crate::support::event::Outbox;
 use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
-use crate::support::postgres::{MAJOR, Server, Stop};
+use crate::support::postgres::{MAJOR, Server, StopMode};
 use crate::support::proxy::ProxyMode;
 use crate::support::wait::{assert_stays, wait_until};
 use crate::support::walpost::Invocation;
 
 for_each_outbox! {
-    killed_at_random_points_under_load_each_event_is_there_once
-    killed_while_it_starts_each_event_is_there_once
-    killed_in_a_large_transaction_it_goes_on_in_the_middle
-    stopped_and_started_under_load_each_event_is_there_once
-    frozen_instance_is_fenced_by_the_one_that_takes_over
-    walsender_that_is_terminated_is_connected_to_again
+    delivers_each_event_once_when_killed_at_random_points_under_load
+    delivers_each_event_once_when_killed_during_startup
+    resumes_within_a_large_transaction_after_a_kill
+    delivers_each_event_once_when_stopped_and_restarted_under_load
+    fences_a_frozen_instance_when_another_takes_over
+    reconnects_after_the_walsender_is_terminated
 }
 
-fn killed_at_random_points_under_load_each_event_is_there_once(outbox: Outbox) {
+fn delivers_each_event_once_when_killed_at_random_points_under_load(outbox: Outbox) {
     let fixture = Fixture::with_outbox(outbox).exactly_once();
     let summary = kill_at_random_points(&fixture, 12, Resends::Never);
     assert!(summary.committed > 500, "{summary:?}");
     assert_eq!(summary.repeated, 0);
 }
 
-fn killed_while_it_starts_each_event_is_there_once(outbox: Outbox) {
+fn delivers_each_event_once_when_killed_during_startup(outbox: Outbox) {
     let fixture = Fixture::with_outbox(outbox).exactly_once();
     let summary = kill_while_it_starts(&fixture, 0..400, Resends::Never);
     assert_eq!(summary.repeated, 0);
 }
 
 /// A transaction that does not fit in one Kafka transaction is committed in parts.
-fn killed_in_a_large_transaction_it_goes_on_in_the_middle(outbox: Outbox) {
+fn resumes_within_a_large_transaction_after_a_kill(outbox: Outbox) {
     const EVENTS: usize = 100_000;
     let fixture = Fixture::with_outbox(outbox).exactly_once();
     let aggregate = fixture.aggregate(2);
     let large = fixture.events().insert_many(&aggregate, EVENTS, "'{}'");
     fixture.db.run(&large);
-    // Such a small window slows delivery down, so that Walpost can be killed in the middle.
+    // This small window slows delivery down, so that Walpost can be killed within the transaction.
     let walpost = fixture.start_with(&["--window-records", "100"]);
     let first = fixture.wait_for_records(1).len();
-    assert!(first < EVENTS, "only a part must have been committed");
+    assert!(
+        first < EVENTS,
+        "only part of the transaction must have been committed"
+    );
     let death = fixture.kill(walpost);
     let before = fixture.records().len();
-    assert!(before < EVENTS, "only a part must have been committed");
+    assert!(
+        before < EVENTS,
+        "only part of the transaction must have been committed"
+    );
     assert!(death.confirmed < fixture.history()[0].end);
     let walpost = fixture.start();
     let summary = fixture.settle(walpost, &[death], Resends::Never);
     assert_eq!(summary.repeated, 0);
 }
 
-fn stopped_and_started_under_load_each_event_is_there_once(outbox: Outbox) {
+fn delivers_each_event_once_when_stopped_and_restarted_under_load(outbox: Outbox) {
     let fixture = Fixture::with_outbox(outbox).exactly_once();
     let aggregate = fixture.aggregate(3);
     let load = fixture.load(&[&aggregate]);
@@ -74,12 +80,12 @@ fn stopped_and_started_under_load_each_event_is_there_once(outbox: Outbox) {
     assert_eq!(fixture.settle(walpost, &stops, Resends::Never).repeated, 0);
 }
 
-fn frozen_instance_is_fenced_by_the_one_that_takes_over(outbox: Outbox) {
+fn fences_a_frozen_instance_when_another_takes_over(outbox: Outbox) {
     let fixture = Fixture::with_outbox(outbox).exactly_once();
-    take_over_from_a_frozen_one(&fixture, Resends::Never);
+    take_over_from_frozen_instance(&fixture, Resends::Never);
 }
 
-fn walsender_that_is_terminated_is_connected_to_again(outbox: Outbox) {
+fn reconnects_after_the_walsender_is_terminated(outbox: Outbox) {
     let fixture = Fixture::with_outbox(outbox).exactly_once();
     let aggregate = fixture.aggregate(2);
     let load = fixture.load(&[&aggregate]);
@@ -94,7 +100,7 @@ fn walsender_that_is_terminated_is_connected_to_again(outbox: Outbox) {
 }
 
 #[test]
-fn loses_nothing_when_a_broker_is_killed_and_restarted_under_load() {
+fn loses_no_event_when_a_broker_is_killed_and_restarted_under_load() {
     Broker::with_markers(|broker| {
         let fixture = Fixture::on_servers(Server::shared(MAJOR), broker).exactly_once();
         let aggregate = fixture.aggregate(3);
@@ -112,12 +118,12 @@ fn loses_nothing_when_a_broker_is_killed_and_restarted_under_load() {
 }
 
 #[test]
-fn loses_nothing_when_postgresql_restarts_under_load() {
+fn loses_no_event_when_postgresql_restarts_under_load() {
     let server = Server::private(MAJOR, "");
     let mut fixture = Fixture::on_servers(&server, Broker::shared()).exactly_once();
     let aggregate = fixture.aggregate(3);
     let mut walpost = fixture.start();
-    for (count, mode) in [(2, Stop::Fast), (3, Stop::Immediate)] {
+    for (count, mode) in [(2, StopMode::Fast), (3, StopMode::Immediate)] {
         let load = fixture.load(&[&aggregate]);
         load.wait_for_transactions(40);
         server.stop(mode);
@@ -132,7 +138,7 @@ fn loses_nothing_when_postgresql_restarts_under_load() {
 /// The connection must stay open, because PostgreSQL can invalidate a slot without one. The outage
 /// lasts longer than the timeout of a Kafka transaction.
 #[test]
-fn connection_outlives_an_outage_of_kafka_that_ends_the_transaction() {
+fn keeps_the_connection_open_when_kafka_aborts_the_transaction_in_an_outage() {
     let broker = Broker::borrowed();
     let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker).exactly_once();
     let aggregate = fixture.aggregate(1);
@@ -151,7 +157,7 @@ fn connection_outlives_an_outage_of_kafka_that_ends_the_transaction() {
 }
 
 #[test]
-fn idle_outbox_in_a_busy_database_is_confirmed() {
+fn confirms_the_slot_of_an_idle_outbox_in_a_busy_database() {
     let fixture = Fixture::with_outbox(Outbox::Table).exactly_once();
     let walpost = fixture.start();
     fixture
@@ -162,7 +168,7 @@ fn idle_outbox_in_a_busy_database_is_confirmed() {
 }
 
 #[test]
-fn uncommitted_events_are_not_confirmed() {
+fn does_not_confirm_events_before_their_kafka_transaction_commits() {
     let broker = Broker::borrowed();
     let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker).exactly_once();
     let aggregate = fixture.aggregate(1);
@@ -181,7 +187,7 @@ fn uncommitted_events_are_not_confirmed() {
 
 /// Under heavy load, records are acknowledged long before their transaction is committed.
 #[test]
-fn confirmed_is_never_ahead_of_the_checkpoint() {
+fn confirmed_position_is_never_ahead_of_the_checkpoint() {
     // On a shared broker, open transactions of other pipelines would hide checkpoints.
     let broker = Broker::borrowed();
     let fixture =
@@ -205,8 +211,8 @@ fn confirmed_is_never_ahead_of_the_checkpoint() {
             break;
         }
         looks += 1;
-        // On a busy machine this loop iterates rarely, so more events are written until it has run
-        // often enough.
+        // On a busy machine this loop iterates slowly, so events are written until it has run often
+        // enough.
         if looks <= 6 {
             for _ in 0..10 {
                 fixture.db.run(&many);
@@ -218,7 +224,7 @@ fn confirmed_is_never_ahead_of_the_checkpoint() {
 }
 
 #[test]
-fn without_a_checkpoint_it_halts_until_one_is_adopted() {
+fn halts_without_a_checkpoint_until_one_is_adopted() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     fixture.insert(&aggregate, "k");
@@ -262,7 +268,7 @@ fn without_a_checkpoint_it_halts_until_one_is_adopted() {
 }
 
 #[test]
-fn slot_that_was_recreated_while_it_was_away_halts() {
+fn halts_if_the_slot_was_re_created_while_walpost_was_stopped() {
     let fixture = Fixture::new().exactly_once();
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start();
@@ -298,7 +304,7 @@ fn slot_that_was_recreated_while_it_was_away_halts() {
 }
 
 #[test]
-fn checkpoint_topic_that_could_lose_one_halts() {
+fn halts_if_the_checkpoint_topic_can_delete_records() {
     let fixture = Fixture::new();
     // With either policy the broker removes old records, and thereby the last checkpoint of an idle
     // pipeline.
@@ -321,15 +327,15 @@ fn checkpoint_topic_that_could_lose_one_halts() {
 /// Pipelines share the topic, so the last checkpoint of an idle pipeline can be followed by many of
 /// other pipelines.
 #[test]
-fn checkpoint_far_behind_those_of_others_is_found() {
+fn finds_a_checkpoint_followed_by_many_of_other_pipelines() {
     let broker = Broker::private();
     let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker).exactly_once();
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start();
     fixture.insert(&aggregate, "k");
     fixture.settle(walpost, &[], Resends::Never);
-    // 300 records exceed the part of the topic that is searched first; 5000 also exceed the part
-    // searched second.
+    // 300 records exceed the part of the topic that Walpost searches first; 5000 records also
+    // exceed the part that it searches second.
     for count in [300, 5000] {
         broker.produce_many("walpost-checkpoints", "another pipeline", count);
         let walpost = fixture.start();
@@ -341,7 +347,7 @@ fn checkpoint_far_behind_those_of_others_is_found() {
 }
 
 #[test]
-fn transaction_timeout_that_the_brokers_do_not_allow_halts() {
+fn halts_if_brokers_reject_the_transaction_timeout() {
     let fixture = Fixture::new().exactly_once();
     let run = |millis: &str| {
         fixture
@@ -366,7 +372,7 @@ fn transaction_timeout_that_the_brokers_do_not_allow_halts() {
 
 /// Pipelines share the topic, and records after an open transaction can't be read.
 #[test]
-fn transaction_that_another_has_open_is_waited_for() {
+fn waits_for_an_open_transaction_of_another_producer() {
     let broker = Broker::private();
     let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker).exactly_once();
     let aggregate = fixture.aggregate(1);
@@ -382,7 +388,7 @@ fn transaction_that_another_has_open_is_waited_for() {
 
 /// Brokers can lose a transaction marker. The error tells the operator to abort the transaction.
 #[test]
-fn transaction_that_does_not_end_is_ended_by_hand() {
+fn reports_the_command_that_aborts_a_hanging_transaction() {
     let broker = Broker::private();
     let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker).exactly_once();
     let aggregate = fixture.aggregate(1);
@@ -398,7 +404,7 @@ fn transaction_that_does_not_end_is_ended_by_hand() {
 
 /// A checkpoint contains the names of topics, and must fit in one record.
 #[test]
-fn checkpoint_of_more_topics_than_fit_a_record_is_committed() {
+fn commits_a_checkpoint_whose_topics_do_not_fit_in_one_record() {
     const TOPICS: usize = 30;
     let fixture = Fixture::new().exactly_once();
     let long = "x".repeat(180);
@@ -418,7 +424,7 @@ fn checkpoint_of_more_topics_than_fit_a_record_is_committed() {
 }
 
 #[test]
-fn checkpoint_that_is_none_halts() {
+fn halts_on_a_checkpoint_of_an_unknown_version() {
     let broker = Broker::private();
     let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker).exactly_once();
     broker.produce("walpost-checkpoints", &fixture.name, "{\"version\": 3}");
@@ -431,7 +437,7 @@ fn checkpoint_that_is_none_halts() {
 /// If Walpost accepted the records that the lagging leader returns as complete, it would resume
 /// from an older checkpoint.
 #[test]
-fn leader_that_lags_hides_no_checkpoint() {
+fn finds_the_last_checkpoint_even_if_the_leader_lags() {
     let topic = ["walpost-checkpoints".to_owned()];
     let broker = Broker::private();
     let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker).exactly_once();
@@ -457,7 +463,7 @@ fn leader_that_lags_hides_no_checkpoint() {
     };
     copy_slot(&slot, &copy);
     deliver("second");
-    // The state after a crash before the second event was confirmed.
+    // This is the state after a crash before the second event was confirmed.
     drop_slot(&slot);
     copy_slot(&copy, &slot);
     drop_slot(&copy);
@@ -470,31 +476,31 @@ fn leader_that_lags_hides_no_checkpoint() {
     assert_eq!((summary.committed, summary.repeated), (3, 0));
     assert!(
         lag.has_caught_up(),
-        "it was not read until the leader caught up"
+        "Walpost did not read until the leader had caught up"
     );
 }
 
 /// rdkafka takes 100 ms to drop a consumer with a group or an admin client. At-least-once mode uses
 /// neither.
 #[test]
-fn start_waits_for_no_client_to_go() {
+fn startup_does_not_wait_for_kafka_clients_to_close() {
     let fixture = Fixture::new().exactly_once();
     let at_least_once = Fixture::new();
     let mut times = Vec::new();
-    // Try several times, because the machine may be busy.
+    // The measurement is repeated, because the machine may be busy.
     for _ in 0..30 {
-        let (least, took) = (start_time(at_least_once.run()), start_time(fixture.run()));
-        if took < least + least.max(Duration::from_millis(200)) {
+        let (least, elapsed) = (start_time(at_least_once.run()), start_time(fixture.run()));
+        if elapsed < least + least.max(Duration::from_millis(200)) {
             return;
         }
-        times.push((least, took));
+        times.push((least, elapsed));
     }
-    panic!("at least once and exactly once have never started about as soon: {times:?}");
+    panic!("exactly-once mode always took longer to start than at-least-once mode: {times:?}");
 }
 
 /// Requests that are independent of each other must be sent concurrently at a takeover.
 #[test]
-fn start_with_a_distant_broker_needs_few_round_trips() {
+fn startup_with_a_distant_broker_takes_few_round_trips() {
     const ONE_WAY: Duration = Duration::from_millis(100);
     let broker = Broker::borrowed();
     let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker).exactly_once();
@@ -507,7 +513,7 @@ fn start_with_a_distant_broker_needs_few_round_trips() {
             .args(["--exactly-once", "--kafka", &address])
     };
     let mut times = Vec::new();
-    // Try several times, because the machine may be busy.
+    // The measurement is repeated, because the machine may be busy.
     for _ in 0..10 {
         let (near, far) = (start_time(fixture.run()), start_time(far()));
         if far < near + 34 * ONE_WAY {
@@ -515,14 +521,14 @@ fn start_with_a_distant_broker_needs_few_round_trips() {
         }
         times.push((near, far));
     }
-    panic!("no start took less than 17 round trips longer than beside a near broker: {times:?}");
+    panic!("every start took at least 17 round trips longer than with a nearby broker: {times:?}");
 }
 
-/// Returns how long Walpost takes until it streams.
+/// Returns how long Walpost takes to start streaming.
 fn start_time(run: Invocation) -> Duration {
-    let began = Instant::now();
+    let started = Instant::now();
     let walpost = run.start_streaming();
-    let took = began.elapsed();
+    let duration = started.elapsed();
     walpost.terminate().expect_code(0);
-    took
+    duration
 }

@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::lsn::{parse_lsn, parse_position};
-use crate::support::postgres::{Server, Stop};
+use crate::support::postgres::{Server, StopMode};
 use crate::support::under_load::{UnderLoad, settle};
 use crate::support::wait::{WAIT_TIMEOUT, poll_until, wait_until};
 
@@ -15,7 +15,7 @@ const TRANSACTIONS: usize = 40;
 /// The slot through which the standby streams.
 const STANDBY: &str = "standby";
 
-/// A setting of the primary that makes logical walsenders wait for the standby.
+/// A setting of the primary that makes logical walsenders wait until the standby has received WAL.
 const WAIT_FOR_STANDBY: &str = "synchronized_standby_slots = 'standby'\n";
 
 const STANDBY_SETTINGS: &str = "hot_standby_feedback = on
@@ -34,8 +34,8 @@ fn fixtures(primary: &Server) -> [Fixture<'_>; 2] {
         assert_eq!(fixture.db.value(&follows).as_deref(), Some("t"));
     }
     // A standby synchronizes a slot only if the slot needs no WAL or catalog rows older than those
-    // that the standby has, and a new slot needs everything that existing slots need. The slots
-    // created by `walpost init` need what it wrote after creating them, until Walpost reads it.
+    // on the standby, and a new slot needs everything that existing slots need. The slots created
+    // by `walpost init` need the WAL that `init` wrote after creating them, until Walpost reads it.
     primary
         .session("postgres")
         .run("SELECT pg_catalog.pg_drop_replication_slot(slot_name) FROM pg_replication_slots");
@@ -68,7 +68,7 @@ fn wait_for_slots(standby: &Server) {
     );
 }
 
-/// Waits until the standby has the slots, and starts both modes on the primary.
+/// Waits until the slots exist on the standby, and starts a pipeline in each mode on the primary.
 fn start<'a>(
     primary: &'a Server,
     standby: &Server,
@@ -91,7 +91,7 @@ fn start<'a>(
     })
 }
 
-/// Continues on the standby, which is now the primary.
+/// Switches the fixtures to the standby, which is now the primary.
 fn resume_on_standby<'a>(
     streams: &mut [UnderLoad<'a>; 2],
     standby: &'a Server,
@@ -107,8 +107,9 @@ fn resume_on_standby<'a>(
     }
 }
 
-/// Tests that the standby has every event that Walpost has published, however the primary stops.
-fn standby_is_promoted(major: u32, end: Stop) {
+/// Tests that the standby has every event that Walpost has published, regardless of how the primary
+/// stops.
+fn promote_and_check(major: u32, end: StopMode) {
     let primary = Server::private(major, WAIT_FOR_STANDBY);
     let fixtures = fixtures(&primary);
     let standby = primary.standby(STANDBY, STANDBY_SETTINGS);
@@ -127,13 +128,13 @@ fn standby_is_promoted(major: u32, end: Stop) {
 }
 
 #[test]
-fn standby_that_has_everything_is_promoted() {
-    standby_is_promoted(18, Stop::Fast);
+fn continues_after_promotion_of_an_up_to_date_standby() {
+    promote_and_check(18, StopMode::Fast);
 }
 
 #[test]
-fn standby_without_the_last_commits_is_promoted_and_nothing_of_them_was_published() {
-    standby_is_promoted(17, Stop::Immediate);
+fn publishes_no_commits_that_the_promoted_standby_lacks() {
+    promote_and_check(17, StopMode::Immediate);
 }
 
 /// Returns the ids of the committed events.
@@ -162,7 +163,7 @@ fn detects_a_promoted_standby_that_lacks_published_events() {
         stream.fixture.wait_until_confirmed();
     }
     let before = streams.each_ref().map(ids);
-    primary.stop(Stop::Immediate);
+    primary.stop(StopMode::Immediate);
     standby.promote();
     for stream in &mut streams {
         stream.fixture.fail_over(&standby, []);
@@ -177,16 +178,19 @@ fn detects_a_promoted_standby_that_lacks_published_events() {
     resume_on_standby(&mut streams, &standby, lost);
 
     let [at_least_once, exactly_once] = &mut streams;
-    let said = at_least_once
+    let output = at_least_once
         .walpost
         .wait_for_log("PostgreSQL has a new timeline");
-    assert!(said.contains("WARN"), "{said}");
-    let said = exactly_once
+    assert!(output.contains("WARN"), "{output}");
+    let output = exactly_once
         .walpost
         .wait_for_log("did not have the last transactions");
-    assert!(said.contains("ERROR") && said.contains("epoch=2"), "{said}");
+    assert!(
+        output.contains("ERROR") && output.contains("epoch=2"),
+        "{output}"
+    );
     let value = |name: &str| {
-        let (_, rest) = said.split_once(&format!("{name}=")).expect(name);
+        let (_, rest) = output.split_once(&format!("{name}=")).expect(name);
         rest.split([' ', '"']).next().unwrap().to_owned()
     };
     let (from, to) = (parse_lsn(&value("from")), parse_position(&value("to")));
@@ -196,7 +200,11 @@ fn detects_a_promoted_standby_that_lacks_published_events() {
         .filter(|record| phantoms.contains(record.header("id")))
         .map(|record| parse_position(record.header("walpost-position")))
         .collect();
-    assert_eq!(positions.len(), phantoms.len(), "each was published once");
+    assert_eq!(
+        positions.len(),
+        phantoms.len(),
+        "each event was published once"
+    );
     assert!(positions.iter().all(|(commit, _)| *commit >= from));
     assert_eq!(positions.iter().max(), Some(&to));
     settle(streams, 1);
@@ -204,7 +212,7 @@ fn detects_a_promoted_standby_that_lacks_published_events() {
 
 /// A virtual address or a host name can refer to the standby before it is promoted.
 #[test]
-fn standby_is_waited_for_until_it_is_promoted() {
+fn waits_until_a_standby_is_promoted() {
     let primary = Server::private(18, "");
     let fixtures = fixtures(&primary);
     let standby = primary.standby(STANDBY, STANDBY_SETTINGS);
@@ -229,7 +237,7 @@ fn standby_is_waited_for_until_it_is_promoted() {
         );
         running.push((aggregate, walpost));
     }
-    primary.stop(Stop::Fast);
+    primary.stop(StopMode::Fast);
     standby.promote();
     for (fixture, (aggregate, mut walpost)) in fixtures.iter_mut().zip(running) {
         fixture.fail_over(&standby, []);
@@ -243,7 +251,7 @@ fn standby_is_waited_for_until_it_is_promoted() {
 }
 
 #[test]
-fn standby_that_lacks_the_slot_halts_it_when_it_is_promoted_and_not_before() {
+fn halts_on_a_standby_without_the_slot_only_after_promotion() {
     let primary = Server::private(15, "");
     let fixture = Fixture::on_servers(&primary, Broker::shared());
     let standby = primary.standby(STANDBY, "");
@@ -257,7 +265,7 @@ fn standby_that_lacks_the_slot_halts_it_when_it_is_promoted_and_not_before() {
         .check()
         .finish()
         .expect_mentions(&["UNREACHABLE", "standby in recovery"]);
-    primary.stop(Stop::Fast);
+    primary.stop(StopMode::Fast);
     standby.promote();
     let halted = walpost.finish().expect_code(3);
     halted.expect_mentions(&["does not exist", "walpost init"]);

@@ -22,22 +22,24 @@ fn file(name: &str) -> (String, File) {
     (path.to_str().unwrap().to_owned(), file)
 }
 
-fn expect_remedy(invocation: Invocation, code: i32, says: &str) {
+fn expect_remedy(invocation: Invocation, code: i32, expected: &str) {
     let finished = invocation.limited(NO_BYTES).finish().expect_code(code);
-    finished.expect_mentions(&REMEDY).expect_mentions(&[says]);
+    finished
+        .expect_mentions(&REMEDY)
+        .expect_mentions(&[expected]);
 }
 
 #[test]
-fn verify_names_the_limit_and_the_file() {
+fn verify_reports_the_file_size_limit_and_the_file() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
-    // More events than verify keeps in memory.
+    // This number of events exceeds what `verify` keeps in memory.
     fixture
         .db
         .run(&fixture.events().insert_many(&aggregate, 60_000, "NULL"));
     let verify = || fixture.verify().args(["--memory", "4MiB"]);
     expect_remedy(verify(), 1, "failed to write temporary file in /");
-    // verify has 64 temporary files, and connections in addition.
+    // `verify` opens 64 temporary files, in addition to its connections.
     let finished = verify().limited("-n 64").finish().expect_code(1);
     finished.expect_mentions(&[
         "failed to write temporary file in /",
@@ -47,15 +49,15 @@ fn verify_names_the_limit_and_the_file() {
 }
 
 #[test]
-fn verify_names_the_file_of_its_findings() {
+fn verify_reports_the_path_of_its_findings_file() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "delivered");
     walpost.terminate().expect_code(0);
     fixture.insert(&aggregate, "missing");
     advance_slot(&fixture);
-    // An event that is in the table and after the slot's position is reported as missing only if
-    // the slot has passed what verify read.
+    // An event in the table that was committed after the slot's position is reported as missing
+    // only if the slot has passed the position up to which `verify` read.
     let _walpost = fixture.start();
     fixture.insert(&aggregate, "last");
     let (path, _) = file("findings.jsonl");
@@ -64,7 +66,7 @@ fn verify_names_the_file_of_its_findings() {
 }
 
 #[test]
-fn commands_whose_output_is_cut_off_say_so() {
+fn commands_report_truncated_output() {
     let fixture = Fixture::bare();
     let (_, output) = file("init.sql");
     let print = fixture.init().arg("--print").output_to(output);
@@ -72,7 +74,7 @@ fn commands_whose_output_is_cut_off_say_so() {
 }
 
 #[test]
-fn sink_that_writes_to_a_file_halts_and_confirms_nothing() {
+fn halts_and_confirms_nothing_if_the_output_file_reaches_its_size_limit() {
     let fixture = Fixture::new();
     fixture.insert(&fixture.name, "k");
     let (_, output) = file("records.jsonl");
@@ -83,7 +85,7 @@ fn sink_that_writes_to_a_file_halts_and_confirms_nothing() {
 }
 
 #[test]
-fn log_that_is_cut_off_holds_nothing_up() {
+fn delivers_events_while_the_log_cannot_be_written() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     let (path, log) = file("walpost.log");

@@ -1,4 +1,5 @@
-//! Mistakes of new users: each message says what to do next, and the command that it prints works.
+//! Mistakes of new users: each message explains what to do next, and the command that it contains
+//! works.
 
 use std::io::Write;
 use std::net::TcpListener;
@@ -14,7 +15,7 @@ const TABLE: &str =
     "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text)";
 
 #[test]
-fn notices_of_init_are_logged_with_the_command_that_they_suggest() {
+fn init_logs_server_notices_with_the_command_to_run() {
     let fixture = Fixture::bare();
     fixture.db.run(
         "CREATE TABLE outbox (id int PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload text)",
@@ -40,19 +41,19 @@ fn notices_of_init_are_logged_with_the_command_that_they_suggest() {
 }
 
 #[test]
-fn commands_that_init_suggests_connect_as_its_role_and_name_the_brokers() {
+fn commands_suggested_by_init_include_its_role_and_brokers() {
     let fixture = Fixture::bare();
     let role = format!("{}_role", fixture.name);
     let init = fixture.invoke("init").args(["--role", &role]);
-    let said = init.finish().expect_code(0).stderr;
+    let output = init.finish().expect_code(0).stderr;
     fixture
         .db
         .run(&format!("DROP OWNED BY {role}; DROP ROLE {role}"));
     assert!(
-        said.contains(&format!("role {role}, publication")),
-        "{said}"
+        output.contains(&format!("role {role}, publication")),
+        "{output}"
     );
-    let next = said
+    let next = output
         .lines()
         .find(|line| line.contains("next: walpost check"));
     let next = next.expect("the next command");
@@ -66,7 +67,7 @@ fn commands_that_init_suggests_connect_as_its_role_and_name_the_brokers() {
 }
 
 #[test]
-fn database_that_does_not_exist_and_server_that_does_not_answer_are_named_with_what_to_do() {
+fn reports_a_missing_database_or_unreachable_server_with_a_remedy() {
     let fixture = Fixture::new();
     let elsewhere = |postgres: &str| {
         let check = Invocation::new(["check", "--postgres", postgres]);
@@ -94,8 +95,8 @@ fn database_that_does_not_exist_and_server_that_does_not_answer_are_named_with_w
 }
 
 #[test]
-fn verify_finds_the_dead_letters_of_a_run_that_has_other_settings() {
-    // All tests on a broker share the default topic for dead letters.
+fn verify_finds_dead_letters_of_a_run_with_different_settings() {
+    // All tests that use a broker share its default dead-letter topic.
     let broker = Broker::private();
     let fixture = Fixture::bare_on_servers(Server::shared(MAJOR), &broker);
     fixture.db.run(TABLE);
@@ -114,7 +115,7 @@ fn verify_finds_the_dead_letters_of_a_run_that_has_other_settings() {
 }
 
 #[test]
-fn verify_says_that_missing_events_can_be_dead_letters_of_other_settings() {
+fn verify_suggests_that_missing_events_may_be_dead_letters() {
     let fixture = Fixture::with_table(TABLE);
     let aggregate = fixture.aggregate(1);
     let topic = format!("{}.dead", fixture.name);
@@ -136,13 +137,13 @@ fn verify_says_that_missing_events_can_be_dead_letters_of_other_settings() {
         "dead_letter_topic",
         "verify with the same settings",
     ]);
-    let told = fixture.verify().args(flags).finish().expect_code(1);
-    assert!(!told.stdout.contains("MISSING"), "{}", told.stdout);
+    let finished = fixture.verify().args(flags).finish().expect_code(1);
+    assert!(!finished.stdout.contains("MISSING"), "{}", finished.stdout);
     walpost.terminate().expect_code(0);
 }
 
 #[test]
-fn control_socket_that_cannot_be_created_is_named_with_a_folder_for_it() {
+fn reports_an_unusable_control_socket_path_with_an_alternative_directory() {
     let fixture = Fixture::new();
     let folder = reaper::folder("control").join("none");
     let path = folder.join("control.sock").display().to_string();
@@ -153,7 +154,7 @@ fn control_socket_that_cannot_be_created_is_named_with_a_folder_for_it() {
 }
 
 #[test]
-fn file_errors_state_the_correct_syntax() {
+fn configuration_file_errors_show_the_correct_syntax() {
     for (line, expected) in [
         ("postgres = postgresql://w@/shop", "Strings must be quoted"),
         (
@@ -182,7 +183,7 @@ fn file_errors_state_the_correct_syntax() {
 }
 
 #[test]
-fn misspelled_kafka_property_is_named_with_the_nearest_one() {
+fn suggests_the_nearest_name_for_a_misspelled_kafka_property() {
     let check = ["check", "--postgres", "postgresql://w@/shop?host=/nowhere"];
     for (property, expected) in [
         (
@@ -207,7 +208,7 @@ fn misspelled_kafka_property_is_named_with_the_nearest_one() {
 }
 
 #[test]
-fn writer_of_an_impossible_name_reads_the_reason_in_the_error() {
+fn insert_error_explains_why_a_topic_name_is_invalid() {
     for arguments in [&[][..], &["--partitioned"]] {
         let fixture = Fixture::bare();
         fixture.init().args(arguments).finish().expect_code(0);
@@ -241,11 +242,11 @@ fn writer_of_an_impossible_name_reads_the_reason_in_the_error() {
 }
 
 #[test]
-fn broker_that_is_another_program_is_named_as_such() {
+fn check_reports_that_the_broker_address_belongs_to_another_program() {
     let fixture = Fixture::new();
     let other = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = other.local_addr().unwrap().port();
-    // The thread ends with the test program.
+    // The thread runs until the test program exits.
     thread::spawn(move || {
         for connection in other.incoming() {
             let _ = connection
@@ -268,7 +269,7 @@ fn broker_that_is_another_program_is_named_as_such() {
 }
 
 #[test]
-fn silent_server_is_reported_as_not_postgresql() {
+fn reports_that_no_postgresql_server_responded() {
     let fixture = Fixture::new();
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = silent.local_addr().unwrap().port();
@@ -282,7 +283,7 @@ fn silent_server_is_reported_as_not_postgresql() {
 }
 
 #[test]
-fn user_of_the_operating_system_is_not_taken_for_a_role_that_was_named() {
+fn does_not_use_the_operating_system_user_as_the_role() {
     let fixture = Fixture::new();
     let named = fixture.conninfo();
     let nameless = named.replace(" user=postgres", "");
@@ -292,8 +293,8 @@ fn user_of_the_operating_system_is_not_taken_for_a_role_that_was_named() {
         .finish()
         .expect_code(3)
         .expect_mentions(&["No user is configured", "PGUSER=walpost"]);
-    // The halt is not recorded either, for the same reason. That is not reported, because the log
-    // already contains the reason.
+    // The halt can't be recorded in the database either, for the same reason. This second failure
+    // is not reported, because the log already contains the reason.
     assert!(
         !halted.mentions("failed to record the halt"),
         "{}",
@@ -302,7 +303,7 @@ fn user_of_the_operating_system_is_not_taken_for_a_role_that_was_named() {
 }
 
 #[test]
-fn right_to_use_the_schema_is_granted_and_not_another_one() {
+fn check_suggests_granting_only_the_missing_schema_privilege() {
     let fixture = Fixture::bare();
     let role = format!("{}_role", fixture.name);
     let init = fixture.invoke("init").args(["--role", &role]);
@@ -328,13 +329,13 @@ fn right_to_use_the_schema_is_granted_and_not_another_one() {
 
 /// Without a sink, a command can't deliver exactly once, but it can do everything else.
 #[test]
-fn commands_that_only_query_the_database_accept_an_exactly_once_pipeline() {
+fn database_only_commands_accept_an_exactly_once_pipeline() {
     let fixture = Fixture::new();
     let file = fixture.file("delivery = \"exactly-once\"\n");
     let invoke = |words: &[&str]| Invocation::new(words).arg("--config").arg(&file);
     let init = invoke(&["init"]).finish().expect_code(0);
     let init = init.expect_mentions(&["next: walpost check"]);
-    // At-least-once mode would repeat what exactly-once mode has delivered.
+    // At-least-once mode would deliver events again that exactly-once mode has delivered.
     assert!(!init.stderr.contains("--delivery"), "{init:?}");
     let status = invoke(&["status", "--http", "off"]).finish();
     status

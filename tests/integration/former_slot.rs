@@ -1,5 +1,5 @@
-//! A pipeline's configuration names a different slot than before, and the former slot has not
-//! delivered everything.
+//! A pipeline is configured to use another slot although the former slot has not delivered
+//! everything.
 
 use crate::support::fixture::Fixture;
 use crate::support::wait::wait_until;
@@ -11,8 +11,8 @@ const PARTITIONED: &str = "CREATE TABLE outbox (id uuid NOT NULL, aggregatetype 
      CREATE TABLE outbox_now PARTITION OF outbox FOR VALUES FROM (MINVALUE) TO ('9000-01-01'); \
      CREATE TABLE outbox_later PARTITION OF outbox FOR VALUES FROM ('9000-01-01') TO (MAXVALUE)";
 
-/// Delivers one event, and inserts another one ("between") that is not delivered.
-fn undelivered(fixture: &mut Fixture<'_>) -> String {
+/// Delivers one event, and inserts another event with the key "between" that is not delivered.
+fn leave_event_undelivered(fixture: &mut Fixture<'_>) -> String {
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "before");
     walpost.terminate().expect_code(0);
@@ -35,8 +35,8 @@ fn has_delivered(fixture: &Fixture<'_>, key: &str) -> bool {
     fixture.records().iter().any(|record| record.key() == key)
 }
 
-/// Asserts that `check` and `run` report the events, both before and after `run` has recorded the
-/// gap.
+/// Asserts that `check` and `run` report the undelivered events, both before and after `run` has
+/// recorded the gap.
 fn expect_gap(fixture: &Fixture<'_>, command: &str) {
     let check = fixture.check().finish().expect_code(3);
     check.expect_mentions(&["the pipeline had another slot before"]);
@@ -52,9 +52,9 @@ fn expect_gap(fixture: &Fixture<'_>, command: &str) {
 }
 
 #[test]
-fn events_that_are_neither_streamed_nor_copied_are_named() {
+fn reports_events_of_the_former_slot_that_are_neither_streamed_nor_copied() {
     let mut fixture = Fixture::new();
-    undelivered(&mut fixture);
+    leave_event_undelivered(&mut fixture);
     use_next_slot(&mut fixture, "snapshot = \"never\"\n");
     let command = command(&fixture);
     expect_gap(&fixture, &command);
@@ -65,12 +65,12 @@ fn events_that_are_neither_streamed_nor_copied_are_named() {
     fixture.check().finish().expect_code(0);
 }
 
-/// No checkpoint mentions the former slot; the first start with the new slot creates the first
-/// checkpoint. Found by `./dev soak --shapes` with seed 25202613687550.
+/// No checkpoint mentions the former slot, because the first start with the new slot creates the
+/// first checkpoint. Found by `./dev soak --shapes` with seed 25202613687550.
 #[test]
 fn first_exactly_once_start_reports_events_that_the_former_slot_did_not_deliver() {
     let mut fixture = Fixture::new();
-    undelivered(&mut fixture);
+    leave_event_undelivered(&mut fixture);
     use_next_slot(
         &mut fixture,
         "snapshot = \"never\"\ndelivery = \"exactly-once\"\n",
@@ -80,7 +80,7 @@ fn first_exactly_once_start_reports_events_that_the_former_slot_did_not_deliver(
     let replay = fixture.replay(&["--dropped-slots", "--yes"]);
     replay.finish().expect_code(0);
     assert!(has_delivered(&fixture, "between"));
-    // Once there is a checkpoint, the gap is not recorded again.
+    // Once a checkpoint exists, the gap is not recorded again.
     let mut walpost = fixture.run().start();
     walpost.wait_for_log("streaming");
     assert_eq!(walpost.logged("may be missing"), 0, "{}", walpost.log());
@@ -89,9 +89,9 @@ fn first_exactly_once_start_reports_events_that_the_former_slot_did_not_deliver(
 }
 
 #[test]
-fn events_of_a_partition_that_was_detached_before_its_copy_are_named() {
+fn reports_events_of_a_partition_detached_before_the_snapshot() {
     let mut fixture = Fixture::with_table(PARTITIONED);
-    undelivered(&mut fixture);
+    leave_event_undelivered(&mut fixture);
     fixture
         .db
         .run("ALTER TABLE outbox DETACH PARTITION outbox_now");
@@ -107,11 +107,12 @@ fn events_of_a_partition_that_was_detached_before_its_copy_are_named() {
     fixture.check().finish().expect_code(0);
 }
 
-/// A replay reads the partitions that the table has, and ends the report.
+/// A replay reads only the partitions that the table has now, and ends the report of missing
+/// events.
 #[test]
-fn check_says_that_a_detached_partition_has_to_be_attached_before_a_replay() {
+fn check_requires_attaching_a_detached_partition_before_replay() {
     let mut fixture = Fixture::with_table(PARTITIONED);
-    undelivered(&mut fixture);
+    leave_event_undelivered(&mut fixture);
     fixture
         .db
         .run("ALTER TABLE outbox DETACH PARTITION outbox_now");
@@ -125,11 +126,11 @@ fn check_says_that_a_detached_partition_has_to_be_attached_before_a_replay() {
     walpost.terminate().expect_code(0);
 }
 
-/// The other partition contains a row, so that there is something to copy.
+/// The other partition contains a row, so the snapshot has a row to copy.
 #[test]
-fn copy_of_the_other_partitions_does_not_hide_one_that_was_detached() {
+fn reports_a_detached_partition_after_a_snapshot_of_the_others() {
     let mut fixture = Fixture::with_table(PARTITIONED);
-    let aggregate = undelivered(&mut fixture);
+    let aggregate = leave_event_undelivered(&mut fixture);
     fixture
         .db
         .run("ALTER TABLE outbox DETACH PARTITION outbox_now");
@@ -144,9 +145,9 @@ fn copy_of_the_other_partitions_does_not_hide_one_that_was_detached() {
 }
 
 #[test]
-fn events_of_the_table_that_another_has_replaced_are_named() {
+fn reports_events_of_a_replaced_table() {
     let mut fixture = Fixture::new();
-    undelivered(&mut fixture);
+    leave_event_undelivered(&mut fixture);
     let publication = fixture.slot();
     fixture.db.run(&format!(
         "ALTER PUBLICATION {publication} DROP TABLE outbox; ALTER TABLE outbox RENAME TO former; \
@@ -166,10 +167,10 @@ fn events_of_the_table_that_another_has_replaced_are_named() {
 }
 
 #[test]
-fn events_that_the_first_start_copies_are_not_named() {
+fn does_not_report_events_that_the_first_start_copies() {
     for delivery in ["at-least-once", "exactly-once"] {
         let mut fixture = Fixture::new();
-        undelivered(&mut fixture);
+        leave_event_undelivered(&mut fixture);
         use_next_slot(&mut fixture, &format!("delivery = \"{delivery}\"\n"));
         let mut walpost = fixture.run().start();
         walpost.wait_for_log("streaming");
@@ -184,9 +185,9 @@ fn events_that_the_first_start_copies_are_not_named() {
 /// The current slot was created after the row was committed, so its position does not show whether
 /// the row was delivered.
 #[test]
-fn retention_keeps_what_the_former_slot_has_not_delivered() {
+fn retention_keeps_rows_that_the_former_slot_did_not_deliver() {
     let mut fixture = Fixture::new();
-    undelivered(&mut fixture);
+    leave_event_undelivered(&mut fixture);
     use_next_slot(&mut fixture, "snapshot = \"never\"\n");
     let kept = "SELECT EXISTS (SELECT FROM outbox WHERE aggregateid = 'between')";
     let maintain = || {
@@ -210,9 +211,9 @@ fn retention_keeps_what_the_former_slot_has_not_delivered() {
 
 /// The pipeline was renamed as well, so only the table relates the two slots.
 #[test]
-fn retention_waits_for_the_slot_of_a_pipeline_that_was_renamed() {
+fn retention_waits_for_the_former_slot_of_a_renamed_pipeline() {
     let mut fixture = Fixture::new();
-    let aggregate = undelivered(&mut fixture);
+    let aggregate = leave_event_undelivered(&mut fixture);
     fixture
         .db
         .run("UPDATE walpost.slot_state SET pipeline = 'former'");

@@ -11,7 +11,7 @@ use std::path::Path;
 use crate::support::postgres::{MAJOR, MAJORS, Server};
 use crate::support::session::Session;
 
-/// A session with every kind of message, tuple and column.
+/// A session that produces every kind of message, tuple and column.
 const SCRIPT: &str = "
 CREATE TYPE mood AS ENUM ('calm', 'grüße');
 CREATE TABLE keyed (id bigint PRIMARY KEY, mood mood, note text, big text, raw bytea);
@@ -90,7 +90,7 @@ const TAGS: &[u8] = b"BCDIMORTUY";
 
 #[test]
 #[ignore = "writes tests/golden; run it to capture a new version"]
-fn capture_golden() {
+fn captures_golden_records() {
     for major in MAJORS {
         let server = Server::private(major, "");
         let session = server.session("postgres");
@@ -114,7 +114,7 @@ fn capture_golden() {
 
 #[test]
 #[ignore = "writes tests/golden; run it to capture other events"]
-fn capture_golden_outbox() {
+fn captures_golden_outbox_messages() {
     let server = Server::private(MAJOR, "");
     let session = server.session("postgres");
     session.run(OUTBOXES);
@@ -136,7 +136,7 @@ fn capture_golden_outbox() {
     assert_eq!(transactions.next(), None);
 }
 
-/// Returns sql/publish.sql without psql commands.
+/// Returns the contents of sql/publish.sql without the psql commands.
 fn publish_sql() -> String {
     let lines = include_str!("../../sql/publish.sql").lines();
     lines

@@ -1,4 +1,4 @@
-//! Errors that cannot resolve themselves: the pipeline halts and skips nothing.
+//! Errors that only an operator can resolve: the pipeline halts and skips nothing.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -34,36 +34,36 @@ fn publication_is_dropped(major: u32, exactly_once: bool) {
 }
 
 in_both_modes! {
-    publication_dropped_mid_stream_on_15
-    publication_dropped_mid_stream_on_18
-    slot_that_has_lost_its_log_halts
+    halts_if_the_publication_is_dropped_on_postgresql_15
+    halts_if_the_publication_is_dropped_on_postgresql_18
+    halts_if_the_slot_has_lost_its_wal
 }
 
 #[test]
-fn publication_dropped_mid_stream_on_14() {
+fn halts_if_the_publication_is_dropped_on_postgresql_14() {
     publication_is_dropped(14, false);
 }
 
-fn publication_dropped_mid_stream_on_15(exactly_once: bool) {
+fn halts_if_the_publication_is_dropped_on_postgresql_15(exactly_once: bool) {
     publication_is_dropped(15, exactly_once);
 }
 
 #[test]
-fn publication_dropped_mid_stream_on_16() {
+fn halts_if_the_publication_is_dropped_on_postgresql_16() {
     publication_is_dropped(16, false);
 }
 
 #[test]
-fn publication_dropped_mid_stream_on_17() {
+fn halts_if_the_publication_is_dropped_on_postgresql_17() {
     publication_is_dropped(17, false);
 }
 
-fn publication_dropped_mid_stream_on_18(exactly_once: bool) {
+fn halts_if_the_publication_is_dropped_on_postgresql_18(exactly_once: bool) {
     publication_is_dropped(18, exactly_once);
 }
 
 #[test]
-fn table_taken_out_of_the_publication_halts() {
+fn halts_if_the_table_is_removed_from_the_publication() {
     let fixture = Fixture::new();
     let walpost = fixture.start();
     fixture.db.run(&format!(
@@ -79,7 +79,7 @@ fn table_taken_out_of_the_publication_halts() {
 
 /// The publication's owner adds a row filter, which PostgreSQL supports from version 15 on.
 #[test]
-fn row_filter_that_the_publication_is_given_is_reported() {
+fn reports_a_row_filter_added_to_the_publication() {
     let fixture = Fixture::new();
     let mut walpost = fixture.start_with(&["--http", "127.0.0.1:0"]);
     let http = walpost.http();
@@ -96,13 +96,13 @@ fn row_filter_that_the_publication_is_given_is_reported() {
 }
 
 for_each_outbox! {
-    slot_dropped_and_made_anew_halts
-    slot_moved_by_somebody_else_halts
-    slot_dropped_while_away_halts
+    halts_if_the_slot_is_dropped_and_re_created
+    halts_if_another_program_advances_the_slot
+    halts_if_the_slot_was_dropped_while_walpost_was_stopped
 }
 
 /// While Walpost is stopped, the server removes WAL that the slot still needs.
-fn slot_that_has_lost_its_log_halts(exactly_once: bool) {
+fn halts_if_the_slot_has_lost_its_wal(exactly_once: bool) {
     let settings = "max_slot_wal_keep_size = 16MB\nmin_wal_size = 32MB\nmax_wal_size = 32MB\n";
     let server = Server::private(MAJOR, settings);
     let fixture = Fixture::on_servers(&server, Broker::shared()).in_mode(exactly_once);
@@ -131,7 +131,7 @@ fn slot_that_has_lost_its_log_halts(exactly_once: bool) {
     assert_eq!(fixture.records().len(), 1);
 }
 
-/// Runs `meddle` on the slot while Walpost is frozen and its walsender has ended.
+/// Calls `meddle`, which changes the slot, while Walpost is frozen and its walsender has exited.
 fn meddle_with_slot(outbox: Outbox, meddle: impl Fn(&Fixture, &str)) {
     let fixture = Fixture::with_outbox(outbox);
     let aggregate = fixture.aggregate(1);
@@ -154,16 +154,16 @@ fn meddle_with_slot(outbox: Outbox, meddle: impl Fn(&Fixture, &str)) {
     assert_eq!(
         fixture.confirmed(),
         confirmed,
-        "the slot stays where the meddler left it"
+        "Walpost does not move the slot"
     );
     assert_eq!(
         fixture.records().len(),
         1,
-        "nothing after the gap is delivered"
+        "no event after the gap is delivered"
     );
 }
 
-fn slot_dropped_and_made_anew_halts(outbox: Outbox) {
+fn halts_if_the_slot_is_dropped_and_re_created(outbox: Outbox) {
     meddle_with_slot(outbox, |fixture, slot| {
         fixture.db.run(&format!(
             "SELECT pg_catalog.pg_drop_replication_slot('{slot}')"
@@ -174,7 +174,7 @@ fn slot_dropped_and_made_anew_halts(outbox: Outbox) {
     });
 }
 
-fn slot_moved_by_somebody_else_halts(outbox: Outbox) {
+fn halts_if_another_program_advances_the_slot(outbox: Outbox) {
     meddle_with_slot(outbox, |fixture, slot| {
         fixture.db.run(&format!(
             "SELECT pg_catalog.pg_replication_slot_advance('{slot}', pg_current_wal_lsn())"
@@ -182,7 +182,7 @@ fn slot_moved_by_somebody_else_halts(outbox: Outbox) {
     });
 }
 
-fn slot_dropped_while_away_halts(outbox: Outbox) {
+fn halts_if_the_slot_was_dropped_while_walpost_was_stopped(outbox: Outbox) {
     let fixture = Fixture::with_outbox(outbox);
     let walpost = fixture.start();
     walpost.freeze();
@@ -195,7 +195,8 @@ fn slot_dropped_while_away_halts(outbox: Outbox) {
         .expect_mentions(&["halted", &slot, "does not exist"]);
 }
 
-/// Commits a row of the given size between small ones, and asserts that Walpost halts at it.
+/// Commits a row of the given size between small rows, and asserts that Walpost halts at the large
+/// row.
 fn oversize(arguments: &[&str], bytes: usize, texts: &[&str]) {
     let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text)",
@@ -217,7 +218,7 @@ fn oversize(arguments: &[&str], bytes: usize, texts: &[&str]) {
     assert!(fixture.confirmed() < event);
     let records = fixture.records();
     let early = records.iter().filter(|r| r.header("id") != "1").count();
-    assert_eq!(early, 0, "records delivered though they come after the row");
+    assert_eq!(early, 0, "no record after the row must be delivered");
 
     let finished = finished.expect_mentions(&["halted"]).expect_mentions(texts);
     let position = finished
@@ -227,11 +228,11 @@ fn oversize(arguments: &[&str], bytes: usize, texts: &[&str]) {
         .filter(|word| word.len() == 28 && word.contains('/'))
         .map(parse_position)
         .any(|(commit, index)| (before..event).contains(&commit) && index == 0);
-    assert!(position, "not the position in:\n{}", finished.stderr);
+    assert!(position, "the position is missing in:\n{}", finished.stderr);
 }
 
 #[test]
-fn row_too_large_for_the_producer_is_named_with_the_remedy() {
+fn reports_a_row_too_large_for_the_producer_with_a_remedy() {
     oversize(
         &[],
         2_000_000,
@@ -246,7 +247,7 @@ fn row_too_large_for_the_producer_is_named_with_the_remedy() {
 }
 
 #[test]
-fn row_too_large_for_the_topic_is_named_with_the_remedy() {
+fn reports_a_row_too_large_for_the_topic_with_a_remedy() {
     oversize(
         &[
             "-X",
@@ -265,12 +266,12 @@ fn row_too_large_for_the_topic_is_named_with_the_remedy() {
 }
 
 #[test]
-fn row_larger_than_max_row_bytes_is_named_with_the_remedy() {
+fn reports_a_row_larger_than_max_row_bytes_with_a_remedy() {
     oversize(&["--max-row-bytes", "100KiB"], 200_000, &["max_row_bytes"]);
 }
 
 #[test]
-fn row_without_a_topic_is_named() {
+fn halts_on_a_row_without_a_topic() {
     let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text)",
     );
@@ -286,7 +287,7 @@ fn row_without_a_topic_is_named() {
 }
 
 #[test]
-fn row_with_a_name_that_no_topic_can_have_is_named() {
+fn halts_on_a_row_with_an_invalid_topic_name() {
     let fixture = Fixture::new();
     let walpost = fixture.start();
     fixture.accept_any_name("outbox");
@@ -301,7 +302,7 @@ fn row_with_a_name_that_no_topic_can_have_is_named() {
 }
 
 #[test]
-fn partition_that_the_topic_has_not_is_named() {
+fn halts_on_a_row_for_a_nonexistent_topic_partition() {
     let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text, shard int)",
     );
@@ -328,7 +329,7 @@ fn partition_that_the_topic_has_not_is_named() {
 
 /// PgBouncer supports neither replication connections nor arbitrary startup parameters.
 #[test]
-fn connection_pooler_is_named() {
+fn reports_a_connection_pooler_with_a_remedy() {
     const REFUSAL: &[u8] = b"SFATAL\0C08P01\0Munsupported startup parameter: replication\0\0";
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -355,7 +356,7 @@ fn connection_pooler_is_named() {
     ]);
 }
 
-/// Listens as a pooler that passes only the user and the database on to the server, and returns
+/// Listens like a pooler that passes only the user and the database on to the server, and returns
 /// its port.
 fn pooler_without_parameters(server_port: &str) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -394,10 +395,10 @@ fn pooler_without_parameters(server_port: &str) -> u16 {
     port
 }
 
-/// PgCat and Supavisor do not pass on parameters of the startup message that they do not know, so
-/// `search_path` would be that of the database's owner.
+/// PgCat and Supavisor drop unknown parameters of the startup message, so `search_path` would have
+/// the value that the database's owner has set.
 #[test]
-fn no_function_is_called_through_a_pooler_that_drops_parameters() {
+fn calls_no_function_through_a_pooler_that_drops_startup_parameters() {
     for major in [14, MAJOR, 18] {
         let fixture = Fixture::on_servers(Server::shared(major), Broker::shared());
         fixture.db.run(&format!(

@@ -5,32 +5,32 @@ use std::time::Duration;
 use crate::support::checker::Resends;
 use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
-use crate::support::postgres::{MAJOR, Server, Stop};
+use crate::support::postgres::{MAJOR, Server, StopMode};
 use crate::support::proxy::ProxyMode;
 use crate::support::wait::{assert_stays, wait_until};
 use crate::support::walpost::Walpost;
 
-/// The first version with `idle_replication_slot_timeout`.
+/// The first PostgreSQL version with `idle_replication_slot_timeout`.
 const WITH_IDLE_TIMEOUT: u32 = 18;
 const IDLE_TIMEOUT: &str = "idle_replication_slot_timeout = '2s'\n";
 
 in_both_modes! {
-    slot_is_held_while_kafka_is_away_at_a_start
-    postgresql_stops_in_seconds_while_kafka_is_waited_for_at_a_start
-    slot_that_nobody_streamed_from_for_too_long_is_named_as_such
+    holds_the_slot_while_kafka_is_unavailable_at_startup
+    postgresql_stops_within_seconds_while_startup_waits_for_kafka
+    reports_a_slot_invalidated_by_its_idle_timeout
 }
 
 /// Asserts that the slot stays active for several times the idle timeout. PostgreSQL invalidates
 /// idle slots, including the oracle's, at a checkpoint.
-fn outlasts_checkpoints(fixture: &Fixture) {
-    wait_until("the slot to be taken", || fixture.slot_is_active());
+fn expect_slot_stays_active(fixture: &Fixture) {
+    wait_until("the slot to be acquired", || fixture.slot_is_active());
     assert_stays("held", Duration::from_secs(7), || {
         fixture.db.run("CHECKPOINT");
         fixture.slot_is_active()
     });
 }
 
-fn slot_is_held_while_kafka_is_away_at_a_start(exactly_once: bool) {
+fn holds_the_slot_while_kafka_is_unavailable_at_startup(exactly_once: bool) {
     let server = Server::private(WITH_IDLE_TIMEOUT, IDLE_TIMEOUT);
     let broker = Broker::borrowed();
     let kafka = broker.proxy();
@@ -43,7 +43,7 @@ fn slot_is_held_while_kafka_is_away_at_a_start(exactly_once: bool) {
         fixture.insert(&aggregate, "k");
     }
     let walpost = fixture.run().start();
-    outlasts_checkpoints(&fixture);
+    expect_slot_stays_active(&fixture);
     kafka.set_mode(ProxyMode::Pass);
     fixture.wait_for_records(20);
     fixture.wait_until_confirmed();
@@ -51,7 +51,7 @@ fn slot_is_held_while_kafka_is_away_at_a_start(exactly_once: bool) {
     assert_eq!(fixture.records().len(), 20);
 }
 
-fn postgresql_stops_in_seconds_while_kafka_is_waited_for_at_a_start(exactly_once: bool) {
+fn postgresql_stops_within_seconds_while_startup_waits_for_kafka(exactly_once: bool) {
     let server = Server::private(MAJOR, "");
     let broker = Broker::borrowed();
     let kafka = broker.proxy();
@@ -64,8 +64,8 @@ fn postgresql_stops_in_seconds_while_kafka_is_waited_for_at_a_start(exactly_once
         fixture.insert(&aggregate, "k");
     }
     let mut walpost = fixture.run().start();
-    wait_until("the slot to be taken", || fixture.slot_is_active());
-    server.begin_stop(Stop::Fast);
+    wait_until("the slot to be acquired", || fixture.slot_is_active());
+    server.begin_stop(StopMode::Fast);
     assert!(
         server.has_stopped(Duration::from_secs(15)),
         "{}",
@@ -78,10 +78,10 @@ fn postgresql_stops_in_seconds_while_kafka_is_waited_for_at_a_start(exactly_once
     fixture.settle(walpost, &[], Resends::AtMost(1));
 }
 
-fn slot_that_nobody_streamed_from_for_too_long_is_named_as_such(exactly_once: bool) {
+fn reports_a_slot_invalidated_by_its_idle_timeout(exactly_once: bool) {
     let server = Server::private(WITH_IDLE_TIMEOUT, IDLE_TIMEOUT);
     let fixture = Fixture::on_servers(&server, Broker::shared()).in_mode(exactly_once);
-    wait_until("the slot to be given up", || {
+    wait_until("the slot to be invalidated", || {
         fixture.db.run("CHECKPOINT");
         fixture.db.is_true(&format!(
             "SELECT invalidation_reason = 'idle_timeout' FROM pg_replication_slots WHERE slot_name = '{}'",
@@ -98,9 +98,10 @@ fn slot_that_nobody_streamed_from_for_too_long_is_named_as_such(exactly_once: bo
 }
 
 /// Once the slot has been streamed from, older rows count as copied. A process that waits for Kafka
-/// receives events without delivering them, so holding the slot must not have that effect.
+/// receives events without delivering them, so while it holds the slot, older rows must still count
+/// as not copied.
 #[test]
-fn rows_that_are_older_than_the_slot_are_copied_though_kafka_was_away() {
+fn copies_rows_older_than_the_slot_after_a_kafka_outage_at_startup() {
     let broker = Broker::borrowed();
     let kafka = broker.proxy();
     let fixture = Fixture::bare_on_servers(Server::shared(MAJOR), &broker).behind_proxy(&kafka);
@@ -122,10 +123,10 @@ fn rows_that_are_older_than_the_slot_are_copied_though_kafka_was_away() {
     walpost.terminate().expect_code(0);
 }
 
-/// Taking over in Kafka fences the previous producer, so only the process that holds the slot may
-/// do it.
+/// Initializing a transactional producer fences the previous producer, so only the process that
+/// holds the slot may do so.
 #[test]
-fn standby_instance_fences_no_producer_while_another_has_the_slot() {
+fn standby_does_not_fence_the_producer_of_the_slot_holder() {
     let fixture = Fixture::new().exactly_once();
     let aggregate = fixture.aggregate(1);
     let first = fixture.start_and_confirm_one(&aggregate, "k");
@@ -140,14 +141,14 @@ fn standby_instance_fences_no_producer_while_another_has_the_slot() {
     assert_eq!(fixture.settle(first, &[], Resends::Never).repeated, 0);
 }
 
-/// Starts a reader of the slot that identifies itself as a program other than Walpost, confirms
-/// what it has read, and records no positions.
+/// Starts a program other than Walpost that reads the slot, confirms the WAL it has read, and
+/// records no positions.
 fn start_other_reader(fixture: &Fixture) -> Walpost {
     fixture
         .db
         .run("ALTER TABLE walpost.slot_state RENAME TO hidden");
     let conninfo = format!("{} application_name=pg_recvlogical", fixture.conninfo());
-    let stranger = fixture
+    let other_program = fixture
         .with_conninfo(&conninfo)
         .invoke("run")
         .args(["--sink", "stdout", "--snapshot", "never"])
@@ -155,18 +156,18 @@ fn start_other_reader(fixture: &Fixture) -> Walpost {
     fixture
         .db
         .run("ALTER TABLE walpost.hidden RENAME TO slot_state");
-    stranger
+    other_program
 }
 
 in_both_modes! {
-    what_something_else_has_read_is_not_passed_over
+    halts_if_another_program_consumed_events_from_the_slot
 }
 
 #[test]
-fn something_else_that_has_the_slot_is_named_and_it_is_not_ready() {
+fn reports_another_program_holding_the_slot_and_is_not_ready() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
-    let stranger = start_other_reader(&fixture);
+    let other_program = start_other_reader(&fixture);
     let pid = fixture.db.number(&format!(
         "SELECT active_pid FROM pg_replication_slots WHERE slot_name = '{}'",
         fixture.slot()
@@ -204,7 +205,7 @@ fn something_else_that_has_the_slot_is_named_and_it_is_not_ready() {
     let check = fixture.check().finish().expect_code(3);
     check.expect_mentions(&["FAILED", &held]);
 
-    stranger.terminate().expect_code(0);
+    other_program.terminate().expect_code(0);
     walpost.wait_for_log("streaming");
     fixture.insert(&aggregate, "k");
     fixture.settle(walpost, &[], fixture.resends(0));
@@ -213,21 +214,21 @@ fn something_else_that_has_the_slot_is_named_and_it_is_not_ready() {
         .run(&format!("DROP OWNED BY {role}; DROP ROLE {role}"));
 }
 
-/// If another instance of the pipeline confirms events, it has delivered them. This does not apply
-/// to other programs.
-fn what_something_else_has_read_is_not_passed_over(exactly_once: bool) {
+/// If another instance of the pipeline confirms events, it has delivered them. This is not true of
+/// other programs.
+fn halts_if_another_program_consumed_events_from_the_slot(exactly_once: bool) {
     let fixture = Fixture::new().in_mode(exactly_once);
     let aggregate = fixture.aggregate(1);
     let mut walpost = fixture.start_and_confirm_one(&aggregate, "before");
     walpost.freeze();
     wait_until("a walsender to end", || fixture.end_walsender());
     wait_until("the slot to be free", || !fixture.slot_is_active());
-    let stranger = start_other_reader(&fixture);
+    let other_program = start_other_reader(&fixture);
     fixture.insert(&aggregate, "read by something else");
     fixture.wait_until_confirmed();
     walpost.thaw();
     walpost.wait_for_log("which does not appear to be Walpost");
-    stranger.terminate().expect_code(0);
+    other_program.terminate().expect_code(0);
     let expected = match exactly_once {
         true => "something else moved the slot, or dropped and re-created it",
         false => "something else moved it, or dropped and re-created it",

@@ -1,4 +1,4 @@
-//! Rows that SELECT returns for the outbox but that PostgreSQL does not send.
+//! Rows that SELECT returns from the outbox but that PostgreSQL does not publish.
 
 use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
@@ -6,7 +6,7 @@ use crate::support::postgres::{MAJORS, Server};
 use crate::support::wait::wait_until;
 
 #[test]
-fn tables_that_inherit_from_the_outbox_are_reported_until_removed() {
+fn reports_tables_that_inherit_from_the_outbox_until_they_are_removed() {
     for major in MAJORS {
         let fixture = Fixture::on_servers(Server::shared(major), Broker::shared());
         let aggregate = fixture.aggregate(1);
@@ -35,7 +35,7 @@ fn tables_that_inherit_from_the_outbox_are_reported_until_removed() {
 }
 
 #[test]
-fn unlogged_partitions_are_reported() {
+fn reports_unlogged_partitions() {
     let fixture = Fixture::with_table(
         "CREATE TABLE public.outbox (id uuid, aggregatetype text, aggregateid text, type text, payload jsonb)
              PARTITION BY LIST (type);
@@ -59,7 +59,7 @@ const CHILD: &str = "CREATE TABLE public.child () INHERITS (public.outbox)";
 const END_INHERITANCE: &str = "ALTER TABLE public.child NO INHERIT public.outbox";
 
 #[test]
-fn init_refuses_a_table_that_another_one_inherits_from() {
+fn init_rejects_a_table_with_an_inheriting_child() {
     for major in MAJORS {
         let fixture = Fixture::bare_on_servers(Server::shared(major), Broker::shared());
         fixture.db.run(&format!("{PARENT}; {CHILD}"));
@@ -84,7 +84,7 @@ fn deliver_one(fixture: &Fixture) {
 }
 
 #[test]
-fn add_outbox_refuses_a_table_that_another_one_inherits_from() {
+fn add_outbox_rejects_a_table_with_an_inheriting_child() {
     let mut fixture = Fixture::bare();
     fixture.use_settings("tables = [\"public.outbox\"]\n");
     fixture.init().finish().expect_code(0);
@@ -113,9 +113,9 @@ fn add_outbox_refuses_a_table_that_another_one_inherits_from() {
     deliver_one(&fixture);
 }
 
-/// The publication was created manually, and also contains the child table.
+/// The publication was created manually and also contains the child table.
 #[test]
-fn each_remedy_for_a_publication_with_a_child_leads_to_the_next_and_to_delivery() {
+fn delivers_after_every_suggested_remedy_for_a_published_child_table() {
     let fixture = Fixture::with_table(PARENT);
     let publication = fixture.slot();
     let aggregate = fixture.aggregate(1);
@@ -149,7 +149,7 @@ fn each_remedy_for_a_publication_with_a_child_leads_to_the_next_and_to_delivery(
 }
 
 #[test]
-fn publication_of_only_the_parent_is_reported() {
+fn reports_a_publication_of_only_the_parent_table() {
     let fixture = Fixture::with_table(PARENT);
     let publication = fixture.slot();
     fixture.db.run(&format!(
@@ -174,7 +174,7 @@ fn publication_of_only_the_parent_is_reported() {
 
 /// FOR TABLE ONLY does not exclude partitions.
 #[test]
-fn publication_of_only_a_partitioned_table_delivers_its_partitions() {
+fn delivers_partitions_published_with_for_table_only() {
     for major in MAJORS {
         let fixture = Fixture::bare_on_servers(Server::shared(major), Broker::shared());
         let publication = fixture.slot();

@@ -1,5 +1,5 @@
-//! Rows of a role that has only the INSERT privilege on an outbox. With dead letters enabled, none
-//! of these rows stops the events of others.
+//! Rows of a role that has only the INSERT privilege on an outbox. With dead letters enabled, no
+//! row of this role delays the events of other roles.
 
 use std::time::{Duration, Instant};
 
@@ -16,9 +16,9 @@ const TABLE: &str = "CREATE TABLE outbox (id text, aggregatetype text, aggregate
     at timestamptz, shard int)";
 
 in_both_modes! {
-    rows_of_a_role_with_nothing_but_insert_stop_nobody
-    topic_of_the_row_alone_stops_nobody
-    event_waits_while_brokers_do_not_answer_whether_its_topic_exists
+    rows_inserted_with_only_insert_privilege_cannot_halt_the_pipeline
+    topic_names_chosen_by_rows_cannot_halt_the_pipeline
+    waits_while_brokers_do_not_report_whether_a_topic_exists
 }
 
 /// Opens a session of a role that may only insert into the outbox.
@@ -73,7 +73,7 @@ fn errors<'r>(records: &'r [Record], topic: &str) -> Vec<&'r str> {
 
 /// Inserts each row, followed by a row of another tenant, and asserts that all events of the other
 /// tenant are delivered.
-fn withstands(
+fn expect_delivery_despite(
     fixture: &Fixture,
     more: &str,
     good: &str,
@@ -99,7 +99,7 @@ fn withstands(
     records
 }
 
-fn rows_of_a_role_with_nothing_but_insert_stop_nobody(exactly_once: bool) {
+fn rows_inserted_with_only_insert_privilege_cannot_halt_the_pipeline(exactly_once: bool) {
     let fixture = Fixture::with_table(TABLE).in_mode(exactly_once);
     let aggregate = fixture.aggregate(1);
     let row = |values: &str| values.replace("GOOD", &format!("'{aggregate}'"));
@@ -110,8 +110,7 @@ fn rows_of_a_role_with_nothing_but_insert_stop_nobody(exactly_once: bool) {
         "('4', repeat('t', 300), 'k', 'p', NULL, NULL, 0)",
         "('5', repeat('t', 236), 'k', 'p', NULL, NULL, 0)",
         "('6', repeat('t', 5242880), 'k', 'p', NULL, NULL, 0)",
-        // Values larger than the largest record that may be sent to Kafka, in each part of the
-        // record.
+        // In each row, one field exceeds the size of the largest record that may be sent to Kafka.
         "('7', GOOD, repeat('k', 5242880), 'p', NULL, NULL, 0)",
         "('8', GOOD, repeat('ü', 20971520), 'p', NULL, NULL, 0)",
         "(repeat('i', 5242880), GOOD, 'k', 'p', NULL, NULL, 0)",
@@ -124,7 +123,7 @@ fn rows_of_a_role_with_nothing_but_insert_stop_nobody(exactly_once: bool) {
         r#"('15', GOOD, 'k', 'p', '{"\u0000": 1}', NULL, 0)"#,
         r#"('16', GOOD, 'k', 'p', '{"walpost-position": "0/0"}', NULL, 0)"#,
         "('17', GOOD, 'k', 'p', '[1]', NULL, 0)",
-        // Timestamps and partitions that are invalid, in general or for this topic.
+        // Timestamps and partitions that are invalid, either always or for this topic.
         "('18', GOOD, 'k', 'p', NULL, 'infinity', 0)",
         "('19', GOOD, 'k', 'p', NULL, '1900-01-01', 0)",
         "('20', GOOD, 'k', 'p', NULL, '9999-12-31', 0)",
@@ -136,12 +135,12 @@ fn rows_of_a_role_with_nothing_but_insert_stop_nobody(exactly_once: bool) {
     let topic = format!("outbox.event.{aggregate}");
     let rows: Vec<_> = rows.iter().map(String::as_str).collect();
     let more = "timestamp = 'at'\npartition = 'shard'\nmax_row_bytes = '64MiB'";
-    let records = withstands(&fixture, more, &aggregate, &topic, &rows);
+    let records = expect_delivery_despite(&fixture, more, &aggregate, &topic, &rows);
     let letter = |id: &str| {
         let found = records.iter().find(|record| {
             record.header_names().contains(&"walpost-error") && record.header("id") == id
         });
-        found.unwrap_or_else(|| panic!("no letter of {id}"))
+        found.unwrap_or_else(|| panic!("no dead letter for {id}"))
     };
     assert!(
         letter("1")
@@ -150,13 +149,13 @@ fn rows_of_a_role_with_nothing_but_insert_stop_nobody(exactly_once: bool) {
     );
     assert_eq!(letter("1").text(), "p");
     let cut = letter("8");
-    assert_eq!(cut.key(), "ü".repeat(512), "cut between characters");
+    assert_eq!(cut.key(), "ü".repeat(512), "truncated between characters");
     assert_eq!(cut.header("walpost-truncated"), r#"{"key":41943040}"#);
     let many = letter("13").header("walpost-truncated");
     assert!(many.contains("dropped_headers"), "{many}");
 }
 
-fn topic_of_the_row_alone_stops_nobody(exactly_once: bool) {
+fn topic_names_chosen_by_rows_cannot_halt_the_pipeline(exactly_once: bool) {
     let fixture = Fixture::with_table(TABLE).in_mode(exactly_once);
     let topic = format!("outbox.event.{}", fixture.aggregate(1));
     let rows = [
@@ -169,12 +168,12 @@ fn topic_of_the_row_alone_stops_nobody(exactly_once: bool) {
         "('7', 'nobody.made.this', 'k', 'p', NULL, NULL, 0)",
         "('8', E'a\\nb', 'k', 'p', NULL, NULL, 0)",
     ];
-    withstands(&fixture, "topic = '{aggregatetype}'", &topic, &topic, &rows);
+    expect_delivery_despite(&fixture, "topic = '{aggregatetype}'", &topic, &topic, &rows);
 }
 
-/// Each row has its own topic: waiting for each of them would take hours.
+/// Each row has its own topic, so waiting for one topic after the other would take hours.
 #[test]
-fn thousands_of_missing_topics_do_not_hold_up_others() {
+fn delivers_other_topics_while_thousands_of_topics_are_missing() {
     const ROWS: usize = 5000;
     let fixture = Fixture::with_table(TABLE);
     let aggregate = fixture.aggregate(1);
@@ -190,7 +189,7 @@ fn thousands_of_missing_topics_do_not_hold_up_others() {
     good(0);
     fixture.wait_until_confirmed();
     let memory = walpost.resident_bytes();
-    let began = Instant::now();
+    let started = Instant::now();
     attacker.run(&format!(
         "DO $$ BEGIN FOR i IN 1..{ROWS} LOOP
              INSERT INTO outbox VALUES (i, gen_random_uuid() || repeat('x', 190), 'k', 'p', NULL, NULL, 0);
@@ -199,12 +198,13 @@ fn thousands_of_missing_topics_do_not_hold_up_others() {
     ));
     good(1);
     fixture.wait_until_confirmed();
-    let took = began.elapsed();
+    let duration = started.elapsed();
     let records = fixture.wait_for_records(ROWS + 2);
     assert_eq!(payloads(&records, &topic), ["0", "1"]);
     assert_eq!(errors(&records, &dead).len(), ROWS);
-    // Walpost waits for the first topic, and looks the others up with it or shortly afterwards.
-    assert!(took < Duration::from_secs(60), "{took:?}");
+    // Walpost waits for the first topic, and looks up the other topics together with it or shortly
+    // afterwards.
+    assert!(duration < Duration::from_secs(60), "{duration:?}");
     let grown = walpost.resident_bytes().saturating_sub(memory);
     assert!(grown < 64 << 20, "{grown} bytes");
     walpost.terminate().expect_code(0);
@@ -212,7 +212,7 @@ fn thousands_of_missing_topics_do_not_hold_up_others() {
 }
 
 #[test]
-fn topic_that_is_created_later_is_used_without_a_restart() {
+fn uses_a_topic_created_later_without_a_restart() {
     let fixture = Fixture::with_table(TABLE);
     let dead = dead_letter_topic(&fixture);
     let aggregate = format!("{}.later", fixture.name);
@@ -235,7 +235,7 @@ fn topic_that_is_created_later_is_used_without_a_restart() {
 }
 
 /// If the brokers do not respond, it is unknown whether the topic exists.
-fn event_waits_while_brokers_do_not_answer_whether_its_topic_exists(exactly_once: bool) {
+fn waits_while_brokers_do_not_report_whether_a_topic_exists(exactly_once: bool) {
     let broker = Broker::borrowed();
     let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker).in_mode(exactly_once);
     let [first, second] = [fixture.aggregate(1), fixture.aggregate(1)];
@@ -245,7 +245,7 @@ fn event_waits_while_brokers_do_not_answer_whether_its_topic_exists(exactly_once
     fixture.wait_until_confirmed();
     broker.freeze();
     fixture.insert(&second, "k");
-    // Longer than Walpost waits for a missing topic.
+    // This exceeds the time for which Walpost waits for a missing topic.
     walpost.wait_for_log("Kafka is unreachable");
     broker.thaw();
     fixture.wait_until_confirmed();
@@ -255,7 +255,7 @@ fn event_waits_while_brokers_do_not_answer_whether_its_topic_exists(exactly_once
 }
 
 #[test]
-fn topic_without_permission_delays_no_other_topic() {
+fn topic_without_permission_does_not_delay_other_topics() {
     static BROKER: std::sync::LazyLock<Broker> = std::sync::LazyLock::new(Broker::with_rights);
     let fixture = Fixture::on_servers(Server::shared(MAJOR), &BROKER);
     let [allowed, denied, describable] = [(); 3].map(|()| fixture.aggregate(1));
@@ -304,7 +304,7 @@ fn topic_without_permission_delays_no_other_topic() {
 /// Kafka rejects a topic name that differs from an existing one only in `.` and `_`, because their
 /// metric names would collide.
 #[test]
-fn topic_that_brokers_refuse_to_create_delays_no_other_topic() {
+fn topic_that_brokers_refuse_to_create_does_not_delay_other_topics() {
     let fixture = Fixture::with_table(TABLE);
     let aggregate = format!("{}.a", fixture.name);
     let topic = format!("outbox.event.{aggregate}");
@@ -335,9 +335,9 @@ fn topic_that_brokers_refuse_to_create_delays_no_other_topic() {
     drop_attacker(&fixture, attacker);
 }
 
-/// The topic comes from the configuration, so its absence is for the operator to fix.
+/// The topic is set in the configuration, so only the operator can fix the error.
 #[test]
-fn missing_topic_that_the_configuration_names_halts() {
+fn halts_if_a_topic_from_the_configuration_is_missing() {
     let fixture = Fixture::with_table(TABLE);
     let dead = dead_letter_topic(&fixture);
     let walpost = start(&fixture, &dead, "topic = 'nobody.made.this'");
@@ -351,7 +351,7 @@ fn missing_topic_that_the_configuration_names_halts() {
 }
 
 #[test]
-fn columns_of_the_outbox_that_init_makes_are_bounded() {
+fn outbox_table_limits_the_length_of_its_text_columns() {
     for partitioned in [false, true] {
         let fixture = Fixture::bare();
         let mut init = fixture.init();
@@ -384,7 +384,7 @@ fn columns_of_the_outbox_that_init_makes_are_bounded() {
 }
 
 #[test]
-fn parts_of_a_published_event_are_bounded() {
+fn publish_limits_the_length_of_each_event_field() {
     for major in [14, MAJOR, 18] {
         let fixture =
             Fixture::with_outbox_on(Outbox::Messages, Server::shared(major), Broker::shared());
@@ -405,10 +405,10 @@ fn parts_of_a_published_event_are_bounded() {
     }
 }
 
-/// Expanding a payload takes many times its size. The manifests in deploy/ limit a process to 256
-/// MiB.
+/// Expanding a payload takes many times the payload's size. The manifests in deploy/ limit a
+/// process to 256 MiB.
 #[test]
-fn payload_of_many_members_takes_no_more_memory_than_deployments_have() {
+fn expands_payloads_with_many_members_within_the_memory_limit_of_deployments() {
     let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload jsonb)",
     );
@@ -431,16 +431,17 @@ fn payload_of_many_members_takes_no_more_memory_than_deployments_have() {
     let texts: Vec<_> = delivered.map(Record::text).collect();
     assert_eq!(texts.len(), 1);
     assert!(texts[0].ends_with("\"payload\":{\"a\":1}}"), "{texts:?}");
-    // The limit is for a test build, which uses more memory than a release build.
-    let most = walpost.peak_memory();
-    assert!(most < 200 << 20, "it took {most} bytes");
+    // The limit applies to a test build, which uses more memory than a release build.
+    let peak = walpost.peak_memory();
+    assert!(peak < 200 << 20, "Walpost used {peak} bytes");
     walpost.terminate().expect_code(0);
     drop_attacker(&fixture, session);
 }
 
-/// `walpost verify` considers a record with that header to have been sent again by an operator.
+/// `walpost verify` treats a record with the header `walpost-replay` as one that an operator has
+/// replayed.
 #[test]
-fn row_does_not_pass_for_one_that_was_sent_again() {
+fn writes_a_row_that_sets_the_replay_header_as_a_dead_letter() {
     let fixture = Fixture::with_table(TABLE);
     let dead = dead_letter_topic(&fixture);
     let aggregate = fixture.aggregate(1);
@@ -466,10 +467,10 @@ fn row_does_not_pass_for_one_that_was_sent_again() {
     drop_attacker(&fixture, session);
 }
 
-/// This limits all batches from then on, so the operator must be able to find the topic that causes
-/// it.
+/// The low limit of this topic applies to all batches from then on, so the operator must be able to
+/// find the topic.
 #[test]
-fn topic_that_takes_next_to_nothing_is_warned_of() {
+fn warns_about_a_topic_with_a_very_small_message_limit() {
     let fixture = Fixture::with_table(TABLE);
     let dead = dead_letter_topic(&fixture);
     let narrow = format!("{}-narrow", fixture.name);

@@ -1,5 +1,5 @@
-//! A server that sends data that PostgreSQL never would must not exhaust the memory or disk that
-//! other pipelines use.
+//! A server that sends data that PostgreSQL would never send must not exhaust the memory or disk
+//! space that other pipelines use.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -14,12 +14,12 @@ use crate::support::wait::wait_until;
 
 /// A proxy to a real server that inserts `count` messages at the start of the first replication
 /// stream.
-struct Flood {
+struct FloodingServer {
     port: u16,
     is_over: Arc<AtomicBool>,
 }
 
-impl Flood {
+impl FloodingServer {
     fn start(server: u16, count: u32, message: fn(u32) -> Vec<u8>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -43,7 +43,7 @@ impl Flood {
                         over.store(true, Ordering::Relaxed);
                         sent
                     };
-                    let _ = pass_answers(server, &client, flood);
+                    let _ = forward_responses(server, &client, flood);
                     let _ = client.shutdown(Shutdown::Both);
                 });
             }
@@ -56,15 +56,13 @@ impl Flood {
         format!("host=127.0.0.1 port={port} user=postgres dbname={database} sslmode=disable")
     }
 
-    fn wait_until_over(&self) {
-        wait_until("the flood to be over", || {
-            self.is_over.load(Ordering::Relaxed)
-        });
+    fn wait_until_sent(&self) {
+        wait_until("the flood to end", || self.is_over.load(Ordering::Relaxed));
     }
 }
 
 /// Forwards the server's messages, and calls `flood` after each `CopyBothResponse`.
-fn pass_answers(
+fn forward_responses(
     mut server: TcpStream,
     mut client: &TcpStream,
     flood: impl Fn(&mut TcpStream) -> io::Result<()>,
@@ -131,48 +129,48 @@ fn relation(oid: u32, name: &str) -> Vec<u8> {
     framed(b'd', &[b"w", &position, &head, &described])
 }
 
-/// Delivers an event after the flood, and returns Walpost's peak memory.
-fn survive(count: u32, message: fn(u32) -> Vec<u8>) -> u64 {
+/// Delivers an event after the flood of messages, and returns Walpost's peak memory.
+fn peak_memory_after_flood(count: u32, message: fn(u32) -> Vec<u8>) -> u64 {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
-    let flood = Flood::start(fixture.server.port, count, message);
+    let flood = FloodingServer::start(fixture.server.port, count, message);
     let walpost = fixture
         .with_conninfo(&flood.conninfo(&fixture))
         .run()
         .start();
-    flood.wait_until_over();
+    flood.wait_until_sent();
     fixture.insert(&aggregate, "k");
     fixture.wait_for_records(1);
-    let most = walpost.peak_memory();
+    let peak = walpost.peak_memory();
     walpost.terminate().expect_code(0);
-    most
+    peak
 }
 
 #[test]
-fn server_that_describes_ever_new_outboxes_takes_no_memory() {
-    let most = survive(250_000, |number| relation(1_000_000 + number, "outbox"));
-    assert!(most < 150 << 20, "it took {most} bytes");
+fn memory_stays_bounded_if_the_server_sends_endless_outbox_relations() {
+    let peak = peak_memory_after_flood(250_000, |number| relation(1_000_000 + number, "outbox"));
+    assert!(peak < 150 << 20, "Walpost used {peak} bytes");
 }
 
 #[test]
-fn server_that_describes_ever_new_tables_takes_no_memory() {
-    let most = survive(300_000, |number| {
+fn memory_stays_bounded_if_the_server_sends_endless_table_relations() {
+    let peak = peak_memory_after_flood(300_000, |number| {
         relation(1_000_000 + number, &format!("{number:01000}"))
     });
-    assert!(most < 150 << 20, "it took {most} bytes");
+    assert!(peak < 150 << 20, "Walpost used {peak} bytes");
 }
 
 #[test]
-fn server_that_sends_notices_without_end_fills_no_log() {
+fn log_stays_bounded_if_the_server_sends_endless_notices() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
-    let flood = Flood::start(fixture.server.port, 100_000, |_| {
+    let flood = FloodingServer::start(fixture.server.port, 100_000, |_| {
         framed(b'N', &[b"SNOTICE\0C00000\0M", &[b'x'; 2000], b"\0\0"])
     });
     let log = reaper::folder("log").join("log");
     let run = fixture.with_conninfo(&flood.conninfo(&fixture)).run();
     let walpost = run.log_to(File::create(&log).unwrap()).start();
-    flood.wait_until_over();
+    flood.wait_until_sent();
     fixture.insert(&aggregate, "k");
     fixture.wait_for_records(1);
     walpost.terminate().expect_code(0);

@@ -1,4 +1,4 @@
-//! `run --http`: the listener, its responses, and that no client delays the others.
+//! `run --http`: the listener, its responses, and its isolation of clients from each other.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -14,21 +14,21 @@ mod readiness;
 
 const ANY_PORT: [&str; 2] = ["--http", "127.0.0.1:0"];
 
-/// The timeout of the probes in the manifests.
+/// The timeout of the probes in the Kubernetes manifests.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Sends a probe like the kubelet's, on a new connection and with a longer timeout, and returns the
+/// Sends a probe like the kubelet's on a new connection, with a longer timeout, and returns the
 /// response.
 fn probe(http: &Http, path: &str) -> Result<String, std::io::Error> {
     let address = http.address().parse().unwrap();
-    let began = Instant::now();
+    let started = Instant::now();
     let mut stream = TcpStream::connect_timeout(&address, WAIT_TIMEOUT)?;
     let head = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
     stream.write_all(head.as_bytes())?;
     let mut answer = String::new();
     let mut bytes = [0; 1024];
     loop {
-        let left = WAIT_TIMEOUT.checked_sub(began.elapsed());
+        let left = WAIT_TIMEOUT.checked_sub(started.elapsed());
         let left = left
             .filter(|left| !left.is_zero())
             .ok_or(ErrorKind::TimedOut)?;

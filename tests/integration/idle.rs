@@ -10,8 +10,8 @@ use crate::support::postgres::{MAJOR, Server};
 use crate::support::wait::{assert_stays, wait_until};
 
 for_each_outbox! {
-    slot_moves_while_only_other_tables_are_written
-    slot_does_not_pass_an_event_that_kafka_has_not_taken
+    advances_the_slot_while_only_other_tables_are_written
+    does_not_advance_the_slot_past_an_unacknowledged_event
 }
 
 /// Writes two megabytes of WAL that does not concern the outbox.
@@ -22,7 +22,7 @@ fn write_elsewhere(fixture: &Fixture) {
     );
 }
 
-fn slot_moves_while_only_other_tables_are_written(outbox: Outbox) {
+fn advances_the_slot_while_only_other_tables_are_written(outbox: Outbox) {
     let fixture = Fixture::with_outbox(outbox);
     let walpost = fixture.start();
     for _ in 0..3 {
@@ -36,7 +36,7 @@ fn slot_moves_while_only_other_tables_are_written(outbox: Outbox) {
 }
 
 #[test]
-fn slot_moves_while_only_another_database_is_written() {
+fn advances_the_slot_while_only_another_database_is_written() {
     let fixture = Fixture::new();
     let walpost = fixture.start();
     let other = Fixture::bare();
@@ -46,7 +46,7 @@ fn slot_moves_while_only_another_database_is_written() {
     walpost.terminate().expect_code(0);
 }
 
-fn slot_does_not_pass_an_event_that_kafka_has_not_taken(outbox: Outbox) {
+fn does_not_advance_the_slot_past_an_unacknowledged_event(outbox: Outbox) {
     let broker = Broker::borrowed();
     let fixture = Fixture::with_outbox_on(outbox, Server::shared(MAJOR), &broker);
     let aggregate = fixture.aggregate(1);

@@ -34,7 +34,7 @@ pub(crate) const WRITE: &str =
      VALUES ('shop', 'shop', 'skip', '0/1', '0/2', '{\"events\": 1}')";
 
 #[test]
-fn init_makes_everything_and_twice_does_no_harm() {
+fn init_creates_all_objects_and_can_be_repeated() {
     for major in MAJORS {
         let fixture = Fixture::bare_on_servers(Server::shared(major), Broker::shared());
         assert_eq!(objects(&fixture), Vec::<Vec<_>>::new());
@@ -60,7 +60,7 @@ fn init_makes_everything_and_twice_does_no_harm() {
         assert_eq!(
             fixture.confirmed(),
             confirmed,
-            "{major}: the slot was touched"
+            "{major}: the slot was changed"
         );
         assert_eq!(fixture.db.number("SELECT count(*) FROM outbox"), 1);
         let actions = "SELECT action FROM walpost.journal ORDER BY id";
@@ -82,7 +82,7 @@ fn init_makes_everything_and_twice_does_no_harm() {
 }
 
 #[test]
-fn init_print_shows_sql_that_does_the_same_and_changes_nothing() {
+fn init_print_outputs_equivalent_sql_without_changing_the_database() {
     let fixture = Fixture::bare();
     let finished = fixture.init().arg("--print").finish().expect_code(0);
     assert_eq!(objects(&fixture), Vec::<Vec<_>>::new());
@@ -105,7 +105,7 @@ fn init_print_shows_sql_that_does_the_same_and_changes_nothing() {
 }
 
 #[test]
-fn init_refuses_an_update_of_an_event() {
+fn tables_created_by_init_reject_updates() {
     let fixture = Fixture::new();
     fixture.insert("a", "k");
     let refused = fixture
@@ -143,8 +143,8 @@ fn init_times_out_on_a_lock_and_leaves_no_partial_slot() {
         .expect_code(3)
         .expect_mentions(&["transaction", "Everything except the slot was created"]);
     let slots = "SELECT count(*) FROM pg_replication_slots WHERE plugin = 'pgoutput'";
-    // The server reports the error before it drops the unfinished slot.
-    wait_until("the slot to be gone", || fixture.db.number(slots) == 0);
+    // The server returns the error before it drops the unfinished slot.
+    wait_until("the slot to be dropped", || fixture.db.number(slots) == 0);
     other.run("COMMIT");
     fixture.init().finish().expect_code(0);
     assert_eq!(fixture.db.number(slots), 1);
@@ -179,7 +179,7 @@ pub(crate) fn psql(fixture: &Fixture, file: &Path) {
     );
 }
 
-/// As [`psql`], but returns the output even if psql fails.
+/// Like [`psql`], but returns the output even if psql fails.
 pub(crate) fn try_psql(fixture: &Fixture, file: &Path) -> Output {
     let name = fixture.slot();
     let installed = debian_binaries(MAJOR).join("psql");
@@ -204,9 +204,10 @@ pub(crate) fn try_psql(fixture: &Fixture, file: &Path) -> Output {
         .expect("psql runs")
 }
 
-/// Each object is created by one of the processes, and the others find that it already exists.
+/// Each object is created by one of the processes, and the other processes find that the object
+/// already exists.
 #[test]
-fn several_at_once_all_succeed() {
+fn concurrent_init_processes_all_succeed() {
     for count in [2, 5] {
         for _ in 0..4 {
             let fixture = Fixture::bare();
@@ -220,9 +221,9 @@ fn several_at_once_all_succeed() {
     }
 }
 
-/// A role is shared by all databases of a server.
+/// All databases of a server share their roles.
 #[test]
-fn several_at_once_in_different_databases_create_one_role() {
+fn concurrent_init_processes_in_several_databases_create_one_role() {
     for _ in 0..4 {
         let fixtures = [Fixture::bare(), Fixture::bare(), Fixture::bare()];
         let role = format!("role_of_{}", fixtures[0].name);
@@ -241,7 +242,7 @@ fn several_at_once_in_different_databases_create_one_role() {
 }
 
 #[test]
-fn session_that_keeps_the_lock_of_init_is_named() {
+fn init_reports_the_session_that_holds_its_lock() {
     const KEY: &str = "x'77616c70'::int, 0";
     let fixture = Fixture::bare();
     let other = fixture.server.session(&fixture.name);
@@ -263,7 +264,7 @@ fn session_that_keeps_the_lock_of_init_is_named() {
 }
 
 #[test]
-fn sql_files_run_by_hand_create_what_init_creates() {
+fn sql_files_run_manually_create_the_same_objects_as_init() {
     for major in MAJORS {
         let by_init = Fixture::on_servers(Server::shared(major), Broker::shared());
         let by_hand = Fixture::bare_on_servers(Server::shared(major), Broker::shared());
@@ -295,12 +296,15 @@ fn sql_files_run_by_hand_create_what_init_creates() {
             !left.contains("slot") && !left.contains("publication"),
             "{major}: {left}"
         );
-        assert!(left.contains("outbox"), "{major}: the table stays: {left}");
+        assert!(
+            left.contains("outbox"),
+            "{major}: the table remains: {left}"
+        );
     }
 }
 
 #[test]
-fn sql_file_of_the_role_can_be_run_twice() {
+fn role_sql_file_can_be_run_twice() {
     let server = Server::private(MAJOR, "");
     let fixture = Fixture::on_servers(&server, Broker::shared());
     psql_file(&fixture, "role.sql");
@@ -311,8 +315,8 @@ fn sql_file_of_the_role_can_be_run_twice() {
 }
 
 #[test]
-fn journal_of_another_make_is_refused() {
-    for (columns, says) in [
+fn init_rejects_a_journal_with_other_columns() {
+    for (columns, expected) in [
         (
             "id bigint GENERATED ALWAYS AS IDENTITY, action text",
             "walpost.journal exists but lacks columns: at, pipeline, slot, from_lsn",
@@ -327,12 +331,12 @@ fn journal_of_another_make_is_refused() {
             "CREATE SCHEMA walpost; CREATE TABLE walpost.journal ({columns})"
         ));
         let finished = fixture.init().finish().expect_code(3);
-        finished.expect_mentions(&[says]);
+        finished.expect_mentions(&[expected]);
     }
 }
 
 #[test]
-fn id_of_an_event_is_a_uuid_that_rises_with_time() {
+fn event_id_defaults_to_a_time_ordered_uuid() {
     for major in MAJORS {
         let fixture = Fixture::on_servers(Server::shared(major), Broker::shared());
         for _ in 0..2 {
@@ -349,7 +353,7 @@ fn id_of_an_event_is_a_uuid_that_rises_with_time() {
 }
 
 #[test]
-fn event_that_is_too_large_is_refused_to_its_writer() {
+fn outbox_table_rejects_an_oversize_event_on_insert() {
     let fixture = Fixture::new();
     let insert = |bytes: usize| {
         fixture.db.try_run(&format!(
@@ -366,7 +370,7 @@ fn event_that_is_too_large_is_refused_to_its_writer() {
 }
 
 #[test]
-fn writer_may_send_events_and_do_nothing_else_to_the_table() {
+fn writer_role_can_only_insert_events() {
     for major in [14, 18] {
         for create in [
             "",
@@ -403,7 +407,7 @@ fn writer_may_send_events_and_do_nothing_else_to_the_table() {
 }
 
 #[test]
-fn table_that_existed_before_is_not_locked_for_a_trigger_that_is_not_added() {
+fn does_not_lock_an_existing_table_to_which_no_trigger_is_added() {
     let fixture = Fixture::bare();
     fixture.db.run(
         "CREATE TABLE outbox (id int PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload text)",
@@ -418,9 +422,9 @@ fn table_that_existed_before_is_not_locked_for_a_trigger_that_is_not_added() {
     writer.run("COMMIT");
 }
 
-/// Whoever created the role could log in as it.
+/// The user who created the role could log in as this role.
 #[test]
-fn hint_about_an_existing_role_says_that_its_creator_may_know_the_password() {
+fn init_warns_that_the_creator_of_an_existing_role_may_know_its_password() {
     let fixture = Fixture::bare();
     let role = format!("{}_role", fixture.name);
     fixture

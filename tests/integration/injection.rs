@@ -1,5 +1,5 @@
-//! External text that contains terminal control sequences or forges log lines: in errors from a
-//! server, ids and names. It is always displayed with the control characters escaped.
+//! External text in server errors, ids and names that contains terminal control sequences or
+//! imitates log lines. Walpost escapes control characters whenever it displays such text.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -20,10 +20,10 @@ use crate::support::walpost::{Finished, Invocation};
 /// repeats some of this with C1 codes, and reverses the direction of the following text.
 const EVIL: &str =
     "\x1b]0;owned\x07\x1b[2J\nERROR fake line\rover\u{9b}2J\u{7f}\u{202e}desrever\u{2028}\u{2066}";
-/// The part that would become a line of its own.
+/// The part of the malicious text that would become a separate line.
 const FORGED: &str = "ERROR fake line";
 
-/// Returns whether the character must not be displayed unescaped.
+/// Returns whether the character must be escaped when displayed.
 fn is_control(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
@@ -44,24 +44,24 @@ fn expect_escaped(what: &str, text: &str) {
     assert!(found.is_none(), "{what}: {found:?}");
 }
 
-/// Violations found in everything that is displayed, collected so that a failure lists all of them.
+/// Violations found in all displayed text, collected so that a failure lists all of them.
 #[derive(Default)]
-struct Findings(Vec<String>);
+struct EscapeViolations(Vec<String>);
 
-impl Findings {
+impl EscapeViolations {
     fn check_text(&mut self, what: &str, text: &str) {
         let found = unescaped_control(text);
         self.0.extend(found.map(|found| format!("{what}: {found}")));
     }
 
-    /// Checks that everything printed is escaped, and that the malicious text is in it.
+    /// Checks that all printed text is escaped and contains the malicious text.
     fn check_output(&mut self, what: &str, finished: &Finished) {
         self.check_text(what, &finished.stdout);
         self.check_text(what, &finished.stderr);
-        let said = format!("{}{}", finished.stdout, finished.stderr);
-        // Escaped text contains it in this form; JSON uses four digits.
-        if !said.contains(FORGED) || !said.contains("1b") {
-            self.0.push(format!("{what} shows no such text: {said}"));
+        let output = format!("{}{}", finished.stdout, finished.stderr);
+        // Escaped text contains the escape character in this form; JSON uses four digits.
+        if !output.contains(FORGED) || !output.contains("1b") {
+            self.0.push(format!("{what} shows no such text: {output}"));
         }
     }
 
@@ -70,9 +70,9 @@ impl Findings {
     }
 }
 
-/// Asserts that everything printed is escaped, and that the malicious text is in it.
-fn expect_shown_tame(what: &str, finished: &Finished) {
-    let mut findings = Findings::default();
+/// Asserts that all printed text is escaped and contains the malicious text.
+fn expect_shown_escaped(what: &str, finished: &Finished) {
+    let mut findings = EscapeViolations::default();
     findings.check_output(what, finished);
     findings.expect_none();
 }
@@ -82,8 +82,8 @@ fn literal(text: &str) -> String {
     format!("'{}'", text.replace('\'', "''"))
 }
 
-/// A server that answers every connection with an error with this text, as PostgreSQL does during
-/// startup, or as any other program can.
+/// A server that responds to every connection with an error with the given text, as PostgreSQL does
+/// during startup, or as any other program can.
 fn hostile_postgres(message: &str) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -119,7 +119,7 @@ fn hostile_postgres(message: &str) -> String {
     format!("host=127.0.0.1 port={port} user=u dbname=d sslmode=disable")
 }
 
-/// A web server that answers every request with this document.
+/// A web server that responds to every request with the given document.
 fn hostile_walpost(document: String) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -147,7 +147,7 @@ fn hostile_walpost(document: String) -> String {
 #[test]
 fn every_command_escapes_server_errors() {
     let conninfo = hostile_postgres(EVIL);
-    let mut findings = Findings::default();
+    let mut findings = EscapeViolations::default();
     for command in [
         ["check"].as_slice(),
         &["check", "--json"],
@@ -209,9 +209,9 @@ fn server_errors_cannot_forge_log_lines_responses_or_systemd_status() {
     let error = http.pipeline()["last_error"]["message"].clone();
     assert!(
         error.as_str().unwrap().contains(EVIL),
-        "JSON means it all: {error}"
+        "JSON preserves the whole text: {error}"
     );
-    let told = wait_for("what systemd is told", || {
+    let log_line = wait_for("the notification of systemd", || {
         let mut bytes = [0; 4096];
         let read = systemd.recv(&mut bytes).unwrap();
         let text = String::from_utf8(bytes[..read].to_vec()).unwrap();
@@ -222,17 +222,17 @@ fn server_errors_cannot_forge_log_lines_responses_or_systemd_status() {
         expect_escaped("systemd", &text);
         text.contains("MAINPID").then_some(text)
     });
-    assert!(told.contains("STATUS="), "{told:?}");
-    let asked = Invocation::new(["status", "--http", http.address()]).finish();
-    expect_shown_tame("status", &asked);
+    assert!(log_line.contains("STATUS="), "{log_line:?}");
+    let status = Invocation::new(["status", "--http", http.address()]).finish();
+    expect_shown_escaped("status", &status);
     walpost.wait_for_log(FORGED);
     let finished = walpost.terminate();
-    expect_shown_tame("run", &finished);
+    expect_shown_escaped("run", &finished);
 }
 
-/// The id of an event is chosen by the writer.
+/// The role that writes an event chooses the id of the event.
 #[test]
-fn event_ids_are_escaped_everywhere() {
+fn escapes_event_ids_in_all_output() {
     let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id text PRIMARY KEY, aggregatetype text, aggregateid text, payload text,
          created_at timestamptz DEFAULT now())",
@@ -242,7 +242,7 @@ fn event_ids_are_escaped_everywhere() {
     fixture.db.run(&format!(
         "INSERT INTO outbox VALUES ({id}, 'not a topic', 'k', '{{}}')"
     ));
-    let mut findings = Findings::default();
+    let mut findings = EscapeViolations::default();
     let halted = fixture.run().finish().expect_code(3);
     findings.check_output("a halt", &halted);
     let end = lsn_text(fixture.history()[0].end);
@@ -262,17 +262,17 @@ fn event_ids_are_escaped_everywhere() {
     let json: Value = serde_json::from_str(&json.stdout).unwrap();
     assert!(json.to_string().contains("fake line"), "{json}");
 
-    // The event would now be sent, but has never been.
+    // The event would be delivered now, but has never been delivered before.
     fixture
         .db
         .run(&format!("UPDATE outbox SET aggregatetype = '{aggregate}'"));
-    // Without the row, nothing detects that the slot was moved.
+    // Without this row in walpost.slot_state, Walpost does not detect that the slot was moved.
     fixture.db.run("DELETE FROM walpost.slot_state");
     fixture.db.rows(&format!(
         "SELECT pg_catalog.pg_replication_slot_advance('{}', pg_current_wal_lsn())",
         fixture.slot()
     ));
-    // Without a running pipeline, `verify` would count the event as still to come.
+    // If no pipeline were running, `verify` would report the event as pending.
     let walpost = fixture.start();
     let missing = fixture.verify().finish().expect_code(1);
     walpost.terminate().expect_code(0);
@@ -290,7 +290,7 @@ fn event_ids_are_escaped_everywhere() {
 }
 
 #[test]
-fn checkpoint_escapes_the_id_of_the_last_event() {
+fn checkpoint_command_escapes_the_id_of_the_last_event() {
     let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id text PRIMARY KEY, aggregatetype text, aggregateid text, payload text)",
     )
@@ -304,20 +304,20 @@ fn checkpoint_escapes_the_id_of_the_last_event() {
     fixture.wait_until_confirmed();
     walpost.terminate().expect_code(0);
     let shown = fixture.checkpoint("show").finish().expect_code(0);
-    expect_shown_tame("checkpoint show", &shown);
+    expect_shown_escaped("checkpoint show", &shown);
     let json = fixture
         .checkpoint("show")
         .arg("--json")
         .finish()
         .expect_code(0);
-    expect_shown_tame("checkpoint show --json", &json);
+    expect_shown_escaped("checkpoint show --json", &json);
     let json: Value = serde_json::from_str(&json.stdout).unwrap();
     assert!(json.to_string().contains("fake line"), "{json}");
 }
 
-/// Names of tables are chosen by their owners, including those that retention finds.
+/// Owners choose the names of their tables, including the names of tables that retention reports.
 #[test]
-fn table_and_column_names_are_escaped() {
+fn escapes_table_and_column_names() {
     let fixture = Fixture::bare();
     let name = format!("out{EVIL}").replace('\0', "");
     let cut: String = name.chars().take(40).collect();
@@ -326,7 +326,7 @@ fn table_and_column_names_are_escaped() {
     ));
     let table = format!("public.\"{cut}\"");
     let with_table = |command: &str| fixture.invoke(command).args(["--table", &table]);
-    let mut findings = Findings::default();
+    let mut findings = EscapeViolations::default();
     let made = with_table("init").finish().expect_code(0);
     findings.check_output("init", &made);
     let printed = with_table("init").arg("--print").finish().expect_code(0);
@@ -347,9 +347,9 @@ fn table_and_column_names_are_escaped() {
     findings.expect_none();
 }
 
-/// Any program that listens on Walpost's address can answer `walpost status`.
+/// Any program that listens on Walpost's address can respond to `walpost status`.
 #[test]
-fn status_escapes_responses_of_other_programs() {
+fn status_escapes_responses_from_other_programs() {
     let fixture = Fixture::new();
     let mut walpost = fixture.start_with(&["--http", "127.0.0.1:0"]);
     let http = walpost.http();
@@ -381,9 +381,10 @@ fn status_escapes_responses_of_other_programs() {
     }
 }
 
-/// The page, in a browser: text does not contain characters that change its direction.
+/// The page is displayed in a browser: its text must not contain characters that change the writing
+/// direction.
 #[test]
-fn page_escapes_an_error() {
+fn status_page_escapes_error_messages() {
     let conninfo = hostile_postgres("<img src=x onerror=document.title='owned'>\u{202e}desrever");
     let mut walpost = Invocation::new(["run", "--postgres", &conninfo])
         .args(["--kafka", &Broker::shared().address()])
@@ -405,7 +406,7 @@ fn page_escapes_an_error() {
 
 /// A record is data and has to be delivered unchanged, even if standard output is a terminal.
 #[test]
-fn records_on_standard_output_are_escaped_json_with_the_same_values() {
+fn writes_records_to_standard_output_as_escaped_json_with_unchanged_values() {
     let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text)",
     );
@@ -429,21 +430,21 @@ fn records_on_standard_output_are_escaped_json_with_the_same_values() {
     walpost.terminate().expect_code(0);
 }
 
-/// The disk is full, or the command is `walpost ... | head`: output that could not be written is an
-/// error, but not a defect that warrants a panic.
+/// If the disk is full, or a reader such as `head` exits early, a command reports an error instead
+/// of panicking.
 #[test]
-fn output_that_can_not_be_written_ends_a_command_with_an_error() {
+fn commands_exit_with_an_error_if_their_output_cannot_be_written() {
     for command in [["completions", "bash"].as_slice(), &["init", "--print"]] {
         let full = std::fs::File::create("/dev/full").unwrap();
         let walpost = Invocation::new(command)
             .env("PGHOST", "127.0.0.1")
             .env("PGUSER", "u")
             .output_to(full);
-        let said = walpost.finish().expect_code(1).stderr;
-        assert_eq!(said.lines().count(), 1, "{said}");
+        let output = walpost.finish().expect_code(1).stderr;
+        assert_eq!(output.lines().count(), 1, "{output}");
         assert!(
-            said.contains("failed to write to standard output"),
-            "{said}"
+            output.contains("failed to write to standard output"),
+            "{output}"
         );
     }
 }

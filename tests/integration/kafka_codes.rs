@@ -1,4 +1,4 @@
-//! Brokers that answer with error codes unknown to librdkafka, because they are newer or hostile.
+//! Brokers that respond with error codes unknown to librdkafka, because they are newer or hostile.
 
 use crate::support::error_codes::ResponseKind;
 use crate::support::fixture::Fixture;
@@ -15,9 +15,9 @@ fn survives(walpost: &mut Walpost, what: impl std::fmt::Debug) {
     assert!(walpost.is_running(), "{what:?}: {}", walpost.log());
 }
 
-in_both_modes! { error_codes_that_librdkafka_does_not_know_do_not_end_the_process }
+in_both_modes! { survives_error_codes_unknown_to_librdkafka }
 
-fn error_codes_that_librdkafka_does_not_know_do_not_end_the_process(exactly_once: bool) {
+fn survives_error_codes_unknown_to_librdkafka(exactly_once: bool) {
     let broker = Broker::borrowed();
     let kafka = broker.proxy();
     let codes = kafka.error_codes();
@@ -40,10 +40,10 @@ fn error_codes_that_librdkafka_does_not_know_do_not_end_the_process(exactly_once
         for code in CODES {
             codes.replace(answer, code);
             fixture.insert(&aggregate, "k");
-            // Makes the pipeline start again and repeat all of its requests.
+            // Restarts the pipeline, which makes it repeat all of its requests.
             kafka.cut();
             fixture.end_walsender();
-            wait_until("an answer with another code", || {
+            wait_until("a response with another code", || {
                 survives(&mut walpost, (answer, code));
                 codes.changed_responses() > 0
             });
@@ -61,9 +61,9 @@ fn error_codes_that_librdkafka_does_not_know_do_not_end_the_process(exactly_once
     fixture.wait_for_ids(&fixture.history());
 }
 
-/// A fleet has pipelines of several owners, each with their own brokers.
+/// A Walpost process can have pipelines of several owners, each with their own brokers.
 #[test]
-fn brokers_of_one_pipeline_do_not_end_the_others() {
+fn unknown_error_codes_from_one_pipeline_s_brokers_do_not_stop_other_pipelines() {
     let broker = Broker::borrowed();
     let kafka = broker.proxy();
     let codes = kafka.error_codes();
@@ -83,7 +83,7 @@ fn brokers_of_one_pipeline_do_not_end_the_others() {
     walpost.wait_for_logs("streaming", 2);
     codes.replace(ResponseKind::Produce, 9999);
     hostile.insert(&attacked, "k");
-    wait_until("an answer with another code", || {
+    wait_until("a response with another code", || {
         survives(&mut walpost, "produce");
         codes.changed_responses() > 1
     });
@@ -96,9 +96,9 @@ fn brokers_of_one_pipeline_do_not_end_the_others() {
     walpost.terminate().expect_code(0);
 }
 
-/// A broker answers the creation of a topic with such a code.
+/// A broker responds to a request to create a topic with such a code.
 #[test]
-fn topic_that_a_broker_refuses_to_create_with_an_unknown_code_does_not_end_the_process() {
+fn survives_an_unknown_error_code_for_topic_creation() {
     let broker = Broker::borrowed();
     let kafka = broker.proxy();
     let codes = kafka.error_codes();
@@ -106,7 +106,7 @@ fn topic_that_a_broker_refuses_to_create_with_an_unknown_code_does_not_end_the_p
     codes.replace(ResponseKind::CreateTopics, 9999);
     let mut walpost = fixture.start_with(&["--create-topics", "1:1"]);
     fixture.insert("new", "k");
-    wait_until("an answer with another code", || {
+    wait_until("a response with another code", || {
         codes.changed_responses() > 0
     });
     walpost.wait_for_log("9999");

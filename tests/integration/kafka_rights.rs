@@ -1,4 +1,4 @@
-//! Kafka's ACLs: which rights each mode needs, and the error when one is missing.
+//! Kafka's ACLs: the permissions that each mode needs, and the error if one is missing.
 
 use std::sync::LazyLock;
 
@@ -49,8 +49,8 @@ impl RestrictedBroker {
         assert!(BROKER.count(std::slice::from_ref(&self.topic)) > 0);
     }
 
-    /// Runs a command that halts because a right is missing, grants that right as the error
-    /// suggests, and returns what was granted.
+    /// Runs a command that halts because a permission is missing, grants that permission as the
+    /// error suggests, and returns the granted permission.
     fn grant_missing_right(&self, words: &[&str]) -> String {
         let finished = self.command(words).finish().expect_code(3);
         let command = command_in(&finished);
@@ -78,81 +78,82 @@ impl RestrictedBroker {
     }
 }
 
-/// Runs kafka-acls.sh as a user with the right to change ACLs.
+/// Runs kafka-acls.sh as a user who may change ACLs.
 fn acls(arguments: &str) {
     let arguments: Vec<_> = arguments.split_whitespace().collect();
     BROKER.tool("org.apache.kafka.tools.AclCommand", &arguments);
 }
 
-/// Returns the command in the output.
+/// Returns the kafka-acls.sh command in the output.
 fn command_in(finished: &Finished) -> String {
-    let said = format!("{}\n{}", finished.stdout, finished.stderr);
-    let at = said
+    let output = format!("{}\n{}", finished.stdout, finished.stderr);
+    let start = output
         .find("kafka-acls.sh")
-        .unwrap_or_else(|| panic!("no command: {said}"));
-    let line = said[at..].lines().next().unwrap();
+        .unwrap_or_else(|| panic!("no command: {output}"));
+    let line = output[start..].lines().next().unwrap();
     // In a log line, fields follow the command.
     line.split(" pipeline=").next().unwrap().trim().to_owned()
 }
 
 #[test]
-fn at_least_once_needs_write_on_its_topics() {
-    let guest = RestrictedBroker::new();
-    let topic = format!("--topic {}", guest.topic);
+fn at_least_once_requires_write_permission_on_its_topics() {
+    let restricted = RestrictedBroker::new();
+    let topic = format!("--topic {}", restricted.topic);
     let needed = format!("--operation Write {topic}");
-    let check = ["check", "--topic", &guest.topic];
-    assert_eq!(guest.grant_missing_right(&check), needed);
-    guest.command(&check).finish().expect_code(0);
-    guest.revoke("Write", &topic);
-    assert_eq!(guest.grant_missing_right(&["run"]), needed);
-    guest.expect_delivery(&["run"]);
+    let check = ["check", "--topic", &restricted.topic];
+    assert_eq!(restricted.grant_missing_right(&check), needed);
+    restricted.command(&check).finish().expect_code(0);
+    restricted.revoke("Write", &topic);
+    assert_eq!(restricted.grant_missing_right(&["run"]), needed);
+    restricted.expect_delivery(&["run"]);
 
     // The user may describe the topic, but not write to it.
-    guest.revoke("Write", &topic);
-    guest.grant("Describe", &topic);
-    guest
-        .fixture
-        .insert(guest.topic.strip_prefix("outbox.event.").unwrap(), "again");
-    assert_eq!(guest.grant_missing_right(&["run"]), needed);
-    guest.expect_delivery(&["run"]);
+    restricted.revoke("Write", &topic);
+    restricted.grant("Describe", &topic);
+    restricted.fixture.insert(
+        restricted.topic.strip_prefix("outbox.event.").unwrap(),
+        "again",
+    );
+    assert_eq!(restricted.grant_missing_right(&["run"]), needed);
+    restricted.expect_delivery(&["run"]);
 }
 
 #[test]
-fn create_topics_needs_create_on_them() {
-    let guest = RestrictedBroker::new();
+fn creating_topics_requires_the_create_permission() {
+    let restricted = RestrictedBroker::new();
     acls(&format!(
         "--add --allow-principal User:{SASL_USER} --operation Write --topic {}",
-        guest.topic
+        restricted.topic
     ));
-    let aggregate = format!("{}.new", guest.fixture.name);
+    let aggregate = format!("{}.new", restricted.fixture.name);
     let topic = format!("outbox.event.{aggregate}");
-    guest.grant("Describe", &format!("--topic {topic}"));
-    guest.fixture.insert(&aggregate, "k");
+    restricted.grant("Describe", &format!("--topic {topic}"));
+    restricted.fixture.insert(&aggregate, "k");
     let run = ["run", "--create-topics", "1:1"];
     let needed = format!("--operation Create --operation Write --topic {topic}");
-    assert_eq!(guest.grant_missing_right(&run), needed);
-    guest.expect_delivery(&run);
+    assert_eq!(restricted.grant_missing_right(&run), needed);
+    restricted.expect_delivery(&run);
 }
 
-/// Without the right, batches are refused, but nothing else fails.
+/// Without this permission, batches are rejected, but nothing else fails.
 #[test]
-fn describe_configs_on_a_topic_spares_it_batches_that_are_refused() {
-    let guest = RestrictedBroker::new();
-    let topic = format!("--topic {}", guest.topic);
-    guest.grant("Write", &topic);
-    BROKER.limit_batches(&guest.topic, "100000");
-    let check = ["check", "--topic", &guest.topic];
+fn describe_configs_permission_prevents_rejected_batches() {
+    let restricted = RestrictedBroker::new();
+    let topic = format!("--topic {}", restricted.topic);
+    restricted.grant("Write", &topic);
+    BROKER.limit_batches(&restricted.topic, "100000");
+    let check = ["check", "--topic", &restricted.topic];
     let delivers_a_backlog = |refused: usize| {
-        guest.fixture.db.run(&format!(
+        restricted.fixture.db.run(&format!(
             "INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload)
              SELECT gen_random_uuid(), '{}', 'k', 't', to_jsonb(string_agg(md5(random()::text), ''))
              FROM generate_series(1, 1000) i, generate_series(1, 32) GROUP BY i",
-            guest.topic.strip_prefix("outbox.event.").unwrap()
+            restricted.topic.strip_prefix("outbox.event.").unwrap()
         ));
-        let walpost = guest
+        let walpost = restricted
             .command(&["run", "-X", "compression.type=none"])
             .start_streaming();
-        guest.fixture.wait_until_confirmed();
+        restricted.fixture.wait_until_confirmed();
         let log = walpost.terminate().expect_code(0).stderr;
         assert_eq!(
             log.matches("Kafka rejected the rows").count(),
@@ -160,20 +161,20 @@ fn describe_configs_on_a_topic_spares_it_batches_that_are_refused() {
             "{log}"
         );
     };
-    let checked = guest.command(&check).finish().expect_code(0);
+    let checked = restricted.command(&check).finish().expect_code(0);
     checked.expect_mentions(&["failed to look up its max.message.bytes"]);
     delivers_a_backlog(1);
-    guest.grant("DescribeConfigs", &topic);
-    let checked = guest.command(&check).finish().expect_code(0);
+    restricted.grant("DescribeConfigs", &topic);
+    let checked = restricted.command(&check).finish().expect_code(0);
     checked.expect_mentions(&["batches are limited to its max.message.bytes, 100000"]);
     delivers_a_backlog(0);
 }
 
 #[test]
-fn dead_letters_need_write_on_their_topic() {
-    let guest = RestrictedBroker::new();
-    guest.grant("Write", &format!("--topic {}", guest.topic));
-    let dead = format!("{}.dead", guest.fixture.name);
+fn dead_letters_require_write_permission_on_their_topic() {
+    let restricted = RestrictedBroker::new();
+    restricted.grant("Write", &format!("--topic {}", restricted.topic));
+    let dead = format!("{}.dead", restricted.fixture.name);
     BROKER.create_topic(&dead, 1, &[]);
     let letters = [
         "--on-unroutable",
@@ -184,22 +185,22 @@ fn dead_letters_need_write_on_their_topic() {
     let run = [&["run"], &letters[..]].concat();
     let check = [&["check"], &letters[..]].concat();
     let needed = format!("--operation Write --topic {dead}");
-    assert_eq!(guest.grant_missing_right(&check), needed);
-    guest.revoke("Write", &format!("--topic {dead}"));
-    guest.fixture.accept_any_name("outbox");
-    guest.fixture.insert("no topic", "k");
-    assert_eq!(guest.grant_missing_right(&run), needed);
-    guest.expect_delivery(&run);
+    assert_eq!(restricted.grant_missing_right(&check), needed);
+    restricted.revoke("Write", &format!("--topic {dead}"));
+    restricted.fixture.accept_any_name("outbox");
+    restricted.fixture.insert("no topic", "k");
+    assert_eq!(restricted.grant_missing_right(&run), needed);
+    restricted.expect_delivery(&run);
     assert_eq!(BROKER.count(&[dead]), 1);
 }
 
 #[test]
-fn exactly_once_needs_its_checkpoints_and_its_transactional_id_too() {
-    let guest = RestrictedBroker::new();
-    let checkpoints = format!("{}-checkpoints", guest.fixture.name);
+fn exactly_once_requires_permissions_on_checkpoints_and_the_transactional_id() {
+    let restricted = RestrictedBroker::new();
+    let checkpoints = format!("{}-checkpoints", restricted.fixture.name);
     let text = format!(
         "[[pipeline]]\nname = '{}'\ncheckpoint = {{ topic = '{checkpoints}' }}\n",
-        guest.fixture.name
+        restricted.fixture.name
     );
     let config = config_file(text);
     let config = config.display().to_string();
@@ -211,51 +212,57 @@ fn exactly_once_needs_its_checkpoints_and_its_transactional_id_too() {
     let topic = format!("--topic {checkpoints}");
     let id = format!(
         "--transactional-id walpost-{}-{}",
-        guest.fixture.name,
-        guest.fixture.slot()
+        restricted.fixture.name,
+        restricted.fixture.slot()
     );
     BROKER.create_topic(&checkpoints, 1, &[("cleanup.policy", "compact")]);
     let keeps = format!("--operation Read --operation Write --operation DescribeConfigs {topic}");
     let transacts = format!("--operation Write {id}");
-    assert_eq!(guest.grant_missing_right(&adopt), keeps);
-    assert_eq!(guest.grant_missing_right(&adopt), transacts);
-    guest.command(&adopt).finish().expect_code(0);
-    let writes = format!("--operation Write --topic {}", guest.topic);
-    assert_eq!(guest.grant_missing_right(&run), writes);
-    guest.expect_delivery(&run);
-    guest.command(&check).finish().expect_code(0);
-    guest.command(&show).finish().expect_code(0);
+    assert_eq!(restricted.grant_missing_right(&adopt), keeps);
+    assert_eq!(restricted.grant_missing_right(&adopt), transacts);
+    restricted.command(&adopt).finish().expect_code(0);
+    let writes = format!("--operation Write --topic {}", restricted.topic);
+    assert_eq!(restricted.grant_missing_right(&run), writes);
+    restricted.expect_delivery(&run);
+    restricted.command(&check).finish().expect_code(0);
+    restricted.command(&show).finish().expect_code(0);
 
     for operation in ["Read", "Write", "DescribeConfigs"] {
-        guest.revoke(operation, &topic);
-        guest.insert_event();
-        assert_eq!(guest.grant_missing_right(&run), keeps, "{operation}");
+        restricted.revoke(operation, &topic);
+        restricted.insert_event();
+        assert_eq!(restricted.grant_missing_right(&run), keeps, "{operation}");
     }
     for command in [&check[..], &show] {
-        guest.revoke("Read", &topic);
-        assert_eq!(guest.grant_missing_right(command), keeps, "{command:?}");
+        restricted.revoke("Read", &topic);
+        assert_eq!(
+            restricted.grant_missing_right(command),
+            keeps,
+            "{command:?}"
+        );
     }
-    guest.revoke("Write", &id);
-    assert_eq!(guest.grant_missing_right(&run), transacts);
-    guest.revoke("Write", &format!("--topic {}", guest.topic));
-    guest.grant("Describe", &format!("--topic {}", guest.topic));
-    guest
-        .fixture
-        .insert(guest.topic.strip_prefix("outbox.event.").unwrap(), "again");
-    assert_eq!(guest.grant_missing_right(&run), writes);
-    guest.expect_delivery(&run);
+    restricted.revoke("Write", &id);
+    assert_eq!(restricted.grant_missing_right(&run), transacts);
+    restricted.revoke("Write", &format!("--topic {}", restricted.topic));
+    restricted.grant("Describe", &format!("--topic {}", restricted.topic));
+    restricted.fixture.insert(
+        restricted.topic.strip_prefix("outbox.event.").unwrap(),
+        "again",
+    );
+    assert_eq!(restricted.grant_missing_right(&run), writes);
+    restricted.expect_delivery(&run);
 }
 
 #[test]
-fn verify_needs_read_on_the_topics() {
-    let guest = RestrictedBroker::new();
-    let topic = format!("--topic {}", guest.topic);
+fn verify_requires_read_permission_on_the_topics() {
+    let restricted = RestrictedBroker::new();
+    let topic = format!("--topic {}", restricted.topic);
     let needed = format!("--operation Read {topic}");
-    // At first the user can't describe the topic, then can describe it but not read it.
-    assert_eq!(guest.grant_missing_right(&["verify"]), needed);
-    guest.revoke("Read", &topic);
-    guest.grant("Write", &topic);
-    guest.expect_delivery(&["run"]);
-    assert_eq!(guest.grant_missing_right(&["verify"]), needed);
-    guest.command(&["verify"]).finish().expect_code(0);
+    // At first the user can't describe the topic; later the user can describe the topic but not
+    // read it.
+    assert_eq!(restricted.grant_missing_right(&["verify"]), needed);
+    restricted.revoke("Read", &topic);
+    restricted.grant("Write", &topic);
+    restricted.expect_delivery(&["run"]);
+    assert_eq!(restricted.grant_missing_right(&["verify"]), needed);
+    restricted.command(&["verify"]).finish().expect_code(0);
 }

@@ -1,5 +1,5 @@
-//! SASL and TLS to Kafka are implemented by librdkafka and configured with its properties.
-//! Properties that would make librdkafka run code are refused unless explicitly allowed.
+//! librdkafka implements SASL and TLS to Kafka, and its properties configure them. Walpost rejects
+//! properties that would make librdkafka run code, unless they are explicitly allowed.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -27,7 +27,7 @@ fn run(fixture: &Fixture, address: &str, properties: &[&str]) -> Invocation {
         .fold(run, |run, property| run.args(["-X", property]))
 }
 
-fn delivers(fixture: &Fixture, run: Invocation) {
+fn expect_delivery(fixture: &Fixture, run: Invocation) {
     let aggregate = fixture.aggregate(1);
     let before = fixture.broker.count(&fixture.topics());
     let walpost = run.start_streaming();
@@ -46,14 +46,14 @@ fn sasl(mechanism: &str) -> Vec<String> {
 }
 
 #[test]
-fn sasl_plain_and_scram_are_passed_through() {
+fn authenticates_with_sasl_plain_and_scram() {
     let fixture = Fixture::new();
     let password = format!("sasl.password={}", sasl_password());
     for mechanism in ["PLAIN", "SCRAM-SHA-256"] {
         let mut properties = sasl(mechanism);
         properties.push(password.clone());
         let properties: Vec<&str> = properties.iter().map(String::as_str).collect();
-        delivers(
+        expect_delivery(
             &fixture,
             run(&fixture, &fixture.broker.sasl_address(), &properties),
         );
@@ -61,12 +61,12 @@ fn sasl_plain_and_scram_are_passed_through() {
 }
 
 #[test]
-fn sasl_password_comes_from_the_environment() {
+fn reads_the_sasl_password_from_the_environment() {
     let fixture = Fixture::new();
     let properties = sasl("PLAIN");
     let properties: Vec<&str> = properties.iter().map(String::as_str).collect();
     let run = run(&fixture, &fixture.broker.sasl_address(), &properties);
-    delivers(
+    expect_delivery(
         &fixture,
         run.env("WALPOST_KAFKA_SASL_PASSWORD", sasl_password())
             .args(["--log-level", "trace"]),
@@ -74,7 +74,7 @@ fn sasl_password_comes_from_the_environment() {
 }
 
 #[test]
-fn wrong_sasl_password_halts() {
+fn halts_on_a_wrong_sasl_password() {
     let fixture = Fixture::new();
     let mut properties = sasl("PLAIN");
     properties.push(format!("sasl.password={SECRET}-wrong"));
@@ -88,17 +88,17 @@ fn wrong_sasl_password_halts() {
 }
 
 #[test]
-fn tls_is_verified_against_the_configured_authority() {
+fn verifies_brokers_with_the_configured_certificate_authority() {
     let fixture = Fixture::new();
     let root = format!("ssl.ca.location={}", AUTHORITY.root.display());
     let address = fixture.broker.tls_address();
-    delivers(
+    expect_delivery(
         &fixture,
         run(&fixture, &address, &["security.protocol=ssl", &root]),
     );
 
-    let stranger = Authority::new("Another CA");
-    let root = format!("ssl.ca.location={}", stranger.root.display());
+    let other_authority = Authority::new("Another CA");
+    let root = format!("ssl.ca.location={}", other_authority.root.display());
     let aggregate = fixture.aggregate(1);
     fixture.insert(&aggregate, "k");
     let finished = run(&fixture, &address, &["security.protocol=ssl", &root]).finish();
@@ -107,9 +107,10 @@ fn tls_is_verified_against_the_configured_authority() {
         .expect_mentions(&["halted", "certificate"]);
 }
 
-/// The locations that librdkafka's OpenSSL has built in exist on no system.
+/// The certificate locations that are compiled into librdkafka's OpenSSL do not exist on any
+/// system.
 #[test]
-fn authorities_of_the_system_are_trusted_unless_others_are_named() {
+fn trusts_system_authorities_unless_others_are_configured() {
     const BUNDLE: &str = "/etc/ssl/certs/ca-certificates.crt";
     let fixture = Fixture::new();
     let conninfo = fixture.server.tcp_conninfo(&fixture.name);
@@ -130,8 +131,8 @@ fn authorities_of_the_system_are_trusted_unless_others_are_named() {
         return;
     }
     trusted.expect_code(0);
-    let stranger = Authority::new("Another CA");
-    let refused = check(&stranger.root).expect_code(3);
+    let other_authority = Authority::new("Another CA");
+    let refused = check(&other_authority.root).expect_code(3);
     assert!(
         refused
             .stdout
@@ -141,15 +142,15 @@ fn authorities_of_the_system_are_trusted_unless_others_are_named() {
 }
 
 #[test]
-fn no_command_talks_to_a_broker_whose_certificate_does_not_hold() {
+fn every_command_rejects_a_broker_with_an_invalid_certificate() {
     let right = format!("ssl.ca.location={}", AUTHORITY.root.display());
-    let stranger = Authority::new("Another CA");
-    let stranger = format!("ssl.ca.location={}", stranger.root.display());
+    let other_authority = Authority::new("Another CA");
+    let other_authority = format!("ssl.ca.location={}", other_authority.root.display());
     let broker = Broker::shared();
     let [expired, early] = broker.invalid_certificate_addresses();
     let other_name = broker.tls_address().replace("localhost", "127.0.0.1");
     for (address, root, what) in [
-        (broker.tls_address(), &stranger, "authority"),
+        (broker.tls_address(), &other_authority, "authority"),
         (other_name, &right, "is for another name (localhost"),
         (expired, &right, "has expired"),
         (early, &right, "is not valid yet"),
@@ -248,7 +249,7 @@ const COMMANDS: [&[&str]; 7] = [
 ];
 
 #[test]
-fn no_command_loads_a_library_that_a_property_names() {
+fn no_command_loads_a_library_named_in_a_kafka_property() {
     let plugin = Plugin::new();
     let nowhere = "postgresql://u@/shop?host=/nowhere";
     let file = reaper::folder("config").join("walpost.toml");
@@ -276,7 +277,7 @@ fn no_command_loads_a_library_that_a_property_names() {
 }
 
 #[test]
-fn library_is_loaded_where_the_command_line_or_the_environment_allows_it() {
+fn loads_a_library_if_the_command_line_or_environment_allows_it() {
     let allow = |check: Invocation, how: usize| match how {
         0 => check.arg("--allow-code-in-kafka-properties"),
         _ => check.env("WALPOST_ALLOW_CODE_IN_KAFKA_PROPERTIES", "1"),
@@ -289,7 +290,7 @@ fn library_is_loaded_where_the_command_line_or_the_environment_allows_it() {
         let finished = allow(check, how).finish();
         assert!(plugin.is_loaded(), "{finished:?}");
     }
-    // The configuration file can't allow it.
+    // The configuration file cannot allow the library to be loaded.
     let file = reaper::folder("config").join("walpost.toml");
     write_private(&file, b"allow_code_in_kafka_properties = true\n");
     let check = Invocation::new(["check", "--config"]).arg(&file).finish();
@@ -297,7 +298,7 @@ fn library_is_loaded_where_the_command_line_or_the_environment_allows_it() {
 }
 
 #[test]
-fn properties_that_load_engines_or_run_commands_are_refused() {
+fn rejects_kafka_properties_that_load_engines_or_run_commands() {
     let mark = |folder: &Path| folder.join("was_here");
     let folder = reaper::folder("command");
     let command = format!("touch {}", mark(&folder).display());
@@ -323,7 +324,7 @@ fn properties_that_load_engines_or_run_commands_are_refused() {
 }
 
 #[test]
-fn prefix_that_librdkafka_leaves_out_does_not_get_a_property_past_walpost() {
+fn rejects_forbidden_kafka_properties_with_the_topic_prefix() {
     let nowhere = "postgresql://u@/shop?host=/nowhere";
     for property in ["topic.message.timeout.ms=1000", "topic.acks=1"] {
         let words = [
@@ -341,7 +342,7 @@ fn prefix_that_librdkafka_leaves_out_does_not_get_a_property_past_walpost() {
 }
 
 #[test]
-fn brokers_that_prove_nothing_are_warned_of_by_check_and_run() {
+fn check_and_run_warn_about_unverified_brokers() {
     let password = format!("sasl.password={SECRET}");
     let sasl = [
         "security.protocol=sasl_ssl",
@@ -358,7 +359,7 @@ fn brokers_that_prove_nothing_are_warned_of_by_check_and_run() {
     let with = |properties: &[&'static str], more: &'static str| {
         properties.iter().copied().chain([more]).collect::<Vec<_>>()
     };
-    // A name that does not resolve.
+    // A host name that does not resolve.
     let elsewhere = "broker.invalid:9092";
     let unverified = "enable.ssl.certificate.verification=false";
     let unnamed = "ssl.endpoint.identification.algorithm=none";
@@ -388,7 +389,8 @@ fn brokers_that_prove_nothing_are_warned_of_by_check_and_run() {
                 .fold(Invocation::new(words), |command, property| {
                     command.args(["-X", property])
                 });
-            // Each takes a while to find that nothing is listening, so all run concurrently.
+            // Each command takes a while to find that nothing is listening, so all commands run
+            // concurrently.
             let case = format!("{subcommand} {brokers} {properties:?}");
             running.push((case, subcommand, expected, command.start()));
         }
@@ -421,7 +423,7 @@ fn brokers_that_prove_nothing_are_warned_of_by_check_and_run() {
 
 /// Write access to one of these files is enough to choose which brokers are trusted.
 #[test]
-fn files_of_librdkafka_that_others_can_write_are_not_used() {
+fn rejects_librdkafka_files_writable_by_other_users() {
     use std::fs::{Permissions, set_permissions};
     use std::os::unix::fs::PermissionsExt;
     let folder = reaper::folder("files");
@@ -453,7 +455,7 @@ fn files_of_librdkafka_that_others_can_write_are_not_used() {
         ]);
         set_permissions(&file, Permissions::from_mode(0o644)).unwrap();
     }
-    // A folder of certificates, with a certificate that others can write.
+    // A directory of certificates that contains a certificate that other users can write.
     set_permissions(&file, Permissions::from_mode(0o666)).unwrap();
     check("ssl.ca.location", &folder).expect_code(2);
     set_permissions(&file, Permissions::from_mode(0o644)).unwrap();
@@ -461,8 +463,8 @@ fn files_of_librdkafka_that_others_can_write_are_not_used() {
     exposed.expect_mentions(&["other users can read the private key", "chmod 0600"]);
 }
 
-/// systemd mounts every file system read-only for a service with `ProtectSystem=strict`, and other
-/// users can still write it.
+/// With `ProtectSystem=strict`, systemd mounts every file system read-only for a service, but other
+/// users can still write to the files.
 #[test]
 fn read_only_mount_is_trusted_only_if_the_environment_variable_is_set() {
     use std::os::unix::fs::PermissionsExt;
@@ -493,7 +495,7 @@ fn read_only_mount_is_trusted_only_if_the_environment_variable_is_set() {
 
 /// Write access to the file or the program is enough to run code as Walpost.
 #[test]
-fn program_that_others_can_write_is_run_by_no_command() {
+fn no_command_runs_a_program_writable_by_other_users() {
     use std::os::unix::fs::PermissionsExt;
     let folder = reaper::folder("config");
     let [file, program, mark] =
@@ -528,9 +530,9 @@ fn program_that_others_can_write_is_run_by_no_command() {
                 &["verify"],
             ] {
                 let refused = Invocation::new(words).arg("--config").arg(&file).finish();
-                let place = path.display().to_string();
-                let says = [&place, "is writable by other users", "chmod go-w"];
-                let refused = refused.expect_code(2).expect_mentions(&says);
+                let path_text = path.display().to_string();
+                let expected = [&path_text, "is writable by other users", "chmod go-w"];
+                let refused = refused.expect_code(2).expect_mentions(&expected);
                 if path == &program {
                     refused.expect_mentions(&[key]);
                 }

@@ -14,7 +14,7 @@ const SASL: [&str; 6] = [
 ];
 
 #[test]
-fn missing_password_is_named_with_its_variable() {
+fn reports_a_missing_password_with_its_environment_variable() {
     let fixture = Fixture::new();
     let missing = ["sasl.password is missing", "WALPOST_KAFKA_SASL_PASSWORD"];
     fixture
@@ -28,7 +28,7 @@ fn missing_password_is_named_with_its_variable() {
 }
 
 #[test]
-fn missing_certificate_file_is_named() {
+fn reports_a_missing_certificate_file() {
     let fixture = Fixture::new();
     let file = "/nowhere/kafka-ca.pem";
     let location = format!("ssl.ca.location={file}");
@@ -42,7 +42,7 @@ fn missing_certificate_file_is_named() {
 }
 
 #[test]
-fn closed_port_is_distinguished_from_other_causes() {
+fn distinguishes_a_closed_port_from_other_connection_failures() {
     let fixture = Fixture::new();
     let nowhere = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = nowhere.local_addr().unwrap().to_string();

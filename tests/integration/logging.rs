@@ -13,7 +13,7 @@ use crate::support::wait::wait_until;
 use crate::support::walpost::Walpost;
 
 const DROPPED_METRIC: &str = "walpost_log_lines_dropped_total";
-/// With these, librdkafka logs many lines for each request.
+/// These properties make librdkafka log many lines for each request.
 const VERBOSE: [&str; 4] = ["--log-level", "trace", "-X", "debug=all"];
 
 /// Starts Walpost with a pipe as its standard error.
@@ -22,7 +22,7 @@ fn start(fixture: &Fixture, arguments: &[&str]) -> (Walpost, Http, PipeReader) {
     let address = format!("127.0.0.1:{}", free_port());
     let run = fixture.run().args(["--http", &address]).args(arguments);
     let walpost = run.log_to(File::from(OwnedFd::from(writer))).start();
-    wait_until("its HTTP server", || TcpStream::connect(&address).is_ok());
+    wait_until("the HTTP server", || TcpStream::connect(&address).is_ok());
     (walpost, Http::at(&address), reader)
 }
 
@@ -33,14 +33,14 @@ fn deliver_and_stop(fixture: &Fixture, walpost: Walpost) {
     }
     fixture.wait_until_confirmed();
     assert!(fixture.records().len() >= 43);
-    let began = Instant::now();
+    let started = Instant::now();
     walpost.terminate().expect_code(0);
-    let took = began.elapsed();
-    assert!(took < Duration::from_secs(30), "{took:?}");
+    let duration = started.elapsed();
+    assert!(duration < Duration::from_secs(30), "{duration:?}");
 }
 
 #[test]
-fn delivers_events_after_the_reader_of_the_log_has_exited() {
+fn delivers_events_after_the_log_reader_has_exited() {
     let fixture = Fixture::new();
     let (walpost, http, reader) = start(&fixture, &[]);
     let mut lines = BufReader::new(reader).lines();
@@ -70,7 +70,7 @@ fn reports_how_many_log_lines_were_dropped() {
     });
     let mut lines = BufReader::new(reader).lines();
     assert!(lines.any(|line| line.unwrap().contains("log lines were dropped")));
-    // Reads the rest of the log so that it can be written until the end.
+    // Reads the rest of the log, so that Walpost can write all of it.
     let rest = std::thread::spawn(move || lines.map_while(Result::ok).count());
     deliver_and_stop(&fixture, walpost);
     rest.join().unwrap();

@@ -1,21 +1,21 @@
 //! Tests of Walpost's guarantees, run with the built binary and real servers.
-#![allow(clippy::unwrap_used, reason = "a test that can't go on has failed")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue has failed")]
 
 #[path = "../support/mod.rs"]
 mod support;
 
 /// Generates a test for each kind of outbox from functions that take an
-/// [`Outbox`](support::event::Outbox): `name::table` and `name::log`.
+/// [`Outbox`](support::event::Outbox): `name::with_table_outbox` and `name::with_message_outbox`.
 macro_rules! for_each_outbox {
     ($($name:ident)*) => { $(
         mod $name {
             #[test]
-            fn table() {
+            fn with_table_outbox() {
                 super::$name($crate::support::event::Outbox::Table);
             }
 
             #[test]
-            fn log() {
+            fn with_message_outbox() {
                 super::$name($crate::support::event::Outbox::Messages);
             }
         }
@@ -23,26 +23,26 @@ macro_rules! for_each_outbox {
 }
 
 /// Generates a test for each mode from functions whose parameter is whether the mode is
-/// exactly-once: `name::at_least_once` and `name::exactly_once`.
+/// exactly-once: `name::in_at_least_once_mode` and `name::in_exactly_once_mode`.
 macro_rules! in_both_modes {
     ($($name:ident)*) => { $(
         mod $name {
             #[test]
-            fn at_least_once() {
+            fn in_at_least_once_mode() {
                 super::$name(false);
             }
 
             #[test]
-            fn exactly_once() {
+            fn in_exactly_once_mode() {
                 super::$name(true);
             }
         }
     )* };
 }
 
-/// Generates a test for each way of delivery from functions that take a
-/// [`Fixture`](support::fixture::Fixture) on the shared servers: `name::table` and `name::log` for
-/// at-least-once mode, and `name::exactly_once`.
+/// Generates tests from functions that take a [`Fixture`](support::fixture::Fixture) on the shared
+/// servers: `name::with_table_outbox` and `name::with_message_outbox` in at-least-once mode, and
+/// `name::in_exactly_once_mode` with a table.
 macro_rules! for_each_fixture {
     ($($name:ident)*) => { $(
         mod $name {
@@ -50,17 +50,17 @@ macro_rules! for_each_fixture {
             use $crate::support::fixture::Fixture;
 
             #[test]
-            fn table() {
+            fn with_table_outbox() {
                 super::$name(Fixture::with_outbox(Outbox::Table));
             }
 
             #[test]
-            fn log() {
+            fn with_message_outbox() {
                 super::$name(Fixture::with_outbox(Outbox::Messages));
             }
 
             #[test]
-            fn exactly_once() {
+            fn in_exactly_once_mode() {
                 super::$name(Fixture::new().exactly_once());
             }
         }

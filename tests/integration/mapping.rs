@@ -1,16 +1,16 @@
-//! Columns are mapped to topic, key, headers, timestamp and partition.
+//! Columns are mapped to the topic, key, headers, timestamp and partition of a record.
 
 use crate::support::fixture::Fixture;
 use crate::support::records::Record;
 use crate::support::walpost::Invocation;
 
-fn only(records: Vec<Record>) -> Record {
+fn only_record(records: Vec<Record>) -> Record {
     assert_eq!(records.len(), 1, "{records:?}");
     records.into_iter().next().unwrap()
 }
 
 #[test]
-fn debezium_table_needs_no_change() {
+fn delivers_a_debezium_outbox_table_without_changes() {
     let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id uuid NOT NULL PRIMARY KEY, aggregatetype varchar(255) NOT NULL,
              aggregateid varchar(255) NOT NULL, type varchar(255) NOT NULL, payload jsonb)",
@@ -21,7 +21,7 @@ fn debezium_table_needs_no_change() {
         "INSERT INTO outbox VALUES
          ('406c07f3-26f0-4eea-a50c-109940064b8f', '{aggregate}', '1', 'OrderCreated', '{{\"id\": 1}}')"
     ));
-    let record = only(fixture.wait_for_records(1));
+    let record = only_record(fixture.wait_for_records(1));
     assert_eq!(record.key(), "1");
     assert_eq!(record.text(), "{\"id\": 1}");
     assert_eq!(record.header_names(), ["id", "walpost-position"]);
@@ -30,7 +30,7 @@ fn debezium_table_needs_no_change() {
 }
 
 #[test]
-fn type_that_can_not_serve_is_named() {
+fn reports_a_column_of_an_unsupported_type() {
     let fixture = Fixture::with_table(
         "CREATE TYPE order_status AS ENUM ('placed');
          CREATE TABLE outbox (id int PRIMARY KEY, aggregatetype text, aggregateid text, payload order_status,
@@ -57,7 +57,7 @@ fn type_that_can_not_serve_is_named() {
 }
 
 #[test]
-fn trace_context_in_columns_becomes_headers_where_none_are_set() {
+fn adds_trace_context_columns_as_headers_by_default() {
     const TRACE: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
     let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id int PRIMARY KEY, aggregatetype text, aggregateid text, payload text,
@@ -82,7 +82,7 @@ fn trace_context_in_columns_becomes_headers_where_none_are_set() {
     assert_eq!(records[1].header_names(), names);
     assert_eq!(records[2].header_names(), ["id", "walpost-position"]);
     walpost.terminate().expect_code(0);
-    // If headers are configured, only those are set.
+    // If headers are configured, only the configured headers are set.
     let walpost = fixture.start_with(&["--header", "about={aggregateid}"]);
     insert(4, &format!("'{TRACE}', 'vendor=1'"));
     let records = fixture.wait_for_records(4);
@@ -91,7 +91,7 @@ fn trace_context_in_columns_becomes_headers_where_none_are_set() {
 }
 
 #[test]
-fn composite_key_and_literals_come_from_templates() {
+fn templates_combine_columns_and_literal_text() {
     let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id int, tenant text, aggregatetype text, aggregateid bigint, payload text)",
     );
@@ -106,7 +106,7 @@ fn composite_key_and_literals_come_from_templates() {
         "INSERT INTO outbox VALUES (7, 'Zürich', '{}', 42, 'p')",
         fixture.name
     ));
-    let record = only(fixture.wait_for_records(1));
+    let record = only_record(fixture.wait_for_records(1));
     assert_eq!(record.topic, topic);
     assert_eq!(record.key(), "{Zürich}:42");
     assert_eq!(record.header("id"), "7");
@@ -115,9 +115,9 @@ fn composite_key_and_literals_come_from_templates() {
     walpost.terminate().expect_code(0);
 }
 
-/// Both for a row older than the slot and for one from the stream; `verify` and `replay` find both.
+/// Tests both a row older than the slot and a row from the stream; `verify` and `replay` find both.
 #[test]
-fn formats_of_connect_have_what_the_catalog_says_of_columns() {
+fn connect_formats_include_column_metadata_from_the_catalog() {
     let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id uuid PRIMARY KEY, aggregatetype text NOT NULL, aggregateid bigint NOT NULL,
              payload jsonb NOT NULL, tenant varchar(10) DEFAULT 'acme')",
@@ -167,7 +167,7 @@ fn formats_of_connect_have_what_the_catalog_says_of_columns() {
 }
 
 #[test]
-fn flags_give_templates_too() {
+fn accepts_templates_from_command_line_flags() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_with(&[
@@ -179,9 +179,13 @@ fn flags_give_templates_too() {
         "about={aggregateid}",
     ]);
     fixture.insert(&aggregate, "a");
-    let record = only(fixture.wait_for_records(1));
+    let record = only_record(fixture.wait_for_records(1));
     assert_eq!(record.key(), "Happened-a");
-    assert_eq!(record.headers.len(), 3, "instead of the default header id");
+    assert_eq!(
+        record.headers.len(),
+        3,
+        "the headers replace the default header id"
+    );
     assert_eq!(
         (record.header("kind"), record.header("about")),
         ("Happened", "a")
@@ -190,7 +194,7 @@ fn flags_give_templates_too() {
 }
 
 #[test]
-fn key_is_absent_where_all_its_columns_are_null() {
+fn omits_the_key_if_all_its_columns_are_null() {
     let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id int, aggregatetype text, a text, b text, payload text)",
     );
@@ -210,7 +214,7 @@ fn key_is_absent_where_all_its_columns_are_null() {
 }
 
 #[test]
-fn keys_in_unicode_and_in_bytes_arrive_unchanged() {
+fn delivers_unicode_and_binary_keys_unchanged() {
     let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, raw bytea, payload text)",
     );
@@ -219,7 +223,7 @@ fn keys_in_unicode_and_in_bytes_arrive_unchanged() {
     fixture.db.run(&format!(
         "INSERT INTO outbox VALUES (1, '{aggregate}', 'ключ-鍵-🔑', '', '')"
     ));
-    assert_eq!(only(fixture.wait_for_records(1)).key(), "ключ-鍵-🔑");
+    assert_eq!(only_record(fixture.wait_for_records(1)).key(), "ключ-鍵-🔑");
     walpost.terminate().expect_code(0);
 
     let walpost = fixture.start_with(&["--key", "{raw}"]);
@@ -232,7 +236,7 @@ fn keys_in_unicode_and_in_bytes_arrive_unchanged() {
 }
 
 #[test]
-fn headers_column_gives_each_member_as_a_header() {
+fn adds_each_member_of_the_headers_column_as_a_header() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start();
@@ -255,7 +259,7 @@ fn headers_column_gives_each_member_as_a_header() {
 }
 
 #[test]
-fn trace_context_is_passed_on_from_the_headers_column_and_from_a_column_of_its_own() {
+fn takes_trace_context_from_the_headers_column_or_a_separate_column() {
     let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text, headers jsonb, traceparent text)",
     );
@@ -290,7 +294,7 @@ fn trace_context_is_passed_on_from_the_headers_column_and_from_a_column_of_its_o
 }
 
 #[test]
-fn headers_column_can_be_turned_off_and_named() {
+fn headers_column_can_be_renamed_or_disabled() {
     let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text, headers json, meta json)",
     );
@@ -318,7 +322,7 @@ fn headers_column_can_be_turned_off_and_named() {
 }
 
 #[test]
-fn header_of_a_null_column_has_no_value() {
+fn header_of_a_null_column_has_a_null_value() {
     let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text, trace text)",
     );
@@ -327,7 +331,7 @@ fn header_of_a_null_column_has_no_value() {
     fixture.db.run(&format!(
         "INSERT INTO outbox VALUES (1, '{aggregate}', 'k', '', NULL)"
     ));
-    let record = only(fixture.wait_for_records(1));
+    let record = only_record(fixture.wait_for_records(1));
     assert!(
         record.headers.contains(&("trace".to_owned(), None)),
         "{:?}",
@@ -337,7 +341,7 @@ fn header_of_a_null_column_has_no_value() {
 }
 
 #[test]
-fn timestamp_and_partition_come_from_columns() {
+fn takes_timestamp_and_partition_from_columns() {
     let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text,
              zoned timestamptz, local timestamp, millis bigint, shard smallint)",
@@ -360,14 +364,14 @@ fn timestamp_and_partition_come_from_columns() {
 }
 
 #[test]
-fn timestamp_is_the_time_of_production_where_none_is_configured() {
+fn uses_the_production_time_as_timestamp_by_default() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start();
     let millis = "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint";
     let before = fixture.db.number(millis);
     fixture.insert(&aggregate, "k");
-    let record = only(fixture.wait_for_records(1));
+    let record = only_record(fixture.wait_for_records(1));
     let now = fixture.db.number(millis);
     assert!(
         (before..=now).contains(&record.timestamp),

@@ -1,26 +1,26 @@
-//! The main path on every supported version of PostgreSQL.
+//! The basic operation of Walpost on every supported version of PostgreSQL.
 
 use crate::support::checker::Resends;
 use crate::support::event::Outbox;
 use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
-use crate::support::postgres::{Server, Stop};
+use crate::support::postgres::{Server, StopMode};
 
-/// Runs init and run, then kills Walpost and restarts Walpost and the server, all under load.
+/// Runs `init` and `run`, kills Walpost, and restarts both Walpost and the server, all under load.
 fn main_path(outbox: Outbox, major: u32) {
     let server = Server::private(major, "");
     let fixture = Fixture::with_outbox_on(outbox, &server, Broker::shared());
-    go(fixture, Resends::AtMost);
+    run_under_load(fixture, Resends::AtMost);
 }
 
 fn main_path_exactly_once(major: u32) {
     let server = Server::private(major, "");
     let fixture = Fixture::on_servers(&server, Broker::shared()).exactly_once();
-    go(fixture, |_| Resends::Never);
+    run_under_load(fixture, |_| Resends::Never);
 }
 
-/// `resends` returns which repetitions are allowed after a number of interruptions.
-fn go(mut fixture: Fixture<'_>, resends: impl Fn(usize) -> Resends) {
+/// `resends` returns the repetitions that are allowed after the given number of interruptions.
+fn run_under_load(mut fixture: Fixture<'_>, resends: impl Fn(usize) -> Resends) {
     let server = fixture.server;
     let aggregates = [fixture.aggregate(3), fixture.aggregate(1)];
     fixture.check().finish().expect_code(0);
@@ -35,12 +35,12 @@ fn go(mut fixture: Fixture<'_>, resends: impl Fn(usize) -> Resends) {
     load.stop();
     fixture.settle(walpost, &deaths, resends(deaths.len()));
 
-    // Up to version 16, a server does not save the slot when it shuts down, and afterwards sends
-    // again everything confirmed since the last checkpoint.
+    // Up to version 16, a server does not save the slot when it shuts down. After a restart, it
+    // sends everything again that was confirmed since its last checkpoint.
     let load = fixture.load(&[&aggregates[0], &aggregates[1]]);
     let mut walpost = fixture.start();
     load.wait_for_transactions(40);
-    server.stop(Stop::Fast);
+    server.stop(StopMode::Fast);
     server.start();
     walpost.wait_for_logs("streaming", 2);
     load.wait_for_transactions(40);
@@ -54,54 +54,54 @@ fn go(mut fixture: Fixture<'_>, resends: impl Fn(usize) -> Resends) {
 }
 
 for_each_outbox! {
-    main_path_on_14
-    main_path_on_15
-    main_path_on_16
-    main_path_on_17
-    main_path_on_18
+    at_least_once_delivers_on_postgresql_14
+    at_least_once_delivers_on_postgresql_15
+    at_least_once_delivers_on_postgresql_16
+    at_least_once_delivers_on_postgresql_17
+    at_least_once_delivers_on_postgresql_18
 }
 
-fn main_path_on_14(outbox: Outbox) {
+fn at_least_once_delivers_on_postgresql_14(outbox: Outbox) {
     main_path(outbox, 14);
 }
 
-fn main_path_on_15(outbox: Outbox) {
+fn at_least_once_delivers_on_postgresql_15(outbox: Outbox) {
     main_path(outbox, 15);
 }
 
-fn main_path_on_16(outbox: Outbox) {
+fn at_least_once_delivers_on_postgresql_16(outbox: Outbox) {
     main_path(outbox, 16);
 }
 
-fn main_path_on_17(outbox: Outbox) {
+fn at_least_once_delivers_on_postgresql_17(outbox: Outbox) {
     main_path(outbox, 17);
 }
 
-fn main_path_on_18(outbox: Outbox) {
+fn at_least_once_delivers_on_postgresql_18(outbox: Outbox) {
     main_path(outbox, 18);
 }
 
 #[test]
-fn exactly_once_on_14() {
+fn exactly_once_delivers_on_postgresql_14() {
     main_path_exactly_once(14);
 }
 
 #[test]
-fn exactly_once_on_15() {
+fn exactly_once_delivers_on_postgresql_15() {
     main_path_exactly_once(15);
 }
 
 #[test]
-fn exactly_once_on_16() {
+fn exactly_once_delivers_on_postgresql_16() {
     main_path_exactly_once(16);
 }
 
 #[test]
-fn exactly_once_on_17() {
+fn exactly_once_delivers_on_postgresql_17() {
     main_path_exactly_once(17);
 }
 
 #[test]
-fn exactly_once_on_18() {
+fn exactly_once_delivers_on_postgresql_18() {
     main_path_exactly_once(18);
 }

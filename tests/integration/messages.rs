@@ -1,5 +1,5 @@
-//! The outbox without a table: behavior that an outbox table does not have. Delivery, order,
-//! crashes and outages are tested for both kinds of outbox in the tests for tables.
+//! The outbox without a table: behavior that differs from an outbox table. The tests for tables
+//! cover delivery, order, crashes and outages for both kinds of outbox.
 
 use crate::support::event::Outbox;
 use crate::support::fixture::Fixture;
@@ -10,11 +10,11 @@ mod init;
 mod publish;
 mod rights;
 
-fn as_messages() -> Fixture<'static> {
+fn message_fixture() -> Fixture<'static> {
     Fixture::with_outbox(Outbox::Messages)
 }
 
-/// Returns a call of `walpost.publish` with these arguments and the fixture's prefix.
+/// Returns a call of `walpost.publish` with the given arguments and the fixture's prefix.
 fn publish(fixture: &Fixture, arguments: &str) -> String {
     format!(
         "SELECT walpost.publish({arguments}, prefix => 'walpost_{}');",
@@ -22,10 +22,11 @@ fn publish(fixture: &Fixture, arguments: &str) -> String {
     )
 }
 
-/// Roles of one test, dropped with this value. Roles are shared by all databases of a server.
-struct Roles<'s>(&'s Fixture<'static>, Vec<String>);
+/// The roles of one test, which are dropped with this value because all databases of a server share
+/// their roles.
+struct TestRoles<'s>(&'s Fixture<'static>, Vec<String>);
 
-impl<'s> Roles<'s> {
+impl<'s> TestRoles<'s> {
     fn new<const N: usize>(
         fixture: &'s Fixture<'static>,
         names: [&str; N],
@@ -39,7 +40,7 @@ impl<'s> Roles<'s> {
     }
 }
 
-impl Drop for Roles<'_> {
+impl Drop for TestRoles<'_> {
     fn drop(&mut self) {
         for role in &self.1 {
             self.0.db.drop_role(role);

@@ -10,7 +10,7 @@ use crate::support::wait::wait_until;
 use crate::support::walpost::Walpost;
 
 for_each_fixture! {
-    counts_are_those_of_what_was_delivered
+    counters_match_the_delivered_records
 }
 
 fn start(fixture: &Fixture<'_>) -> (Walpost, Http) {
@@ -19,7 +19,7 @@ fn start(fixture: &Fixture<'_>) -> (Walpost, Http) {
     (walpost, http)
 }
 
-fn counts_are_those_of_what_was_delivered(fixture: Fixture<'_>) {
+fn counters_match_the_delivered_records(fixture: Fixture<'_>) {
     const EVENTS: usize = 500;
     let aggregate = fixture.aggregate(2);
     let (walpost, http) = start(&fixture);
@@ -35,7 +35,7 @@ fn counts_are_those_of_what_was_delivered(fixture: Fixture<'_>) {
     fixture.wait_for_records(EVENTS);
     fixture.wait_until_confirmed();
     let confirmed = fixture.confirmed() as f64;
-    wait_until("the last of them to be counted", || {
+    wait_until("the last row to be counted", || {
         metric("walpost_events_delivered_total") == Some(EVENTS as f64)
             && metric("walpost_commit_to_delivery_seconds_count") == Some(2.0)
             && metric("walpost_confirmed_lsn") >= Some(confirmed)
@@ -57,18 +57,18 @@ fn counts_are_those_of_what_was_delivered(fixture: Fixture<'_>) {
     let latency = metric("walpost_commit_to_delivery_seconds_sum").unwrap();
     assert!(latency > 0.0 && latency < 60.0, "{latency}");
     assert!(metric("walpost_received_bytes_total") > Some(EVENTS as f64));
-    // Values from the database and from librdkafka.
+    // These metrics have values from the database and from librdkafka.
     wait_until("facts of the slot and of the producer", || {
         metric("walpost_slot_active") == Some(1.0)
             && metric("walpost_server_lsn") >= Some(confirmed)
             && metric("walpost_kafka_sent_bytes_total") > Some(0.0)
     });
     let samples = http.metrics();
-    let of = |name: &str, label: &str| {
+    let sample = |name: &str, label: &str| {
         samples[&format!("{name}{{pipeline=\"{}\",{label}}}", fixture.name)]
     };
-    assert!((of("walpost_pipeline_state", "state=\"streaming\"") - 1.0).abs() < f64::EPSILON);
-    assert!((of("walpost_slot_wal_status", "status=\"reserved\"") - 1.0).abs() < f64::EPSILON);
+    assert!((sample("walpost_pipeline_state", "state=\"streaming\"") - 1.0).abs() < f64::EPSILON);
+    assert!((sample("walpost_slot_wal_status", "status=\"reserved\"") - 1.0).abs() < f64::EPSILON);
     let kafka_commits = metric("walpost_kafka_commit_seconds_count").unwrap();
     let checkpoint = metric("walpost_checkpoint_timestamp_seconds");
     assert_eq!(kafka_commits > 0.0, fixture.is_exactly_once());
@@ -77,7 +77,7 @@ fn counts_are_those_of_what_was_delivered(fixture: Fixture<'_>) {
 }
 
 #[test]
-fn promtool_finds_nothing_to_complain_of() {
+fn promtool_reports_no_problems_in_metrics() {
     let fixture = Fixture::with_outbox(Outbox::Table).exactly_once();
     let aggregate = fixture.aggregate(1);
     let (walpost, http) = start(&fixture);
@@ -101,18 +101,18 @@ fn promtool_finds_nothing_to_complain_of() {
         .unwrap()
         .write_all(text.as_bytes())
         .unwrap();
-    let said = promtool.wait_with_output().unwrap();
-    let complaints = [said.stdout, said.stderr].concat();
+    let output = promtool.wait_with_output().unwrap();
+    let complaints = [output.stdout, output.stderr].concat();
     let complaints = String::from_utf8_lossy(&complaints);
     assert!(
-        said.status.success() && complaints.is_empty(),
+        output.status.success() && complaints.is_empty(),
         "{complaints}\n{text}"
     );
     walpost.terminate().expect_code(0);
 }
 
 #[test]
-fn partitions_of_the_outbox_are_counted() {
+fn counts_the_partitions_of_the_outbox() {
     let fixture = Fixture::bare();
     fixture.init().arg("--partitioned").finish().expect_code(0);
     let (walpost, http) = start(&fixture);
@@ -127,7 +127,7 @@ fn partitions_of_the_outbox_are_counted() {
 }
 
 #[test]
-fn records_in_flight_of_a_replaced_producer_do_not_stay_in_flight() {
+fn in_flight_records_do_not_include_those_of_a_replaced_producer() {
     let fixture = Fixture::new().exactly_once();
     let aggregate = fixture.aggregate(1);
     let (mut walpost, http) = start(&fixture);

@@ -7,7 +7,7 @@ use crate::support::postgres::{MAJOR, Server};
 use crate::support::secrets::SECRET;
 use crate::support::walpost::{Finished, Invocation};
 
-fn halts(finished: Finished, texts: &[&str]) {
+fn expect_halt(finished: Finished, texts: &[&str]) {
     finished
         .expect_code(3)
         .expect_mentions(&["halted"])
@@ -15,24 +15,24 @@ fn halts(finished: Finished, texts: &[&str]) {
 }
 
 #[test]
-fn missing_table() {
+fn halts_if_the_outbox_table_is_missing() {
     let fixture = Fixture::bare();
-    halts(
+    expect_halt(
         fixture.run().finish(),
         &["public.outbox", "does not exist", "walpost init"],
     );
-    halts(
+    expect_halt(
         fixture.run().args(["--table", "shop.events"]).finish(),
         &["shop.events", "does not exist"],
     );
 }
 
 #[test]
-fn missing_publication() {
+fn halts_if_the_publication_is_missing() {
     let fixture = Fixture::new();
     let publication = fixture.slot();
     fixture.db.run(&format!("DROP PUBLICATION {publication}"));
-    halts(
+    expect_halt(
         fixture.run().finish(),
         &[
             &publication,
@@ -44,42 +44,42 @@ fn missing_publication() {
 }
 
 #[test]
-fn missing_slot() {
+fn halts_if_the_slot_is_missing() {
     let fixture = Fixture::new();
     fixture.db.run(&format!(
         "SELECT pg_catalog.pg_drop_replication_slot('{}')",
         fixture.slot()
     ));
-    halts(
+    expect_halt(
         fixture.run().finish(),
         &[&fixture.slot(), "slot", "does not exist", "walpost init"],
     );
 }
 
 #[test]
-fn publication_without_the_table() {
+fn halts_if_the_publication_lacks_the_table() {
     let fixture = Fixture::new();
     let publication = fixture.slot();
     fixture.db.run(&format!(
         "CREATE TABLE other (); ALTER PUBLICATION {publication} SET TABLE other"
     ));
     let command = format!("ALTER PUBLICATION {publication} ADD TABLE public.outbox");
-    halts(fixture.run().finish(), &["public.outbox", &command]);
+    expect_halt(fixture.run().finish(), &["public.outbox", &command]);
 }
 
 #[test]
-fn publication_without_inserts() {
+fn halts_if_the_publication_does_not_publish_inserts() {
     let fixture = Fixture::new();
     let publication = fixture.slot();
     fixture.db.run(&format!(
         "ALTER PUBLICATION {publication} SET (publish = 'update')"
     ));
     let command = format!("ALTER PUBLICATION {publication} SET (publish = 'insert')");
-    halts(fixture.run().finish(), &["inserts", &command]);
+    expect_halt(fixture.run().finish(), &["inserts", &command]);
 }
 
 #[test]
-fn publication_of_partitions_under_their_own_names() {
+fn halts_if_the_publication_does_not_publish_via_the_partition_root() {
     let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text) PARTITION BY HASH (id)",
     );
@@ -87,33 +87,33 @@ fn publication_of_partitions_under_their_own_names() {
     fixture.db.run(&format!(
         "ALTER PUBLICATION {publication} SET (publish_via_partition_root = false)"
     ));
-    halts(
+    expect_halt(
         fixture.run().finish(),
         &[&publication, "publish_via_partition_root = true"],
     );
 }
 
 #[test]
-fn slot_of_another_plugin() {
+fn halts_if_the_slot_uses_another_output_plugin() {
     let fixture = Fixture::new();
     let slot = format!("oracle_{}", fixture.name);
-    halts(
+    expect_halt(
         fixture.run().args(["--slot", &slot]).finish(),
         &[&slot, "test_decoding", "pgoutput"],
     );
 }
 
 #[test]
-fn slot_of_another_database() {
+fn halts_if_the_slot_belongs_to_another_database() {
     let (fixture, other) = (Fixture::new(), Fixture::new());
-    halts(
+    expect_halt(
         fixture.run().args(["--slot", &other.slot()]).finish(),
         &[&other.slot(), &other.name, &fixture.name],
     );
 }
 
 #[test]
-fn slot_that_lost_its_log() {
+fn halts_if_the_slot_is_lost() {
     let server = Server::private(MAJOR, "max_slot_wal_keep_size = 1MB\n");
     let fixture = Fixture::on_servers(&server, Broker::shared());
     for _ in 0..3 {
@@ -124,7 +124,7 @@ fn slot_that_lost_its_log() {
             .db
             .run("DROP TABLE filler; SELECT pg_switch_wal(); CHECKPOINT");
     }
-    halts(
+    expect_halt(
         fixture.run().finish(),
         &[
             &fixture.slot(),
@@ -142,12 +142,12 @@ fn slot_that_lost_its_log() {
 }
 
 #[test]
-fn missing_topic_error_names_the_command_that_creates_it() {
+fn missing_topic_error_contains_the_command_that_creates_it() {
     let fixture = Fixture::new();
     let walpost = fixture.start();
     fixture.insert("nobody.made.this", "k");
     let topic = "outbox.event.nobody.made.this";
-    halts(
+    expect_halt(
         walpost.finish(),
         &[
             topic,
@@ -160,12 +160,12 @@ fn missing_topic_error_names_the_command_that_creates_it() {
     let event = fixture.history().pop().unwrap();
     assert!(
         fixture.confirmed() < event.end,
-        "the event is still to be sent"
+        "the event is not confirmed"
     );
 }
 
 #[test]
-fn missing_topic_is_made_where_that_is_configured() {
+fn creates_a_missing_topic_if_configured() {
     let fixture = Fixture::new();
     let topic = format!("outbox.event.{}", fixture.name);
     let walpost = fixture.start_with(&["--create-topics", "3:1"]);
@@ -178,10 +178,10 @@ fn missing_topic_is_made_where_that_is_configured() {
 }
 
 in_both_modes! {
-    topic_that_exists_and_is_not_in_the_metadata_is_waited_for
+    waits_for_an_existing_topic_that_is_not_in_the_metadata
 }
 
-fn topic_that_exists_and_is_not_in_the_metadata_is_waited_for(exactly_once: bool) {
+fn waits_for_an_existing_topic_that_is_not_in_the_metadata(exactly_once: bool) {
     let broker = Broker::borrowed();
     let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker).in_mode(exactly_once);
     let aggregate = fixture.aggregate(2);
@@ -191,9 +191,9 @@ fn topic_that_exists_and_is_not_in_the_metadata_is_waited_for(exactly_once: bool
     let far = format!("bootstrap.servers=127.0.0.1:{}", proxy.port());
     let mut walpost = fixture.start_with(&["--create-topics", "3:1", "-X", &far]);
     fixture.insert(&aggregate, "k");
-    let said = walpost.wait_for_log("waiting for a topic to exist");
+    let line = walpost.wait_for_log("waiting for a topic to exist");
     for part in ["WARN", &topic, "the brokers report that it exists"] {
-        assert!(said.contains(part), "{part} in {said}");
+        assert!(line.contains(part), "{part} in {line}");
     }
     proxy.hide_topic(None);
     fixture.wait_until_confirmed();
@@ -202,13 +202,13 @@ fn topic_that_exists_and_is_not_in_the_metadata_is_waited_for(exactly_once: bool
 }
 
 #[test]
-fn column_that_a_template_names_and_the_table_has_not() {
+fn halts_if_a_template_names_a_missing_column() {
     let fixture = Fixture::new();
     let finished = fixture
         .run()
         .args(["--key", "{tenant}:{aggregateid}"])
         .finish();
-    halts(
+    expect_halt(
         finished,
         &[
             "public.outbox",
@@ -218,17 +218,17 @@ fn column_that_a_template_names_and_the_table_has_not() {
         ],
     );
     let finished = fixture.run().args(["--payload", "body"]).finish();
-    halts(finished, &["public.outbox", "body", "payload"]);
+    expect_halt(finished, &["public.outbox", "body", "payload"]);
 }
 
 #[test]
-fn server_without_logical_decoding() {
+fn halts_if_the_server_has_no_logical_decoding() {
     let server = Server::private(MAJOR, "wal_level = replica\n");
     let session = server.session("postgres");
     session.run("CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text)");
     let conninfo = server.conninfo("postgres");
     let run = Invocation::new(["run", "--kafka", "127.0.0.1:9", "--postgres", &conninfo]);
-    halts(
+    expect_halt(
         run.finish(),
         &[
             "wal_level",
@@ -243,7 +243,7 @@ fn server_without_logical_decoding() {
 }
 
 #[test]
-fn role_without_the_right_to_replicate() {
+fn halts_if_the_role_has_no_replication_privilege() {
     let fixture = Fixture::new();
     let role = &fixture.name;
     fixture.db.run(&format!(
@@ -251,14 +251,14 @@ fn role_without_the_right_to_replicate() {
     ));
     let conninfo = fixture.conninfo_as(role);
     let finished = fixture.with_conninfo(&conninfo).run().finish();
-    halts(finished, &[role, "REPLICATION", "ALTER ROLE"]);
+    expect_halt(finished, &[role, "REPLICATION", "ALTER ROLE"]);
     fixture
         .db
         .run(&format!("DROP OWNED BY {role}; DROP ROLE {role}"));
 }
 
 #[test]
-fn wrong_password_and_unknown_role_and_database() {
+fn halts_on_a_wrong_password_unknown_role_or_missing_database() {
     let fixture = Fixture::new();
     let port = fixture.server.port;
     let tcp = |user: &str| {
@@ -268,10 +268,10 @@ fn wrong_password_and_unknown_role_and_database() {
         )
     };
     let finished = fixture.with_conninfo(&tcp("nobody")).run().finish();
-    halts(finished, &["authentication failed", "nobody"]);
+    expect_halt(finished, &["authentication failed", "nobody"]);
     let conninfo = fixture
         .conninfo()
         .replace(&fixture.name, "no_such_database");
     let finished = fixture.with_conninfo(&conninfo).run().finish();
-    halts(finished, &["no_such_database", "does not exist"]);
+    expect_halt(finished, &["no_such_database", "does not exist"]);
 }

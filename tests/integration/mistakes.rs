@@ -1,4 +1,4 @@
-//! Mistakes of the first hour, whose messages name the cause and a command that works.
+//! Mistakes of new users: each message contains the cause and a command that works.
 
 use std::net::TcpListener;
 use std::thread;
@@ -7,11 +7,11 @@ use crate::support::fixture::Fixture;
 use crate::support::walpost::Invocation;
 
 #[test]
-fn broker_that_closes_connections_may_have_another_security_protocol() {
+fn suggests_another_security_protocol_if_the_broker_closes_connections() {
     let fixture = Fixture::new();
     let other = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = other.local_addr().unwrap().port();
-    // The thread ends with the test program.
+    // The thread runs until the test program exits.
     thread::spawn(move || other.incoming().for_each(drop));
     let check = Invocation::new(["check", "--postgres", &fixture.conninfo()]);
     let broker = format!("127.0.0.1:{port}");
@@ -28,9 +28,9 @@ fn broker_that_closes_connections_may_have_another_security_protocol() {
 }
 
 #[test]
-fn missing_function_is_not_a_wrong_flag_and_is_created_by_the_printed_command() {
+fn reports_a_missing_function_with_the_command_that_creates_it() {
     let fixture = Fixture::bare();
-    // A role makes the privileges of the schema explicit.
+    // With a role, `init` sets the privileges of the schema explicitly.
     let role = format!("{}_role", fixture.name);
     let init = || fixture.invoke("init").args(["--role", &role]);
     init().finish().expect_code(0);
@@ -58,7 +58,7 @@ fn missing_function_is_not_a_wrong_flag_and_is_created_by_the_printed_command() 
 }
 
 #[test]
-fn missing_journal_is_created_by_the_printed_command() {
+fn printed_command_creates_a_missing_journal() {
     let fixture = Fixture::new();
     fixture
         .db
@@ -79,7 +79,7 @@ fn missing_journal_is_created_by_the_printed_command() {
 }
 
 #[test]
-fn slot_name_of_another_database_is_refused_with_the_command_that_names_another() {
+fn init_rejects_a_slot_name_used_by_another_database() {
     let fixture = Fixture::new();
     let other = Fixture::bare();
     let slot = fixture
@@ -96,7 +96,7 @@ fn slot_name_of_another_database_is_refused_with_the_command_that_names_another(
 }
 
 #[test]
-fn init_by_a_role_without_rights_names_the_command_of_the_superuser() {
+fn init_by_an_unprivileged_role_prints_the_command_for_a_superuser() {
     let fixture = Fixture::bare();
     let role = format!("{}_role", fixture.name);
     fixture
@@ -128,7 +128,7 @@ fn init_by_a_role_without_rights_names_the_command_of_the_superuser() {
 }
 
 #[test]
-fn key_that_is_the_name_of_a_column_is_a_warning() {
+fn check_warns_about_a_constant_key_that_is_a_column_name() {
     let fixture = Fixture::new();
     let warning = "key = \"aggregateid\" is the same text for all events";
     let check = fixture.check().args(["--key", "aggregateid"]).finish();
@@ -140,7 +140,7 @@ fn key_that_is_the_name_of_a_column_is_a_warning() {
 }
 
 #[test]
-fn table_that_does_not_exist_is_not_to_be_added_to_the_publication() {
+fn does_not_suggest_adding_a_nonexistent_table_to_the_publication() {
     let fixture = Fixture::new();
     let check = fixture.check().args(["--table", "public.outbx"]).finish();
     let check = check
@@ -155,7 +155,7 @@ fn missing_privilege_on_slot_state_is_not_reported_for_the_outbox() {
     let role = format!("{}_role", fixture.name);
     let init = fixture.invoke("init").args(["--role", &role]);
     init.finish().expect_code(0);
-    // A superuser's table is not locked by other roles.
+    // Other roles can't lock a superuser's table.
     let owner = format!("{}_owner", fixture.name);
     fixture.db.run(&format!(
         "CREATE ROLE {owner}; ALTER TABLE outbox OWNER TO {owner}; REVOKE ALL ON walpost.slot_state FROM {role}"

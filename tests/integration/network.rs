@@ -1,5 +1,5 @@
-//! A failing network between Walpost and its servers: no event is lost, whichever connection is
-//! cut.
+//! Network failures between Walpost and its servers: no event is lost, regardless of which
+//! connection breaks.
 
 use std::time::Duration;
 
@@ -16,13 +16,13 @@ use crate::support::walpost::Walpost;
 const CUTS: usize = 8;
 
 in_both_modes! {
-    connection_to_postgresql_that_is_cut_at_any_byte_costs_nothing
-    connection_to_kafka_that_is_cut_at_any_byte_costs_nothing
-    black_hole_before_postgresql_is_found_in_time
-    black_hole_before_kafka_costs_nothing
-    host_of_postgresql_that_answers_nothing_is_left_for_the_next
-    host_of_kafka_that_answers_nothing_costs_nothing
-    slow_and_late_network_costs_nothing
+    loses_no_event_if_the_postgresql_connection_breaks_at_any_byte
+    loses_no_event_if_the_kafka_connection_breaks_at_any_byte
+    detects_an_unresponsive_postgresql_link_within_its_timeout
+    loses_no_event_if_packets_to_kafka_are_dropped
+    tries_the_next_postgresql_host_if_one_does_not_respond
+    loses_no_event_if_the_kafka_host_stops_responding
+    loses_no_event_on_a_slow_high_latency_network
 }
 
 fn fixture(exactly_once: bool) -> Fixture<'static> {
@@ -34,7 +34,7 @@ fn fixture_on(broker: &Broker, exactly_once: bool) -> Fixture<'_> {
 }
 
 /// Starts Walpost with a proxy in front of PostgreSQL.
-fn start_far_from_postgresql(fixture: &Fixture, arguments: &[&str]) -> (Walpost, Proxy) {
+fn start_behind_postgresql_proxy(fixture: &Fixture, arguments: &[&str]) -> (Walpost, Proxy) {
     let proxy = Proxy::start(free_port(), fixture.server.port);
     let walpost = fixture
         .with_conninfo(&proxy.conninfo(&fixture.name))
@@ -45,17 +45,19 @@ fn start_far_from_postgresql(fixture: &Fixture, arguments: &[&str]) -> (Walpost,
 }
 
 /// The connection is cut while it streams, and again during or soon after reconnecting.
-fn connection_to_postgresql_that_is_cut_at_any_byte_costs_nothing(exactly_once: bool) {
-    let mut dice = fastrand::Rng::with_seed(seed());
+fn loses_no_event_if_the_postgresql_connection_breaks_at_any_byte(exactly_once: bool) {
+    let mut rng = fastrand::Rng::with_seed(seed());
     let fixture = fixture(exactly_once);
     let aggregates = [fixture.aggregate(3), fixture.aggregate(1)];
     let load = fixture.load(&[&aggregates[0], &aggregates[1]]);
-    let (walpost, proxy) = start_far_from_postgresql(&fixture, &[]);
+    let (walpost, proxy) = start_behind_postgresql_proxy(&fixture, &[]);
     for round in 1..=CUTS {
-        proxy.cut_after(dice.usize(1..10_000));
+        proxy.cut_after(rng.usize(1..10_000));
         wait_until("the connection to be cut", || proxy.cuts() == 2 * round - 1);
-        proxy.cut_after(dice.usize(1..20_000));
-        wait_until("the next one to be cut", || proxy.cuts() == 2 * round);
+        proxy.cut_after(rng.usize(1..20_000));
+        wait_until("the next connection to be cut", || {
+            proxy.cuts() == 2 * round
+        });
         let before = fixture.confirmed();
         wait_until("the slot to move", || fixture.confirmed() > before);
     }
@@ -64,15 +66,15 @@ fn connection_to_postgresql_that_is_cut_at_any_byte_costs_nothing(exactly_once: 
     assert!(summary.committed > 100, "{summary:?}");
 }
 
-fn connection_to_kafka_that_is_cut_at_any_byte_costs_nothing(exactly_once: bool) {
-    let mut dice = fastrand::Rng::with_seed(seed());
+fn loses_no_event_if_the_kafka_connection_breaks_at_any_byte(exactly_once: bool) {
+    let mut rng = fastrand::Rng::with_seed(seed());
     let broker = Broker::borrowed();
     let fixture = fixture_on(&broker, exactly_once);
     let aggregates = [fixture.aggregate(3), fixture.aggregate(1)];
-    let (walpost, proxy) = start_far_from_kafka(&fixture);
+    let (walpost, proxy) = start_behind_kafka_proxy(&fixture);
     let load = fixture.load(&[&aggregates[0], &aggregates[1]]);
     for round in 1..=CUTS {
-        proxy.cut_after(dice.usize(1..30_000));
+        proxy.cut_after(rng.usize(1..30_000));
         wait_until("the connection to be cut", || proxy.cuts() == round);
         let before = fixture.confirmed();
         wait_until("the slot to move", || fixture.confirmed() > before);
@@ -83,20 +85,20 @@ fn connection_to_kafka_that_is_cut_at_any_byte_costs_nothing(exactly_once: bool)
 }
 
 /// Starts Walpost with a proxy in front of Kafka.
-fn start_far_from_kafka(fixture: &Fixture) -> (Walpost, Proxy) {
+fn start_behind_kafka_proxy(fixture: &Fixture) -> (Walpost, Proxy) {
     let proxy = fixture.broker.proxy();
-    (start_behind(&proxy, fixture, &[]), proxy)
+    (start_behind_proxy(&proxy, fixture, &[]), proxy)
 }
 
-fn start_behind(proxy: &Proxy, fixture: &Fixture, flags: &[&str]) -> Walpost {
+fn start_behind_proxy(proxy: &Proxy, fixture: &Fixture, flags: &[&str]) -> Walpost {
     let far = format!("bootstrap.servers=127.0.0.1:{}", proxy.port());
     fixture.start_with(&[&["-X", &far], flags].concat())
 }
 
-fn black_hole_before_postgresql_is_found_in_time(exactly_once: bool) {
+fn detects_an_unresponsive_postgresql_link_within_its_timeout(exactly_once: bool) {
     let fixture = fixture(exactly_once);
     let aggregate = fixture.aggregate(2);
-    let (mut walpost, proxy) = start_far_from_postgresql(&fixture, &["--link-timeout", "2s"]);
+    let (mut walpost, proxy) = start_behind_postgresql_proxy(&fixture, &["--link-timeout", "2s"]);
     fixture.insert(&aggregate, "k");
     fixture.wait_for_records(1);
     proxy.set_mode(ProxyMode::Swallow);
@@ -108,17 +110,17 @@ fn black_hole_before_postgresql_is_found_in_time(exactly_once: bool) {
     fixture.settle(walpost, &[], fixture.resends(1));
 }
 
-fn black_hole_before_kafka_costs_nothing(exactly_once: bool) {
-    kafka_is_away_for_a_while(exactly_once, |proxy| proxy.set_mode(ProxyMode::Swallow));
+fn loses_no_event_if_packets_to_kafka_are_dropped(exactly_once: bool) {
+    interrupt_kafka(exactly_once, |proxy| proxy.set_mode(ProxyMode::Swallow));
 }
 
-/// Asserts that nothing is confirmed from the call of `breaks` until the proxy forwards data again,
-/// and that nothing is lost.
-fn kafka_is_away_for_a_while(exactly_once: bool, breaks: impl FnOnce(&Proxy)) {
+/// Asserts that nothing is confirmed between the call of `breaks` and the time when the proxy
+/// forwards data again, and that no event is lost.
+fn interrupt_kafka(exactly_once: bool, breaks: impl FnOnce(&Proxy)) {
     let broker = Broker::borrowed();
     let fixture = fixture_on(&broker, exactly_once);
     let aggregate = fixture.aggregate(2);
-    let (walpost, proxy) = start_far_from_kafka(&fixture);
+    let (walpost, proxy) = start_behind_kafka_proxy(&fixture);
     let load = fixture.load(&[&aggregate]);
     load.wait_for_transactions(30);
     breaks(&proxy);
@@ -133,7 +135,7 @@ fn kafka_is_away_for_a_while(exactly_once: bool, breaks: impl FnOnce(&Proxy)) {
 /// Transactions with a full window would be aborted again and again, so less is sent per
 /// transaction until they finish in time.
 #[test]
-fn link_that_takes_longer_for_a_window_than_a_transaction_may_last_carries_all() {
+fn delivers_all_events_over_a_link_too_slow_for_a_window_per_transaction() {
     const TIMEOUT_MILLIS: usize = 3000;
     const BYTES_A_SECOND: usize = 200_000;
     let broker = Broker::borrowed();
@@ -151,7 +153,7 @@ fn link_that_takes_longer_for_a_window_than_a_transaction_may_last_carries_all()
     proxy.set_mode(ProxyMode::Throttle(BYTES_A_SECOND));
     let timeout = format!("transaction.timeout.ms={TIMEOUT_MILLIS}");
     let flags = ["-X", &timeout, "--http", "127.0.0.1:0"];
-    let mut walpost = start_behind(&proxy, &fixture, &flags);
+    let mut walpost = start_behind_proxy(&proxy, &fixture, &flags);
     let http = walpost.http();
     wait_until("less to be in flight", || {
         let window = http.metric("walpost_window_bytes", &fixture.name);
@@ -160,7 +162,7 @@ fn link_that_takes_longer_for_a_window_than_a_transaction_may_last_carries_all()
     fixture.settle(walpost, &[], fixture.resends(0));
 }
 
-fn host_of_postgresql_that_answers_nothing_is_left_for_the_next(exactly_once: bool) {
+fn tries_the_next_postgresql_host_if_one_does_not_respond(exactly_once: bool) {
     let fixture = fixture(exactly_once);
     let aggregate = fixture.aggregate(2);
     let [near, far] = [(); 2].map(|()| Proxy::start(free_port(), fixture.server.port));
@@ -187,19 +189,19 @@ fn host_of_postgresql_that_answers_nothing_is_left_for_the_next(exactly_once: bo
     fixture.settle(walpost, &[], fixture.resends(1));
 }
 
-fn host_of_kafka_that_answers_nothing_costs_nothing(exactly_once: bool) {
-    kafka_is_away_for_a_while(exactly_once, |proxy| {
+fn loses_no_event_if_the_kafka_host_stops_responding(exactly_once: bool) {
+    interrupt_kafka(exactly_once, |proxy| {
         proxy.set_mode(ProxyMode::Silence);
-        // New connections are not answered.
+        // The host does not respond to new connections.
         proxy.cut();
     });
 }
 
-fn slow_and_late_network_costs_nothing(exactly_once: bool) {
+fn loses_no_event_on_a_slow_high_latency_network(exactly_once: bool) {
     let broker = Broker::borrowed();
     let fixture = fixture_on(&broker, exactly_once);
     let aggregate = fixture.aggregate(2);
-    let (walpost, proxy) = start_far_from_kafka(&fixture);
+    let (walpost, proxy) = start_behind_kafka_proxy(&fixture);
     let load = fixture.load(&[&aggregate]);
     for manner in [
         ProxyMode::Delay(Duration::from_millis(30)),

@@ -1,4 +1,4 @@
-//! Records arrive in commit order, with whole transactions and without anything uncommitted.
+//! Records arrive in commit order: complete transactions, and no uncommitted events.
 
 use crate::support::checker::Resends;
 use crate::support::event::Event;
@@ -11,15 +11,15 @@ const SECOND: &str = "00000000-0000-0000-0000-000000000002";
 const THIRD: &str = "00000000-0000-0000-0000-000000000003";
 
 for_each_fixture! {
-    lower_id_that_commits_last_is_delivered_last
-    what_is_rolled_back_is_never_delivered
-    prepared_transaction_is_delivered_when_it_is_committed_and_never_when_not
-    concurrent_sessions_are_delivered_in_commit_order
-    transaction_larger_than_the_window_is_delivered_whole
-    transaction_with_many_savepoints_is_delivered_whole
-    transaction_that_is_open_for_long_holds_up_nobody
-    adjacent_transactions_with_a_death_between_are_all_delivered
-    backlog_of_all_sizes_over_tcp_within_the_host_is_delivered_whole
+    delivers_a_lower_id_last_if_it_commits_last
+    never_delivers_rolled_back_events
+    delivers_a_prepared_transaction_only_after_commit_prepared
+    delivers_events_of_concurrent_sessions_in_commit_order
+    delivers_a_complete_transaction_larger_than_the_window
+    delivers_a_complete_transaction_with_many_savepoints
+    long_transaction_does_not_delay_other_events
+    delivers_adjacent_transactions_when_killed_between_them
+    delivers_a_backlog_of_rows_of_all_sizes_over_local_tcp
 }
 
 /// Returns a statement that writes an event.
@@ -35,7 +35,7 @@ fn ids(records: &[Record]) -> Vec<&str> {
     records.iter().map(|record| record.header("id")).collect()
 }
 
-fn lower_id_that_commits_last_is_delivered_last(fixture: Fixture) {
+fn delivers_a_lower_id_last_if_it_commits_last(fixture: Fixture) {
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start();
     let slow = fixture.server.session(&fixture.name);
@@ -48,7 +48,7 @@ fn lower_id_that_commits_last_is_delivered_last(fixture: Fixture) {
     assert_eq!(ids(&fixture.records()), [SECOND, FIRST]);
 }
 
-fn what_is_rolled_back_is_never_delivered(fixture: Fixture) {
+fn never_delivers_rolled_back_events(fixture: Fixture) {
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start();
     fixture.db.run(&format!(
@@ -75,7 +75,7 @@ fn what_is_rolled_back_is_never_delivered(fixture: Fixture) {
     assert_eq!(indexes, ["0000000000", "0000000001"]);
 }
 
-fn prepared_transaction_is_delivered_when_it_is_committed_and_never_when_not(fixture: Fixture) {
+fn delivers_a_prepared_transaction_only_after_commit_prepared(fixture: Fixture) {
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start();
     let name = &fixture.name;
@@ -96,7 +96,7 @@ fn prepared_transaction_is_delivered_when_it_is_committed_and_never_when_not(fix
     assert_eq!(ids(&fixture.records()), [THIRD, FIRST]);
 }
 
-fn concurrent_sessions_are_delivered_in_commit_order(fixture: Fixture) {
+fn delivers_events_of_concurrent_sessions_in_commit_order(fixture: Fixture) {
     let aggregates = [fixture.aggregate(3), fixture.aggregate(1)];
     let walpost = fixture.start();
     let load = fixture.load(&[&aggregates[0], &aggregates[1]]);
@@ -107,7 +107,7 @@ fn concurrent_sessions_are_delivered_in_commit_order(fixture: Fixture) {
     assert!(summary.committed >= 500, "{summary:?}");
 }
 
-fn transaction_larger_than_the_window_is_delivered_whole(fixture: Fixture) {
+fn delivers_a_complete_transaction_larger_than_the_window(fixture: Fixture) {
     let aggregate = fixture.aggregate(2);
     let walpost = fixture.start_with(&["--window-records", "100", "--window-bytes", "1MiB"]);
     let payload = "jsonb_build_object('n', n)";
@@ -120,7 +120,7 @@ fn transaction_larger_than_the_window_is_delivered_whole(fixture: Fixture) {
 
 /// There are more subtransactions than PostgreSQL keeps in shared memory, and half of them are
 /// rolled back.
-fn transaction_with_many_savepoints_is_delivered_whole(fixture: Fixture) {
+fn delivers_a_complete_transaction_with_many_savepoints(fixture: Fixture) {
     const SAVEPOINTS: usize = 10_000;
     let aggregate = fixture.aggregate(2);
     let walpost = fixture.start_with(&["--window-records", "100"]);
@@ -158,8 +158,8 @@ fn transaction_with_many_savepoints_is_delivered_whole(fixture: Fixture) {
     assert_eq!(summary.committed, SAVEPOINTS / 2 + 1);
 }
 
-/// When the transaction commits, its rows are older than everything confirmed.
-fn transaction_that_is_open_for_long_holds_up_nobody(fixture: Fixture) {
+/// When the transaction commits, its rows are older than every confirmed event.
+fn long_transaction_does_not_delay_other_events(fixture: Fixture) {
     let aggregate = fixture.aggregate(1);
     let long = fixture.server.session(&fixture.name);
     long.run(&format!("BEGIN; {}", event(&fixture, FIRST, &aggregate)));
@@ -180,7 +180,7 @@ fn transaction_that_is_open_for_long_holds_up_nobody(fixture: Fixture) {
 
 /// Each transaction begins at the byte at which the previous one ended, so a position that is off
 /// by one transaction would skip or repeat one.
-fn adjacent_transactions_with_a_death_between_are_all_delivered(fixture: Fixture) {
+fn delivers_adjacent_transactions_when_killed_between_them(fixture: Fixture) {
     const ROWS_EACH: usize = 20;
     let aggregate = fixture.aggregate(1);
     let mut deaths = Vec::new();
@@ -207,7 +207,7 @@ fn adjacent_transactions_with_a_death_between_are_all_delivered(fixture: Fixture
 
 /// A TCP connection within the host returns little data per read and is read once it is full, even
 /// if a row is larger than its buffer.
-fn backlog_of_all_sizes_over_tcp_within_the_host_is_delivered_whole(fixture: Fixture) {
+fn delivers_a_backlog_of_rows_of_all_sizes_over_local_tcp(fixture: Fixture) {
     let aggregate = fixture.aggregate(3);
     let write = |count, bytes: usize| {
         let payload = format!("jsonb_build_object('n', n, 'text', repeat('x', {bytes}))");
@@ -223,7 +223,7 @@ fn backlog_of_all_sizes_over_tcp_within_the_host_is_delivered_whole(fixture: Fix
     let over_tcp = fixture.server.tcp_conninfo(&fixture.name);
     let walpost = fixture.with_conninfo(&over_tcp).run().start_streaming();
     fixture.wait_until_confirmed();
-    // Single rows follow, slowly, while the pipeline is still running.
+    // More rows are inserted one by one, slowly, while the pipeline is still running.
     (0..20).for_each(|_| write(1, 10));
     let summary = fixture.settle(walpost, &[], Resends::Never);
     assert_eq!(summary.committed, 20_000 + 2_500 + 200 + 20 + 20_000 + 20);

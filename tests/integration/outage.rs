@@ -1,4 +1,4 @@
-//! Kafka or PostgreSQL becomes unavailable and returns: Walpost resumes by itself.
+//! Kafka or PostgreSQL becomes unavailable and returns: Walpost resumes without intervention.
 
 use std::thread;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use crate::support::checker::Resends;
 use crate::support::event::Outbox;
 use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
-use crate::support::postgres::{MAJOR, Server, Stop};
+use crate::support::postgres::{MAJOR, Server, StopMode};
 use crate::support::process::{freeze, thaw};
 use crate::support::proxy::ProxyMode;
 use crate::support::wait::{assert_stays, wait_until};
@@ -15,13 +15,13 @@ use crate::support::wait::{assert_stays, wait_until};
 const MEGABYTE: u64 = 1 << 20;
 
 for_each_outbox! {
-    broker_that_stops_and_starts_under_load_costs_nothing
-    broker_that_is_away_is_told_once_and_costs_neither_memory_nor_time
-    loses_nothing_when_postgresql_restarts_under_load
-    walsender_that_is_terminated_is_connected_to_again
+    loses_no_event_when_a_broker_restarts_under_load
+    logs_a_broker_outage_once_with_bounded_memory_and_fast_recovery
+    loses_no_event_when_postgresql_restarts_under_load
+    reconnects_after_the_walsender_is_terminated
 }
 
-fn broker_that_stops_and_starts_under_load_costs_nothing(outbox: Outbox) {
+fn loses_no_event_when_a_broker_restarts_under_load(outbox: Outbox) {
     let broker = Broker::private();
     let fixture = Fixture::with_outbox_on(outbox, Server::shared(MAJOR), &broker);
     let aggregates = [fixture.aggregate(3), fixture.aggregate(1)];
@@ -39,7 +39,7 @@ fn broker_that_stops_and_starts_under_load_costs_nothing(outbox: Outbox) {
     fixture.settle(walpost, &[], Resends::AtMost(2));
 }
 
-fn broker_that_is_away_is_told_once_and_costs_neither_memory_nor_time(outbox: Outbox) {
+fn logs_a_broker_outage_once_with_bounded_memory_and_fast_recovery(outbox: Outbox) {
     let broker = Broker::borrowed();
     let kafka = broker.proxy();
     let fixture =
@@ -60,10 +60,10 @@ fn broker_that_is_away_is_told_once_and_costs_neither_memory_nor_time(outbox: Ou
     });
     let cpu = walpost.cpu_seconds() - cpu_before;
     assert!(cpu < 2.0, "{cpu} s of CPU in 10 s of outage");
-    let told = walpost.log().lines().count() - lines;
+    let new_lines = walpost.log().lines().count() - lines;
     assert!(
-        (1..=6).contains(&told),
-        "{told} lines about one outage:\n{}",
+        (1..=6).contains(&new_lines),
+        "{new_lines} lines about one outage:\n{}",
         walpost.log()
     );
     kafka.set_mode(ProxyMode::Pass);
@@ -71,7 +71,7 @@ fn broker_that_is_away_is_told_once_and_costs_neither_memory_nor_time(outbox: Ou
 }
 
 #[test]
-fn connector_that_starts_before_the_broker_waits_for_it() {
+fn waits_for_a_broker_that_is_down_at_startup() {
     let broker = Broker::borrowed();
     let kafka = broker.proxy();
     let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker).behind_proxy(&kafka);
@@ -84,11 +84,11 @@ fn connector_that_starts_before_the_broker_waits_for_it() {
     fixture.settle(walpost, &[], Resends::Never);
 }
 
-in_both_modes! { brokers_that_stop_and_name_none_are_connected_to_again }
+in_both_modes! { reconnects_to_brokers_that_returned_an_empty_broker_list }
 
-/// The last broker to stop still answers, with an empty list of brokers. librdkafka then forgets
+/// The last broker to stop still responds, with an empty list of brokers. librdkafka then forgets
 /// all brokers permanently.
-fn brokers_that_stop_and_name_none_are_connected_to_again(exactly_once: bool) {
+fn reconnects_to_brokers_that_returned_an_empty_broker_list(exactly_once: bool) {
     let broker = Broker::borrowed();
     let kafka = broker.proxy();
     let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker)
@@ -112,12 +112,12 @@ fn brokers_that_stop_and_name_none_are_connected_to_again(exactly_once: bool) {
 }
 
 #[test]
-fn connector_that_starts_before_postgresql_waits_for_it() {
+fn waits_for_postgresql_that_is_down_at_startup() {
     let server = Server::private(MAJOR, "");
     let mut fixture = Fixture::on_servers(&server, Broker::shared());
     let aggregate = fixture.aggregate(1);
     fixture.insert(&aggregate, "k");
-    server.stop(Stop::Fast);
+    server.stop(StopMode::Fast);
     let mut walpost = fixture.run().start();
     walpost.wait_for_log("reconnecting");
     assert_stays("told once", Duration::from_secs(4), || {
@@ -129,18 +129,18 @@ fn connector_that_starts_before_postgresql_waits_for_it() {
     fixture.settle(walpost, &[], Resends::Never);
 }
 
-fn loses_nothing_when_postgresql_restarts_under_load(outbox: Outbox) {
+fn loses_no_event_when_postgresql_restarts_under_load(outbox: Outbox) {
     let server = Server::private(MAJOR, "");
     let mut fixture = Fixture::with_outbox_on(outbox, &server, Broker::shared());
     let aggregates = [fixture.aggregate(3), fixture.aggregate(1)];
     let mut walpost = fixture.start();
     let load = fixture.load(&[&aggregates[0], &aggregates[1]]);
     let stops = [
-        Stop::Fast,
-        Stop::Immediate,
-        Stop::Fast,
-        Stop::Immediate,
-        Stop::Immediate,
+        StopMode::Fast,
+        StopMode::Immediate,
+        StopMode::Fast,
+        StopMode::Immediate,
+        StopMode::Immediate,
     ];
     for (round, how) in stops.into_iter().enumerate() {
         load.wait_for_transactions(100);
@@ -155,7 +155,7 @@ fn loses_nothing_when_postgresql_restarts_under_load(outbox: Outbox) {
 }
 
 #[test]
-fn postgresql_stops_in_seconds_while_kafka_is_away() {
+fn postgresql_stops_within_seconds_during_a_kafka_outage() {
     let server = Server::private(MAJOR, "");
     let broker = Broker::borrowed();
     let kafka = broker.proxy();
@@ -168,7 +168,7 @@ fn postgresql_stops_in_seconds_while_kafka_is_away() {
     for _ in 0..100 {
         fixture.insert(&aggregate, "k");
     }
-    server.begin_stop(Stop::Fast);
+    server.begin_stop(StopMode::Fast);
     assert!(
         server.has_stopped(Duration::from_secs(15)),
         "{}",
@@ -181,7 +181,7 @@ fn postgresql_stops_in_seconds_while_kafka_is_away() {
     fixture.settle(walpost, &[], Resends::AtMost(1));
 }
 
-fn walsender_that_is_terminated_is_connected_to_again(outbox: Outbox) {
+fn reconnects_after_the_walsender_is_terminated(outbox: Outbox) {
     let fixture = Fixture::with_outbox(outbox);
     let aggregate = fixture.aggregate(2);
     let mut walpost = fixture.start();
@@ -196,7 +196,7 @@ fn walsender_that_is_terminated_is_connected_to_again(outbox: Outbox) {
 }
 
 #[test]
-fn link_that_is_dead_is_given_up_after_the_timeout() {
+fn reconnects_after_the_link_timeout_if_the_walsender_freezes() {
     let server = Server::private(MAJOR, "");
     let fixture = Fixture::on_servers(&server, Broker::shared());
     let aggregate = fixture.aggregate(1);
@@ -215,7 +215,7 @@ fn link_that_is_dead_is_given_up_after_the_timeout() {
 }
 
 #[test]
-fn idle_outage_of_kafka_is_a_line_when_it_begins_and_one_when_it_ends() {
+fn logs_one_line_when_an_idle_kafka_outage_begins_and_one_when_it_ends() {
     let broker = Broker::borrowed();
     let kafka = broker.proxy();
     let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker).behind_proxy(&kafka);
@@ -234,7 +234,7 @@ fn idle_outage_of_kafka_is_a_line_when_it_begins_and_one_when_it_ends() {
 /// Without a pause, librdkafka's threads would poll for messages that are ready but can't be sent
 /// yet.
 #[test]
-fn process_sleeps_while_brokers_take_their_time() {
+fn uses_little_cpu_while_brokers_are_slow_to_respond() {
     let broker = Broker::borrowed();
     for exactly_once in [false, true] {
         let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker).in_mode(exactly_once);
@@ -243,7 +243,8 @@ fn process_sleeps_while_brokers_take_their_time() {
         fixture.insert(&aggregate, "k");
         fixture.wait_for_records(1);
         broker.freeze();
-        // One request contains the first messages; the others wait for longer than linger.ms.
+        // The first messages are sent in one request; the following messages wait for longer than
+        // linger.ms.
         for count in [10, 1_000] {
             fixture
                 .db
@@ -261,7 +262,7 @@ fn process_sleeps_while_brokers_take_their_time() {
 }
 
 #[test]
-fn connection_outlives_an_outage_of_kafka_that_is_longer_than_the_link_timeout() {
+fn keeps_the_connection_open_in_a_kafka_outage_longer_than_the_link_timeout() {
     let broker = Broker::borrowed();
     let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker);
     let aggregate = fixture.aggregate(1);

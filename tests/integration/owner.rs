@@ -8,8 +8,8 @@ use crate::support::postgres::{MAJORS, Server};
 use crate::support::session::Session;
 use crate::support::walpost::Invocation;
 
-/// An empty database with its own roles, whose names have to be quoted in SQL.
-struct Place {
+/// An empty database with its own roles, whose names must be quoted in SQL.
+struct OwnerFixture {
     fixture: Fixture<'static>,
     owner: String,
     writer: String,
@@ -17,7 +17,7 @@ struct Place {
     dba: String,
 }
 
-impl Place {
+impl OwnerFixture {
     fn new(major: u32) -> Self {
         Self::of(Outbox::Table, major)
     }
@@ -48,14 +48,14 @@ impl Place {
         self.fixture.init().args(["--owner", &self.owner])
     }
 
-    /// Returns `init` run by the DBA who is not a superuser.
+    /// Returns `walpost init`, run by the DBA who is not a superuser.
     fn init_as_dba(&self) -> Invocation {
         let conninfo = self.fixture.conninfo_as(&self.dba);
         let init = self.fixture.with_conninfo(&conninfo).init();
         init.args(["--owner", &self.owner])
     }
 
-    /// Returns the tables, functions and publications that belong to the owner.
+    /// Returns the tables, functions and publications that the owner's role owns.
     fn owned(&self) -> Vec<String> {
         let rows = self.fixture.db.rows(&format!(
             "SELECT c.oid::regclass::text FROM pg_class c WHERE relkind IN ('r', 'p')
@@ -71,7 +71,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for OwnerFixture {
     fn drop(&mut self) {
         for role in [&self.owner, &self.writer, &self.dba] {
             self.fixture.db.drop_role(role);
@@ -86,21 +86,21 @@ fn event(aggregate: &str) -> String {
 }
 
 #[test]
-fn owner_has_the_table_and_its_partitions_and_a_writer_may_insert() {
+fn init_gives_the_table_and_partitions_to_the_owner_and_insert_to_the_writer() {
     for major in MAJORS {
         for partitioned in [false, true] {
-            let place = Place::new(major);
+            let setup = OwnerFixture::new(major);
             let init = || {
                 let arguments = partitioned.then_some("--partitioned");
-                let init = place.init().args(arguments);
-                init.args(["--writer", &place.writer]).finish()
+                let init = setup.init().args(arguments);
+                init.args(["--writer", &setup.writer]).finish()
             };
             let first = init().expect_code(0);
-            first.expect_mentions(&["now belongs to role", &place.owner]);
-            let made = objects(&place.fixture);
-            let owned = place.owned();
+            first.expect_mentions(&["now belongs to role", &setup.owner]);
+            let made = objects(&setup.fixture);
+            let owned = setup.owned();
             match partitioned {
-                // The partitioned table, its default partition and weekly partitions.
+                // The partitioned table, its default partition and its weekly partitions.
                 true => assert_eq!(owned.len(), 10, "{major}: {owned:?}"),
                 false => assert_eq!(owned, ["outbox"], "{major}"),
             }
@@ -109,12 +109,12 @@ fn owner_has_the_table_and_its_partitions_and_a_writer_may_insert() {
                 "{owned:?}"
             );
 
-            let aggregate = place.fixture.aggregate(1);
-            let (owner, writer) = (place.session(&place.owner), place.session(&place.writer));
-            let walpost = place.fixture.start();
+            let aggregate = setup.fixture.aggregate(1);
+            let (owner, writer) = (setup.session(&setup.owner), setup.session(&setup.writer));
+            let walpost = setup.fixture.start();
             owner.run(&event(&aggregate));
             writer.run(&event(&aggregate));
-            place.fixture.wait_for_records(2);
+            setup.fixture.wait_for_records(2);
             walpost.terminate().expect_code(0);
             for refused in [
                 "SELECT * FROM public.outbox",
@@ -134,9 +134,9 @@ fn owner_has_the_table_and_its_partitions_and_a_writer_may_insert() {
                 .expect_err("the journal is Walpost's");
 
             if partitioned {
-                place.fixture.db.run("DROP TABLE outbox_default");
+                setup.fixture.db.run("DROP TABLE outbox_default");
                 let add = "CREATE TABLE outbox_default PARTITION OF outbox DEFAULT";
-                place.fixture.db.run(add);
+                setup.fixture.db.run(add);
             }
             let again = init().expect_code(0);
             assert_eq!(
@@ -144,45 +144,45 @@ fn owner_has_the_table_and_its_partitions_and_a_writer_may_insert() {
                 partitioned,
                 "{again:?}"
             );
-            assert_eq!(objects(&place.fixture), made, "{major}");
-            assert_eq!(place.owned(), owned, "{major}");
-            place.fixture.check().finish().expect_code(0);
+            assert_eq!(objects(&setup.fixture), made, "{major}");
+            assert_eq!(setup.owned(), owned, "{major}");
+            setup.fixture.check().finish().expect_code(0);
         }
     }
 }
 
 #[test]
-fn table_that_an_earlier_init_has_made_can_be_given_to_its_owner() {
-    let place = Place::new(15);
-    place.fixture.init().finish().expect_code(0);
-    assert!(place.owned().is_empty());
-    place.init().finish().expect_code(0);
-    assert_eq!(place.owned(), ["outbox"]);
+fn init_can_change_the_owner_of_a_table_it_created_earlier() {
+    let setup = OwnerFixture::new(15);
+    setup.fixture.init().finish().expect_code(0);
+    assert!(setup.owned().is_empty());
+    setup.init().finish().expect_code(0);
+    assert_eq!(setup.owned(), ["outbox"]);
 }
 
 #[test]
-fn owner_that_the_dba_can_not_act_as_is_refused_and_nothing_is_changed() {
+fn init_rejects_an_owner_that_the_dba_cannot_act_as() {
     for major in MAJORS {
-        let place = Place::new(major);
-        let (db, owner, dba) = (&place.fixture.db, &place.owner, &place.dba);
-        let refused = |says: &[&str]| {
-            let init = place.init_as_dba().finish().expect_code(3);
-            init.expect_mentions(says)
+        let setup = OwnerFixture::new(major);
+        let (db, owner, dba) = (&setup.fixture.db, &setup.owner, &setup.dba);
+        let refused = |expected: &[&str]| {
+            let init = setup.init_as_dba().finish().expect_code(3);
+            init.expect_mentions(expected)
                 .expect_mentions(&["Nothing was changed"]);
-            assert!(objects(&place.fixture).is_empty(), "{major}: {says:?}");
+            assert!(objects(&setup.fixture).is_empty(), "{major}: {expected:?}");
             let schemas = "SELECT count(*) FROM pg_namespace WHERE nspname = 'walpost'";
-            assert_eq!(db.number(schemas), 0, "{major}: {says:?}");
+            assert_eq!(db.number(schemas), 0, "{major}: {expected:?}");
         };
         let act_as = format!("GRANT \"{owner}\" TO \"{dba}\"");
-        let says = [
+        let expected = [
             &*format!("role \"{dba}\" can't act as role \"{owner}\""),
             &act_as,
         ];
-        refused(&says);
+        refused(&expected);
         if major >= 16 {
             for option in ["SET", "INHERIT"] {
                 db.run(&format!("{act_as} WITH {option} FALSE"));
-                refused(&says);
+                refused(&expected);
                 db.run(&format!("REVOKE \"{owner}\" FROM \"{dba}\""));
             }
         }
@@ -193,34 +193,34 @@ fn owner_that_the_dba_can_not_act_as_is_refused_and_nothing_is_changed() {
             &create,
         ]);
         db.run(&create);
-        // GRANT only warns if the DBA has no right to grant.
+        // GRANT only issues a warning if the DBA does not have the grant option.
         let usage = |role: &str| format!("GRANT USAGE ON SCHEMA public TO \"{role}\"");
         refused(&[&usage(owner)]);
         db.run(&usage(owner));
         let init = || {
-            let init = place.init_as_dba().args(["--writer", &place.writer]);
+            let init = setup.init_as_dba().args(["--writer", &setup.writer]);
             init.finish()
         };
         init()
             .expect_code(3)
-            .expect_mentions(&["privileges to send events", &usage(&place.writer)]);
-        assert!(objects(&place.fixture).is_empty(), "{major}");
+            .expect_mentions(&["privileges to send events", &usage(&setup.writer)]);
+        assert!(objects(&setup.fixture).is_empty(), "{major}");
         db.run(&format!(
             "GRANT USAGE ON SCHEMA public TO \"{dba}\" WITH GRANT OPTION"
         ));
         init().expect_code(0);
         init().expect_code(0);
-        assert_eq!(place.owned(), ["outbox"], "{major}");
-        for role in [owner, &place.writer] {
-            place.session(role).run(&event("a"));
+        assert_eq!(setup.owned(), ["outbox"], "{major}");
+        for role in [owner, &setup.writer] {
+            setup.session(role).run(&event("a"));
         }
     }
 }
 
 #[test]
-fn owner_and_writer_that_are_not_there_are_named_and_nothing_is_changed() {
-    let place = Place::new(15);
-    let init = |arguments: &[&str]| place.fixture.init().args(arguments).finish().expect_code(3);
+fn init_reports_missing_owner_and_writer_roles_and_changes_nothing() {
+    let setup = OwnerFixture::new(15);
+    let init = |arguments: &[&str]| setup.fixture.init().args(arguments).finish().expect_code(3);
     for (flag, to) in [
         ("--owner", "should own table"),
         ("--writer", "should send events"),
@@ -230,19 +230,19 @@ fn owner_and_writer_that_are_not_there_are_named_and_nothing_is_changed() {
             "CREATE ROLE \"it's nobody\" LOGIN",
             "Nothing was changed",
         ]);
-        assert!(objects(&place.fixture).is_empty(), "{flag}");
+        assert!(objects(&setup.fixture).is_empty(), "{flag}");
     }
 }
 
 #[test]
-fn table_of_another_role_or_make_is_not_given_away() {
-    let place = Place::new(15);
-    let (db, writer) = (&place.fixture.db, &place.writer);
+fn init_does_not_change_the_owner_of_a_table_it_did_not_create() {
+    let setup = OwnerFixture::new(15);
+    let (db, writer) = (&setup.fixture.db, &setup.writer);
     db.run("CREATE TABLE outbox (id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb)");
-    let refused = |says: &str| {
-        let init = place.init().finish().expect_code(3);
-        init.expect_mentions(&[says, "docs/retention.md", "Nothing was changed"]);
-        assert!(place.owned().is_empty());
+    let refused = |expected: &str| {
+        let init = setup.init().finish().expect_code(3);
+        init.expect_mentions(&[expected, "docs/retention.md", "Nothing was changed"]);
+        assert!(setup.owned().is_empty());
     };
     refused("was not created by Walpost");
     // Makes the table look as if Walpost had created it.
@@ -252,9 +252,9 @@ fn table_of_another_role_or_make_is_not_given_away() {
 }
 
 #[test]
-fn outbox_without_a_table_has_no_owner() {
-    let place = Place::of(Outbox::Messages, 15);
-    let init = place.init().finish().expect_code(2);
+fn init_rejects_owner_for_an_outbox_without_a_table() {
+    let setup = OwnerFixture::of(Outbox::Messages, 15);
+    let init = setup.init().finish().expect_code(2);
     init.expect_mentions(&["--owner is for a table"]);
-    assert!(objects(&place.fixture).is_empty());
+    assert!(objects(&setup.fixture).is_empty());
 }

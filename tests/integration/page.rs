@@ -1,4 +1,4 @@
-//! The page at `/`, in Chromium.
+//! The status page at `/`, displayed by Chromium.
 
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -15,7 +15,7 @@ use crate::support::proxy::ProxyMode;
 use crate::support::wait::{assert_stays, poll_until, wait_until};
 use crate::support::walpost::{Invocation, Walpost, config_file};
 
-/// Starts a process with a pipeline for each of the fixtures.
+/// Starts a Walpost process with a pipeline for each fixture.
 fn start(fixtures: &[&Fixture<'_>]) -> (Walpost, Http) {
     let mut text = format!(
         "http = \"127.0.0.1:0\"\n[kafka]\n\"bootstrap.servers\" = \"{}\"\n",
@@ -39,7 +39,7 @@ fn url(http: &Http) -> String {
     format!("http://{}/", http.address())
 }
 
-/// Returns the part of the document about a pipeline, without tags: texts separated by `|`.
+/// Returns the part of the document about a pipeline without its tags, as texts separated by `|`.
 fn card(document: &str, pipeline: &str) -> String {
     let start = document
         .find(&format!("data-pipeline=\"{pipeline}\""))
@@ -55,8 +55,8 @@ fn card(document: &str, pipeline: &str) -> String {
 }
 
 /// Asserts that the page and `walpost status` show the same state for each pipeline and, if there
-/// is a problem, the same reason and remedy, each of them once. Polls until both show the same
-/// moment.
+/// is a problem, the same reason and remedy, each exactly once. Polls, because the page and the
+/// command may show different moments at first.
 fn expect_agreement(tab: &mut Tab, http: &Http) {
     let mut found = String::new();
     let agree = poll_until(Duration::from_secs(60), || {
@@ -96,19 +96,19 @@ fn differences(document: &str, printed: &str, status: &Value) -> String {
     found
 }
 
-/// Returns the rows of the overview: the name, and the word for the state.
-fn rows(tab: &mut Tab) -> Vec<[String; 2]> {
-    let rows = tab.evaluate(
+/// Returns the rows of the overview, each with the pipeline's name and state.
+fn overview_rows(tab: &mut Tab) -> Vec<[String; 2]> {
+    let overview_rows = tab.evaluate(
         "[...document.querySelectorAll('#overview tbody')].map(row => [row.querySelector('a').textContent,
          row.querySelector('.state').textContent])",
     );
-    serde_json::from_value(rows).unwrap()
+    serde_json::from_value(overview_rows).unwrap()
 }
 
 /// Twelve pipelines: one has halted, one can't reach its server, one is on standby, and nine
 /// stream.
 #[test]
-fn page_of_many_pipelines_has_trouble_first_and_is_short() {
+fn page_of_many_pipelines_shows_problems_first_and_stays_short() {
     let (halted, healthy) = (Fixture::new(), Fixture::bare());
     let mut text = format!(
         "http = \"127.0.0.1:0\"\n[kafka]\n\"bootstrap.servers\" = \"{}\"\n",
@@ -118,7 +118,7 @@ fn page_of_many_pipelines_has_trouble_first_and_is_short() {
         text += &format!("[[pipeline]]\nname = \"{name}\"\npostgres = \"{conninfo}\"\n");
         name.to_owned()
     };
-    // Short names as operators choose them, unlike the names of the tests' fixtures.
+    // Short names as operators choose them; the names of the fixtures are longer.
     let prefix = healthy.name.split('_').next().unwrap();
     let named = |suffix: &str| format!("{prefix}_{suffix}");
     let streaming: Vec<_> = (1..=9)
@@ -151,13 +151,16 @@ fn page_of_many_pipelines_has_trouble_first_and_is_short() {
 
     let mut tab = Tab::open(&url(&http), 1280, 900);
     wait_until("the overview", || {
-        let rows = rows(&mut tab);
-        let states: Vec<_> = rows.iter().map(|row| row[1].as_str()).collect();
+        let overview_rows = overview_rows(&mut tab);
+        let states: Vec<_> = overview_rows.iter().map(|row| row[1].as_str()).collect();
         states.len() == 12
             && states[..2] == ["halted", "reconnecting"]
             && !states[2..].contains(&"starting")
     });
-    let order: Vec<_> = rows(&mut tab).into_iter().map(|[name, ..]| name).collect();
+    let order: Vec<_> = overview_rows(&mut tab)
+        .into_iter()
+        .map(|[name, ..]| name)
+        .collect();
     let configured = streaming.iter().chain([&idle]);
     let expected: Vec<_> = [&last, &away].into_iter().chain(configured).collect();
     assert_eq!(order.iter().collect::<Vec<_>>(), expected);
@@ -178,19 +181,20 @@ fn page_of_many_pipelines_has_trouble_first_and_is_short() {
     assert_eq!(names, order, "{}", shown.stdout);
     expect_agreement(&mut tab, &http);
 
-    // With the cards open, the page was 6,652 and 17,637 pixels tall.
-    for (width, height, most) in [(1280, 900, 1_700), (390, 844, 2_400)] {
+    // With all cards expanded, the page was 6,652 and 17,637 pixels tall.
+    for (width, height, peak) in [(1280, 900, 1_700), (390, 844, 2_400)] {
         tab.resize(width, height);
         let size = tab.evaluate(
             "[document.documentElement.scrollHeight, document.documentElement.scrollWidth,
               document.querySelectorAll('.charts').length, [...document.querySelectorAll('.charts')].filter(c => c.offsetHeight).length]",
         );
-        assert!(size[0].as_u64().unwrap() <= most, "{width}: {size}");
-        assert_eq!(size[1], width, "it scrolls sideways: {size}");
+        assert!(size[0].as_u64().unwrap() <= peak, "{width}: {size}");
+        assert_eq!(size[1], width, "the page scrolls horizontally: {size}");
         assert_eq!((&size[2], &size[3]), (&12.into(), &0.into()), "folded");
     }
 
-    // By keyboard alone: the first link is in the first row, and leads to that pipeline's card.
+    // Using only the keyboard: the first link is in the first row of the overview and leads to the
+    // card of that pipeline.
     let focused = "document.activeElement.textContent";
     tab.press("Tab");
     assert_eq!(tab.evaluate(focused), *last);
@@ -205,20 +209,20 @@ fn page_of_many_pipelines_has_trouble_first_and_is_short() {
         tab.evaluate(&format!("{card}.querySelector('.charts').offsetHeight > 0")) == true
     });
     let top = format!("{card}.getBoundingClientRect().top");
-    wait_until("the card to be in sight", || {
+    wait_until("the card to be visible", || {
         let top = tab.evaluate(&top).as_f64().unwrap();
         (0.0..844.0).contains(&top)
     });
     let fold = format!("{card}.querySelector('button').getAttribute('aria-expanded')");
     assert_eq!(tab.evaluate(&fold), "true");
-    // The next tab stop is the card's heading, which collapses the card.
+    // The next tab stop is the heading of the card; pressing Enter collapses the card.
     tab.press("Tab");
     assert_eq!(tab.evaluate(focused), **fifth);
     tab.press("Enter");
     assert_eq!(tab.evaluate(&fold), "false");
     drop(tab);
 
-    // A card named by the URL's fragment is open and has charts.
+    // If the URL's fragment contains the name of a pipeline, its card is expanded and has charts.
     let mut tab = Tab::open(&format!("{}#pipeline-{last}", url(&http)), 390, 844);
     let card = format!("document.getElementById('pipeline-{last}')");
     wait_until("the charts", || {
@@ -283,7 +287,7 @@ fn page_shows_each_pipeline_and_its_rate() {
     let delivered = after("Events delivered|").split('|').next().unwrap();
     let delivered: u64 = delivered.replace(',', "").parse().unwrap();
     assert!(delivered >= 300, "{busy}");
-    // A line in each of the charts, and points in the first.
+    // Each chart has a line, and the first chart has points.
     assert!(
         document.matches("class=\"first\"").count() >= 6,
         "{document}"
@@ -297,7 +301,7 @@ fn page_shows_each_pipeline_and_its_rate() {
     walpost.terminate().expect_code(0);
 }
 
-/// The pipeline has been streaming for longer than it has been stuck.
+/// The pipeline has been streaming for longer than it has been stalled.
 #[test]
 fn page_shows_how_long_a_pipeline_has_been_stalled() {
     let broker = Broker::borrowed();
@@ -313,13 +317,17 @@ fn page_shows_how_long_a_pipeline_has_been_stalled() {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
         Some(now.as_secs_f64() - at)
     };
-    wait_until("it to stream for a while", || ago("since") > Some(15.0));
+    wait_until("the pipeline to stream for a while", || {
+        ago("since") > Some(15.0)
+    });
     kafka.set_mode(ProxyMode::Refuse);
     let killed = Instant::now();
     fixture.insert(&aggregate, "k");
-    wait_until("it to be stuck", || ago("not_ready_since").is_some());
+    wait_until("the pipeline to be stalled", || {
+        ago("not_ready_since").is_some()
+    });
     let document = browser::document(&url(&http));
-    let most = killed.elapsed().as_secs_f64() + 1.0;
+    let peak = killed.elapsed().as_secs_f64() + 1.0;
     let stuck = card(&document, &fixture.name);
     let (_, lasts) = stuck.split_once("stuck|for ").expect(&stuck);
     let (lasts, _) = lasts.split_once('|').unwrap_or((lasts, ""));
@@ -331,14 +339,14 @@ fn page_shows_how_long_a_pipeline_has_been_stalled() {
         "min" => 60.0,
         _ => panic!("{unit}: {stuck}"),
     };
-    assert!(number * second <= most, "{most} s: {stuck}");
+    assert!(number * second <= peak, "{peak} s: {stuck}");
     expect_agreement(&mut Tab::open(&url(&http), 1280, 900), &http);
     walpost.kill();
 }
 
 /// The error contains text from a row, which the page shows as text, not as HTML.
 #[test]
-fn page_shows_an_error_with_its_remedy_and_never_executes_its_content() {
+fn page_shows_an_error_with_its_remedy_as_plain_text() {
     let fixtures = [Fixture::new(), Fixture::new()];
     let (mut walpost, http) = start(&fixtures.each_ref());
     fixtures[0].accept_any_name("outbox");
@@ -360,7 +368,7 @@ fn page_shows_an_error_with_its_remedy_and_never_executes_its_content() {
 }
 
 #[test]
-fn page_takes_nothing_from_anywhere_else() {
+fn page_loads_no_external_resources() {
     let fixture = Fixture::new();
     let (walpost, http) = start(&[&fixture]);
     let page = http.get("/");
@@ -388,7 +396,7 @@ fn page_takes_nothing_from_anywhere_else() {
 /// Creates docs/page.png.
 #[test]
 #[ignore = "writes to docs/"]
-fn capture_page() {
+fn captures_the_status_page_screenshot() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(3);
     let (walpost, http) = start(&[&fixture]);
@@ -410,7 +418,7 @@ fn page_lists_dropped_slots() {
     budget::drop_slot(&fixture);
     budget::new_slot(&fixture);
     let (walpost, http) = start(&[&fixture]);
-    wait_until("the database to be asked", || {
+    wait_until("the database to be queried", || {
         http.pipeline()["dropped_slots"].is_array()
     });
     let listed = card(&browser::document(&url(&http)), &fixture.name);

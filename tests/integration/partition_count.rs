@@ -6,20 +6,21 @@ use crate::support::wait::wait_until;
 use crate::support::walpost::Walpost;
 
 in_both_modes! {
-    partitions_added_while_it_is_away
-    partitions_added_while_it_runs
-    row_names_a_partition_that_was_added_while_it_runs
-    row_names_a_partition_that_was_added_and_others_become_dead_letters
-    row_names_a_partition_that_is_not_there
+    delivers_to_partitions_added_while_walpost_was_stopped
+    delivers_to_partitions_added_while_walpost_runs
+    delivers_a_row_for_a_partition_added_while_walpost_runs
+    delivers_rows_for_added_partitions_and_dead_letters_for_nonexistent_ones
+    halts_on_a_row_for_a_partition_that_does_not_exist
 }
 
 const TABLE: &str =
     "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text, shard int)";
 
-/// Logged at the start in exactly-once mode, where the checkpoint contains the previous number.
+/// This warning is logged at startup in exactly-once mode, because the checkpoint contains the
+/// previous number of partitions.
 const CHANGE_WARNING: &str = "the topic's number of partitions has changed";
 
-fn partitions_added_while_it_is_away(exactly_once: bool) {
+fn delivers_to_partitions_added_while_walpost_was_stopped(exactly_once: bool) {
     let fixture = Fixture::new().in_mode(exactly_once);
     let aggregate = fixture.aggregate(1);
     let load = fixture.load(&[&aggregate]);
@@ -31,25 +32,27 @@ fn partitions_added_while_it_is_away(exactly_once: bool) {
     load.wait_for_transactions(40);
     load.stop();
     if exactly_once {
-        let said = walpost.wait_for_log(CHANGE_WARNING);
+        let line = walpost.wait_for_log(CHANGE_WARNING);
         for part in ["WARN", "before=1", "found=4", &aggregate] {
-            assert!(said.contains(part), "{part} in {said}");
+            assert!(line.contains(part), "{part} in {line}");
         }
     }
     fixture.settle(walpost, &[], fixture.resends(0));
     assert!(partitions_in_use(&fixture) > 1);
 }
 
-fn partitions_added_while_it_runs(exactly_once: bool) {
+fn delivers_to_partitions_added_while_walpost_runs(exactly_once: bool) {
     let fixture = Fixture::new().in_mode(exactly_once);
     let aggregate = fixture.aggregate(1);
     let load = fixture.load(&[&aggregate]);
-    // Kafka does not notify clients of new partitions; by default they query the metadata every
+    // Kafka does not notify clients of new partitions. By default, clients query the metadata every
     // five minutes.
     let walpost = fixture.start_with(&["-X", "topic.metadata.refresh.interval.ms=500"]);
     load.wait_for_transactions(40);
     fixture.add_partitions(&aggregate, 4);
-    wait_until("the others to be used", || partitions_in_use(&fixture) > 1);
+    wait_until("the other rows to be used", || {
+        partitions_in_use(&fixture) > 1
+    });
     load.stop();
     walpost.terminate().expect_code(0);
     let mut walpost = fixture.start();
@@ -76,14 +79,14 @@ fn start_with_shards(fixture: &Fixture, settings: &str) -> (Walpost, String) {
     (walpost, aggregate)
 }
 
-/// Commits a row for each of the ids in one transaction.
+/// Commits one row for each id in a single transaction.
 fn insert(fixture: &Fixture, aggregate: &str, ids: &str, shard: &str) {
     fixture.db.run(&format!(
         "INSERT INTO outbox SELECT id, '{aggregate}', 'k', 'p', {shard} FROM unnest(ARRAY[{ids}]) id"
     ));
 }
 
-/// Returns the ids of a partition's records.
+/// Returns the ids of the records in a partition.
 fn ids(fixture: &Fixture, aggregate: &str, partition: i32) -> Vec<String> {
     let topic = format!("outbox.event.{aggregate}");
     let records = fixture.records();
@@ -93,7 +96,7 @@ fn ids(fixture: &Fixture, aggregate: &str, partition: i32) -> Vec<String> {
     ours.map(|record| record.header("id").to_owned()).collect()
 }
 
-fn row_names_a_partition_that_was_added_while_it_runs(exactly_once: bool) {
+fn delivers_a_row_for_a_partition_added_while_walpost_runs(exactly_once: bool) {
     let fixture = Fixture::with_table(TABLE).in_mode(exactly_once);
     let (walpost, aggregate) = start_with_shards(&fixture, "");
     fixture.add_partitions(&aggregate, 12);
@@ -105,7 +108,7 @@ fn row_names_a_partition_that_was_added_while_it_runs(exactly_once: bool) {
     fixture.settle(walpost, &[], fixture.resends(0));
 }
 
-fn row_names_a_partition_that_was_added_and_others_become_dead_letters(exactly_once: bool) {
+fn delivers_rows_for_added_partitions_and_dead_letters_for_nonexistent_ones(exactly_once: bool) {
     let fixture = Fixture::with_table(TABLE).in_mode(exactly_once);
     let letters = format!("{}.dead", fixture.name);
     fixture.topic(&letters, 3, &[]);
@@ -126,17 +129,17 @@ fn row_names_a_partition_that_was_added_and_others_become_dead_letters(exactly_o
     assert_eq!(ids(&fixture, &aggregate, 11), ["3", "4"]);
     let of_letters = records.iter().filter(|record| record.topic == letters);
     for letter in of_letters {
-        let (id, said) = (letter.header("id"), letter.header("walpost-error-message"));
+        let (id, output) = (letter.header("id"), letter.header("walpost-error-message"));
         let partition = if id == "2" { 8 } else { 20 };
         assert!(
-            said.contains(&format!("does not have partition {partition}")),
-            "{id}: {said}"
+            output.contains(&format!("does not have partition {partition}")),
+            "{id}: {output}"
         );
     }
     fixture.settle(walpost, &[], fixture.resends(0));
 }
 
-fn row_names_a_partition_that_is_not_there(exactly_once: bool) {
+fn halts_on_a_row_for_a_partition_that_does_not_exist(exactly_once: bool) {
     let fixture = Fixture::with_table(TABLE).in_mode(exactly_once);
     let (walpost, aggregate) = start_with_shards(&fixture, "");
     fixture.add_partitions(&aggregate, 6);
@@ -148,7 +151,7 @@ fn row_names_a_partition_that_is_not_there(exactly_once: bool) {
     let event = fixture.history().pop().unwrap();
     assert!(
         fixture.confirmed() < event.end,
-        "the event is still to be sent"
+        "the event is not confirmed"
     );
 }
 

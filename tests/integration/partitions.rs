@@ -7,7 +7,8 @@ use crate::support::records::keys;
 const COLUMNS: &str = "id uuid, aggregatetype text, aggregateid text, type text, payload jsonb,
     at timestamptz DEFAULT now(), shard int DEFAULT random() * 8";
 
-/// Creates the table, streams it under load, adds partitions meanwhile, and checks the delivery.
+/// Creates the table, streams its rows under load, adds partitions in the meantime, and checks the
+/// delivery.
 fn deliver(create: &str, add: &[&str]) {
     deliver_in_mode(create, add, false);
 }
@@ -34,10 +35,10 @@ fn deliver_in_mode(create: &str, add: &[&str], exactly_once: bool) {
 }
 
 in_both_modes! {
-    range_partitions
+    delivers_rows_of_range_partitions
 }
 
-fn range_partitions(exactly_once: bool) {
+fn delivers_rows_of_range_partitions(exactly_once: bool) {
     deliver_in_mode(
         "PARTITION BY RANGE (shard);
          CREATE TABLE outbox_low PARTITION OF outbox FOR VALUES FROM (0) TO (3);
@@ -54,7 +55,7 @@ fn range_partitions(exactly_once: bool) {
 }
 
 #[test]
-fn hash_partitions() {
+fn delivers_rows_of_hash_partitions() {
     deliver(
         "PARTITION BY HASH (id);
          CREATE TABLE outbox_0 PARTITION OF outbox FOR VALUES WITH (MODULUS 2, REMAINDER 0);
@@ -68,7 +69,7 @@ fn hash_partitions() {
 }
 
 #[test]
-fn list_partitions() {
+fn delivers_rows_of_list_partitions() {
     deliver(
         "PARTITION BY LIST (shard);
          CREATE TABLE outbox_even PARTITION OF outbox FOR VALUES IN (0, 2, 4, 6, 8);
@@ -81,7 +82,7 @@ fn list_partitions() {
 }
 
 #[test]
-fn partitions_of_two_levels() {
+fn delivers_rows_of_nested_partitions() {
     deliver(
         "PARTITION BY LIST (shard);
          CREATE TABLE outbox_even PARTITION OF outbox FOR VALUES IN (0, 2, 4, 6, 8) PARTITION BY HASH (id);
@@ -97,7 +98,7 @@ fn partitions_of_two_levels() {
 }
 
 #[test]
-fn partition_with_columns_in_another_order() {
+fn delivers_rows_of_a_partition_with_another_column_order() {
     deliver(
         "PARTITION BY LIST (shard);
          CREATE TABLE outbox_even (shard int, gone text, payload jsonb, type text, at timestamptz,
@@ -110,7 +111,7 @@ fn partition_with_columns_in_another_order() {
 }
 
 #[test]
-fn rows_of_a_dropped_partition_that_were_not_yet_sent_arrive() {
+fn delivers_unsent_rows_of_a_dropped_partition() {
     let fixture = Fixture::with_table(&format!(
         "CREATE TABLE outbox ({COLUMNS}) PARTITION BY LIST (shard);
          CREATE TABLE outbox_0 PARTITION OF outbox FOR VALUES IN (0);
@@ -134,7 +135,7 @@ fn rows_of_a_dropped_partition_that_were_not_yet_sent_arrive() {
 }
 
 #[test]
-fn table_of_init_partitioned_is_delivered() {
+fn delivers_rows_of_the_partitioned_table_created_by_init() {
     let fixture = Fixture::bare();
     fixture.init().arg("--partitioned").finish().expect_code(0);
     let kind = fixture

@@ -5,8 +5,8 @@ use openssl::sha::sha256;
 use crate::support::fixture::Fixture;
 use crate::support::records::Record;
 
-/// Creates a table whose payload has this type, inserts a row whose payload is the SQL expression,
-/// and returns its record.
+/// Creates a table whose payload column has the given type, inserts a row whose payload is the
+/// given SQL expression, and returns the record of this row.
 fn deliver(payload_type: &str, expression: &str, arguments: &[&str]) -> Record {
     let fixture = Fixture::with_table(&format!(
         "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload {payload_type})"
@@ -23,19 +23,19 @@ fn deliver(payload_type: &str, expression: &str, arguments: &[&str]) -> Record {
 }
 
 #[test]
-fn jsonb_is_passed_as_postgresql_prints_it() {
+fn delivers_jsonb_as_postgresql_formats_it() {
     let record = deliver("jsonb", r#"'{"b":[1,null,"é"],  "a":1.0}'"#, &[]);
     assert_eq!(record.text(), r#"{"a": 1.0, "b": [1, null, "é"]}"#);
 }
 
 #[test]
-fn json_is_delivered_unchanged() {
+fn delivers_json_unchanged() {
     let record = deliver("json", r#"'{ "b":1,"b" : 2}'"#, &[]);
     assert_eq!(record.text(), r#"{ "b":1,"b" : 2}"#);
 }
 
 #[test]
-fn text_is_passed_as_it_is() {
+fn delivers_text_unchanged() {
     let record = deliver(
         "text",
         r#"E'"quoted" \\x41 line\nbreak\ttab 𝒳 \u0301'"#,
@@ -45,13 +45,13 @@ fn text_is_passed_as_it_is() {
 }
 
 #[test]
-fn text_may_be_empty_without_being_null() {
+fn distinguishes_empty_text_from_null() {
     let record = deliver("text", "''", &["--null-payload", "tombstone"]);
     assert_eq!(record.payload.as_deref(), Some(&[][..]));
 }
 
 #[test]
-fn bytea_is_passed_as_its_bytes() {
+fn delivers_bytea_as_raw_bytes() {
     let record = deliver("bytea", r"'\x00ff5c780a'", &[]);
     assert_eq!(
         record.payload.as_deref(),
@@ -60,29 +60,29 @@ fn bytea_is_passed_as_its_bytes() {
 }
 
 #[test]
-fn number_is_passed_as_postgresql_prints_it() {
+fn delivers_numbers_as_postgresql_formats_them() {
     let record = deliver("numeric", "12345678901234567890.123456789", &[]);
     assert_eq!(record.text(), "12345678901234567890.123456789");
 }
 
 #[test]
-fn null_payload_is_empty_if_configured() {
-    let told = ["--null-payload", "empty"];
+fn delivers_a_null_payload_as_empty_if_configured() {
+    let flags = ["--null-payload", "empty"];
     assert_eq!(
-        deliver("bytea", "NULL", &told).payload.as_deref(),
+        deliver("bytea", "NULL", &flags).payload.as_deref(),
         Some(&[][..])
     );
 }
 
 #[test]
-fn null_payload_is_a_tombstone_by_default() {
+fn delivers_a_null_payload_as_a_tombstone_by_default() {
     let record = deliver("jsonb", "NULL", &[]);
     assert_eq!(record.payload, None);
     assert_eq!(record.key(), "k");
 }
 
 #[test]
-fn payload_column_can_have_another_name() {
+fn accepts_a_payload_column_of_another_name() {
     let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, body text, payload text)",
     );
@@ -96,7 +96,7 @@ fn payload_column_can_have_another_name() {
 }
 
 #[test]
-fn rows_of_ten_megabytes_are_delivered() {
+fn delivers_rows_of_ten_megabytes() {
     const LENGTH: usize = 10 << 20;
     let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text);

@@ -1,6 +1,6 @@
-//! Objects planted by another role of the database run no code as the DBA who runs a Walpost
+//! Objects planted by another role of the database must not run code as the DBA who runs a Walpost
 //! command, or as Walpost's own role. Each test performs the attack. Planted code logs a warning
-//! with the role that it ran as.
+//! with the role that ran the code.
 
 use crate::support::event::Outbox;
 use crate::support::fixture::Fixture;
@@ -14,27 +14,27 @@ macro_rules! on_each_version {
     ($($name:ident)*) => { $(
         mod $name {
             #[test]
-            fn on_14() {
+            fn on_postgresql_14() {
                 super::$name(14);
             }
 
             #[test]
-            fn on_15() {
+            fn on_postgresql_15() {
                 super::$name(15);
             }
 
             #[test]
-            fn on_16() {
+            fn on_postgresql_16() {
                 super::$name(16);
             }
 
             #[test]
-            fn on_17() {
+            fn on_postgresql_17() {
                 super::$name(17);
             }
 
             #[test]
-            fn on_18() {
+            fn on_postgresql_18() {
                 super::$name(18);
             }
         }
@@ -55,8 +55,8 @@ mod races;
 mod roles;
 mod tables;
 
-/// A database with an attacker's role, and one for `walpost run`.
-struct Shop {
+/// A database with two roles: one for the attacker, and one for `walpost run`.
+struct PlantedFixture {
     fixture: Fixture<'static>,
     /// The attacker's role. It may create objects in any schema, as every role could in public up
     /// to PostgreSQL 14.
@@ -64,12 +64,12 @@ struct Shop {
     /// The role that runs Walpost.
     walpost: String,
     /// A session of the attacker.
-    theirs: Session,
+    attacker: Session,
     /// The length of the server's log when the test started.
     log_length: u64,
 }
 
-impl Shop {
+impl PlantedFixture {
     /// Creates a database without any of Walpost's objects.
     fn bare(outbox: Outbox, major: u32) -> Self {
         let fixture = Fixture::bare_with(outbox, Server::shared(major), Broker::shared(), "");
@@ -81,8 +81,8 @@ impl Shop {
              SET search_path = pg_catalog",
             fixture.name
         ));
-        let theirs = fixture.server.session_as(&mallory, &fixture.name);
-        theirs.run(
+        let attacker = fixture.server.session_as(&mallory, &fixture.name);
+        attacker.run(
             "CREATE SCHEMA plot; GRANT USAGE ON SCHEMA plot TO PUBLIC;
              CREATE FUNCTION plot.note(what text) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS $$ BEGIN
                  RAISE WARNING 'PLANTED % in % ran as %.', what, current_database(), current_user;
@@ -94,7 +94,7 @@ impl Shop {
             fixture,
             mallory,
             walpost,
-            theirs,
+            attacker,
             log_length,
         }
     }
@@ -106,8 +106,8 @@ impl Shop {
         shop
     }
 
-    /// Creates a database in which the attacker owns the table outbox, with a row in it.
-    fn theirs(major: u32) -> Self {
+    /// Creates a database in which the attacker owns the table outbox, which contains a row.
+    fn owned_by_attacker(major: u32) -> Self {
         let shop = Self::new(Outbox::Table, major);
         let fixture = &shop.fixture;
         fixture.insert(&fixture.aggregate(1), "k");
@@ -141,8 +141,8 @@ impl Shop {
         }
     }
 
-    /// Returns every log line about planted code that ran as a role other than its author.
-    fn ran(&self) -> Vec<String> {
+    /// Returns every log line about planted code that ran as a role other than the attacker's.
+    fn planted_code_runs(&self) -> Vec<String> {
         let (ours, theirs) = (
             format!(" in {} ran as ", self.fixture.name),
             format!(" ran as {}.", self.mallory),
@@ -155,15 +155,15 @@ impl Shop {
     }
 
     fn expect_nothing_ran(&self, after: &str) {
-        let (ran, major) = (self.ran(), self.fixture.server.major);
+        let (planted_code_runs, major) = (self.planted_code_runs(), self.fixture.server.major);
         assert!(
-            ran.is_empty(),
-            "PostgreSQL {major}, after {after}: {ran:#?}"
+            planted_code_runs.is_empty(),
+            "PostgreSQL {major}, after {after}: {planted_code_runs:#?}"
         );
     }
 }
 
-impl Drop for Shop {
+impl Drop for PlantedFixture {
     fn drop(&mut self) {
         for role in [&self.mallory, &self.walpost] {
             self.fixture.db.drop_role(role);

@@ -1,4 +1,4 @@
-//! All methods to authenticate to PostgreSQL, and to authenticate the server.
+//! All methods of authenticating to PostgreSQL, and of authenticating the server.
 
 use std::path::Path;
 use std::sync::LazyLock;
@@ -16,7 +16,7 @@ use crate::support::secrets::SECRET;
 use crate::support::wait::wait_until;
 use crate::support::walpost::{Finished, Invocation};
 
-/// Roles of the shared server; their names select the method in pg_hba.conf.
+/// Roles of the shared server. The name of each role selects the method in pg_hba.conf.
 static ROLES: LazyLock<()> = LazyLock::new(|| {
     let session = Server::shared(MAJOR).session("postgres");
     for (role, encryption) in [
@@ -34,29 +34,28 @@ static ROLES: LazyLock<()> = LazyLock::new(|| {
     }
 });
 
-/// The certificate of a role that authenticates with a certificate alone.
+/// The certificate of a role that authenticates only with a certificate.
 static CLIENT: LazyLock<Identity> = LazyLock::new(|| AUTHORITY.sign("cert_only", &[]));
 
 fn password_of(role: &str) -> String {
     format!("{SECRET} of {role}'s")
 }
 
-/// Returns a value quoted for the key=value form.
+/// Quotes a value for a key=value connection string.
 fn quoted(value: &str) -> String {
     format!("'{}'", value.replace('\\', r"\\").replace('\'', r"\'"))
 }
 
-struct Guarded {
+struct AuthFixture {
     fixture: Fixture<'static>,
     aggregate: String,
 }
 
-impl Guarded {
+impl AuthFixture {
     fn new() -> Self {
         LazyLock::force(&ROLES);
         let fixture = Fixture::new();
-        // The roles exist on the whole server, and each of them may run the pipeline in this
-        // database.
+        // The roles exist on the whole server, and each role can run the pipeline in this database.
         fixture
             .db
             .run("GRANT USAGE ON SCHEMA walpost TO PUBLIC; GRANT SELECT, INSERT ON walpost.journal TO PUBLIC; \
@@ -66,7 +65,7 @@ impl Guarded {
         Self { fixture, aggregate }
     }
 
-    /// Returns a conninfo for the role over TCP, with more parameters.
+    /// Returns a connection string for the role over TCP, with additional parameters.
     fn tcp(&self, role: &str, parameters: &str) -> String {
         let port = self.fixture.server.port;
         format!(
@@ -80,7 +79,7 @@ impl Guarded {
     }
 
     /// Asserts that `run` delivers an event.
-    fn delivers(&self, run: Invocation) {
+    fn expect_delivery(&self, run: Invocation) {
         let topics = self.fixture.topics();
         let before = self.fixture.broker.count(&topics);
         let walpost = run.start_streaming();
@@ -90,7 +89,7 @@ impl Guarded {
         walpost.terminate().expect_code(0);
     }
 
-    fn refuses(&self, conninfo: &str, texts: &[&str]) -> Finished {
+    fn expect_rejection(&self, conninfo: &str, texts: &[&str]) -> Finished {
         self.run(conninfo)
             .finish()
             .expect_code(3)
@@ -104,82 +103,78 @@ fn root() -> String {
 }
 
 #[test]
-fn authenticates_with_a_password_by_every_method() {
-    let guarded = Guarded::new();
+fn authenticates_with_every_password_method() {
+    let auth = AuthFixture::new();
     for role in ["md5_user", "scram_user", "plain_user"] {
         for mode in ["disable", "require"] {
             let password = quoted(&password_of(role));
-            let conninfo = guarded.tcp(role, &format!("password={password} sslmode={mode}"));
-            guarded.delivers(guarded.run(&conninfo));
+            let conninfo = auth.tcp(role, &format!("password={password} sslmode={mode}"));
+            auth.expect_delivery(auth.run(&conninfo));
         }
-        let wrong = guarded.tcp(role, &format!("password={SECRET}-wrong"));
-        guarded.refuses(&wrong, &["authentication failed", role]);
+        let wrong = auth.tcp(role, &format!("password={SECRET}-wrong"));
+        auth.expect_rejection(&wrong, &["authentication failed", role]);
     }
 }
 
 #[test]
-fn password_in_a_url_is_decoded() {
-    let guarded = Guarded::new();
+fn decodes_a_password_in_a_connection_url() {
+    let auth = AuthFixture::new();
     let url = format!(
         "postgresql://scram_user:{SECRET}%20of%20scram_user%27s@localhost:{}/{}?sslmode=prefer",
-        guarded.fixture.server.port, guarded.fixture.name
+        auth.fixture.server.port, auth.fixture.name
     );
-    guarded.delivers(guarded.run(&url).args(["--log-level", "trace"]));
+    auth.expect_delivery(auth.run(&url).args(["--log-level", "trace"]));
 }
 
 #[test]
-fn check_shows_no_password() {
-    let guarded = Guarded::new();
+fn check_output_contains_no_password() {
+    let auth = AuthFixture::new();
     for password in [password_of("scram_user"), format!("{SECRET}-wrong")] {
-        let url = guarded.tcp("scram_user", &format!("password={}", quoted(&password)));
-        let check = guarded.fixture.with_conninfo(&url).check();
+        let url = auth.tcp("scram_user", &format!("password={}", quoted(&password)));
+        let check = auth.fixture.with_conninfo(&url).check();
         let check = check.args(["--json", "--log-level", "trace"]);
         assert!(!check.finish().stdout.is_empty());
     }
 }
 
 #[test]
-fn password_comes_from_the_environment_or_a_file() {
-    let guarded = Guarded::new();
-    let conninfo = guarded.tcp("scram_user", "");
+fn reads_the_password_from_the_environment_or_a_file() {
+    let auth = AuthFixture::new();
+    let conninfo = auth.tcp("scram_user", "");
     let password = password_of("scram_user");
-    guarded.delivers(guarded.run(&conninfo).env("PGPASSWORD", &password));
+    auth.expect_delivery(auth.run(&conninfo).env("PGPASSWORD", &password));
 
     let home = reaper::folder("home");
     let line = format!(
         "# of everyone\nelsewhere:*:*:*:wrong\n*:{}:{}:scram_user:{password}\n",
-        guarded.fixture.server.port, guarded.fixture.name
+        auth.fixture.server.port, auth.fixture.name
     );
     write_private(&home.join(".pgpass"), line.as_bytes());
-    guarded.delivers(guarded.run(&conninfo).env("HOME", &home));
-    guarded.delivers(
-        guarded
-            .run(&conninfo)
-            .env("PGPASSFILE", home.join(".pgpass")),
-    );
-    guarded.refuses(&conninfo, &["password"]);
+    auth.expect_delivery(auth.run(&conninfo).env("HOME", &home));
+    auth.expect_delivery(auth.run(&conninfo).env("PGPASSFILE", home.join(".pgpass")));
+    auth.expect_rejection(&conninfo, &["password"]);
 }
 
 #[test]
-fn password_file_that_others_may_read_is_not_used() {
+fn rejects_a_password_file_readable_by_other_users() {
     use std::os::unix::fs::PermissionsExt;
-    let guarded = Guarded::new();
+    let auth = AuthFixture::new();
     let file = reaper::folder("home").join("passwords");
     write_private(
         &file,
         format!("*:*:*:*:{}\n", password_of("scram_user")).as_bytes(),
     );
     std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644)).unwrap();
-    let run = guarded
-        .run(&guarded.tcp("scram_user", ""))
+    let run = auth
+        .run(&auth.tcp("scram_user", ""))
         .env("PGPASSFILE", &file);
     run.finish().expect_code(3).expect_mentions(&["password"]);
 }
 
-/// OpenSSL's configuration file can name libraries that OpenSSL loads, and is not examined. This one
-/// disables all algorithms.
+/// OpenSSL's configuration file can name libraries that OpenSSL loads, and Walpost does not inspect
+/// it. The file in this test disables all algorithms.
 #[test]
-fn configuration_file_of_openssl_is_not_loaded() {
+fn does_not_load_the_openssl_configuration_file() {
     let fixture = Fixture::new();
     let file = reaper::folder("openssl").join("openssl.cnf");
     let text = "openssl_conf = all\n[all]\nalg_section = algorithms\n[algorithms]\ndefault_properties = fips=yes\n";
@@ -199,10 +194,10 @@ fn configuration_file_of_openssl_is_not_loaded() {
 /// Write access to one of these files is enough to choose which server is trusted or which
 /// credentials Walpost uses.
 #[test]
-fn files_that_others_can_write_are_not_used() {
+fn rejects_connection_files_writable_by_other_users() {
     use std::fs::{Permissions, set_permissions};
     use std::os::unix::fs::PermissionsExt;
-    let guarded = Guarded::new();
+    let auth = AuthFixture::new();
     let folder = reaper::folder("files");
     let [passwords, authority] = ["passwords", "root.pem"].map(|name| folder.join(name));
     let line = format!("*:*:*:*:{}\n", password_of("scram_user"));
@@ -211,31 +206,31 @@ fn files_that_others_can_write_are_not_used() {
     let open = |mode| set_permissions(&folder, Permissions::from_mode(mode)).unwrap();
     let verified = format!("sslmode=verify-full sslrootcert={}", authority.display());
     let remedy = format!("chmod go-w {}", folder.display());
-    let conninfo = guarded.tcp("scram_user", &verified);
-    let run = || guarded.run(&conninfo).env("PGPASSFILE", &passwords);
+    let conninfo = auth.tcp("scram_user", &verified);
+    let run = || auth.run(&conninfo).env("PGPASSFILE", &passwords);
     open(0o777);
     let mut walpost = run().start();
     let line = walpost.wait_for_log("reconnecting");
     for text in ["sslrootcert", "the file is not used", &remedy] {
         assert!(line.contains(text), "{text} in {line}");
     }
-    let plain = guarded.run(&guarded.tcp("scram_user", ""));
+    let plain = auth.run(&auth.tcp("scram_user", ""));
     let refused = plain.env("PGPASSFILE", &passwords).finish();
     refused.expect_code(3).expect_mentions(&[
         "password file ignored",
         &remedy,
         "the server requests a password for role",
     ]);
-    // The pipeline has been retrying all the time.
+    // The pipeline has been retrying during the whole test.
     open(0o755);
     walpost.wait_for_log("streaming");
     walpost.terminate().expect_code(0);
 }
 
 #[test]
-fn connection_is_named_by_libpq_variables_alone() {
-    let guarded = Guarded::new();
-    let fixture = &guarded.fixture;
+fn connects_using_only_libpq_environment_variables() {
+    let auth = AuthFixture::new();
+    let fixture = &auth.fixture;
     let run = Invocation::new([
         "run",
         "--pipeline",
@@ -247,12 +242,12 @@ fn connection_is_named_by_libpq_variables_alone() {
     .env("PGPORT", fixture.server.port.to_string())
     .env("PGUSER", "postgres")
     .env("PGDATABASE", &fixture.name);
-    guarded.delivers(run);
+    auth.expect_delivery(run);
 }
 
 #[test]
-fn encryption_follows_sslmode() {
-    let guarded = Guarded::new();
+fn encrypts_the_connection_according_to_sslmode() {
+    let auth = AuthFixture::new();
     let password = quoted(&password_of("tls_user"));
     let root = root();
     for parameters in [
@@ -262,51 +257,51 @@ fn encryption_follows_sslmode() {
         format!("sslmode=verify-ca sslrootcert={root}"),
         format!("sslmode=verify-full sslrootcert={root}"),
     ] {
-        let conninfo = guarded.tcp("tls_user", &format!("password={password} {parameters}"));
-        guarded.delivers(guarded.run(&conninfo));
+        let conninfo = auth.tcp("tls_user", &format!("password={password} {parameters}"));
+        auth.expect_delivery(auth.run(&conninfo));
     }
-    let conninfo = guarded.tcp("tls_user", &format!("password={password} sslmode=disable"));
-    guarded.refuses(&conninfo, &["pg_hba.conf"]);
-    let conninfo = guarded.tcp("tls_user", &format!("password={password}"));
-    guarded.delivers(guarded.run(&conninfo).env("PGSSLMODE", "require"));
+    let conninfo = auth.tcp("tls_user", &format!("password={password} sslmode=disable"));
+    auth.expect_rejection(&conninfo, &["pg_hba.conf"]);
+    let conninfo = auth.tcp("tls_user", &format!("password={password}"));
+    auth.expect_delivery(auth.run(&conninfo).env("PGSSLMODE", "require"));
 }
 
 #[test]
-fn stream_itself_is_encrypted() {
-    let guarded = Guarded::new();
+fn encrypts_the_replication_stream() {
+    let auth = AuthFixture::new();
     let password = quoted(&password_of("tls_user"));
-    let conninfo = guarded.tcp("tls_user", &format!("password={password} sslmode=require"));
-    let walpost = guarded.run(&conninfo).start_streaming();
-    let encrypted = guarded.fixture.db.is_true(&format!(
+    let conninfo = auth.tcp("tls_user", &format!("password={password} sslmode=require"));
+    let walpost = auth.run(&conninfo).start_streaming();
+    let encrypted = auth.fixture.db.is_true(&format!(
         "SELECT ssl FROM pg_stat_ssl JOIN pg_replication_slots ON active_pid = pid WHERE slot_name = '{}'",
-        guarded.fixture.slot()
+        auth.fixture.slot()
     ));
     assert!(encrypted);
     walpost.terminate().expect_code(0);
 }
 
 #[test]
-fn server_of_another_authority_or_name_is_refused() {
-    let guarded = Guarded::new();
+fn rejects_a_server_certificate_of_another_authority_or_host_name() {
+    let auth = AuthFixture::new();
     let password = quoted(&password_of("tls_user"));
-    let stranger = Authority::new("Another CA");
-    let stranger = quoted(&stranger.root.display().to_string());
+    let other_authority = Authority::new("Another CA");
+    let other_authority = quoted(&other_authority.root.display().to_string());
     for mode in ["verify-ca", "verify-full"] {
-        let parameters = format!("password={password} sslmode={mode} sslrootcert={stranger}");
-        guarded.refuses(&guarded.tcp("tls_user", &parameters), &["certificate"]);
+        let parameters =
+            format!("password={password} sslmode={mode} sslrootcert={other_authority}");
+        auth.expect_rejection(&auth.tcp("tls_user", &parameters), &["certificate"]);
     }
     let by_address = |mode| {
         let root = root();
         let parameters = format!("password={password} sslmode={mode} sslrootcert={root}");
-        guarded
-            .tcp("tls_user", &parameters)
+        auth.tcp("tls_user", &parameters)
             .replace("host=localhost", "host=127.0.0.1")
     };
-    guarded.refuses(&by_address("verify-full"), &["127.0.0.1", "certificate"]);
-    guarded.delivers(guarded.run(&by_address("verify-ca")));
+    auth.expect_rejection(&by_address("verify-full"), &["127.0.0.1", "certificate"]);
+    auth.expect_delivery(auth.run(&by_address("verify-ca")));
     let parameters =
         format!("password={password} sslmode=verify-full sslrootcert=/nowhere/root.pem");
-    let finished = guarded.run(&guarded.tcp("tls_user", &parameters)).finish();
+    let finished = auth.run(&auth.tcp("tls_user", &parameters)).finish();
     assert!(matches!(finished.code, Some(2 | 3)), "{finished:?}");
     finished.expect_mentions(&["/nowhere/root.pem"]);
 }
@@ -330,11 +325,11 @@ fn commands(fixture: &Fixture, conninfo: &str) -> Vec<Invocation> {
 }
 
 #[test]
-fn no_command_talks_to_a_server_whose_certificate_does_not_hold() {
+fn every_command_rejects_a_server_with_an_invalid_certificate() {
     let server = Server::private(MAJOR, "");
     let fixture = Fixture::on_servers(&server, Broker::shared());
-    let (right, stranger) = (root(), Authority::new("Another CA"));
-    let stranger = quoted(&stranger.root.display().to_string());
+    let (right, other_authority) = (root(), Authority::new("Another CA"));
+    let other_authority = quoted(&other_authority.root.display().to_string());
     let conninfo = |host: &str, mode: &str, root: &str| {
         let (port, name) = (server.port, &fixture.name);
         format!(
@@ -348,7 +343,7 @@ fn no_command_talks_to_a_server_whose_certificate_does_not_hold() {
         }
     };
     refused(
-        &conninfo("localhost", "verify-full", &stranger),
+        &conninfo("localhost", "verify-full", &other_authority),
         "self-signed",
     );
     refused(&conninfo("127.0.0.1", "verify-full", &right), "127.0.0.1");
@@ -377,24 +372,21 @@ fn no_command_talks_to_a_server_whose_certificate_does_not_hold() {
 }
 
 #[test]
-fn client_certificate_authenticates() {
-    let guarded = Guarded::new();
+fn authenticates_with_a_client_certificate() {
+    let auth = AuthFixture::new();
     let file = |path: &Path| quoted(&path.display().to_string());
     let (certificate, key) = (file(&CLIENT.certificate), file(&CLIENT.key));
     let root = root();
     let parameters =
         format!("sslmode=verify-full sslrootcert={root} sslcert={certificate} sslkey={key}");
-    guarded.delivers(guarded.run(&guarded.tcp("cert_only", &parameters)));
-    guarded.refuses(
-        &guarded.tcp("cert_only", "sslmode=require"),
-        &["certificate"],
-    );
+    auth.expect_delivery(auth.run(&auth.tcp("cert_only", &parameters)));
+    auth.expect_rejection(&auth.tcp("cert_only", "sslmode=require"), &["certificate"]);
 }
 
 #[test]
-fn first_host_that_takes_writes_is_used() {
-    let guarded = Guarded::new();
-    let fixture = &guarded.fixture;
+fn connects_to_the_first_host_that_accepts_writes() {
+    let auth = AuthFixture::new();
+    let fixture = &auth.fixture;
     let conninfo = format!(
         "host=127.0.0.1,{} port={},{} user=postgres dbname={} target_session_attrs=read-write",
         fixture.server.socket.display(),
@@ -402,96 +394,96 @@ fn first_host_that_takes_writes_is_used() {
         fixture.server.port,
         fixture.name
     );
-    guarded.delivers(guarded.run(&conninfo));
+    auth.expect_delivery(auth.run(&conninfo));
 }
 
-/// Returns a conninfo through the attacker's proxy, for a role that has a password.
-fn through(
-    guarded: &Guarded,
-    interceptor: &InterceptingProxy,
+/// Returns a connection string that leads through the attacker's proxy, for a role that has a
+/// password.
+fn conninfo_through(
+    auth: &AuthFixture,
+    proxy: &InterceptingProxy,
     role: &str,
     parameters: &str,
 ) -> String {
     let password = quoted(&password_of(role));
     format!(
         "{} user={role} dbname={} password={password} {parameters}",
-        interceptor.parameters(),
-        guarded.fixture.name
+        proxy.parameters(),
+        auth.fixture.name
     )
 }
 
 #[test]
-fn intercepting_proxy_does_not_get_the_password() {
+fn sends_no_password_to_an_intercepting_proxy() {
     let Some(address) = non_loopback_address() else {
         return;
     };
-    let guarded = Guarded::new();
-    let port = guarded.fixture.server.port;
-    for (deed, method) in [
+    let auth = AuthFixture::new();
+    let port = auth.fixture.server.port;
+    for (action, method) in [
         (InterceptAction::RequestPassword, "password"),
         (InterceptAction::RequestHash, "md5"),
     ] {
-        let everyone = InterceptingProxy::start(address, port, move |_| deed);
-        // The catalog connection is passed through, and the replication connection is attacked.
+        let everyone = InterceptingProxy::start(address, port, move |_| action);
+        // The proxy forwards the catalog connection, and attacks the replication connection.
         let replication = InterceptingProxy::start(address, port, move |is_replication| {
             if is_replication {
-                deed
+                action
             } else {
                 InterceptAction::Pass
             }
         });
-        for interceptor in [&everyone, &replication] {
-            let conninfo = through(&guarded, interceptor, "scram_user", "");
+        for proxy in [&everyone, &replication] {
+            let conninfo = conninfo_through(&auth, proxy, "scram_user", "");
             let opt_in = format!("require_auth={method}");
-            let check = guarded
+            let check = auth
                 .fixture
                 .with_conninfo(&conninfo)
                 .check()
                 .finish()
                 .expect_code(3);
-            assert_eq!(interceptor.received(), "", "of {deed:?}");
+            assert_eq!(proxy.received(), "", "of {action:?}");
             let found = &check.stdout;
             assert!(
                 found.contains("does not use TLS") && found.contains(&opt_in),
                 "{found}"
             );
-            guarded.refuses(&conninfo, &["does not use TLS", "was not sent", &opt_in]);
-            assert_eq!(interceptor.received(), "", "of {deed:?}");
+            auth.expect_rejection(&conninfo, &["does not use TLS", "was not sent", &opt_in]);
+            assert_eq!(proxy.received(), "", "of {action:?}");
 
-            // Verifies that the proxy would have received the password.
-            let conninfo = through(
-                &guarded,
-                interceptor,
+            // Verifies that the proxy would have received the password otherwise.
+            let conninfo = conninfo_through(
+                &auth,
+                proxy,
                 "scram_user",
                 &format!("{opt_in},scram-sha-256"),
             );
-            guarded.refuses(&conninfo, &["got it"]);
-            assert_ne!(interceptor.received(), "", "of {deed:?}");
+            auth.expect_rejection(&conninfo, &["got it"]);
+            assert_ne!(proxy.received(), "", "of {action:?}");
         }
     }
 }
 
 #[test]
-fn connection_that_is_open_to_the_network_is_warned_of_once_by_each_command() {
+fn each_command_warns_once_about_an_unprotected_network_connection() {
     let Some(address) = non_loopback_address() else {
         return;
     };
-    let guarded = Guarded::new();
-    let interceptor = InterceptingProxy::start(address, guarded.fixture.server.port, |_| {
-        InterceptAction::Pass
-    });
-    let conninfo = through(&guarded, &interceptor, "scram_user", "");
+    let auth = AuthFixture::new();
+    let proxy =
+        InterceptingProxy::start(address, auth.fixture.server.port, |_| InterceptAction::Pass);
+    let conninfo = conninfo_through(&auth, &proxy, "scram_user", "");
     let warning = format!(
         "the connection to PostgreSQL at {} does not use TLS (sslmode=prefer)",
-        interceptor.address
+        proxy.address
     );
-    let mut walpost = guarded.run(&conninfo).start_streaming();
-    wait_until("a walsender to end", || guarded.fixture.end_walsender());
+    let mut walpost = auth.run(&conninfo).start_streaming();
+    wait_until("a walsender to end", || auth.fixture.end_walsender());
     walpost.wait_for_logs("streaming", 2);
     assert_eq!(walpost.logged(&warning), 1, "{}", walpost.log());
     walpost.terminate().expect_code(0);
 
-    let check = guarded.fixture.with_conninfo(&conninfo).check().finish();
+    let check = auth.fixture.with_conninfo(&conninfo).check().finish();
     let finding = format!("encryption: {warning}");
     let lines: Vec<_> = check
         .stdout
@@ -501,8 +493,8 @@ fn connection_that_is_open_to_the_network_is_warned_of_once_by_each_command() {
     assert_eq!(lines.len(), 1, "{}", check.stdout);
     assert!(lines[0].starts_with("WARNING"), "{lines:?}");
 
-    // TLS, and the settings that make it sufficient.
-    let tunnel = InterceptingProxy::tunnel(address, guarded.fixture.server.port);
+    // TLS, with settings that are sufficient to authenticate the server.
+    let tunnel = InterceptingProxy::tunnel(address, auth.fixture.server.port);
     let root = root();
     for (parameters, is_open) in [
         ("sslmode=prefer".to_owned(), true),
@@ -514,8 +506,8 @@ fn connection_that_is_open_to_the_network_is_warned_of_once_by_each_command() {
             false,
         ),
     ] {
-        let conninfo = through(&guarded, &tunnel, "tls_user", &parameters);
-        let check = guarded.fixture.with_conninfo(&conninfo).check().finish();
+        let conninfo = conninfo_through(&auth, &tunnel, "tls_user", &parameters);
+        let check = auth.fixture.with_conninfo(&conninfo).check().finish();
         assert!(check.stdout.contains("accepts SQL"), "{}", check.stdout);
         let text = "uses TLS without verifying the server's certificate";
         for found in [&check.stdout, &check.stderr] {
@@ -524,15 +516,15 @@ fn connection_that_is_open_to_the_network_is_warned_of_once_by_each_command() {
         }
     }
 
-    // The loopback interface is not a network.
-    let conninfo = guarded.tcp(
+    // The loopback interface does not count as a network.
+    let conninfo = auth.tcp(
         "scram_user",
         &format!(
             "password={} sslmode=disable",
             quoted(&password_of("scram_user"))
         ),
     );
-    let check = guarded.fixture.with_conninfo(&conninfo).check().finish();
+    let check = auth.fixture.with_conninfo(&conninfo).check().finish();
     assert!(!check.stdout.contains("encryption"), "{}", check.stdout);
     assert!(
         !check.stderr.contains("does not use TLS"),
@@ -542,11 +534,11 @@ fn connection_that_is_open_to_the_network_is_warned_of_once_by_each_command() {
 }
 
 #[test]
-fn server_may_request_only_methods_that_require_auth_allows() {
-    let guarded = Guarded::new();
+fn rejects_authentication_methods_excluded_by_require_auth() {
+    let auth = AuthFixture::new();
     let with = |role: &str, required: &str| {
         let password = quoted(&password_of(role));
-        guarded.tcp(
+        auth.tcp(
             role,
             &format!("password={password} require_auth={required}"),
         )
@@ -557,7 +549,7 @@ fn server_may_request_only_methods_that_require_auth_allows() {
         ("plain_user", "!md5,!none"),
         ("postgres", "none"),
     ] {
-        guarded.delivers(guarded.run(&with(role, required)));
+        auth.expect_delivery(auth.run(&with(role, required)));
     }
     for (role, required, asked) in [
         ("plain_user", "scram-sha-256", "cleartext password"),
@@ -566,22 +558,22 @@ fn server_may_request_only_methods_that_require_auth_allows() {
         ("postgres", "!none", "no"),
     ] {
         let words = format!("requests {asked} authentication, which require_auth={required}");
-        guarded.refuses(&with(role, required), &[&words]);
+        auth.expect_rejection(&with(role, required), &[&words]);
     }
     let conninfo = with("plain_user", "");
-    let run = guarded
+    let run = auth
         .run(&conninfo.replace("require_auth=", ""))
         .env("PGREQUIREAUTH", "!password");
     run.finish()
         .expect_code(3)
         .expect_mentions(&["require_auth=!password"]);
-    let run = guarded.run(&with("md5_user", "md5,!password")).finish();
+    let run = auth.run(&with("md5_user", "md5,!password")).finish();
     run.expect_code(2)
         .expect_mentions(&["require_auth is \"md5,!password\""]);
 }
 
 #[test]
-fn answer_of_900_megabytes_is_refused_and_not_kept() {
+fn rejects_a_response_of_900_megabytes_without_buffering_it() {
     const BYTES: u32 = 900_000_000;
     let server = InterceptingProxy::start([127, 0, 0, 1].into(), 0, |_| {
         InterceptAction::RespondWith(BYTES)
@@ -589,7 +581,7 @@ fn answer_of_900_megabytes_is_refused_and_not_kept() {
     let conninfo = format!("{} user=u dbname=d sslmode=disable", server.parameters());
     let words = ["check", "--postgres", &conninfo, "--kafka", "127.0.0.1:9"];
     let mut walpost = Invocation::new(words).start();
-    let most = walpost.peak_memory_at_exit();
+    let peak = walpost.peak_memory_at_exit();
     let finished = walpost.finish().expect_code(3);
     let found = &finished.stdout;
     for text in [
@@ -598,11 +590,11 @@ fn answer_of_900_megabytes_is_refused_and_not_kept() {
     ] {
         assert!(found.contains(text), "{found}");
     }
-    assert!(most < 150 << 20, "it took {most} bytes");
+    assert!(peak < 150 << 20, "Walpost used {peak} bytes");
 }
 
 #[test]
-fn comment_of_100_megabytes_takes_no_memory() {
+fn memory_stays_bounded_for_a_table_comment_of_100_megabytes() {
     let fixture = Fixture::new();
     fixture.db.run(
         "CREATE FUNCTION public.long() RETURNS void LANGUAGE plpgsql AS $$ BEGIN EXECUTE format( \
@@ -612,17 +604,17 @@ fn comment_of_100_megabytes_takes_no_memory() {
         .invoke("maintain")
         .args(["--retention=1h", "--delete-rows"]);
     let mut walpost = maintain.start();
-    let most = walpost.peak_memory_at_exit();
+    let peak = walpost.peak_memory_at_exit();
     let finished = walpost.finish();
     // Processing the comment can take longer than maintenance may lock the table.
     assert!(matches!(finished.code, Some(0 | 1)), "{finished:?}");
-    assert!(most < 150 << 20, "it took {most} bytes");
+    assert!(peak < 150 << 20, "Walpost used {peak} bytes");
 }
 
 /// Another user of the host can listen on PostgreSQL's port while PostgreSQL is down.
 #[test]
-fn check_warns_of_a_password_in_clear_text_on_the_loopback_interface() {
-    let guarded = Guarded::new();
+fn check_warns_about_a_cleartext_password_on_the_loopback_interface() {
+    let auth = AuthFixture::new();
     let warning = "requests the password in clear text";
     let root = root();
     for (role, parameters, is_warned) in [
@@ -641,8 +633,8 @@ fn check_warns_of_a_password_in_clear_text_on_the_loopback_interface() {
         ("scram_user", "sslmode=disable".to_owned(), false),
     ] {
         let password = quoted(&password_of(role));
-        let conninfo = guarded.tcp(role, &format!("password={password} {parameters}"));
-        let check = guarded.fixture.with_conninfo(&conninfo).check().finish();
+        let conninfo = auth.tcp(role, &format!("password={password} {parameters}"));
+        let check = auth.fixture.with_conninfo(&conninfo).check().finish();
         assert!(check.stdout.contains("accepts SQL"), "{}", check.stdout);
         let found = check.stdout.contains(warning);
         assert_eq!(found, is_warned, "{role} {parameters}: {}", check.stdout);

@@ -1,11 +1,11 @@
 //! `walpost init` changes nothing when the server refuses one of its steps.
 
-use crate::support::postgres::{MAJOR, MAJORS, Server, Stop};
+use crate::support::postgres::{MAJOR, MAJORS, Server, StopMode};
 use crate::support::session::Session;
 use crate::support::walpost::Invocation;
 
-/// Returns everything that `init` could leave: objects, rights and roles.
-fn everything(db: &Session) -> Vec<Vec<Option<String>>> {
+/// Returns everything that `init` could leave in the database: objects, privileges and roles.
+fn database_contents(db: &Session) -> Vec<Vec<Option<String>>> {
     db.rows(
         "SELECT 'schema', nspname::text, nspacl::text FROM pg_namespace
          UNION ALL SELECT 'relation', oid::regclass::text, relacl::text FROM pg_class WHERE oid >= 16384
@@ -19,9 +19,9 @@ fn everything(db: &Session) -> Vec<Vec<Option<String>>> {
 }
 
 /// A server whose database `postgres` will get an outbox for the role `shop`.
-struct Place(Server);
+struct UnpreparedServer(Server);
 
-impl Place {
+impl UnpreparedServer {
     fn new(major: u32, settings: &str) -> Self {
         let server = Server::private(major, settings);
         server.session("postgres").run(
@@ -37,7 +37,7 @@ impl Place {
 
     fn set(&self, setting: &str) {
         self.db().run(&format!("ALTER SYSTEM SET {setting}"));
-        self.0.stop(Stop::Fast);
+        self.0.stop(StopMode::Fast);
         self.0.start();
     }
 
@@ -46,57 +46,57 @@ impl Place {
         Invocation::new(["init", "--postgres", &conninfo, "--writer", "shop"])
     }
 
-    /// Asserts that `init` is refused for tables of both kinds, and for an outbox without a table.
-    fn refused(&self, role: &str, code: i32, arguments: &[&str], says: &[&str]) {
-        let before = everything(&self.db());
+    /// Asserts that `init` is rejected for both kinds of tables and for an outbox without a table.
+    fn expect_rejected(&self, role: &str, code: i32, arguments: &[&str], expected: &[&str]) {
+        let before = database_contents(&self.db());
         for kind in [None, Some("--partitioned"), Some("--outbox=messages")] {
             let init = self.init(role).args(arguments).args(kind);
             let init = init.finish().expect_code(code);
-            init.expect_mentions(says)
+            init.expect_mentions(expected)
                 .expect_mentions(&["Nothing was changed"]);
-            let after = everything(&self.db());
-            assert_eq!(after, before, "{kind:?}: {says:?}");
+            let after = database_contents(&self.db());
+            assert_eq!(after, before, "{kind:?}: {expected:?}");
         }
     }
 }
 
 #[test]
-fn init_before_the_restart_for_wal_level_changes_nothing() {
+fn init_changes_nothing_before_the_restart_that_applies_wal_level() {
     for major in MAJORS {
-        let place = Place::new(major, "wal_level = replica\n");
+        let unprepared = UnpreparedServer::new(major, "wal_level = replica\n");
         let alter = "ALTER SYSTEM SET wal_level = logical";
-        let says = ["wal_level is replica", alter, "restart the server"];
-        place.refused("postgres", 3, &[], &says);
-        place.set("wal_level = logical");
-        place.init("postgres").finish().expect_code(0);
+        let expected = ["wal_level is replica", alter, "restart the server"];
+        unprepared.expect_rejected("postgres", 3, &[], &expected);
+        unprepared.set("wal_level = logical");
+        unprepared.init("postgres").finish().expect_code(0);
     }
 }
 
 #[test]
-fn init_that_is_refused_for_want_of_slots_walsenders_or_rights_changes_nothing() {
-    let place = Place::new(MAJOR, "max_replication_slots = 1\n");
-    place
+fn init_changes_nothing_without_enough_slots_walsenders_or_privileges() {
+    let unprepared = UnpreparedServer::new(MAJOR, "max_replication_slots = 1\n");
+    unprepared
         .db()
         .rows("SELECT pg_create_physical_replication_slot('of_a_standby')");
     let all = "max_replication_slots is 1, and all are in use: of_a_standby (not read)";
     let needs = "slot walpost_outbox needs one";
-    place.refused("postgres", 1, &[], &[needs, all]);
+    unprepared.expect_rejected("postgres", 1, &[], &[needs, all]);
     let physical = "slot of_a_standby exists and is a physical slot";
-    place.refused("postgres", 3, &["--slot=of_a_standby"], &[physical]);
-    place
+    unprepared.expect_rejected("postgres", 3, &["--slot=of_a_standby"], &[physical]);
+    unprepared
         .db()
         .rows("SELECT pg_catalog.pg_drop_replication_slot('of_a_standby')");
 
-    place.set("max_wal_senders = 0");
+    unprepared.set("max_wal_senders = 0");
     let all = "all WAL senders are in use, but reading slot walpost_outbox requires one";
-    place.refused("postgres", 1, &[], &[all, "max_wal_senders is 0"]);
-    place.set("max_wal_senders = 5");
+    unprepared.expect_rejected("postgres", 1, &[], &[all, "max_wal_senders is 0"]);
+    unprepared.set("max_wal_senders = 5");
 
-    let says = ["role dba lacks REPLICATION", "ALTER ROLE dba REPLICATION"];
-    place.refused("dba", 3, &["--no-role"], &says);
-    place.db().run("ALTER ROLE dba REPLICATION");
-    // This is detected only after many objects have been created.
-    place.refused(
+    let expected = ["role dba lacks REPLICATION", "ALTER ROLE dba REPLICATION"];
+    unprepared.expect_rejected("dba", 3, &["--no-role"], &expected);
+    unprepared.db().run("ALTER ROLE dba REPLICATION");
+    // The server detects this error only after many objects have been created.
+    unprepared.expect_rejected(
         "dba",
         3,
         &[],
@@ -107,13 +107,19 @@ fn init_that_is_refused_for_want_of_slots_walsenders_or_rights_changes_nothing()
     );
 
     let name = "--publication=theirs";
-    place.db().run("CREATE PUBLICATION theirs FOR ALL TABLES");
-    place
+    unprepared
+        .db()
+        .run("CREATE PUBLICATION theirs FOR ALL TABLES");
+    unprepared
         .db()
         .run("CREATE ROLE mallory SUPERUSER; ALTER PUBLICATION theirs OWNER TO mallory; ALTER ROLE mallory NOSUPERUSER");
-    let says = "publication theirs belongs to role mallory";
-    place.refused("postgres", 3, &[name], &[says]);
-    place.init("dba").arg("--no-role").finish().expect_code(0);
+    let expected = "publication theirs belongs to role mallory";
+    unprepared.expect_rejected("postgres", 3, &[name], &[expected]);
+    unprepared
+        .init("dba")
+        .arg("--no-role")
+        .finish()
+        .expect_code(0);
 }
 
 #[test]
@@ -121,35 +127,40 @@ fn init_on_a_standby_is_rejected_with_the_reason() {
     let primary = Server::private(MAJOR, "");
     let standby = primary.standby("standby", "");
     let init = Invocation::new(["init", "--postgres", &standby.conninfo("postgres")]);
-    let says = [
+    let expected = [
         "a standby in recovery",
         "Connect to the primary",
         "Nothing was changed",
     ];
-    init.finish().expect_code(3).expect_mentions(&says);
+    init.finish().expect_code(3).expect_mentions(&expected);
 }
 
-/// A slot can't be created in the same transaction as everything else.
+/// A slot can't be created in the transaction that creates the other objects.
 #[test]
-fn init_reports_created_objects_if_the_slot_fails_and_the_next_init_creates_it() {
-    let place = Place::new(MAJOR, "");
-    let other = place.db();
+fn init_reports_created_objects_if_the_slot_fails_and_can_be_repeated() {
+    let unprepared = UnpreparedServer::new(MAJOR, "");
+    let other = unprepared.db();
     other.run("CREATE TABLE busy (); BEGIN; INSERT INTO busy DEFAULT VALUES");
-    let init = || place.init("postgres").arg("--lock-timeout=1s").finish();
-    let says = [
+    let init = || {
+        unprepared
+            .init("postgres")
+            .arg("--lock-timeout=1s")
+            .finish()
+    };
+    let expected = [
         "slot walpost_outbox: ",
         "waits for every transaction that was running",
         "Everything except the slot was created",
         "run the same command again",
     ];
-    init().expect_code(3).expect_mentions(&says);
+    init().expect_code(3).expect_mentions(&expected);
     let found = "SELECT count(*) FROM pg_publication WHERE pubname = 'walpost_outbox'";
-    assert_eq!(place.db().number(found), 1);
+    assert_eq!(unprepared.db().number(found), 1);
     other.run("COMMIT");
     init().expect_code(0);
     // Another session holds a lock that the transaction needs.
     other.run("BEGIN; LOCK TABLE outbox");
-    place
+    unprepared
         .init("postgres")
         .args(["--owner=shop", "--lock-timeout=1s"])
         .finish()

@@ -1,5 +1,5 @@
-//! Commands in messages work when pasted: a shell runs each of them exactly as printed, without any
-//! variables of Walpost or PostgreSQL.
+//! Commands in messages work when an operator pastes them: a shell runs each command exactly as
+//! printed, without any environment variables of Walpost or PostgreSQL.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -8,16 +8,16 @@ use crate::budget::{drop_slot, expect_everything};
 use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server};
-use crate::support::secrets::{self, Stream};
+use crate::support::secrets::{self, OutputStream};
 use crate::support::wait::wait_for;
 use crate::support::walpost::Invocation;
 
 const TABLE: &str =
     "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text)";
 
-/// Returns the first command in `text` with these words, up to the end of its sentence or the
-/// fields of the log line.
-fn printed<'t>(text: &'t str, words: &str) -> &'t str {
+/// Returns the first command in `text` that starts with these words, up to the end of its sentence
+/// or the fields of the log line.
+fn find_command<'t>(text: &'t str, words: &str) -> &'t str {
     let from = text
         .find(words)
         .unwrap_or_else(|| panic!("no {words:?} in {text}"));
@@ -44,20 +44,26 @@ fn paste(command: &str, more: &str) -> Output {
     }
     let line = format!("PATH={folder}:$PATH; exec {command} {more}");
     let output = shell.args(["-c", &line]).output().expect("a shell");
-    secrets::expect_none(Stream::Output, &String::from_utf8_lossy(&output.stdout));
-    secrets::expect_none(Stream::Error, &String::from_utf8_lossy(&output.stderr));
+    secrets::expect_none(
+        OutputStream::Output,
+        &String::from_utf8_lossy(&output.stdout),
+    );
+    secrets::expect_none(
+        OutputStream::Error,
+        &String::from_utf8_lossy(&output.stderr),
+    );
     output
 }
 
-/// As [`paste`], and asserts that the command succeeds.
+/// Like [`paste`], and asserts that the command succeeds.
 fn paste_expecting_success(command: &str, more: &str) {
     let output = paste(command, more);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{command} {more}: {said}");
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command} {more}: {text}");
 }
 
 /// Returns the path of the fixture's walpost.toml.
-fn with_file(fixture: &Fixture<'_>) -> String {
+fn write_config_file(fixture: &Fixture<'_>) -> String {
     fixture.file("").display().to_string()
 }
 
@@ -84,12 +90,12 @@ fn drop_slot_of(fixture: &Fixture<'_>) -> String {
 }
 
 #[test]
-fn init_and_replay_of_a_dropped_slot_work_as_the_log_prints_them_without_a_file() {
+fn init_and_replay_commands_in_the_log_of_a_dropped_slot_work_as_printed() {
     let server = Server::private(MAJOR, "");
     let fixture = Fixture::on_servers(&server, Broker::shared());
     let log = drop_slot_of(&fixture);
-    let init = printed(&log, "walpost init --slot");
-    let replay = printed(&log, "walpost replay --dropped-slots");
+    let init = find_command(&log, "walpost init --slot");
+    let replay = find_command(&log, "walpost replay --dropped-slots");
     // Kafka was unreachable at this address when the command was printed.
     let replay = replay.replace("127.0.0.1:9", fixture.kafka());
     paste_expecting_success(init, "");
@@ -100,12 +106,12 @@ fn init_and_replay_of_a_dropped_slot_work_as_the_log_prints_them_without_a_file(
 }
 
 #[test]
-fn init_and_replay_of_a_dropped_slot_work_as_status_check_and_the_page_print_them() {
+fn init_and_replay_commands_of_status_check_and_page_work_as_printed() {
     let server = Server::private(MAJOR, "");
     let fixture = Fixture::on_servers(&server, Broker::shared());
     drop_slot_of(&fixture);
-    let file = with_file(&fixture);
-    paste_expecting_success(printed(&check(&file), "walpost init"), "");
+    let file = write_config_file(&fixture);
+    paste_expecting_success(find_command(&check(&file), "walpost init"), "");
     let remedies = [status(&file), check(&file)];
     let mut walpost = run(&file).args(["--http", "127.0.0.1:0"]).start_streaming();
     let log = walpost.wait_for_log("have not been sent again yet");
@@ -114,9 +120,12 @@ fn init_and_replay_of_a_dropped_slot_work_as_status_check_and_the_page_print_the
         let text = http.status().to_string();
         text.contains("--dropped-slots").then_some(text)
     });
-    let expected = printed(&log, "walpost replay --dropped-slots");
+    let expected = find_command(&log, "walpost replay --dropped-slots");
     for text in [&remedies[0], &remedies[1], &page] {
-        assert_eq!(printed(text, "walpost replay --dropped-slots"), expected);
+        assert_eq!(
+            find_command(text, "walpost replay --dropped-slots"),
+            expected
+        );
     }
     paste_expecting_success(expected, "--yes");
     walpost.terminate().expect_code(0);
@@ -124,23 +133,23 @@ fn init_and_replay_of_a_dropped_slot_work_as_status_check_and_the_page_print_the
 }
 
 #[test]
-fn init_works_as_status_and_the_log_print_it_where_the_slot_is_missing() {
+fn init_command_printed_for_a_missing_slot_works() {
     for place in ["status", "run"] {
         let fixture = Fixture::bare();
         fixture.init().finish().expect_code(0);
         fixture.drop_slot();
-        let file = with_file(&fixture);
+        let file = write_config_file(&fixture);
         let text = match place {
             "status" => status(&file),
             _ => run(&file).finish().expect_code(3).stderr,
         };
-        paste_expecting_success(printed(&text, "walpost init"), "");
+        paste_expecting_success(find_command(&text, "walpost init"), "");
         run(&file).start_streaming().terminate().expect_code(0);
     }
 }
 
-/// Runs a pipeline that halts at a row whose topic is empty, and returns its log.
-fn halted(fixture: &Fixture<'_>, invocation: Invocation) -> String {
+/// Runs a pipeline that halts on a row whose topic is empty, and returns its log.
+fn run_until_halt(fixture: &Fixture<'_>, invocation: Invocation) -> String {
     fixture
         .db
         .run("INSERT INTO outbox VALUES (1, '', 'k', 'bad')");
@@ -148,50 +157,51 @@ fn halted(fixture: &Fixture<'_>, invocation: Invocation) -> String {
 }
 
 #[test]
-fn skip_works_as_the_log_prints_it_when_a_row_halts_the_pipeline() {
+fn skip_command_logged_when_a_row_halts_the_pipeline_works() {
     let fixture = Fixture::with_table(TABLE);
     let file = fixture
         .file("topic = \"{aggregatetype}\"\n")
         .display()
         .to_string();
-    let log = halted(&fixture, run(&file));
-    let skip = printed(&log, "walpost skip --to");
+    let log = run_until_halt(&fixture, run(&file));
+    let skip = find_command(&log, "walpost skip --to");
     paste_expecting_success(skip, "--yes");
     run(&file).start_streaming().terminate().expect_code(0);
 }
 
 #[test]
-fn skip_works_as_printed_where_flags_alone_configure_the_pipeline() {
+fn skip_command_works_as_printed_for_a_pipeline_configured_by_flags() {
     let fixture = Fixture::with_table(TABLE);
-    let log = halted(&fixture, fixture.run().args(["--topic", "{aggregatetype}"]));
-    paste_expecting_success(printed(&log, "walpost skip --to"), "--yes");
+    let log = run_until_halt(&fixture, fixture.run().args(["--topic", "{aggregatetype}"]));
+    paste_expecting_success(find_command(&log, "walpost skip --to"), "--yes");
     fixture.start().terminate().expect_code(0);
 }
 
 #[test]
-fn adopt_works_as_check_and_the_log_print_it() {
+fn adopt_command_printed_by_check_and_the_log_works() {
     for place in ["check", "run"] {
         let fixture = Fixture::new();
-        // Data was read from the slot, so that the first exactly-once start does not create the
-        // checkpoint by itself.
+        // Data has been read from the slot, so the first exactly-once start does not create the
+        // checkpoint.
         let aggregate = fixture.aggregate(1);
-        let plain = Invocation::new(["run", "--config", &with_file(&fixture)]).start_streaming();
+        let plain =
+            Invocation::new(["run", "--config", &write_config_file(&fixture)]).start_streaming();
         fixture.insert(&aggregate, "k");
         fixture.wait_for_records(1);
         fixture.wait_until_confirmed();
         plain.terminate().expect_code(0);
-        let file = fixture.file(&settings_of_exactly_once(&fixture));
+        let file = fixture.file(&exactly_once_settings(&fixture));
         let file = file.display().to_string();
         let text = match place {
             "check" => check(&file),
             _ => run(&file).finish().expect_code(3).stderr,
         };
-        paste_expecting_success(printed(&text, "walpost checkpoint adopt"), "--yes");
+        paste_expecting_success(find_command(&text, "walpost checkpoint adopt"), "--yes");
         run(&file).start_streaming().terminate().expect_code(0);
     }
 }
 
-fn settings_of_exactly_once(fixture: &Fixture<'_>) -> String {
+fn exactly_once_settings(fixture: &Fixture<'_>) -> String {
     format!(
         "delivery = \"exactly-once\"\n[pipeline.checkpoint]\ntopic = \"checkpoints-{}\"\nreplication = 1\n",
         fixture.name
@@ -199,7 +209,7 @@ fn settings_of_exactly_once(fixture: &Fixture<'_>) -> String {
 }
 
 #[test]
-fn replay_of_a_table_that_is_set_aside_works_as_the_log_and_check_print_it() {
+fn replay_command_printed_for_a_set_aside_table_works() {
     let mut fixture = Fixture::bare();
     fixture.use_settings("tables = [\"tenant_*.outbox\"]\non_table_error = \"set-aside\"\ntopic = \"{aggregatetype}\"\n");
     fixture.init().finish().expect_code(0);
@@ -223,10 +233,13 @@ fn replay_of_a_table_that_is_set_aside_works_as_the_log_and_check_print_it() {
     fixture.db.run(&format!(
         "UPDATE tenant_1.outbox SET aggregatetype = '{aggregate}'"
     ));
-    let replay = printed(&log, "walpost replay --set-aside");
-    assert_eq!(printed(&check(&file), "walpost replay --set-aside"), replay);
+    let replay = find_command(&log, "walpost replay --set-aside");
     assert_eq!(
-        printed(&status(&file), "walpost replay --set-aside"),
+        find_command(&check(&file), "walpost replay --set-aside"),
+        replay
+    );
+    assert_eq!(
+        find_command(&status(&file), "walpost replay --set-aside"),
         replay
     );
     paste_expecting_success(replay, "--yes");

@@ -1,4 +1,4 @@
-//! The role created by `walpost init` has the rights that Walpost needs, and no others. If a right
+//! The role created by `walpost init` has exactly the privileges that Walpost needs. If a privilege
 //! is missing, the error contains the statement that grants it.
 
 use super::budget;
@@ -10,12 +10,12 @@ use crate::support::postgres::{MAJOR, MAJORS, Server};
 use crate::support::walpost::Invocation;
 use crate::support::walpost_role::WalpostRole;
 
-/// The role's name has to be quoted in SQL.
+/// The name of this role must be quoted in SQL.
 fn walpost_role<'s>(fixture: &'s Fixture<'s>) -> WalpostRole<'s> {
     WalpostRole::new(fixture, format!("{}-Clerk", fixture.name))
 }
 
-fn of_major(outbox: Outbox, major: u32) -> Fixture<'static> {
+fn fixture_on(outbox: Outbox, major: u32) -> Fixture<'static> {
     Fixture::with_outbox_on(outbox, Server::shared(major), Broker::shared())
 }
 
@@ -36,10 +36,10 @@ fn expect_delivery(fixture: &Fixture, walpost_role: &WalpostRole, words: &[&str]
     assert_eq!(fixture.broker.read(&[topic]).len(), 1);
 }
 
-for_each_outbox! { role_that_init_makes_is_enough_for_every_command }
+for_each_outbox! { role_created_by_init_can_run_every_command }
 
-fn role_that_init_makes_is_enough_for_every_command(outbox: Outbox) {
-    let fixture = of_major(outbox, 15);
+fn role_created_by_init_can_run_every_command(outbox: Outbox) {
+    let fixture = fixture_on(outbox, 15);
     let walpost_role = walpost_role(&fixture);
     walpost_role.command(&["check"]).finish().expect_code(0);
     expect_delivery(&fixture, &walpost_role, &["run"]);
@@ -80,9 +80,9 @@ fn role_that_init_makes_is_enough_for_every_command(outbox: Outbox) {
 }
 
 #[test]
-fn role_that_init_makes_has_no_right_that_is_not_needed() {
+fn role_created_by_init_has_no_unnecessary_privileges() {
     for major in MAJORS {
-        let fixture = of_major(Outbox::Table, major);
+        let fixture = fixture_on(Outbox::Table, major);
         let walpost_role = walpost_role(&fixture);
         let (db, role) = (&fixture.db, &walpost_role.role);
         let attributes = db.rows(&format!(
@@ -94,7 +94,7 @@ fn role_that_init_makes_has_no_right_that_is_not_needed() {
         let roles =
             format!("SELECT count(*) FROM pg_auth_members WHERE member = '\"{role}\"'::regrole");
         assert_eq!(db.number(&roles), 0, "member of a role");
-        // Objects that the role owns or has rights on, in every database.
+        // Lists the objects in every database that the role owns or has privileges on.
         let objects = db.rows(&format!(
             "SELECT DISTINCT classid::regclass::text, CASE WHEN classid = 'pg_database'::regclass THEN ''
                  ELSE pg_describe_object(classid, objid, 0) END
@@ -157,8 +157,8 @@ fn role_that_init_makes_has_no_right_that_is_not_needed() {
 }
 
 #[test]
-fn verify_without_select_names_the_grant() {
-    let fixture = of_major(Outbox::Table, MAJOR);
+fn verify_without_select_privilege_reports_the_grant() {
+    let fixture = fixture_on(Outbox::Table, MAJOR);
     let walpost_role = walpost_role(&fixture);
     let (db, role) = (&fixture.db, &walpost_role.role);
     for taken in [
@@ -169,33 +169,33 @@ fn verify_without_select_names_the_grant() {
     ] {
         db.run(&taken);
         let finished = walpost_role.command(&["verify"]).finish().expect_code(3);
-        let said = finished
+        let output = finished
             .stderr
             .lines()
             .find(|line| line.contains("GRANT USAGE"));
-        let said = said.expect("a line with the statements");
-        let at = said.find("GRANT USAGE").unwrap();
-        let remedy = said[at..].split(" pipeline=").next().unwrap();
+        let output = output.expect("a line with the statements");
+        let start = output.find("GRANT USAGE").unwrap();
+        let remedy = output[start..].split(" pipeline=").next().unwrap();
         db.run(remedy);
         walpost_role.command(&["verify"]).finish().expect_code(0);
     }
 }
 
-/// Returns the statement in the output, up to its end.
-fn statement<'t>(said: &'t str, start: &str) -> &'t str {
-    let at = said
+/// Returns the statement in the output, without the following text.
+fn statement<'t>(output: &'t str, start: &str) -> &'t str {
+    let at = output
         .find(start)
-        .unwrap_or_else(|| panic!("no {start}: {said}"));
-    let line = said[at..].lines().next().unwrap();
+        .unwrap_or_else(|| panic!("no {start}: {output}"));
+    let line = output[at..].lines().next().unwrap();
     line.split_once(". ")
         .map_or(line, |(statement, _)| statement)
 }
 
 #[test]
 fn statement_in_the_error_restores_each_revoked_privilege() {
-    // PostgreSQL 16 changed the error message about missing rights.
+    // PostgreSQL 16 changed the error message about missing privileges.
     for major in [15, 18] {
-        let fixture = of_major(Outbox::Table, major);
+        let fixture = fixture_on(Outbox::Table, major);
         let walpost_role = walpost_role(&fixture);
         let (db, role, database) = (&fixture.db, &walpost_role.role, &fixture.name);
         for (taken, given) in [

@@ -1,5 +1,5 @@
-//! A table that was temporarily not in the publication: rows committed in the meantime are never
-//! sent by the slot, and are reported until they are replayed.
+//! A table that was temporarily not in the publication: the slot never sends rows that were
+//! committed in the meantime, and Walpost reports these rows until they are replayed.
 
 use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
@@ -11,11 +11,11 @@ use crate::support::walpost::Walpost;
 const GAP: &str = "was temporarily missing from publication";
 
 in_both_modes! {
-    rows_from_between_are_named_after_a_restart_and_sent_again
-    rows_from_between_two_looks_are_named_while_it_streams
-    following_the_advice_of_the_halt_loses_no_rows
-    rows_of_a_table_that_was_re_created_are_named
-    rows_from_when_inserts_were_not_published_are_named
+    reports_and_replays_rows_left_unpublished_while_walpost_was_stopped
+    reports_rows_left_unpublished_between_two_checks_while_streaming
+    following_the_remedy_in_the_halt_message_loses_no_rows
+    reports_rows_of_a_re_created_table
+    reports_rows_inserted_while_inserts_were_not_published
 }
 
 fn alter(fixture: &Fixture, what: &str) {
@@ -31,8 +31,8 @@ pub(crate) fn gaps(fixture: &Fixture) -> i64 {
         .number("SELECT count(*) FROM walpost.journal WHERE detail ? 'left_publication'")
 }
 
-/// Asserts that `check` fails until a replay sends the rows that may be missing, including the one
-/// with this key.
+/// Asserts that `check` fails until a replay sends the rows that may be missing, including the row
+/// with the given key.
 fn expect_replay(fixture: &Fixture, key: &str) {
     let command = format!("walpost replay --dropped-slots --pipeline {}", fixture.name);
     let check = fixture.check().finish().expect_code(3);
@@ -59,14 +59,14 @@ fn start_after_the_gap(fixture: &Fixture) -> Walpost {
     walpost
 }
 
-fn rows_from_between_are_named_after_a_restart_and_sent_again(exactly_once: bool) {
+fn reports_and_replays_rows_left_unpublished_while_walpost_was_stopped(exactly_once: bool) {
     let fixture = Fixture::new().in_mode(exactly_once);
     let aggregate = fixture.aggregate(1);
     stop_after_one(&fixture, &aggregate);
     alter(&fixture, "DROP TABLE outbox");
     fixture.insert(&aggregate, "between");
     alter(&fixture, "ADD TABLE outbox");
-    // The gap is detected even before it has been recorded.
+    // Walpost detects the gap before the gap has been recorded.
     let check = fixture.check().finish().expect_code(3);
     assert!(check.stdout.contains(GAP), "{}", check.stdout);
     let walpost = start_after_the_gap(&fixture);
@@ -79,7 +79,7 @@ fn rows_from_between_are_named_after_a_restart_and_sent_again(exactly_once: bool
     assert_eq!(gaps(&fixture), 1);
 }
 
-fn rows_from_between_two_looks_are_named_while_it_streams(exactly_once: bool) {
+fn reports_rows_left_unpublished_between_two_checks_while_streaming(exactly_once: bool) {
     let fixture = Fixture::new().in_mode(exactly_once);
     let aggregate = fixture.aggregate(1);
     let mut walpost = fixture.start_and_confirm_one(&aggregate, "before");
@@ -94,7 +94,7 @@ fn rows_from_between_two_looks_are_named_while_it_streams(exactly_once: bool) {
     walpost.terminate().expect_code(0);
 }
 
-fn following_the_advice_of_the_halt_loses_no_rows(exactly_once: bool) {
+fn following_the_remedy_in_the_halt_message_loses_no_rows(exactly_once: bool) {
     let fixture = Fixture::new().in_mode(exactly_once);
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "before");
@@ -113,7 +113,7 @@ fn following_the_advice_of_the_halt_loses_no_rows(exactly_once: bool) {
     walpost.terminate().expect_code(0);
 }
 
-fn rows_of_a_table_that_was_re_created_are_named(exactly_once: bool) {
+fn reports_rows_of_a_re_created_table(exactly_once: bool) {
     let fixture = Fixture::new().in_mode(exactly_once);
     let aggregate = fixture.aggregate(1);
     let mut walpost = fixture.start_and_confirm_one(&aggregate, "before");
@@ -131,7 +131,7 @@ fn rows_of_a_table_that_was_re_created_are_named(exactly_once: bool) {
     walpost.terminate().expect_code(0);
 }
 
-fn rows_from_when_inserts_were_not_published_are_named(exactly_once: bool) {
+fn reports_rows_inserted_while_inserts_were_not_published(exactly_once: bool) {
     let fixture = Fixture::new().in_mode(exactly_once);
     let aggregate = fixture.aggregate(1);
     stop_after_one(&fixture, &aggregate);
@@ -146,7 +146,7 @@ fn rows_from_when_inserts_were_not_published_are_named(exactly_once: bool) {
 }
 
 #[test]
-fn changes_that_omit_no_row_record_no_gap() {
+fn records_no_gap_for_changes_that_omit_no_row() {
     for major in MAJORS {
         let fixture = Fixture::on_servers(Server::shared(major), Broker::shared());
         let aggregate = fixture.aggregate(1);
@@ -181,11 +181,11 @@ fn changes_that_omit_no_row_record_no_gap() {
 
 /// A table in a published schema is published as soon as it exists.
 #[test]
-fn table_that_is_re_created_in_a_published_schema_has_no_gap() {
+fn records_no_gap_for_a_table_re_created_in_a_published_schema() {
     for major in [15, 18] {
         let mut fixture = Fixture::bare_on_servers(Server::shared(major), Broker::shared());
         fixture.use_settings("table = \"events.outbox\"\n");
-        fixture.write_to(crate::support::event::Writer::Table(
+        fixture.write_to(crate::support::event::EventWriter::Table(
             "events.outbox".to_owned(),
         ));
         let create = "CREATE TABLE events.outbox (id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb)";
@@ -204,7 +204,7 @@ fn table_that_is_re_created_in_a_published_schema_has_no_gap() {
         assert_eq!(keys(&fixture.wait_for_records(2)), ["before", "after"]);
         walpost.terminate().expect_code(0);
         assert_eq!(gaps(&fixture), 0, "PostgreSQL {major}");
-        // A table moved out of the schema is not published.
+        // A table is no longer published after it is moved out of the published schema.
         fixture
             .db
             .run("ALTER TABLE events.outbox SET SCHEMA public");
@@ -220,7 +220,7 @@ fn table_that_is_re_created_in_a_published_schema_has_no_gap() {
 }
 
 #[test]
-fn adding_and_removing_partitions_is_no_gap_but_removing_the_root_is_one() {
+fn removing_the_partition_root_records_a_gap_but_removing_partitions_does_not() {
     for major in [14, 18] {
         let mut fixture = Fixture::bare_on_servers(Server::shared(major), Broker::shared());
         fixture.use_settings("table = \"public.outbox\"\n");
@@ -248,7 +248,7 @@ fn adding_and_removing_partitions_is_no_gap_but_removing_the_root_is_one() {
 }
 
 #[test]
-fn ignores_records_of_another_database_or_cluster() {
+fn ignores_table_state_of_another_database_or_cluster() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     stop_after_one(&fixture, &aggregate);
@@ -260,7 +260,8 @@ fn ignores_records_of_another_database_or_cluster() {
         let walpost = fixture.start();
         walpost.terminate().expect_code(0);
         assert_eq!(gaps(&fixture), 0, "{other}");
-        // The record is replaced by the actual state of this database.
+        // Walpost replaces the foreign row in walpost.table_state with the actual state of this
+        // database.
         let ours = "SELECT count(*) = 1 FROM walpost.table_state t JOIN pg_database d ON d.oid = t.database_oid
              WHERE d.datname = current_database() AND t.memberships <> '1'";
         assert!(fixture.db.is_true(ours), "{other}");
@@ -268,7 +269,7 @@ fn ignores_records_of_another_database_or_cluster() {
 }
 
 #[test]
-fn database_without_the_record_has_no_gap_and_is_warned_about() {
+fn warns_about_missing_table_state_and_records_no_gap() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     stop_after_one(&fixture, &aggregate);
@@ -291,9 +292,9 @@ fn database_without_the_record_has_no_gap_and_is_warned_about() {
     assert!(!check.stdout.contains(create), "{}", check.stdout);
 }
 
-/// The publication is observed from `walpost init` on, before the first `run`.
+/// Walpost records the state of the publication from `walpost init` on, before the first `run`.
 #[test]
-fn rows_from_before_the_first_start_are_named() {
+fn reports_rows_left_unpublished_before_the_first_start() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     alter(&fixture, "DROP TABLE outbox");
@@ -305,7 +306,7 @@ fn rows_from_before_the_first_start_are_named() {
 }
 
 #[test]
-fn entry_about_a_table_does_not_excuse_a_slot_that_was_moved() {
+fn journal_entry_about_a_table_does_not_permit_a_moved_slot() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     stop_after_one(&fixture, &aggregate);
@@ -313,7 +314,7 @@ fn entry_about_a_table_does_not_excuse_a_slot_that_was_moved() {
     alter(&fixture, "ADD TABLE outbox");
     let walpost = start_after_the_gap(&fixture);
     walpost.terminate().expect_code(0);
-    crate::slot_state::make_anew(&fixture, &aggregate);
+    crate::slot_state::re_create_slot(&fixture, &aggregate);
     let halted = fixture.run().finish().expect_code(3);
     halted.expect_mentions(&["something else moved it, or dropped and re-created it"]);
 }
@@ -341,9 +342,9 @@ fn init_records_a_gap_for_a_re_created_publication() {
     assert_eq!(gaps(&fixture), 0);
 }
 
-/// Events delivered before the last update of the record are not replayed.
+/// Events that were delivered before the last update of walpost.table_state are not replayed.
 #[test]
-fn record_is_renewed_while_events_are_delivered() {
+fn updates_table_state_while_events_are_delivered() {
     let fixture = Fixture::on_servers(Server::shared(MAJOR), Broker::shared());
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start();

@@ -1,25 +1,26 @@
 //! The examples in README.md and docs/, run in the order in which a reader would run them.
 
 mod consumers;
+mod environment;
 mod links;
 mod markdown;
-mod place;
 mod reference;
 
 use std::fs;
 
 use self::consumers::Consumer;
+use self::environment::{ExampleEnvironment, Service};
 use self::markdown::{Example, in_repository, manual, page};
-use self::place::{Place, Service};
 use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
-use crate::support::postgres::{MAJOR, Server, Stop};
+use crate::support::postgres::{MAJOR, Server, StopMode};
 use crate::support::secrets::SECRET;
 use crate::support::session::Session;
-use crate::support::wait::{wait_until, within_a_day};
+use crate::support::wait::{avoid_utc_midnight, wait_until};
 use crate::support::walpost::Invocation;
 
-/// Defines the examples that tests run, so that renaming a page or a heading changes one line here.
+/// Defines the examples that tests run, so that renaming a page or a heading requires changing only
+/// one line here.
 macro_rules! examples {
     ($($name:ident = $page:literal, $heading:literal, $language:ident;)*) => {
         $(const $name: Example = Example {
@@ -90,17 +91,17 @@ examples! {
     FIRST_LOOK = "docs/operations.md", "First look", sql;
 }
 
-/// The page whose configurations use services that are not available to the tests.
+/// The page whose configurations use services that are not available in the tests.
 const MANAGED_PAGE: &str = "docs/managed.md";
 
-/// Returns whether a single test runs every block of this language on the page: `toml` on all
-/// pages, and the runbook.
+/// Returns whether a single test runs every block of this language on the page. This is the case
+/// for `toml` on all pages, and for all blocks in the runbook.
 fn is_run_as_a_whole(page: &str, language: &str) -> bool {
     language == "toml" || page == "docs/operations.md" && ["sql", "sh"].contains(&language)
 }
 
 #[test]
-fn every_example_is_one_that_a_test_runs() {
+fn every_documented_example_is_run_by_a_test() {
     for page in manual() {
         for block in page.blocks() {
             let is_picture = ["README.md", "docs/benchmarks.md"].contains(&&*page.path)
@@ -115,7 +116,7 @@ fn every_example_is_one_that_a_test_runs() {
             );
         }
     }
-    // Each example exists and is used by a test in this file.
+    // Each example must exist in the documentation and be used by a test in this file.
     let source = fs::read_to_string(in_repository("tests/integration/readme.rs")).unwrap();
     let source: String = source.split_whitespace().collect();
     for (name, example) in NAMED {
@@ -137,25 +138,25 @@ fn run_line() -> String {
 }
 
 /// Starts the service of docs/deploy.md with its configuration.
-fn run(place: &Place) -> Service {
-    place.write("walpost.toml", &FILE.one());
-    place.start(&run_line())
+fn run(environment: &ExampleEnvironment) -> Service {
+    environment.write("walpost.toml", &FILE.one());
+    environment.start(&run_line())
 }
 
-fn create_topic(place: &Place) {
-    Broker::shared().create_topic(&place.topic(), 1, &[]);
+fn create_topic(environment: &ExampleEnvironment) {
+    Broker::shared().create_topic(&environment.topic(), 1, &[]);
 }
 
-/// Follows every step; `make` creates the table, role, publication and slot.
-fn deploy(make: impl Fn(&Place)) {
-    let place = Place::new("wal_level = replica\n");
-    place.sql(&SETTINGS.one());
-    place.server.stop(Stop::Fast);
-    place.server.start();
-    let db = place.shop();
+/// Follows every step of docs/deploy.md; `make` creates the table, role, publication and slot.
+fn deploy(make: impl Fn(&ExampleEnvironment)) {
+    let environment = ExampleEnvironment::new("wal_level = replica\n");
+    environment.sql(&SETTINGS.one());
+    environment.server.stop(StopMode::Fast);
+    environment.server.start();
+    let db = environment.shop();
     assert_eq!(db.value("SHOW wal_level").unwrap(), "logical");
 
-    make(&place);
+    make(&environment);
 
     let file = db.value("SHOW hba_file").unwrap();
     let lines = fs::read_to_string(&file).unwrap() + &ACCESS.one();
@@ -163,53 +164,53 @@ fn deploy(make: impl Fn(&Place)) {
     let rules = db.rows("SELECT error FROM pg_hba_file_rules WHERE database = '{shop}'");
     assert_eq!(rules, [vec![None], vec![None]]);
 
-    place.sh(&TOPICS.one());
-    assert_eq!(Broker::shared().partitions(&place.topic()), 12);
-    place.write("walpost.toml", &FILE.one());
-    let found = place.sh(&CHECK.one());
+    environment.sh(&TOPICS.one());
+    assert_eq!(Broker::shared().partitions(&environment.topic()), 12);
+    environment.write("walpost.toml", &FILE.one());
+    let found = environment.sh(&CHECK.one());
     assert!(!found.contains("WARNING"), "{found}");
 
-    let mut walpost = place.start(&run_line());
-    place.sql(&EVENT.one());
-    let records = place.wait_for_records(&mut walpost, 1);
+    let mut walpost = environment.start(&run_line());
+    environment.sql(&EVENT.one());
+    let records = environment.wait_for_records(&mut walpost, 1);
     assert_eq!(records[0].key(), "4711");
     assert_eq!(records[0].text(), r#"{"total": "12.50"}"#);
-    let slot = place.sql(&FIRST_LOOK.all()[0]);
+    let slot = environment.sql(&FIRST_LOOK.all()[0]);
     assert!(slot.contains("walpost_outbox|t|reserved|"), "{slot}");
     walpost.stop();
 
-    place.sh(&REMOVE.one());
+    environment.sh(&REMOVE.one());
     assert_eq!(db.number("SELECT count(*) FROM pg_replication_slots"), 0);
 }
 
 #[test]
-fn deploying_with_walpost_init_ends_with_an_event_in_kafka() {
-    deploy(|place| {
+fn deployment_with_walpost_init_delivers_an_event() {
+    deploy(|environment| {
         let made = INIT.all();
         assert!(made[0].contains("walpost init"), "{made:?}");
-        place.sh(&made[0]);
+        environment.sh(&made[0]);
     });
 }
 
 #[test]
-fn deploying_with_the_sql_files_ends_with_an_event_in_kafka() {
-    deploy(|place| {
+fn deployment_with_the_sql_files_delivers_an_event() {
+    deploy(|environment| {
         let made = INIT.all();
         assert!(made[1].contains("psql"), "{made:?}");
-        place.sh(&made[1]);
+        environment.sh(&made[1]);
     });
 }
 
 #[test]
-fn configuration_files_match_what_init_creates() {
-    let place = Place::new("");
-    let server = &place.server;
+fn documented_configuration_files_match_the_objects_created_by_init() {
+    let environment = ExampleEnvironment::new("");
+    let server = &environment.server;
     let db = server.session("postgres");
     db.run("CREATE DATABASE billing");
     db.run(&format!(
         "CREATE ROLE walpost LOGIN REPLICATION PASSWORD '{SECRET}'"
     ));
-    // Includes the columns that the examples add to the usual ones.
+    // The table includes the columns that the examples add to the usual columns.
     for (database, table) in [("shop", "public.outbox"), ("billing", "accounts.outbox")] {
         server.session(database).run(&format!(
             "CREATE SCHEMA IF NOT EXISTS accounts;
@@ -217,7 +218,7 @@ fn configuration_files_match_what_init_creates() {
                  aggregateid text, type text, payload jsonb, created_at timestamptz, value_schema_id bytea)"
         ));
     }
-    shards(&place);
+    shards(&environment);
     Broker::shared().create_topic("walpost-dead-letters", 1, &[]);
     let files_of = |is_rented: bool| -> Vec<String> {
         let pages = manual().filter(|page| (page.path == MANAGED_PAGE) == is_rented);
@@ -225,15 +226,15 @@ fn configuration_files_match_what_init_creates() {
         let blocks = blocks.filter(|block| block.language == "toml");
         blocks.map(|block| block.text).collect()
     };
-    fs::create_dir(place.etc("pipelines.d")).unwrap();
+    fs::create_dir(environment.etc("pipelines.d")).unwrap();
     let mut files = files_of(false);
     assert!(files.len() >= 4, "{files:?}");
     files.push(in_config_map());
     for text in files {
-        place.write("walpost.toml", &text);
+        environment.write("walpost.toml", &text);
         // Two of the files use the same names for different kinds of outbox.
-        place.sh(&REMOVE.one());
-        let file: toml::Table = place.fill_in(&text).parse().unwrap();
+        environment.sh(&REMOVE.one());
+        let file: toml::Table = environment.fill_in(&text).parse().unwrap();
         let pipelines = file.get("pipeline").and_then(toml::Value::as_array);
         for pipeline in pipelines.into_iter().flatten() {
             let name = pipeline
@@ -244,18 +245,18 @@ fn configuration_files_match_what_init_creates() {
                 .one()
                 .replace("--pipeline orders", &format!("--pipeline {name}"))
                 .replace("@/shop?", &format!("@/{database}?"));
-            place.sh(&init);
+            environment.sh(&init);
         }
-        place.sh_as_walpost("walpost check --config /etc/walpost/walpost.toml");
+        environment.sh_as_walpost("walpost check --config /etc/walpost/walpost.toml");
     }
-    // The servers in these files are not available here.
+    // The servers in these files are not available in the tests.
     let rented = files_of(true);
     assert!(rented.len() >= 2, "{rented:?}");
     for text in rented {
-        // The programs have to exist.
+        // The programs in the configuration must exist.
         let text = text.replace("/usr/local/bin/aws", "/bin/true");
-        place.write("walpost.toml", &text.replace("/usr/bin/curl", "/bin/true"));
-        place.sh("walpost check --offline --config /etc/walpost/walpost.toml");
+        environment.write("walpost.toml", &text.replace("/usr/bin/curl", "/bin/true"));
+        environment.sh("walpost check --offline --config /etc/walpost/walpost.toml");
     }
 }
 
@@ -270,10 +271,10 @@ fn in_config_map() -> String {
 }
 
 #[test]
-fn switching_from_debezium_leaves_no_gap() {
-    let place = Place::new("");
-    create_topic(&place);
-    let db = place.shop();
+fn documented_switch_from_debezium_leaves_no_gap() {
+    let environment = ExampleEnvironment::new("");
+    create_topic(&environment);
+    let db = environment.shop();
     db.run(
         "CREATE TABLE outbox (id uuid PRIMARY KEY, aggregatetype varchar(255) NOT NULL,
              aggregateid varchar(255) NOT NULL, type varchar(255) NOT NULL, payload jsonb);
@@ -281,111 +282,118 @@ fn switching_from_debezium_leaves_no_gap() {
     );
     db.rows("SELECT pg_create_logical_replication_slot('debezium', 'pgoutput')");
     let insert = |key: &str| {
-        db.run(&place.fill_in(&format!(
+        db.run(&environment.fill_in(&format!(
             "INSERT INTO outbox VALUES (gen_random_uuid(), 'order', '{key}', 'Placed', '{{}}')"
         )));
     };
     insert("before");
-    place.sh(&DEBEZIUM.one());
+    environment.sh(&DEBEZIUM.one());
     let queries = DEBEZIUM_SLOTS.all();
     insert("between");
-    assert_eq!(place.sql(&queries[0]), "f");
+    assert_eq!(environment.sql(&queries[0]), "f");
     db.rows("SELECT pg_catalog.pg_replication_slot_advance('debezium', pg_current_wal_lsn())");
-    assert_eq!(place.sql(&queries[0]), "t");
+    assert_eq!(environment.sql(&queries[0]), "t");
     insert("after");
-    place.write("walpost.toml", &FILE.one());
-    let mut walpost = place.start(&format!("{} --snapshot never", run_line()));
-    let records = place.wait_for_records(&mut walpost, 2);
+    environment.write("walpost.toml", &FILE.one());
+    let mut walpost = environment.start(&format!("{} --snapshot never", run_line()));
+    let records = environment.wait_for_records(&mut walpost, 2);
     let keys: Vec<_> = records.iter().map(|record| record.key()).collect();
     assert_eq!(keys, ["between", "after"]);
-    place.sql(&queries[1]);
+    environment.sql(&queries[1]);
     let slots = db.rows("SELECT slot_name FROM pg_replication_slots");
     assert_eq!(slots, [vec![Some("walpost_outbox".to_owned())]]);
     walpost.stop();
 }
 
 #[test]
-fn partition_that_is_dropped_as_described_was_delivered() {
-    within_a_day();
-    let place = Place::new("");
-    create_topic(&place);
-    let db = place.shop();
+fn partition_dropped_as_documented_has_been_delivered() {
+    avoid_utc_midnight();
+    let environment = ExampleEnvironment::new("");
+    create_topic(&environment);
+    let db = environment.shop();
     let commands = PARTITIONED.all();
-    commands.iter().for_each(|command| drop(place.sh(command)));
+    commands
+        .iter()
+        .for_each(|command| drop(environment.sh(command)));
     let queries = DROP_PARTITION.all();
     let today = db.value("SELECT to_char(now() AT TIME ZONE 'UTC', 'YYYYMMDD')");
     let today = |query: &str| query.replace("20251101", today.as_deref().unwrap());
-    place.sql(&EVENT.one());
-    let position = place.sql(&today(&queries[0]));
+    environment.sql(&EVENT.one());
+    let position = environment.sql(&today(&queries[0]));
     let may_be_dropped = queries[1].replace("0/16B3748", &position);
-    assert_eq!(place.sql(&may_be_dropped), "f");
-    let mut walpost = run(&place);
-    assert_eq!(place.wait_for_records(&mut walpost, 1)[0].key(), "4711");
-    wait_until("the slot to pass", || place.sql(&may_be_dropped) == "t");
-    place.sql(&today(&queries[2]));
+    assert_eq!(environment.sql(&may_be_dropped), "f");
+    let mut walpost = run(&environment);
+    assert_eq!(
+        environment.wait_for_records(&mut walpost, 1)[0].key(),
+        "4711"
+    );
+    wait_until("the slot to pass", || {
+        environment.sql(&may_be_dropped) == "t"
+    });
+    environment.sql(&today(&queries[2]));
     walpost.stop();
     assert_eq!(db.number("SELECT count(*) FROM outbox"), 0);
 }
 
 #[test]
-fn partitions_are_kept_by_run_as_described() {
-    within_a_day();
-    let place = Place::new("");
-    create_topic(&place);
-    let db = place.shop();
-    place.sh(&PARTITIONED.all()[0]);
-    place.sql(&RETENTION_OWNER.one());
-    let would = place.sh(&MAINTAIN.one());
+fn run_maintains_partitions_as_documented() {
+    avoid_utc_midnight();
+    let environment = ExampleEnvironment::new("");
+    create_topic(&environment);
+    let db = environment.shop();
+    environment.sh(&PARTITIONED.all()[0]);
+    environment.sql(&RETENTION_OWNER.one());
+    let would = environment.sh(&MAINTAIN.one());
     assert!(
         !would.contains("would"),
-        "nothing is old or missing: {would}"
+        "no partition is old or missing: {would}"
     );
     db.run("DROP TABLE outbox_default; CREATE TABLE outbox_default PARTITION OF outbox DEFAULT");
     let last = "SELECT to_char(now() AT TIME ZONE 'UTC' + interval '7 days', 'YYYYMMDD')";
     let last = format!("outbox_p{}", db.value(last).unwrap());
     db.run(&format!("DROP TABLE {last}"));
-    place.write("walpost.toml", &BUDGET_FILE.one());
-    let found = place.sh(&CHECK.one());
+    environment.write("walpost.toml", &BUDGET_FILE.one());
+    let found = environment.sh(&CHECK.one());
     assert!(found.contains("the slot can be dropped"), "{found}");
-    place.write("walpost.toml", &RETENTION_FILE.one());
-    let mut walpost = place.start(&run_line());
+    environment.write("walpost.toml", &RETENTION_FILE.one());
+    let mut walpost = environment.start(&run_line());
     let made = format!("SELECT to_regclass('{last}') IS NOT NULL");
-    wait_until("the last partition to be made", || db.is_true(&made));
+    wait_until("the last partition to be created", || db.is_true(&made));
 
-    // Rows written before their partition was created.
+    // These rows were written before their partition was created.
     let sql = MOVE_ROWS.one();
-    place.sql(&EVENT.one());
+    environment.sql(&EVENT.one());
     let insert = "INSERT INTO outbox (aggregatetype, aggregateid, type, created_at) VALUES ('order', 'k', 't', '2025-11-01 12:00+00')";
-    place.sql(insert);
-    place.wait_for_records(&mut walpost, 2);
+    environment.sql(insert);
+    environment.wait_for_records(&mut walpost, 2);
     assert_eq!(db.number("SELECT count(*) FROM outbox_default"), 1);
-    place.sql(&sql);
+    environment.sql(&sql);
     assert_eq!(db.number("SELECT count(*) FROM outbox_default"), 0);
     assert_eq!(db.number("SELECT count(*) FROM outbox_p20251101"), 1);
-    place.sql(&EVENT.one());
-    let records = place.wait_for_records(&mut walpost, 3);
+    environment.sql(&EVENT.one());
+    let records = environment.wait_for_records(&mut walpost, 3);
     assert_eq!(records.len(), 3, "moving a row publishes nothing");
     walpost.stop();
 }
 
 #[test]
-fn event_that_is_published_without_a_table_arrives() {
+fn delivers_an_event_published_without_a_table() {
     let made = MESSAGES_INIT.all();
     assert_eq!(made.len(), 2);
     for make in made {
-        let place = Place::new("");
-        create_topic(&place);
-        place.sh(&make);
-        place.write("walpost.toml", &MESSAGES_FILE.one());
-        let mut walpost = place.start(&run_line());
-        place.sql(&REVOKE.one());
-        place.sql(&PUBLISH.one());
-        let records = place.wait_for_records(&mut walpost, 1);
+        let environment = ExampleEnvironment::new("");
+        create_topic(&environment);
+        environment.sh(&make);
+        environment.write("walpost.toml", &MESSAGES_FILE.one());
+        let mut walpost = environment.start(&run_line());
+        environment.sql(&REVOKE.one());
+        environment.sql(&PUBLISH.one());
+        let records = environment.wait_for_records(&mut walpost, 1);
         assert_eq!(records[0].key(), "4711");
         assert_eq!(records[0].text(), r#"{"total": "12.50"}"#);
         walpost.stop();
-        place.sh(&REMOVE.one());
-        let kept = place
+        environment.sh(&REMOVE.one());
+        let kept = environment
             .shop()
             .number("SELECT count(*) FROM pg_replication_slots");
         assert_eq!(kept, 0);
@@ -393,121 +401,121 @@ fn event_that_is_published_without_a_table_arrives() {
 }
 
 #[test]
-fn pipelines_are_changed_as_described() {
-    let place = Place::new("");
-    create_topic(&place);
-    place.write("walpost.toml", &SOURCES.one());
-    fs::create_dir(place.etc("pipelines.d")).unwrap();
-    place.sh(&PIPELINES.one());
-    let mut walpost = place.start(&run_line());
+fn pipelines_change_as_documented() {
+    let environment = ExampleEnvironment::new("");
+    create_topic(&environment);
+    environment.write("walpost.toml", &SOURCES.one());
+    fs::create_dir(environment.etc("pipelines.d")).unwrap();
+    environment.sh(&PIPELINES.one());
+    let mut walpost = environment.start(&run_line());
     walpost.wait_for_log("streaming");
     let [reload, accept] = &RELOAD.all()[..] else {
         panic!("two ways to reload");
     };
-    // The path of the socket in systemd's unit.
+    // The path of the control socket in the systemd unit.
     let control = |example: &str| {
         let socket = "export WALPOST_CONTROL=/run/walpost/control.sock";
-        place.sh(&format!("{socket}\n{example}"))
+        environment.sh(&format!("{socket}\n{example}"))
     };
     assert!(control(reload).contains("1 unchanged"));
     let part = SOURCES.one();
     let (_, pipeline) = part.split_once("[[pipeline]]").unwrap();
     let late = format!("[[pipeline]]{}", pipeline.replace("orders", "late"));
-    place.write("pipelines.d/late.toml", &late);
+    environment.write("pipelines.d/late.toml", &late);
     walpost.wait_for_log("1 added (late)");
-    // The publication does not exist yet, as the page says.
+    // As the page states, the publication does not exist yet.
     walpost.wait_for_log("halted");
-    place.sh(&PIPELINES
+    environment.sh(&PIPELINES
         .one()
         .replace("--pipeline orders", "--pipeline late"));
     assert!(control("walpost pipeline start late").contains("late has started"));
-    let said = control(&CONTROL.one());
+    let output = control(&CONTROL.one());
     for text in [
         "orders streaming",
         "orders has stopped",
         "orders has started",
     ] {
-        assert!(said.contains(text), "{said}");
+        assert!(output.contains(text), "{output}");
     }
-    place.write(
+    environment.write(
         "walpost.toml",
         &part.replace(pipeline, "").replace("[[pipeline]]", ""),
     );
-    fs::remove_file(place.etc("pipelines.d/late.toml")).unwrap();
-    place.write("pipelines.d/new.toml", &late.replace("late", "new"));
+    fs::remove_file(environment.etc("pipelines.d/late.toml")).unwrap();
+    environment.write("pipelines.d/new.toml", &late.replace("late", "new"));
     walpost.wait_for_log("configuration not reloaded");
-    place.sh(&PIPELINES
+    environment.sh(&PIPELINES
         .one()
         .replace("--pipeline orders", "--pipeline new"));
     assert!(control(accept).contains("1 added (new), 2 removed (orders, late)"));
     walpost.stop();
 }
 
-/// Creates a database with the table that the query reads, which is empty, and the role that may
-/// read it.
-fn shards(place: &Place) -> Session {
-    place
+/// Creates a database with the empty table that the query reads, and the role that can read this
+/// table.
+fn shards(environment: &ExampleEnvironment) -> Session {
+    environment
         .server
         .session("postgres")
         .run("CREATE DATABASE shards");
-    let db = place.server.session("shards");
+    let db = environment.server.session("shards");
     db.run("CREATE TABLE public.shards (name text, dbname text, active bool)");
     db.run(&ROWS_ROLE.one());
     db
 }
 
 #[test]
-fn rows_of_a_query_are_pipelines_as_described() {
-    let place = Place::new("");
-    create_topic(&place);
-    let db = shards(&place);
-    // With this interval, the query runs only when a reload is requested, and so not before the
-    // pipeline's objects exist.
-    place.write("walpost.toml", &ROWS_FILE.one().replace("30s", "1h"));
-    let mut walpost = place.start(&run_line());
+fn query_rows_define_pipelines_as_documented() {
+    let environment = ExampleEnvironment::new("");
+    create_topic(&environment);
+    let db = shards(&environment);
+    // With this interval, the query runs only when a reload is requested, which happens after the
+    // pipeline's objects have been created.
+    environment.write("walpost.toml", &ROWS_FILE.one().replace("30s", "1h"));
+    let mut walpost = environment.start(&run_line());
     walpost.wait_for_log("no pipeline is defined yet");
     db.run("INSERT INTO shards VALUES ('a', 'shop', true)");
     let init = PIPELINES.one();
-    place.sh(&init.replace("--pipeline orders", "--pipeline shard_a"));
+    environment.sh(&init.replace("--pipeline orders", "--pipeline shard_a"));
     let reload = &RELOAD.all()[0];
-    let said = place.sh(&format!(
+    let output = environment.sh(&format!(
         "export WALPOST_CONTROL=/run/walpost/control.sock\n{reload}"
     ));
-    assert!(said.contains("1 added (shard_a)"), "{said}");
-    place.sql(&EVENT.one());
-    place.wait_for_records(&mut walpost, 1);
+    assert!(output.contains("1 added (shard_a)"), "{output}");
+    environment.sql(&EVENT.one());
+    environment.wait_for_records(&mut walpost, 1);
     walpost.stop();
 }
 
 #[test]
-fn tenants_are_added_as_described() {
-    let place = Place::new("");
-    let db = place.shop();
+fn tenants_can_be_added_as_documented() {
+    let environment = ExampleEnvironment::new("");
+    let db = environment.shop();
     let tenants = ["tenant_1", "tenant_42", "tenant_43"];
-    let topics = tenants.map(|tenant| format!("{tenant}.{}", place.aggregate));
+    let topics = tenants.map(|tenant| format!("{tenant}.{}", environment.aggregate));
     for topic in &topics {
         Broker::shared().create_topic(topic, 1, &[]);
     }
-    place.write("walpost.toml", &TABLES_FILE.one());
+    environment.write("walpost.toml", &TABLES_FILE.one());
     db.run("CREATE SCHEMA tenant_1");
-    place.sh(&TABLES_INIT.one());
-    let mut walpost = place.start(&run_line());
+    environment.sh(&TABLES_INIT.one());
+    let mut walpost = environment.start(&run_line());
     walpost.wait_for_log("streaming");
     let event = EVENT.one();
-    place.sql(&event.replace("INTO outbox", "INTO tenant_1.outbox"));
+    environment.sql(&event.replace("INTO outbox", "INTO tenant_1.outbox"));
     db.run("CREATE SCHEMA tenant_42; CREATE TABLE tenant_42.outbox (LIKE tenant_1.outbox INCLUDING ALL)");
     let event = event.replace("INTO outbox", "INTO tenant_42.outbox");
-    place.sql(&event);
-    assert_eq!(place.sql(&ADD_OUTBOX.one()), "1");
-    place.sql(&event);
+    environment.sql(&event);
+    assert_eq!(environment.sql(&ADD_OUTBOX.one()), "1");
+    environment.sql(&event);
     db.run("CREATE ROLE migrator; GRANT USAGE ON SCHEMA tenant_1 TO migrator; GRANT SELECT ON tenant_1.outbox TO migrator");
-    place.sql(&PUBLISHER.one());
+    environment.sql(&PUBLISHER.one());
     let migration = format!(
         "SET ROLE migrator; CREATE SCHEMA tenant_43; CREATE TABLE tenant_43.outbox (LIKE tenant_1.outbox INCLUDING DEFAULTS); {}; {}",
         event.replace("tenant_42", "tenant_43"),
         ADD_OUTBOX.one().replace("tenant_42", "tenant_43")
     );
-    assert_eq!(place.sql(&migration), "1");
+    assert_eq!(environment.sql(&migration), "1");
     for (topic, count) in topics.into_iter().zip([1, 2, 1]) {
         let topics = [topic];
         wait_until("the records of the tenants", || {
@@ -518,80 +526,83 @@ fn tenants_are_added_as_described() {
 }
 
 #[test]
-fn pipeline_that_delivers_exactly_once_begins_at_an_adopted_checkpoint() {
-    let place = Place::new("");
-    create_topic(&place);
-    place.sh(&INIT.all()[0]);
-    place.write("walpost.toml", &FILE.one());
+fn exactly_once_pipeline_starts_at_an_adopted_checkpoint() {
+    let environment = ExampleEnvironment::new("");
+    create_topic(&environment);
+    environment.sh(&INIT.all()[0]);
+    environment.write("walpost.toml", &FILE.one());
     let adopt = ADOPT.one();
-    let shown = place.sh(&format!("echo outbox | {adopt}"));
+    let shown = environment.sh(&format!("echo outbox | {adopt}"));
     assert!(shown.contains("no checkpoint"), "{shown}");
-    let mut walpost = place.start(&format!("{} --exactly-once", run_line()));
-    place.sql(&EVENT.one());
-    let records = place.wait_for_records(&mut walpost, 1);
+    let mut walpost = environment.start(&format!("{} --exactly-once", run_line()));
+    environment.sql(&EVENT.one());
+    let records = environment.wait_for_records(&mut walpost, 1);
     assert_eq!(records[0].key(), "4711");
     walpost.stop();
 }
 
 #[test]
-fn event_that_halts_is_left_out_as_described() {
-    let place = Place::new("");
-    create_topic(&place);
-    place.sh(&INIT.all()[0]);
-    place.write("walpost.toml", &FILE.one());
+fn event_that_halts_the_pipeline_can_be_skipped_as_documented() {
+    let environment = ExampleEnvironment::new("");
+    create_topic(&environment);
+    environment.sh(&INIT.all()[0]);
+    environment.write("walpost.toml", &FILE.one());
     let event = EVENT.one();
-    place.sql("ALTER TABLE outbox DROP CONSTRAINT walpost_aggregatetype_fits_topic_name;\n");
-    place.sql(&event.replace("'order'", "'not a topic'"));
-    place.sql(&event);
-    let halted = place.sh(&format!("{} 2>&1 || test $? = 3", run_line()));
+    environment.sql("ALTER TABLE outbox DROP CONSTRAINT walpost_aggregatetype_fits_topic_name;\n");
+    environment.sql(&event.replace("'order'", "'not a topic'"));
+    environment.sql(&event);
+    let halted = environment.sh(&format!("{} 2>&1 || test $? = 3", run_line()));
     let (_, rest) = halted.split_once("halted: ").unwrap();
     let (_, rest) = rest.split_once(" at ").unwrap();
     let position = rest.split(' ').next().unwrap();
     let skip = SKIP.one().replace("00000000/016B3748:0000000002", position);
-    place.sh(&format!("echo outbox | {skip}"));
-    let mut walpost = run(&place);
-    assert_eq!(place.wait_for_records(&mut walpost, 1)[0].key(), "4711");
+    environment.sh(&format!("echo outbox | {skip}"));
+    let mut walpost = run(&environment);
+    assert_eq!(
+        environment.wait_for_records(&mut walpost, 1)[0].key(),
+        "4711"
+    );
     walpost.stop();
 }
 
 #[test]
 fn status_shows_a_running_pipeline() {
-    let place = Place::new("");
-    create_topic(&place);
-    place.sh(&INIT.all()[0]);
-    let mut walpost = run(&place);
+    let environment = ExampleEnvironment::new("");
+    create_topic(&environment);
+    environment.sh(&INIT.all()[0]);
+    let mut walpost = run(&environment);
     let address = walpost.wait_for_log("status at http://");
     let address = address.rsplit_once("http://").unwrap().1.trim();
-    // A pipeline that has delivered an event is streaming, whatever has been logged.
-    place.sql(&EVENT.one());
-    place.wait_for_records(&mut walpost, 1);
-    let shown = place.sh_as_walpost(&format!("{} --http {address}", STATUS.one().trim()));
+    // A pipeline that has delivered an event is streaming, even if the log does not show that yet.
+    environment.sql(&EVENT.one());
+    environment.wait_for_records(&mut walpost, 1);
+    let shown = environment.sh_as_walpost(&format!("{} --http {address}", STATUS.one().trim()));
     assert!(shown.contains("streaming"), "{shown}");
     walpost.stop();
 }
 
 #[test]
-fn events_that_are_sent_again_keep_their_ids() {
-    let place = Place::new("");
-    create_topic(&place);
-    place.sh(&INIT.all()[0]);
+fn replayed_events_keep_their_ids() {
+    let environment = ExampleEnvironment::new("");
+    create_topic(&environment);
+    environment.sh(&INIT.all()[0]);
     for _ in 0..3 {
-        place.sql(&EVENT.one());
+        environment.sql(&EVENT.one());
     }
     // The slot is lost and re-created.
-    place.sh(&REMOVE.one());
-    place.sh(&INIT.all()[0]);
-    let mut walpost = run(&place);
-    let db = place.shop();
+    environment.sh(&REMOVE.one());
+    environment.sh(&INIT.all()[0]);
+    let mut walpost = run(&environment);
+    let db = environment.shop();
     let ids = "SELECT id FROM outbox ORDER BY created_at, id";
     let before = db.rows(ids);
     let replay = REPLAY.one();
-    let shown = place.sh(&replay);
+    let shown = environment.sh(&replay);
     assert!(shown.contains("3 rows of table public.outbox"), "{shown}");
     let replay = replay.replace("--dry-run", "");
-    place.sh(&format!("echo outbox | {replay}"));
+    environment.sh(&format!("echo outbox | {replay}"));
     assert_eq!(db.rows(ids), before);
-    let records = place.wait_for_records(&mut walpost, 3);
+    let records = environment.wait_for_records(&mut walpost, 3);
     let delivered: Vec<_> = records
         .iter()
         .map(|record| vec![Some(record.header("id").to_owned())])
@@ -601,27 +612,27 @@ fn events_that_are_sent_again_keep_their_ids() {
 }
 
 /// Delivers events to a consumer from the page, and replays them.
-fn check_consumer(place: &Place, consumer: &Consumer<'_>) {
-    create_topic(place);
-    place.sh(&INIT.all()[0]);
-    let walpost = run(place);
-    let insert = || drop(place.sql(&EVENT.one()));
+fn check_consumer(environment: &ExampleEnvironment, consumer: &Consumer<'_>) {
+    create_topic(environment);
+    environment.sh(&INIT.all()[0]);
+    let walpost = run(environment);
+    let insert = || drop(environment.sql(&EVENT.one()));
     let replay = || {
         let replay = REPLAY.one().replace("--dry-run", "");
-        place.sh(&format!("echo outbox | {replay}"));
+        environment.sh(&format!("echo outbox | {replay}"));
     };
     consumer.skips_duplicates(&insert, &replay);
     walpost.stop();
 }
 
 #[test]
-fn consumer_in_java_skips_duplicates() {
+fn java_consumer_example_skips_duplicates() {
     let command = consumers::java();
     check_consumer_with_postgres(CONSUMER_JAVA.one(), "Billing.java", "true", command);
 }
 
 #[test]
-fn consumer_in_go_skips_duplicates() {
+fn go_consumer_example_skips_duplicates() {
     let prepare = consumers::build_go();
     check_consumer_with_postgres(
         CONSUMER_GO.one(),
@@ -632,9 +643,9 @@ fn consumer_in_go_skips_duplicates() {
 }
 
 fn check_consumer_with_postgres(text: String, file: &'static str, prepare: &str, command: String) {
-    let place = Place::new("");
-    consumers::create_database(&place, &CONSUMER_TABLES.one());
-    let billing = place.server.session("billing");
+    let environment = ExampleEnvironment::new("");
+    consumers::create_database(&environment, &CONSUMER_TABLES.one());
+    let billing = environment.server.session("billing");
     let sql = |statement: &str| match statement.starts_with("SELECT") {
         true => billing.value(statement).unwrap_or_default(),
         false => {
@@ -643,23 +654,23 @@ fn check_consumer_with_postgres(text: String, file: &'static str, prepare: &str,
         }
     };
     let consumer = Consumer {
-        place: &place,
+        environment: &environment,
         text,
         file,
         prepare: prepare.to_owned(),
         command,
         sql: &sql,
     };
-    check_consumer(&place, &consumer);
+    check_consumer(&environment, &consumer);
 }
 
 #[test]
-fn consumer_in_python_skips_duplicates() {
-    let place = Place::new("");
-    let database = place.etc("billing.db");
+fn python_consumer_example_skips_duplicates() {
+    let environment = ExampleEnvironment::new("");
+    let database = environment.etc("billing.db");
     let sql = |statement: &str| {
-        // Before the consumer has created the table, the query fails.
-        place.sh(&format!(
+        // The query fails until the consumer has created the table.
+        environment.sh(&format!(
             "python3 -B -c 'import sqlite3, sys
 with sqlite3.connect(sys.argv[1], timeout=30) as db:
     try:
@@ -671,27 +682,27 @@ with sqlite3.connect(sys.argv[1], timeout=30) as db:
         ))
     };
     let consumer = Consumer {
-        place: &place,
+        environment: &environment,
         text: CONSUMER_PYTHON.one(),
         file: "billing.py",
         prepare: "true".to_owned(),
         command: consumers::python(),
         sql: &sql,
     };
-    check_consumer(&place, &consumer);
+    check_consumer(&environment, &consumer);
 }
 
 #[test]
-fn delivered_events_can_be_verified() {
-    let place = Place::new("");
-    create_topic(&place);
-    place.sh(&INIT.all()[0]);
-    let mut walpost = run(&place);
+fn documented_verify_command_finds_delivered_events() {
+    let environment = ExampleEnvironment::new("");
+    create_topic(&environment);
+    environment.sh(&INIT.all()[0]);
+    let mut walpost = run(&environment);
     for _ in 0..3 {
-        place.sql(&EVENT.one());
+        environment.sql(&EVENT.one());
     }
-    place.wait_for_records(&mut walpost, 3);
-    let found = place.sh(&VERIFY.one());
+    environment.wait_for_records(&mut walpost, 3);
+    let found = environment.sh(&VERIFY.one());
     let shown = VERIFY_OUTPUT.one();
     let lines = |text: &str, from: &str| {
         let lines: Vec<_> = text
@@ -709,11 +720,11 @@ fn delivered_events_can_be_verified() {
 }
 
 #[test]
-fn other_queries_answer_what_they_are_for() {
+fn documented_queries_return_the_described_results() {
     let fixture = Fixture::new();
     let journal = fixture.db.rows(&JOURNAL.one());
     let [entry] = &journal[..] else {
-        panic!("not one entry: {journal:?}");
+        panic!("expected one entry: {journal:?}");
     };
     assert_eq!(entry[2].as_deref(), Some("snapshot"));
     let position = fixture.db.rows(&POSITION.one());
@@ -727,25 +738,25 @@ fn other_queries_answer_what_they_are_for() {
 }
 
 /// Restarts the server to apply settings.
-fn restart(place: &Place) {
-    place.server.stop(Stop::Fast);
-    place.server.start();
+fn restart(environment: &ExampleEnvironment) {
+    environment.server.stop(StopMode::Fast);
+    environment.server.start();
 }
 
 #[test]
-fn quick_start_ends_with_an_event_in_a_consumer() {
-    let place = Place::new("wal_level = replica\n");
+fn quick_start_delivers_an_event_to_a_consumer() {
+    let environment = ExampleEnvironment::new("wal_level = replica\n");
     let prepare = QUICK_PREPARE.all();
-    place.sh(&prepare[0]);
-    restart(&place);
-    place.sh(&prepare[1]);
+    environment.sh(&prepare[0]);
+    restart(&environment);
+    environment.sh(&prepare[1]);
     let owner = "SELECT relowner = 'shop'::regrole FROM pg_class WHERE oid = 'outbox'::regclass";
-    assert!(place.shop().is_true(owner));
-    let mut walpost = place.start(&QUICK_RUN.one());
+    assert!(environment.shop().is_true(owner));
+    let mut walpost = environment.start(&QUICK_RUN.one());
     walpost.wait_for_log("streaming");
-    place.sql(&format!("SET ROLE shop; {}", QUICK_EVENT.one()));
-    place.wait_for_records(&mut walpost, 1);
-    let shown = place.sh(&QUICK_READ.one());
+    environment.sql(&format!("SET ROLE shop; {}", QUICK_EVENT.one()));
+    environment.wait_for_records(&mut walpost, 1);
+    let shown = environment.sh(&QUICK_READ.one());
     for part in ["4711", r#"{"total": "12.50"}"#, "id:", "walpost-position:"] {
         assert!(shown.contains(part), "{shown}");
     }
@@ -754,28 +765,28 @@ fn quick_start_ends_with_an_event_in_a_consumer() {
 
 #[test]
 fn trial_without_kafka_prints_an_event() {
-    let place = Place::new("");
-    let mut walpost = place.start(&TRIAL.one());
+    let environment = ExampleEnvironment::new("");
+    let mut walpost = environment.start(&TRIAL.one());
     walpost.wait_for_log("streaming");
-    place.sql(&QUICK_EVENT.one());
+    environment.sql(&QUICK_EVENT.one());
     walpost.wait_for_output("4711");
     walpost.stop();
-    place.sh(&REMOVE.one());
+    environment.sh(&REMOVE.one());
     let slots = "SELECT count(*) FROM pg_replication_slots";
-    assert_eq!(place.shop().number(slots), 0);
+    assert_eq!(environment.shop().number(slots), 0);
 }
 
 /// TLS and passwords on both sides, and roles that are not superusers.
 #[test]
-fn deploying_with_passwords_and_tls_ends_with_an_event_in_a_consumer() {
-    let place = Place::new("wal_level = replica\n");
+fn deployment_with_passwords_and_tls_delivers_an_event_to_a_consumer() {
+    let environment = ExampleEnvironment::new("wal_level = replica\n");
     let role = |name: &str, password: &str| {
         let sql = format!("ALTER ROLE {name} LOGIN PASSWORD '{password}'");
-        place.server.session("postgres").run(&sql);
+        environment.server.session("postgres").run(&sql);
     };
     role("shop", &format!("{SECRET}-shop"));
-    place.sql(&SETTINGS.one());
-    restart(&place);
+    environment.sql(&SETTINGS.one());
+    restart(&environment);
 
     // Input for psql's \password.
     let password = format!("{SECRET}-role");
@@ -783,17 +794,17 @@ fn deploying_with_passwords_and_tls_ends_with_an_event_in_a_consumer() {
         "psql ",
         &format!("printf '%s\\n%s\\n' {password} {password} | setsid --wait psql "),
     );
-    place.sh(&init);
+    environment.sh(&init);
     let admitted = in_backticks("docs/deploy.md", "hostssl ");
-    let file = place.shop().value("SHOW hba_file").unwrap();
-    // For this role only, and before the existing lines.
+    let file = environment.shop().value("SHOW hba_file").unwrap();
+    // The line applies only to this role, and precedes the existing lines.
     let admitted = admitted.replace("192.0.2.17/32", "127.0.0.1/32");
     let rules = fs::read_to_string(&file).unwrap();
     let reject = "host all walpost 127.0.0.1/32 reject";
     fs::write(&file, format!("{admitted}\n{reject}\n{rules}")).unwrap();
-    place.shop().run("SELECT pg_catalog.pg_reload_conf()");
+    environment.shop().run("SELECT pg_catalog.pg_reload_conf()");
 
-    place.write("walpost.toml", &TLS_FILE.one());
+    environment.write("walpost.toml", &TLS_FILE.one());
     let secrets = TLS_SECRETS
         .one()
         .replace("the password of the role walpost", &password)
@@ -801,26 +812,26 @@ fn deploying_with_passwords_and_tls_ends_with_an_event_in_a_consumer() {
             "the password of the Kafka user walpost",
             &crate::support::kafka::sasl_password(),
         );
-    place.write("secrets.env", &secrets);
+    environment.write("secrets.env", &secrets);
     let lines = TLS_RUN.one();
     let (prepare, run) = lines.trim().rsplit_once('\n').unwrap();
-    let found = place.sh(prepare);
+    let found = environment.sh(prepare);
     assert!(found.contains("slot"), "{found}");
     let (source, _) = prepare.split_once('\n').unwrap();
-    let mut walpost = place.start_after(source, run);
+    let mut walpost = environment.start_after(source, run);
     walpost.wait_for_log("streaming");
 
-    place.sql_as("shop", &format!("{SECRET}-shop"), &EVENT.one());
-    place.wait_for_records(&mut walpost, 1);
+    environment.sql_as("shop", &format!("{SECRET}-shop"), &EVENT.one());
+    environment.wait_for_records(&mut walpost, 1);
     let reader = TLS_READER
         .one()
         .replace("username=\"reader\"", "username=\"walpost\"")
         .replace("...", &crate::support::kafka::sasl_password());
-    place.write("reader.properties", &reader);
+    environment.write("reader.properties", &reader);
     let read = TLS_READ
         .one()
         .replace("reader.properties", "/etc/walpost/reader.properties");
-    let shown = place.sh(&read);
+    let shown = environment.sh(&read);
     assert!(shown.contains("4711"), "{shown}");
     assert!(shown.contains(r#"{"total": "12.50"}"#), "{shown}");
     walpost.stop();
@@ -834,7 +845,7 @@ fn in_backticks(path: &str, start: &str) -> String {
 }
 
 #[test]
-fn statements_of_the_runbook_are_ones_that_postgresql_takes() {
+fn runbook_statements_are_valid_sql() {
     let server = Server::private(MAJOR, "max_prepared_transactions = 1\n");
     let db = server.session("postgres");
     db.rows("SELECT pg_create_logical_replication_slot('walpost_outbox', 'pgoutput')");
@@ -845,13 +856,13 @@ fn statements_of_the_runbook_are_ones_that_postgresql_takes() {
             db.run(statement);
         }
     }
-    // None of the statements dropped a slot that is in use.
+    // None of the statements has dropped a slot that is in use.
     assert_eq!(db.number("SELECT count(*) FROM pg_replication_slots"), 1);
 }
 
-/// The shell commands on all pages that start Walpost.
+/// Lists the shell commands on all pages that start Walpost.
 #[test]
-fn commands_in_the_pages_exist() {
+fn commands_in_the_documentation_exist() {
     let blocks = manual().flat_map(|page| page.blocks());
     let shell = blocks.filter(|block| block.language == "sh");
     let lines: Vec<_> = shell

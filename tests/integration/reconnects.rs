@@ -1,4 +1,4 @@
-//! Sessions that end repeatedly, and connections that reach two different servers.
+//! Sessions that end repeatedly, and connections that lead to two different servers.
 
 use std::time::{Duration, Instant};
 
@@ -17,23 +17,21 @@ const RECONNECTS: usize = 200;
 const WARM_UP_RECONNECTS: usize = 20;
 
 #[test]
-fn reconnected_200_times_under_load_it_needs_no_more_than_before() {
+fn uses_no_more_resources_after_200_reconnects_under_load() {
     stays_small(false);
 }
 
 #[test]
-fn reconnected_200_times_under_load_amid_kafka_transactions_it_needs_no_more_than_before() {
+fn uses_no_more_resources_after_200_reconnects_with_kafka_transactions() {
     stays_small(true);
 }
 
 in_both_modes! {
-    server_that_answers_at_once_is_connected_to_soon_however_often_it_ended_the_session
+    reconnects_promptly_however_often_the_server_ended_the_session
 }
 
-/// Nothing is confirmed meanwhile, so no session makes progress.
-fn server_that_answers_at_once_is_connected_to_soon_however_often_it_ended_the_session(
-    exactly_once: bool,
-) {
+/// Nothing is confirmed in the meantime, so no session makes progress.
+fn reconnects_promptly_however_often_the_server_ended_the_session(exactly_once: bool) {
     let fixture = Fixture::new().in_mode(exactly_once);
     let mut walpost = fixture.run().start_streaming();
     for count in 1..=9 {
@@ -46,7 +44,7 @@ fn server_that_answers_at_once_is_connected_to_soon_however_often_it_ended_the_s
     walpost.terminate().expect_code(0);
 }
 
-/// Resources that a process holds.
+/// The resources that a process holds.
 #[derive(Clone, Copy, Debug)]
 struct Footprint {
     threads: u64,
@@ -64,7 +62,7 @@ impl Footprint {
         }
     }
 
-    fn is_near(self, before: Self) -> bool {
+    fn is_close_to(self, before: Self) -> bool {
         self.threads <= before.threads + 6
             && self.descriptors <= before.descriptors + 12
             && self.megabytes <= before.megabytes + 16
@@ -78,7 +76,7 @@ fn stays_small(exactly_once: bool) {
     let mut walpost = fixture.start();
     let mut before = None;
     for count in 1..=RECONNECTS {
-        // Once something has been confirmed, the next attempt follows soon.
+        // Once a position has been confirmed, the next connection attempt follows soon.
         let confirmed = fixture.confirmed();
         wait_until("something to be confirmed", || {
             fixture.confirmed() > confirmed
@@ -91,9 +89,9 @@ fn stays_small(exactly_once: bool) {
     }
     load.stop();
     let before = before.unwrap();
-    // Tasks of the last session end soon.
+    // The tasks of the last session end shortly afterwards.
     let settled = poll_until(Duration::from_secs(20), || {
-        Footprint::of(&walpost).is_near(before).then_some(())
+        Footprint::of(&walpost).is_close_to(before).then_some(())
     });
     let after = Footprint::of(&walpost);
     assert!(
@@ -112,12 +110,12 @@ const TIMEOUTS: [&str; 4] = [
 ];
 
 #[test]
-fn timeouts_of_the_database_end_no_session_while_kafka_is_away() {
+fn database_timeouts_end_no_session_during_a_kafka_outage() {
     for major in MAJORS {
         let fixture = Fixture::on_servers(Server::shared(major), Broker::shared());
         let aggregate = fixture.aggregate(1);
-        // More data than all buffers in between can hold, so that the walsender blocks within the
-        // transaction.
+        // The amount of data exceeds all buffers between the servers and Walpost, so that the
+        // walsender blocks within the transaction.
         let payload = "jsonb_build_object('text', repeat('x', 2000))";
         fixture
             .db
@@ -160,7 +158,7 @@ fn timeouts_of_the_database_end_no_session_while_kafka_is_away() {
 /// The address moves to another server between two connections: the state of the slot on the first
 /// server does not apply to the second.
 #[test]
-fn address_that_moves_between_two_connections_confirms_nothing_undelivered() {
+fn confirms_nothing_undelivered_if_the_address_moves_to_another_server() {
     let (old, new) = (Server::private(MAJOR, ""), Server::private(MAJOR, ""));
     // The old server's slot is ahead of all WAL on the new server.
     for _ in 0..3 {
@@ -171,9 +169,9 @@ fn address_that_moves_between_two_connections_confirms_nothing_undelivered() {
     let aggregate = fixture.aggregate(1);
     new.session("postgres")
         .run(&format!("CREATE DATABASE {}", fixture.name));
-    let there = new.conninfo(&fixture.name);
+    let new_conninfo = new.conninfo(&fixture.name);
     Invocation::new(["init", "--pipeline", &fixture.name, "--no-role"])
-        .args(["--postgres", &there])
+        .args(["--postgres", &new_conninfo])
         .finish()
         .expect_code(0);
     let session = new.session(&fixture.name);
@@ -198,7 +196,7 @@ fn address_that_moves_between_two_connections_confirms_nothing_undelivered() {
     let written = session.number("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint");
     assert!(
         confirmed() <= written,
-        "confirmed {:X}, and the server has written {written:X}",
+        "confirmed {:X}, but the server has written {written:X}",
         confirmed()
     );
     assert!(walpost.logged("two servers") > 0);

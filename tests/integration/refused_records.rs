@@ -1,5 +1,5 @@
-//! Records that brokers refuse because of their content: the message has the broker's reason, and
-//! `on_unroutable` applies.
+//! Records that brokers reject because of their contents: the message contains the broker's reason,
+//! and `on_unroutable` applies.
 
 use std::path::PathBuf;
 
@@ -10,10 +10,10 @@ use crate::support::walpost::Invocation;
 const TABLE: &str = "CREATE TABLE outbox (id text, aggregatetype text, aggregateid text, payload text, at timestamptz)";
 
 in_both_modes! {
-    timestamp_ahead_of_the_broker_halts_with_the_value_and_the_setting
-    record_without_key_for_a_compacted_topic_halts_and_says_that_it_needs_one
-    topic_that_collides_halts_and_names_the_other_topic
-    refused_records_become_dead_letters
+    reports_a_timestamp_too_far_ahead_with_the_broker_setting
+    halts_on_a_record_without_a_key_for_a_compacted_topic
+    halts_on_a_colliding_topic_name_and_reports_the_existing_topic
+    writes_rejected_records_as_dead_letters
 }
 
 /// Returns a configuration that takes timestamps from a column and creates topics.
@@ -27,8 +27,8 @@ fn file(fixture: &Fixture, settings: &str) -> PathBuf {
     ))
 }
 
-/// Inserts these rows, and asserts that the pipeline halts with these texts.
-fn halts(fixture: &Fixture, rows: &str, texts: &[&str]) {
+/// Inserts these rows, and asserts that the pipeline halts with these texts in its message.
+fn expect_halt(fixture: &Fixture, rows: &str, texts: &[&str]) {
     fixture.db.run(&format!("INSERT INTO outbox VALUES {rows}"));
     let run = Invocation::new(["run", "--config"]).arg(file(fixture, ""));
     run.finish()
@@ -42,7 +42,7 @@ fn of_topic(records: &[Record], topic: &str) -> Vec<String> {
     records.map(|record| record.text().to_owned()).collect()
 }
 
-fn timestamp_ahead_of_the_broker_halts_with_the_value_and_the_setting(exactly_once: bool) {
+fn reports_a_timestamp_too_far_ahead_with_the_broker_setting(exactly_once: bool) {
     let fixture = Fixture::with_table(TABLE).in_mode(exactly_once);
     let aggregate = fixture.aggregate(1);
     fixture.db.run("SET timezone = 'UTC'");
@@ -50,7 +50,7 @@ fn timestamp_ahead_of_the_broker_halts_with_the_value_and_the_setting(exactly_on
         .db
         .value("SELECT to_char(date_trunc('second', now() + interval '2 hours'), 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"')")
         .unwrap();
-    halts(
+    expect_halt(
         &fixture,
         &format!(
             "('1', '{aggregate}', 'k', 'good', now()), ('2', '{aggregate}', 'k', 'ahead', '{ahead}')"
@@ -62,14 +62,14 @@ fn timestamp_ahead_of_the_broker_halts_with_the_value_and_the_setting(exactly_on
             "walpost skip --to",
         ],
     );
-    // In at-least-once mode, each pass that searches for the refused record sends the preceding one
-    // again.
+    // In at-least-once mode, each pass that searches for the rejected record sends the preceding
+    // record again.
     let mut delivered = of_topic(&fixture.records(), &format!("outbox.event.{aggregate}"));
     delivered.dedup();
     assert_eq!(delivered, ["good"]);
 }
 
-fn record_without_key_for_a_compacted_topic_halts_and_says_that_it_needs_one(exactly_once: bool) {
+fn halts_on_a_record_without_a_key_for_a_compacted_topic(exactly_once: bool) {
     let fixture = Fixture::with_table(TABLE).in_mode(exactly_once);
     let aggregate = format!("{}-compacted", fixture.name);
     fixture.topic(
@@ -77,7 +77,7 @@ fn record_without_key_for_a_compacted_topic_halts_and_says_that_it_needs_one(exa
         1,
         &[("cleanup.policy", "compact")],
     );
-    halts(
+    expect_halt(
         &fixture,
         &format!("('1', '{aggregate}', NULL, 'p', now())"),
         &[
@@ -90,11 +90,11 @@ fn record_without_key_for_a_compacted_topic_halts_and_says_that_it_needs_one(exa
     );
 }
 
-fn topic_that_collides_halts_and_names_the_other_topic(exactly_once: bool) {
+fn halts_on_a_colliding_topic_name_and_reports_the_existing_topic(exactly_once: bool) {
     let fixture = Fixture::with_table(TABLE).in_mode(exactly_once);
     let taken = format!("outbox.event.{}.orders", fixture.name);
     fixture.topic(&taken, 1, &[]);
-    halts(
+    expect_halt(
         &fixture,
         &format!("('1', '{}_orders', 'k', 'p', now())", fixture.name),
         &[
@@ -105,7 +105,7 @@ fn topic_that_collides_halts_and_names_the_other_topic(exactly_once: bool) {
     );
 }
 
-fn refused_records_become_dead_letters(exactly_once: bool) {
+fn writes_rejected_records_as_dead_letters(exactly_once: bool) {
     let fixture = Fixture::with_table(TABLE).in_mode(exactly_once);
     let aggregate = fixture.aggregate(1);
     let dead = format!("{}.dead", fixture.name);
@@ -132,8 +132,8 @@ fn refused_records_become_dead_letters(exactly_once: bool) {
     fixture.wait_until_confirmed();
     let records = fixture.records();
     let topic = format!("outbox.event.{aggregate}");
-    // In at-least-once mode, each pass that searches for a refused record sends the preceding ones
-    // again.
+    // In at-least-once mode, each pass that searches for a rejected record sends the preceding
+    // records again.
     let mut delivered = of_topic(&records, &topic);
     delivered.dedup();
     assert_eq!(delivered, ["first", "last"]);

@@ -9,7 +9,7 @@ const TABLE: &str =
     payload jsonb, unused text)";
 
 #[test]
-fn columns_come_and_go_under_load_and_the_mapping_follows() {
+fn mapping_follows_columns_added_and_dropped_under_load() {
     let fixture = Fixture::with_table(TABLE);
     let aggregate = fixture.aggregate(3);
     let walpost = fixture.start();
@@ -47,7 +47,7 @@ fn columns_come_and_go_under_load_and_the_mapping_follows() {
 }
 
 #[test]
-fn column_that_is_dropped_and_added_again_is_found_at_its_new_place() {
+fn finds_a_column_that_was_dropped_and_added_again() {
     let fixture = Fixture::with_table(TABLE);
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start();
@@ -62,7 +62,7 @@ fn column_that_is_dropped_and_added_again_is_found_at_its_new_place() {
 }
 
 #[test]
-fn continues_with_a_table_dropped_and_re_created_in_the_publication() {
+fn continues_with_a_table_that_was_dropped_and_re_created() {
     let fixture = Fixture::with_table(TABLE);
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start();
@@ -79,7 +79,7 @@ fn continues_with_a_table_dropped_and_re_created_in_the_publication() {
 }
 
 #[test]
-fn column_that_the_settings_name_and_that_is_dropped_halts() {
+fn halts_if_a_configured_column_is_dropped() {
     let fixture = Fixture::with_table(TABLE);
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start();
@@ -99,7 +99,7 @@ fn column_that_the_settings_name_and_that_is_dropped_halts() {
     let last = fixture.history().pop().unwrap();
     assert!(
         before <= fixture.confirmed() && fixture.confirmed() < last.end,
-        "nothing is skipped"
+        "no event is skipped"
     );
 
     let walpost = fixture.start_with(&["--key", "{renamed}"]);

@@ -1,4 +1,5 @@
-//! Pipelines are added, removed and changed while the process runs, without affecting the others.
+//! Pipelines are added, removed and changed while the process runs, without affecting the other
+//! pipelines.
 
 use std::fs::{self, Permissions};
 use std::net::TcpListener;
@@ -28,7 +29,7 @@ struct Process {
 }
 
 impl Process {
-    /// Starts a process with these pipelines in its file.
+    /// Starts a process whose file contains these pipelines.
     fn start(fixtures: &[&Fixture]) -> Self {
         let folder = reaper::folder("config");
         replace(&folder.join("walpost.toml"), &file_of(fixtures));
@@ -54,7 +55,7 @@ impl Process {
         self.walpost.wait_for_logs(RELOADED, count)
     }
 
-    fn ask(&self, words: &[&str]) -> Finished {
+    fn pipeline_command(&self, words: &[&str]) -> Finished {
         Invocation::new(["pipeline"])
             .args(words)
             .arg("--config")
@@ -63,7 +64,7 @@ impl Process {
     }
 }
 
-/// Replaces the file by renaming a new one, as editors do.
+/// Replaces the file by renaming a new file, as editors do.
 fn replace(file: &Path, text: &str) {
     let new = file.with_extension("new");
     fs::write(&new, text).unwrap();
@@ -103,7 +104,7 @@ fn wait_until_streaming(fixture: &Fixture) {
 }
 
 #[test]
-fn pipelines_come_and_go_with_the_file_and_the_others_do_not_notice() {
+fn reload_adds_and_removes_pipelines_without_affecting_others() {
     let [stays, comes] = [Fixture::new(), Fixture::new()];
     let mut process = Process::start(&[&stays]);
     let aggregate = stays.aggregate(2);
@@ -121,16 +122,16 @@ fn pipelines_come_and_go_with_the_file_and_the_others_do_not_notice() {
     let line = process.reload(&[&stays], 2);
     assert!(line.contains("1 removed"), "{line}");
     wait_until("the slot to be released", || !comes.slot_is_active());
-    // The slot still exists, so nothing is lost.
-    let gone = process
+    // The slot still exists, so no event is lost.
+    let removal_line = process
         .walpost
         .wait_for_log("removed from the configuration");
     assert!(
-        gone.contains(&format!(
+        removal_line.contains(&format!(
             "pg_catalog.pg_drop_replication_slot('{}')",
             comes.slot()
         )),
-        "{gone}"
+        "{removal_line}"
     );
     comes.insert(&other, "k");
     process.reload(&[&comes, &stays], 3);
@@ -172,7 +173,7 @@ fn status_reports_a_failed_reload_until_one_succeeds() {
 }
 
 #[test]
-fn pipeline_that_is_changed_restarts_alone_and_loses_nothing() {
+fn reload_restarts_only_the_changed_pipeline_and_loses_no_event() {
     for exactly_once in [false, true] {
         let [stays, changes] = [Fixture::new(), Fixture::new().in_mode(exactly_once)];
         let mode = match exactly_once {
@@ -210,7 +211,7 @@ fn pipeline_that_is_changed_restarts_alone_and_loses_nothing() {
 }
 
 #[test]
-fn password_that_is_rotated_restarts_nothing() {
+fn password_rotation_restarts_no_pipeline() {
     let fixture = Fixture::new();
     let mut process = Process::start(&[&fixture]);
     let sender = walsender(&fixture);
@@ -224,21 +225,22 @@ fn password_that_is_rotated_restarts_nothing() {
 }
 
 #[test]
-fn invalid_file_is_reported_and_changes_nothing() {
+fn reload_reports_an_invalid_file_and_changes_nothing() {
     let [one, other] = [Fixture::new(), Fixture::new()];
     let mut process = Process::start(&[&one, &other]);
     let http = process.walpost.http();
     let senders = [&one, &other].map(walsender);
     let good = file_of(&[&one, &other]);
     let twice = good.clone() + &pipeline(&one, "");
-    // Truncated within a string; with an unknown key; with a duplicate name.
+    // The first file ends within a string, the second contains an unknown key, and the third
+    // contains a duplicate name.
     let broken = [
         (&good[..good.len() - 5], "line "),
         (&(good.clone() + "windows = 1\n"), "windows"),
         (&twice, "have the same name"),
     ];
     for (times, (text, why)) in broken.into_iter().enumerate() {
-        // Writes the file in place, so that it is empty for a moment.
+        // Writes the file in place, so that the file is empty for a moment.
         fs::write(process.file(), text).unwrap();
         let line = process.walpost.wait_for_logs(NOT_RELOADED, times + 1);
         assert!(line.contains(why), "{line}");
@@ -273,10 +275,12 @@ fn removes_most_pipelines_only_if_accepted_by_the_operator() {
     process.walpost.wait_for_logs(NOT_RELOADED, 4);
     process.walpost.signal("HUP");
     process.walpost.wait_for_logs(NOT_RELOADED, 5);
-    let refused = process.ask(&["reload"]).expect_code(1);
+    let refused = process.pipeline_command(&["reload"]).expect_code(1);
     refused.expect_mentions(&["2 pipelines would be removed", &fixtures[0].name]);
     assert_eq!(fixtures.each_ref().map(walsender), senders);
-    let accepted = process.ask(&["reload", "--accept"]).expect_code(0);
+    let accepted = process
+        .pipeline_command(&["reload", "--accept"])
+        .expect_code(0);
     accepted.expect_mentions(&["2 removed", "1 unchanged"]);
     wait_until("two slots to be released", || {
         !fixtures[0].slot_is_active() && !fixtures[2].slot_is_active()
@@ -286,7 +290,7 @@ fn removes_most_pipelines_only_if_accepted_by_the_operator() {
 }
 
 #[test]
-fn folder_has_a_pipeline_in_each_file() {
+fn directory_source_defines_a_pipeline_in_each_file() {
     let [one, two, three] = [Fixture::new(), Fixture::new(), Fixture::new()];
     let folder = reaper::folder("config");
     let parts = folder.join("pipelines.d");
@@ -295,7 +299,7 @@ fn folder_has_a_pipeline_in_each_file() {
     replace(&folder.join("walpost.toml"), &(head() + source));
     let part = |name: &str, fixture: &Fixture| replace(&parts.join(name), &pipeline(fixture, ""));
     part("one.toml", &one);
-    // Temporary files of editors are not pipelines.
+    // Temporary files of editors do not define pipelines.
     fs::write(parts.join(".two.toml.swp"), "half").unwrap();
     fs::write(parts.join("two.toml~"), "half").unwrap();
     let mut process = Process::start_in(folder, 1);
@@ -303,7 +307,7 @@ fn folder_has_a_pipeline_in_each_file() {
     part("two.toml", &two);
     process.walpost.wait_for_logs(RELOADED, 1);
     wait_until_streaming(&two);
-    // The same name in another file.
+    // Another file contains a pipeline with the same name.
     part("three.toml", &two);
     let line = process.walpost.wait_for_log(NOT_RELOADED);
     assert!(
@@ -316,7 +320,7 @@ fn folder_has_a_pipeline_in_each_file() {
     fs::remove_file(parts.join("two.toml")).unwrap();
     process.walpost.wait_for_logs(RELOADED, 3);
     wait_until("the slot to be released", || !two.slot_is_active());
-    // A missing folder does not count as a request to remove its pipelines.
+    // If the directory is missing, its pipelines are not removed.
     fs::rename(&parts, parts.with_extension("away")).unwrap();
     let line = process.walpost.wait_for_logs(NOT_RELOADED, 2);
     assert!(line.contains("pipelines.d"), "{line}");
@@ -326,7 +330,7 @@ fn folder_has_a_pipeline_in_each_file() {
     process.walpost.terminate().expect_code(0);
 }
 
-/// Returns a configuration with a folder of pipelines, and the folder.
+/// Returns a configuration with a directory of pipelines, and the path of the directory.
 fn with_parts() -> (PathBuf, PathBuf) {
     let folder = reaper::folder("config");
     let parts = folder.join("pipelines.d");
@@ -338,7 +342,7 @@ fn with_parts() -> (PathBuf, PathBuf) {
 
 /// Write access to the folder would be enough to make Walpost send its passwords to any server.
 #[test]
-fn folder_that_others_can_write_sends_no_password() {
+fn sends_no_password_for_pipelines_in_a_directory_writable_by_other_users() {
     let (folder, parts) = with_parts();
     let servers = TcpListener::bind("127.0.0.1:0").unwrap();
     servers.set_nonblocking(true).unwrap();
@@ -349,25 +353,25 @@ fn folder_that_others_can_write_sends_no_password() {
     );
     let part = parts.join("evil.toml");
     fs::write(&part, text).unwrap();
-    for (place, open, safe) in [(&parts, 0o777, 0o755), (&part, 0o666, 0o644)] {
-        fs::set_permissions(place, Permissions::from_mode(open)).unwrap();
+    for (directory, open, safe) in [(&parts, 0o777, 0o755), (&part, 0o666, 0o644)] {
+        fs::set_permissions(directory, Permissions::from_mode(open)).unwrap();
         for command in ["run", "check", "verify"] {
             let refused = Invocation::new([command, "--config"])
                 .arg(folder.join("walpost.toml"))
                 .env("PGPASSWORD", SECRET)
                 .finish();
-            let remedy = format!("chmod go-w {}", place.display());
+            let remedy = format!("chmod go-w {}", directory.display());
             refused
                 .expect_code(2)
                 .expect_mentions(&["is writable by other users", &remedy]);
         }
-        fs::set_permissions(place, Permissions::from_mode(safe)).unwrap();
+        fs::set_permissions(directory, Permissions::from_mode(safe)).unwrap();
     }
-    assert!(servers.accept().is_err(), "somebody was connected to");
+    assert!(servers.accept().is_err(), "Walpost connected to the server");
 }
 
 #[test]
-fn special_files_are_neither_waited_for_nor_read_indefinitely() {
+fn special_files_in_a_source_directory_do_not_block_reload() {
     let (folder, parts) = with_parts();
     let part = parts.join("part.toml");
     let run = || {
@@ -386,7 +390,7 @@ fn special_files_are_neither_waited_for_nor_read_indefinitely() {
 }
 
 #[test]
-fn folder_that_others_can_write_later_changes_no_pipeline() {
+fn ignores_changes_in_a_directory_that_became_writable_by_other_users() {
     let [one, other] = [Fixture::new(), Fixture::new()];
     let (folder, parts) = with_parts();
     replace(&parts.join("one.toml"), &pipeline(&one, ""));
@@ -398,7 +402,7 @@ fn folder_that_others_can_write_later_changes_no_pipeline() {
     assert!(line.contains("is writable by other users"), "{line}");
     assert!(!other.slot_is_active());
     assert_eq!(walsender(&one), sender);
-    // Fixing the permissions is enough to have the folder read again.
+    // After its permissions are corrected, the directory is read again.
     fs::set_permissions(&parts, Permissions::from_mode(0o755)).unwrap();
     process.walpost.wait_for_log(RELOADED);
     wait_until_streaming(&other);
@@ -408,7 +412,7 @@ fn folder_that_others_can_write_later_changes_no_pipeline() {
 
 /// A user who listens at the path first would keep the process from starting.
 #[test]
-fn control_socket_is_not_made_where_others_can_create_files() {
+fn creates_no_control_socket_in_a_directory_writable_by_other_users() {
     let folder = reaper::folder("shared");
     fs::set_permissions(&folder, Permissions::from_mode(0o1777)).unwrap();
     let path = folder.join("control.sock");
@@ -418,15 +422,15 @@ fn control_socket_is_not_made_where_others_can_create_files() {
             .env("WALPOST_CONTROL", &path)
     };
     let first = UnixListener::bind(&path).unwrap();
-    let says = [
+    let expected = [
         "other users can create files in",
         "has mode 1777",
         "install -d -m 0700",
     ];
-    run().finish().expect_code(2).expect_mentions(&says);
+    run().finish().expect_code(2).expect_mentions(&expected);
     drop(first);
     fs::remove_file(&path).unwrap();
-    run().finish().expect_code(2).expect_mentions(&says);
+    run().finish().expect_code(2).expect_mentions(&expected);
     assert!(!path.exists());
     fs::set_permissions(&folder, Permissions::from_mode(0o700)).unwrap();
     let mut walpost = run().start();
@@ -435,15 +439,17 @@ fn control_socket_is_not_made_where_others_can_create_files() {
 }
 
 #[test]
-fn pipelines_are_stopped_and_started_by_the_control_socket() {
+fn control_socket_stops_and_starts_pipelines() {
     let [one, other] = [Fixture::new(), Fixture::new()];
     let process = Process::start(&[&one, &other]);
     let aggregate = one.aggregate(1);
     let sender = walsender(&other);
-    let stopped = process.ask(&["stop", &one.name]).expect_code(0);
+    let stopped = process
+        .pipeline_command(&["stop", &one.name])
+        .expect_code(0);
     stopped.expect_mentions(&["has stopped", "retains WAL", &one.slot()]);
     assert!(!one.slot_is_active());
-    let listed = process.ask(&["list"]).expect_code(0);
+    let listed = process.pipeline_command(&["list"]).expect_code(0);
     listed.expect_mentions(&[
         &format!("{} stopped", one.name),
         &format!("{} streaming", other.name),
@@ -451,25 +457,27 @@ fn pipelines_are_stopped_and_started_by_the_control_socket() {
     one.insert(&aggregate, "k");
     // A reload does not start a pipeline that an operator has stopped.
     process
-        .ask(&["reload"])
+        .pipeline_command(&["reload"])
         .expect_code(0)
         .expect_mentions(&["2 unchanged"]);
     assert!(!one.slot_is_active());
-    process.ask(&["start", &one.name]).expect_code(0);
+    process
+        .pipeline_command(&["start", &one.name])
+        .expect_code(0);
     one.wait_for_records(1);
     let first = walsender(&one);
     process
-        .ask(&["start", &one.name])
+        .pipeline_command(&["start", &one.name])
         .expect_code(0)
         .expect_mentions(&["is already running"]);
     assert_eq!(walsender(&one), first);
     process
-        .ask(&["restart", &one.name])
+        .pipeline_command(&["restart", &one.name])
         .expect_code(0)
         .expect_mentions(&["counters were reset to 0"]);
     wait_until_streaming(&one);
     assert_ne!(walsender(&one), first);
-    let unknown = process.ask(&["stop", "nobody"]).expect_code(1);
+    let unknown = process.pipeline_command(&["stop", "nobody"]).expect_code(1);
     unknown.expect_mentions(&["pipeline \"nobody\" does not exist", &one.name, &other.name]);
     assert_eq!(walsender(&other), sender);
     assert_eq!(one.settle(process.walpost, &[], Resends::Never).repeated, 0);
@@ -492,7 +500,9 @@ fn restarts_a_halted_pipeline_after_its_cause_is_fixed() {
     halts.insert(&late, "k");
     process.walpost.wait_for_log("halted");
     halts.topic(&format!("outbox.event.{late}"), 1, &[]);
-    process.ask(&["start", &halts.name]).expect_code(0);
+    process
+        .pipeline_command(&["start", &halts.name])
+        .expect_code(0);
     halts.wait_for_records(1);
     assert_eq!(walsender(&other), sender);
     halts.wait_until_confirmed();
@@ -502,14 +512,16 @@ fn restarts_a_halted_pipeline_after_its_cause_is_fixed() {
 }
 
 #[test]
-fn process_with_all_pipelines_stopped_keeps_running_until_asked_to_stop() {
+fn process_with_all_pipelines_stopped_runs_until_terminated() {
     let fixture = Fixture::new();
     let mut process = Process::start(&[&fixture]);
-    process.ask(&["stop", &fixture.name]).expect_code(0);
+    process
+        .pipeline_command(&["stop", &fixture.name])
+        .expect_code(0);
     let http = process.walpost.http();
     // The pipeline's slot is still monitored, because PostgreSQL retains WAL for it.
     fixture.write_other_wal(40);
-    wait_until("the retained WAL to be told", || {
+    wait_until("the retained WAL to be reported", || {
         let kept = http.metric("walpost_slot_retained_bytes", &fixture.name);
         kept > Some(f64::from(32 << 20))
     });
@@ -518,7 +530,7 @@ fn process_with_all_pipelines_stopped_keeps_running_until_asked_to_stop() {
 }
 
 #[test]
-fn pipeline_that_is_restarted_many_times_leaves_nothing_behind() {
+fn repeated_restarts_of_a_pipeline_leak_no_resources() {
     let [restarts, other] = [Fixture::new().exactly_once(), Fixture::new()];
     let folder = reaper::folder("config");
     let mode = "delivery = 'exactly-once'\n";
@@ -527,12 +539,14 @@ fn pipeline_that_is_restarted_many_times_leaves_nothing_behind() {
     let process = Process::start_in(folder, 2);
     let aggregate = restarts.aggregate(1);
     let held = |what: &str| {
-        let place = format!("/proc/{}/{what}", process.walpost.process_id());
-        fs::read_dir(place).unwrap().count()
+        let directory = format!("/proc/{}/{what}", process.walpost.process_id());
+        fs::read_dir(directory).unwrap().count()
     };
     let restart = |count: usize| {
         for _ in 0..count {
-            process.ask(&["restart", &restarts.name]).expect_code(0);
+            process
+                .pipeline_command(&["restart", &restarts.name])
+                .expect_code(0);
             restarts.insert(&aggregate, "k");
             restarts.wait_until_confirmed();
         }
@@ -540,14 +554,18 @@ fn pipeline_that_is_restarted_many_times_leaves_nothing_behind() {
     restart(3);
     let before = ["task", "fd"].map(held);
     restart(20);
-    // librdkafka's clients have their own threads and connect when they need to, some only after
-    // the first count. A leak of one thread or descriptor per restart would exceed this difference.
-    wait_until("threads and descriptors to be about as they were", || {
-        let now = ["task", "fd"].map(held);
-        now.iter()
-            .zip(before)
-            .all(|(now, before)| *now < before + 10)
-    });
+    // librdkafka's clients have their own threads and open connections on demand, some of them only
+    // after the first measurement. A leak of one thread or descriptor per restart would exceed this
+    // difference.
+    wait_until(
+        "threads and descriptors to return to their previous number",
+        || {
+            let now = ["task", "fd"].map(held);
+            now.iter()
+                .zip(before)
+                .all(|(now, before)| *now < before + 10)
+        },
+    );
     assert_eq!(
         restarts
             .settle(process.walpost, &[], Resends::Never)
@@ -557,7 +575,7 @@ fn pipeline_that_is_restarted_many_times_leaves_nothing_behind() {
 }
 
 #[test]
-fn reports_the_slot_that_a_change_leaves_unused() {
+fn reload_reports_a_slot_that_becomes_unused() {
     let [changes, other] = [Fixture::new(), Fixture::new()];
     let mut process = Process::start(&[&changes, &other]);
     let sender = walsender(&other);
@@ -574,8 +592,8 @@ fn reports_the_slot_that_a_change_leaves_unused() {
         "{line}"
     );
     process.walpost.wait_for_log("halted");
-    // After the definition is fixed, everything works as before: a halted pipeline starts when its
-    // definition changes.
+    // After the definition is corrected, pipelines behave as before: a halted pipeline starts when
+    // its definition changes.
     let aggregate = changes.aggregate(1);
     changes.insert(&aggregate, "k");
     process.reload(&[&changes, &other], 2);

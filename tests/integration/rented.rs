@@ -1,4 +1,4 @@
-//! A managed PostgreSQL service: no user is a superuser, and some rights have other names.
+//! A managed PostgreSQL service: no user is a superuser, and some privileges have other names.
 
 use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
@@ -14,7 +14,7 @@ const HIDE: &str = "SET allow_system_table_mods = on;
     RESET allow_system_table_mods";
 
 #[test]
-fn membership_is_as_good_as_the_attribute_where_the_server_takes_it_for_the_right() {
+fn accepts_a_replication_role_membership_if_the_server_does() {
     let server = Server::private(16, "");
     let fixture = Fixture::bare_on_servers(&server, Broker::shared());
     let (db, name) = (&fixture.db, &fixture.name);
@@ -27,7 +27,7 @@ fn membership_is_as_good_as_the_attribute_where_the_server_takes_it_for_the_righ
         let init = fixture.with_conninfo(&dba).invoke("init");
         init.args(["--role", "walpost"]).finish()
     };
-    // Unlike RDS, this server grants the right by the attribute only, not by the membership.
+    // Unlike RDS, this server allows replication only by the attribute, not by the membership.
     init().expect_code(3).expect_mentions(&[
         "role dba lacks REPLICATION",
         "GRANT rds_replication TO dba",

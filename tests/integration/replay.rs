@@ -27,7 +27,7 @@ fn journal(fixture: &Fixture) -> Vec<[String; 2]> {
         .collect()
 }
 
-/// Returns the run ids of the records that have one.
+/// Returns the replay IDs of the records that have one.
 fn runs(records: &[Record]) -> HashSet<String> {
     let replayed = records.iter().filter(|record| is_replayed(record));
     replayed.map(|r| r.header(HEADER).to_owned()).collect()
@@ -55,7 +55,7 @@ fn keys_of(done: &Finished) -> Vec<String> {
         .collect()
 }
 
-/// A role that may write to the journal and is not a superuser.
+/// A role that can write to the journal and is not a superuser.
 fn walpost_role<'s>(fixture: &'s Fixture<'s>) -> WalpostRole<'s> {
     WalpostRole::new(fixture, format!("{}_clerk", fixture.name))
 }

@@ -1,5 +1,5 @@
-//! Rows that name one of Walpost's own topics or Kafka's internal topics are never sent there,
-//! however the name is composed.
+//! Rows that name one of Walpost's own topics or Kafka's internal topics are never sent to these
+//! topics, regardless of how the topic name is composed.
 
 use serde_json::{Value, json};
 
@@ -10,8 +10,8 @@ use crate::support::records::Record;
 use crate::support::walpost::Invocation;
 
 const CHECKPOINTS: &str = "walpost-checkpoints";
-/// The value with which a row names each reserved topic, if the topic is `{aggregatetype}`, and the
-/// expected error.
+/// The value with which a row selects each reserved topic if the topic is `{aggregatetype}`, and
+/// the expected error.
 const RESERVED: [(&str, &str); 4] = [
     (CHECKPOINTS, "reserved for checkpoints"),
     ("walpost-dead-letters", "reserved for dead letters"),
@@ -20,11 +20,11 @@ const RESERVED: [(&str, &str); 4] = [
 ];
 
 for_each_outbox! {
-    row_that_names_a_reserved_topic_halts
-    row_that_names_a_reserved_topic_becomes_a_dead_letter
+    halts_on_a_row_for_a_reserved_topic
+    writes_a_row_for_a_reserved_topic_as_a_dead_letter
 }
 
-/// Returns a checkpoint that claims that everything committed by now has been delivered.
+/// Returns a checkpoint which claims that everything committed so far has been delivered.
 pub(crate) fn forged(fixture: &Fixture) -> String {
     let last = fixture.checkpoints().pop().expect("a checkpoint");
     let mut checkpoint: Value = serde_json::from_str(last.text()).unwrap();
@@ -45,10 +45,10 @@ fn checkpoints_of(fixture: &Fixture, key: &str) -> usize {
     records.iter().filter(|record| record.key() == key).count()
 }
 
-/// A role with no right except to insert into the outbox of pipeline a tries to write a checkpoint
-/// of pipeline b.
+/// A role that can only insert into the outbox of pipeline a tries to write a checkpoint of
+/// pipeline b.
 #[test]
-fn row_does_not_forge_a_checkpoint_of_another_pipeline() {
+fn row_cannot_forge_a_checkpoint_of_another_pipeline() {
     let victim = Fixture::new().exactly_once();
     let aggregate = victim.aggregate(1);
     let walpost = victim.start_and_confirm_one(&aggregate, "k");
@@ -86,21 +86,21 @@ fn row_does_not_forge_a_checkpoint_of_another_pipeline() {
     assert_eq!(victim.records().len(), 6);
 }
 
-fn row_that_names_a_reserved_topic_halts(outbox: Outbox) {
+fn halts_on_a_row_for_a_reserved_topic(outbox: Outbox) {
     for (topic, why) in RESERVED {
         let fixture = Fixture::with_outbox(outbox);
         fixture.insert(topic, "k");
         let position = fixture.history()[0].end;
         let found = fixture.run().args(["--topic", "{aggregatetype}"]).finish();
-        let at = format!("{topic:?} is reserved for");
+        let error = format!("{topic:?} is reserved for");
         found
             .expect_code(3)
-            .expect_mentions(&[&at, why, "at 00000000/"]);
+            .expect_mentions(&[&error, why, "at 00000000/"]);
         assert!(fixture.confirmed() < position, "{topic}");
     }
 }
 
-fn row_that_names_a_reserved_topic_becomes_a_dead_letter(outbox: Outbox) {
+fn writes_a_row_for_a_reserved_topic_as_a_dead_letter(outbox: Outbox) {
     let fixture = Fixture::with_outbox(outbox).exactly_once();
     let (good, letters) = (fixture.name.clone(), format!("{}.dead", fixture.name));
     let checkpoints = format!("{}.checkpoints", fixture.name);
@@ -110,7 +110,8 @@ fn row_that_names_a_reserved_topic_becomes_a_dead_letter(outbox: Outbox) {
         "topic = \"{{aggregatetype}}\"\ndelivery = \"exactly-once\"\non_unroutable = \"dead-letter\"\n\
          dead_letter_topic = \"{letters}\"\n"
     );
-    // The pipeline's own topics, and those of other pipelines in the process with other names.
+    // The topics of this pipeline, and the differently named topics of other pipelines in the
+    // process.
     let others = format!(
         "\n[[pipeline]]\nname = \"other\"\npostgres = \"host=/nowhere\"\ndelivery = \"exactly-once\"\n\
          checkpoint = {{ topic = \"{checkpoints}\" }}\non_unroutable = \"dead-letter\"\n\
@@ -123,7 +124,8 @@ fn row_that_names_a_reserved_topic_becomes_a_dead_letter(outbox: Outbox) {
         .start_streaming();
     let others = format!("{good}.other");
     let reserved = RESERVED.map(|(topic, _)| topic);
-    // Kafka refuses to create a topic whose name differs from these only in . and _.
+    // Kafka refuses to create a topic whose name differs from one of these names only in `.` and
+    // `_`.
     let colliding = [&letters, &checkpoints, &others].map(|topic| topic.replace('.', "_"));
     let [first, second, third] = &colliding;
     let reserved = [
@@ -156,9 +158,9 @@ fn row_that_names_a_reserved_topic_becomes_a_dead_letter(outbox: Outbox) {
     walpost.terminate().expect_code(0);
 }
 
-/// As with Debezium's `route.topic.regex`.
+/// The topic is derived with a regular expression, as with Debezium's `route.topic.regex`.
 #[test]
-fn regular_expression_does_not_lead_to_a_reserved_topic() {
+fn topic_from_a_regular_expression_cannot_be_a_reserved_topic() {
     for (column, replacement) in [("post-checkpoints", "wal$1"), ("__consumer_offsets", "$1")] {
         let mut fixture = Fixture::new();
         fixture.use_settings(&format!(
@@ -173,7 +175,7 @@ fn regular_expression_does_not_lead_to_a_reserved_topic() {
 }
 
 #[test]
-fn each_of_several_tables_is_kept_from_reserved_topics() {
+fn no_table_of_a_pipeline_can_write_to_reserved_topics() {
     let mut fixture = Fixture::bare();
     let tables = ["a", "b"].map(|schema| format!("{schema}.outbox"));
     for table in &tables {
@@ -202,7 +204,7 @@ fn each_of_several_tables_is_kept_from_reserved_topics() {
 }
 
 #[test]
-fn replay_and_verify_keep_rows_from_reserved_topics() {
+fn replay_and_verify_reject_rows_for_reserved_topics() {
     let fixture = Fixture::new();
     fixture.insert(CHECKPOINTS, "forged");
     let template = ["--topic", "{aggregatetype}"];
@@ -230,9 +232,9 @@ fn replay_and_verify_keep_rows_from_reserved_topics() {
     verified.expect_mentions(&["is reserved for checkpoints"]);
 }
 
-/// The topic is known from the configuration, so no command connects.
+/// The configuration contains the topic, so no command connects to a server.
 #[test]
-fn fixed_topic_that_is_reserved_is_refused() {
+fn rejects_a_reserved_topic_in_the_configuration() {
     let fixture = Fixture::bare();
     for (topic, why) in RESERVED {
         let refused = fixture.run().args(["--topic", topic]).finish();
@@ -248,7 +250,7 @@ fn fixed_topic_that_is_reserved_is_refused() {
 
 /// Kafka refuses to create a topic whose name differs from an existing one only in `.` and `_`.
 #[test]
-fn row_creates_no_topic_that_keeps_a_reserved_one_from_being_created() {
+fn row_cannot_create_a_topic_that_collides_with_a_reserved_one() {
     let mut fixture = Fixture::new();
     let letters = format!("{}.dead", fixture.name);
     fixture.use_settings(&format!(

@@ -1,7 +1,6 @@
 //! The database is restored to an earlier state on the same timeline, for example from a disk
-//! snapshot, so only the contents of WAL show that it is a different history. In exactly-once mode
-//! Walpost halts before anything is confirmed, instead of mistaking new events for those it has
-//! delivered.
+//! snapshot, so only the contents of WAL show that the history differs. In exactly-once mode,
+//! Walpost halts before it confirms a position, instead of treating new events as delivered.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,12 +9,12 @@ use crate::support::checker::Resends;
 use crate::support::event::Outbox;
 use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
-use crate::support::postgres::{MAJOR, Server, Stop};
+use crate::support::postgres::{MAJOR, Server, StopMode};
 use crate::support::wait::{assert_stays, wait_until};
 
-/// Number of events that are in Kafka, but not in the copy.
+/// Number of events that Kafka has but the restored copy lacks.
 const DELIVERED: usize = 3 * 500;
-/// Number of events in the other history.
+/// Number of events committed after the restore.
 const NEW_EVENTS: usize = 20;
 
 /// A fixture whose server has lost the events that were delivered last.
@@ -23,7 +22,7 @@ struct Restored<'a> {
     fixture: Fixture<'a>,
     aggregate: String,
     copy: PathBuf,
-    /// The checkpoint's safe LSN: everything up to it is in Kafka.
+    /// The safe LSN of the checkpoint: all events up to this LSN are in Kafka.
     safe: u64,
 }
 
@@ -34,7 +33,7 @@ impl<'a> Restored<'a> {
         let aggregate = fixture.aggregate(2);
         let walpost = fixture.start_and_confirm_one(&aggregate, "k");
         walpost.terminate().expect_code(0);
-        server.stop(Stop::Fast);
+        server.stop(StopMode::Fast);
         let copy = server.copy_data();
         server.start();
         fixture.reconnect();
@@ -59,8 +58,8 @@ impl<'a> Restored<'a> {
     }
 
     /// Restores the copy.
-    fn put_back(&mut self) {
-        self.fixture.server.stop(Stop::Fast);
+    fn restore_copy(&mut self) {
+        self.fixture.server.stop(StopMode::Fast);
         self.fixture.server.restore_data(&self.copy);
         self.fixture.server.start();
         self.fixture.reconnect();
@@ -73,8 +72,8 @@ impl<'a> Restored<'a> {
         assert!(self.fixture.wal_position() < self.safe);
     }
 
-    /// Writes other WAL until it extends past the end of the abandoned history.
-    fn outgrow(&self) {
+    /// Writes WAL without events until it extends past the end of the discarded history.
+    fn write_past_discarded_history(&self) {
         while self.fixture.wal_position() <= self.safe {
             self.fixture
                 .db
@@ -83,11 +82,11 @@ impl<'a> Restored<'a> {
     }
 
     /// Asserts that Walpost halts with these texts, and that nothing was confirmed or delivered.
-    fn expect_halt(&self, says: &[&str]) {
+    fn expect_halt(&self, expected: &[&str]) {
         let confirmed = self.fixture.confirmed();
         for _ in 0..2 {
             let finished = self.fixture.run().finish().expect_code(3);
-            finished.expect_mentions(says).expect_mentions(&[
+            finished.expect_mentions(expected).expect_mentions(&[
                 "nothing was delivered or confirmed",
                 "walpost checkpoint adopt",
             ]);
@@ -96,8 +95,8 @@ impl<'a> Restored<'a> {
         }
     }
 
-    /// Adopts the server's WAL as it is, and asserts that the events after the slot's position are
-    /// delivered.
+    /// Adopts the server's WAL in its current state, and asserts that the events after the slot's
+    /// position are delivered.
     fn adopt(self, count: usize) {
         let adopted = self.fixture.checkpoint("adopt").arg("--yes").finish();
         adopted.expect_code(0);
@@ -109,10 +108,10 @@ impl<'a> Restored<'a> {
     }
 }
 
-fn database_put_back_to_an_earlier_copy_halts_and_nothing_is_confirmed(major: u32, outbox: Outbox) {
+fn expect_halt_after_restore(major: u32, outbox: Outbox) {
     let server = Server::private(major, "");
     let mut restored = Restored::deliver(&server, outbox);
-    restored.put_back();
+    restored.restore_copy();
     restored.insert_new();
     restored.expect_halt(&[
         "ends at",
@@ -123,55 +122,55 @@ fn database_put_back_to_an_earlier_copy_halts_and_nothing_is_confirmed(major: u3
 }
 
 #[test]
-fn database_put_back_halts_on_14() {
-    database_put_back_to_an_earlier_copy_halts_and_nothing_is_confirmed(14, Outbox::Table);
+fn halts_after_a_database_is_restored_on_postgresql_14() {
+    expect_halt_after_restore(14, Outbox::Table);
 }
 
 #[test]
-fn database_put_back_halts_on_18() {
-    database_put_back_to_an_earlier_copy_halts_and_nothing_is_confirmed(18, Outbox::Messages);
+fn halts_after_a_database_is_restored_on_postgresql_18() {
+    expect_halt_after_restore(18, Outbox::Messages);
 }
 
-/// By now the end of WAL no longer shows that the database was restored.
+/// At this point, the end of WAL no longer shows that the database was restored.
 #[test]
-fn halts_if_the_database_has_passed_the_checkpoint_without_its_last_event() {
+fn halts_if_restored_wal_passes_the_checkpoint_without_its_last_event() {
     let server = Server::private(MAJOR, "");
     let mut restored = Restored::deliver(&server, Outbox::Table);
-    restored.put_back();
+    restored.restore_copy();
     restored.insert_new();
-    restored.outgrow();
+    restored.write_past_discarded_history();
     restored.expect_halt(&["the last published transaction", "is missing from the WAL"]);
-    // Here an event follows the position of the last delivered one.
+    // In this case, an event follows the position of the last delivered event.
     restored.fixture.insert(&restored.aggregate, "new");
     restored.expect_halt(&["the last published transaction", "is missing from the WAL"]);
     restored.adopt(NEW_EVENTS + 1);
 }
 
 #[test]
-fn halts_on_18_if_an_idle_database_has_passed_the_checkpoint() {
+fn halts_on_postgresql_18_if_idle_restored_wal_passes_the_checkpoint() {
     let server = Server::private(18, "");
     let mut restored = Restored::deliver(&server, Outbox::Messages);
-    restored.put_back();
+    restored.restore_copy();
     restored.insert_new();
-    restored.outgrow();
+    restored.write_past_discarded_history();
     restored.expect_halt(&["the last published transaction", "is missing from the WAL"]);
     restored.adopt(NEW_EVENTS);
 }
 
-/// As after a base backup, which contains no slots, is started without recovery.
+/// A server that is started from a base backup without recovery has no slots either.
 #[test]
-fn database_put_back_whose_slot_init_has_made_again_halts() {
+fn halts_if_init_re_created_the_slot_in_a_restored_database() {
     let server = Server::private(MAJOR, "");
     let mut restored = Restored::deliver(&server, Outbox::Table);
-    restored.put_back();
+    restored.restore_copy();
     let slot = restored.fixture.slot();
     let drop = format!("SELECT pg_catalog.pg_drop_replication_slot('{slot}')");
     restored.fixture.db.run(&drop);
     restored.insert_new();
     restored.fixture.init().finish().expect_code(0);
     restored.expect_halt(&["ends at", "was restored to an earlier state"]);
-    // The slot is at a position before that of the records in Kafka.
-    restored.outgrow();
+    // The position of the slot precedes those of the records in Kafka.
+    restored.write_past_discarded_history();
     restored.expect_halt(&["the last published transaction", "is missing from the WAL"]);
     restored.fixture.insert(&restored.aggregate, "seen");
     restored.adopt(1);
@@ -179,11 +178,11 @@ fn database_put_back_whose_slot_init_has_made_again_halts() {
 
 /// The pipeline is waiting for PostgreSQL during the restore.
 #[test]
-fn database_put_back_under_a_running_pipeline_halts() {
+fn halts_if_the_database_is_restored_while_the_pipeline_runs() {
     let server = Server::private(MAJOR, "");
     let mut restored = Restored::deliver(&server, Outbox::Table);
     let walpost = restored.fixture.start();
-    restored.put_back();
+    restored.restore_copy();
     let confirmed = restored.fixture.confirmed();
     walpost
         .finish()
@@ -197,7 +196,7 @@ fn database_put_back_under_a_running_pipeline_halts() {
 /// The slot's position may be old even without a restore: it was saved at PostgreSQL's last
 /// checkpoint, and everything delivered since then is sent again.
 #[test]
-fn server_that_crashed_is_confirmed_again_without_a_new_event() {
+fn confirms_the_slot_again_after_a_server_crash_without_new_events() {
     let server = Server::private(MAJOR, "");
     let mut fixture = Fixture::on_servers(&server, Broker::shared()).exactly_once();
     let aggregate = fixture.aggregate(2);
@@ -218,7 +217,7 @@ fn server_that_crashed_is_confirmed_again_without_a_new_event() {
         }
         let (before, safe) = (fixture.confirmed(), fixture.safe_lsn());
         walpost.kill();
-        server.stop(Stop::Immediate);
+        server.stop(StopMode::Immediate);
         server.start();
         fixture.reconnect();
         if fixture.confirmed() < before {
@@ -226,7 +225,7 @@ fn server_that_crashed_is_confirmed_again_without_a_new_event() {
         }
         // The server recorded the running transactions, as it does four times a minute, and saved
         // the slot with them.
-        assert!(sent < 500, "the slot never goes back");
+        assert!(sent < 500, "the slot never moves backwards");
     };
     let walpost = fixture.start();
     wait_until("the slot to be confirmed again", || {

@@ -1,11 +1,12 @@
-//! `maintain`, also concurrently with `run`: creation of future partitions, and retention.
+//! `walpost maintain`, which creates future partitions and applies the retention, also concurrently
+//! with `run`.
 
 use std::time::Duration;
 
 use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server};
-use crate::support::wait::{wait_until, within_a_day};
+use crate::support::wait::{avoid_utc_midnight, wait_until};
 use crate::support::walpost::Finished;
 
 mod concurrent;
@@ -21,11 +22,11 @@ const COLUMNS: &str =
     "id uuid NOT NULL, aggregatetype text, aggregateid text, type text, payload jsonb,
     created_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (id, created_at)";
 
-/// The default partition that `init` creates. Tables made by others may lack one; then DETACH ...
-/// CONCURRENTLY is used.
+/// The default partition that `init` creates. If a table has no default partition, Walpost uses
+/// DETACH ... CONCURRENTLY.
 const DEFAULT: &str = "CREATE TABLE outbox_default PARTITION OF outbox DEFAULT;";
 
-/// The same as in src/retention.rs.
+/// This value must match the constant in src/retention.rs.
 const LOCK_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Returns SQL that creates two partitions of the table: `_old`, whose time range has passed, and
@@ -41,10 +42,10 @@ fn old_and_new(table: &str) -> String {
     )
 }
 
-/// Creates a fixture with an outbox that has other partitions besides `outbox_old`, whose time range
-/// has passed.
-fn aged(server: &'static Server, more: &str) -> Fixture<'static> {
-    within_a_day();
+/// Creates a fixture with an outbox that has `outbox_old`, whose time range has passed, and other
+/// partitions.
+fn fixture_with_old_partition(server: &'static Server, more: &str) -> Fixture<'static> {
+    avoid_utc_midnight();
     let fixture = Fixture::bare_on_servers(server, Broker::shared());
     fixture.db.run(&format!(
         "CREATE TABLE outbox ({COLUMNS}) PARTITION BY RANGE (created_at);
@@ -58,8 +59,8 @@ fn aged(server: &'static Server, more: &str) -> Fixture<'static> {
 
 /// Makes later inserts go to the partition whose time range has passed, or to the current one.
 fn turn_clock_back(fixture: &Fixture, is_back: bool) {
-    let by = if is_back { "2 days" } else { "0" };
-    let default = format!("date_trunc('day', now(), 'UTC') - interval '{by}'");
+    let age = if is_back { "2 days" } else { "0" };
+    let default = format!("date_trunc('day', now(), 'UTC') - interval '{age}'");
     fixture.db.run(&format!(
         "ALTER TABLE outbox ALTER COLUMN created_at SET DEFAULT {default}"
     ));
@@ -95,7 +96,7 @@ fn is_gone(fixture: &Fixture, table: &str) -> bool {
     !is(fixture, table, true) && !is(fixture, table, false)
 }
 
-/// Runs `maintain` with the shortest retention until `until` returns true.
+/// Runs `maintain` with the shortest possible retention until `until` returns true.
 fn maintain_until(fixture: &Fixture, what: &str, mut until: impl FnMut() -> bool) {
     wait_until(what, || {
         maintain(fixture, &["--retention", "1s"]).expect_code(0);
@@ -103,7 +104,7 @@ fn maintain_until(fixture: &Fixture, what: &str, mut until: impl FnMut() -> bool
     });
 }
 
-/// Runs `maintain` until `outbox_old` is marked as delivered. Its retention has not passed then.
+/// Runs `maintain` until `outbox_old` is marked as delivered, before its retention has passed.
 fn maintain_until_delivered(fixture: &Fixture) {
     wait_until("the partition to be delivered", || {
         let finished = maintain(fixture, &["--retention", "1h"]).expect_code(0);
@@ -113,14 +114,15 @@ fn maintain_until_delivered(fixture: &Fixture) {
     });
 }
 
-/// Creates a fixture whose partition is detached and has a row that is not delivered.
-fn detached_with_a_late_row() -> Fixture<'static> {
-    let fixture = aged(Server::shared(MAJOR), DEFAULT);
+/// Creates a fixture whose partition is detached and contains an undelivered row.
+fn fixture_with_late_row_in_detached_partition() -> Fixture<'static> {
+    let fixture = fixture_with_old_partition(Server::shared(MAJOR), DEFAULT);
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "first");
     maintain_until_delivered(&fixture);
     walpost.terminate().expect_code(0);
-    // After the partition was found to be delivered, and before it is detached.
+    // The row is inserted after the partition was found to be delivered, and before the partition
+    // is detached.
     insert_old(&fixture, &aggregate, "late");
     maintain_until(&fixture, "the partition to be detached", || {
         is(&fixture, "outbox_old", false)

@@ -15,16 +15,16 @@ use crate::support::wait::wait_until;
 use crate::support::walpost::{Invocation, Walpost};
 use crate::support::walpost_role::WalpostRole;
 
-/// Logged for each failed attempt to connect.
+/// The text that Walpost logs for each failed connection attempt.
 const REFUSED_MESSAGE: &str = "but has been rejecting it for";
 
 /// A fixture with its own role, which needs a password.
-struct Guarded {
+struct PasswordFixture {
     fixture: Fixture<'static>,
     aggregate: String,
 }
 
-impl Guarded {
+impl PasswordFixture {
     fn new(exactly_once: bool) -> Self {
         let fixture = Fixture::new().in_mode(exactly_once);
         let role = &fixture.name;
@@ -36,7 +36,7 @@ impl Guarded {
         Self { fixture, aggregate }
     }
 
-    /// Returns a conninfo over TCP, which requires a password.
+    /// Returns a connection string for TCP, which requires a password.
     fn conninfo(&self) -> String {
         format!(
             "host=localhost port={} user={role} dbname={role}",
@@ -53,9 +53,14 @@ impl Guarded {
         ));
     }
 
-    /// Asserts that one event is delivered before the change, and two after `change` has given
-    /// Walpost the new password, one of which was committed before that.
-    fn is_rotated(&self, mut walpost: Walpost, place: &str, change: impl FnOnce(&mut Walpost)) {
+    /// Asserts that one event is delivered before the password changes, and two events after
+    /// `change` has given Walpost the new password. One of these was committed before `change`.
+    fn expect_rotation(
+        &self,
+        mut walpost: Walpost,
+        source: &str,
+        change: impl FnOnce(&mut Walpost),
+    ) {
         let fixture = &self.fixture;
         walpost.wait_for_log("streaming");
         fixture.insert(&self.aggregate, "before");
@@ -64,7 +69,7 @@ impl Guarded {
         wait_until("a walsender to end", || fixture.end_walsender());
         for count in 1..=3 {
             let line = walpost.wait_for_logs(REFUSED_MESSAGE, count);
-            for text in ["WARN", "localhost", "28P01", &fixture.name, place] {
+            for text in ["WARN", "localhost", "28P01", &fixture.name, source] {
                 assert!(line.contains(text), "{text} in {line}");
             }
         }
@@ -76,7 +81,7 @@ impl Guarded {
     }
 }
 
-impl Drop for Guarded {
+impl Drop for PasswordFixture {
     fn drop(&mut self) {
         self.fixture.db.drop_role(&self.fixture.name);
     }
@@ -93,7 +98,7 @@ fn replace(file: &Path, text: &str) {
     fs::rename(new, file).unwrap();
 }
 
-/// Creates a password file with that password.
+/// Creates a password file with the given password.
 fn password_file(number: u32) -> PathBuf {
     let file = reaper::folder("pgpass").join("pgpass");
     replace(&file, &line(number));
@@ -105,42 +110,45 @@ fn line(number: u32) -> String {
 }
 
 in_both_modes! {
-    password_file_is_read_again
+    rereads_the_password_file
 }
 
-fn password_file_is_read_again(exactly_once: bool) {
-    let guarded = Guarded::new(exactly_once);
+fn rereads_the_password_file(exactly_once: bool) {
+    let password_fixture = PasswordFixture::new(exactly_once);
     let file = password_file(0);
-    let run = guarded.fixture.with_conninfo(&guarded.conninfo()).run();
+    let run = password_fixture
+        .fixture
+        .with_conninfo(&password_fixture.conninfo())
+        .run();
     let walpost = run.env("PGPASSFILE", &file).start();
-    let place = format!("the password file {}", file.display());
-    guarded.is_rotated(walpost, &place, |_| replace(&file, &line(1)));
+    let source = format!("the password file {}", file.display());
+    password_fixture.expect_rotation(walpost, &source, |_| replace(&file, &line(1)));
 }
 
 #[test]
-fn password_in_the_configuration_file_is_read_again() {
-    let guarded = Guarded::new(false);
-    let fixture = &guarded.fixture;
+fn rereads_the_password_in_the_configuration_file() {
+    let password_fixture = PasswordFixture::new(false);
+    let fixture = &password_fixture.fixture;
     let with_password = |number| {
         format!(
             "[kafka]\n\"bootstrap.servers\" = \"{}\"\n[[pipeline]]\nname = \"{}\"\npostgres = \"{} password={}\"\n",
             fixture.broker.address(),
             fixture.name,
-            guarded.conninfo(),
+            password_fixture.conninfo(),
             password(number)
         )
     };
     let file = reaper::folder("config").join("walpost.toml");
     replace(&file, &with_password(0));
     let walpost = Invocation::new(["run", "--config"]).arg(&file).start();
-    let place = format!(
+    let source = format!(
         "postgres of pipeline \\\"{}\\\" in {}",
         fixture.name,
         file.display()
     );
-    let place = place.replace('\\', "");
-    guarded.is_rotated(walpost, &place, |walpost| {
-        // If a tool writes the file in place, Walpost can read it half-written.
+    let source = source.replace('\\', "");
+    password_fixture.expect_rotation(walpost, &source, |walpost| {
+        // If a tool writes the file in place, Walpost can read a half-written file.
         replace(&file, &with_password(1)[..40]);
         walpost.wait_for_log("again, so the previous password is used");
         replace(&file, &with_password(1));
@@ -148,12 +156,12 @@ fn password_in_the_configuration_file_is_read_again() {
 }
 
 #[test]
-fn password_in_a_row_of_a_source_is_read_again() {
-    let guarded = Guarded::new(false);
-    let fixture = &guarded.fixture;
+fn rereads_the_password_from_a_row_of_a_query_source() {
+    let password_fixture = PasswordFixture::new(false);
+    let fixture = &password_fixture.fixture;
     fixture.db.run(&format!(
         "CREATE TABLE public.shards AS SELECT '{} password={}' AS url",
-        guarded.conninfo(),
+        password_fixture.conninfo(),
         password(0)
     ));
     let text = format!(
@@ -166,12 +174,12 @@ fn password_in_a_row_of_a_source_is_read_again() {
     let file = reaper::folder("config").join("walpost.toml");
     replace(&file, &text);
     let walpost = Invocation::new(["run", "--config"]).arg(&file).start();
-    let place = format!(
+    let source = format!(
         "postgres of pipeline \"{}\" in a query in {}",
         fixture.name,
         file.display()
     );
-    guarded.is_rotated(walpost, &place, |walpost| {
+    password_fixture.expect_rotation(walpost, &source, |walpost| {
         fixture.db.run(&format!(
             "UPDATE public.shards SET url = replace(url, '{}', '{}')",
             password(0),
@@ -182,11 +190,11 @@ fn password_in_a_row_of_a_source_is_read_again() {
     });
 }
 
-/// Tokens that expire within minutes are used like this. The program also fails once.
+/// Short-lived tokens are supplied by such a program. In this test, the program also fails once.
 #[test]
-fn program_that_prints_the_password_is_run_for_each_connection() {
-    let guarded = Guarded::new(false);
-    let fixture = &guarded.fixture;
+fn runs_the_password_command_for_each_connection() {
+    let password_fixture = PasswordFixture::new(false);
+    let fixture = &password_fixture.fixture;
     let folder = reaper::folder("program");
     let script = folder.join("password.sh");
     let prints = |lines: &str| {
@@ -204,16 +212,16 @@ fn program_that_prints_the_password_is_run_for_each_connection() {
          password_command = [\"/bin/sh\", \"{}\"]\n",
         fixture.broker.address(),
         fixture.name,
-        guarded.conninfo(),
+        password_fixture.conninfo(),
         script.display()
     );
     replace(&file, &text);
     let mut walpost = Invocation::new(["run", "--config"])
         .arg(&file)
-        // A password from the environment is not used.
+        // Walpost must not use the password in the environment.
         .env("PGPASSWORD", password(9))
         .start_streaming();
-    fixture.insert(&guarded.aggregate, "before");
+    fixture.insert(&password_fixture.aggregate, "before");
     fixture.wait_until_confirmed();
     assert!(calls() >= 2, "a catalog connection, and a walsender");
     // The program prints its secret to standard error, in two encodings.
@@ -226,18 +234,19 @@ fn program_that_prints_the_password_is_run_for_each_connection() {
     for text in ["Run the program by hand", "localhost"] {
         assert!(line.contains(text), "{text} in {line}");
     }
-    guarded.change_password(1);
+    password_fixture.change_password(1);
     prints(&echo(1));
     walpost.wait_for_logs("streaming", 2);
-    fixture.insert(&guarded.aggregate, "after");
+    fixture.insert(&password_fixture.aggregate, "after");
     fixture.settle(walpost, &[], fixture.resends(1));
 }
 
-/// `/opt/app/current -> /opt/releases/1`, where others can write `/opt/app`.
+/// The path is a symbolic link, `/opt/app/current -> /opt/releases/1`, and other users can write to
+/// `/opt/app`.
 #[test]
-fn program_that_others_can_replace_while_walpost_runs_is_not_run() {
-    let guarded = Guarded::new(false);
-    let fixture = &guarded.fixture;
+fn does_not_run_a_password_command_that_became_replaceable_by_others() {
+    let password_fixture = PasswordFixture::new(false);
+    let fixture = &password_fixture.fixture;
     let folder = reaper::folder("program");
     let [app, mark, descriptors] = ["app", "mark", "descriptors"].map(|name| folder.join(name));
     let link = app.join("current");
@@ -262,14 +271,14 @@ fn program_that_others_can_replace_while_walpost_runs_is_not_run() {
          password_command = [\"{}/password\"]\n",
         fixture.broker.address(),
         fixture.name,
-        guarded.conninfo(),
+        password_fixture.conninfo(),
         link.display()
     );
     replace(&file, &text);
     let mut walpost = Invocation::new(["run", "--config"])
         .arg(&file)
         .start_streaming();
-    fixture.insert(&guarded.aggregate, "before");
+    fixture.insert(&password_fixture.aggregate, "before");
     fixture.wait_until_confirmed();
     fs::set_permissions(&app, Permissions::from_mode(0o777)).unwrap();
     fs::remove_file(&link).unwrap();
@@ -286,37 +295,37 @@ fn program_that_others_can_replace_while_walpost_runs_is_not_run() {
     symlink("../releases/1", &link).unwrap();
     fs::remove_file(&descriptors).unwrap();
     fs::set_permissions(&app, Permissions::from_mode(0o755)).unwrap();
-    // The watchdog's line also contains that word.
+    // The log line of the watchdog also contains this word.
     walpost.wait_for_logs("INFO streaming", 2);
     assert!(!mark.exists(), "the other program was run");
-    // By now librdkafka has clients, and it opens their pipes without `O_CLOEXEC`.
+    // At this point librdkafka has clients, and it opens their pipes without `O_CLOEXEC`.
     let inherited = fs::read_to_string(&descriptors).unwrap();
-    // The fourth descriptor belongs to the folder that ls reads.
+    // The fourth descriptor belongs to the directory that ls reads.
     assert_eq!(inherited.matches(" -> ").count(), 4, "{inherited}");
-    fixture.insert(&guarded.aggregate, "after");
+    fixture.insert(&password_fixture.aggregate, "after");
     fixture.settle(walpost, &[], fixture.resends(1));
 }
 
-/// A standby instance does not need the password yet, but has to use the new one when it takes
+/// A standby instance does not need the password yet, but must use the new password when it takes
 /// over.
 #[test]
-fn standby_instance_also_waits_for_the_new_password() {
-    let guarded = Guarded::new(false);
-    let fixture = &guarded.fixture;
+fn standby_instance_waits_for_a_rotated_password() {
+    let password_fixture = PasswordFixture::new(false);
+    let fixture = &password_fixture.fixture;
     let active = fixture.start();
     let file = password_file(0);
     let mut other = fixture
-        .with_conninfo(&guarded.conninfo())
+        .with_conninfo(&password_fixture.conninfo())
         .run()
         .env("PGPASSFILE", &file)
         .start();
     other.wait_for_log("standing by");
-    guarded.change_password(1);
+    password_fixture.change_password(1);
     other.wait_for_logs(REFUSED_MESSAGE, 2);
     replace(&file, &line(1));
     active.terminate().expect_code(0);
     other.wait_for_log("streaming");
-    fixture.insert(&guarded.aggregate, "after");
+    fixture.insert(&password_fixture.aggregate, "after");
     fixture.settle(other, &[], fixture.resends(0));
 }
 
@@ -374,7 +383,7 @@ impl<'b> ScramPipeline<'b> {
                 &add,
             ],
         );
-        // Open connections would remain authenticated.
+        // Connections that stay open would remain authenticated.
         broker.stop();
         broker.start();
         walpost
@@ -382,11 +391,11 @@ impl<'b> ScramPipeline<'b> {
 }
 
 in_both_modes! {
-    password_of_kafka_is_read_again
-    password_of_kafka_is_read_again_while_a_topic_is_looked_up
+    rereads_the_kafka_password
+    rereads_the_kafka_password_while_looking_up_a_topic
 }
 
-fn password_of_kafka_is_read_again(exactly_once: bool) {
+fn rereads_the_kafka_password(exactly_once: bool) {
     let broker = Broker::private();
     let scrambled = ScramPipeline::new(&broker, exactly_once);
     let fixture = &scrambled.fixture;
@@ -394,8 +403,8 @@ fn password_of_kafka_is_read_again(exactly_once: bool) {
     let mut walpost = scrambled.start_and_change(&aggregate, &password(1));
     fixture.insert(&aggregate, "meanwhile");
     let line = walpost.wait_for_log("Kafka rejects credentials that it accepted earlier");
-    let place = format!("\"sasl.password\" in {}", scrambled.file.display());
-    for text in ["WARN", &place] {
+    let source = format!("\"sasl.password\" in {}", scrambled.file.display());
+    for text in ["WARN", &source] {
         assert!(line.contains(text), "{text} in {line}");
     }
     scrambled.write(&password(1));
@@ -404,8 +413,8 @@ fn password_of_kafka_is_read_again(exactly_once: bool) {
     fixture.settle(walpost, &[], fixture.resends(1));
 }
 
-/// A first start would give up after ten seconds.
-fn password_of_kafka_is_read_again_while_a_topic_is_looked_up(exactly_once: bool) {
+/// A first start fails after ten seconds.
+fn rereads_the_kafka_password_while_looking_up_a_topic(exactly_once: bool) {
     let broker = Broker::private();
     let scrambled = ScramPipeline::new(&broker, exactly_once);
     let fixture = &scrambled.fixture;
@@ -419,10 +428,10 @@ fn password_of_kafka_is_read_again_while_a_topic_is_looked_up(exactly_once: bool
 }
 
 in_both_modes! {
-    rights_that_are_taken_away_for_a_while_halt_nothing
+    temporarily_revoked_permissions_do_not_halt_the_pipeline
 }
 
-fn rights_that_are_taken_away_for_a_while_halt_nothing(exactly_once: bool) {
+fn temporarily_revoked_permissions_do_not_halt_the_pipeline(exactly_once: bool) {
     let fixture = Fixture::new().in_mode(exactly_once);
     let walpost_role = WalpostRole::new(&fixture, format!("{}_clerk", fixture.name));
     let (database, role) = (&fixture.name, &walpost_role.role);

@@ -1,5 +1,5 @@
-//! Rows whose form does not fit the settings: WAL contains them in that form, so the error names
-//! the position, and `skip` leaves the rows out.
+//! Rows that do not match the settings: WAL contains them in this form, so the error contains the
+//! position, and `skip` can skip the rows.
 
 use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
@@ -7,22 +7,22 @@ use crate::support::postgres::{MAJOR, Server};
 use crate::support::walpost::Invocation;
 
 in_both_modes! {
-    row_that_a_column_list_has_cut_halts_with_its_position_and_can_be_skipped
-    row_of_a_table_that_lacks_a_column_halts_with_its_position_and_can_be_skipped
-    domains_over_supported_types_are_delivered
+    halts_on_a_row_truncated_by_a_column_list_and_can_skip_it
+    halts_on_a_row_of_a_table_without_a_required_column_and_can_skip_it
+    delivers_columns_of_domains_over_supported_types
 }
 
 const TABLE: &str =
     "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text)";
 
-/// Skips to the position given in the log.
+/// Skips to the position in the log.
 fn skip_from(fixture: &Fixture<'_>, log: &str) {
     let (_, at) = log.rsplit_once("walpost skip --to ").unwrap();
     let at = at.get(..28).expect("a position");
     fixture.skip(at).arg("--yes").finish().expect_code(0);
 }
 
-fn row_that_a_column_list_has_cut_halts_with_its_position_and_can_be_skipped(exactly_once: bool) {
+fn halts_on_a_row_truncated_by_a_column_list_and_can_skip_it(exactly_once: bool) {
     let fixture = Fixture::bare_on_servers(Server::shared(17), Broker::shared());
     fixture.db.run(TABLE);
     fixture.init().finish().expect_code(0);
@@ -48,7 +48,7 @@ fn row_that_a_column_list_has_cut_halts_with_its_position_and_can_be_skipped(exa
     ] {
         fixture.db.run(&statement);
     }
-    // SET TABLE removes the table and adds it again.
+    // SET TABLE removes the table from the publication and adds it again.
     let check = fixture.check().finish().expect_code(3);
     check.expect_mentions(&["was temporarily missing from publication"]);
     let halted = fixture.run().finish().expect_code(3);
@@ -61,10 +61,8 @@ fn row_that_a_column_list_has_cut_halts_with_its_position_and_can_be_skipped(exa
     walpost.terminate().expect_code(0);
 }
 
-/// One of several tables, which was added without `walpost init`.
-fn row_of_a_table_that_lacks_a_column_halts_with_its_position_and_can_be_skipped(
-    exactly_once: bool,
-) {
+/// The pipeline has several tables, and this table was added without `walpost init`.
+fn halts_on_a_row_of_a_table_without_a_required_column_and_can_skip_it(exactly_once: bool) {
     let mut fixture = Fixture::bare();
     fixture.use_settings("tables = [\"tenant_*.outbox\"]\n");
     fixture.init().finish().expect_code(0);
@@ -94,7 +92,7 @@ fn row_of_a_table_that_lacks_a_column_halts_with_its_position_and_can_be_skipped
     walpost.terminate().expect_code(0);
 }
 
-fn domains_over_supported_types_are_delivered(exactly_once: bool) {
+fn delivers_columns_of_domains_over_supported_types(exactly_once: bool) {
     let fixture = Fixture::bare();
     fixture.db.run(
         "CREATE DOMAIN document AS jsonb; CREATE DOMAIN body AS document CHECK (VALUE <> '{}');
@@ -129,7 +127,7 @@ fn domains_over_supported_types_are_delivered(exactly_once: bool) {
 }
 
 #[test]
-fn domains_in_one_of_several_tables_are_delivered() {
+fn delivers_domain_columns_of_one_of_several_tables() {
     let mut fixture = Fixture::bare();
     fixture.use_settings("tables = [\"tenant_*.outbox\"]\n");
     fixture.init().finish().expect_code(0);
@@ -152,7 +150,7 @@ fn domains_in_one_of_several_tables_are_delivered() {
 }
 
 #[test]
-fn stored_generated_column_is_delivered_where_the_publication_has_it() {
+fn delivers_a_stored_generated_column_that_is_published() {
     let fixture = Fixture::bare_on_servers(Server::shared(18), Broker::shared());
     fixture.db.run(
         "CREATE TABLE outbox (id int PRIMARY KEY, aggregatetype text, aggregateid text, n int,
@@ -176,7 +174,7 @@ fn stored_generated_column_is_delivered_where_the_publication_has_it() {
 }
 
 #[test]
-fn init_refuses_a_table_that_would_halt_the_others() {
+fn init_rejects_a_table_that_would_halt_the_pipeline() {
     let mut fixture = Fixture::bare_on_servers(Server::shared(MAJOR), Broker::shared());
     fixture.use_settings("tables = [\"tenant_*.outbox\"]\nmax_row_bytes = '1MiB'\n");
     fixture.init().finish().expect_code(0);

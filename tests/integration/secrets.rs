@@ -1,4 +1,4 @@
-//! No password is ever printed, whatever fails and however verbose the log is.
+//! Walpost never prints a password, regardless of what fails and how verbose the log is.
 
 use std::fs;
 use std::panic::catch_unwind;
@@ -14,7 +14,7 @@ use crate::support::fixture::Fixture;
 use crate::support::kafka::{SASL_USER, sasl_password};
 use crate::support::postgres::AUTHORITY;
 use crate::support::reaper;
-use crate::support::secrets::{PAYLOAD_MARK, SECRET, Stream, expect_none, is_leak};
+use crate::support::secrets::{OutputStream, PAYLOAD_MARK, SECRET, expect_none, is_leak};
 use crate::support::wait::wait_until;
 use crate::support::walpost::{Finished, Invocation};
 
@@ -24,16 +24,16 @@ fn percent_encoded(text: &str) -> String {
 }
 
 /// A fixture in which every connection needs a password or a passphrase.
-struct Locked {
+struct SecretsFixture {
     fixture: Fixture<'static>,
     identity: Identity,
-    /// The identity's key, which is encrypted with the passphrase.
+    /// The encrypted key of the client certificate, which is decrypted with the passphrase.
     key: PathBuf,
     password: String,
     passphrase: String,
 }
 
-impl Locked {
+impl SecretsFixture {
     fn new() -> Self {
         let fixture = Fixture::new();
         let role = &fixture.name;
@@ -58,7 +58,8 @@ impl Locked {
         }
     }
 
-    /// Returns the database as a URL in which every byte of password and passphrase is encoded.
+    /// Returns the connection URL of the database, with every byte of the password and the
+    /// passphrase encoded.
     fn url(&self, password: &str, passphrase: &str) -> String {
         format!(
             "postgresql://{role}:{}@localhost:{}/{role}?sslmode=verify-full&sslrootcert={}&sslcert={}&sslkey={}\
@@ -73,18 +74,19 @@ impl Locked {
         )
     }
 
-    /// Returns a command with the most verbose log level.
+    /// Returns a Walpost command with the most verbose log level.
     fn command(&self, words: &[&str], url: &str) -> Invocation {
         Invocation::new(words)
             .args(["--pipeline", &self.fixture.name, "--postgres", url])
             .args(["--log-level", "trace"])
     }
 
-    fn with_right_url(&self, words: &[&str]) -> Invocation {
+    fn with_correct_url(&self, words: &[&str]) -> Invocation {
         self.command(words, &self.url(&self.password, &self.passphrase))
     }
 
-    /// Makes the command connect to Kafka with a password and librdkafka's most verbose logging.
+    /// Configures the command to connect to Kafka with a password and librdkafka's most verbose
+    /// logging.
     fn by_sasl(&self, command: Invocation, password: &str) -> Invocation {
         command
             .args(["--kafka", &self.fixture.broker.sasl_address()])
@@ -96,8 +98,8 @@ impl Locked {
             ])
     }
 
-    /// Makes the command connect to Kafka over TLS with the key.
-    fn by_key(&self, command: Invocation, passphrase: &str) -> Invocation {
+    /// Configures the command to connect to Kafka over TLS with the key.
+    fn with_client_key(&self, command: Invocation, passphrase: &str) -> Invocation {
         let file = |name, path: &Path| format!("-X{name}={}", path.display());
         command
             .args(["--kafka", &self.fixture.broker.tls_address()])
@@ -111,41 +113,41 @@ impl Locked {
     }
 }
 
-impl Drop for Locked {
+impl Drop for SecretsFixture {
     fn drop(&mut self) {
         self.fixture.db.drop_role(&self.fixture.name);
     }
 }
 
 /// Asserts that the log is verbose. [`Invocation`] has already searched the output for secrets.
-fn logged_much(finished: &Finished) {
+fn expect_verbose_log(finished: &Finished) {
     for text in ["TRACE", "DEBUG"] {
         assert!(finished.stderr.contains(text), "{text}");
     }
 }
 
 #[test]
-fn nothing_secret_is_printed_on_the_way_from_init_to_a_reconnect() {
-    let locked = Locked::new();
+fn prints_no_secrets_from_init_to_a_reconnect() {
+    let locked = SecretsFixture::new();
     let fixture = &locked.fixture;
     let aggregate = fixture.aggregate(1);
-    let init = locked.with_right_url(&["init"]).arg("--no-role");
-    logged_much(&init.finish().expect_code(0));
+    let init = locked.with_correct_url(&["init"]).arg("--no-role");
+    expect_verbose_log(&init.finish().expect_code(0));
     let sasl = |words: &[&str]| {
         let password = sasl_password();
-        locked.by_sasl(locked.with_right_url(words), &password)
+        locked.by_sasl(locked.with_correct_url(words), &password)
     };
     let adopt = sasl(&["checkpoint", "adopt"]).arg("--yes");
     adopt.finish().expect_code(0);
     sasl(&["checkpoint", "show"]).finish().expect_code(0);
     for more in [&["--exactly-once"][..], &["--json"]] {
-        logged_much(&sasl(&["check"]).args(more).finish().expect_code(0));
+        expect_verbose_log(&sasl(&["check"]).args(more).finish().expect_code(0));
     }
 
     let runs = [
         sasl(&["run"]).arg("--exactly-once"),
         sasl(&["run"]),
-        locked.by_key(locked.with_right_url(&["run"]), &locked.passphrase),
+        locked.with_client_key(locked.with_correct_url(&["run"]), &locked.passphrase),
     ];
     for run in runs {
         let before = fixture.broker.count(&fixture.topics());
@@ -156,14 +158,14 @@ fn nothing_secret_is_printed_on_the_way_from_init_to_a_reconnect() {
         walpost.wait_for_logs("streaming", 2);
         fixture.insert(&aggregate, "after");
         fixture.wait_until_confirmed();
-        logged_much(&walpost.terminate().expect_code(0));
+        expect_verbose_log(&walpost.terminate().expect_code(0));
         assert!(fixture.broker.count(&fixture.topics()) > before);
     }
 }
 
 #[test]
-fn nothing_secret_is_printed_where_it_is_wrong() {
-    let locked = Locked::new();
+fn prints_no_secrets_when_they_are_wrong() {
+    let locked = SecretsFixture::new();
     let wrong = format!("{SECRET}-wrong");
     let no_login = locked.url(&wrong, &locked.passphrase);
     let no_key = locked.url(&locked.password, &wrong);
@@ -176,13 +178,13 @@ fn nothing_secret_is_printed_where_it_is_wrong() {
         }
     }
     locked.fixture.insert(&locked.fixture.aggregate(1), "k");
-    let run = locked.by_sasl(locked.with_right_url(&["run"]), &wrong);
+    let run = locked.by_sasl(locked.with_correct_url(&["run"]), &wrong);
     run.finish()
         .expect_code(3)
         .expect_mentions(&["authentication"]);
-    let check = locked.by_sasl(locked.with_right_url(&["check"]), &wrong);
+    let check = locked.by_sasl(locked.with_correct_url(&["check"]), &wrong);
     check.finish().expect_mentions(&["sasl"]);
-    let run = locked.by_key(locked.with_right_url(&["run"]), &wrong);
+    let run = locked.with_client_key(locked.with_correct_url(&["run"]), &wrong);
     let finished = run.finish().expect_mentions(&["ssl.key"]);
     assert!(matches!(finished.code, Some(2 | 3)), "{finished:?}");
 }
@@ -222,7 +224,7 @@ fn configuration_errors_do_not_reveal_secrets() {
 }
 
 #[test]
-fn password_on_the_command_line_is_warned_of_with_a_better_place() {
+fn warns_about_a_password_on_the_command_line_and_suggests_alternatives() {
     let nowhere = "postgresql://u@/shop?host=/nowhere";
     let with_password = format!("postgresql://u:{SECRET}@/shop?host=/nowhere");
     let property = format!("sasl.password={SECRET}");
@@ -249,7 +251,7 @@ fn password_on_the_command_line_is_warned_of_with_a_better_place() {
 }
 
 #[test]
-fn file_with_a_password_that_others_may_read_is_warned_of() {
+fn warns_about_a_configuration_file_with_a_password_readable_by_others() {
     use std::os::unix::fs::PermissionsExt;
     let nowhere = "postgres = \"postgresql://u@/shop?host=/nowhere\"";
     let in_url = format!("postgres = \"postgresql://u:{SECRET}@/shop?host=/nowhere\"");
@@ -308,7 +310,8 @@ fn file_with_a_password_that_others_may_read_is_warned_of() {
         format!("{with_sasl}[[pipeline]]\n{in_url}\n").as_bytes(),
     );
     fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
-    // Some commands take a while to find that nothing is listening, so all run concurrently.
+    // Some commands take a while to find that nothing is listening, so all commands run
+    // concurrently.
     let commands = [
         &["check"][..],
         &["init", "--no-role"],
@@ -324,7 +327,7 @@ fn file_with_a_password_that_others_may_read_is_warned_of() {
         walpost.wait_for_log(
             "other users can read the passwords in it (sasl.password in [kafka], postgres of",
         );
-        // Some exit by themselves.
+        // Some commands exit by themselves.
         if walpost.is_running() {
             walpost.signal("KILL");
         }
@@ -338,7 +341,7 @@ fn help_explains_where_to_put_a_password() {
     for words in [&["run"][..], &["check"], &["init"], &["checkpoint", "show"]] {
         let help = Invocation::new(words).arg("--help").finish();
         let stdout = help.expect_code(0).stdout;
-        // The lines are wrapped.
+        // The help text wraps its lines.
         let text = stdout.split_whitespace().collect::<Vec<_>>().join(" ");
         let advice = "Set the password in PGPASSWORD or ~/.pgpass, because other users of this machine can see command lines";
         assert!(text.contains(advice), "{words:?}: {text}");
@@ -351,7 +354,7 @@ fn help_explains_where_to_put_a_password() {
 }
 
 #[test]
-fn passwords_of_the_environment_are_not_shown_by_help() {
+fn help_does_not_show_passwords_from_the_environment() {
     let url = format!("postgresql://u:{SECRET}@/shop");
     let help = Invocation::new(["run", "--help"])
         .env("WALPOST_POSTGRES", url)
@@ -361,23 +364,23 @@ fn passwords_of_the_environment_are_not_shown_by_help() {
 }
 
 /// Returns a command whose error for the pipeline's name contains the secret.
-fn tells() -> Invocation {
+fn command_that_prints_secret() -> Invocation {
     let name = format!("{SECRET}!");
     Invocation::new(["run", "--kafka", "a:1", "--postgres", "", "--pipeline"]).arg(name)
 }
 
 #[test]
-fn test_fails_whose_program_prints_a_secret_however_it_ends() {
-    assert!(catch_unwind(|| tells().finish()).is_err());
+fn a_test_fails_if_its_program_prints_a_secret() {
+    assert!(catch_unwind(|| command_that_prints_secret().finish()).is_err());
     let dropped = catch_unwind(|| {
-        let walpost = tells().start();
+        let walpost = command_that_prints_secret().start();
         wait_until("the error", || walpost.log().contains(SECRET));
     });
     assert!(dropped.is_err());
 }
 
 #[test]
-fn secret_is_known_in_every_form() {
+fn secret_search_finds_every_encoding_of_a_secret() {
     let inside = format!("x{SECRET} of");
     for text in [
         inside.clone(),
@@ -388,16 +391,16 @@ fn secret_is_known_in_every_form() {
         STANDARD.encode(format!("x{inside}")),
         STANDARD.encode(format!("xx{inside}")),
     ] {
-        assert!(is_leak(Stream::Error, &text), "{text}");
-        assert!(is_leak(Stream::Output, &text), "{text}");
-        assert!(catch_unwind(|| expect_none(Stream::Output, &text)).is_err());
+        assert!(is_leak(OutputStream::Error, &text), "{text}");
+        assert!(is_leak(OutputStream::Output, &text), "{text}");
+        assert!(catch_unwind(|| expect_none(OutputStream::Output, &text)).is_err());
     }
-    assert!(is_leak(Stream::Error, PAYLOAD_MARK));
+    assert!(is_leak(OutputStream::Error, PAYLOAD_MARK));
     assert!(
-        !is_leak(Stream::Output, PAYLOAD_MARK),
-        "records may be there"
+        !is_leak(OutputStream::Output, PAYLOAD_MARK),
+        "standard output may contain records"
     );
-    assert!(!is_leak(Stream::Error, "secret"));
+    assert!(!is_leak(OutputStream::Error, "secret"));
 }
 
 /// Only files whose helpers search the output may start the binary.
@@ -422,7 +425,7 @@ fn tests_start_the_binary_only_through_the_secret_search() {
     let expected = [
         "integration/debezium.rs",
         "integration/printed_commands.rs",
-        "integration/readme/place.rs",
+        "integration/readme/environment.rs",
         "support/walpost.rs",
     ];
     assert_eq!(starters.len(), expected.len(), "{starters:?}");

@@ -3,7 +3,7 @@
 
 use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
-use crate::support::postgres::{MAJOR, Server, Stop};
+use crate::support::postgres::{MAJOR, Server, StopMode};
 use crate::support::process::signal;
 use crate::support::session::Session;
 use crate::support::wait::wait_for;
@@ -16,8 +16,8 @@ fn walsender(server: &Server) -> Option<u32> {
     session.try_rows(sql).ok()?.pop()?.pop()??.parse().ok()
 }
 
-/// Kills the walsender, as a bug in the server would, each time it starts to read the slot, until
-/// Walpost has exited or `times` is reached.
+/// Kills the walsender each time it starts to read the slot, as a bug in the server would, until
+/// Walpost has exited or the walsender was killed `times` times.
 fn crash(server: &Server, walpost: &mut Walpost, times: usize) -> usize {
     for crashes in 0..times {
         let found = wait_for("a walsender, or the end of Walpost", || {
@@ -38,13 +38,13 @@ fn crash(server: &Server, walpost: &mut Walpost, times: usize) -> usize {
 }
 
 #[test]
-fn server_that_crashes_at_the_same_position_is_not_crashed_again() {
+fn halts_if_the_server_crashes_repeatedly_at_the_same_position() {
     let server = Server::private(MAJOR, "");
     let mut fixture = Fixture::on_servers(&server, Broker::shared());
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "k");
     walpost.terminate().expect_code(0);
-    // Decoding this takes longer than killing the walsender.
+    // Decoding these rows takes longer than killing the walsender.
     fixture.db.run(
         "CREATE TABLE other (n int, t text);
          INSERT INTO other SELECT n, repeat('x', 500) FROM generate_series(1, 600000) AS n",
@@ -69,7 +69,7 @@ fn server_restarts_do_not_count_as_crashes() {
     let mut walpost = fixture.start_and_confirm_one(&aggregate, "k");
     for count in 0..4 {
         walpost.wait_for_logs("streaming", count + 1);
-        server.stop(Stop::Immediate);
+        server.stop(StopMode::Immediate);
         server.start();
     }
     fixture.reconnect();

@@ -5,25 +5,25 @@ use std::time::Duration;
 
 use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
-use crate::support::postgres::{MAJOR, Server, Stop};
+use crate::support::postgres::{MAJOR, Server, StopMode};
 use crate::support::proxy::{Proxy, ProxyMode};
 use crate::support::wait::wait_until;
 use crate::support::walpost::Walpost;
 
-/// "Within seconds", on a loaded machine.
+/// The time that counts as "within seconds" on a loaded machine.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(20);
 
 in_both_modes! {
-    stops_while_an_idle_pipeline_waits_for_a_frozen_broker
-    stops_while_events_wait_for_a_frozen_broker
-    stops_while_the_broker_is_down
-    stops_while_the_broker_is_slow
-    stops_while_a_pipeline_drains
-    restart_with_everything_acknowledged_does_not_blame_kafka
-    drain_that_outlasts_the_server_loses_nothing
+    server_stops_while_an_idle_pipeline_waits_for_a_frozen_broker
+    server_stops_while_events_wait_for_a_frozen_broker
+    server_stops_while_the_broker_is_down
+    server_stops_while_the_broker_is_slow
+    server_stops_while_a_pipeline_drains
+    server_restart_with_all_events_acknowledged_does_not_blame_kafka
+    loses_no_event_if_a_drain_outlasts_the_server
 }
 
-/// Runs the test with a server that may be stopped, and a broker behind a proxy.
+/// Runs the test with a server that the test may stop, and a broker behind a proxy.
 fn with_servers(major: u32, test: impl FnOnce(&Server, &Broker, &Proxy)) {
     let server = Server::private(major, "");
     let broker = Broker::borrowed();
@@ -51,7 +51,7 @@ fn idle<'a>(
 }
 
 fn expect_stop(server: &Server, walpost: &Walpost) {
-    server.begin_stop(Stop::Fast);
+    server.begin_stop(StopMode::Fast);
     assert!(server.has_stopped(SHUTDOWN_TIMEOUT), "{}", walpost.log());
 }
 
@@ -63,7 +63,7 @@ fn expect_all(mut fixture: Fixture, mut walpost: Walpost) {
     fixture.settle(walpost, &[], resends);
 }
 
-fn stops_while_an_idle_pipeline_waits_for_a_frozen_broker(exactly_once: bool) {
+fn server_stops_while_an_idle_pipeline_waits_for_a_frozen_broker(exactly_once: bool) {
     for major in [MAJOR, 18] {
         with_servers(major, |server, broker, proxy| {
             let (fixture, walpost, _) = idle((server, broker, proxy), exactly_once, &[]);
@@ -76,7 +76,7 @@ fn stops_while_an_idle_pipeline_waits_for_a_frozen_broker(exactly_once: bool) {
     }
 }
 
-fn stops_while_events_wait_for_a_frozen_broker(exactly_once: bool) {
+fn server_stops_while_events_wait_for_a_frozen_broker(exactly_once: bool) {
     with_servers(MAJOR, |server, broker, proxy| {
         let (fixture, walpost, aggregate) = idle((server, broker, proxy), exactly_once, &[]);
         broker.freeze();
@@ -90,11 +90,11 @@ fn stops_while_events_wait_for_a_frozen_broker(exactly_once: bool) {
     });
 }
 
-fn stops_while_the_broker_is_down(exactly_once: bool) {
+fn server_stops_while_the_broker_is_down(exactly_once: bool) {
     stops_while_idle_behind(ProxyMode::Refuse, exactly_once);
 }
 
-fn stops_while_the_broker_is_slow(exactly_once: bool) {
+fn server_stops_while_the_broker_is_slow(exactly_once: bool) {
     stops_while_idle_behind(ProxyMode::Delay(Duration::from_secs(5)), exactly_once);
 }
 
@@ -109,7 +109,7 @@ fn stops_while_idle_behind(manner: ProxyMode, exactly_once: bool) {
     });
 }
 
-fn stops_while_a_pipeline_drains(exactly_once: bool) {
+fn server_stops_while_a_pipeline_drains(exactly_once: bool) {
     with_servers(MAJOR, |server, broker, proxy| {
         let arguments = ["--drain-timeout", "170s"];
         let (fixture, mut walpost, aggregate) =
@@ -129,10 +129,10 @@ fn stops_while_a_pipeline_drains(exactly_once: bool) {
     });
 }
 
-/// Exceeding the budget does not end a drain, and the monitor that detects it still notices the
+/// Exceeding the WAL budget does not end a drain, and the monitor that detects it still notices the
 /// shutdown.
 #[test]
-fn stops_while_a_pipeline_over_its_wal_budget_drains() {
+fn server_stops_while_a_pipeline_over_its_wal_budget_drains() {
     with_servers(MAJOR, |server, broker, proxy| {
         let arguments = [
             "--drain-timeout",
@@ -155,7 +155,7 @@ fn stops_while_a_pipeline_over_its_wal_budget_drains() {
         fixture
             .db
             .run("CREATE TABLE filler AS SELECT repeat('x', 900) FROM generate_series(1, 60000)");
-        wait_until("the slot monitor to see it", || {
+        wait_until("the slot monitor to detect the change", || {
             let metrics = http.metrics();
             let mut retained = metrics
                 .iter()
@@ -198,10 +198,10 @@ fn stopping_pipeline_does_not_log_a_reconnect() {
     });
 }
 
-/// There is no producer, because Kafka was unavailable for longer than the transaction timeout, so
-/// the slot is held without a session.
+/// No producer exists, because Kafka was unavailable for longer than the transaction timeout, so
+/// Walpost holds the slot without a session.
 #[test]
-fn stops_while_the_slot_is_held_for_a_new_producer() {
+fn server_stops_while_the_slot_is_held_for_a_new_producer() {
     with_servers(MAJOR, |server, broker, proxy| {
         let arguments = ["-X", "transaction.timeout.ms=2000"];
         let (fixture, mut walpost, aggregate) = idle((server, broker, proxy), true, &arguments);
@@ -216,11 +216,11 @@ fn stops_while_the_slot_is_held_for_a_new_producer() {
     });
 }
 
-fn restart_with_everything_acknowledged_does_not_blame_kafka(exactly_once: bool) {
+fn server_restart_with_all_events_acknowledged_does_not_blame_kafka(exactly_once: bool) {
     with_servers(MAJOR, |server, broker, proxy| {
         let (mut fixture, mut walpost, _) = idle((server, broker, proxy), exactly_once, &[]);
         for round in 0..3 {
-            server.stop(Stop::Fast);
+            server.stop(StopMode::Fast);
             server.start();
             walpost.wait_for_logs("streaming", round + 2);
             fixture.reconnect();
@@ -232,9 +232,9 @@ fn restart_with_everything_acknowledged_does_not_blame_kafka(exactly_once: bool)
     });
 }
 
-/// What Kafka acknowledges after the server is gone can't be confirmed, so it is sent again, or
-/// with exactly-once recognised by the checkpoint.
-fn drain_that_outlasts_the_server_loses_nothing(exactly_once: bool) {
+/// Walpost can't confirm records that Kafka acknowledges after the server has stopped. These
+/// records are sent again or, in exactly-once mode, recognized by the checkpoint.
+fn loses_no_event_if_a_drain_outlasts_the_server(exactly_once: bool) {
     with_servers(MAJOR, |server, broker, proxy| {
         let arguments = ["--drain-timeout", "170s"];
         let (mut fixture, mut walpost, aggregate) =
@@ -245,7 +245,7 @@ fn drain_that_outlasts_the_server_loses_nothing(exactly_once: bool) {
         wait_until("the event to be sent", || fixture.has_sent(event));
         walpost.signal("TERM");
         walpost.wait_for_log("draining");
-        server.stop(Stop::Immediate);
+        server.stop(StopMode::Immediate);
         broker.thaw();
         walpost.finish().expect_code(0);
         server.start();

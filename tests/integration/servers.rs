@@ -1,21 +1,21 @@
-//! The test support starts real servers, and the oracle that Walpost is compared with is reliable
-//! itself.
+//! The test support starts real servers, and the oracle that verifies Walpost's deliveries is
+//! itself reliable.
 
 use rdkafka::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
 
 use crate::init::psql_file;
-use crate::support::event::Writer;
+use crate::support::event::EventWriter;
 use crate::support::fixture::Fixture;
 use crate::support::kafka::{Broker, SASL_USER, sasl_password};
 use crate::support::names::unique_name;
 use crate::support::oracle::Oracle;
-use crate::support::postgres::{AUTHORITY, MAJOR, MAJORS, Server, Stop};
+use crate::support::postgres::{AUTHORITY, MAJOR, MAJORS, Server, StopMode};
 use crate::support::wait::WAIT_TIMEOUT;
 
 #[test]
-fn every_version_starts_and_has_test_decoding() {
+fn every_server_version_starts_and_has_test_decoding() {
     for major in MAJORS {
         let session = Server::shared(major).session("postgres");
         let version = session.number("SELECT current_setting('server_version_num')::int / 10000");
@@ -36,7 +36,7 @@ fn oracle_lists_events_in_commit_order() {
     session.run("INSERT INTO outbox VALUES (3, 'z')");
     session.run("BEGIN; INSERT INTO outbox VALUES (4, 'never'); ROLLBACK");
     other.run("COMMIT");
-    let events = Writer::Table("public.outbox".to_owned());
+    let events = EventWriter::Table("public.outbox".to_owned());
     let history = oracle.history(&session, &events);
     let ids: Vec<(&str, u32)> = history
         .iter()
@@ -45,14 +45,14 @@ fn oracle_lists_events_in_commit_order() {
     assert_eq!(ids, [("3", 0), ("1", 0), ("2", 1)]);
     assert!(history[0].end < history[1].end && history[1].end == history[2].end);
 
-    server.stop(Stop::Immediate);
+    server.stop(StopMode::Immediate);
     server.start();
     let session = server.session("postgres");
     assert_eq!(oracle.history(&session, &events), history);
 }
 
 #[test]
-fn oracle_lists_messages_of_one_prefix_with_their_place_among_all() {
+fn oracle_lists_messages_of_one_prefix_with_their_number_among_all() {
     let fixture = Fixture::bare();
     let oracle = Oracle::new(&fixture.db, &format!("second_{}", fixture.name));
     let id = "406c07f3-26f0-4eea-a50c-109940064b8f";
@@ -69,13 +69,13 @@ fn oracle_lists_messages_of_one_prefix_with_their_place_among_all() {
         message(true, "ours", id),
         message(true, "ours", &other),
     ));
-    let history = oracle.history(&fixture.db, &Writer::Messages("ours".to_owned()));
+    let history = oracle.history(&fixture.db, &EventWriter::Messages("ours".to_owned()));
     let ids: Vec<_> = history.iter().map(|e| (e.id.as_str(), e.index)).collect();
     assert_eq!(ids, [(id, 1)]);
 }
 
 #[test]
-fn broker_keeps_topics_when_killed_and_started_again() {
+fn broker_keeps_its_topics_when_killed_and_restarted() {
     let broker = Broker::private();
     broker.create_topic("kept", 3, &[]);
     broker.kill();
@@ -85,7 +85,7 @@ fn broker_keeps_topics_when_killed_and_started_again() {
 }
 
 #[test]
-fn reader_tells_empty_from_nothing() {
+fn record_reader_distinguishes_empty_from_null() {
     let broker = Broker::shared();
     let topic = unique_name();
     broker.create_topic(&topic, 1, &[]);
@@ -134,7 +134,7 @@ fn secured_listeners_respond_to_authorized_clients() {
 }
 
 #[test]
-fn load_is_in_the_history_as_far_as_it_was_committed() {
+fn history_contains_exactly_the_committed_events_of_a_load() {
     let fixture = Fixture::bare();
     fixture.db.run(
         "CREATE TABLE outbox (id uuid, aggregatetype text, aggregateid text, type text, payload jsonb)",
@@ -156,8 +156,8 @@ fn load_is_in_the_history_as_far_as_it_was_committed() {
 }
 
 #[test]
-fn names_the_users_of_all_slots() {
-    // The oracle uses one slot.
+fn init_and_check_list_the_slots_when_all_are_in_use() {
+    // The oracle's slot counts towards the limit.
     let server = Server::private(MAJOR, "max_replication_slots = 2\n");
     let fixture = Fixture::bare_on_servers(&server, Broker::shared());
     fixture
@@ -165,15 +165,19 @@ fn names_the_users_of_all_slots() {
         .rows("SELECT pg_create_physical_replication_slot('of_a_standby')");
     let named = "max_replication_slots is 2, and all are in use: of_a_standby (not read), oracle_";
     let remedy = "ALTER SYSTEM SET max_replication_slots = 10";
-    let says = &[named, "pg_drop_replication_slot", remedy];
-    fixture.init().finish().expect_code(1).expect_mentions(says);
+    let expected = &[named, "pg_drop_replication_slot", remedy];
+    fixture
+        .init()
+        .finish()
+        .expect_code(1)
+        .expect_mentions(expected);
     fixture
         .check()
         .finish()
         .expect_code(3)
-        .expect_mentions(says);
+        .expect_mentions(expected);
 
-    // With rows older than its slot, init needs one more.
+    // If rows are older than the slot, `init` needs one more slot.
     psql_file(&fixture, "outbox.sql");
     fixture.insert(&fixture.aggregate(1), "k");
     fixture
@@ -181,14 +185,14 @@ fn names_the_users_of_all_slots() {
         .rows("SELECT pg_catalog.pg_drop_replication_slot('of_a_standby')");
     fixture.init().finish().expect_code(0);
     let own = format!("{} (not read)", fixture.slot());
-    let says = &["max_replication_slots is 2, and all are in use: ", &own];
+    let expected = &["max_replication_slots is 2, and all are in use: ", &own];
     fixture
         .check()
         .finish()
         .expect_code(3)
-        .expect_mentions(says);
+        .expect_mentions(expected);
     let mut walpost = fixture.run().start();
-    let line = walpost.wait_for_log(says[0]);
+    let line = walpost.wait_for_log(expected[0]);
     for text in ["WARN", &own] {
         assert!(line.contains(text), "{text} in {line}");
     }
@@ -196,7 +200,7 @@ fn names_the_users_of_all_slots() {
 }
 
 #[test]
-fn names_the_users_of_all_walsenders() {
+fn init_and_check_list_the_clients_when_all_walsenders_are_in_use() {
     let server = Server::private(MAJOR, "max_wal_senders = 1\n");
     let first = Fixture::on_servers(&server, Broker::shared());
     let second = Fixture::on_servers(&server, Broker::shared());

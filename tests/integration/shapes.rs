@@ -29,17 +29,17 @@ use std::time::{Duration, Instant};
 use crate::support::load::seed;
 
 use server::Servers;
-use verdict::Verdict;
+use verdict::WalkVerdict;
 use walk::Walk;
 
 #[test]
 #[ignore = "runs for a configured time: ./dev soak --shapes --minutes N"]
-fn walk() {
+fn random_walks_lose_no_event_silently() {
     let minutes = env::var("WALPOST_SOAK_MINUTES").map_or(10, |text| text.parse().unwrap());
     let until = Instant::now() + Duration::from_secs(60 * minutes);
     let first = seed();
     let mut walks = 0;
-    let mut total = Verdict::default();
+    let mut total = WalkVerdict::default();
     while Instant::now() < until {
         total += walk_once(first.wrapping_add(walks), 60);
         walks += 1;
@@ -47,25 +47,25 @@ fn walk() {
     eprintln!("{walks} walks: {total}");
 }
 
-// Two tests, so that the modes run in parallel.
+// The modes have separate tests, so that they run in parallel.
 #[test]
-fn short_walk_in_exactly_once_mode_loses_nothing_silently() {
+fn short_walk_in_exactly_once_mode_loses_no_event_silently() {
     walk_once(1, 20);
 }
 
 #[test]
-fn short_walk_in_at_least_once_mode_loses_nothing_silently() {
+fn short_walk_in_at_least_once_mode_loses_no_event_silently() {
     walk_once(3, 20);
 }
 
-fn walk_once(seed: u64, steps: usize) -> Verdict {
+fn walk_once(seed: u64, steps: usize) -> WalkVerdict {
     let servers = Servers::default();
     let mut walk = Walk::start(&servers, seed);
     eprintln!("walk {seed}: {}", walk.describe());
     for _ in 0..steps {
         walk.step();
     }
-    let verdict = walk.judge(seed);
+    let verdict = walk.evaluate(seed);
     eprintln!("walk {seed}: {verdict}");
     verdict
 }

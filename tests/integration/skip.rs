@@ -1,6 +1,7 @@
-//! `skip` moves the slot over the events that an operator chose to leave out, and over no others.
+//! `walpost skip` moves the slot past the events that an operator chose to skip, and past no other
+//! events.
 
-use crate::support::event::{Outbox, Writer};
+use crate::support::event::{EventWriter, Outbox};
 use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::lsn::lsn_text;
@@ -10,14 +11,14 @@ use crate::support::wait::wait_until;
 use crate::support::walpost::{Finished, Invocation, config_file};
 
 for_each_fixture! {
-    transaction_that_halts_is_skipped_and_what_is_around_it_is_delivered
-    what_is_committed_before_the_lsn_is_skipped_and_the_rest_is_delivered
+    skips_the_transaction_that_halts_and_delivers_those_around_it
+    skips_everything_committed_before_the_lsn_and_delivers_the_rest
 }
 
-/// No topic can have this name.
+/// A name that is not valid for a topic.
 const NO_TOPIC: &str = "not a topic";
 
-/// Returns the position that a halted pipeline names.
+/// Returns the position in the error of a halted pipeline.
 fn position(halted: &Finished) -> String {
     halted
         .stderr
@@ -28,7 +29,7 @@ fn position(halted: &Finished) -> String {
         .to_owned()
 }
 
-/// Returns the journal's entries except those of init: action, from, to, events.
+/// Returns the action, from, to and events of the journal's entries, except those of `init`.
 fn journal(fixture: &Fixture) -> Vec<Vec<Option<String>>> {
     fixture.db.rows(
         "SELECT action, from_lsn, to_lsn, detail ->> 'events' FROM walpost.journal
@@ -36,18 +37,18 @@ fn journal(fixture: &Fixture) -> Vec<Vec<Option<String>>> {
     )
 }
 
-/// Asserts that a command changes nothing and ends with this exit code and these texts.
+/// Asserts that a command changes nothing and exits with this code and these texts.
 fn refused(fixture: &Fixture, invocation: Invocation, code: i32, texts: &[&str]) {
     let before = (fixture.confirmed(), journal(fixture));
     invocation.finish().expect_code(code).expect_mentions(texts);
     assert_eq!((fixture.confirmed(), journal(fixture)), before, "{texts:?}");
 }
 
-/// Returns SQL that writes an event that no topic can have, which the outbox of `init` would
-/// refuse.
+/// Returns SQL that writes an event with an invalid topic name, which a table created by `init`
+/// would reject.
 fn insert_unroutable_sql(fixture: &Fixture) -> String {
     match fixture.events() {
-        Writer::Messages(prefix) => format!(
+        EventWriter::Messages(prefix) => format!(
             "SELECT pg_logical_emit_message(true, '{prefix}', '\\x01'::bytea || uuid_send(gen_random_uuid())
                  || timestamptz_send(now()) || (SELECT string_agg(int4send(octet_length(part)) || convert_to(part, 'UTF8'), ''
                      ORDER BY n) FROM unnest('{{{NO_TOPIC},bad,Happened}}'::text[]) WITH ORDINALITY AS parts (part, n))
@@ -60,7 +61,8 @@ fn insert_unroutable_sql(fixture: &Fixture) -> String {
     }
 }
 
-/// Commits three transactions, of which the second can't be delivered; returns its position.
+/// Commits three transactions, the second of which can't be delivered. Returns the position of the
+/// second one.
 fn halt_in_the_middle(fixture: &Fixture) -> String {
     let aggregate = fixture.aggregate(1);
     fixture.insert(&aggregate, "before");
@@ -75,32 +77,37 @@ fn halt_in_the_middle(fixture: &Fixture) -> String {
     position(&halted.expect_mentions(&["halted", NO_TOPIC]))
 }
 
-fn transaction_that_halts_is_skipped_and_what_is_around_it_is_delivered(fixture: Fixture) {
-    let at = halt_in_the_middle(&fixture);
+fn skips_the_transaction_that_halts_and_delivers_those_around_it(fixture: Fixture) {
+    let position = halt_in_the_middle(&fixture);
     let from = lsn_text(fixture.confirmed());
-    let dry = || fixture.skip(&at).arg("--dry-run");
-    let shown = ["2 events would never", "can't become a record", &at];
+    let dry = || fixture.skip(&position).arg("--dry-run");
+    let shown = ["2 events would never", "can't become a record", &position];
     refused(&fixture, dry(), 0, &shown);
-    // There is no answer to the prompt.
-    refused(&fixture, fixture.skip(&at), 2, &["nothing was changed"]);
+    // The prompt is not answered.
     refused(
         &fixture,
-        fixture.skip(&at).answer("outbox\n"),
+        fixture.skip(&position),
+        2,
+        &["nothing was changed"],
+    );
+    refused(
+        &fixture,
+        fixture.skip(&position).answer("outbox\n"),
         2,
         &["nothing was changed"],
     );
     let name = format!("{}\n", fixture.name);
-    let done = fixture.skip(&at).answer(&name).finish().expect_code(0);
+    let done = fixture
+        .skip(&position)
+        .answer(&name)
+        .finish()
+        .expect_code(0);
     done.expect_mentions(&["2 events would never be delivered", "skipped"]);
     let end = lsn_text(fixture.confirmed());
     let written = ["skip", &from, &end, "2"].map(|text| Some(text.to_owned()));
     assert_eq!(journal(&fixture), [written.to_vec()]);
     let history = fixture.history();
-    assert_eq!(
-        lsn_text(history[1].end),
-        end,
-        "the transaction, and no more"
-    );
+    assert_eq!(lsn_text(history[1].end), end, "only the transaction");
 
     let walpost = fixture.start();
     fixture.wait_for_records(2);
@@ -108,10 +115,10 @@ fn transaction_that_halts_is_skipped_and_what_is_around_it_is_delivered(fixture:
     walpost.terminate().expect_code(0);
     assert_eq!(keys(&fixture.records()), ["before", "after"]);
     // The slot has already passed the position.
-    refused(&fixture, fixture.skip(&at), 2, &["nothing to skip"]);
+    refused(&fixture, fixture.skip(&position), 2, &["nothing to skip"]);
 }
 
-fn what_is_committed_before_the_lsn_is_skipped_and_the_rest_is_delivered(fixture: Fixture) {
+fn skips_everything_committed_before_the_lsn_and_delivers_the_rest(fixture: Fixture) {
     let aggregate = fixture.aggregate(1);
     for key in ["first", "second", "third"] {
         fixture.insert(&aggregate, key);
@@ -128,7 +135,7 @@ fn what_is_committed_before_the_lsn_is_skipped_and_the_rest_is_delivered(fixture
 }
 
 #[test]
-fn rejects_positions_that_can_not_be_skipped_and_changes_nothing() {
+fn rejects_positions_that_cannot_be_skipped_and_changes_nothing() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     fixture.insert(&aggregate, "k");
@@ -148,7 +155,7 @@ fn rejects_positions_that_can_not_be_skipped_and_changes_nothing() {
     );
     refused(&fixture, yes("FFFFFF/0"), 2, &["is after the end of WAL"]);
     refused(&fixture, yes("FFFFFF/0:0"), 2, &["is after the end of WAL"]);
-    // Not the position of a row: there is no commit record at that LSN, or the transaction has
+    // No row has this position: the LSN is not that of a commit record, or the transaction has
     // fewer rows.
     let end = fixture.history()[0].end;
     refused(
@@ -157,7 +164,7 @@ fn rejects_positions_that_can_not_be_skipped_and_changes_nothing() {
         2,
         &["walpost-position"],
     );
-    let at = {
+    let position = {
         let walpost = fixture.invoke("run").args(["--sink", "stdout"]).start();
         fixture.wait_until_confirmed();
         let line = walpost.terminate().expect_code(0).stdout;
@@ -167,7 +174,7 @@ fn rejects_positions_that_can_not_be_skipped_and_changes_nothing() {
             .unwrap()
             .to_owned()
     };
-    refused(&fixture, yes(&at), 2, &["nothing to skip"]);
+    refused(&fixture, yes(&position), 2, &["nothing to skip"]);
     fixture.insert(&aggregate, "k");
     let end = lsn_text(fixture.history()[2].end);
     let oracle = format!("oracle_{}", fixture.name);
@@ -200,7 +207,7 @@ fn rejects_positions_that_can_not_be_skipped_and_changes_nothing() {
     );
 
     let walpost = fixture.start();
-    wait_until("the slot to be taken", || fixture.slot_is_active());
+    wait_until("the slot to be acquired", || fixture.slot_is_active());
     refused_while_active(&fixture, &end);
     walpost.terminate().expect_code(0);
     fixture.insert(&aggregate, "k");
@@ -214,7 +221,7 @@ fn rejects_positions_that_can_not_be_skipped_and_changes_nothing() {
     assert_eq!(fixture.confirmed(), confirmed);
 }
 
-/// An active slot also moves by itself.
+/// An active slot also advances by itself.
 fn refused_while_active(fixture: &Fixture, to: &str) {
     let ahead = lsn_text(fixture.wal_position());
     for to in [to, &ahead] {
@@ -225,7 +232,7 @@ fn refused_while_active(fixture: &Fixture, to: &str) {
 }
 
 #[test]
-fn every_version_of_the_server_can_skip_and_replay() {
+fn skips_and_replays_on_every_server_version() {
     for major in MAJORS {
         let fixture = Fixture::on_servers(Server::shared(major), Broker::shared());
         fixture.insert("order", "first");
@@ -245,7 +252,7 @@ fn every_version_of_the_server_can_skip_and_replay() {
 }
 
 #[test]
-fn pipeline_has_to_be_named_among_several() {
+fn requires_a_pipeline_name_if_several_are_defined() {
     let fixture = Fixture::new();
     let postgres = fixture.conninfo();
     let text = format!(
@@ -257,22 +264,22 @@ fn pipeline_has_to_be_named_among_several() {
     refused(&fixture, skip, 2, &["--pipeline"]);
 }
 
-/// `skip` is killed after the checkpoint has moved, and before the slot has.
+/// `skip` is killed after it has moved the checkpoint and before it moves the slot.
 #[test]
-fn killed_before_the_slot_moves_it_is_resumed() {
+fn resumes_a_skip_that_was_killed_before_it_moved_the_slot() {
     for goes_on_with_skip in [true, false] {
         let server = Server::private(MAJOR, "");
         let fixture =
             Fixture::with_outbox_on(Outbox::Table, &server, Broker::shared()).exactly_once();
-        let at = halt_in_the_middle(&fixture);
+        let position = halt_in_the_middle(&fixture);
         let confirmed = fixture.confirmed();
-        let mut skip = fixture.skip(&at).with_input().start();
+        let mut skip = fixture.skip(&position).with_input().start();
         wait_until("the question", || {
             skip.output().contains("the rows stay in table")
         });
-        // `skip` queries the slot once more before it moves it, and waits for this lock. LOCK TABLE
-        // would also lock pg_database, which the view reads and which is needed to look up the
-        // rights of roles.
+        // `skip` queries the slot again before it moves the slot, and this query waits for the lock
+        // below. LOCK TABLE would also lock pg_database, which the view reads and which is needed
+        // to look up the privileges of roles.
         let other = server.session(&fixture.name);
         other.run(
             "SET allow_system_table_mods = on; BEGIN;
@@ -283,10 +290,10 @@ fn killed_before_the_slot_moves_it_is_resumed() {
         skip.kill();
         other.run("ROLLBACK");
         assert_eq!(fixture.confirmed(), confirmed);
-        assert_eq!(journal(&fixture).len(), 1, "it was written down before");
+        assert_eq!(journal(&fixture).len(), 1, "the skip was recorded before");
         if goes_on_with_skip {
-            fixture.skip(&at).arg("--yes").finish().expect_code(0);
-            assert_eq!(journal(&fixture).len(), 1, "and is not written down again");
+            fixture.skip(&position).arg("--yes").finish().expect_code(0);
+            assert_eq!(journal(&fixture).len(), 1, "the skip is not recorded again");
             assert_eq!(fixture.confirmed(), fixture.safe_lsn());
         }
         let walpost = fixture.start();
@@ -299,7 +306,7 @@ fn killed_before_the_slot_moves_it_is_resumed() {
 
 /// A standby is read-only, so the journal has no entry for this skip.
 #[test]
-fn transaction_is_skipped_on_a_standby_that_has_the_slot() {
+fn skips_a_transaction_on_a_standby_that_has_the_slot() {
     let primary = Server::private(17, "");
     let fixture = Fixture::on_servers(&primary, Broker::shared());
     let aggregate = fixture.aggregate(1);
@@ -309,7 +316,7 @@ fn transaction_is_skipped_on_a_standby_that_has_the_slot() {
     let (slot, name) = (fixture.slot(), fixture.name.clone());
     let create = format!("SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')");
     std::thread::scope(|scope| {
-        // The standby creates the slot once the primary has logged its running transactions.
+        // The standby creates the slot after the primary has logged its running transactions.
         let creating = scope.spawn(|| standby.session(&name).run(&create));
         wait_until("the standby to have the slot", || {
             fixture.db.run("SELECT pg_log_standby_snapshot()");
@@ -321,7 +328,7 @@ fn transaction_is_skipped_on_a_standby_that_has_the_slot() {
     fixture.insert(&aggregate, "after");
     let end = fixture.db.value("SELECT pg_current_wal_lsn()").unwrap();
     let session = standby.session("postgres");
-    wait_until("the standby to have replayed it", || {
+    wait_until("the standby to have replayed the commit", || {
         let replayed = format!("SELECT (pg_last_wal_replay_lsn() >= '{end}')::int");
         session.number(&replayed) == 1
     });

@@ -1,5 +1,5 @@
-//! Positions are recorded before they are confirmed, so that a slot that is moved or re-created is
-//! always noticed.
+//! Positions are recorded before they are confirmed, so that Walpost always detects a slot that was
+//! moved or re-created.
 
 use std::cell::OnceCell;
 use std::collections::HashSet;
@@ -11,20 +11,20 @@ use crate::support::event::Outbox;
 use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::lsn::{lsn_text, parse_lsn};
-use crate::support::postgres::{MAJOR, Server, Stop, debian_binaries};
+use crate::support::postgres::{MAJOR, Server, StopMode, debian_binaries};
 use crate::support::wait::{assert_stays, wait_until};
 use crate::support::walpost::Walpost;
 
 for_each_outbox! {
-    slot_made_anew_while_another_stands_by_is_noticed
-    slot_made_anew_while_nobody_has_it_is_noticed_and_can_be_accepted
-    nothing_is_confirmed_before_it_is_written_down
+    detects_a_slot_re_created_while_a_standby_waits
+    detects_a_slot_re_created_while_unused_and_can_accept_it
+    confirms_no_position_before_recording_it
 }
 
-/// Counts the journal entries about slots that replaced others.
+/// Counts the journal entries about slots that replaced other slots.
 const GAPS: &str = "SELECT count(*) FROM walpost.journal WHERE detail ->> 'reason' LIKE 'slot %'";
 
-/// Returns the recorded position.
+/// Returns the recorded position of the slot.
 fn written(fixture: &Fixture) -> u64 {
     let text = fixture.db.value(&format!(
         "SELECT confirmed_lsn FROM walpost.slot_state WHERE slot = '{}'",
@@ -34,7 +34,7 @@ fn written(fixture: &Fixture) -> u64 {
 }
 
 /// Drops the slot, commits ten events, and creates the slot again.
-pub(crate) fn make_anew(fixture: &Fixture, aggregate: &str) {
+pub(crate) fn re_create_slot(fixture: &Fixture, aggregate: &str) {
     let slot = fixture.slot();
     fixture.drop_slot();
     for _ in 0..10 {
@@ -45,7 +45,8 @@ pub(crate) fn make_anew(fixture: &Fixture, aggregate: &str) {
     ));
 }
 
-/// Asserts that Walpost halts, has delivered nothing more, and names the command that resumes.
+/// Asserts that Walpost halts without delivering more events, and suggests the command that resumes
+/// delivery.
 fn expect_halt(fixture: &Fixture, walpost: Walpost, delivered: usize) {
     walpost.finish().expect_code(3).expect_mentions(&[
         "something else moved it, or dropped and re-created it",
@@ -55,7 +56,7 @@ fn expect_halt(fixture: &Fixture, walpost: Walpost, delivered: usize) {
     assert_eq!(fixture.records().len(), delivered);
 }
 
-fn slot_made_anew_while_another_stands_by_is_noticed(outbox: Outbox) {
+fn detects_a_slot_re_created_while_a_standby_waits(outbox: Outbox) {
     let fixture = Fixture::with_outbox(outbox);
     let aggregate = fixture.aggregate(1);
     let first = fixture.start_and_confirm_one(&aggregate, "k");
@@ -63,20 +64,20 @@ fn slot_made_anew_while_another_stands_by_is_noticed(outbox: Outbox) {
     second.wait_for_log("standing by");
     first.freeze();
     second.freeze();
-    make_anew(&fixture, &aggregate);
+    re_create_slot(&fixture, &aggregate);
     first.kill();
     second.thaw();
     expect_halt(&fixture, second, 1);
 }
 
-fn slot_made_anew_while_nobody_has_it_is_noticed_and_can_be_accepted(outbox: Outbox) {
+fn detects_a_slot_re_created_while_unused_and_can_accept_it(outbox: Outbox) {
     let fixture = Fixture::with_outbox(outbox);
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "k");
     walpost.terminate().expect_code(0);
-    make_anew(&fixture, &aggregate);
+    re_create_slot(&fixture, &aggregate);
     expect_halt(&fixture, fixture.run().start(), 1);
-    // `skip` accepts no position other than the slot's.
+    // `skip` accepts only the slot's position.
     let found = fixture.confirmed();
     fixture
         .skip(&lsn_text(found - 8))
@@ -102,26 +103,26 @@ fn slot_made_anew_while_nobody_has_it_is_noticed_and_can_be_accepted(outbox: Out
 
 /// The journal explains only a move up to the LSN that was skipped to.
 #[test]
-fn skip_does_not_excuse_a_later_move() {
+fn skip_does_not_permit_a_later_slot_move() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "k");
     walpost.terminate().expect_code(0);
-    make_anew(&fixture, &aggregate);
+    re_create_slot(&fixture, &aggregate);
     let found = lsn_text(fixture.confirmed());
     fixture.skip(&found).arg("--yes").finish().expect_code(0);
-    make_anew(&fixture, &aggregate);
+    re_create_slot(&fixture, &aggregate);
     expect_halt(&fixture, fixture.run().start(), 1);
 }
 
 /// A restored dump contains the journal of another cluster, whose LSNs do not apply to this slot.
 #[test]
-fn skip_on_another_cluster_does_not_excuse_a_move() {
+fn skip_on_another_cluster_does_not_permit_a_slot_move() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "k");
     walpost.terminate().expect_code(0);
-    make_anew(&fixture, &aggregate);
+    re_create_slot(&fixture, &aggregate);
     fixture.db.run(&format!(
         "INSERT INTO walpost.journal (pipeline, slot, action, from_lsn, to_lsn, detail) \
          SELECT '{}', '{}', 'skip', '0/1', 'FFFFFFFF/0', detail::jsonb \
@@ -132,7 +133,8 @@ fn skip_on_another_cluster_does_not_excuse_a_move() {
     expect_halt(&fixture, fixture.run().start(), 1);
 }
 
-/// Of two instances, the one that lags must not overwrite the position recorded by the other.
+/// If two instances write their positions, the one that lags must not overwrite the position
+/// recorded by the other.
 #[test]
 fn recorded_position_never_decreases() {
     let fixture = Fixture::new();
@@ -152,19 +154,19 @@ fn recorded_position_never_decreases() {
 
 /// Either `init` died after it created the slot, or the slot was created by hand.
 #[test]
-fn init_records_a_gap_before_a_slot_that_exists_on_another_cluster() {
+fn init_records_a_gap_before_an_existing_slot_on_another_cluster() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "k");
     walpost.terminate().expect_code(0);
-    make_anew(&fixture, &aggregate);
+    re_create_slot(&fixture, &aggregate);
     fixture
         .db
         .run("UPDATE walpost.slot_state SET system_id = '1'");
     let init = fixture.init().finish().expect_code(0);
     init.expect_mentions(&["may be missing", "walpost replay --dropped-slots"]);
     fixture.init().finish().expect_code(0);
-    // As if `init` had died before it recorded the new slot.
+    // Restores the state in which `init` died before it recorded the new slot.
     fixture
         .db
         .run("UPDATE walpost.slot_state SET system_id = '1'");
@@ -173,7 +175,7 @@ fn init_records_a_gap_before_a_slot_that_exists_on_another_cluster() {
 }
 
 #[test]
-fn run_records_a_gap_before_a_slot_that_exists_on_another_history() {
+fn run_records_a_gap_before_an_existing_slot_on_another_timeline() {
     for history in [
         "timeline = timeline + 1",
         "system_id = '1'",
@@ -183,7 +185,7 @@ fn run_records_a_gap_before_a_slot_that_exists_on_another_history() {
         let aggregate = fixture.aggregate(1);
         let walpost = fixture.start_and_confirm_one(&aggregate, "k");
         walpost.terminate().expect_code(0);
-        make_anew(&fixture, &aggregate);
+        re_create_slot(&fixture, &aggregate);
         fixture
             .db
             .run(&format!("UPDATE walpost.slot_state SET {history}"));
@@ -213,7 +215,7 @@ fn run_records_a_gap_before_a_slot_that_exists_on_another_history() {
 
 /// A slot that was synchronized to the new primary is not ahead of the recorded position.
 #[test]
-fn slot_that_has_followed_a_failover_has_no_gap() {
+fn records_no_gap_for_a_slot_synchronized_by_a_failover() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "k");
@@ -232,7 +234,7 @@ fn slot_that_has_followed_a_failover_has_no_gap() {
 
 /// Nothing was read from the first slot, and there are no older rows to copy.
 #[test]
-fn second_init_without_a_run_reports_the_events_in_between() {
+fn second_init_without_a_run_reports_the_events_between_the_slots() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     fixture.drop_slot();
@@ -249,9 +251,9 @@ fn second_init_without_a_run_reports_the_events_in_between() {
 }
 
 /// The gap before the second slot ends at the start of that slot, and does not include anything
-/// after it. Found by a walk of `./dev soak --shapes` with seed 197375611770554.
+/// after it. Found by a random walk of `./dev soak --shapes` with seed 197375611770554.
 #[test]
-fn slot_replaced_twice_reports_both_gaps() {
+fn reports_both_gaps_of_a_slot_replaced_twice() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "delivered");
@@ -268,19 +270,19 @@ fn slot_replaced_twice_reports_both_gaps() {
     fixture.check().finish().expect_code(0);
 }
 
-/// The part of a database to copy.
-pub(crate) enum Copied {
+/// The part of a database that is copied.
+pub(crate) enum CopyScope {
     Everything,
     Schema,
 }
 
 /// Copies the fixture's database to another server, under the same name.
-pub(crate) fn copy_database(fixture: &Fixture, to: &Server, copied: Copied) {
+pub(crate) fn copy_database(fixture: &Fixture, to: &Server, copied: CopyScope) {
     to.session("postgres")
         .run(&format!("CREATE DATABASE {}", fixture.name));
     let flags = match copied {
-        Copied::Everything => "",
-        Copied::Schema => "--schema-only",
+        CopyScope::Everything => "",
+        CopyScope::Schema => "--schema-only",
     };
     let script =
         format!("\"$0/pg_dump\" {flags} -d \"$1\" | \"$0/psql\" -q -v ON_ERROR_STOP=1 -d \"$2\"");
@@ -294,9 +296,9 @@ pub(crate) fn copy_database(fixture: &Fixture, to: &Server, copied: Copied) {
     assert!(output.status.success(), "{output:?}");
 }
 
-/// Replays the events that may be missing before the new slot, and asserts that nothing is reported
-/// afterwards.
-fn replay_what_is_missing(fixture: &Fixture) {
+/// Replays the events that may be missing before the new slot, and asserts that no events are
+/// reported afterwards.
+fn replay_missing_events(fixture: &Fixture) {
     let walpost = fixture.start();
     fixture
         .replay(&["--dropped-slots", "--yes"])
@@ -313,27 +315,27 @@ fn replay_what_is_missing(fixture: &Fixture) {
 /// A copy of a server has the same system identifier, and its databases have the same OIDs. The row
 /// about the slot is recognized as foreign because WAL ends before the recorded position.
 #[test]
-fn undelivered_rows_of_a_dump_are_named_on_a_copy_of_the_server_that_they_come_from() {
+fn reports_undelivered_rows_of_a_dump_restored_on_a_copy_of_its_server() {
     let [first, second] = [(); 2].map(|()| Server::private(MAJOR, ""));
     let mut fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
-    copy_database(&fixture, &first, Copied::Everything);
+    copy_database(&fixture, &first, CopyScope::Everything);
     fixture.fail_over(&first, []);
     first.session("postgres").run("SELECT pg_switch_wal()");
     fixture.init().finish().expect_code(0);
     let walpost = fixture.start_and_confirm_one(&aggregate, "delivered");
     walpost.terminate().expect_code(0);
     fixture.insert(&aggregate, "not delivered");
-    copy_database(&fixture, &second, Copied::Everything);
+    copy_database(&fixture, &second, CopyScope::Everything);
     fixture.fail_over(&second, []);
     let init = fixture.init().finish().expect_code(0);
     init.expect_mentions(&["may be missing", "walpost replay --dropped-slots"]);
-    replay_what_is_missing(&fixture);
+    replay_missing_events(&fixture);
 }
 
 /// A database that is moved by dump and restore has undelivered rows and no slot.
 #[test]
-fn undelivered_rows_of_a_restored_dump_are_named_and_sent_again() {
+fn reports_and_replays_undelivered_rows_of_a_restored_dump() {
     for exactly_once in [false, true] {
         // The tests' servers are copies of one cluster, so only the database differs.
         let restored = Server::private(MAJOR, "");
@@ -345,7 +347,7 @@ fn undelivered_rows_of_a_restored_dump_are_named_and_sent_again() {
         let walpost = fixture.start_and_confirm_one(&aggregate, "delivered");
         walpost.terminate().expect_code(0);
         fixture.insert(&aggregate, "not delivered");
-        copy_database(&fixture, &restored, Copied::Everything);
+        copy_database(&fixture, &restored, CopyScope::Everything);
         fixture.fail_over(&restored, []);
         let init = fixture.init().finish().expect_code(0);
         init.expect_mentions(&[
@@ -390,7 +392,7 @@ fn undelivered_rows_of_a_restored_dump_are_named_and_sent_again() {
 /// pg_upgrade keeps the database's OID and the rows of Walpost's tables, and gives the cluster a
 /// new system identifier and timeline 1.
 #[test]
-fn undelivered_rows_of_an_upgraded_cluster_are_named_and_sent_again() {
+fn reports_and_replays_undelivered_rows_after_pg_upgrade() {
     for exactly_once in [false, true] {
         let (old, upgraded) = (Server::private(MAJOR, ""), OnceCell::new());
         let mut fixture = Fixture::on_servers(&old, Broker::shared()).in_mode(exactly_once);
@@ -414,14 +416,14 @@ fn undelivered_rows_of_an_upgraded_cluster_are_named_and_sent_again() {
                 .finish()
                 .expect_code(0);
         }
-        replay_what_is_missing(&fixture);
+        replay_missing_events(&fixture);
     }
 }
 
 /// A blue/green switch: the new server was a logical subscriber of the old one, so it has the rows
 /// of Walpost's tables, but neither the slot nor the positions of sequences.
 #[test]
-fn undelivered_rows_of_a_former_subscriber_are_named_and_sent_again() {
+fn reports_and_replays_undelivered_rows_on_a_former_subscriber() {
     let green = Server::with_new_cluster(
         MAJOR,
         "wal_level = logical\nmax_logical_replication_workers = 4\n",
@@ -430,12 +432,12 @@ fn undelivered_rows_of_a_former_subscriber_are_named_and_sent_again() {
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "delivered");
     walpost.terminate().expect_code(0);
-    // The subscriber's sequence will return the ids of these entries again.
+    // The subscriber's sequence will generate the ids of these entries again.
     for _ in 0..3 {
         fixture.drop_slot();
         fixture.init().finish().expect_code(0);
     }
-    copy_database(&fixture, &green, Copied::Schema);
+    copy_database(&fixture, &green, CopyScope::Schema);
     fixture.db.run("CREATE PUBLICATION green FOR ALL TABLES");
     let subscriber = green.session(&fixture.name);
     subscriber.run(&format!(
@@ -455,13 +457,13 @@ fn undelivered_rows_of_a_former_subscriber_are_named_and_sent_again() {
     let init = fixture.init().finish().expect_code(0);
     init.expect_mentions(&["may be missing", "walpost replay --dropped-slots"]);
     assert_ne!(fixture.db.value(journal), before);
-    replay_what_is_missing(&fixture);
+    replay_missing_events(&fixture);
 }
 
 /// A slot that `walpost init` re-creates loses no events: the journal records those committed in
 /// between.
 #[test]
-fn init_names_the_replay_for_events_between_two_slots() {
+fn init_reports_the_replay_command_for_events_between_two_slots() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "k");
@@ -494,7 +496,7 @@ fn init_names_the_replay_for_events_between_two_slots() {
 /// The row in walpost.slot_state belongs to another timeline after a failover to a standby without
 /// the slot, and to another cluster or database after a dump was restored.
 #[test]
-fn slot_that_init_makes_on_another_history_has_all_events_replayed() {
+fn replays_all_events_if_init_creates_the_slot_on_another_timeline() {
     for history in [
         "timeline = timeline + 1",
         "system_id = '1'",
@@ -530,7 +532,7 @@ fn slot_that_init_makes_on_another_history_has_all_events_replayed() {
             .map(|record| record.header("id").to_owned())
             .collect();
         assert_eq!(ids.len(), 11, "{history}");
-        // A slot created when nothing is missing is not reported to have a gap.
+        // No gap is reported for a slot created when no events are missing.
         let check = fixture.check().finish().expect_code(0);
         assert!(!check.stdout.contains("dropped-slots"), "{}", check.stdout);
     }
@@ -551,7 +553,7 @@ fn init_reports_messages_lost_with_a_re_created_slot() {
     assert_eq!(fixture.db.number(entries), 1);
 }
 
-fn nothing_is_confirmed_before_it_is_written_down(outbox: Outbox) {
+fn confirms_no_position_before_recording_it(outbox: Outbox) {
     let fixture = Fixture::with_outbox(outbox);
     let aggregate = fixture.aggregate(2);
     let load = fixture.load(&[&aggregate]);
@@ -584,27 +586,27 @@ fn nothing_is_confirmed_before_it_is_written_down(outbox: Outbox) {
 /// A pipeline generates little WAL by itself, and none while it is idle. This needs a private
 /// server, because the WAL of other tests would make new positions worth recording.
 #[test]
-fn idle_pipeline_writes_nothing_down() {
+fn idle_pipeline_writes_no_slot_state() {
     let server = Server::private(MAJOR, "");
     let fixture = Fixture::on_servers(&server, Broker::shared());
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "k");
-    let at = || {
+    let recorded = || {
         fixture.db.value(&format!(
             "SELECT at FROM walpost.slot_state WHERE slot = '{}'",
             fixture.slot()
         ))
     };
-    let mut before = at();
-    wait_until("it to rest", || {
+    let mut before = recorded();
+    wait_until("the slot state to stop changing", || {
         std::thread::sleep(Duration::from_secs(3));
-        std::mem::replace(&mut before, at()) == at()
+        std::mem::replace(&mut before, recorded()) == recorded()
     });
     walpost.terminate().expect_code(0);
 }
 
 #[test]
-fn missing_table_is_logged_once_and_delivery_continues() {
+fn logs_a_missing_slot_state_table_once_and_continues_delivery() {
     let fixture = Fixture::new();
     fixture.db.run("DROP TABLE walpost.slot_state");
     let aggregate = fixture.aggregate(1);
@@ -629,9 +631,9 @@ fn missing_table_is_logged_once_and_delivery_continues() {
     assert!(written(&fixture) >= fixture.confirmed());
 }
 
-/// A row is locked by a transaction that someone left open.
+/// An idle transaction of another session locks the row.
 #[test]
-fn locked_row_delays_confirmation_and_is_reported() {
+fn locked_slot_state_row_delays_confirmation_and_is_reported() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     let mut walpost = fixture.start_and_confirm_one(&aggregate, "k");
@@ -648,9 +650,9 @@ fn locked_row_delays_confirmation_and_is_reported() {
     walpost.terminate().expect_code(0);
 }
 
-/// A provider sets this when the WAL retained by the slot has almost filled the disk.
+/// A hosting provider sets this when WAL retained by the slot has almost filled the disk.
 #[test]
-fn database_that_is_read_only_by_default_is_delivered_and_confirmed() {
+fn delivers_and_confirms_in_a_database_that_is_read_only_by_default() {
     for exactly_once in [false, true] {
         let fixture = Fixture::new().in_mode(exactly_once);
         let aggregate = fixture.aggregate(1);
@@ -669,7 +671,7 @@ fn database_that_is_read_only_by_default_is_delivered_and_confirmed() {
 
 /// A row written on another cluster, database or timeline does not apply to this one.
 #[test]
-fn row_of_another_history_is_not_taken_for_ours() {
+fn ignores_slot_state_of_another_cluster_database_or_timeline() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "k");
@@ -695,7 +697,7 @@ fn row_of_another_history_is_not_taken_for_ours() {
     fixture.run().finish().expect_code(3);
 }
 
-/// Adopting a checkpoint is unnecessary if certainly nothing was delivered.
+/// Adopting a checkpoint is unnecessary if no event can have been delivered.
 #[test]
 fn exactly_once_starts_without_intervention_on_a_slot_created_by_init() {
     let fixture = Fixture::new();
@@ -715,7 +717,7 @@ fn exactly_once_starts_without_intervention_on_a_slot_created_by_init() {
 }
 
 #[test]
-fn exactly_once_asks_where_something_may_have_been_delivered() {
+fn exactly_once_requires_a_checkpoint_if_events_may_have_been_delivered() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "k");
@@ -723,7 +725,7 @@ fn exactly_once_asks_where_something_may_have_been_delivered() {
     let run = fixture.run().arg("--exactly-once").finish();
     run.expect_code(3)
         .expect_mentions(&["walpost checkpoint adopt"]);
-    // The slot was moved after it was created.
+    // The slot is moved after its creation.
     let fixture = Fixture::new();
     fixture.insert(&fixture.aggregate(1), "k");
     fixture.db.run(&format!(
@@ -735,34 +737,34 @@ fn exactly_once_asks_where_something_may_have_been_delivered() {
         .expect_mentions(&["walpost checkpoint adopt"]);
 }
 
-/// Nothing was confirmed, but the next process to acquire the slot still has to detect that it was
-/// read.
+/// No position was confirmed, but the next process to acquire the slot must still detect that data
+/// was read from it.
 #[test]
 fn detects_a_slot_re_created_before_anything_was_confirmed() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     fixture.start().kill();
-    make_anew(&fixture, &aggregate);
+    re_create_slot(&fixture, &aggregate);
     expect_halt(&fixture, fixture.run().start(), 0);
 }
 
 /// `init` found an empty table, so the first start copies nothing.
 #[test]
-fn slot_re_created_before_the_first_start_halts_if_no_rows_are_copied() {
+fn halts_if_the_slot_was_re_created_before_a_first_start_without_a_snapshot() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
-    make_anew(&fixture, &aggregate);
+    re_create_slot(&fixture, &aggregate);
     expect_halt(&fixture, fixture.run().start(), 0);
 }
 
-/// Without a checkpoint nothing is in Kafka, however the first start ended.
+/// If no checkpoint exists, no event is in Kafka, regardless of how the first start ended.
 #[test]
-fn first_start_of_exactly_once_that_dies_before_its_first_checkpoint_is_repeated() {
+fn repeats_a_first_exactly_once_start_killed_before_its_first_checkpoint() {
     let run = |fixture: &Fixture| fixture.run().arg("--exactly-once").start();
     let server = Server::private(MAJOR, "");
     let mut fixture = Fixture::on_servers(&server, Broker::shared());
-    // On a private server there is nothing to confirm, and so no checkpoint.
-    let begun = |fixture: &Fixture| {
+    // On a private server there is no WAL to confirm, so no checkpoint is written.
+    let started = |fixture: &Fixture| {
         fixture
             .db
             .is_true("SELECT bool_or(begun) FROM walpost.slot_state")
@@ -772,15 +774,15 @@ fn first_start_of_exactly_once_that_dies_before_its_first_checkpoint_is_repeated
         walpost.wait_for_log("streaming");
         walpost.kill();
         assert!(
-            !begun(&fixture),
-            "{kills}: the first checkpoint has to be missing"
+            !started(&fixture),
+            "{kills}: the first checkpoint must be missing"
         );
     }
     let mut walpost = run(&fixture);
     walpost.wait_for_log("streaming");
     fixture.end_walsender();
     walpost.wait_for_logs("streaming", 2);
-    server.stop(Stop::Immediate);
+    server.stop(StopMode::Immediate);
     server.start();
     fixture.reconnect();
     walpost.wait_for_logs("streaming", 3);
@@ -788,7 +790,7 @@ fn first_start_of_exactly_once_that_dies_before_its_first_checkpoint_is_repeated
     fixture.insert(&aggregate, "k");
     fixture.wait_for_records(1);
     fixture.wait_until_confirmed();
-    assert!(begun(&fixture));
+    assert!(started(&fixture));
     walpost.kill();
     let walpost = run(&fixture);
     fixture.insert(&aggregate, "k");
@@ -798,10 +800,10 @@ fn first_start_of_exactly_once_that_dies_before_its_first_checkpoint_is_repeated
     fixture.check_delivered(&[], Resends::Never);
 }
 
-/// As above, with rows that are older than the slot.
+/// Like the previous test, with rows that are older than the slot.
 #[test]
-fn first_copy_of_exactly_once_that_dies_before_its_first_checkpoint_is_repeated() {
-    let fixture = crate::snapshot::filled(crate::snapshot::TABLE, 1000, false).0;
+fn repeats_a_first_exactly_once_snapshot_killed_before_its_first_checkpoint() {
+    let fixture = crate::snapshot::fixture_with_older_rows(crate::snapshot::TABLE, 1000, false).0;
     let mut walpost = fixture.run().arg("--exactly-once").start();
     walpost.wait_for_log("starting a snapshot");
     walpost.kill();

@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::support::checker::{self, Delivered, Resends};
+use crate::support::checker::{self, DeliveredRecord, Resends};
 use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::lsn::parse_lsn;
@@ -25,11 +25,11 @@ pub(crate) const TABLE: &str =
     type text, payload jsonb, created_at timestamptz NOT NULL DEFAULT clock_timestamp())";
 
 /// Creates a fixture whose table is older than its slot.
-fn cold(create: &str) -> Fixture<'static> {
-    cold_on(create, MAJOR)
+fn fixture_before_init(create: &str) -> Fixture<'static> {
+    fixture_before_init_on(create, MAJOR)
 }
 
-fn cold_on(create: &str, major: u32) -> Fixture<'static> {
+fn fixture_before_init_on(create: &str, major: u32) -> Fixture<'static> {
     let fixture = Fixture::bare_on_servers(Server::shared(major), Broker::shared());
     fixture.db.run(create);
     fixture
@@ -56,31 +56,31 @@ fn journal(fixture: &Fixture<'_>) -> Vec<(String, u64)> {
         .collect()
 }
 
-/// Returns the consistent point of the only snapshot, which is done.
+/// Returns the consistent point of the only snapshot, which is complete.
 fn snapshot_lsn(fixture: &Fixture<'_>) -> u64 {
     let entries = journal(fixture);
-    let [(begun, snapshot_lsn), (done, same)] = &entries[..] else {
-        panic!("not one snapshot: {entries:?}");
+    let [(started, snapshot_lsn), (done, same)] = &entries[..] else {
+        panic!("expected one snapshot: {entries:?}");
     };
-    assert_eq!((begun.as_str(), done.as_str()), ("begun", "done"));
+    assert_eq!((started.as_str(), done.as_str()), ("begun", "done"));
     assert_eq!(snapshot_lsn, same);
     *snapshot_lsn
 }
 
-/// Asserts that each event was delivered once, from a snapshot with this consistent point or the
-/// stream after it. Returns how many came from the snapshot.
-fn judge(fixture: &Fixture<'_>, snapshot_lsn: u64) -> usize {
-    judge_records(fixture, &fixture.records(), snapshot_lsn)
+/// Asserts that each event was delivered once, either from a snapshot with this consistent point or
+/// from the stream that follows it. Returns the number of events from the snapshot.
+fn check_copied(fixture: &Fixture<'_>, snapshot_lsn: u64) -> usize {
+    check_copied_records(fixture, &fixture.records(), snapshot_lsn)
 }
 
-fn judge_records(fixture: &Fixture<'_>, records: &[Record], snapshot_lsn: u64) -> usize {
+fn check_copied_records(fixture: &Fixture<'_>, records: &[Record], snapshot_lsn: u64) -> usize {
     let history = fixture.history();
-    let delivered: Vec<Delivered> = records.iter().map(Delivered::from).collect();
-    // WAL records begin at multiples of eight, so there is no commit at this LSN.
+    let delivered: Vec<DeliveredRecord> = records.iter().map(DeliveredRecord::from).collect();
+    // WAL records begin at multiples of eight, so no commit has this LSN.
     let (copied, streamed): (Vec<_>, Vec<_>) = delivered
         .into_iter()
         .partition(|record| record.position.0 == snapshot_lsn - 1);
-    let ids = |records: &[Delivered]| -> HashSet<String> {
+    let ids = |records: &[DeliveredRecord]| -> HashSet<String> {
         records.iter().map(|record| record.id.clone()).collect()
     };
     let before: HashSet<String> = history
@@ -88,11 +88,18 @@ fn judge_records(fixture: &Fixture<'_>, records: &[Record], snapshot_lsn: u64) -
         .filter(|event| event.end <= snapshot_lsn)
         .map(|event| event.id.clone())
         .collect();
-    assert_eq!(ids(&copied), before, "what was committed before the border");
-    assert_eq!(copied.len(), before.len(), "each of them once");
+    assert_eq!(
+        ids(&copied),
+        before,
+        "the events committed before the consistent point"
+    );
+    assert_eq!(copied.len(), before.len(), "each event once");
     let mut last = HashMap::new();
     for record in copied.iter().chain(&streamed) {
-        let after = last.insert(record.place.clone(), (record.offset, record.position));
+        let after = last.insert(
+            record.topic_partition.clone(),
+            (record.offset, record.position),
+        );
         assert!(
             record.position.0 != snapshot_lsn - 1
                 || after.is_none_or(|(_, at)| at < record.position),
@@ -101,7 +108,7 @@ fn judge_records(fixture: &Fixture<'_>, records: &[Record], snapshot_lsn: u64) -
         let behind = after.is_none_or(|(offset, _)| offset < record.offset);
         assert!(
             behind,
-            "the snapshot comes first: {record:?} after {after:?}"
+            "rows of the snapshot precede streamed rows: {record:?} after {after:?}"
         );
     }
     let after: Vec<_> = history
@@ -119,7 +126,7 @@ pub(crate) fn settle(fixture: &Fixture<'_>, walpost: Walpost) {
     walpost.terminate().expect_code(0);
 }
 
-/// Waits until a snapshot is blocked by an open transaction.
+/// Waits until an open transaction blocks the creation of a snapshot.
 fn wait_until_blocked(fixture: &Fixture<'_>, by: &Session) {
     let pid = by.number("SELECT pg_backend_pid()");
     wait_until("a snapshot to wait", || {
@@ -130,8 +137,9 @@ fn wait_until_blocked(fixture: &Fixture<'_>, by: &Session) {
     });
 }
 
-/// Opens a transaction with events, some of them in savepoints, and rolls some of those back.
-fn open(fixture: &Fixture<'_>, aggregate: &str) -> Session {
+/// Opens a transaction with events, some of them in savepoints, and rolls some of the savepoints
+/// back.
+fn open_transaction(fixture: &Fixture<'_>, aggregate: &str) -> Session {
     let session = fixture.server.session(&fixture.name);
     let one = || fixture.insert_sql(aggregate, "open");
     session.run(&format!(
@@ -144,16 +152,20 @@ fn open(fixture: &Fixture<'_>, aggregate: &str) -> Session {
     session
 }
 
-/// Creates a fixture with this many older rows.
-pub(crate) fn filled(create: &str, rows: usize, exactly_once: bool) -> (Fixture<'static>, String) {
-    let fixture = cold(create);
+/// Creates a fixture with the given number of older rows.
+pub(crate) fn fixture_with_older_rows(
+    create: &str,
+    rows: usize,
+    exactly_once: bool,
+) -> (Fixture<'static>, String) {
+    let fixture = fixture_before_init(create);
     let aggregate = fixture.aggregate(2);
     fill(&fixture, &aggregate, rows);
     fixture.init().finish().expect_code(0);
     (fixture.in_mode(exactly_once), aggregate)
 }
 
-/// Starts Walpost and returns while it is copying a table with many rows.
+/// Starts Walpost and returns while Walpost is copying a table with many rows.
 pub(crate) fn start_and_copy_some(fixture: &Fixture<'_>) -> Walpost {
     let before = fixture.records().len();
     let mut walpost = fixture.run().args(["--window-records", "20"]).start();
@@ -162,7 +174,7 @@ pub(crate) fn start_and_copy_some(fixture: &Fixture<'_>) -> Walpost {
     walpost
 }
 
-/// Asserts that all events were delivered, each exactly once in that mode.
+/// Asserts that all events were delivered, in exactly-once mode each exactly once.
 pub(crate) fn expect_all(fixture: &Fixture<'_>, count: usize, exactly_once: bool) {
     let records = fixture.records();
     let ids: HashSet<_> = records.iter().map(|record| record.header("id")).collect();

@@ -1,5 +1,5 @@
-//! Another user of the machine listens where PostgreSQL's Unix-domain socket would be. In these
-//! tests, that is the user that runs the servers, and Walpost runs as root.
+//! Another user of the machine listens on PostgreSQL's Unix-domain socket. In these tests, the
+//! other user is the one that runs the servers, and Walpost runs as root.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
-use crate::support::postgres::{MAJOR, Server, Stop};
+use crate::support::postgres::{MAJOR, Server, StopMode};
 use crate::support::process::effective_user;
 use crate::support::reaper;
 use crate::support::secrets::SECRET;
@@ -21,8 +21,8 @@ local all,replication all trust
 host  all all 127.0.0.1/32 trust
 ";
 
-/// A server with three sockets: one in its own folder, one in a folder where any user can create
-/// files, and an abstract one.
+/// A server with three sockets: one in its own directory, one in a directory in which any user can
+/// create files, and an abstract socket.
 struct Sockets {
     server: Server,
     shared: PathBuf,
@@ -56,7 +56,7 @@ impl Sockets {
             "ALTER SYSTEM SET hba_file = '{}'",
             access.display()
         ));
-        server.stop(Stop::Fast);
+        server.stop(StopMode::Fast);
         server.start();
         Self { server, shared }
     }
@@ -69,7 +69,7 @@ impl Sockets {
         )
     }
 
-    /// Returns the output of `check` over this connection.
+    /// Returns the output of `check` over the given connection.
     fn check(&self, folder: &Path, role: &str, parameters: &str) -> String {
         let conninfo = self.conninfo(folder, role, parameters);
         let words = ["check", "--postgres", &conninfo, "--kafka", "127.0.0.1:9"];
@@ -80,9 +80,9 @@ impl Sockets {
 const ACCEPTED: &str = "accepts SQL";
 const WARNING: &str = "uses a Unix-domain socket that any user of this machine could have created";
 
-/// A password that the server could read is not sent to a user who may have replaced PostgreSQL.
+/// Walpost does not send a password in clear text to a user who may have replaced PostgreSQL.
 #[test]
-fn password_is_not_sent_to_a_socket_of_another_user() {
+fn sends_no_password_to_a_socket_owned_by_another_user() {
     if effective_user() != 0 {
         return;
     }
@@ -111,7 +111,7 @@ fn password_is_not_sent_to_a_socket_of_another_user() {
                 assert_eq!(found.contains(WARNING), is_warned, "{parameters}: {found}");
             }
         }
-        // Only the server's user can create this folder.
+        // Only the server's user can create the directory.
         let found = sockets.check(&sockets.server.socket, role, "");
         assert!(
             found.contains(ACCEPTED) && !found.contains(WARNING),
@@ -126,7 +126,7 @@ fn password_is_not_sent_to_a_socket_of_another_user() {
 }
 
 #[test]
-fn requirepeer_sends_nothing_to_another_user_and_waits_for_the_server() {
+fn requirepeer_prevents_sending_data_to_another_user() {
     if effective_user() != 0 {
         return;
     }

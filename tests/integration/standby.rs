@@ -1,4 +1,4 @@
-//! Two instances: one streams, the other is on standby and takes over.
+//! Two instances of a pipeline: one streams, and the other stands by and takes over.
 
 use crate::support::checker::Resends;
 use crate::support::event::Outbox;
@@ -8,16 +8,16 @@ use crate::support::wait::{assert_stays, wait_until};
 use std::time::Duration;
 
 for_each_outbox! {
-    second_instance_stands_by_and_takes_over_when_the_first_is_killed
-    frozen_instance_confirms_nothing_when_another_has_taken_over
+    second_instance_takes_over_when_the_first_is_killed
+    frozen_instance_confirms_nothing_after_another_has_taken_over
 }
 
-fn second_instance_stands_by_and_takes_over_when_the_first_is_killed(outbox: Outbox) {
+fn second_instance_takes_over_when_the_first_is_killed(outbox: Outbox) {
     take_over_in_turn(&Fixture::with_outbox(outbox), Resends::AtMost(5));
 }
 
 #[test]
-fn second_instance_takes_over_exactly_once() {
+fn second_instance_takes_over_in_exactly_once_mode() {
     take_over_in_turn(&Fixture::new().exactly_once(), Resends::Never);
 }
 
@@ -39,13 +39,13 @@ fn take_over_in_turn(fixture: &Fixture, resends: Resends) {
     fixture.settle(first, &[], resends);
 }
 
-fn frozen_instance_confirms_nothing_when_another_has_taken_over(outbox: Outbox) {
-    take_over_from_a_frozen_one(&Fixture::with_outbox(outbox), Resends::AtMost(1));
+fn frozen_instance_confirms_nothing_after_another_has_taken_over(outbox: Outbox) {
+    take_over_from_frozen_instance(&Fixture::with_outbox(outbox), Resends::AtMost(1));
 }
 
-/// Freezes the active instance until another has acquired its slot. After it is thawed, it has to
-/// detect that.
-pub(crate) fn take_over_from_a_frozen_one(fixture: &Fixture, resends: Resends) {
+/// Freezes the active instance until another instance has acquired its slot. After the frozen
+/// instance is resumed, it must detect that it has lost the slot.
+pub(crate) fn take_over_from_frozen_instance(fixture: &Fixture, resends: Resends) {
     let aggregate = fixture.aggregate(1);
     let mut frozen = fixture.start_and_confirm_one(&aggregate, "k");
     frozen.freeze();
@@ -68,7 +68,7 @@ pub(crate) fn take_over_from_a_frozen_one(fixture: &Fixture, resends: Resends) {
 }
 
 #[test]
-fn standby_takes_over_without_repetition_when_the_first_is_stopped() {
+fn standby_takes_over_without_repeating_events_when_the_first_instance_stops() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(3);
     let load = fixture.load(&[&aggregate]);
@@ -84,7 +84,7 @@ fn standby_takes_over_without_repetition_when_the_first_is_stopped() {
 }
 
 #[test]
-fn standby_is_logged_once_and_stops_on_request() {
+fn standby_logs_its_state_once_and_stops_on_request() {
     let fixture = Fixture::new();
     let first = fixture.start();
     let mut second = fixture.run().start();

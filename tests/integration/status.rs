@@ -36,7 +36,7 @@ fn row<'t>(text: &'t str, name: &str) -> Vec<&'t str> {
 }
 
 #[test]
-fn running_pipeline_is_healthy_and_its_row_combines_process_and_database() {
+fn shows_a_healthy_pipeline_with_data_from_process_and_database() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     let (walpost, http) = start(&fixture);
@@ -58,7 +58,7 @@ fn running_pipeline_is_healthy_and_its_row_combines_process_and_database() {
     let pipeline = &json["pipelines"][0];
     assert_eq!(pipeline["connector"]["events"]["delivered"], 1, "{json}");
     assert_eq!(pipeline["database"]["active"], true, "{json}");
-    // The process only, if no database is given.
+    // Queries only the process if no database is given.
     let alone = Invocation::new(["status", "--http", http.address()])
         .finish()
         .expect_code(0);
@@ -67,7 +67,7 @@ fn running_pipeline_is_healthy_and_its_row_combines_process_and_database() {
 }
 
 #[test]
-fn queries_only_the_database_without_a_running_process() {
+fn queries_only_the_database_if_no_process_runs() {
     let fixture = Fixture::new();
     let nowhere = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = nowhere.local_addr().unwrap().to_string();
@@ -91,7 +91,7 @@ fn queries_only_the_database_without_a_running_process() {
 }
 
 #[test]
-fn reports_every_problem() {
+fn status_reports_every_problem() {
     let bare = Fixture::bare();
     status(&bare, "off")
         .finish()
@@ -123,7 +123,7 @@ fn reports_every_problem() {
 }
 
 #[test]
-fn querying_neither_server_is_a_usage_error() {
+fn status_rejects_a_command_without_a_server_to_query() {
     Invocation::new(["status", "--http", "off"])
         .finish()
         .expect_code(2)
@@ -135,17 +135,17 @@ fn querying_neither_server_is_a_usage_error() {
 }
 
 #[test]
-fn server_that_is_not_walpost_is_reported() {
-    let stranger = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = stranger.local_addr().unwrap().to_string();
+fn status_reports_that_the_http_server_is_not_walpost() {
+    let other_program = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = other_program.local_addr().unwrap().to_string();
     let answers = [
         "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",
         "SSH-2.0-x\r\n",
     ];
     let server = thread::spawn(move || {
         for answer in answers {
-            let (mut stream, _) = stranger.accept().unwrap();
-            // The response has to follow the request.
+            let (mut stream, _) = other_program.accept().unwrap();
+            // The response must be newer than the request.
             let mut request = BufReader::new(stream.try_clone().unwrap()).lines();
             while request.next().is_some_and(|line| !line.unwrap().is_empty()) {}
             stream.write_all(answer.as_bytes()).unwrap();
@@ -161,7 +161,7 @@ fn server_that_is_not_walpost_is_reported() {
 }
 
 #[test]
-fn watch_continues_until_interrupted() {
+fn watch_mode_continues_until_interrupted() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     let (walpost, http) = start(&fixture);
@@ -174,17 +174,17 @@ fn watch_continues_until_interrupted() {
             json["pipelines"][0]["connector"]["events"]["delivered"] == n
         })
     };
-    wait_until("the first look", || delivered(0));
+    wait_until("the first check", || delivered(0));
     fixture.insert(&aggregate, "k");
-    wait_until("a later look", || delivered(1));
+    wait_until("a later check", || delivered(1));
     watch.kill();
     walpost.terminate().expect_code(0);
 }
 
-/// Into a pipe, the table is written repeatedly without escape sequences, so that a program can
-/// parse it.
+/// When writing to a pipe, `status --watch` prints the table repeatedly without escape sequences,
+/// so that a program can parse the output.
 #[test]
-fn watching_into_a_pipe_writes_no_escapes() {
+fn watch_mode_writes_no_escape_sequences_to_a_pipe() {
     let fixture = Fixture::new();
     let (walpost, http) = start(&fixture);
     let watch = status(&fixture, http.address()).arg("--watch").start();
@@ -198,10 +198,10 @@ fn watching_into_a_pipe_writes_no_escapes() {
 
 /// On a terminal, each frame overwrites the previous one and fits the screen.
 #[test]
-fn watching_on_a_terminal_clears_no_screen_and_fits_it() {
+fn watch_mode_fits_the_terminal_without_clearing_it() {
     let fixture = Fixture::new();
     let (walpost, http) = start(&fixture);
-    // Nothing listens on this address: the reason is longer than a line.
+    // Nothing listens on this address, and the reason is longer than a line.
     let nowhere = TcpListener::bind("127.0.0.1:0").unwrap();
     let silent = nowhere.local_addr().unwrap().to_string();
     drop(nowhere);
@@ -219,7 +219,7 @@ fn watching_on_a_terminal_clears_no_screen_and_fits_it() {
         wait_until("a third frame", || shown().matches("\x1b[?7h").count() >= 3);
         watch.kill();
         let shown = shown();
-        // The previous contents of the screen were scrolled away, not erased.
+        // The previous contents of the screen were scrolled up, not erased.
         let (before, frames) = shown.split_once("\x1b[?7l").expect(&shown);
         assert_eq!(before.matches('\n').count(), 12, "{shown:?}");
         for clear in ["\x1b[2J", "\x1b[3J", "\x1bc", "\n"] {
@@ -238,7 +238,7 @@ fn watching_on_a_terminal_clears_no_screen_and_fits_it() {
 }
 
 #[test]
-fn reason_of_the_last_halt_is_shown_when_the_process_has_ended() {
+fn status_shows_the_last_halt_reason_after_the_process_has_exited() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     fixture.accept_any_name("outbox");
@@ -271,7 +271,7 @@ fn reason_of_the_last_halt_is_shown_when_the_process_has_ended() {
 }
 
 #[test]
-fn halt_that_the_role_may_not_record_is_a_halt_all_the_same() {
+fn halts_even_if_the_role_cannot_record_the_halt() {
     let fixture = Fixture::new();
     fixture.accept_any_name("outbox");
     let role = fixture.conninfo_as(&fixture.name);
@@ -290,7 +290,7 @@ fn halt_that_the_role_may_not_record_is_a_halt_all_the_same() {
 }
 
 #[test]
-fn dead_letters_are_counted_and_the_last_is_shown() {
+fn status_shows_the_dead_letter_count_and_the_last_dead_letter() {
     let fixture = Fixture::new();
     fixture.accept_any_name("outbox");
     let topic = format!("{}.dead", fixture.name);
@@ -323,7 +323,7 @@ fn dead_letters_are_counted_and_the_last_is_shown() {
 }
 
 #[test]
-fn slots_that_no_pipeline_has_are_shown() {
+fn status_shows_slots_without_a_pipeline() {
     let fixture = Fixture::new();
     let other = format!("walpost_{}_gone", fixture.name);
     fixture.db.run(&format!(

@@ -22,7 +22,7 @@ fn lines(walpost: &Walpost, count: usize) -> Vec<String> {
 }
 
 #[test]
-fn each_record_is_a_json_line_and_is_confirmed() {
+fn writes_and_confirms_each_record_as_a_json_line() {
     let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text)",
     );
@@ -58,13 +58,13 @@ fn each_record_is_a_json_line_and_is_confirmed() {
     let lines = self::lines(&walpost, 1);
     assert!(
         lines[0].contains("again"),
-        "what was confirmed is not written again: {lines:?}"
+        "confirmed events are not written again: {lines:?}"
     );
     walpost.terminate().expect_code(0);
 }
 
 #[test]
-fn encodes_non_text_bytes_in_base64() {
+fn encodes_binary_keys_and_values_in_base64() {
     let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id int, aggregatetype text, aggregateid bytea, payload bytea)",
     );
@@ -80,7 +80,7 @@ fn encodes_non_text_bytes_in_base64() {
     walpost.terminate().expect_code(0);
 }
 
-/// Longer than any test waits, so a test that depended on it would fail.
+/// This timeout exceeds the time that any test waits, so a test that depended on it would fail.
 const DRAIN_TIMEOUT: [&str; 2] = ["--drain-timeout", "1h"];
 
 #[test]
@@ -101,7 +101,7 @@ fn halts_immediately_when_the_reader_closes_the_pipe() {
 #[test]
 fn stops_while_output_is_not_read() {
     let fixture = Fixture::new();
-    // More than a pipe's buffer holds.
+    // The output exceeds the capacity of a pipe.
     let many = fixture
         .events()
         .insert_many(&fixture.aggregate(1), 2000, "'{}'");
@@ -159,9 +159,9 @@ fn discards_events_if_standard_output_is_redirected_to_dev_null() {
     walpost.terminate().expect_code(0);
 }
 
-/// The preceding rows are in the sink, which has not yet been flushed.
+/// The preceding rows are in the sink, which has not been flushed yet.
 #[test]
-fn writes_the_rows_before_one_that_halts_a_snapshot() {
+fn writes_the_rows_that_precede_one_that_halts_a_snapshot() {
     let fixture = Fixture::bare();
     fixture.db.run(
         "CREATE TABLE outbox (id int PRIMARY KEY, aggregatetype text, aggregateid text, payload text);

@@ -4,11 +4,11 @@ use std::fs;
 use std::path::PathBuf;
 
 use crate::support::checker::Resends;
-use crate::support::event::{Outbox, Writer};
+use crate::support::event::{EventWriter, Outbox};
 use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::load::Load;
-use crate::support::postgres::{MAJOR, Server, Stop};
+use crate::support::postgres::{MAJOR, Server, StopMode};
 use crate::support::proxy::ProxyMode;
 use crate::support::reaper;
 use crate::support::wait::wait_until;
@@ -19,7 +19,7 @@ fn file(fixtures: &[&Fixture]) -> PathBuf {
     file_with(fixtures, "")
 }
 
-/// As [`file`], with more settings for the first pipeline.
+/// Like [`file`], with additional settings for the first pipeline.
 fn file_with(fixtures: &[&Fixture], mut settings: &str) -> PathBuf {
     let mut text = format!(
         "[kafka]\n'bootstrap.servers' = '{}'\n",
@@ -34,8 +34,8 @@ fn file_with(fixtures: &[&Fixture], mut settings: &str) -> PathBuf {
                 false => "at-least-once",
             },
             match fixture.events() {
-                Writer::Table(_) | Writer::Tables { .. } => "table",
-                Writer::Messages(_) => "messages",
+                EventWriter::Table(_) | EventWriter::Tables { .. } => "table",
+                EventWriter::Messages(_) => "messages",
             },
             fixture.conninfo(),
             fixture.kafka()
@@ -61,7 +61,7 @@ fn loads(fixtures: &[Fixture], aggregates: &[String]) -> Vec<Load> {
 }
 
 #[test]
-fn each_pipeline_delivers_its_own() {
+fn each_pipeline_delivers_only_its_own_events() {
     let fixtures = [Outbox::Table, Outbox::Messages, Outbox::Table].map(Fixture::with_outbox);
     let walpost = start(&fixtures.each_ref());
     let aggregates = fixtures.each_ref().map(|fixture| fixture.aggregate(2));
@@ -81,7 +81,7 @@ fn each_pipeline_delivers_its_own() {
 }
 
 #[test]
-fn one_that_halts_is_reported_and_leaves_the_others_running() {
+fn reports_one_halt_and_keeps_other_pipelines_running() {
     let fixtures = [Fixture::new(), Fixture::new()];
     let mut walpost = start(&fixtures.each_ref());
     let aggregate = fixtures[1].aggregate(1);
@@ -96,7 +96,7 @@ fn one_that_halts_is_reported_and_leaves_the_others_running() {
 }
 
 #[test]
-fn slot_of_one_that_has_halted_is_watched_and_never_dropped() {
+fn monitors_the_slot_of_a_halted_pipeline_and_never_drops_it() {
     let server = Server::private(MAJOR, "");
     let fixtures = [
         Fixture::on_servers(&server, Broker::shared()),
@@ -123,7 +123,7 @@ fn slot_of_one_that_has_halted_is_watched_and_never_dropped() {
 }
 
 #[test]
-fn process_ends_when_the_last_pipeline_has_halted() {
+fn process_exits_when_the_last_pipeline_has_halted() {
     let fixtures = [Fixture::new(), Fixture::new()];
     let walpost = start(&fixtures.each_ref());
     for fixture in &fixtures {
@@ -134,7 +134,7 @@ fn process_ends_when_the_last_pipeline_has_halted() {
 }
 
 #[test]
-fn process_that_ends_amid_handshakes_ends_with_its_code() {
+fn process_exits_with_the_correct_code_during_tls_handshakes() {
     let key = reaper::folder("key").join("client.key");
     fs::write(&key, "no key").unwrap();
     // Each pipeline halts because of its key, and from then on monitors its slot, which requires a
@@ -162,7 +162,7 @@ fn process_that_ends_amid_handshakes_ends_with_its_code() {
 }
 
 #[test]
-fn one_that_cannot_start_leaves_the_others_running() {
+fn pipeline_that_cannot_start_does_not_stop_the_others() {
     let fixtures = [Fixture::bare(), Fixture::new()];
     let mut walpost = Invocation::new(["run", "--config"])
         .arg(file(&fixtures.each_ref()))
@@ -180,7 +180,7 @@ fn one_that_cannot_start_leaves_the_others_running() {
 
 /// The owner of one database can make its `init` fail whenever the process starts.
 #[test]
-fn run_init_that_fails_for_one_pipeline_leaves_the_others_running() {
+fn failed_run_init_of_one_pipeline_does_not_stop_the_others() {
     let fixtures = [Fixture::bare(), Fixture::bare()];
     let allow = |is_allowed: bool| {
         format!(
@@ -203,7 +203,7 @@ fn run_init_that_fails_for_one_pipeline_leaves_the_others_running() {
 }
 
 #[test]
-fn outage_of_one_broker_or_database_touches_only_its_own() {
+fn outage_of_one_broker_or_database_affects_only_its_pipelines() {
     let broker = Broker::borrowed();
     let server = Server::private(MAJOR, "");
     let healthy = Fixture::new();
@@ -217,7 +217,7 @@ fn outage_of_one_broker_or_database_touches_only_its_own() {
     ];
     let mut walpost = start(&[&healthy, &without_broker, &without_server]);
     kafka.set_mode(ProxyMode::Refuse);
-    server.stop(Stop::Immediate);
+    server.stop(StopMode::Immediate);
     for _ in 0..20 {
         without_broker.insert(&aggregates[1], "k");
         healthy.insert(&aggregates[0], "k");
@@ -243,10 +243,10 @@ fn outage_of_one_broker_or_database_touches_only_its_own() {
 }
 
 in_both_modes! {
-    record_that_is_refused_and_slow_brokers_are_one_pipelines_trouble
+    rejected_record_or_slow_broker_affects_only_one_pipeline
 }
 
-fn record_that_is_refused_and_slow_brokers_are_one_pipelines_trouble(exactly_once: bool) {
+fn rejected_record_or_slow_broker_affects_only_one_pipeline(exactly_once: bool) {
     const ROWS: usize = 20_000;
     let broker = Broker::borrowed();
     let kafka = broker.proxy();
@@ -266,7 +266,7 @@ fn record_that_is_refused_and_slow_brokers_are_one_pipelines_trouble(exactly_onc
     slow.db
         .run(&slow.events().insert_many(&of_slow, ROWS, payload));
     let loads = loads(&healthy, &aggregates);
-    // Too large even when compressed.
+    // The payload is too large even when compressed.
     let payload = "(SELECT jsonb_agg(md5(i::text)) FROM generate_series(1, 200) i)";
     refused
         .db
@@ -282,7 +282,7 @@ fn record_that_is_refused_and_slow_brokers_are_one_pipelines_trouble(exactly_onc
         fixture.wait_until_confirmed();
     }
     let end = slow.history()[0].end;
-    assert!(slow.confirmed() < end, "it was not slow");
+    assert!(slow.confirmed() < end, "the broker was not slow");
     kafka.set_mode(ProxyMode::Pass);
     slow.wait_until_confirmed();
     walpost.terminate().expect_code(3);
@@ -294,7 +294,7 @@ fn record_that_is_refused_and_slow_brokers_are_one_pipelines_trouble(exactly_onc
 }
 
 #[test]
-fn pipelines_of_a_file_can_be_chosen_by_name() {
+fn runs_only_the_pipelines_selected_by_name() {
     let fixtures = [Fixture::new(), Fixture::bare()];
     let walpost = Invocation::new(["run", "--pipeline", &fixtures[0].name, "--config"])
         .arg(file(&fixtures.each_ref()))
@@ -303,7 +303,7 @@ fn pipelines_of_a_file_can_be_chosen_by_name() {
 }
 
 #[test]
-fn check_of_many_pipelines_lists_problems_first_and_summarizes_the_rest() {
+fn check_of_many_pipelines_lists_problems_first() {
     let fixtures = [(); 5].map(|()| Fixture::new());
     let file = file(&fixtures.each_ref());
     let run = |words: &[&str]| {
@@ -314,10 +314,10 @@ fn check_of_many_pipelines_lists_problems_first_and_summarizes_the_rest() {
     };
     let (_, lines) = run(&["check"]);
     assert!(lines[0].starts_with("5 pipelines: 5 "), "{lines:?}");
-    let gone = &fixtures[3];
-    gone.db.run(&format!(
+    let unreachable = &fixtures[3];
+    unreachable.db.run(&format!(
         "SELECT pg_catalog.pg_drop_replication_slot('{}')",
-        gone.slot()
+        unreachable.slot()
     ));
     let (finished, lines) = run(&["check"]);
     finished.expect_code(3);
@@ -326,7 +326,7 @@ fn check_of_many_pipelines_lists_problems_first_and_summarizes_the_rest() {
         "{lines:?}"
     );
     assert!(
-        lines[1].starts_with("FAILED") && lines[1].contains(&gone.name),
+        lines[1].starts_with("FAILED") && lines[1].contains(&unreachable.name),
         "{lines:?}"
     );
     assert!(
@@ -353,15 +353,15 @@ fn check_of_many_pipelines_lists_problems_first_and_summarizes_the_rest() {
     );
 }
 
-/// Otherwise, hundreds of idle pipelines would have thousands of threads.
+/// Without this limit, hundreds of idle pipelines would have thousands of threads.
 #[test]
-fn pipelines_behind_the_tenth_have_a_client_of_kafka_from_their_first_event_on() {
+fn pipelines_after_the_tenth_create_a_kafka_client_for_their_first_event() {
     let fixtures = [(); 12].map(|()| Fixture::new());
     let walpost = start(&fixtures.each_ref());
     let clients = || {
         let tasks = fs::read_dir(format!("/proc/{}/task", walpost.process_id())).unwrap();
         let names = tasks.map(|task| fs::read_to_string(task.unwrap().path().join("comm")));
-        // A thread may have exited meanwhile.
+        // A thread may have exited in the meantime.
         names
             .flatten()
             .filter(|name| name == "kafka-poll\n")

@@ -11,7 +11,7 @@ const NO_SYNCHRONOUS_COMMIT: &str = "synchronous_commit = local\n";
 const WARNING: &str = "Walpost is a synchronous standby";
 
 #[test]
-fn check_and_run_warn_where_the_names_of_synchronous_standbys_have_walposts() {
+fn warns_if_synchronous_standby_names_matches_walpost() {
     let server = Server::private(MAJOR, NO_SYNCHRONOUS_COMMIT);
     let fixture = Fixture::on_servers(&server, Broker::shared());
     for (names, is_synchronous) in [
@@ -34,8 +34,8 @@ fn check_and_run_warn_where_the_names_of_synchronous_standbys_have_walposts() {
             ))
         });
         let check = fixture.check().finish().expect_code(0);
-        let says = check.stdout.contains(WARNING);
-        assert_eq!(says, is_synchronous, "{names}: {}", check.stdout);
+        let warns = check.stdout.contains(WARNING);
+        assert_eq!(warns, is_synchronous, "{names}: {}", check.stdout);
         let walpost = fixture.start();
         let logged = walpost.logged(WARNING);
         assert_eq!(logged, usize::from(is_synchronous), "{names}");
@@ -44,11 +44,12 @@ fn check_and_run_warn_where_the_names_of_synchronous_standbys_have_walposts() {
 }
 
 in_both_modes! {
-    walpost_does_not_wait_for_itself
+    walpost_does_not_wait_for_its_own_confirmation_when_synchronous
 }
 
-/// The first start copies rows, which writes to the journal before anything can be confirmed.
-fn walpost_does_not_wait_for_itself(exactly_once: bool) {
+/// The first start copies rows, and therefore writes to the journal before it can confirm a
+/// position.
+fn walpost_does_not_wait_for_its_own_confirmation_when_synchronous(exactly_once: bool) {
     let settings = format!("{NO_SYNCHRONOUS_COMMIT}synchronous_standby_names = '*'\n");
     let server = Server::private(MAJOR, &settings);
     let fixture = Fixture::bare_on_servers(&server, Broker::shared());

@@ -7,18 +7,18 @@ use std::time::Duration;
 
 use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
-use crate::support::postgres::{MAJOR, Server, Stop};
+use crate::support::postgres::{MAJOR, Server, StopMode};
 use crate::support::reaper;
 use crate::support::wait::WAIT_TIMEOUT;
 
 /// A stand-in for systemd.
-struct Manager {
+struct FakeSystemd {
     socket: UnixDatagram,
     path: PathBuf,
-    told: Vec<String>,
+    notifications: Vec<String>,
 }
 
-impl Manager {
+impl FakeSystemd {
     fn new() -> Self {
         let path = reaper::folder("notify").join("socket");
         let socket = UnixDatagram::bind(&path).unwrap();
@@ -26,7 +26,7 @@ impl Manager {
         Self {
             socket,
             path,
-            told: Vec::new(),
+            notifications: Vec::new(),
         }
     }
 
@@ -34,32 +34,36 @@ impl Manager {
         &self.path
     }
 
-    /// Waits for the next line with this prefix.
-    fn wait_for(&mut self, begins: &str) -> String {
+    /// Waits for the next notification that starts with this prefix.
+    fn wait_for(&mut self, prefix: &str) -> String {
         let mut bytes = [0; 4096];
         loop {
             let length = self.socket.recv(&mut bytes);
-            let length =
-                length.unwrap_or_else(|error| panic!("{begins}: {error}: {:?}", self.told));
+            let length = length
+                .unwrap_or_else(|error| panic!("{prefix}: {error}: {:?}", self.notifications));
             let message = String::from_utf8_lossy(&bytes[..length]).into_owned();
-            let found = message.lines().find(|line| line.starts_with(begins));
+            let found = message.lines().find(|line| line.starts_with(prefix));
             let found = found.map(str::to_owned);
-            self.told.extend(message.lines().map(str::to_owned));
+            self.notifications
+                .extend(message.lines().map(str::to_owned));
             if let Some(found) = found {
                 return found;
             }
         }
     }
 
-    fn was_told(&self, line: &str) -> usize {
-        self.told.iter().filter(|told| *told == line).count()
+    fn count_notifications(&self, line: &str) -> usize {
+        self.notifications
+            .iter()
+            .filter(|notifications| *notifications == line)
+            .count()
     }
 }
 
 #[test]
-fn notifies_systemd_of_readiness_state_watchdog_and_stop() {
+fn notifies_systemd_of_readiness_status_watchdog_and_stop() {
     let fixture = Fixture::new();
-    let mut systemd = Manager::new();
+    let mut systemd = FakeSystemd::new();
     let mut walpost = fixture
         .run()
         .env("NOTIFY_SOCKET", systemd.path())
@@ -67,7 +71,7 @@ fn notifies_systemd_of_readiness_state_watchdog_and_stop() {
         .start();
     systemd.wait_for("READY=1");
     walpost.wait_for_log(" streaming ");
-    if systemd.was_told("STATUS=1 of 1 pipelines streaming") == 0 {
+    if systemd.count_notifications("STATUS=1 of 1 pipelines streaming") == 0 {
         systemd.wait_for("STATUS=1 of 1 pipelines streaming");
     }
     for _ in 0..3 {
@@ -76,19 +80,19 @@ fn notifies_systemd_of_readiness_state_watchdog_and_stop() {
     walpost.signal("TERM");
     systemd.wait_for("STOPPING=1");
     walpost.finish().expect_code(0);
-    assert_eq!(systemd.was_told("READY=1"), 1);
+    assert_eq!(systemd.count_notifications("READY=1"), 1);
 }
 
 #[test]
-fn startup_completes_while_postgresql_is_down_and_the_status_line_shows_the_reason() {
+fn reports_ready_to_systemd_while_postgresql_is_down_with_the_reason() {
     let server = Server::private(MAJOR, "");
     let fixture = Fixture::on_servers(&server, Broker::shared());
-    server.stop(Stop::Fast);
-    let mut systemd = Manager::new();
+    server.stop(StopMode::Fast);
+    let mut systemd = FakeSystemd::new();
     let walpost = fixture.run().env("NOTIFY_SOCKET", systemd.path()).start();
     systemd.wait_for("READY=1");
     let line = systemd
-        .told
+        .notifications
         .iter()
         .rfind(|line| line.starts_with("STATUS="));
     let line = line.expect("a line").clone();
@@ -98,14 +102,14 @@ fn startup_completes_while_postgresql_is_down_and_the_status_line_shows_the_reas
     server.start();
     systemd.wait_for("STATUS=1 of 1 pipelines streaming");
     // Without WATCHDOG_USEC, no keep-alive messages are expected.
-    assert_eq!(systemd.was_told("WATCHDOG=1"), 0);
+    assert_eq!(systemd.count_notifications("WATCHDOG=1"), 0);
     walpost.terminate().expect_code(0);
 }
 
 #[test]
-fn pipeline_that_halts_at_once_is_never_ready() {
+fn pipeline_that_halts_immediately_never_reports_ready() {
     let fixture = Fixture::bare();
-    let mut systemd = Manager::new();
+    let mut systemd = FakeSystemd::new();
     fixture
         .run()
         .env("NOTIFY_SOCKET", systemd.path())
@@ -118,16 +122,23 @@ fn pipeline_that_halts_at_once_is_never_ready() {
     let mut bytes = [0; 4096];
     while let Ok(length) = systemd.socket.recv(&mut bytes) {
         let message = String::from_utf8_lossy(&bytes[..length]);
-        systemd.told.extend(message.lines().map(str::to_owned));
+        systemd
+            .notifications
+            .extend(message.lines().map(str::to_owned));
     }
-    assert_eq!(systemd.was_told("READY=1"), 0, "{:?}", systemd.told);
+    assert_eq!(
+        systemd.count_notifications("READY=1"),
+        0,
+        "{:?}",
+        systemd.notifications
+    );
 }
 
 #[test]
-fn removed_socket_stops_nothing() {
+fn continues_if_the_systemd_notification_socket_is_removed() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
-    let mut systemd = Manager::new();
+    let mut systemd = FakeSystemd::new();
     let walpost = fixture
         .run()
         .env("NOTIFY_SOCKET", systemd.path())
@@ -139,7 +150,7 @@ fn removed_socket_stops_nothing() {
     fs::remove_file(&path).unwrap();
     fixture.insert(&aggregate, "k");
     fixture.wait_for_records(1);
-    // As after a restart of systemd.
+    // systemd creates the socket again when it restarts.
     systemd.socket = UnixDatagram::bind(&path).unwrap();
     systemd.socket.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
     systemd.wait_for("WATCHDOG=1");

@@ -14,7 +14,7 @@ pub(crate) mod set_aside;
 use std::thread;
 
 use crate::support::checker::Resends;
-use crate::support::event::{Event, Writer};
+use crate::support::event::{Event, EventWriter};
 use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::lsn::parse_position;
@@ -27,15 +27,15 @@ use crate::support::walpost_role::WalpostRole;
 const SETTINGS: &str = "tables = [\"tenant_*.outbox\", \"tenant_odd.\\\"Out-\\\"*\"]\n\
     headers = { id = \"{id}\", tenant = \"{table.schema}\", table = \"{table.name}\" }\n";
 
-fn writer(tables: &[&str]) -> Writer {
-    Writer::Tables {
-        like: "tenant%".to_owned(),
+fn writer(tables: &[&str]) -> EventWriter {
+    EventWriter::Tables {
+        name_pattern: "tenant%".to_owned(),
         tables: tables.iter().map(|&table| table.to_owned()).collect(),
     }
 }
 
-/// Creates a database with a slot for several tables, and these tables, each set up by `walpost
-/// init`.
+/// Creates a database with a slot for several tables, and these tables, each of which `walpost
+/// init` sets up.
 fn fixture_on(major: u32, settings: &str, tables: &[&str]) -> Fixture<'static> {
     let mut fixture = Fixture::bare_on_servers(Server::shared(major), Broker::shared());
     fixture.use_settings(settings);
@@ -72,16 +72,16 @@ fn walsender(fixture: &Fixture<'_>) -> i64 {
 }
 
 in_both_modes! {
-    events_of_all_tables_arrive_in_commit_order_through_deaths
-    tables_come_and_go_under_load_and_the_stream_goes_on
-    rows_that_a_table_has_when_it_is_added_are_delivered_first
-    one_table_is_verified_and_sent_again_and_its_dead_letters_name_it
-    schema_that_is_renamed_is_not_published_as_another_tenant
+    delivers_events_of_all_tables_in_commit_order_despite_kills
+    delivery_continues_while_tables_are_added_dropped_and_renamed
+    delivers_existing_rows_of_an_added_table_before_its_new_rows
+    verifies_and_replays_one_of_several_tables
+    does_not_publish_a_renamed_schema_as_another_tenant
 }
 
 /// The tables have different column orders, additional columns, partitions, and names that need
 /// quotes.
-fn events_of_all_tables_arrive_in_commit_order_through_deaths(exactly_once: bool) {
+fn delivers_events_of_all_tables_in_commit_order_despite_kills(exactly_once: bool) {
     const TABLES: [&str; 4] = [
         "tenant_1.outbox",
         "tenant_2.outbox",
@@ -133,7 +133,7 @@ fn events_of_all_tables_arrive_in_commit_order_through_deaths(exactly_once: bool
 
 /// Tables are added by `walpost init` during the stream, dropped with their schemas, renamed and
 /// re-created.
-fn tables_come_and_go_under_load_and_the_stream_goes_on(exactly_once: bool) {
+fn delivery_continues_while_tables_are_added_dropped_and_renamed(exactly_once: bool) {
     let mut fixture = fixture(&["tenant_1.outbox"]).in_mode(exactly_once);
     let aggregate = fixture.aggregate(3);
     let walpost = fixture.start();
@@ -167,25 +167,25 @@ fn tables_come_and_go_under_load_and_the_stream_goes_on(exactly_once: bool) {
     }
     load.wait_for_transactions(10);
     load.stop();
-    wait_until("the stream to go on", || walsender(&fixture) == holder);
+    wait_until("the stream to continue", || walsender(&fixture) == holder);
     assert_eq!(walpost.logged("reconnecting"), 0, "{}", walpost.log());
     fixture.write_to(writer(&["tenant_1.outbox"]));
     fixture.settle(walpost, &[], Resends::Never);
     let records = fixture.records();
-    let of = |tenant: &str| {
+    let records_of_tenant = |tenant: &str| {
         records
             .iter()
             .filter(|record| record.header("tenant") == tenant)
             .count()
     };
     assert_eq!(
-        [2, 3, 4].map(|number| of(&format!("tenant_{number}"))),
+        [2, 3, 4].map(|number| records_of_tenant(&format!("tenant_{number}"))),
         [2, 2, 3]
     );
 }
 
 #[test]
-fn init_makes_the_slot_and_adds_tables_on_every_version() {
+fn init_creates_the_slot_and_adds_tables_on_every_version() {
     for major in [14, 15, 16, 17, 18] {
         let fixture = fixture_on(major, SETTINGS, &["tenant_1.outbox"]);
         // A second `init` is harmless, also during the stream.
@@ -211,9 +211,9 @@ fn init_makes_the_slot_and_adds_tables_on_every_version() {
     }
 }
 
-/// These rows are in WAL once, before any later row of the table, even if the process that delivers
-/// them is killed.
-fn rows_that_a_table_has_when_it_is_added_are_delivered_first(exactly_once: bool) {
+/// WAL contains these rows once, before any later row of the table, even if the process that
+/// delivers them is killed.
+fn delivers_existing_rows_of_an_added_table_before_its_new_rows(exactly_once: bool) {
     let fixture = fixture(&["tenant_1.outbox"]).in_mode(exactly_once);
     let aggregate = fixture.aggregate(1);
     fixture.db.run(
@@ -235,8 +235,8 @@ fn rows_that_a_table_has_when_it_is_added_are_delivered_first(exactly_once: bool
         "walpost init --table tenant_2.outbox",
     ]);
 
-    // `init` waits for a transaction that has written to the table, and treats its rows as older
-    // rows.
+    // `init` waits for a transaction that has written to the table, and treats the rows of this
+    // transaction as older rows.
     let open = fixture.server.session(&fixture.name);
     open.run(&format!("BEGIN; {}", event("4")));
     let init = fixture.init().args(["--table", "tenant_2.outbox"]).start();
@@ -249,7 +249,7 @@ fn rows_that_a_table_has_when_it_is_added_are_delivered_first(exactly_once: bool
     init.finish().expect_code(0);
     fixture.db.run(&event("5"));
 
-    // The process is killed in the middle, several times.
+    // The process is killed several times during delivery.
     let mut walpost = fixture.start();
     for _ in 0..2 {
         fixture.kill(walpost);
@@ -277,7 +277,7 @@ fn rows_that_a_table_has_when_it_is_added_are_delivered_first(exactly_once: bool
 }
 
 /// Rows of the other tables, in their own topics, affect neither `verify` nor `replay`.
-fn one_table_is_verified_and_sent_again_and_its_dead_letters_name_it(exactly_once: bool) {
+fn verifies_and_replays_one_of_several_tables(exactly_once: bool) {
     const TABLES: [&str; 2] = ["tenant_1.outbox", "tenant_2.outbox"];
     let fixture = fixture(&TABLES).in_mode(exactly_once);
     fixture.accept_any_name(TABLES[1]);
@@ -333,7 +333,7 @@ fn one_table_is_verified_and_sent_again_and_its_dead_letters_name_it(exactly_onc
             .expect_code(0)
             .expect_mentions(&["1 rows, 1 records"]);
     }
-    // Written while the table is not in the publication.
+    // This row is written while the table is not in the publication.
     let publication = fixture.slot();
     for statement in [
         &format!("ALTER PUBLICATION {publication} DROP TABLE tenant_2.outbox"),
@@ -374,18 +374,18 @@ fn one_table_is_verified_and_sent_again_and_its_dead_letters_name_it(exactly_onc
     walpost.terminate().expect_code(0);
 }
 
-fn schema_that_is_renamed_is_not_published_as_another_tenant(exactly_once: bool) {
+fn does_not_publish_a_renamed_schema_as_another_tenant(exactly_once: bool) {
     schema_is_renamed(MAJOR, exactly_once);
 }
 
 #[test]
-fn schema_that_is_renamed_is_not_published_as_another_tenant_on_every_version() {
+fn does_not_publish_a_renamed_schema_as_another_tenant_on_any_version() {
     for major in [14, 16, 17, 18] {
         schema_is_renamed(major, false);
     }
 }
 
-/// The owner of a schema renames it to the name of a removed tenant, and writes to it.
+/// The owner of a schema gives it the name of a removed tenant, and writes to its table.
 fn schema_is_renamed(major: u32, exactly_once: bool) {
     let tables = ["tenant_1.outbox", "tenant_2.outbox"];
     let mut fixture = Fixture::bare_on_servers(Server::shared(major), Broker::shared());
@@ -417,10 +417,10 @@ fn schema_is_renamed(major: u32, exactly_once: bool) {
         .db
         .run("DROP SCHEMA tenant_2 CASCADE; ALTER SCHEMA tenant_1 RENAME TO tenant_2");
     if major < 16 {
-        // Before version 16, the new name is only sent after a reconnect.
+        // Before version 16, PostgreSQL only sends the new name after a reconnect.
         fixture.end_walsender();
     }
-    wait_until("the renamed table to be noticed", || {
+    wait_until("the renamed table to be detected", || {
         insert(tables[1], "forged");
         let is_forged =
             |record: &Record| record.topic.contains("tenant_2") && record.key() == "forged";
@@ -436,7 +436,7 @@ fn schema_is_renamed(major: u32, exactly_once: bool) {
     let is_forged =
         |record: &&Record| record.topic.contains("tenant_2") && record.key() == "forged";
     assert_eq!(fixture.records().iter().filter(is_forged).count(), 0);
-    // A restart accepts the new name.
+    // After a restart, Walpost accepts the new name.
     let walpost = fixture.start();
     wait_until("the rows under the accepted name", || {
         fixture.records().iter().any(|record| is_forged(&record))
@@ -446,7 +446,7 @@ fn schema_is_renamed(major: u32, exactly_once: bool) {
 
 /// The owner of the publication removes a table, and adds it again.
 #[test]
-fn table_that_is_taken_out_of_the_publication_is_reported_until_it_is_back() {
+fn reports_a_table_removed_from_the_publication_until_it_is_added_again() {
     let fixture = fixture(&["tenant_1.outbox", "tenant_2.outbox"]);
     let mut walpost = fixture.start_with(&["--http", "127.0.0.1:0"]);
     let http = walpost.http();
@@ -480,14 +480,14 @@ fn table_that_is_taken_out_of_the_publication_is_reported_until_it_is_back() {
     walpost.wait_for_log("rows_left_out resolved");
     walpost.wait_for_log("table tenant_2.outbox was temporarily missing from publication");
     wait_until("readiness", || http.get("/readyz").code == 200);
-    // A dropped table does not count as left out.
+    // A dropped table is not reported as missing from the publication.
     fixture.db.run("DROP SCHEMA tenant_2 CASCADE");
     walpost.terminate().expect_code(0);
 }
 
-/// As read by Prometheus and by users who view /metrics in a terminal.
+/// Prometheus reads /metrics, and users display /metrics in a terminal.
 #[test]
-fn metrics_have_no_control_character_of_the_name_of_a_table() {
+fn metrics_escape_control_characters_in_table_names() {
     let fixture = fixture_on(MAJOR, SETTINGS, &["tenant_1.outbox"]);
     let aggregate = fixture.aggregate(1);
     let table = "\"tenant_\u{1b}[2J\u{202e}\u{9b}\".outbox";
@@ -514,7 +514,7 @@ fn metrics_have_no_control_character_of_the_name_of_a_table() {
 }
 
 #[test]
-fn table_is_added_in_a_migration_with_its_rows_or_not_at_all() {
+fn migration_adds_a_table_with_all_its_rows_or_not_at_all() {
     let fixture = fixture(&["tenant_1.outbox"]);
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start();
@@ -530,7 +530,7 @@ fn table_is_added_in_a_migration_with_its_rows_or_not_at_all() {
     );
     fixture.db.run(&format!("{migrate} ROLLBACK"));
     fixture.db.run(&format!("{migrate} COMMIT"));
-    // On another call, the table has already been added.
+    // The second call returns null, because the table has already been added.
     assert_eq!(fixture.db.value(&add), None);
     assert_eq!(keys(&fixture.wait_for_records(2)), ["before", "after"]);
     for (statement, word) in [
@@ -568,7 +568,7 @@ fn table_is_added_in_a_migration_with_its_rows_or_not_at_all() {
 
 /// `walpost init` would lock the table itself before it calls the function.
 #[test]
-fn add_outbox_waits_for_writers_and_keeps_the_order() {
+fn add_outbox_waits_for_writers_and_preserves_row_order() {
     let fixture = fixture(&["tenant_1.outbox"]);
     let aggregate = fixture.aggregate(1);
     fixture.db.run(
@@ -580,7 +580,7 @@ fn add_outbox_waits_for_writers_and_keeps_the_order() {
     let event = |key| events.insert_one(Event::new(&aggregate, key, "{}"));
     for key in ["4", "3", "2"] {
         let insert = event(key);
-        // The order of the rows in the table differs from the order in which they were created.
+        // The rows in the table are not in the order in which they were created.
         fixture.db.run(&format!(
             "BEGIN; {insert} UPDATE tenant_2.outbox SET created_at = '2020-01-0{key}' WHERE aggregateid = '{key}'; COMMIT"
         ));
@@ -617,7 +617,7 @@ fn add_outbox_waits_for_writers_and_keeps_the_order() {
 }
 
 #[test]
-fn refuses_to_add_partitions_whose_rows_are_published_already() {
+fn rejects_adding_partitions_that_are_already_published() {
     let fixture = fixture(&["tenant_1.outbox"]);
     fixture.db.run(
         "CREATE SCHEMA tenant_2; CREATE TABLE tenant_2.outbox (LIKE tenant_1.outbox INCLUDING DEFAULTS) PARTITION BY LIST (type);
@@ -647,13 +647,13 @@ fn refuses_to_add_partitions_whose_rows_are_published_already() {
         let message = error.as_db_error().expect(table).message();
         assert!(message.contains(expected), "{message}");
     }
-    // Adding a table twice does nothing.
+    // Adding a table a second time has no effect.
     assert_eq!(fixture.db.value(&add("tenant_2.outbox")), None);
 }
 
-/// As described in docs/tables.md, with roles that have no other rights.
+/// Sets up the roles described in docs/tables.md, without any other privileges.
 #[test]
-fn only_members_of_the_publication_owner_may_add_their_tables() {
+fn only_members_of_the_publication_owner_can_add_their_tables() {
     for major in [14, MAJOR, 18] {
         let fixture = fixture_on(major, SETTINGS, &["tenant_1.outbox"]);
         let aggregate = fixture.aggregate(1);
@@ -717,7 +717,7 @@ fn only_members_of_the_publication_owner_may_add_their_tables() {
 }
 
 #[test]
-fn table_that_matches_no_pattern_halts_before_confirming_more() {
+fn halts_on_a_published_table_that_matches_no_pattern() {
     let fixture = fixture(&["tenant_1.outbox"]);
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start();
@@ -742,7 +742,7 @@ fn table_that_matches_no_pattern_halts_before_confirming_more() {
 }
 
 #[test]
-fn one_table_that_does_not_fit_is_named_and_halts() {
+fn halts_on_a_table_whose_columns_do_not_match_the_settings() {
     let fixture = fixture(&["tenant_1.outbox", "tenant_2.outbox"]);
     fixture
         .db
@@ -759,7 +759,7 @@ fn one_table_that_does_not_fit_is_named_and_halts() {
 }
 
 #[test]
-fn queries_columns_of_an_added_table_if_records_depend_on_them() {
+fn queries_columns_of_an_added_table_if_its_records_need_them() {
     let settings = format!(
         "{SETTINGS}null_default = true\nkey = \"{{table.schema}}\"\npayload = \"payload\"\n"
     );
@@ -793,7 +793,7 @@ fn queries_columns_of_an_added_table_if_records_depend_on_them() {
 }
 
 #[test]
-fn command_about_all_tables_refuses_to_be_about_one() {
+fn commands_for_all_tables_reject_options_for_one_table() {
     let fixture = fixture(&["tenant_1.outbox"]);
     for command in ["run", "check"] {
         let refused = fixture
@@ -810,7 +810,8 @@ fn command_about_all_tables_refuses_to_be_about_one() {
         .expect_mentions(&["--partitioned", "--table"]);
 }
 
-/// A tenant that existed before Walpost gets the same objects as from `walpost init --table`.
+/// For a tenant that existed before Walpost, `init` creates the same objects as `walpost init
+/// --table`.
 #[test]
 fn init_adds_and_lists_all_matching_tables() {
     let mut fixture = Fixture::bare();
@@ -835,7 +836,7 @@ fn init_adds_and_lists_all_matching_tables() {
         assert!(printed.stdout.contains(&line), "{}", printed.stdout);
     }
     assert!(!printed.stdout.contains("other.outbox"));
-    // A table that does not fit does not prevent other tables from being added.
+    // A table that does not match the settings does not prevent other tables from being added.
     let init = fixture.init().finish().expect_code(3);
     init.expect_mentions(&[
         "tenant_1.outbox",

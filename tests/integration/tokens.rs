@@ -14,7 +14,7 @@ use crate::support::under_load::UnderLoad;
 use crate::support::wait::wait_until;
 use crate::support::walpost::Walpost;
 
-/// Creates the walpost.toml of a pipeline that gets its tokens from the program.
+/// Creates the walpost.toml of a pipeline whose tokens a program prints.
 fn file(fixture: &Fixture, issuer: &Issuer) -> PathBuf {
     let file = reaper::folder("config").join("walpost.toml");
     let text = format!(
@@ -27,8 +27,8 @@ fn file(fixture: &Fixture, issuer: &Issuer) -> PathBuf {
     file
 }
 
-/// Returns flags for a command that gets its tokens from the program and connects to the listener
-/// that verifies signatures.
+/// Returns flags for a command that uses tokens from the program and connects to the listener that
+/// verifies signatures.
 fn flags(fixture: &Fixture, issuer: &Issuer) -> [String; 4] {
     flags_at(&fixture.broker.sasl_address(), fixture, issuer)
 }
@@ -39,7 +39,7 @@ fn flags_at(address: &str, fixture: &Fixture, issuer: &Issuer) -> [String; 4] {
     ["--config".to_owned(), file, "-X".to_owned(), listener]
 }
 
-/// Writes the walpost.toml of a pipeline that fetches its tokens from the endpoint with this
+/// Writes the walpost.toml of a pipeline that fetches its tokens from the endpoint with the given
 /// secret.
 fn write_fetching(file: &Path, fixture: &Fixture, endpoint: &Endpoint, secret: &str) {
     let text = format!(
@@ -53,7 +53,7 @@ fn write_fetching(file: &Path, fixture: &Fixture, endpoint: &Endpoint, secret: &
     write_private(file, text.as_bytes());
 }
 
-/// Returns flags for a command that fetches its tokens as configured in this file.
+/// Returns flags for a command that fetches its tokens as configured in the given file.
 fn fetching_flags(fixture: &Fixture, file: &Path) -> [String; 6] {
     let listener = format!("bootstrap.servers={}", fixture.broker.sasl_address());
     let authority = format!("https.ca.location={}", AUTHORITY.root.display());
@@ -61,7 +61,7 @@ fn fetching_flags(fixture: &Fixture, file: &Path) -> [String; 6] {
     ["--config", &file, "-X", &listener, "-X", &authority].map(str::to_owned)
 }
 
-/// Tokens keep expiring until the end.
+/// Tokens expire repeatedly until the test ends.
 fn settle(mut stream: UnderLoad) {
     stream.wait_for_transactions(20);
     stream.stop_load();
@@ -71,7 +71,7 @@ fn settle(mut stream: UnderLoad) {
     end(stream.walpost, fixture);
 }
 
-/// Judges everything after a period in which tokens were sometimes missing.
+/// Checks the delivery after a period in which tokens were sometimes missing.
 fn end(walpost: Walpost, fixture: &Fixture) {
     let ended = walpost.terminate().expect_code(0);
     let breaks = ended.stderr.matches("reconnecting").count();
@@ -79,7 +79,7 @@ fn end(walpost: Walpost, fixture: &Fixture) {
 }
 
 #[test]
-fn tokens_that_are_fetched_are_renewed_under_load_in_both_modes() {
+fn renews_oauth_tokens_from_an_endpoint_under_load_in_both_modes() {
     let (server, broker) = (Server::shared(MAJOR), Broker::shared());
     let endpoint = Endpoint::start(5, SECRET);
     let streams = [false, true].map(|exactly_once| {
@@ -96,7 +96,7 @@ fn tokens_that_are_fetched_are_renewed_under_load_in_both_modes() {
         )
     });
     let before = endpoint.calls();
-    wait_until("tokens that are fetched again and again", || {
+    wait_until("repeatedly fetched tokens", || {
         let more = endpoint.calls() - before;
         let refused: usize = streams
             .iter()
@@ -105,11 +105,11 @@ fn tokens_that_are_fetched_are_renewed_under_load_in_both_modes() {
         more >= 8 && 2 * refused <= more
     });
     streams.into_iter().for_each(settle);
-    assert_eq!(endpoint.refused_clients(), 0);
+    assert_eq!(endpoint.rejected_clients(), 0);
 }
 
 #[test]
-fn secret_of_the_client_that_is_rotated_is_read_again_in_both_modes() {
+fn rereads_a_rotated_client_secret_in_both_modes() {
     let other = &format!("{SECRET}-rotated");
     let rotate = |exactly_once| {
         let fixture = Fixture::new().in_mode(exactly_once);
@@ -118,7 +118,7 @@ fn secret_of_the_client_that_is_rotated_is_read_again_in_both_modes() {
         let file = reaper::folder("config").join("walpost.toml");
         let flags = fetching_flags(&fixture, &file);
 
-        // The secret is wrong from the start.
+        // The secret is wrong from the beginning.
         write_fetching(&file, &fixture, &endpoint, other);
         let mut walpost = fixture.run().args(&flags).start();
         fixture.insert(&aggregate, "k");
@@ -132,10 +132,10 @@ fn secret_of_the_client_that_is_rotated_is_read_again_in_both_modes() {
         fixture.wait_for_records(1);
         fixture.check().args(&flags).finish().expect_code(0);
 
-        // The secret is first changed at the endpoint.
+        // The endpoint's secret is changed first.
         endpoint.rotate(other);
-        let before = endpoint.refused_clients();
-        wait_until("a refusal", || endpoint.refused_clients() > before);
+        let before = endpoint.rejected_clients();
+        wait_until("a refusal", || endpoint.rejected_clients() > before);
         write_fetching(&file, &fixture, &endpoint, other);
         let before = endpoint.calls();
         wait_until("a token", || endpoint.calls() > before);
@@ -161,16 +161,16 @@ fn sends_no_secret_to_an_endpoint_with_an_invalid_certificate() {
     let of_the_system = &flags[..4];
     let finished = fixture.check().args(of_the_system).finish().expect_code(1);
     finished.expect_mentions(&["UNREACHABLE", "certificate", "https.ca.location"]);
-    assert_eq!((endpoint.calls(), endpoint.refused_clients()), (0, 0));
+    assert_eq!((endpoint.calls(), endpoint.rejected_clients()), (0, 0));
 
     let root = AUTHORITY.root.display().to_string();
     let by_variable = fixture.check().env("SSL_CERT_FILE", &root);
     by_variable.args(of_the_system).finish().expect_code(0);
     fixture.check().args(&flags).finish().expect_code(0);
 
-    // An authority that is named is trusted instead of the others, not in addition.
-    let stranger = Authority::new("Another CA");
-    let named = format!("https.ca.location={}", stranger.root.display());
+    // A configured certificate authority replaces the default ones instead of adding to them.
+    let other_authority = Authority::new("Another CA");
+    let named = format!("https.ca.location={}", other_authority.root.display());
     let calls = endpoint.calls();
     let check = fixture
         .check()
@@ -178,12 +178,12 @@ fn sends_no_secret_to_an_endpoint_with_an_invalid_certificate() {
         .args(of_the_system);
     let refused = check.args(["-X", &named]).finish().expect_code(1);
     refused.expect_mentions(&["UNREACHABLE", "certificate"]);
-    assert_eq!((endpoint.calls(), endpoint.refused_clients()), (calls, 0));
+    assert_eq!((endpoint.calls(), endpoint.rejected_clients()), (calls, 0));
 }
 
 /// The brokers close a connection when its token expires, unless a new one was presented before.
 #[test]
-fn tokens_that_expire_under_load_are_renewed_in_both_modes_and_a_program_that_fails_is_run_again() {
+fn renews_expiring_tokens_of_a_program_under_load_and_retries_its_failures() {
     let (server, broker) = (Server::shared(MAJOR), Broker::shared());
     let issuers = [Issuer::new(5), Issuer::new(5)];
     let streams = [false, true].map(|exactly_once| {
@@ -199,7 +199,8 @@ fn tokens_that_expire_under_load_are_renewed_in_both_modes_and_a_program_that_fa
     });
     let before = issuers.each_ref().map(Issuer::calls);
 
-    // Meanwhile, a program fails at first. This is not a refusal, which would halt the pipeline.
+    // In the meantime, a program fails at first. This does not count as a rejection, which would
+    // halt the pipeline.
     let fixture = Fixture::new();
     let away = Issuer::new(60);
     away.start_failing();
@@ -220,9 +221,9 @@ fn tokens_that_expire_under_load_are_renewed_in_both_modes_and_a_program_that_fa
 
     for ((issuer, before), stream) in issuers.iter().zip(before).zip(&streams) {
         // On a busy machine a token can arrive too late, or so late that the broker, which accepts
-        // one authentication per second, refuses the next. If tokens were never renewed in time,
-        // every authentication would be refused.
-        wait_until("tokens that come before the last one has expired", || {
+        // one authentication per second, rejects the next one. If tokens were never renewed in
+        // time, every authentication would be rejected.
+        wait_until("tokens that arrive before the last one has expired", || {
             let more = issuer.calls() - before;
             more >= 3 && 2 * stream.walpost.logged("Kafka refuses") <= more
         });
@@ -231,7 +232,7 @@ fn tokens_that_expire_under_load_are_renewed_in_both_modes_and_a_program_that_fa
 }
 
 #[test]
-fn token_without_a_signature_is_for_brokers_that_take_one() {
+fn sends_unsigned_tokens_only_to_brokers_that_accept_them() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     let issuer = Issuer::unsecured(60);
@@ -246,7 +247,7 @@ fn token_without_a_signature_is_for_brokers_that_take_one() {
     fixture.wait_for_records(1);
     walpost.terminate().expect_code(0);
 
-    // librdkafka can generate such tokens by itself, for tests.
+    // librdkafka can generate unsigned tokens by itself, for tests.
     let address = format!("bootstrap.servers={}", fixture.broker.unsecured_address());
     let properties = [
         &address,

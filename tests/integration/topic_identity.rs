@@ -7,13 +7,13 @@ use crate::support::postgres::{MAJOR, Server};
 use crate::support::walpost::Walpost;
 
 in_both_modes! {
-    topic_that_is_created_again_is_delivered_to_and_the_loss_is_logged
-    topic_that_is_deleted_is_created_where_the_settings_say_so
-    topic_that_is_deleted_halts_and_says_so
-    pipeline_that_is_stopped_continues_on_another_kafka_cluster
+    delivers_to_a_re_created_topic_and_logs_the_loss
+    re_creates_a_deleted_topic_if_configured
+    halts_and_reports_a_deleted_topic
+    stopped_pipeline_continues_on_another_kafka_cluster
 }
 
-/// Starts Walpost, delivers an event and waits until it has recorded the topic's identity.
+/// Starts Walpost, delivers an event, and waits until Walpost has recorded the topic's identity.
 fn start(fixture: &Fixture, aggregate: &str, flags: &[&str]) -> Walpost {
     let run = fixture
         .run()
@@ -35,7 +35,7 @@ fn keys(fixture: &Fixture) -> Vec<String> {
         .collect()
 }
 
-fn topic_that_is_created_again_is_delivered_to_and_the_loss_is_logged(exactly_once: bool) {
+fn delivers_to_a_re_created_topic_and_logs_the_loss(exactly_once: bool) {
     let fixture = Fixture::new().in_mode(exactly_once);
     let aggregate = fixture.aggregate(3);
     let topic = format!("outbox.event.{aggregate}");
@@ -53,7 +53,7 @@ fn topic_that_is_created_again_is_delivered_to_and_the_loss_is_logged(exactly_on
     walpost.terminate().expect_code(0);
 }
 
-fn topic_that_is_deleted_is_created_where_the_settings_say_so(exactly_once: bool) {
+fn re_creates_a_deleted_topic_if_configured(exactly_once: bool) {
     let fixture = Fixture::new().in_mode(exactly_once);
     let aggregate = fixture.aggregate(3);
     let topic = format!("outbox.event.{aggregate}");
@@ -66,7 +66,7 @@ fn topic_that_is_deleted_is_created_where_the_settings_say_so(exactly_once: bool
     walpost.terminate().expect_code(0);
 }
 
-fn topic_that_is_deleted_halts_and_says_so(exactly_once: bool) {
+fn halts_and_reports_a_deleted_topic(exactly_once: bool) {
     let fixture = Fixture::new().in_mode(exactly_once);
     let aggregate = fixture.aggregate(1);
     let topic = format!("outbox.event.{aggregate}");
@@ -82,7 +82,7 @@ fn topic_that_is_deleted_halts_and_says_so(exactly_once: bool) {
     );
 }
 
-fn pipeline_that_is_stopped_continues_on_another_kafka_cluster(exactly_once: bool) {
+fn stopped_pipeline_continues_on_another_kafka_cluster(exactly_once: bool) {
     let other = Broker::private();
     let mut fixture = Fixture::new().in_mode(exactly_once);
     let aggregate = fixture.aggregate(1);
@@ -108,7 +108,7 @@ fn pipeline_that_is_stopped_continues_on_another_kafka_cluster(exactly_once: boo
 }
 
 #[test]
-fn another_cluster_at_the_same_address_is_named() {
+fn reports_another_kafka_cluster_at_the_same_address() {
     let broker = Broker::private();
     let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker);
     let aggregate = fixture.aggregate(1);

@@ -1,20 +1,20 @@
-//! Missing topics are created, many with one request.
+//! Missing topics are created, many of them with one request.
 
 use crate::support::fixture::Fixture;
 use crate::support::walpost::{Invocation, Walpost};
 
 for_each_fixture! {
-    many_new_topics_are_created_together
+    creates_many_new_topics_together
 }
 
 in_both_modes! {
-    many_new_topics_of_a_snapshot_are_created_together
+    creates_many_new_topics_of_a_snapshot_together
 }
 
 const TOPICS: usize = 200;
-/// Creating topics together takes fewer requests, and fewer Kafka transactions, than this. One by
-/// one, there would be one for each topic. Some topics are looked up before all rows have been
-/// read, more of them on machines with few processors.
+/// The maximum number of requests, and of Kafka transactions, if topics are created together;
+/// without batching, each topic would take one of each. Some topics are looked up before all rows
+/// have been read, especially on machines with few processors.
 const LOOKUPS_MAX: usize = TOPICS / 2;
 
 /// Returns a command that logs each request to create topics.
@@ -41,7 +41,7 @@ fn insert(fixture: &Fixture) -> Vec<String> {
 }
 
 /// Asserts that each topic has one record, and that topics were created together.
-fn judge(fixture: &Fixture, walpost: Walpost, topics: &[String]) {
+fn check_topics(fixture: &Fixture, walpost: Walpost, topics: &[String]) {
     fixture.wait_until_confirmed();
     let requests = walpost.logged("creating topics");
     assert!((1..LOOKUPS_MAX).contains(&requests), "{requests} requests");
@@ -54,19 +54,19 @@ fn judge(fixture: &Fixture, walpost: Walpost, topics: &[String]) {
         assert_eq!(end, expected, "{place:?}");
     }
     if fixture.is_exactly_once() {
-        // Waiting for one topic after another does not count as idle time.
+        // The time spent waiting for one topic after another does not count as idle time.
         let checkpoints = fixture.checkpoints().len();
         assert!(checkpoints < LOOKUPS_MAX, "{checkpoints} checkpoints");
     }
 }
 
-fn many_new_topics_are_created_together(fixture: Fixture<'static>) {
+fn creates_many_new_topics_together(fixture: Fixture<'static>) {
     let walpost = run(&fixture).start_streaming();
     let topics = insert(&fixture);
-    judge(&fixture, walpost, &topics);
+    check_topics(&fixture, walpost, &topics);
 }
 
-fn many_new_topics_of_a_snapshot_are_created_together(exactly_once: bool) {
+fn creates_many_new_topics_of_a_snapshot_together(exactly_once: bool) {
     let fixture = Fixture::bare();
     fixture.db.run(
         "CREATE TABLE outbox (id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb)",
@@ -76,5 +76,5 @@ fn many_new_topics_of_a_snapshot_are_created_together(exactly_once: bool) {
     let fixture = fixture.in_mode(exactly_once);
     let mut walpost = run(&fixture).start();
     walpost.wait_for_log("snapshot delivered");
-    judge(&fixture, walpost, &topics);
+    check_topics(&fixture, walpost, &topics);
 }

@@ -1,14 +1,14 @@
-//! Events committed before the publication existed: PostgreSQL never sends them with that
-//! publication, whatever is created later.
+//! Events that were committed before the publication existed: PostgreSQL never sends them with this
+//! publication, regardless of the objects created later.
 
 use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJORS, Server};
 
-/// Found by a walk of `./dev soak --shapes` with seed 211777191430145: the pipeline halted without
-/// a remedy in its message.
+/// Found by a random walk of `./dev soak --shapes` with seed 211777191430145: the pipeline halted
+/// without a remedy in its message.
 #[test]
-fn halt_names_the_remedy_for_events_older_than_the_publication() {
+fn halt_message_has_a_remedy_for_events_older_than_the_publication() {
     for major in MAJORS {
         let mut fixture = Fixture::on_servers(Server::shared(major), Broker::shared());
         let aggregate = fixture.aggregate(1);

@@ -13,14 +13,14 @@ use serde_json::{Value, json};
 use crate::budget;
 use crate::replay::already_delivered::settled;
 use crate::snapshot::detached::detached_before_first_start;
-use crate::snapshot::{self, filled, start_and_copy_some};
+use crate::snapshot::{self, fixture_with_older_rows, start_and_copy_some};
 use crate::support::checker::Resends;
 use crate::support::fixture::Fixture;
-use crate::tables::set_aside::set_aside_and_delivered_again;
+use crate::tables::set_aside::fixture_with_resumed_table;
 
-/// Exactly-once mode relies on its checkpoint instead.
+/// Exactly-once mode relies on its checkpoint instead of the journal.
 #[test]
-fn journal_that_a_newer_version_has_written_halts() {
+fn halts_on_a_journal_written_by_a_newer_version() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "k");
@@ -53,7 +53,7 @@ fn form(value: &Value) -> Value {
             let forms = members.map(|(name, value)| (name.clone(), form(value)));
             Value::Object(forms.collect())
         }
-        // Independent of the number of elements.
+        // The form does not depend on the number of elements.
         Value::Array(items) => {
             let forms: BTreeSet<_> = items.iter().map(|item| form(item).to_string()).collect();
             forms.into_iter().collect()
@@ -68,21 +68,21 @@ fn form(value: &Value) -> Value {
 /// The forms of the persistent state, by kind.
 type Forms = BTreeMap<String, BTreeSet<String>>;
 
-/// Returns each kind of persistent state that a pipeline leaves during its life.
-fn left() -> Vec<(String, Value)> {
-    // Copied older rows in exactly-once mode, including an interrupted copy.
-    let (fixture, aggregate) = filled(snapshot::TABLE, 20_000, true);
+/// Returns each kind of persistent state that a pipeline writes during its lifetime.
+fn persistent_state() -> Vec<(String, Value)> {
+    // The pipeline copies older rows in exactly-once mode, and one copy is interrupted.
+    let (fixture, aggregate) = fixture_with_older_rows(snapshot::TABLE, 20_000, true);
     fixture.kill(start_and_copy_some(&fixture));
     snapshot::settle(&fixture, fixture.start());
     fixture.insert(&aggregate, "k");
     snapshot::settle(&fixture, fixture.start());
-    let mut left = left_in_kafka(&fixture);
-    left.extend(left_in_the_journal(&fixture));
+    let mut persistent_state = kafka_state(&fixture);
+    persistent_state.extend(journal_rows(&fixture));
 
-    // Partitions that were detached before they were copied.
-    left.extend(left_in_the_journal(&detached_before_first_start()));
+    // A partition is detached before its rows are copied.
+    persistent_state.extend(journal_rows(&detached_before_first_start()));
 
-    // A skip, a dropped slot, and a replay of its events.
+    // An event is skipped, a slot is dropped, and its events are replayed.
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "k");
@@ -101,20 +101,20 @@ fn left() -> Vec<(String, Value)> {
         .finish()
         .expect_code(0);
     fixture.replay(&["--all", "--yes"]).finish().expect_code(0);
-    left.extend(left_in_kafka(&fixture));
-    left.extend(left_in_the_journal(&fixture));
-    // A table that is set aside.
-    left.extend(left_in_the_journal(&set_aside_and_delivered_again()));
-    // Tables whose slot was replaced, one of which had left the publication, and a gap that was
-    // settled without sending.
+    persistent_state.extend(kafka_state(&fixture));
+    persistent_state.extend(journal_rows(&fixture));
+    // A table is set aside.
+    persistent_state.extend(journal_rows(&fixture_with_resumed_table()));
+    // The slot of several tables is replaced, one of the tables has left the publication, and a gap
+    // is closed without sending events.
     let fixture = settled();
-    left.extend(left_in_the_journal(&fixture));
-    left.extend(left_in_states(&fixture));
-    left
+    persistent_state.extend(journal_rows(&fixture));
+    persistent_state.extend(state_rows(&fixture));
+    persistent_state
 }
 
 /// Returns the rows of the state tables.
-fn left_in_states(fixture: &Fixture) -> Vec<(String, Value)> {
+fn state_rows(fixture: &Fixture) -> Vec<(String, Value)> {
     let rows = |table: &str| {
         let rows = fixture.db.value(&format!(
             "SELECT jsonb_agg(row_to_json(s) ORDER BY s)::text FROM walpost.{table} s"
@@ -127,7 +127,7 @@ fn left_in_states(fixture: &Fixture) -> Vec<(String, Value)> {
     [rows("slot_state"), rows("table_state")].concat()
 }
 
-fn left_in_the_journal(fixture: &Fixture) -> Vec<(String, Value)> {
+fn journal_rows(fixture: &Fixture) -> Vec<(String, Value)> {
     let entries = fixture.db.value(
         "SELECT jsonb_agg(jsonb_build_object('action', action, 'from', from_lsn, 'to', to_lsn,
              'detail', detail - 'version') ORDER BY id)::text FROM walpost.journal",
@@ -140,14 +140,14 @@ fn left_in_the_journal(fixture: &Fixture) -> Vec<(String, Value)> {
         .collect()
 }
 
-fn left_in_kafka(fixture: &Fixture) -> Vec<(String, Value)> {
+fn kafka_state(fixture: &Fixture) -> Vec<(String, Value)> {
     let checkpoints = fixture.broker.read(&["walpost-checkpoints".to_owned()]);
     let ours = checkpoints
         .iter()
         .filter(|record| record.key() == fixture.name);
     let checkpoint = |text: &str| -> Value { serde_json::from_str(&named(fixture, text)).unwrap() };
     let checkpoints = ours.map(|record| checkpoint(record.text()));
-    // Some runs write a checkpoint between the last row of a copy and its end, others do not.
+    // Only some runs write a checkpoint between the last row of a copy and its end.
     let is_between = |checkpoint: &Value| {
         let chunks = checkpoint["snapshot"]["chunks"].as_array();
         chunks.is_some_and(|chunks| chunks.iter().any(|chunk| chunk["upto"].is_null()))
@@ -165,7 +165,7 @@ fn left_in_kafka(fixture: &Fixture) -> Vec<(String, Value)> {
     checkpoints.chain(headers).collect()
 }
 
-/// Returns the text with the fixture's name replaced by a fixed one.
+/// Returns the text with a fixed name in place of the fixture's name.
 fn named(fixture: &Fixture, text: &str) -> String {
     let topics = fixture.topics().into_iter().enumerate();
     let text = topics.fold(text.to_owned(), |text, (n, topic)| {
@@ -174,9 +174,9 @@ fn named(fixture: &Fixture, text: &str) -> String {
     text.replace(&fixture.name, "orders")
 }
 
-fn forms(left: impl IntoIterator<Item = (String, Value)>) -> Forms {
+fn forms(persistent_state: impl IntoIterator<Item = (String, Value)>) -> Forms {
     let mut forms = Forms::new();
-    for (kind, value) in left {
+    for (kind, value) in persistent_state {
         forms
             .entry(kind)
             .or_default()
@@ -190,11 +190,11 @@ fn golden() -> PathBuf {
 }
 
 #[test]
-#[ignore = "captures what is at rest: ./dev golden"]
-fn capture_golden() {
+#[ignore = "writes tests/golden/at_rest.jsonl: ./dev golden"]
+fn captures_golden_stored_state() {
     let mut seen = BTreeSet::new();
     let mut text = String::new();
-    for (kind, value) in left() {
+    for (kind, value) in persistent_state() {
         if seen.insert((kind.clone(), form(&value).to_string())) {
             text += &format!("{}\n", json!({"kind": kind, "value": value}));
         }
@@ -203,7 +203,7 @@ fn capture_golden() {
 }
 
 /// A change of the form requires a new version of the format, and a test that resumes from the
-/// previous one.
+/// previous version.
 #[test]
 fn stored_state_keeps_its_format() {
     let golden = fs::read_to_string(golden()).unwrap();
@@ -212,5 +212,5 @@ fn stored_state_keeps_its_format() {
         let kind = line["kind"].as_str().unwrap().to_owned();
         (kind, line["value"].take())
     });
-    assert_eq!(forms(left()), forms(golden));
+    assert_eq!(forms(persistent_state()), forms(golden));
 }

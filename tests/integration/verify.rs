@@ -18,12 +18,12 @@ mod missing;
 mod refused;
 
 /// The result of `verify --json` for its only pipeline.
-struct Verdict {
+struct VerifyResult {
     ok: bool,
     pipeline: Value,
 }
 
-impl Verdict {
+impl VerifyResult {
     fn of(finished: &Finished) -> Self {
         let document: Value = serde_json::from_str(&finished.stdout).expect("one JSON document");
         let pipeline = document["pipelines"][0].clone();
@@ -37,9 +37,9 @@ impl Verdict {
     /// Returns all counts that are not zero: `rows 3, delivered 2, missing 1`.
     fn counts(&self) -> String {
         let counts = self.pipeline["counts"].as_object().expect("counts");
-        let told = counts.iter().filter(|(_, count)| **count != 0);
-        let told = told.map(|(what, count)| format!("{what} {count}"));
-        told.collect::<Vec<_>>().join(", ")
+        let nonzero = counts.iter().filter(|(_, count)| **count != 0);
+        let nonzero = nonzero.map(|(what, count)| format!("{what} {count}"));
+        nonzero.collect::<Vec<_>>().join(", ")
     }
 
     fn findings(&self) -> Vec<Value> {
@@ -54,21 +54,21 @@ impl Verdict {
     }
 }
 
-/// Runs `verify`, and checks the exit code against the result.
-fn verify_with(fixture: &Fixture<'_>, arguments: &[&str]) -> Verdict {
+/// Runs `verify`, and checks that the exit code matches the result.
+fn verify_with(fixture: &Fixture<'_>, arguments: &[&str]) -> VerifyResult {
     let finished = fixture.verify().arg("--json").args(arguments).finish();
-    let verdict = Verdict::of(&finished);
+    let verdict = VerifyResult::of(&finished);
     finished.expect_code(i32::from(!verdict.ok));
     verdict
 }
 
-fn verify(fixture: &Fixture<'_>) -> Verdict {
+fn verify(fixture: &Fixture<'_>) -> VerifyResult {
     verify_with(fixture, &[])
 }
 
 /// A record created by the test.
 #[derive(Clone)]
-struct Forged<'f> {
+struct ForgedRecord<'f> {
     topic: String,
     key: &'f str,
     headers: Vec<(&'f str, String)>,
@@ -76,7 +76,7 @@ struct Forged<'f> {
     timestamp: Option<i64>,
 }
 
-impl<'f> Forged<'f> {
+impl<'f> ForgedRecord<'f> {
     fn new(aggregate: &str, key: &'f str, id: &str) -> Self {
         Self {
             topic: format!("outbox.event.{aggregate}"),
@@ -86,7 +86,8 @@ impl<'f> Forged<'f> {
         }
     }
 
-    /// Sets the position: the commit LSN, and the index of the event in its transaction.
+    /// Sets the position, which consists of the commit LSN and the index of the event in its
+    /// transaction.
     fn at(mut self, commit: u64, index: u32) -> Self {
         let (high, low) = (commit >> 32, commit & u64::from(u32::MAX));
         let position = format!("{high:08X}/{low:08X}:{index:010}");
@@ -99,7 +100,7 @@ impl<'f> Forged<'f> {
         self
     }
 
-    /// Passes the record to the producer, for the first partition.
+    /// Passes the record to the producer for the first partition.
     fn send(&self, producer: &BaseProducer) {
         let headers = self
             .headers
@@ -127,15 +128,15 @@ impl<'f> Forged<'f> {
 }
 
 /// Produces a copy of the record.
-fn produce_again(fixture: &Fixture<'_>, record: &Record) {
+fn produce_copy(fixture: &Fixture<'_>, record: &Record) {
     let aggregate = record.topic.strip_prefix("outbox.event.").unwrap();
-    let mut again = Forged::new(aggregate, record.key(), record.header("id"));
+    let mut again = ForgedRecord::new(aggregate, record.key(), record.header("id"));
     let position = record.header("walpost-position").to_owned();
     again.headers.push(("walpost-position", position));
     again.produce(fixture.broker);
 }
 
-/// Commits rows in one transaction; returns their ids in order.
+/// Commits rows in one transaction, and returns their ids in order.
 fn insert_rows(fixture: &Fixture<'_>, aggregate: &str, keys: &[&str]) -> Vec<String> {
     let rows: String = keys
         .iter()
@@ -149,13 +150,13 @@ fn insert_rows(fixture: &Fixture<'_>, aggregate: &str, keys: &[&str]) -> Vec<Str
     ids.collect()
 }
 
-/// Moves the slot past everything committed, which loses the undelivered events.
+/// Moves the slot past everything committed, so that undelivered events are lost.
 pub(crate) fn advance_slot(fixture: &Fixture<'_>) {
     let slot = fixture.slot();
     wait_until("the slot to be free", || !fixture.slot_is_active());
     fixture.db.run(&format!(
         "SELECT pg_catalog.pg_replication_slot_advance('{slot}', pg_current_wal_lsn())"
     ));
-    // Otherwise Walpost would detect the move by itself.
+    // Without this row, Walpost does not detect that the slot was moved.
     fixture.db.run("DELETE FROM walpost.slot_state");
 }

@@ -1,4 +1,4 @@
-//! The watchdog reports each problem that stops a pipeline's progress once, with its remedy.
+//! The watchdog reports each problem that stops the progress of a pipeline once, with its remedy.
 
 use crate::support::browser;
 use crate::support::fixture::Fixture;
@@ -6,12 +6,12 @@ use crate::support::http::Http;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, MAJORS, Server};
 use crate::support::session::Session;
-use crate::support::wait::{wait_until, within_a_day};
+use crate::support::wait::{avoid_utc_midnight, wait_until};
 
 const PROBLEMS: &str = "walpost_watchdog_problem";
 
 /// Returns whether `/metrics` reports this problem for the pipeline.
-fn sees(http: &Http, fixture: &Fixture<'_>, kind: &str) -> bool {
+fn is_reported(http: &Http, fixture: &Fixture<'_>, kind: &str) -> bool {
     let series = format!(
         "{PROBLEMS}{{pipeline=\"{}\",kind=\"{kind}\"}}",
         fixture.name
@@ -34,15 +34,15 @@ fn open_transaction(fixture: &Fixture<'_>, aggregate: &str) -> (Session, String)
     (session, pid)
 }
 
-/// Returns a conninfo for the role that `walpost init` creates, which can see little of other
-/// sessions.
+/// Returns a connection string for the role that `walpost init` creates, which can see few details
+/// of other sessions.
 fn as_plain_role(fixture: &Fixture<'_>) -> String {
     fixture.invoke("init").finish().expect_code(0);
     fixture.conninfo_as("walpost")
 }
 
 #[test]
-fn stalled_delivery_is_logged_once_and_when_it_resumes() {
+fn logs_a_stalled_delivery_once_and_its_end_once() {
     let broker = Broker::borrowed();
     let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker);
     let aggregate = fixture.aggregate(1);
@@ -50,12 +50,12 @@ fn stalled_delivery_is_logged_once_and_when_it_resumes() {
     let http = walpost.http();
     fixture.insert(&aggregate, "k");
     fixture.wait_for_records(1);
-    assert!(!sees(&http, &fixture, "delivery_stuck"));
+    assert!(!is_reported(&http, &fixture, "delivery_stuck"));
     broker.freeze();
     fixture.insert(&aggregate, "k");
     let line = walpost.wait_for_log("watchdog: 1 events are in flight");
     assert!(line.contains("min.insync.replicas"), "{line}");
-    assert!(sees(&http, &fixture, "delivery_stuck"));
+    assert!(is_reported(&http, &fixture, "delivery_stuck"));
     let problem = &http.pipeline()["problems"][0];
     assert_eq!(problem["kind"], "delivery_stuck", "{problem}");
     assert!(problem["since"].is_number(), "{problem}");
@@ -72,13 +72,13 @@ fn stalled_delivery_is_logged_once_and_when_it_resumes() {
     );
     broker.thaw();
     walpost.wait_for_log("delivery_stuck resolved");
-    assert!(!sees(&http, &fixture, "delivery_stuck"));
+    assert!(!is_reported(&http, &fixture, "delivery_stuck"));
     assert_eq!(walpost.logged("1 events are in flight"), 1);
     walpost.terminate().expect_code(0);
 }
 
 #[test]
-fn transaction_that_keeps_much_log_is_named_by_its_pid_to_a_role_that_may_see_little() {
+fn reports_a_transaction_that_retains_wal_by_its_pid_to_an_unprivileged_role() {
     for major in [MAJORS[0], MAJORS[MAJORS.len() - 1]] {
         let server = Server::private(major, "max_slot_wal_keep_size = 128MB\n");
         let fixture = Fixture::on_servers(&server, Broker::shared());
@@ -101,18 +101,18 @@ fn transaction_that_keeps_much_log_is_named_by_its_pid_to_a_role_that_may_see_li
         ] {
             assert!(line.contains(text), "{text} in {line}");
         }
-        assert!(sees(&http, &fixture, "long_transaction"));
+        assert!(is_reported(&http, &fixture, "long_transaction"));
         assert_eq!(http.get("/readyz").code, 200);
         session.run("COMMIT");
         walpost.wait_for_log("long_transaction resolved");
-        assert!(!sees(&http, &fixture, "long_transaction"));
+        assert!(!is_reported(&http, &fixture, "long_transaction"));
         fixture.wait_for_records(1);
         walpost.terminate().expect_code(0);
     }
 }
 
 #[test]
-fn prepared_transaction_that_keeps_much_log_is_named() {
+fn reports_a_prepared_transaction_that_retains_wal() {
     let settings = "max_slot_wal_keep_size = 128MB\nmax_prepared_transactions = 2\n";
     let server = Server::private(MAJOR, settings);
     let fixture = Fixture::on_servers(&server, Broker::shared());
@@ -129,7 +129,7 @@ fn prepared_transaction_that_keeps_much_log_is_named() {
 }
 
 #[test]
-fn slot_about_to_be_lost_is_reported_with_the_remedy() {
+fn reports_a_slot_about_to_be_lost_with_a_remedy() {
     let server = Server::private(MAJOR, "max_slot_wal_keep_size = 48MB\n");
     let fixture = Fixture::on_servers(&server, Broker::shared());
     let aggregate = fixture.aggregate(1);
@@ -142,7 +142,7 @@ fn slot_about_to_be_lost_is_reported_with_the_remedy() {
         line.contains("ALTER SYSTEM SET max_slot_wal_keep_size"),
         "{line}"
     );
-    assert!(sees(&http, &fixture, "slot_unreserved"));
+    assert!(is_reported(&http, &fixture, "slot_unreserved"));
     fixture
         .invoke("status")
         .args(["--http", http.address()])
@@ -156,15 +156,15 @@ fn slot_about_to_be_lost_is_reported_with_the_remedy() {
     walpost.wait_for_log("slot_unreserved resolved");
     session.run("COMMIT");
     fixture.wait_for_records(1);
-    wait_until("nothing to be wrong", || {
+    wait_until("all problems to be resolved", || {
         http.pipeline()["problems"] == serde_json::json!([])
     });
     walpost.terminate().expect_code(0);
 }
 
-/// A table with a partition for today in UTC, and a default partition.
+/// Creates a table with a partition for today in UTC, and a default partition.
 fn partitioned_by<'s>(server: &'s Server, column_type: &str, settings: &str) -> Fixture<'s> {
-    within_a_day();
+    avoid_utc_midnight();
     let fixture = Fixture::bare_on_servers(server, Broker::shared());
     let today = "to_char(now() AT TIME ZONE 'UTC', 'YYYY-MM-DD')";
     let today = fixture.db.value(&format!("SELECT {today}")).unwrap();
@@ -192,7 +192,7 @@ fn partitioned_by<'s>(server: &'s Server, column_type: &str, settings: &str) -> 
 }
 
 #[test]
-fn reports_ending_partitions_until_more_are_created() {
+fn warns_that_partitions_run_out_until_more_are_created() {
     let types = ["timestamptz", "timestamp", "date", "timestamptz", "date"];
     for (major, column_type) in MAJORS.into_iter().zip(types) {
         let settings = "SET TimeZone = 'America/New_York'";
@@ -202,7 +202,7 @@ fn reports_ending_partitions_until_more_are_created() {
         let line = walpost.wait_for_log("the last partition of table public.outbox ends at ");
         assert!(line.contains("T00:00:00Z: rows of a later time"), "{line}");
         assert!(line.contains("walpost maintain"), "{line}");
-        assert!(sees(&http, &fixture, "partitions_run_out"));
+        assert!(is_reported(&http, &fixture, "partitions_run_out"));
         if major == 18 {
             let page = browser::document(&format!("http://{}/", http.address()));
             let problem = "the last partition of table public.outbox ends at ";
@@ -229,7 +229,7 @@ fn reports_ending_partitions_until_more_are_created() {
             .expect_code(0);
         walpost.wait_for_log("partitions_run_out resolved");
         let end = end + 3.0 * 86_400.0;
-        // The first new partition was enough to resolve the problem.
+        // The first new partition resolves the problem.
         wait_until("all partitions to be known", || {
             metric("walpost_partitions_end_timestamp_seconds") == Some(end)
                 && metric("walpost_partitions_ahead") == Some(3.0)
@@ -238,21 +238,23 @@ fn reports_ending_partitions_until_more_are_created() {
     }
 }
 
-/// In any DateStyle. A partition for all later rows has no end.
+/// The end is reported with any DateStyle, and is unknown if a partition covers all later times.
 #[test]
-fn end_of_partitions_is_known_if_each_of_them_has_one() {
+fn reports_the_end_of_partitions_if_every_partition_has_an_upper_bound() {
     let style = "SET DateStyle = 'SQL, DMY'";
     let fixture = partitioned_by(Server::shared(MAJOR), "timestamptz", style);
     let mut walpost = fixture.start_with(&["--http", "127.0.0.1:0"]);
     let http = walpost.http();
     wait_until("the end to be known", || {
-        sees(&http, &fixture, "partitions_run_out") && !http.pipeline()["partitions_end"].is_null()
+        is_reported(&http, &fixture, "partitions_run_out")
+            && !http.pipeline()["partitions_end"].is_null()
     });
     fixture.db.run(
         "CREATE TABLE outbox_later PARTITION OF outbox FOR VALUES FROM ('3000-01-01 00:00+00') TO (MAXVALUE)",
     );
     wait_until("the end to be unknown", || {
-        http.pipeline()["partitions_end"].is_null() && !sees(&http, &fixture, "partitions_run_out")
+        http.pipeline()["partitions_end"].is_null()
+            && !is_reported(&http, &fixture, "partitions_run_out")
     });
     walpost.terminate().expect_code(0);
 }

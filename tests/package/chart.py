@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Compares what the Helm chart renders with the manifests in deploy/kubernetes.
+"""Compares the rendered Helm chart with the manifests in deploy/kubernetes.
 
     chart.py HELM
 
-Without changed values, both must create the same objects. Then every option is rendered, and the result is validated
-against the schemas of Kubernetes. Called by ./dev chart.
+With default values, both must define the same objects. Every option is rendered, too, and the result is validated
+against the Kubernetes schemas. Called by ./dev chart.
 """
 
 import difflib
@@ -17,7 +17,7 @@ import kubernetes_validate
 import yaml
 
 CHART = "deploy/helm"
-# What only Helm adds.
+# Labels that only Helm adds.
 HELM_LABELS = {
     "app.kubernetes.io/instance",
     "app.kubernetes.io/managed-by",
@@ -41,7 +41,7 @@ class Helm:
         return done.returncode, done.stdout, done.stderr
 
     def render(self, *values, release="walpost"):
-        """The rendered objects by kind and name."""
+        """Returns the rendered objects by kind and name."""
         words = [word for value in values for word in ("--set", value)]
         code, output, error = self.run("template", release, CHART, "--kube-version", KUBERNETES[0], *words)
         if code:
@@ -62,7 +62,7 @@ def by_name(documents):
 
 
 def normal(value):
-    """The value without the labels and the annotation that only Helm adds, and with the files of a volume in order."""
+    """Returns the value without the labels and annotations that only Helm adds, with the files of a volume sorted."""
     if isinstance(value, list):
         return [normal(item) for item in value]
     if not isinstance(value, dict):
@@ -107,7 +107,7 @@ def check_defaults(helm):
 
 
 def check_selectors(helm):
-    """Two releases in one namespace must not select each other's pods."""
+    """Checks that two releases in one namespace do not select each other's pods."""
     for release in ("walpost", "orders"):
         rendered = helm.render("serviceMonitor.enabled=true", release=release)
         name = "walpost" if release == "walpost" else "orders-walpost"
@@ -189,7 +189,7 @@ def check_single_replica(helm):
 
 
 def check_mistakes(helm):
-    """A mistake in the values is an error, not a default."""
+    """Checks that an invalid value is an error and is not replaced by a default."""
     for mistake in ("replicas=0", "replica=2", "alerts.enable=true", "terminationGracePeriodSeconds=30", "image.digest=1"):
         code, _, error = helm.run("template", "walpost", CHART, "--kube-version", KUBERNETES[0], "--set", mistake)
         if code == 0:

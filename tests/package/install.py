@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Installs, starts, upgrades and removes the packages on a machine of their own, and compares the .rpm with the .deb.
+"""Installs, starts, upgrades and removes the packages in a container, and compares the .rpm with the .deb.
 
     install.py FOLDER NEWER CACHE
 
-FOLDER has what ./dev package makes, and NEWER packages of a later version of the same program. The machine is a minimal
-Debian with systemd in namespaces, so this needs root and mmdebstrap; its files are kept in CACHE. Called by
-./dev package --test.
+FOLDER contains the output of ./dev package, and NEWER contains packages of a later version of the same program. The
+machine is a minimal Debian with systemd in namespaces, so this script needs root and mmdebstrap; its files are kept in
+CACHE. Called by ./dev package --test.
 """
 
 import contextlib
@@ -74,7 +74,7 @@ def wait_until(what, condition):
         if condition():
             return
         time.sleep(0.1)
-    fail(f"waited {PATIENCE} s for {what}")
+    fail(f"timed out after {PATIENCE} s waiting for {what}")
 
 
 def expect(what, found, expected):
@@ -83,7 +83,7 @@ def expect(what, found, expected):
 
 
 def debian(cache):
-    """A Debian with systemd and rpm, packed; it is made once."""
+    """Returns an archive of a Debian with systemd and rpm, which is created only once."""
     packed = cache / "debian.tar"
     if packed.exists():
         return packed
@@ -101,7 +101,7 @@ def debian(cache):
 
 
 class ControlGroup:
-    """A control group for a machine, which systemd takes for the root."""
+    """A control group for a machine, which systemd treats as the root of the hierarchy."""
 
     def __enter__(self):
         self.mount = tempfile.mkdtemp()
@@ -138,7 +138,7 @@ class Machine:
         return done.stdout.strip()
 
     def state(self):
-        """Whether the service is active, and whether it is enabled."""
+        """Returns whether the service is active, and whether it is enabled."""
         words = (self.attempt(f"systemctl {word} walpost").stdout.strip() for word in ("is-active", "is-enabled"))
         return tuple(words)
 
@@ -146,7 +146,7 @@ class Machine:
         return self.run("systemctl show --property MainPID --value walpost")
 
     def health(self):
-        """The status of /healthz, asked within the machine's network."""
+        """Returns the status code of /healthz, requested in the network namespace of the machine."""
         program = "import urllib.request; print(urllib.request.urlopen('http://127.0.0.1:9464/healthz').status)"
         return run("nsenter", "--target", str(self.pid), "--net", sys.executable, "-c", program).strip()
 
@@ -179,10 +179,10 @@ class Deb:
 
 class Rpm:
     pattern, list_files = "*.rpm", "rpm -ql walpost"
-    # The machine's libraries are Debian's packages, which rpm does not know.
+    # The machine's libraries are Debian packages, which rpm does not recognize.
     install, upgrade = "rpm --install --nodeps", "rpm --upgrade --nodeps"
     remove = "rpm --erase walpost"
-    # The group of /etc/walpost is set by the script.
+    # The package's script sets the group of /etc/walpost.
     verify = "rpm --verify --nodeps --nogroup walpost"
 
 
@@ -193,7 +193,7 @@ def package(folder, kind):
 
 
 def live(at, kind, folder, newer):
-    """The life of a package, from its installation to its removal."""
+    """Tests the life cycle of a package from its installation to its removal."""
     for where, name in ((folder, "first"), (newer, "second")):
         shutil.copy(package(where, kind), at.root / f"var/{name}{kind.pattern[1:]}")
     first, second = (f"/var/{name}{kind.pattern[1:]}" for name in ("first", "second"))
@@ -202,7 +202,7 @@ def live(at, kind, folder, newer):
     expect("the account's shell", account[6].endswith("/nologin"), True)
     expect("/etc/walpost", at.run("stat --format '%a %U %G' /etc/walpost"), "750 root walpost")
     expect("the service after the installation", at.state(), ("inactive", "disabled"))
-    expect("what is not as installed", at.run(kind.verify), "")
+    expect("the files that differ from the package", at.run(kind.verify), "")
     version = at.run("walpost --version").split()[1]
 
     if at.attempt("systemctl start walpost").returncode == 0:
@@ -223,7 +223,7 @@ def live(at, kind, folder, newer):
     expect("the service after the upgrade", at.state(), ("active", "enabled"))
     after = at.main_pid()
     if before == after:
-        fail("the upgrade has not restarted the service")
+        fail("the upgrade did not restart the service")
     wait_until("the new process", lambda: at.attempt("walpost pipeline list").returncode == 0)
     expect("the configuration after the upgrade", config.read_text(), CONFIG)
 
@@ -234,7 +234,7 @@ def live(at, kind, folder, newer):
     if active != "inactive" or enabled not in ("", "not-found"):
         fail(f"the service after the removal is {active} and {enabled}")
     left = [path for path in files if "walpost" in path and path != "/etc/walpost" and (at.root / path[1:]).exists()]
-    expect("the files that are left", left, [])
+    expect("the remaining files", left, [])
     expect("the configuration after the removal", config.read_text(), CONFIG)
     expect("the account after the removal", at.run("getent passwd walpost").split(":"), account)
     config.unlink()
@@ -248,7 +248,7 @@ def tree(root):
     found = {}
     for path in sorted(root.rglob("*")):
         name = str(path.relative_to(root))
-        # The folder that zsh reads is another one in Debian.
+        # In Debian, zsh reads its completions from another directory.
         name = name.replace("zsh/vendor-completions", "zsh/site-functions")
         found[name] = stat.filemode(path.lstat().st_mode), path
     return found
@@ -265,7 +265,7 @@ def compare(folder):
         expect("the files in the .rpm", sorted(of_rpm), sorted(of_deb))
         for name, (mode, path) in of_deb.items():
             of_mode, other = of_rpm[name]
-            # Folders of the system are no part of an .rpm.
+            # An .rpm does not contain system directories.
             if path.is_dir() and "walpost" not in name:
                 continue
             expect(f"the mode of {name} in the .rpm", of_mode, mode)
@@ -300,7 +300,7 @@ def check_rest(folder):
     if unknown or not {"openssl-sys", "rdkafka-sys", "tokio"} <= {name for name, _ in components}:
         fail(f"{sbom.name}: its components are not those of Cargo.lock: {sorted(unknown)}")
     if os.getcwd() in sbom.read_text():
-        fail(f"{sbom.name} names the folder that it was made in")
+        fail(f"{sbom.name} contains the path of its build directory")
     (archive,) = folder.glob("*.tar.gz")
     with tempfile.TemporaryDirectory() as unpacked:
         run("tar", "--extract", "--gzip", "--file", str(archive), "--directory", unpacked)

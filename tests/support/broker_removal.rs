@@ -1,4 +1,4 @@
-//! Simulates Kafka brokers during their shutdown, when the last one still responds but returns
+//! Simulates Kafka brokers during their shutdown, when the last broker still responds but returns
 //! metadata without any brokers.
 
 use std::collections::HashMap;
@@ -28,24 +28,24 @@ const UNKNOWN: i16 = 3;
 /// Removes the brokers from metadata responses while enabled.
 #[derive(Default)]
 pub(crate) struct BrokerRemoval {
-    is_now: AtomicBool,
-    answers: AtomicUsize,
+    is_enabled: AtomicBool,
+    changed: AtomicUsize,
     /// The version of each pending metadata request, by correlation ID.
-    asked: Mutex<HashMap<[u8; 4], i16>>,
+    pending_versions: Mutex<HashMap<[u8; 4], i16>>,
 }
 
 impl BrokerRemoval {
     /// Enables or disables the removal of brokers.
-    pub(crate) fn set_enabled(&self, is_now: bool) {
-        self.is_now.store(is_now, Ordering::SeqCst);
+    pub(crate) fn set_enabled(&self, is_enabled: bool) {
+        self.is_enabled.store(is_enabled, Ordering::SeqCst);
     }
 
     /// Returns how many responses were sent without brokers.
     pub(crate) fn changed_responses(&self) -> usize {
-        self.answers.load(Ordering::SeqCst)
+        self.changed.load(Ordering::SeqCst)
     }
 
-    /// Forwards requests, and records which ones are for metadata.
+    /// Forwards requests, and records which requests are for metadata.
     pub(super) fn forward_requests(&self, from: &TcpStream, to: &TcpStream) -> io::Result<()> {
         loop {
             let request = receive(from)?;
@@ -53,7 +53,7 @@ impl BrokerRemoval {
                 && let version = i16::from_be_bytes([*major, *minor])
                 && version >= FLEXIBLE_VERSION
             {
-                self.asked.lock().unwrap().insert(*id, version);
+                self.pending_versions.lock().unwrap().insert(*id, version);
             }
             send(to, &request)?;
         }
@@ -62,23 +62,24 @@ impl BrokerRemoval {
     /// Forwards responses.
     pub(super) fn forward_responses(&self, from: &TcpStream, to: &TcpStream) -> io::Result<()> {
         loop {
-            let mut answer = receive(from)?;
-            let id = answer.first_chunk();
-            if let Some(version) = id.and_then(|id| self.asked.lock().unwrap().remove(id))
-                && self.is_now.load(Ordering::SeqCst)
-                && let Some(emptied) = without_brokers(&answer, version)
+            let mut response = receive(from)?;
+            let id = response.first_chunk();
+            if let Some(version) =
+                id.and_then(|id| self.pending_versions.lock().unwrap().remove(id))
+                && self.is_enabled.load(Ordering::SeqCst)
+                && let Some(emptied) = without_brokers(&response, version)
             {
-                self.answers.fetch_add(1, Ordering::SeqCst);
-                answer = emptied;
+                self.changed.fetch_add(1, Ordering::SeqCst);
+                response = emptied;
             }
-            send(to, &answer)?;
+            send(to, &response)?;
         }
     }
 }
 
 /// Returns a response without its brokers and with topics that do not exist.
-fn without_brokers(answer: &[u8], version: i16) -> Option<Vec<u8>> {
-    let (head, mut rest) = answer.split_at_checked(BROKERS_OFFSET)?;
+fn without_brokers(response: &[u8], version: i16) -> Option<Vec<u8>> {
+    let (head, mut rest) = response.split_at_checked(BROKERS_OFFSET)?;
     for _ in 1..varint(&mut rest)? {
         // ID, host, port and rack of a broker.
         rest = rest.get(4..)?;
@@ -105,7 +106,8 @@ fn without_brokers(answer: &[u8], version: i16) -> Option<Vec<u8>> {
         if version >= TOPIC_ID_VERSION {
             emptied.extend([0; 16]);
         }
-        // Not internal; no partitions; authorized operations not requested; empty tags.
+        // The fields of a nonexistent topic: not internal, no partitions, authorized operations not
+        // requested, empty tags.
         emptied.extend([0, EMPTY_ARRAY, 0x80, 0, 0, 0, 0]);
     }
     emptied.extend(rest);

@@ -10,7 +10,7 @@ use std::thread;
 use serde_json::{Value, json};
 
 use super::reaper::{self, Ending};
-use super::secrets::{self, Stream};
+use super::secrets::{self, OutputStream};
 use super::wait::{WAIT_TIMEOUT, wait_until};
 
 const ARGUMENTS: [&str; 7] = [
@@ -25,9 +25,9 @@ const ARGUMENTS: [&str; 7] = [
 
 fn run(url: &str, arguments: &[&str]) -> String {
     let profile = reaper::folder("browser");
-    let said = Command::new("chromium")
+    let result = Command::new("chromium")
         .args(ARGUMENTS)
-        // The page sees this much time pass, however slow the machine is.
+        // The page's clock advances by this much, regardless of the speed of the machine.
         .arg("--virtual-time-budget=6000")
         .arg(format!("--user-data-dir={}", profile.display()))
         .args(arguments)
@@ -35,14 +35,14 @@ fn run(url: &str, arguments: &[&str]) -> String {
         .stdin(Stdio::null())
         .output()
         .expect("chromium: ./dev setup");
-    assert!(said.status.success(), "{said:?}");
-    String::from_utf8(said.stdout).unwrap()
+    assert!(result.status.success(), "{result:?}");
+    String::from_utf8(result.stdout).unwrap()
 }
 
 /// Returns the HTML of the page at `url` after it has run for several seconds.
 pub(crate) fn document(url: &str) -> String {
     let document = run(url, &["--dump-dom"]);
-    secrets::expect_none(Stream::Error, &document);
+    secrets::expect_none(OutputStream::Error, &document);
     document
 }
 
@@ -106,7 +106,7 @@ impl Tab {
         tab.command("Page.navigate", json!({"url": url})).unwrap();
         let shown = "document.querySelector('[data-pipeline] .state b')?.textContent";
         // Evaluation can fail until the page has replaced the blank one.
-        wait_until("the page to show something", || {
+        wait_until("the page to show a pipeline", || {
             tab.try_evaluate(shown).is_ok_and(|text| text != "")
         });
         tab
@@ -145,7 +145,7 @@ impl Tab {
         assert!(answer["exceptionDetails"].is_null(), "{answer}");
         let value = answer["result"].get("value").cloned();
         let value = value.unwrap_or_else(|| json!(""));
-        secrets::expect_none(Stream::Error, &value.to_string());
+        secrets::expect_none(OutputStream::Error, &value.to_string());
         Ok(value)
     }
 
@@ -163,7 +163,7 @@ impl Tab {
         let (code, text) = match key {
             "Tab" => (9, ""),
             "Enter" => (13, "\r"),
-            _ => panic!("{key} has no code here"),
+            _ => panic!("unsupported key: {key}"),
         };
         for kind in ["keyDown", "keyUp"] {
             let mut event = json!({

@@ -83,7 +83,7 @@ impl Authority {
             builder.append_extension(extension).unwrap();
         }
         builder.sign(&self.key, MessageDigest::sha256()).unwrap();
-        // Servers start concurrently, each with a certificate of the same name.
+        // Servers start concurrently, and each server has a certificate with the same name.
         static NUMBER: AtomicUsize = AtomicUsize::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let identity = Identity {

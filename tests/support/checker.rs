@@ -8,30 +8,30 @@ use super::records::{Record, TopicPartition};
 
 /// One event of a committed transaction. A history contains events in commit order.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Committed {
+pub(crate) struct CommittedEvent {
     pub(crate) id: String,
     /// LSN of the end of the commit record, which can be confirmed once the transaction is durable.
     pub(crate) end: u64,
-    /// Zero-based index among the rows of the transaction.
+    /// Zero-based index of the event among the rows of the transaction.
     pub(crate) index: u32,
 }
 
 /// One delivered record. A delivery contains records ordered by topic, partition and offset.
 #[derive(Clone, Debug)]
-pub(crate) struct Delivered {
+pub(crate) struct DeliveredRecord {
     pub(crate) id: String,
-    pub(crate) place: TopicPartition,
+    pub(crate) topic_partition: TopicPartition,
     pub(crate) offset: i64,
     pub(crate) key: Option<Vec<u8>>,
     /// Commit LSN and index from the header `walpost-position`.
     pub(crate) position: (u64, u32),
 }
 
-impl From<&Record> for Delivered {
+impl From<&Record> for DeliveredRecord {
     fn from(record: &Record) -> Self {
         Self {
             id: record.header("id").to_owned(),
-            place: record.topic_partition(),
+            topic_partition: record.topic_partition(),
             offset: record.offset,
             key: record.key.clone(),
             position: parse_position(record.header("walpost-position")),
@@ -39,11 +39,11 @@ impl From<&Record> for Delivered {
     }
 }
 
-/// The state just after a connector died.
+/// The state just after a connector was killed.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct KilledState {
     /// Offset after the last record of each partition, committed or not, read after the connector
-    /// died.
+    /// was killed.
     pub(crate) ends: HashMap<TopicPartition, i64>,
     /// The slot's confirmed_flush_lsn, read after the slot was released and before `ends`.
     pub(crate) confirmed: u64,
@@ -52,7 +52,8 @@ pub(crate) struct KilledState {
 /// How often a partition may repeat records from an earlier event.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Resends {
-    /// At most once per connection that broke or connector that died; this is their number.
+    /// At most once for each connection that broke or connector that was killed; this is their
+    /// number.
     AtMost(usize),
     /// Never: each event is delivered exactly once.
     Never,
@@ -65,27 +66,30 @@ pub(crate) enum Violation {
     Missing(String),
     /// The event was delivered but not committed.
     Phantom(String),
-    /// The event was delivered with a position that differs from that of its commit.
+    /// The position of the event differs from that of its commit.
     WrongPosition(String),
-    /// Within a partition, the event does not follow the previous one.
+    /// The event does not follow the previous event of its partition.
     OutOfOrder {
         id: String,
         after: String,
-        place: TopicPartition,
+        topic_partition: TopicPartition,
     },
     /// The later of two events with the same key was delivered to a different partition.
     KeyMoved(String),
     /// A partition was repeated from an earlier event more often than failures occurred.
-    TooManyResends { place: TopicPartition, times: usize },
-    /// The event was confirmed before a death, but delivered again after it.
+    TooManyResends {
+        topic_partition: TopicPartition,
+        times: usize,
+    },
+    /// The event was confirmed before a connector was killed, but was delivered again afterwards.
     ConfirmedTwice(String),
-    /// The event was confirmed before a death, but had not been delivered by then.
+    /// The event was confirmed before a connector was killed, but had not been delivered by then.
     ConfirmedTooEarly(String),
 }
 
 /// The counts of a delivery without violations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Summary {
+pub(crate) struct DeliverySummary {
     pub(crate) committed: usize,
     pub(crate) repeated: usize,
 }
@@ -99,11 +103,11 @@ pub(crate) struct Summary {
 /// - events that were confirmed at a death had been delivered by then and were not delivered again;
 /// - positions are those of the commits.
 pub(crate) fn check(
-    history: &[Committed],
-    delivery: &[Delivered],
-    deaths: &[KilledState],
+    history: &[CommittedEvent],
+    delivery: &[DeliveredRecord],
+    kills: &[KilledState],
     resends: Resends,
-) -> Result<Summary, Violations> {
+) -> Result<DeliverySummary, Violations> {
     let order: HashMap<&str, usize> = history
         .iter()
         .enumerate()
@@ -121,19 +125,23 @@ pub(crate) fn check(
     find_wrong_positions(history, &known, &mut found);
     find_disorder(history, &known, resends, &mut found);
     find_moved_keys(&known, &mut found);
-    for death in deaths {
-        find_wrong_confirmations(history, &known, death, &mut found);
+    for kill in kills {
+        find_wrong_confirmations(history, &known, kill, &mut found);
     }
     if !found.is_empty() {
         return Err(Violations(found));
     }
-    Ok(Summary {
+    Ok(DeliverySummary {
         committed: history.len(),
         repeated: delivery.len() - history.len(),
     })
 }
 
-fn find_missing(history: &[Committed], known: &[(usize, &Delivered)], found: &mut Vec<Violation>) {
+fn find_missing(
+    history: &[CommittedEvent],
+    known: &[(usize, &DeliveredRecord)],
+    found: &mut Vec<Violation>,
+) {
     let delivered: HashSet<usize> = known.iter().map(|(number, _)| *number).collect();
     let missing = (0..history.len()).filter(|number| !delivered.contains(number));
     found.extend(missing.map(|number| Violation::Missing(history[number].id.clone())));
@@ -141,8 +149,8 @@ fn find_missing(history: &[Committed], known: &[(usize, &Delivered)], found: &mu
 
 /// The commit LSN is the start of the commit record, so it lies between the ends of two commits.
 fn find_wrong_positions(
-    history: &[Committed],
-    known: &[(usize, &Delivered)],
+    history: &[CommittedEvent],
+    known: &[(usize, &DeliveredRecord)],
     found: &mut Vec<Violation>,
 ) {
     let mut previous_end = vec![0; history.len()];
@@ -165,19 +173,19 @@ fn find_wrong_positions(
 
 /// Checks that each partition consists of runs without gaps over the events that belong to it.
 fn find_disorder(
-    history: &[Committed],
-    known: &[(usize, &Delivered)],
+    history: &[CommittedEvent],
+    known: &[(usize, &DeliveredRecord)],
     resends: Resends,
     found: &mut Vec<Violation>,
 ) {
-    let mut by_place: HashMap<&TopicPartition, Vec<(i64, usize)>> = HashMap::new();
+    let mut by_partition: HashMap<&TopicPartition, Vec<(i64, usize)>> = HashMap::new();
     for (number, record) in known {
-        by_place
-            .entry(&record.place)
+        by_partition
+            .entry(&record.topic_partition)
             .or_default()
             .push((record.offset, *number));
     }
-    for (place, mut records) in by_place {
+    for (topic_partition, mut records) in by_partition {
         records.sort_unstable();
         let mut expected: Vec<usize> = records.iter().map(|(_, number)| *number).collect();
         expected.sort_unstable();
@@ -201,7 +209,7 @@ fn find_disorder(
                     id: history[number].id.clone(),
                     after: previous
                         .map_or_else(String::new, |rank| history[expected[rank]].id.clone()),
-                    place: place.clone(),
+                    topic_partition: topic_partition.clone(),
                 });
             }
             previous = Some(this);
@@ -213,48 +221,48 @@ fn find_disorder(
         };
         if times > allowed {
             found.push(Violation::TooManyResends {
-                place: place.clone(),
+                topic_partition: topic_partition.clone(),
                 times,
             });
         }
     }
 }
 
-fn find_moved_keys(known: &[(usize, &Delivered)], found: &mut Vec<Violation>) {
-    let mut home: HashMap<(&str, &[u8]), i32> = HashMap::new();
+fn find_moved_keys(known: &[(usize, &DeliveredRecord)], found: &mut Vec<Violation>) {
+    let mut first_partition: HashMap<(&str, &[u8]), i32> = HashMap::new();
     for (_, record) in known {
         let Some(key) = record.key.as_deref() else {
             continue;
         };
-        let (topic, partition) = &record.place;
-        if home.entry((topic, key)).or_insert(*partition) != partition {
+        let (topic, partition) = &record.topic_partition;
+        if first_partition.entry((topic, key)).or_insert(*partition) != partition {
             found.push(Violation::KeyMoved(record.id.clone()));
         }
     }
 }
 
 fn find_wrong_confirmations(
-    history: &[Committed],
-    known: &[(usize, &Delivered)],
-    death: &KilledState,
+    history: &[CommittedEvent],
+    known: &[(usize, &DeliveredRecord)],
+    kill: &KilledState,
     found: &mut Vec<Violation>,
 ) {
     let mut delivered = HashSet::new();
     for (number, record) in known {
-        let before = death
+        let before = kill
             .ends
-            .get(&record.place)
+            .get(&record.topic_partition)
             .is_some_and(|end| record.offset < *end);
         if before {
             delivered.insert(*number);
-        } else if history[*number].end <= death.confirmed {
+        } else if history[*number].end <= kill.confirmed {
             found.push(Violation::ConfirmedTwice(record.id.clone()));
         }
     }
     let confirmed = history
         .iter()
         .enumerate()
-        .filter(|(_, event)| event.end <= death.confirmed);
+        .filter(|(_, event)| event.end <= kill.confirmed);
     let early = confirmed.filter(|(number, _)| !delivered.contains(number));
     found.extend(early.map(|(_, event)| Violation::ConfirmedTooEarly(event.id.clone())));
 }

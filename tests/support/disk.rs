@@ -20,7 +20,7 @@ impl Disk {
     /// If it cannot be mounted. Only root can mount; other users need sudo without a password, as
     /// for `./dev setup`.
     pub(crate) fn new(megabytes: usize) -> Self {
-        // The reaper recognizes disks by this name.
+        // The reaper recognizes disks by the name of this directory.
         let disk = Self {
             path: reaper::folder("disk"),
         };
@@ -32,8 +32,8 @@ impl Disk {
             .expect("mount runs");
         assert!(
             mounted.status.success(),
-            "this test mounts a tmpfs, for which it has to be root or may use sudo, in a container with CAP_SYS_ADMIN; \
-             leave it out with --skip disk:: where that can't be: {}",
+            "this test mounts a tmpfs, which requires root or sudo, and CAP_SYS_ADMIN in a container; if that is not \
+             possible, skip it with --skip disk:: {}",
             String::from_utf8_lossy(&mounted.stderr)
         );
         disk
@@ -47,9 +47,9 @@ impl Disk {
     /// Fills the disk completely.
     pub(crate) fn fill(&self) {
         let mut ballast = File::create(self.ballast()).unwrap();
-        let piece = vec![b'x'; 1 << 16];
+        let chunk = vec![b'x'; 1 << 16];
         let error = loop {
-            if let Err(error) = ballast.write_all(&piece) {
+            if let Err(error) = ballast.write_all(&chunk) {
                 break error;
             }
         };
@@ -57,7 +57,7 @@ impl Disk {
     }
 
     /// Frees the space that [`Disk::fill`] used.
-    pub(crate) fn make_room(&self) {
+    pub(crate) fn free_space(&self) {
         fs::remove_file(self.ballast()).unwrap();
     }
 

@@ -38,9 +38,9 @@ impl ResponseKind {
 
     /// Returns the offset of the first error code in a response of this version, or `None` if the
     /// response contains no topic.
-    fn error_code_offset(self, answer: &[u8], version: i16) -> Option<usize> {
+    fn error_code_offset(self, response: &[u8], version: i16) -> Option<usize> {
         let mut at = Cursor {
-            rest: answer,
+            rest: response,
             is_flexible: version >= self.flexible_since(),
         };
         at.skip(4)?;
@@ -98,7 +98,7 @@ impl ResponseKind {
                 at.elements()?;
             }
         }
-        Some(answer.len() - at.rest.len())
+        Some(response.len() - at.rest.len())
     }
 
     fn flexible_since(self) -> i16 {
@@ -166,17 +166,17 @@ type RequestVersion = (i16, i16);
 #[derive(Default)]
 pub(crate) struct ErrorCodes {
     replaced: Mutex<Option<(ResponseKind, i16)>>,
-    answers: AtomicUsize,
+    changed: AtomicUsize,
     /// The pending requests of all connections. Sharing the map is harmless: a mistake only leaves
     /// a response unchanged.
-    asked: Mutex<HashMap<Request, RequestVersion>>,
+    pending: Mutex<HashMap<Request, RequestVersion>>,
 }
 
 impl ErrorCodes {
     /// Makes responses of this kind contain the code from now on.
-    pub(crate) fn replace(&self, answer: ResponseKind, code: i16) {
-        self.answers.store(0, Ordering::SeqCst);
-        *self.replaced.lock().unwrap() = Some((answer, code));
+    pub(crate) fn replace(&self, response: ResponseKind, code: i16) {
+        self.changed.store(0, Ordering::SeqCst);
+        *self.replaced.lock().unwrap() = Some((response, code));
     }
 
     /// Forwards responses unchanged again.
@@ -186,7 +186,7 @@ impl ErrorCodes {
 
     /// Returns how many responses were changed since the last call of [`ErrorCodes::replace`].
     pub(crate) fn changed_responses(&self) -> usize {
-        self.answers.load(Ordering::SeqCst)
+        self.changed.load(Ordering::SeqCst)
     }
 
     /// Forwards requests, and records their API keys and versions.
@@ -195,11 +195,14 @@ impl ErrorCodes {
         loop {
             let request = receive(from)?;
             if let Some([key, key2, major, minor, id @ ..]) = request.first_chunk::<8>() {
-                let about = (
+                let version_info = (
                     i16::from_be_bytes([*key, *key2]),
                     i16::from_be_bytes([*major, *minor]),
                 );
-                self.asked.lock().unwrap().insert((port, *id), about);
+                self.pending
+                    .lock()
+                    .unwrap()
+                    .insert((port, *id), version_info);
             }
             send(to, &request)?;
         }
@@ -209,19 +212,19 @@ impl ErrorCodes {
     pub(super) fn forward_responses(&self, from: &TcpStream, to: &TcpStream) -> io::Result<()> {
         let port = to.peer_addr()?.port();
         loop {
-            let mut answer = receive(from)?;
-            let id = answer.first_chunk().copied();
-            let asked = id.and_then(|id| self.asked.lock().unwrap().remove(&(port, id)));
+            let mut response = receive(from)?;
+            let id = response.first_chunk().copied();
+            let pending = id.and_then(|id| self.pending.lock().unwrap().remove(&(port, id)));
             let replaced = *self.replaced.lock().unwrap();
-            if let (Some((key, version)), Some((kind, code))) = (asked, replaced)
+            if let (Some((key, version)), Some((kind, code))) = (pending, replaced)
                 && key == kind.api_key()
-                && let Some(at) = kind.error_code_offset(&answer, version)
-                && let Some(place) = answer.get_mut(at..at + 2)
+                && let Some(at) = kind.error_code_offset(&response, version)
+                && let Some(place) = response.get_mut(at..at + 2)
             {
                 place.copy_from_slice(&code.to_be_bytes());
-                self.answers.fetch_add(1, Ordering::SeqCst);
+                self.changed.fetch_add(1, Ordering::SeqCst);
             }
-            send(to, &answer)?;
+            send(to, &response)?;
         }
     }
 }

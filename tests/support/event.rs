@@ -11,18 +11,21 @@ pub(crate) enum Outbox {
 
 /// Writes events to one outbox.
 #[derive(Clone, Debug)]
-pub(crate) enum Writer {
+pub(crate) enum EventWriter {
     /// Writes to the table with this name.
     Table(String),
-    /// Writes each time to one of `tables`, chosen at random. `like` is a name prefix of all tables
-    /// that are or were outboxes.
-    Tables { like: String, tables: Vec<String> },
+    /// Writes each time to one of `tables`, chosen at random. `name_pattern` is a LIKE pattern that
+    /// matches all tables that are or were outboxes.
+    Tables {
+        name_pattern: String,
+        tables: Vec<String>,
+    },
     /// Writes logical decoding messages with this prefix.
     Messages(String),
 }
 
 /// One event. The texts are SQL literals without their quotes. For expressions over columns, see
-/// [`Writer::insert_many`].
+/// [`EventWriter::insert_many`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Event<'a> {
     /// The id, or `None` for a random one.
@@ -44,7 +47,7 @@ impl<'a> Event<'a> {
     }
 }
 
-impl Writer {
+impl EventWriter {
     /// Returns the table for the next statement.
     fn table(&self) -> &str {
         match self {

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use super::event::{Outbox, Writer};
+use super::event::{EventWriter, Outbox};
 use super::kafka::Broker;
 use super::names::unique_name;
 use super::oracle::Oracle;
@@ -34,14 +34,14 @@ pub(crate) struct Fixture<'a> {
     /// A superuser session in the database.
     pub(crate) db: Session,
     /// Writes to the outbox that the oracle observes.
-    events: Writer,
+    events: EventWriter,
     oracle: Oracle,
     topics: Topics,
     /// Pipeline settings written to walpost.toml for every command. If empty, no file is used.
     settings: String,
     exactly_once: bool,
     /// Ids of events that were lost in a failover but may have been delivered.
-    taken_back: HashSet<String>,
+    lost_ids: HashSet<String>,
 }
 
 impl Fixture<'static> {
@@ -61,7 +61,7 @@ impl Fixture<'static> {
         Self::bare_on_servers(Server::shared(MAJOR), Broker::shared())
     }
 
-    /// Creates a fixture on the shared servers with a table that the test defines. `walpost init`
+    /// Creates a fixture on the shared servers, with a table that the test defines. `walpost init`
     /// creates the publication and the slot.
     pub(crate) fn with_table(create: &str) -> Self {
         let fixture = Self::bare();
@@ -98,7 +98,7 @@ impl<'a> Fixture<'a> {
         options: &str,
     ) -> Self {
         let name = unique_name();
-        // Copying files takes half the time and writes no WAL that the walsenders of all tests
+        // This strategy takes half the time and writes no WAL, which the walsenders of all tests
         // would have to read.
         let strategy = if server.major >= 15 {
             "STRATEGY file_copy"
@@ -111,8 +111,8 @@ impl<'a> Fixture<'a> {
         let db = server.session(&name);
         let oracle = Oracle::new(&db, &format!("oracle_{name}"));
         let events = match outbox {
-            Outbox::Table => Writer::Table("public.outbox".to_owned()),
-            Outbox::Messages => Writer::Messages(format!("walpost_{name}")),
+            Outbox::Table => EventWriter::Table("public.outbox".to_owned()),
+            Outbox::Messages => EventWriter::Messages(format!("walpost_{name}")),
         };
         Self {
             server,
@@ -125,23 +125,23 @@ impl<'a> Fixture<'a> {
             topics: Topics::default(),
             settings: String::new(),
             exactly_once: false,
-            taken_back: HashSet::new(),
+            lost_ids: HashSet::new(),
         }
     }
 
-    /// Makes Walpost reach the broker through a [proxy](Broker::proxy).
+    /// Configures Walpost to connect to the broker through a [proxy](Broker::proxy).
     pub(crate) fn behind_proxy(mut self, proxy: &Proxy) -> Self {
         self.kafka = format!("127.0.0.1:{}", proxy.port());
         self
     }
 
-    /// Makes every command read these pipeline settings from walpost.toml.
+    /// Passes these pipeline settings to every command in a walpost.toml.
     pub(crate) fn use_settings(&mut self, settings: &str) {
         settings.clone_into(&mut self.settings);
     }
 
     /// Writes later events to another outbox.
-    pub(crate) fn write_to(&mut self, events: Writer) {
+    pub(crate) fn write_to(&mut self, events: EventWriter) {
         self.events = events;
     }
 
@@ -159,7 +159,7 @@ impl<'a> Fixture<'a> {
     /// events with the `lost` ids.
     pub(crate) fn fail_over(&mut self, to: &'a Server, lost: impl IntoIterator<Item = String>) {
         self.server = to;
-        self.taken_back.extend(lost);
+        self.lost_ids.extend(lost);
         self.reconnect();
     }
 

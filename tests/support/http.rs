@@ -6,7 +6,7 @@ use std::net::TcpStream;
 
 use serde_json::Value;
 
-use super::secrets::{self, Stream};
+use super::secrets::{self, OutputStream};
 use super::wait::WAIT_TIMEOUT;
 
 /// An HTTP response.
@@ -57,7 +57,7 @@ impl Http {
         stream.write_all(head.as_bytes()).unwrap();
         let mut text = String::new();
         stream.read_to_string(&mut text).unwrap();
-        secrets::expect_none(Stream::Error, &text);
+        secrets::expect_none(OutputStream::Error, &text);
         let (head, body) = text.split_once("\r\n\r\n").expect("a head");
         let mut lines = head.lines();
         let code = lines.next().and_then(|line| line.split(' ').nth(1));
@@ -81,7 +81,7 @@ impl Http {
         self.status()["pipelines"][0].clone()
     }
 
-    /// Returns the samples in `/metrics`, by name and labels as printed.
+    /// Returns the samples in `/metrics`. The keys consist of name and labels, as printed.
     pub(crate) fn metrics(&self) -> BTreeMap<String, f64> {
         let text = self.get("/metrics").body;
         let samples = text.lines().filter(|line| !line.starts_with('#'));

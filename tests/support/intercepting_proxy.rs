@@ -21,7 +21,7 @@ pub(crate) enum InterceptAction {
     RespondWith(u32),
 }
 
-/// Listens on a non-loopback address of this machine.
+/// A proxy that listens on a non-loopback address of this machine.
 pub(crate) struct InterceptingProxy {
     pub(crate) address: SocketAddr,
     received: Arc<Mutex<Vec<u8>>>,
@@ -39,15 +39,15 @@ pub(crate) fn non_loopback_address() -> Option<IpAddr> {
 }
 
 impl InterceptingProxy {
-    /// Intercepts connections to the server at the given loopback port. `deed` is called with
-    /// whether a connection is for replication.
+    /// Intercepts connections to the server at the given loopback port. `choose_action` determines
+    /// the action for each connection; its argument is true for a replication connection.
     pub(crate) fn start(
         address: IpAddr,
         server: u16,
-        deed: impl Fn(bool) -> InterceptAction + Copy + Send + 'static,
+        choose_action: impl Fn(bool) -> InterceptAction + Copy + Send + 'static,
     ) -> Self {
-        Self::listen(address, move |client, heard| {
-            serve(client, server, deed, heard)
+        Self::listen(address, move |client, received| {
+            serve(client, server, choose_action, received)
         })
     }
 
@@ -56,26 +56,23 @@ impl InterceptingProxy {
         serve: impl Fn(TcpStream, &Mutex<Vec<u8>>) -> io::Result<()> + Copy + Send + 'static,
     ) -> Self {
         let listener = TcpListener::bind((address, 0)).unwrap();
-        let interceptor = Self {
+        let proxy = Self {
             address: listener.local_addr().unwrap(),
             received: Arc::default(),
             is_stopped: Arc::default(),
         };
-        let (heard, is_over) = (
-            Arc::clone(&interceptor.received),
-            Arc::clone(&interceptor.is_stopped),
-        );
+        let (received, stop_flag) = (Arc::clone(&proxy.received), Arc::clone(&proxy.is_stopped));
         thread::spawn(move || {
             for client in listener.incoming().flatten() {
-                if is_over.load(Ordering::Relaxed) {
+                if stop_flag.load(Ordering::Relaxed) {
                     return;
                 }
-                let heard = Arc::clone(&heard);
+                let received = Arc::clone(&received);
                 // The thread ends with its connection; errors are ignored.
-                thread::spawn(move || serve(client, &heard));
+                thread::spawn(move || serve(client, &received));
             }
         });
-        interceptor
+        proxy
     }
 
     /// Forwards all connections to the server at the given loopback port unchanged, including TLS.
@@ -91,18 +88,18 @@ impl InterceptingProxy {
         format!("hostaddr={address} port={port}")
     }
 
-    /// Returns the bytes received after the startup messages on connections that were answered
-    /// here.
+    /// Returns the bytes received after the startup messages on connections that the proxy answered
+    /// itself.
     pub(crate) fn received(&self) -> String {
-        let heard = self.received.lock().unwrap_or_else(PoisonError::into_inner);
-        String::from_utf8_lossy(&heard).into_owned()
+        let received = self.received.lock().unwrap_or_else(PoisonError::into_inner);
+        String::from_utf8_lossy(&received).into_owned()
     }
 }
 
 impl Drop for InterceptingProxy {
     fn drop(&mut self) {
         self.is_stopped.store(true, Ordering::Relaxed);
-        // Wakes the listener so that it notices the flag.
+        // Connects to the listener, which then notices the flag.
         let _ = TcpStream::connect(self.address);
     }
 }
@@ -110,8 +107,8 @@ impl Drop for InterceptingProxy {
 fn serve(
     mut client: TcpStream,
     server: u16,
-    deed: impl Fn(bool) -> InterceptAction,
-    heard: &Mutex<Vec<u8>>,
+    choose_action: impl Fn(bool) -> InterceptAction,
+    received: &Mutex<Vec<u8>>,
 ) -> io::Result<()> {
     let startup = loop {
         let message = read_untagged(&mut client)?;
@@ -122,7 +119,7 @@ fn serve(
         }
     };
     let is_replication = startup.windows(12).any(|some| some == b"replication\0");
-    let ask = match deed(is_replication) {
+    let request = match choose_action(is_replication) {
         InterceptAction::Pass => {
             let mut server = TcpStream::connect(("127.0.0.1", server))?;
             server.write_all(&startup)?;
@@ -132,16 +129,16 @@ fn serve(
         InterceptAction::RequestHash => b"R\0\0\0\x0c\0\0\0\x05salt".to_vec(),
         InterceptAction::RespondWith(bytes) => return respond_with(client, bytes),
     };
-    client.write_all(&ask)?;
+    client.write_all(&request)?;
     let mut bytes = [0; 1024];
     loop {
         let count = client.read(&mut bytes)?;
         if count == 0 {
             return Ok(());
         }
-        let mut heard = heard.lock().unwrap_or_else(PoisonError::into_inner);
-        heard.extend_from_slice(&bytes[..count]);
-        drop(heard);
+        let mut received = received.lock().unwrap_or_else(PoisonError::into_inner);
+        received.extend_from_slice(&bytes[..count]);
+        drop(received);
         // Without this error, Walpost would wait for a response.
         client.write_all(b"E\0\0\0\x1bSFATAL\0C28P01\0Mgot it\0\0")?;
         client.shutdown(Shutdown::Write)?;

@@ -37,7 +37,7 @@ use settings::{formatted, write_settings};
 /// The user that the SASL listener accepts.
 pub(crate) const SASL_USER: &str = "walpost";
 
-/// Returns that user's password.
+/// Returns the password of the user that the SASL listener accepts.
 pub(crate) fn sasl_password() -> String {
     format!("{SECRET}-kafka")
 }
@@ -46,7 +46,7 @@ pub(crate) fn sasl_password() -> String {
 /// automatically.
 pub(crate) struct Broker {
     ports: Ports,
-    seat: NodePosition,
+    position: NodePosition,
     folder: PathBuf,
     jvm: Vec<String>,
     process: Mutex<Option<Child>>,
@@ -56,8 +56,8 @@ pub(crate) struct Broker {
     pub(super) readers: Mutex<Vec<BaseConsumer>>,
 }
 
-/// A session timeout that keeps a broker that runs alone from being fenced by its own controller
-/// after both were frozen for a long time, or when the machine is busy.
+/// A session timeout that prevents a single broker from being fenced by its own controller after
+/// both were frozen for a long time, or when the machine is busy.
 const LONG_BROKER_SESSION: &str = "broker.session.timeout.ms=3600000\n";
 
 /// Returned brokers, which are frozen because even an idle broker uses 2 % of a CPU.
@@ -130,7 +130,7 @@ impl Broker {
 
     /// Creates a node without starting it.
     pub(super) fn prepared(
-        seat: NodePosition,
+        position: NodePosition,
         options: &[&str],
         disk: Option<&Disk>,
         settings: &str,
@@ -140,9 +140,9 @@ impl Broker {
         match disk {
             None => copy_owned(&formatted(), &data),
             Some(disk) => {
-                let there = disk.path().join("kafka");
-                copy_owned(&formatted(), &there);
-                symlink(there, &data).unwrap();
+                let target = disk.path().join("kafka");
+                copy_owned(&formatted(), &target);
+                symlink(target, &data).unwrap();
             }
         }
         let identity = data.join("meta.properties");
@@ -154,13 +154,16 @@ impl Broker {
                 .fold(String::new(), |text, line| text + line + "\n");
         }
         // A directory ID is 16 bytes in URL-safe base64.
-        let (id, directory) = (seat.id(), format!("AAAAAAAAAAAAAAAAAAA{}A", 10 + seat.id()));
+        let (id, directory) = (
+            position.id(),
+            format!("AAAAAAAAAAAAAAAAAAA{}A", 10 + position.id()),
+        );
         properties.push_str(&format!("node.id={id}\ndirectory.id={directory}\n"));
         fs::write(&identity, properties).unwrap();
-        write_settings(&folder, &seat, settings);
+        write_settings(&folder, &position, settings);
         Broker {
-            ports: seat.nodes[seat.index],
-            seat,
+            ports: position.nodes[position.index],
+            position,
             folder,
             jvm: options.iter().map(|&option| option.to_owned()).collect(),
             process: Mutex::new(None),
@@ -171,18 +174,18 @@ impl Broker {
 
     /// Returns whether this is the shared broker, which is never stopped.
     pub(super) fn is_shared(&self) -> bool {
-        self.seat.has_tls
+        self.position.has_tls
     }
 
     /// Returns the `node.id`.
     pub(crate) fn id(&self) -> i32 {
-        self.seat.id()
+        self.position.id()
     }
 
     /// Returns the `bootstrap.servers` of the listener without security, with all nodes of the
     /// cluster.
     pub(crate) fn address(&self) -> String {
-        let nodes = self.seat.nodes.iter();
+        let nodes = self.position.nodes.iter();
         let nodes = nodes.map(|ports| format!("127.0.0.1:{}", ports.plain));
         nodes.collect::<Vec<_>>().join(",")
     }
@@ -276,7 +279,7 @@ impl Broker {
             format!("127.0.0.1:{}", self.ports.plain),
         );
         let client: BaseConsumer = config.create().unwrap();
-        wait_for("Kafka to answer", || {
+        wait_for("Kafka to respond", || {
             if let Some(status) = self
                 .process
                 .lock()
@@ -286,7 +289,7 @@ impl Broker {
                 .try_wait()
                 .unwrap()
             {
-                panic!("Kafka ended with {status}:\n{}", self.log());
+                panic!("Kafka exited with {status}:\n{}", self.log());
             }
             let metadata = client.fetch_metadata(None, Duration::from_secs(2)).ok()?;
             let known = metadata.brokers().iter();
@@ -314,7 +317,7 @@ impl Broker {
     pub(crate) fn kill(&self) {
         assert!(
             !self.is_lent,
-            "its next start would wait for its session to end"
+            "the next start of a killed broker would wait until its session ends"
         );
         let mut process = self.process.lock().unwrap();
         let mut child = process.take().expect("a running broker");
@@ -398,12 +401,12 @@ impl Broker {
 impl Broker {
     /// Returns the broker for use by another test if the test has passed and the broker is running.
     fn return_broker(&mut self) -> Option<Broker> {
-        let is_whole = self.is_lent && !std::thread::panicking() && self.is_running();
-        is_whole.then(|| {
+        let is_reusable = self.is_lent && !std::thread::panicking() && self.is_running();
+        is_reusable.then(|| {
             self.freeze();
             Broker {
                 ports: self.ports,
-                seat: self.seat.clone(),
+                position: self.position.clone(),
                 folder: mem::take(&mut self.folder),
                 jvm: mem::take(&mut self.jvm),
                 process: Mutex::new(self.process.get_mut().unwrap().take()),

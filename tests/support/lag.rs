@@ -1,6 +1,6 @@
-//! Simulates a Kafka partition leader shortly after its election, as consumers see it. The leader
-//! returns only records that it knows its followers have, which can be fewer than its predecessor
-//! returned.
+//! Simulates a Kafka partition leader shortly after its election, as seen by consumers. The leader
+//! returns only records that its followers are known to have, which can be fewer than the previous
+//! leader returned.
 
 use std::collections::HashSet;
 use std::io::{self, Read, Write};
@@ -27,15 +27,15 @@ const PARTITION_COUNTS: [usize; 2] = [15, 32];
 const ONE_ELEMENT: u8 = 2;
 /// The high watermark and the last stable offset of the partition.
 const WATERMARKS: Range<usize> = 39..55;
-/// Offset of the aborted transactions, after the marks above and the log start offset.
+/// Offset of the aborted transactions, which follow the watermarks and the log start offset.
 const ABORTED_OFFSET: usize = 63;
-/// Producer ID, first offset and empty tags.
+/// Size of an aborted transaction: producer ID, first offset and empty tags.
 const ABORTED_BYTES: usize = 17;
 
 /// Makes partitions in Fetch responses end at a given offset.
 pub(crate) struct Lag {
     end: i64,
-    left: AtomicUsize,
+    remaining_responses: AtomicUsize,
 }
 
 /// The correlation IDs of a connection's Fetch requests.
@@ -44,24 +44,27 @@ pub(super) type Fetches = Mutex<HashSet<[u8; 4]>>;
 impl Lag {
     /// Makes partitions seem to end at `end`, which must be the end of a batch.
     pub(super) fn ending_at(end: i64) -> Self {
-        let left = AtomicUsize::new(RESPONSES_BEFORE_CATCH_UP);
-        Self { end, left }
+        let remaining_responses = AtomicUsize::new(RESPONSES_BEFORE_CATCH_UP);
+        Self {
+            end,
+            remaining_responses,
+        }
     }
 
     /// Returns whether the leader has caught up, after [`RESPONSES_BEFORE_CATCH_UP`] responses.
     pub(crate) fn has_caught_up(&self) -> bool {
-        self.left.load(Ordering::Relaxed) == 0
+        self.remaining_responses.load(Ordering::Relaxed) == 0
     }
 
     /// Counts a response, and returns whether the leader still lags.
     fn count_response(&self) -> bool {
-        let fewer = |left: usize| left.checked_sub(1);
-        self.left
+        let fewer = |remaining_responses: usize| remaining_responses.checked_sub(1);
+        self.remaining_responses
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, fewer)
             .is_ok()
     }
 
-    /// Forwards requests, and records which ones are Fetch requests.
+    /// Forwards requests, and records which requests are Fetch requests.
     pub(super) fn forward_requests(
         &self,
         from: &TcpStream,
@@ -79,7 +82,7 @@ impl Lag {
         }
     }
 
-    /// Forwards responses, and shortens those to Fetch requests while the leader lags.
+    /// Forwards responses, and shortens responses to Fetch requests while the leader lags.
     pub(super) fn forward_responses(
         &self,
         from: &TcpStream,
@@ -87,32 +90,32 @@ impl Lag {
         fetches: &Fetches,
     ) -> io::Result<()> {
         loop {
-            let mut answer = receive(from)?;
-            let id = answer.first_chunk();
+            let mut response = receive(from)?;
+            let id = response.first_chunk();
             if id.is_some_and(|id| fetches.lock().unwrap().remove(id))
-                && let Some(short) = self.shorten(&answer)
+                && let Some(short) = self.shorten(&response)
                 && self.count_response()
             {
-                answer = short;
+                response = short;
                 thread::sleep(EMPTY_FETCH_WAIT);
             }
-            send(to, &answer)?;
+            send(to, &response)?;
         }
     }
 
     /// Returns a response for one partition without the records at and after the end.
-    fn shorten(&self, answer: &[u8]) -> Option<Vec<u8>> {
+    fn shorten(&self, response: &[u8]) -> Option<Vec<u8>> {
         if PARTITION_COUNTS
             .iter()
-            .any(|&at| answer.get(at) != Some(&ONE_ELEMENT))
+            .any(|&at| response.get(at) != Some(&ONE_ELEMENT))
         {
             return None;
         }
-        let mut rest = answer.get(ABORTED_OFFSET..)?;
+        let mut rest = response.get(ABORTED_OFFSET..)?;
         let aborted = varint(&mut rest)?.saturating_sub(1);
         // The 4 bytes are the preferred read replica.
         rest = rest.get(aborted * ABORTED_BYTES + 4..)?;
-        let mut short = answer[..answer.len() - rest.len()].to_vec();
+        let mut short = response[..response.len() - rest.len()].to_vec();
         short[WATERMARKS].copy_from_slice(&[self.end.to_be_bytes(); 2].concat());
 
         let records = varint(&mut rest)?.saturating_sub(1);

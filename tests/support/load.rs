@@ -5,25 +5,26 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use super::event::{Event, Writer};
+use super::event::{Event, EventWriter};
 use super::secrets::PAYLOAD_MARK;
 use super::session::Session;
 
 /// The parameters of a load.
 #[derive(Clone, Debug)]
-pub(crate) struct Profile {
+pub(crate) struct LoadProfile {
     pub(crate) conninfo: String,
-    pub(crate) events: Writer,
+    pub(crate) events: EventWriter,
     pub(crate) aggregates: Vec<String>,
     /// Number of different keys.
     pub(crate) keys: u32,
     /// Number of sessions.
     pub(crate) writers: u64,
     /// How long a session pauses between two transactions.
-    pub(crate) rest: Duration,
+    pub(crate) pause: Duration,
 }
 
-/// Running writers. They continue across server restarts, until [`Load::stop`] or a drop.
+/// Running writers. They continue across server restarts, until [`Load::stop`] is called or this
+/// value is dropped.
 pub(crate) struct Load {
     stop: Arc<AtomicBool>,
     committed: Arc<AtomicUsize>,
@@ -31,15 +32,15 @@ pub(crate) struct Load {
 }
 
 impl Load {
-    pub(crate) fn start(profile: &Profile) -> Self {
+    pub(crate) fn start(profile: &LoadProfile) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let committed = Arc::new(AtomicUsize::new(0));
         let writers = (0..profile.writers)
             .map(|writer| {
                 let (profile, stop, committed) =
                     (profile.clone(), Arc::clone(&stop), Arc::clone(&committed));
-                let dice = fastrand::Rng::with_seed(seed().wrapping_add(writer));
-                thread::spawn(move || write(&profile, dice, &stop, &committed))
+                let rng = fastrand::Rng::with_seed(seed().wrapping_add(writer));
+                thread::spawn(move || write(&profile, rng, &stop, &committed))
             })
             .collect();
         Self {
@@ -57,7 +58,7 @@ impl Load {
     /// Waits until this many more transactions are committed.
     pub(crate) fn wait_for_transactions(&self, more: usize) {
         let goal = self.transactions() + more;
-        super::wait::wait_until("the load to commit", || self.transactions() >= goal);
+        super::wait::wait_until("the writers to commit", || self.transactions() >= goal);
     }
 
     /// Stops the writers.
@@ -69,10 +70,7 @@ impl Load {
         self.stop.store(true, Ordering::Relaxed);
         for writer in self.writers.drain(..) {
             let ended = writer.join();
-            assert!(
-                ended.is_ok() || thread::panicking(),
-                "a writer of the load failed"
-            );
+            assert!(ended.is_ok() || thread::panicking(), "a writer failed");
         }
     }
 }
@@ -96,14 +94,19 @@ pub(crate) fn seed() -> u64 {
     *SEED
 }
 
-fn write(profile: &Profile, mut dice: fastrand::Rng, stop: &AtomicBool, committed: &AtomicUsize) {
+fn write(
+    profile: &LoadProfile,
+    mut rng: fastrand::Rng,
+    stop: &AtomicBool,
+    committed: &AtomicUsize,
+) {
     let mut session = None;
     while !stop.load(Ordering::Relaxed) {
         if session.is_none() {
             session = Session::connect(&profile.conninfo).ok();
         }
         if let Some(open) = &session {
-            let (sql, commits) = transaction(profile, &mut dice);
+            let (sql, commits) = transaction(profile, &mut rng);
             match open.try_run(&sql) {
                 Ok(()) if commits => _ = committed.fetch_add(1, Ordering::Relaxed),
                 Ok(()) => {}
@@ -116,7 +119,7 @@ fn write(profile: &Profile, mut dice: fastrand::Rng, stop: &AtomicBool, committe
                 }
             }
         }
-        thread::sleep(profile.rest);
+        thread::sleep(profile.pause);
     }
 }
 
@@ -130,25 +133,25 @@ fn is_expected_error(code: &str) -> bool {
 }
 
 /// Returns a transaction with one to five events, and whether it commits.
-fn transaction(profile: &Profile, dice: &mut fastrand::Rng) -> (String, bool) {
+fn transaction(profile: &LoadProfile, rng: &mut fastrand::Rng) -> (String, bool) {
     let mut sql = String::from("BEGIN;");
-    for _ in 0..dice.u32(1..=5) {
-        let event = event(profile, dice);
-        if dice.u32(..10) == 0 {
+    for _ in 0..rng.u32(1..=5) {
+        let event = event(profile, rng);
+        if rng.u32(..10) == 0 {
             let discarded = event.clone();
             sql.push_str(&format!("SAVEPOINT s; {discarded} ROLLBACK TO s;"));
         }
         sql.push_str(&event);
     }
-    let commits = dice.u32(..10) != 0;
+    let commits = rng.u32(..10) != 0;
     sql.push_str(if commits { "COMMIT" } else { "ROLLBACK" });
     (sql, commits)
 }
 
-fn event(profile: &Profile, dice: &mut fastrand::Rng) -> String {
-    let aggregate = dice.choice(&profile.aggregates).expect("an aggregate");
-    let key = format!("key-{}", dice.u32(..profile.keys));
-    let number = dice.u32(..);
+fn event(profile: &LoadProfile, rng: &mut fastrand::Rng) -> String {
+    let aggregate = rng.choice(&profile.aggregates).expect("an aggregate");
+    let key = format!("key-{}", rng.u32(..profile.keys));
+    let number = rng.u32(..);
     let payload = format!("{{\"mark\": \"{PAYLOAD_MARK}\", \"number\": {number}}}");
     profile
         .events

@@ -1,19 +1,19 @@
 //! Fixtures that run real servers, and the tools that check Walpost's behavior against them.
 //!
-//! [`postgres`] and [`kafka`] start servers; [`fixture`] combines a database, topics and a pipeline;
-//! [`under_load`] streams under load in both delivery modes; [`event`] writes events to either kind
-//! of outbox; [`walpost`] runs the built binary; [`oracle`] records what was committed; [`checker`]
-//! compares that with what was delivered. Every process started here ends when the process that
-//! started it ends, even if that one is killed: see [`reaper`].
+//! [`postgres`] and [`kafka`] start servers; [`fixture`] combines a database, topics and a
+//! pipeline; [`under_load`] streams under load in both delivery modes; [`event`] writes events to
+//! either kind of outbox; [`walpost`] runs the built binary; [`oracle`] records what was committed;
+//! [`checker`] compares that with what was delivered. Every process started here ends when the
+//! process that started it ends, even if that one is killed: see [`reaper`].
 //!
 //! `benches/` includes the same files through `#[path]`.
 #![allow(
     dead_code,
-    reason = "each binary that includes these files uses its own part of them"
+    reason = "each binary that includes these files uses only part of them"
 )]
 #![allow(
     clippy::unwrap_used,
-    reason = "a broken test set-up has nobody to report to but the panic"
+    reason = "a panic is the only way to report a broken test set-up"
 )]
 
 pub(crate) mod broker_removal;

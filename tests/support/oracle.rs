@@ -3,8 +3,8 @@
 
 use std::collections::HashMap;
 
-use super::checker::Committed;
-use super::event::Writer;
+use super::checker::CommittedEvent;
+use super::event::EventWriter;
 use super::session::Session;
 
 /// A slot that retains every commit of its database since the slot was created.
@@ -26,24 +26,24 @@ impl Oracle {
     /// Returns every event committed since the slot was created, in commit order. A table must have
     /// a column `id`. Its name is used as a prefix, so that `public.outbox` includes its
     /// partitions.
-    pub(crate) fn history(&self, session: &Session, events: &Writer) -> Vec<Committed> {
+    pub(crate) fn history(&self, session: &Session, events: &EventWriter) -> Vec<CommittedEvent> {
         let query = match events {
-            Writer::Table(table) => self.rows_query(table),
-            Writer::Tables { like, .. } => self.rows_query(like),
-            Writer::Messages(prefix) => self.messages_query(prefix),
+            EventWriter::Table(table) => self.rows_query(table),
+            EventWriter::Tables { name_pattern, .. } => self.rows_query(name_pattern),
+            EventWriter::Messages(prefix) => self.messages_query(prefix),
         };
         let mut history = Vec::new();
         let mut open: Vec<Option<String>> = Vec::new();
         for row in session.rows(&query) {
             let [lsn, data] = &row[..] else {
-                panic!("not two columns: {row:?}")
+                panic!("expected two columns: {row:?}")
             };
             let end = lsn.as_deref().unwrap().parse().expect("an LSN");
             match data.as_deref() {
                 Some("COMMIT") => {
                     let events = open.drain(..).zip(0..);
                     history.extend(events.filter_map(|(id, index)| {
-                        Some(Committed {
+                        Some(CommittedEvent {
                             id: id?,
                             end,
                             index,
@@ -93,7 +93,7 @@ impl Oracle {
     }
 }
 
-fn assert_distinct(history: &[Committed]) {
+fn assert_distinct(history: &[CommittedEvent]) {
     let mut seen = HashMap::new();
     for event in history {
         let other = seen.insert(&event.id, event.end);

@@ -24,8 +24,8 @@ pub(crate) const MAJORS: [u32; 5] = [14, 15, 16, 17, 18];
 /// The major version for tests that don't depend on one: the version that Debian packages.
 pub(crate) const MAJOR: u32 = 15;
 
-/// The authority that signs the servers' certificates. They are valid for the host `localhost`, but
-/// not for its IP address.
+/// The authority that signs the servers' certificates. The certificates are valid for the host
+/// `localhost`, but not for its IP address.
 pub(crate) static AUTHORITY: LazyLock<Authority> =
     LazyLock::new(|| Authority::new("Walpost test CA"));
 
@@ -65,7 +65,7 @@ host    all all         127.0.0.1/32 scram-sha-256
 
 /// How a server is stopped, named like the modes of `pg_ctl`.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Stop {
+pub(crate) enum StopMode {
     /// Ends sessions, lets walsenders send the remaining WAL, and writes a checkpoint.
     Fast,
     /// Stops without a checkpoint, so that the next start recovers as after a crash.
@@ -130,7 +130,7 @@ impl Server {
         self.session("postgres").run(&format!(
             "SELECT pg_create_physical_replication_slot('{name}', true)"
         ));
-        self.stop(Stop::Fast);
+        self.stop(StopMode::Fast);
         let standby = Self::copied(self.major, &self.data(), "");
         self.start();
         for slot in fs::read_dir(standby.data().join("pg_replslot")).unwrap() {
@@ -170,7 +170,7 @@ impl Server {
     /// Stops this private server and returns a server with its data after pg_upgrade. Both have the
     /// same version, but the new one belongs to another cluster.
     pub(crate) fn upgraded(&self) -> Server {
-        self.stop(Stop::Fast);
+        self.stop(StopMode::Fast);
         let upgraded = Self::configured(self.major, &initialise(self.major), "");
         let programs = debian_binaries(self.major);
         let mut command = Command::new(programs.join("pg_upgrade"));
@@ -263,10 +263,10 @@ impl Server {
             .expect("postgres starts");
         reaper::register(child.id(), Ending::Quit);
         *self.postmaster.lock().unwrap() = Some(child);
-        wait_for("PostgreSQL to take connections", || {
+        wait_for("PostgreSQL to accept connections", || {
             let mut postmaster = self.postmaster.lock().unwrap();
             if let Some(status) = postmaster.as_mut().unwrap().try_wait().unwrap() {
-                panic!("PostgreSQL ended with {status}:\n{}", self.log());
+                panic!("PostgreSQL exited with {status}:\n{}", self.log());
             }
             Session::connect(&self.conninfo("postgres")).ok()
         });
@@ -285,11 +285,11 @@ impl Server {
     }
 
     /// Requests a stop and returns immediately.
-    pub(crate) fn begin_stop(&self, how: Stop) {
+    pub(crate) fn begin_stop(&self, how: StopMode) {
         let postmaster = self.postmaster.lock().unwrap();
         let name = match how {
-            Stop::Fast => "INT",
-            Stop::Immediate => "QUIT",
+            StopMode::Fast => "INT",
+            StopMode::Immediate => "QUIT",
         };
         signal(postmaster.as_ref().expect("a running server").id(), name);
     }
@@ -317,7 +317,7 @@ impl Server {
     ///
     /// # Panics
     /// If the server takes longer than [`WAIT_TIMEOUT`] to stop.
-    pub(crate) fn stop(&self, how: Stop) {
+    pub(crate) fn stop(&self, how: StopMode) {
         self.begin_stop(how);
         assert!(
             self.has_stopped(WAIT_TIMEOUT),
@@ -341,7 +341,7 @@ impl Server {
         )
     }
 
-    /// Returns the same for a role that needs no password on the Unix-domain socket.
+    /// Returns the connection string of a role that needs no password on the Unix-domain socket.
     pub(crate) fn conninfo_as(&self, role: &str, database: &str) -> String {
         let user = format!("user={role}");
         self.conninfo(database).replace("user=postgres", &user)

@@ -54,7 +54,7 @@ pub(crate) fn handles_hangup(pid: u32) -> bool {
 /// If there is no such process, or it does not stop.
 pub(crate) fn freeze(pid: u32) {
     signal(pid, "STOP");
-    wait_until("the process to stand still", || {
+    wait_until("all threads of the process to stop", || {
         let process = Process::new(i32::try_from(pid).unwrap()).unwrap();
         // A thread that has ended since the list was read has no state, so the list is read again.
         let mut threads = process.tasks().unwrap().flatten();
@@ -99,8 +99,8 @@ pub(crate) fn free_port() -> u16 {
     }
 }
 
-/// Binds the port without listening: a process that another test has just forked would inherit the
-/// listening socket and keep it open until it calls exec.
+/// Binds the port without listening, because a process that another test has just forked would
+/// inherit a listening socket and keep it open until it calls exec.
 fn is_free(port: u16) -> bool {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
     socket

@@ -24,8 +24,8 @@ pub(crate) enum ProxyMode {
     Throttle(usize),
     /// Keeps connections open but forwards nothing, like a black hole.
     Swallow,
-    /// Like [`ProxyMode::Swallow`], but does not respond to connection attempts either, like a host
-    /// that is unreachable.
+    /// Like [`ProxyMode::Swallow`], but does not respond to connection attempts either, like an
+    /// unreachable host.
     Silence,
     /// Closes all connections and does not listen, like a server that is down.
     Refuse,
@@ -44,32 +44,32 @@ const CONNECT_TIMEOUT: Duration = Duration::from_millis(300);
 /// A proxy that listens on its own port and forwards to another.
 pub(crate) struct Proxy {
     port: u16,
-    shared: Arc<Shared>,
+    shared: Arc<ProxyShared>,
 }
 
-struct Shared {
-    state: Mutex<State>,
+struct ProxyShared {
+    state: Mutex<ProxyState>,
     changed: Condvar,
 }
 
-struct State {
-    manner: ProxyMode,
+struct ProxyState {
+    mode: ProxyMode,
     /// The address to which connections are forwarded.
     target: SocketAddr,
     /// The number of connections after which the target changes, and the new target.
     next: Option<(usize, SocketAddr)>,
-    /// Connections from the proxy to itself that fill the listener's queue, so that it accepts no
-    /// others.
-    stuffing: Vec<TcpStream>,
-    /// The local addresses of those connections that have not been accepted yet.
-    stuffed: HashSet<SocketAddr>,
+    /// Connections from the proxy to itself that fill the listener's queue, so that the listener
+    /// accepts no other connections.
+    backlog_fillers: Vec<TcpStream>,
+    /// The local addresses of the queue-filling connections that have not been accepted yet.
+    backlog_addresses: HashSet<SocketAddr>,
     is_listening: bool,
     /// Both ends of each connection. They are closed when the proxy is dropped. Otherwise a server
     /// with unsent data would wait indefinitely for a client that neither reads nor disconnects.
     streams: Vec<Weak<TcpStream>>,
     /// Number of bytes that are forwarded before all connections are cut.
     until_cut: Option<usize>,
-    /// How often connections were cut because that number was reached.
+    /// How often connections were cut because `until_cut` bytes had been forwarded.
     cuts: usize,
     /// A topic whose name is replaced in metadata requests.
     hidden: Option<String>,
@@ -79,19 +79,19 @@ struct State {
     broker_removal: Option<Arc<BrokerRemoval>>,
     /// Replaces error codes in Kafka's responses.
     error_codes: Option<Arc<ErrorCodes>>,
-    is_over: bool,
+    is_closed: bool,
 }
 
 impl Proxy {
     /// Starts a proxy that forwards from `port` to `target`, both on the loopback.
     pub(crate) fn start(port: u16, target: u16) -> Self {
-        let shared = Arc::new(Shared {
-            state: Mutex::new(State {
-                manner: ProxyMode::Pass,
+        let shared = Arc::new(ProxyShared {
+            state: Mutex::new(ProxyState {
+                mode: ProxyMode::Pass,
                 target: ([127, 0, 0, 1], target).into(),
                 next: None,
-                stuffing: Vec::new(),
-                stuffed: HashSet::new(),
+                backlog_fillers: Vec::new(),
+                backlog_addresses: HashSet::new(),
                 is_listening: false,
                 streams: Vec::new(),
                 until_cut: None,
@@ -100,7 +100,7 @@ impl Proxy {
                 lag: None,
                 broker_removal: None,
                 error_codes: None,
-                is_over: false,
+                is_closed: false,
             }),
             changed: Condvar::new(),
         });
@@ -123,23 +123,23 @@ impl Proxy {
     }
 
     /// Handles all bytes in the given manner from now on.
-    pub(crate) fn set_mode(&self, manner: ProxyMode) {
+    pub(crate) fn set_mode(&self, mode: ProxyMode) {
         let mut state = self.shared.lock();
-        state.manner = manner;
-        match manner {
+        state.mode = mode;
+        match mode {
             ProxyMode::Silence => state.fill_backlog(([127, 0, 0, 1], self.port).into()),
-            _ => state.stuffing.clear(),
+            _ => state.backlog_fillers.clear(),
         }
         drop(state);
         self.shared.changed.notify_all();
-        if manner == ProxyMode::Refuse {
+        if mode == ProxyMode::Refuse {
             self.wake();
         }
-        self.wait_until_listening(manner != ProxyMode::Refuse);
+        self.wait_until_listening(mode != ProxyMode::Refuse);
     }
 
     fn wait_until_listening(&self, listening: bool) {
-        wait_until("the proxy to listen, or not to", || {
+        wait_until("the proxy to start or stop listening", || {
             self.shared.lock().is_listening == listening
         });
     }
@@ -203,8 +203,8 @@ impl Drop for Proxy {
     fn drop(&mut self) {
         {
             let mut state = self.shared.lock();
-            state.is_over = true;
-            state.stuffing.clear();
+            state.is_closed = true;
+            state.backlog_fillers.clear();
             state.cut();
         }
         self.shared.changed.notify_all();
@@ -217,13 +217,13 @@ impl Drop for Proxy {
     }
 }
 
-impl State {
+impl ProxyState {
     /// Connects until the listener's queue is full. The kernel then drops further connection
     /// attempts.
     fn fill_backlog(&mut self, listener: SocketAddr) {
         while let Ok(stream) = TcpStream::connect_timeout(&listener, CONNECT_TIMEOUT) {
-            self.stuffed.extend(stream.local_addr());
-            self.stuffing.push(stream);
+            self.backlog_addresses.extend(stream.local_addr());
+            self.backlog_fillers.push(stream);
         }
     }
 
@@ -234,8 +234,8 @@ impl State {
     }
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl ProxyShared {
+    fn lock(&self) -> MutexGuard<'_, ProxyState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -253,19 +253,19 @@ impl Shared {
         state.target
     }
 
-    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+    fn wait<'a>(&self, state: MutexGuard<'a, ProxyState>) -> MutexGuard<'a, ProxyState> {
         let state = self.changed.wait(state);
         state.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until the proxy may listen, then accepts connections while it may. Returns false once
-    /// the proxy is dropped.
+    /// Waits until the proxy is allowed to listen, then accepts connections while it is allowed to.
+    /// Returns false after the proxy is dropped.
     fn accept(self: &Arc<Self>, port: u16) -> bool {
         let mut state = self.lock();
-        while state.manner == ProxyMode::Refuse && !state.is_over {
+        while state.mode == ProxyMode::Refuse && !state.is_closed {
             state = self.wait(state);
         }
-        if state.is_over {
+        if state.is_closed {
             return false;
         }
         // A process that another test has just forked holds a copy of the previous listener until
@@ -282,7 +282,7 @@ impl Shared {
             let Ok((client, address)) = listener.accept() else {
                 continue;
             };
-            if self.lock().stuffed.remove(&address) || !self.may_accept() {
+            if self.lock().backlog_addresses.remove(&address) || !self.may_accept() {
                 continue;
             }
             // If the server refuses the connection, the client's connection is closed too.
@@ -301,10 +301,10 @@ impl Shared {
     /// Waits until connections may be accepted. Returns false if the listener must be closed.
     fn may_accept(&self) -> bool {
         let mut state = self.lock();
-        while state.manner == ProxyMode::Silence && !state.is_over {
+        while state.mode == ProxyMode::Silence && !state.is_closed {
             state = self.wait(state);
         }
-        !state.is_over && state.manner != ProxyMode::Refuse
+        !state.is_closed && state.mode != ProxyMode::Refuse
     }
 
     fn join(self: &Arc<Self>, client: TcpStream, server: TcpStream) -> io::Result<()> {
@@ -322,23 +322,23 @@ impl Shared {
             )
         };
         let fetches = Arc::new(Fetches::default());
-        let ways = [
+        let directions = [
             (true, Arc::clone(&client), Arc::clone(&server)),
             (false, server, client),
         ];
-        for (is_asking, from, to) in ways {
+        for (is_request, from, to) in directions {
             let shared = Arc::clone(self);
             let (lag, fetches) = (lag.clone(), Arc::clone(&fetches));
             let (broker_removal, codes) = (broker_removal.clone(), codes.clone());
             thread::spawn(move || {
                 let _ = match (lag, broker_removal, codes) {
-                    (Some(lag), ..) if is_asking => lag.forward_requests(&from, &to, &fetches),
+                    (Some(lag), ..) if is_request => lag.forward_requests(&from, &to, &fetches),
                     (Some(lag), ..) => lag.forward_responses(&from, &to, &fetches),
-                    (None, Some(broker_removal), _) if is_asking => {
+                    (None, Some(broker_removal), _) if is_request => {
                         broker_removal.forward_requests(&from, &to)
                     }
                     (None, Some(broker_removal), _) => broker_removal.forward_responses(&from, &to),
-                    (None, None, Some(codes)) if is_asking => codes.forward_requests(&from, &to),
+                    (None, None, Some(codes)) if is_request => codes.forward_requests(&from, &to),
                     (None, None, Some(codes)) => codes.forward_responses(&from, &to),
                     (None, None, None) => shared.forward(&from, &to),
                 };
@@ -359,7 +359,7 @@ impl Shared {
             self.hide_topic_in(&mut buffer[..count]);
             let mut rest = &buffer[..count];
             while !rest.is_empty() {
-                let part = self.admissible(rest.len())?;
+                let part = self.forwardable_bytes(rest.len())?;
                 to.write_all(&rest[..part])?;
                 rest = &rest[part..];
             }
@@ -391,15 +391,15 @@ impl Shared {
     }
 
     /// Returns how many of `count` bytes may be forwarded now.
-    fn admissible(&self, count: usize) -> io::Result<usize> {
+    fn forwardable_bytes(&self, count: usize) -> io::Result<usize> {
         let mut state = self.lock();
-        while state.manner.forwards_nothing() && !state.is_over {
+        while state.mode.forwards_nothing() && !state.is_closed {
             state = self.wait(state);
         }
-        if state.is_over {
+        if state.is_closed {
             return Err(io::ErrorKind::ConnectionReset.into());
         }
-        let manner = state.manner;
+        let mode = state.mode;
         if let Some(left) = &mut state.until_cut {
             if *left <= count {
                 state.until_cut = None;
@@ -410,8 +410,8 @@ impl Shared {
             *left -= count;
         }
         drop(state);
-        match manner {
-            ProxyMode::Delay(by) => thread::sleep(by),
+        match mode {
+            ProxyMode::Delay(delay) => thread::sleep(delay),
             ProxyMode::Throttle(bytes) => {
                 let part = count.min(bytes / 20 + 1);
                 thread::sleep(Duration::from_millis(50));

@@ -54,12 +54,12 @@ static REAPER: LazyLock<Reaper> = LazyLock::new(|| {
     let scratch = tempfile::Builder::new()
         .prefix("walpost-test-")
         .permissions(Permissions::from_mode(0o755))
-        .tempdir_in(parent())
-        .expect("a scratch folder")
+        .tempdir_in(scratch_parent())
+        .expect("a scratch directory")
         .keep();
     #[expect(
         clippy::zombie_processes,
-        reason = "it outlives this process: that is what it is for"
+        reason = "the shell must outlive this process"
     )]
     // The shell gets its own process group, so that Ctrl-C in the terminal reaches the tests but
     // not the shell that cleans up after them.
@@ -81,7 +81,7 @@ static REAPER: LazyLock<Reaper> = LazyLock::new(|| {
 /// space and `TMPDIR` is not set. Servers create and remove several hundred thousand files in a
 /// run, and on ext4, creating a file takes longer the more files were removed in the preceding
 /// seconds. Benchmarks use a disk, as production systems do.
-fn parent() -> PathBuf {
+fn scratch_parent() -> PathBuf {
     let is_measured = env!("CARGO_CRATE_NAME") == "bench";
     match std::env::var_os("TMPDIR").is_none() && !is_measured && has_free_space(MEMORY) {
         true => MEMORY.into(),
@@ -148,7 +148,7 @@ pub(crate) fn folder(purpose: &str) -> PathBuf {
     path
 }
 
-/// Returns the directory that contains all the others.
+/// Returns the directory that contains all other directories of this process.
 pub(crate) fn scratch() -> &'static Path {
     &REAPER.scratch
 }

@@ -48,7 +48,7 @@ impl Record {
             .unwrap_or_else(|| panic!("no header {name}: {self:?}"));
         assert!(
             found.next().is_none(),
-            "the header {name} is there twice: {self:?}"
+            "the record has the header {name} twice: {self:?}"
         );
         str::from_utf8(value.as_deref().expect("a header with a value")).expect("a header in UTF-8")
     }
@@ -103,10 +103,10 @@ impl Broker {
         usize::try_from(self.ends(topics).values().sum::<i64>()).unwrap()
     }
 
-    /// Calls `read` with a consumer that has no partitions assigned. A new consumer costs two
-    /// threads, three connections and 100 ms when it is dropped, so consumers of the shared broker
-    /// are reused. Other brokers can lose connections, after which a consumer does not work like a
-    /// new one.
+    /// Calls `read` with a consumer that has no partitions assigned. Creating a consumer takes two
+    /// threads, three connections, and 100 ms when the consumer is dropped, so consumers of the
+    /// shared broker are reused. Connections to other brokers can break, after which a consumer
+    /// behaves differently from a new one.
     pub(super) fn with_reader<T>(&self, read: impl FnOnce(&BaseConsumer) -> T) -> T {
         let kept = self.readers.lock().unwrap().pop();
         let consumer = kept.unwrap_or_else(|| self.reader());
@@ -137,34 +137,32 @@ impl Broker {
 /// Returns the committed records of one topic up to its current end, partition by partition.
 fn read_topic(consumer: &BaseConsumer, topic: &String) -> Vec<Record> {
     let ends = end_offsets(consumer, std::slice::from_ref(topic));
-    let mut left: HashMap<i32, i64> = ends
+    let mut remaining: HashMap<i32, i64> = ends
         .into_iter()
         .map(|((_, partition), end)| (partition, end))
         .filter(|(_, end)| *end > 0)
         .collect();
-    let ends = left.clone();
+    let ends = remaining.clone();
     let mut assignment = TopicPartitionList::new();
-    for partition in left.keys() {
+    for partition in remaining.keys() {
         assignment
             .add_partition_offset(topic, *partition, Offset::Offset(0))
             .unwrap();
     }
     consumer.assign(&assignment).unwrap();
     let mut records = Vec::new();
-    while !left.is_empty() {
-        let message = consumer
-            .poll(WAIT_TIMEOUT)
-            .expect("the rest of the records arrives");
+    while !remaining.is_empty() {
+        let message = consumer.poll(WAIT_TIMEOUT).expect("the remaining records");
         match message {
             // The last offset can be a transaction marker, which is not returned as a record.
             Err(KafkaError::PartitionEOF(partition)) => {
-                left.remove(&partition);
+                remaining.remove(&partition);
             }
             message => {
                 let record = to_record(&message.expect("a record"));
                 let end = ends[&record.partition];
                 if record.offset + 1 >= end {
-                    left.remove(&record.partition);
+                    remaining.remove(&record.partition);
                 }
                 if record.offset < end {
                     records.push(record);
@@ -177,24 +175,26 @@ fn read_topic(consumer: &BaseConsumer, topic: &String) -> Vec<Record> {
 
 fn end_offsets(consumer: &BaseConsumer, topics: &[String]) -> HashMap<TopicPartition, i64> {
     const TIMEOUT: Duration = Duration::from_secs(30);
-    let mut asked = TopicPartitionList::new();
+    let mut requested = TopicPartitionList::new();
     for topic in topics {
         let metadata = consumer
             .fetch_metadata(Some(topic), TIMEOUT)
             .expect("the broker answers");
         for partition in metadata.topics()[0].partitions() {
-            asked
+            requested
                 .add_partition_offset(topic, partition.id(), Offset::End)
                 .unwrap();
         }
     }
-    if asked.count() == 0 {
+    if requested.count() == 0 {
         return HashMap::new();
     }
     // Request all offsets at once: querying each partition separately takes two requests, and tests
     // do this often. A broker may not know yet that it leads a partition that was just created.
     wait_for("offsets", || {
-        let ends = consumer.offsets_for_times(asked.clone(), TIMEOUT).ok()?;
+        let ends = consumer
+            .offsets_for_times(requested.clone(), TIMEOUT)
+            .ok()?;
         let ends = ends.elements().into_iter().map(|end| {
             let place = (end.topic().to_owned(), end.partition());
             match (end.error(), end.offset()) {

@@ -11,8 +11,8 @@ pub(crate) const SECRET: &str = "s3cr3t";
 /// Part of every payload in the tests, so that logs can be searched for it.
 pub(crate) const PAYLOAD_MARK: &str = "only-for-the-consumer";
 
-/// [`SECRET`] unchanged, percent-encoded, in hexadecimal, as a list of bytes, and in base64 at
-/// every alignment.
+/// The forms of [`SECRET`] to search for: unchanged, percent-encoded, in hexadecimal, as a list of
+/// bytes, and in base64 at every alignment.
 static FORMS: LazyLock<Vec<String>> = LazyLock::new(|| {
     let each = |form: fn(u8) -> String| SECRET.bytes().map(form).collect::<Vec<_>>();
     let base64 = |before: usize| {
@@ -34,7 +34,7 @@ static FORMS: LazyLock<Vec<String>> = LazyLock::new(|| {
 
 /// An output stream of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stream {
+pub(crate) enum OutputStream {
     /// Standard output, which may contain records.
     Output,
     /// The log.
@@ -42,16 +42,16 @@ pub(crate) enum Stream {
 }
 
 /// Returns whether `text` contains something that must not appear in the stream.
-pub(crate) fn is_leak(stream: Stream, text: &str) -> bool {
+pub(crate) fn is_leak(stream: OutputStream, text: &str) -> bool {
     FORMS.iter().any(|form| text.contains(form))
-        || stream == Stream::Error && text.contains(PAYLOAD_MARK)
+        || stream == OutputStream::Error && text.contains(PAYLOAD_MARK)
 }
 
 /// Asserts that a program printed no secrets.
 ///
 /// # Panics
 /// If `text` contains something that must not appear in the stream.
-pub(crate) fn expect_none(stream: Stream, text: &str) {
+pub(crate) fn expect_none(stream: OutputStream, text: &str) {
     let leaks: Vec<_> = text.lines().filter(|line| is_leak(stream, line)).collect();
     assert!(leaks.is_empty(), "a secret was printed: {leaks:#?}");
 }
@@ -62,7 +62,7 @@ pub(crate) struct Leaks(Mutex<Vec<String>>);
 
 impl Leaks {
     /// Checks a line.
-    pub(crate) fn check_line(&self, stream: Stream, line: &[u8]) {
+    pub(crate) fn check_line(&self, stream: OutputStream, line: &[u8]) {
         let line = String::from_utf8_lossy(line);
         if is_leak(stream, &line) {
             self.0.lock().unwrap().push(line.into_owned());

@@ -118,15 +118,15 @@ impl Issuer {
 /// secret receive tokens that the shared broker accepts.
 pub(crate) struct Endpoint {
     address: SocketAddr,
-    state: Arc<State>,
+    state: Arc<EndpointState>,
 }
 
-struct State {
+struct EndpointState {
     lifetime_seconds: u64,
     secret: Mutex<String>,
     calls: AtomicUsize,
-    refused: AtomicUsize,
-    is_over: AtomicBool,
+    rejected: AtomicUsize,
+    is_stopped: AtomicBool,
 }
 
 /// The ID with which clients authenticate.
@@ -136,12 +136,12 @@ impl Endpoint {
     pub(crate) fn start(lifetime_seconds: u64, secret: &str) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let state = Arc::new(State {
+        let state = Arc::new(EndpointState {
             lifetime_seconds,
             secret: Mutex::new(secret.to_owned()),
             calls: AtomicUsize::new(0),
-            refused: AtomicUsize::new(0),
-            is_over: AtomicBool::new(false),
+            rejected: AtomicUsize::new(0),
+            is_stopped: AtomicBool::new(false),
         });
         let identity = AUTHORITY.sign("localhost", &["localhost"]);
         let mut tls = SslAcceptor::mozilla_intermediate_v5(SslMethod::tls()).unwrap();
@@ -149,13 +149,13 @@ impl Endpoint {
             .unwrap();
         tls.set_private_key_file(&identity.key, SslFiletype::PEM)
             .unwrap();
-        let (tls, of_thread) = (tls.build(), Arc::clone(&state));
+        let (tls, thread_state) = (tls.build(), Arc::clone(&state));
         thread::spawn(move || {
             for client in listener.incoming().flatten() {
-                if of_thread.is_over.load(Ordering::Relaxed) {
+                if thread_state.is_stopped.load(Ordering::Relaxed) {
                     return;
                 }
-                let (tls, state) = (tls.clone(), Arc::clone(&of_thread));
+                let (tls, state) = (tls.clone(), Arc::clone(&thread_state));
                 // A client may reject the certificate or disconnect; this is not an error of the
                 // test.
                 thread::spawn(move || {
@@ -182,20 +182,20 @@ impl Endpoint {
     }
 
     /// Returns how many clients were refused.
-    pub(crate) fn refused_clients(&self) -> usize {
-        self.state.refused.load(Ordering::Relaxed)
+    pub(crate) fn rejected_clients(&self) -> usize {
+        self.state.rejected.load(Ordering::Relaxed)
     }
 }
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        self.state.is_over.store(true, Ordering::Relaxed);
+        self.state.is_stopped.store(true, Ordering::Relaxed);
         // Wakes the thread that waits for a connection.
         let _ = TcpStream::connect(self.address);
     }
 }
 
-impl State {
+impl EndpointState {
     fn respond(&self, stream: SslStream<TcpStream>) -> io::Result<()> {
         let mut stream = BufReader::new(stream);
         let (mut login, mut length) = (String::new(), 0);
@@ -226,7 +226,7 @@ impl State {
                 ("200 OK", format!("{{\"access_token\": \"{token}\"}}"))
             }
             false => {
-                self.refused.fetch_add(1, Ordering::Relaxed);
+                self.rejected.fetch_add(1, Ordering::Relaxed);
                 // Some debugging endpoints echo the credentials like this. Everything that Walpost
                 // prints is searched for the secret.
                 let text = format!(

@@ -72,22 +72,22 @@ impl<'a> UnderLoad<'a> {
 
     /// Waits until this many more transactions are committed.
     pub(crate) fn wait_for_transactions(&self, more: usize) {
-        let load = self.load.as_ref().expect("writers at work");
+        let load = self.load.as_ref().expect("running writers");
         load.wait_for_transactions(more);
     }
 
     /// Checks everything delivered, allowing for the given number of failures.
-    fn settle(mut self, breaks: usize) {
+    fn settle(mut self, failures: usize) {
         self.stop_load();
-        let resends = self.fixture.resends(breaks);
+        let resends = self.fixture.resends(failures);
         self.fixture.settle(self.walpost, &[], resends);
     }
 }
 
 /// Checks both modes, allowing for the given number of failures.
-pub(crate) fn settle(streams: [UnderLoad; 2], breaks: usize) {
+pub(crate) fn settle(streams: [UnderLoad; 2], failures: usize) {
     for stream in streams {
-        stream.settle(breaks);
+        stream.settle(failures);
     }
 }
 

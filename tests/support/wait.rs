@@ -1,4 +1,4 @@
-//! Waiting for a condition with a deadline, never for a fixed time.
+//! Waiting for a condition with a timeout, never for a fixed time.
 
 use std::ops::RangeInclusive;
 use std::thread;
@@ -16,10 +16,10 @@ const POLL_INTERVALS: RangeInclusive<Duration> =
 ///
 /// # Panics
 /// After [`WAIT_TIMEOUT`], with `what` in the message.
-pub(crate) fn wait_for<T>(what: &str, ask: impl FnMut() -> Option<T>) -> T {
-    match poll_until(WAIT_TIMEOUT, ask) {
-        Some(answer) => answer,
-        None => panic!("waited {WAIT_TIMEOUT:?} in vain for {what}"),
+pub(crate) fn wait_for<T>(what: &str, poll: impl FnMut() -> Option<T>) -> T {
+    match poll_until(WAIT_TIMEOUT, poll) {
+        Some(result) => result,
+        None => panic!("timed out after {WAIT_TIMEOUT:?} waiting for {what}"),
     }
 }
 
@@ -27,18 +27,18 @@ pub(crate) fn wait_for<T>(what: &str, ask: impl FnMut() -> Option<T>) -> T {
 ///
 /// # Panics
 /// After [`WAIT_TIMEOUT`], with `what` in the message.
-pub(crate) fn wait_until(what: &str, mut ask: impl FnMut() -> bool) {
-    wait_for(what, || ask().then_some(()));
+pub(crate) fn wait_until(what: &str, mut poll: impl FnMut() -> bool) {
+    wait_for(what, || poll().then_some(()));
 }
 
 /// Polls until the result is `Some` or `within` has passed. Polls at least once.
-pub(crate) fn poll_until<T>(within: Duration, mut ask: impl FnMut() -> Option<T>) -> Option<T> {
-    let began = Instant::now();
+pub(crate) fn poll_until<T>(within: Duration, mut poll: impl FnMut() -> Option<T>) -> Option<T> {
+    let started = Instant::now();
     loop {
-        if let Some(answer) = ask() {
-            return Some(answer);
+        if let Some(result) = poll() {
+            return Some(result);
         }
-        let waited = began.elapsed();
+        let waited = started.elapsed();
         if waited >= within {
             return None;
         }
@@ -46,9 +46,9 @@ pub(crate) fn poll_until<T>(within: Duration, mut ask: impl FnMut() -> Option<T>
     }
 }
 
-/// Waits for the next UTC day if less than [`WAIT_TIMEOUT`] remains of the current one. For tests with
-/// daily partitions.
-pub(crate) fn within_a_day() {
+/// Waits for the next UTC day if less than [`WAIT_TIMEOUT`] remains of the current one. For tests
+/// with daily partitions.
+pub(crate) fn avoid_utc_midnight() {
     const DAY: u64 = 24 * 60 * 60;
     let now = SystemTime::UNIX_EPOCH.elapsed().unwrap();
     let left = Duration::from_secs(DAY) - Duration::from_secs(now.as_secs() % DAY);
@@ -57,11 +57,12 @@ pub(crate) fn within_a_day() {
     }
 }
 
-/// Checks that `holds` stays true for the whole of `during`, for tests of what must *not* happen.
+/// Checks that `holds` remains true for the whole of `during`, for tests that something does *not*
+/// happen.
 ///
 /// # Panics
 /// As soon as it is false, with `what` in the message.
 pub(crate) fn assert_stays(what: &str, during: Duration, mut holds: impl FnMut() -> bool) {
     let broken = poll_until(during, || (!holds()).then_some(()));
-    assert!(broken.is_none(), "did not stay: {what}");
+    assert!(broken.is_none(), "condition no longer holds: {what}");
 }

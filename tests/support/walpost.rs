@@ -1,4 +1,4 @@
-//! The built binary as a process.
+//! The compiled binary as a process.
 
 use std::ffi::OsStr;
 use std::fmt::Write as _;
@@ -16,7 +16,7 @@ use procfs::process::Process;
 use super::http::Http;
 use super::process::{freeze, signal, thaw, wait_for_exit};
 use super::reaper::{self, Ending};
-use super::secrets::{Leaks, Stream};
+use super::secrets::{Leaks, OutputStream};
 use super::wait::{WAIT_TIMEOUT, wait_for};
 
 /// A Walpost command line that has not been run yet.
@@ -25,7 +25,7 @@ pub(crate) struct Invocation {
     reads_output: bool,
     output: Option<File>,
     errors: Option<File>,
-    asks: bool,
+    needs_input: bool,
     answer: Option<String>,
 }
 
@@ -33,8 +33,8 @@ pub(crate) struct Invocation {
 /// Everything it printed is searched for secrets, however it ends.
 pub(crate) struct Walpost {
     child: Child,
-    standard_output: Captured,
-    standard_error: Captured,
+    standard_output: CapturedOutput,
+    standard_error: CapturedOutput,
 }
 
 /// The result of a run.
@@ -78,7 +78,7 @@ impl Invocation {
             reads_output: true,
             output: None,
             errors: None,
-            asks: false,
+            needs_input: false,
             answer: None,
         }
     }
@@ -201,7 +201,7 @@ impl Invocation {
 
     /// Keeps standard input open so that questions can be answered later: see [`Walpost::answer`].
     pub(crate) fn with_input(mut self) -> Self {
-        self.asks = true;
+        self.needs_input = true;
         self
     }
 
@@ -219,12 +219,12 @@ impl Invocation {
     }
 
     pub(crate) fn start(mut self) -> Walpost {
-        // The process gets its own process group. Otherwise Ctrl-C in the terminal, which is meant
-        // for the tests, would make Walpost drain.
+        // The process gets its own process group. Otherwise, pressing Ctrl-C to stop the tests
+        // would make Walpost drain.
         let mut child = self
             .command
             .process_group(0)
-            .stdin(if self.asks {
+            .stdin(if self.needs_input {
                 Stdio::piped()
             } else {
                 Stdio::null()
@@ -235,12 +235,12 @@ impl Invocation {
             .expect("walpost starts");
         reaper::register(child.id(), Ending::Kill);
         let standard_output = match child.stdout.take() {
-            Some(output) if self.reads_output => Captured::new(Stream::Output, output),
-            _ => Captured::closed(),
+            Some(output) if self.reads_output => CapturedOutput::new(OutputStream::Output, output),
+            _ => CapturedOutput::closed(),
         };
         let standard_error = match child.stderr.take() {
-            Some(errors) => Captured::new(Stream::Error, errors),
-            None => Captured::closed(),
+            Some(errors) => CapturedOutput::new(OutputStream::Error, errors),
+            None => CapturedOutput::closed(),
         };
         let mut walpost = Walpost {
             child,
@@ -275,7 +275,7 @@ impl Walpost {
                 self.standard_error.join();
                 let last = self.standard_error.nth_line_with(text, count - 1);
                 return Some(
-                    last.unwrap_or_else(|| panic!("ended with {status} before it logged {text:?}")),
+                    last.unwrap_or_else(|| panic!("exited with {status} before logging {text:?}")),
                 );
             }
             line
@@ -305,7 +305,7 @@ impl Walpost {
 
     /// Answers a question that the process has asked or will ask.
     pub(crate) fn answer(&mut self, text: &str) {
-        let mut input = self.child.stdin.take().expect("somebody to answer");
+        let mut input = self.child.stdin.take().expect("an open standard input");
         // The process may have exited without asking.
         let _ = input.write_all(text.as_bytes());
     }
@@ -370,11 +370,11 @@ impl Walpost {
 
     /// Waits until the process exits and returns its peak resident memory in bytes.
     pub(crate) fn peak_memory_at_exit(&mut self) -> u64 {
-        let mut most = 0;
+        let mut peak = 0;
         while self.is_running() {
-            most = most.max(self.memory("VmHWM:").unwrap_or(0));
+            peak = peak.max(self.memory("VmHWM:").unwrap_or(0));
         }
-        most
+        peak
     }
 
     /// Returns the peak resident memory so far in bytes.
@@ -400,7 +400,7 @@ impl Walpost {
 
     fn wait_for_exit(&mut self, within: Duration) -> Finished {
         let status: ExitStatus = wait_for_exit(&mut self.child, within)
-            .unwrap_or_else(|| panic!("walpost did not end within {within:?}"));
+            .unwrap_or_else(|| panic!("walpost did not exit within {within:?}"));
         expect_no_crash(status);
         self.expect_no_leak();
         Finished {
@@ -455,8 +455,8 @@ impl Finished {
 
     /// Returns whether the output or the log contains the text, ignoring case.
     pub(crate) fn mentions(&self, text: &str) -> bool {
-        let said = format!("{}\n{}", self.stdout, self.stderr).to_lowercase();
-        said.contains(&text.to_lowercase())
+        let output = format!("{}\n{}", self.stdout, self.stderr).to_lowercase();
+        output.contains(&text.to_lowercase())
     }
 
     /// Asserts that the output and the log contain all of the texts, ignoring case.
@@ -470,7 +470,7 @@ impl Finished {
         );
         assert!(
             missing.is_empty(),
-            "it does not say:{missing}\nbut:\n{}{}",
+            "the output does not contain:{missing}\n--- output ---\n{}{}",
             self.stdout,
             self.stderr
         );
@@ -479,14 +479,14 @@ impl Finished {
 }
 
 /// An output stream of a child process, read as it arrives.
-struct Captured {
+struct CapturedOutput {
     bytes: Arc<Mutex<Vec<u8>>>,
     leaks: Arc<Leaks>,
     reader: Option<JoinHandle<()>>,
 }
 
-impl Captured {
-    fn new(which: Stream, stream: impl Read + Send + 'static) -> Self {
+impl CapturedOutput {
+    fn new(which: OutputStream, stream: impl Read + Send + 'static) -> Self {
         let bytes = Arc::new(Mutex::new(Vec::new()));
         let leaks = Arc::new(Leaks::default());
         let (shared, seen) = (Arc::clone(&bytes), Arc::clone(&leaks));

@@ -1,14 +1,14 @@
-"""What the real Debezium makes of rows: `./dev golden debezium` writes captured.jsonl beside this file.
+"""Captures the records that the real Debezium creates from rows. `./dev golden debezium` writes them to captured.jsonl.
 
 capture.py TARGET POSTGRES_BIN [GROUP...]    TARGET has kafka/lib, debezium and, for the group traced, opentelemetry/lib, as
                                              ./dev fetches them; without groups, all
 
-lab.jsonl, of the same form, was captured elsewhere and before.
+lab.jsonl has the same format, and was captured earlier in another environment.
 
-One PostgreSQL, one Kafka, and one Connect worker with a connector for each case, all on ports of their own and in a
-folder that is removed. Records are read from the segments of Kafka's log, so that nothing but bytes is between.
-A line of captured.jsonl is a case: its connector's configuration, the table as PostgreSQL has it, and for each row
-the columns' texts and the record, or null where Debezium delivered none.
+Starts PostgreSQL, Kafka, and a Connect worker with a connector for each case, on separate ports and in a temporary
+directory. Records are read as raw bytes from the segments of Kafka's log. Each line of captured.jsonl is a case: the
+configuration of its connector, the table definition in PostgreSQL, and for each row the texts of its columns and the
+record, or null if Debezium did not deliver one.
 """
 
 import json
@@ -32,7 +32,7 @@ BINARY_DATA = "io.debezium.converters.BinaryDataConverter"
 
 
 def converter(of, form):
-    """The properties of a converter."""
+    """Returns the properties of a converter."""
     if form == "json":
         return {f"{of}.converter": JSON, f"{of}.converter.schemas.enable": "false"}
     if form == "json-schema":
@@ -46,7 +46,7 @@ def converter(of, form):
 KEYS = "id uuid PRIMARY KEY, aggregatetype text NOT NULL, aggregateid text, type text NOT NULL"
 MORE = "tenant text, ts timestamptz, part int"
 
-# Payloads that every table takes that has JSON or text.
+# Payloads for every table with a JSON or text column.
 DOCUMENTS = {
     "object": '{"orderId": 1, "item": "book"}',
     "empty object": "{}",
@@ -93,7 +93,7 @@ DOCUMENTS = {
     "long text": '{"a": "' + "x" * 300 + '"}',
     "spaces": ' {"a" :  1 , "b":[ 1,2 ] } ',
 }
-# What text takes besides.
+# Additional payloads for text columns.
 TEXTS = {
     "no JSON": "plain text",
     "begins like an object": "{no json",
@@ -122,7 +122,7 @@ def documents(texts):
     return rows
 
 
-# One column for each type, and what can be in it.
+# One column for each type, with its values.
 TYPES = {
     "bool": ["true", "false"],
     "int2": ["32767", "-1"],
@@ -175,7 +175,7 @@ def name_of(kind):
 
 
 def typed(not_null=False):
-    """The DDL of a column of each type."""
+    """Returns the DDL of a column of each type."""
     null = " NOT NULL" if not_null else ""
     return ", ".join(f"{name_of(kind)} {kind}{null}" for kind in TYPES)
 
@@ -221,7 +221,7 @@ TABLES = {
                   "NULL payload": {"payload": None}}),
 }
 
-# Trace contexts in a column as an application writes them: Java properties.
+# Trace contexts in a column, as an application writes them: Java properties.
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 CONTEXTS = {
     "sampled": f"traceparent={PARENT}",
@@ -284,7 +284,7 @@ other("bytea", "binary", "string", "binary")
 other("bytea", "expanded json", "string", "json", table_expand_json_payload="true")
 other("bytea", "tombstone json", "string", "json", route_tombstone_on_empty_payload="true")
 other("bytea", "envelope json-schema", "string", "json-schema", table_fields_additional_placement="payload:envelope:again")
-# Walpost takes 32 columns at once.
+# Walpost accepts at most 32 columns.
 half = len(TYPES) // 2
 for table, kinds in [("typed", list(TYPES)[:half]), ("typed", list(TYPES)[half:]), ("strict", list(TYPES)[:half]),
                      ("strict", list(TYPES)[half:]), ("defaults", list(DEFAULTS))]:
@@ -394,12 +394,12 @@ log.cleaner.enable=false
     return java(folder, target, "broker.log", "-Xmx512m", "kafka.Kafka", properties), port
 
 
-# Of OpenTelemetry, where it is there. Spans go nowhere.
+# Options of the OpenTelemetry agent, if it is installed. Spans are not exported.
 TRACING = ["-Dotel.java.global-autoconfigure.enabled=true", *(f"-Dotel.{of}.exporter=none" for of in ["traces", "metrics", "logs"])]
 
 
 def plugins(folder, target, cases):
-    """Debezium, with OpenTelemetry beside it for those cases."""
+    """Returns the plugin path of Debezium, which includes OpenTelemetry if any case needs it."""
     if not any(of["group"] == "traced" for of in cases):
         return target / "debezium"
     plugin = folder / "plugins" / "debezium"
@@ -438,7 +438,7 @@ producer.compression.type=none
     return java(folder, target, "connect.log", "-Xmx1500m", *TRACING, "org.apache.kafka.connect.cli.ConnectStandalone", worker, *files)
 
 
-# ---------------------------------------------------------------- what Kafka has
+# ---------------------------------------------------------------- records in Kafka
 
 def varint(data, at):
     shift = value = 0
@@ -457,7 +457,7 @@ def field(data, at):
 
 
 def batches(segment):
-    """Records of a segment, in Kafka's format 2 without compression: timestamp, key, value, headers."""
+    """Yields the records of a segment in uncompressed format 2: timestamp, key, value and headers."""
     at = 0
     while at + 61 <= len(segment):
         length, = struct.unpack_from(">i", segment, at + 8)
@@ -483,7 +483,7 @@ def batches(segment):
 
 
 def text(data):
-    """Bytes as text where they are text, else as hexadecimal digits in an object."""
+    """Returns bytes as text if they are valid text, or otherwise as hexadecimal digits in an object."""
     if data is None:
         return None
     try:
@@ -506,7 +506,7 @@ def wait(what, within, condition):
     until = time.time() + within
     while not condition():
         if time.time() > until:
-            return print(f"capture: gave up waiting for {what}", file=sys.stderr)
+            return print(f"capture: timed out waiting for {what}", file=sys.stderr)
         time.sleep(0.3)
     return None
 
@@ -514,7 +514,7 @@ def wait(what, within, condition):
 # ---------------------------------------------------------------- the capture
 
 def columns(postgres, table):
-    """As pgoutput's Relation message and the catalog have them."""
+    """Returns the columns as described by pgoutput's Relation message and the catalog."""
     return json.loads(postgres.sql(
         "SELECT json_agg(json_build_array(attname, atttypid::int8, atttypmod, attnotnull, pg_get_expr(adbin, adrelid)) "
         f"ORDER BY attnum) FROM pg_attribute LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum "
@@ -573,14 +573,15 @@ def main():
 def line_of(folder, postgres, number, of):
     table = of["table"]
     shape = columns(postgres, table)
-    # As the type's output function has it, which a cast to text is not for all.
+    # Formats each value with the output function of its type. For some types, a cast to text
+    # differs.
     texts = ", ".join(f"""CASE WHEN "{name}" IS NOT NULL THEN format('%s', "{name}") END""" for name, *_ in shape)
     shown = json.loads(postgres.sql(f"SELECT json_agg(json_build_array({texts})) FROM (SELECT * FROM {table}.outbox "
                                     "WHERE aggregatetype = 'x' ORDER BY id) AS rows"))
     names = list(TABLES[table][1])
     by_id = {}
     for topic, partition, stamp, key, value, headers in records(folder, number):
-        # The identity is in the header `id`, in whatever form.
+        # The header `id` contains the identity, in any of several forms.
         id_ = next(content for name, content in headers if name == "id")
         by_id[int(id_.decode().strip('}"').rpartition("-")[2])] = {
             "topic": topic.partition(".")[2], "partition": partition, "timestamp": stamp, "key": text(key), "value": text(value),
@@ -589,7 +590,7 @@ def line_of(folder, postgres, number, of):
     rows = []
     for n, values in enumerate(shown):
         record = by_id.get(n)
-        # The connector's clock says nothing.
+        # A timestamp from the connector's clock is not compared.
         if record and abs(record["timestamp"] - now) < 3_600_000:
             del record["timestamp"]
         rows.append({"row": names[n], "values": values, "record": record})

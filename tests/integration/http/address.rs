@@ -5,13 +5,13 @@ use std::net::TcpListener;
 use super::ANY_PORT;
 use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
-use crate::support::postgres::{MAJOR, Server, Stop};
+use crate::support::postgres::{MAJOR, Server, StopMode};
 use crate::support::secrets::SECRET;
 use crate::support::wait::wait_until;
 use crate::support::walpost::{Invocation, config_file};
 
 #[test]
-fn free_port_is_taken_and_logged_and_every_path_is_answered() {
+fn listens_on_a_free_port_logs_it_and_serves_every_path() {
     let fixture = Fixture::new();
     let mut walpost = fixture.start_with(&ANY_PORT);
     let http = walpost.http();
@@ -46,7 +46,7 @@ fn free_port_is_taken_and_logged_and_every_path_is_answered() {
 /// Any user of the machine can take the port temporarily. Exit code 2 would keep systemd from
 /// restarting Walpost.
 #[test]
-fn port_in_use_ends_the_process_with_a_code_that_allows_a_restart() {
+fn exits_with_a_restartable_code_if_the_port_is_in_use() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let fixture = Fixture::bare();
@@ -63,17 +63,17 @@ fn port_in_use_ends_the_process_with_a_code_that_allows_a_restart() {
 }
 
 #[test]
-fn without_an_address_of_its_own_a_second_instance_takes_a_free_one() {
+fn second_instance_listens_on_a_free_port_if_the_default_is_in_use() {
     // If the bind fails, another process has the port, which serves the same purpose.
     let _taken = TcpListener::bind("127.0.0.1:9464");
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     let mut walpost = fixture.run().without_env("WALPOST_HTTP").start();
-    let told = walpost.wait_for_log("127.0.0.1:9464 is in use");
+    let line = walpost.wait_for_log("127.0.0.1:9464 is in use");
     let http = walpost.http();
     assert!(!http.address().ends_with(":9464"), "{}", http.address());
     let command = format!("walpost status --http {}", http.address());
-    assert!(told.contains(&command), "{told}");
+    assert!(line.contains(&command), "{line}");
     fixture.insert(&aggregate, "k");
     fixture.wait_for_records(1);
     assert_eq!(http.pipeline()["name"], *fixture.name);
@@ -81,7 +81,7 @@ fn without_an_address_of_its_own_a_second_instance_takes_a_free_one() {
 }
 
 #[test]
-fn address_that_is_none_is_refused() {
+fn rejects_an_invalid_http_address() {
     let fixture = Fixture::bare();
     for address in [
         "9464",
@@ -100,7 +100,7 @@ fn address_that_is_none_is_refused() {
 }
 
 #[test]
-fn nothing_listens_when_it_is_off() {
+fn does_not_listen_when_http_is_off() {
     let fixture = Fixture::new();
     let walpost = fixture.start_with(&["--http", "off"]);
     let process = procfs::process::Process::new(walpost.process_id().try_into().unwrap()).unwrap();
@@ -122,7 +122,7 @@ fn nothing_listens_when_it_is_off() {
 }
 
 #[test]
-fn file_sets_the_address_and_the_flag_overrides_it() {
+fn http_flag_overrides_the_address_in_the_configuration_file() {
     let fixture = Fixture::new();
     let text = format!(
         "http = \"off\"\n[kafka]\n\"bootstrap.servers\" = \"{}\"\n[[pipeline]]\nname = \"{}\"\npostgres = \"{}\"\n",
@@ -146,7 +146,7 @@ fn file_sets_the_address_and_the_flag_overrides_it() {
 
 /// Responses are searched for passwords and payloads, as logs are.
 #[test]
-fn no_answer_has_a_password_or_a_payload() {
+fn http_responses_contain_no_password_or_payload() {
     let server = Server::private(MAJOR, "");
     let fixture = Fixture::on_servers(&server, Broker::shared());
     let aggregate = fixture.aggregate(1);
@@ -174,7 +174,7 @@ fn no_answer_has_a_password_or_a_payload() {
     };
     wait_until("the slot", || http.pipeline()["slot_health"].is_object());
     ask_all();
-    server.stop(Stop::Fast);
+    server.stop(StopMode::Fast);
     wait_until("an error", || http.pipeline()["last_error"].is_object());
     ask_all();
     walpost.terminate().expect_code(0);

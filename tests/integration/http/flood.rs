@@ -28,16 +28,17 @@ fn unfinished_requests_do_not_block_other_clients() {
     }
     fixture.insert(&aggregate, "k");
     fixture.wait_for_records(1);
-    let asked = Instant::now();
+    let started = Instant::now();
     assert_eq!(http.get("/healthz").code, 200);
-    assert!(asked.elapsed() < Duration::from_secs(30));
+    assert!(started.elapsed() < Duration::from_secs(30));
     let mut rest = Vec::new();
-    // The connection ends, whatever it returns.
+    // The client only has to find that the connection has ended, so the result of the read is
+    // ignored.
     let _ = slow[0].read_to_end(&mut rest);
     walpost.terminate().expect_code(0);
 }
 
-/// The behavior of the connections in a flood.
+/// How the connections in a flood behave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FloodBehavior {
     /// The client sends nothing.
@@ -48,11 +49,11 @@ enum FloodBehavior {
     IdleKeepAlive,
     /// The client requests far more data than the socket buffers can contain, and reads nothing.
     NeverReads,
-    /// The client repeatedly sends many requests at once, and reads no responses.
+    /// The client repeatedly sends many requests at once, and reads no response.
     Pipelines,
 }
 
-/// 400 connections from one address, each of which is opened again as soon as it ends.
+/// A flood of 400 connections from one address. Each connection is opened again as soon as it ends.
 struct Flood {
     is_over: Arc<AtomicBool>,
     /// Number of connection attempts so far, including repeated ones.
@@ -63,7 +64,7 @@ struct Flood {
 impl Flood {
     const CONNECTIONS: usize = 400;
 
-    fn start(http: &Http, rudeness: FloodBehavior) -> Self {
+    fn start(http: &Http, behavior: FloodBehavior) -> Self {
         const THREADS: usize = 4;
         let (is_over, made) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
         let threads = (0..THREADS).map(|_| {
@@ -71,23 +72,23 @@ impl Flood {
             thread::spawn(move || {
                 let connect = || {
                     made.fetch_add(1, Ordering::Relaxed);
-                    flood_client(&http, rudeness)
+                    flood_client(&http, behavior)
                 };
                 let mut clients: Vec<_> = (0..Self::CONNECTIONS / THREADS)
                     .map(|_| connect())
                     .collect();
                 let mut spoke = Instant::now();
                 while !is_over.load(Ordering::Relaxed) {
-                    let speaks = spoke.elapsed() >= Duration::from_secs(1);
-                    if speaks {
+                    let sends_data = spoke.elapsed() >= Duration::from_secs(1);
+                    if sends_data {
                         spoke = Instant::now();
                     }
                     for client in &mut clients {
-                        if has_ended(client.as_mut(), rudeness, speaks) {
+                        if has_ended(client.as_mut(), behavior, sends_data) {
                             *client = connect();
                         }
                     }
-                    // Leave CPU time to the tests that run concurrently.
+                    // This pause leaves CPU time to the tests that run concurrently.
                     thread::sleep(Duration::from_millis(20));
                 }
             })
@@ -115,11 +116,11 @@ impl Flood {
 
 /// Connects a misbehaving client. Returns `None` if the server accepts no more connections at the
 /// moment.
-fn flood_client(http: &Http, rudeness: FloodBehavior) -> Option<TcpStream> {
+fn flood_client(http: &Http, behavior: FloodBehavior) -> Option<TcpStream> {
     let address: SocketAddr = http.address().parse().unwrap();
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     if matches!(
-        rudeness,
+        behavior,
         FloodBehavior::NeverReads | FloodBehavior::Pipelines
     ) {
         socket.set_recv_buffer_size(4096).unwrap();
@@ -130,22 +131,23 @@ fn flood_client(http: &Http, rudeness: FloodBehavior) -> Option<TcpStream> {
     let mut stream = TcpStream::from(socket);
     let host = http.address();
     let request = format!("GET / HTTP/1.1\r\nHost: {host}\r\n\r\n");
-    match rudeness {
+    match behavior {
         FloodBehavior::Silent | FloodBehavior::Pipelines => {}
         FloodBehavior::SlowHead => stream.write_all(&request.as_bytes()[..10]).ok()?,
         FloodBehavior::IdleKeepAlive => stream.write_all(request.as_bytes()).ok()?,
-        // Each response has 17 KiB, so the responses exceed the default socket buffers of Linux.
+        // Each response has 17 KiB, so the responses together exceed Linux's default socket
+        // buffers.
         FloodBehavior::NeverReads => stream.write_all(request.repeat(1000).as_bytes()).ok()?,
     }
     stream.set_nonblocking(true).unwrap();
     Some(stream)
 }
 
-/// Returns whether the connection has ended or could not be made, after sending more data if
-/// `rudeness` requires it.
-fn has_ended(client: Option<&mut TcpStream>, rudeness: FloodBehavior, speaks: bool) -> bool {
+/// Returns whether the connection has ended or could not be opened. First sends more data if
+/// `behavior` requires it.
+fn has_ended(client: Option<&mut TcpStream>, behavior: FloodBehavior, sends_data: bool) -> bool {
     let Some(client) = client else { return true };
-    match rudeness {
+    match behavior {
         FloodBehavior::NeverReads => client.take_error().unwrap().is_some(),
         FloodBehavior::Pipelines => {
             let requests = "GET /history HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(400);
@@ -153,7 +155,7 @@ fn has_ended(client: Option<&mut TcpStream>, rudeness: FloodBehavior, speaks: bo
             written.is_err_and(|error| error.kind() != ErrorKind::WouldBlock)
         }
         _ => {
-            if speaks && rudeness == FloodBehavior::SlowHead && client.write(b"x").is_err() {
+            if sends_data && behavior == FloodBehavior::SlowHead && client.write(b"x").is_err() {
                 return true;
             }
             let mut bytes = [0; 32 << 10];
@@ -167,22 +169,22 @@ fn has_ended(client: Option<&mut TcpStream>, rudeness: FloodBehavior, speaks: bo
 
 /// The flood comes from the same address as the health probe, for example from a proxy or another
 /// process on the host. A limit per address must not lock out other clients at that address.
-fn health_is_answered_in_a_flood(rudeness: FloodBehavior) {
+fn expect_health_during_flood(behavior: FloodBehavior) {
     let fixture = Fixture::new();
     let mut walpost = fixture.start_with(&ANY_PORT);
     let http = walpost.http();
     walpost.wait_for_log("streaming");
-    let flood = Flood::start(&http, rudeness);
+    let flood = Flood::start(&http, behavior);
     for number in 0..4 {
-        let (began, cpu) = (Instant::now(), walpost.cpu_seconds());
+        let (started, cpu) = (Instant::now(), walpost.cpu_seconds());
         loop {
-            // Measure CPU time, because Walpost gets little of it on a busy machine and the
-            // response may be late for that reason.
+            // CPU time is measured instead of elapsed time: on a busy machine, Walpost gets little
+            // CPU time, so the response may be late.
             let answer = probe(&http, "/healthz");
             let used = walpost.cpu_seconds() - cpu;
             assert!(
-                used < PROBE_TIMEOUT.as_secs_f64() && began.elapsed() < WAIT_TIMEOUT,
-                "{rudeness:?}: probe {number}, after {used} s of CPU: {answer:?}"
+                used < PROBE_TIMEOUT.as_secs_f64() && started.elapsed() < WAIT_TIMEOUT,
+                "{behavior:?}: probe {number}, after {used} s of CPU: {answer:?}"
             );
             if answer.is_ok_and(|text| text.ends_with("alive\n")) {
                 break;
@@ -194,46 +196,47 @@ fn health_is_answered_in_a_flood(rudeness: FloodBehavior) {
 }
 
 #[test]
-fn health_is_answered_in_a_flood_of_silent_connections() {
-    health_is_answered_in_a_flood(FloodBehavior::Silent);
+fn health_responds_during_a_flood_of_silent_connections() {
+    expect_health_during_flood(FloodBehavior::Silent);
 }
 
 #[test]
-fn health_is_answered_in_a_flood_of_heads_that_never_end() {
-    health_is_answered_in_a_flood(FloodBehavior::SlowHead);
+fn health_responds_during_a_flood_of_endless_request_headers() {
+    expect_health_during_flood(FloodBehavior::SlowHead);
 }
 
 #[test]
-fn health_is_answered_in_a_flood_of_idle_connections() {
-    health_is_answered_in_a_flood(FloodBehavior::IdleKeepAlive);
+fn health_responds_during_a_flood_of_idle_connections() {
+    expect_health_during_flood(FloodBehavior::IdleKeepAlive);
 }
 
 #[test]
 fn health_responds_during_a_flood_of_unread_responses() {
-    health_is_answered_in_a_flood(FloodBehavior::NeverReads);
+    expect_health_during_flood(FloodBehavior::NeverReads);
 }
 
 /// Pipelined requests of one connection alternate with requests of other connections.
 #[test]
-fn health_is_answered_in_a_flood_of_pipelined_requests() {
-    health_is_answered_in_a_flood(FloodBehavior::Pipelines);
+fn health_responds_during_a_flood_of_pipelined_requests() {
+    expect_health_during_flood(FloodBehavior::Pipelines);
 }
 
-/// A scraper keeps its connection: connections from another address must not displace it.
+/// A metrics scraper keeps its connection open, so connections from another address must not
+/// displace it.
 #[test]
-fn flood_from_one_address_ends_no_connection_of_another() {
+fn flood_from_one_address_does_not_close_connections_of_another() {
     let fixture = Fixture::new();
     let mut walpost = fixture.start_with(&ANY_PORT);
     let http = walpost.http();
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     let other: SocketAddr = "127.0.0.2:0".parse().unwrap();
     socket.bind(&other.into()).unwrap();
-    let there: SocketAddr = http.address().parse().unwrap();
-    socket.connect(&there.into()).unwrap();
+    let server_address: SocketAddr = http.address().parse().unwrap();
+    socket.connect(&server_address.into()).unwrap();
     let mut scraper = TcpStream::from(socket);
     scraper.set_read_timeout(Some(PROBE_TIMEOUT)).unwrap();
     let mut scrape = || {
-        let request = format!("GET /healthz HTTP/1.1\r\nHost: {there}\r\n\r\n");
+        let request = format!("GET /healthz HTTP/1.1\r\nHost: {server_address}\r\n\r\n");
         scraper.write_all(request.as_bytes())?;
         let mut answer = Vec::new();
         let mut bytes = [0; 1024];
@@ -247,14 +250,14 @@ fn flood_from_one_address_ends_no_connection_of_another() {
     };
     scrape().unwrap();
     let flood = Flood::start(&http, FloodBehavior::Silent);
-    // Continue until the flood has made three times as many connection attempts as it keeps
-    // connections.
-    let began = Instant::now();
+    // Continue until the flood has attempted to open three times as many connections as it
+    // maintains.
+    let started = Instant::now();
     while flood.made.load(Ordering::Relaxed) < 3 * Flood::CONNECTIONS {
         scrape().unwrap();
         assert!(
-            began.elapsed() < 12 * PROBE_TIMEOUT,
-            "the flood doesn't get through"
+            started.elapsed() < 12 * PROBE_TIMEOUT,
+            "the flood reconnects too slowly"
         );
         thread::sleep(Duration::from_millis(100));
     }
@@ -266,17 +269,17 @@ fn flood_from_one_address_ends_no_connection_of_another() {
 /// If a client sends a request and reads none of the response, its connection must be closed and
 /// its memory freed even if no other client connects.
 #[test]
-fn unread_response_times_out() {
+fn closes_a_connection_whose_response_is_not_read() {
     let fixture = Fixture::new();
     let mut walpost = fixture.start_with(&ANY_PORT);
     let http = walpost.http();
     let client = flood_client(&http, FloodBehavior::NeverReads).unwrap();
-    let began = Instant::now();
+    let started = Instant::now();
     wait_until("the end", || client.take_error().unwrap().is_some());
     assert!(
-        began.elapsed() < Duration::from_secs(60),
+        started.elapsed() < Duration::from_secs(60),
         "{:?}",
-        began.elapsed()
+        started.elapsed()
     );
     walpost.terminate().expect_code(0);
 }

@@ -8,7 +8,7 @@ use crate::support::walpost::{Invocation, config_file};
 
 /// A browser sends such requests if a page's host name resolves to this machine (DNS rebinding).
 #[test]
-fn name_that_is_not_its_own_is_answered_nothing() {
+fn rejects_requests_with_an_unknown_host_name() {
     let fixture = Fixture::new();
     let mut walpost = fixture.start_with(&ANY_PORT);
     let http = walpost.http();
@@ -38,7 +38,7 @@ fn name_that_is_not_its_own_is_answered_nothing() {
     assert_ne!(http.request_with("GET", "/status", &two).code, 200);
     let absolute = format!("http://rebound.example:{port}/status");
     assert_eq!(http.request("GET", &absolute).code, 421);
-    // This response reveals nothing, and a probe may use any name.
+    // The response of /healthz reveals nothing, and a probe may use any host name.
     let alive = http.request_with("GET", "/healthz", "Host: rebound.example\r\n");
     assert_eq!((alive.code, &*alive.body), (200, "alive\n"));
     for host in [
@@ -56,9 +56,9 @@ fn name_that_is_not_its_own_is_answered_nothing() {
 }
 
 #[test]
-fn names_that_the_configuration_has_are_answered() {
+fn accepts_host_names_from_the_configuration() {
     let fixture = Fixture::new();
-    let asked = |http: &Http, host: &str| {
+    let is_accepted = |http: &Http, host: &str| {
         let answer = http.request_with("GET", "/readyz", &format!("Host: {host}\r\n"));
         answer.code != 421
     };
@@ -66,9 +66,9 @@ fn names_that_the_configuration_has_are_answered() {
     let mut walpost = fixture.run().args(ANY_PORT).args(flags).start();
     let http = walpost.http();
     for host in ["Walpost.Example.Com:443", "second.example.com", "localhost"] {
-        assert!(asked(&http, host), "{host}");
+        assert!(is_accepted(&http, host), "{host}");
     }
-    assert!(!asked(&http, "third.example.com"));
+    assert!(!is_accepted(&http, "third.example.com"));
     walpost.terminate().expect_code(0);
 
     let any = [("WALPOST_HTTP_HOST", "*"), ("WALPOST_HTTP", "127.0.0.1:0")];
@@ -76,7 +76,7 @@ fn names_that_the_configuration_has_are_answered() {
         .iter()
         .fold(fixture.run(), |run, (name, value)| run.env(name, value));
     let mut walpost = run.start();
-    assert!(asked(&walpost.http(), "whatever.example.com"));
+    assert!(is_accepted(&walpost.http(), "whatever.example.com"));
     walpost.terminate().expect_code(0);
 
     let text = format!(
@@ -94,18 +94,21 @@ fn names_that_the_configuration_has_are_answered() {
     };
     let mut walpost = run().start();
     let http = walpost.http();
-    assert!(asked(&http, "of-the-file.example.com"));
-    assert!(!asked(&http, "walpost.example.com"));
+    assert!(is_accepted(&http, "of-the-file.example.com"));
+    assert!(!is_accepted(&http, "walpost.example.com"));
     walpost.terminate().expect_code(0);
     let mut walpost = run().args(flags).start();
     let http = walpost.http();
-    assert!(asked(&http, "walpost.example.com"), "the flag comes first");
-    assert!(!asked(&http, "of-the-file.example.com"));
+    assert!(
+        is_accepted(&http, "walpost.example.com"),
+        "the flag takes precedence"
+    );
+    assert!(!is_accepted(&http, "of-the-file.example.com"));
     walpost.terminate().expect_code(0);
 }
 
 #[test]
-fn name_that_is_none_is_refused() {
+fn rejects_an_invalid_host_name_in_the_configuration() {
     let fixture = Fixture::bare();
     for name in ["http://x.example", "x.example:80", "a b", "", "*.example"] {
         fixture
@@ -117,14 +120,14 @@ fn name_that_is_none_is_refused() {
     }
 }
 
-/// A pod is probed by its IP address and scraped by the name of a service. An attacker cannot
-/// register either as a host name.
+/// Kubernetes probes a pod by its IP address, and Prometheus scrapes it by the name of a service.
+/// An attacker can register neither as a host name.
 #[test]
-fn listener_that_others_reach_answers_addresses_and_names_within_the_network() {
+fn public_listener_accepts_ip_addresses_and_internal_host_names() {
     let fixture = Fixture::new();
     let mut walpost = fixture.start_with(&["--http", "0.0.0.0:0"]);
     let http = walpost.http();
-    let asked = |host: &str| {
+    let is_accepted = |host: &str| {
         let answer = http.request_with("GET", "/status", &format!("Host: {host}\r\n"));
         answer.code == 200
     };
@@ -137,15 +140,15 @@ fn listener_that_others_reach_answers_addresses_and_names_within_the_network() {
         "db1.internal",
         "localhost",
     ] {
-        assert!(asked(host), "{host}");
+        assert!(is_accepted(host), "{host}");
     }
     for host in ["rebound.example.com", "svc.example", "local.example"] {
-        assert!(!asked(host), "{host}");
+        assert!(!is_accepted(host), "{host}");
     }
-    // Walpost's own client does not need an accepted name.
+    // `walpost status` does not need a host name from the configuration.
     let (_, port) = http.address().rsplit_once(':').unwrap();
     let status = || Invocation::new(["status", "--http", &format!("localhost:{port}")]);
-    // Walpost logs that the pipeline streams slightly before the pipeline is ready.
+    // Walpost logs that the pipeline is streaming slightly before it reports the pipeline as ready.
     wait_until("the pipeline to be ready", || {
         status().finish().code == Some(0)
     });

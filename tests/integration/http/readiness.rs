@@ -1,15 +1,15 @@
-//! Whether a pipeline is ready, and the reason if it is not.
+//! Readiness of a pipeline, and the reason that is reported if the pipeline is not ready.
 
 use super::ANY_PORT;
 use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
-use crate::support::postgres::{MAJOR, Server, Stop};
+use crate::support::postgres::{MAJOR, Server, StopMode};
 use crate::support::proxy::ProxyMode;
 use crate::support::wait::{wait_for, wait_until};
 use crate::support::walpost::{Invocation, config_file};
 
 #[test]
-fn pipeline_with_a_dead_broker_reports_not_ready_with_the_reason() {
+fn reports_not_ready_with_the_reason_while_the_broker_is_down() {
     let broker = Broker::borrowed();
     let kafka = broker.proxy();
     let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker).behind_proxy(&kafka);
@@ -62,7 +62,7 @@ fn pipeline_with_a_dead_broker_reports_not_ready_with_the_reason() {
 /// librdkafka does not report a broker as down if the broker accepts connections but does not
 /// respond.
 #[test]
-fn pipeline_whose_broker_answers_nothing_is_not_ready() {
+fn reports_not_ready_while_the_broker_does_not_respond() {
     let broker = Broker::borrowed();
     let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker);
     let aggregate = fixture.aggregate(1);
@@ -83,13 +83,13 @@ fn pipeline_whose_broker_answers_nothing_is_not_ready() {
 }
 
 #[test]
-fn pipeline_without_its_database_is_not_ready_and_remembers_it() {
+fn reports_not_ready_while_the_database_is_down_and_records_the_outage() {
     let server = Server::private(MAJOR, "");
     let fixture = Fixture::on_servers(&server, Broker::shared());
     let mut walpost = fixture.start_with(&ANY_PORT);
     let http = walpost.http();
     wait_until("readiness", || http.get("/readyz").code == 200);
-    server.stop(Stop::Fast);
+    server.stop(StopMode::Fast);
     wait_until("no readiness", || http.get("/readyz").code == 503);
     wait_until("the state", || http.pipeline()["state"] == "reconnecting");
     wait_until("lag", || {
@@ -106,7 +106,7 @@ fn pipeline_without_its_database_is_not_ready_and_remembers_it() {
 }
 
 #[test]
-fn pipeline_that_has_halted_stays_in_sight_while_others_run() {
+fn http_endpoints_report_a_halted_pipeline_while_others_run() {
     let fixtures = [Fixture::new(), Fixture::new()];
     let mut text = format!(
         "http = \"127.0.0.1:0\"\n[kafka]\n\"bootstrap.servers\" = \"{}\"\n",
@@ -157,7 +157,7 @@ fn pipeline_that_has_halted_stays_in_sight_while_others_run() {
 }
 
 #[test]
-fn hot_standby_is_ready_and_takes_over_ready() {
+fn hot_standby_is_ready_before_and_after_it_takes_over() {
     let fixture = Fixture::new();
     let first = fixture.start();
     let mut second = fixture.run().args(ANY_PORT).start();

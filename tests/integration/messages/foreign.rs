@@ -1,12 +1,12 @@
 //! Messages that are not events of this outbox.
 
-use super::{Roles, as_messages, publish};
+use super::{TestRoles, message_fixture, publish};
 use crate::support::checker::Resends;
-use crate::support::event::{Event, Writer};
+use crate::support::event::{Event, EventWriter};
 use crate::support::lsn::parse_position;
 use crate::support::records::{Record, keys};
 
-in_both_modes! { message_that_is_no_event_becomes_a_dead_letter }
+in_both_modes! { writes_a_message_that_is_not_an_event_as_a_dead_letter }
 
 /// Returns the number in a field of the log line `stopped`.
 fn counted(log: &str, field: &str) -> u64 {
@@ -18,8 +18,8 @@ fn counted(log: &str, field: &str) -> u64 {
 }
 
 #[test]
-fn outboxes_in_one_database_are_told_apart_by_prefix() {
-    let fixture = as_messages();
+fn delivers_only_messages_with_the_prefix_of_the_pipeline() {
+    let fixture = message_fixture();
     let aggregate = fixture.aggregate(1);
     let other = fixture
         .invoke("init")
@@ -38,7 +38,7 @@ fn outboxes_in_one_database_are_told_apart_by_prefix() {
         &topic,
     ]);
     let event = Event::new(&aggregate, "k", "{}");
-    let foreign = Writer::Messages("Other.1".to_owned()).insert_one(event);
+    let foreign = EventWriter::Messages("Other.1".to_owned()).insert_one(event);
     for _ in 0..3 {
         fixture.db.run(&format!(
             "BEGIN; {foreign} {} {foreign} COMMIT",
@@ -62,8 +62,8 @@ fn outboxes_in_one_database_are_told_apart_by_prefix() {
 }
 
 #[test]
-fn nontransactional_message_is_omitted_and_logged_once() {
-    let fixture = as_messages();
+fn skips_nontransactional_messages_and_logs_the_first_one() {
+    let fixture = message_fixture();
     let aggregate = fixture.aggregate(1);
     let mut walpost = fixture.start();
     let message = |prefix: &str| {
@@ -85,10 +85,10 @@ fn nontransactional_message_is_omitted_and_logged_once() {
     assert_eq!(fixture.check_delivered(&[], Resends::Never).committed, 1);
 }
 
-/// Writes this content in place of an event, and asserts that Walpost halts there; then skips its
-/// transaction with the command from the error.
+/// Writes the given content as a message with the pipeline's prefix, asserts that Walpost halts,
+/// and skips the transaction with the command from the error.
 fn bad_content(content: &str, texts: &[&str]) {
-    let fixture = as_messages();
+    let fixture = message_fixture();
     let aggregate = fixture.aggregate(1);
     fixture.insert(&aggregate, "before");
     let before = fixture.history().pop().unwrap().end;
@@ -104,11 +104,8 @@ fn bad_content(content: &str, texts: &[&str]) {
     let finished = finished
         .expect_mentions(&["halted", &prefix])
         .expect_mentions(texts);
-    assert_eq!(fixture.records().len(), 1, "what comes before it, alone");
-    assert!(
-        fixture.confirmed() >= before,
-        "the command loses nothing of it"
-    );
+    assert_eq!(fixture.records().len(), 1, "only the preceding events");
+    assert!(fixture.confirmed() >= before, "the command is complete");
     let position = finished
         .stderr
         .split(|c: char| c.is_whitespace())
@@ -126,19 +123,19 @@ fn bad_content(content: &str, texts: &[&str]) {
 }
 
 #[test]
-fn content_without_an_envelope_halts_and_its_transaction_can_be_skipped() {
+fn halts_on_a_message_without_an_envelope_and_can_skip_its_transaction() {
     bad_content("'no envelope'", &["byte 0x6e", "walpost.publish"]);
     bad_content("'\\x01ab'::bytea", &["ends inside id"]);
 }
 
 #[test]
-fn envelope_of_a_later_version_halts() {
+fn halts_on_an_envelope_of_a_later_version() {
     bad_content("'\\x02'::bytea", &["byte 0x02", "0x01", "newer Walpost"]);
 }
 
-fn message_that_is_no_event_becomes_a_dead_letter(exactly_once: bool) {
-    let fixture = as_messages().in_mode(exactly_once);
-    let (_roles, [stranger]) = Roles::new(&fixture, ["stranger"]);
+fn writes_a_message_that_is_not_an_event_as_a_dead_letter(exactly_once: bool) {
+    let fixture = message_fixture().in_mode(exactly_once);
+    let (_roles, [other_role]) = TestRoles::new(&fixture, ["stranger"]);
     let aggregate = fixture.aggregate(1);
     let topic = format!("{}.dead", fixture.name);
     fixture.topic(&topic, 1, &[]);
@@ -156,7 +153,7 @@ fn message_that_is_no_event_becomes_a_dead_letter(exactly_once: bool) {
         "'\\x01ab'::bytea",
         "repeat('x', 2000000)",
     ] {
-        stranger.run(&bad(content));
+        other_role.run(&bad(content));
     }
     fixture.db.run(&format!(
         "BEGIN; {} {} {} COMMIT",
@@ -165,8 +162,12 @@ fn message_that_is_no_event_becomes_a_dead_letter(exactly_once: bool) {
         bad("'last'")
     ));
     let records = fixture.wait_for_records(9);
-    let of = |record: &&Record| record.topic != topic;
-    let events: Vec<_> = records.iter().filter(of).map(Record::key).collect();
+    let is_other_topic = |record: &&Record| record.topic != topic;
+    let events: Vec<_> = records
+        .iter()
+        .filter(is_other_topic)
+        .map(Record::key)
+        .collect();
     assert_eq!(events, ["before", "behind"]);
     let behind = records
         .iter()
@@ -175,7 +176,7 @@ fn message_that_is_no_event_becomes_a_dead_letter(exactly_once: bool) {
     assert_eq!(
         parse_position(position).1,
         1,
-        "what is no event has its index too"
+        "messages that are not events are numbered, too"
     );
     let letters: Vec<_> = records.iter().filter(|r| r.topic == topic).collect();
     for letter in &letters {
@@ -207,20 +208,20 @@ fn message_that_is_no_event_becomes_a_dead_letter(exactly_once: bool) {
 
 #[test]
 fn check_looks_up_the_dead_letter_topic_for_malformed_messages() {
-    let fixture = as_messages();
+    let fixture = message_fixture();
     let aggregate = fixture.aggregate(1);
     let topic = format!("{}.dead", fixture.name);
     let dead = ["--dead-letter-topic", &topic];
-    let said = fixture.check().args(dead).finish().expect_code(0);
-    let said = said.expect_mentions(&["warning", "halts the pipeline", "--create --topic"]);
-    assert!(said.stdout.contains(&topic), "{}", said.stdout);
+    let output = fixture.check().args(dead).finish().expect_code(0);
+    let output = output.expect_mentions(&["warning", "halts the pipeline", "--create --topic"]);
+    assert!(output.stdout.contains(&topic), "{}", output.stdout);
     let halting = fixture
         .check()
         .args(dead)
         .args(["--on-unroutable", "dead-letter"]);
     halting.finish().expect_code(3).expect_mentions(&[&topic]);
-    let said = fixture.check().args(["--on-malformed", "halt"]).finish();
-    assert!(!said.expect_code(0).stdout.contains("dead letters"));
+    let output = fixture.check().args(["--on-malformed", "halt"]).finish();
+    assert!(!output.expect_code(0).stdout.contains("dead letters"));
     fixture.db.run(&format!(
         "SELECT pg_logical_emit_message(true, 'walpost_{}', 'bad')",
         fixture.name
@@ -236,9 +237,9 @@ fn check_looks_up_the_dead_letter_topic_for_malformed_messages() {
 }
 
 #[test]
-fn message_larger_than_the_read_buffer_delays_nothing() {
-    let fixture = as_messages();
-    let (_roles, [stranger]) = Roles::new(&fixture, ["stranger"]);
+fn message_larger_than_the_read_buffer_does_not_delay_events() {
+    let fixture = message_fixture();
+    let (_roles, [other_role]) = TestRoles::new(&fixture, ["stranger"]);
     let aggregate = fixture.aggregate(1);
     let topic = format!("{}.dead", fixture.name);
     fixture.topic(&topic, 1, &[]);
@@ -249,10 +250,10 @@ fn message_larger_than_the_read_buffer_delays_nothing() {
             "SELECT pg_logical_emit_message({transactional}, {prefix}, repeat('x', {megabytes} * 1048576));"
         )
     };
-    stranger.run(&emit(true, "'elsewhere'", 3));
-    stranger.run(&emit(true, "repeat('p', 2000000)", 0));
-    stranger.run(&emit(false, "'elsewhere'", 2));
-    stranger.run(&emit(false, &format!("'{ours}'"), 40));
+    other_role.run(&emit(true, "'elsewhere'", 3));
+    other_role.run(&emit(true, "repeat('p', 2000000)", 0));
+    other_role.run(&emit(false, "'elsewhere'", 2));
+    other_role.run(&emit(false, &format!("'{ours}'"), 40));
     fixture.db.run(&format!(
         "BEGIN; {} {} {} COMMIT",
         emit(true, "'elsewhere'", 70),
@@ -276,8 +277,8 @@ fn message_larger_than_the_read_buffer_delays_nothing() {
     let stopped = walpost.terminate().expect_code(0).stderr;
     assert_eq!(counted(&stopped, "foreign_messages"), 3);
     assert_eq!(counted(&stopped, "nontransactional_messages"), 2);
-    // A message that walpost.publish may have written is an event, and waits until the setting
-    // allows it.
+    // A message that `walpost.publish` may have written counts as an event: if it exceeds
+    // max_row_bytes, the pipeline halts until the setting is raised.
     fixture.db.run(&publish(
         &fixture,
         &format!("'{aggregate}', 'k', 't', to_jsonb(repeat('x', 900000))"),

@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use super::as_messages;
+use super::message_fixture;
 use crate::init::psql;
 use crate::support::checker::Resends;
 use crate::support::event::Outbox;
@@ -13,7 +13,7 @@ use crate::support::postgres::{MAJOR, MAJORS, Server};
 use crate::support::reaper;
 
 #[test]
-fn init_makes_functions_and_an_empty_publication_on_every_version() {
+fn init_creates_functions_and_an_empty_publication_on_every_version() {
     for major in MAJORS {
         let fixture =
             Fixture::with_outbox_on(Outbox::Messages, Server::shared(major), Broker::shared());
@@ -37,7 +37,7 @@ fn init_makes_functions_and_an_empty_publication_on_every_version() {
 }
 
 #[test]
-fn init_print_shows_sql_that_does_the_same_and_changes_nothing() {
+fn init_print_outputs_equivalent_sql_without_changing_the_database() {
     let fixture = Fixture::bare_with(
         Outbox::Messages,
         Server::shared(MAJOR),
@@ -57,8 +57,8 @@ fn init_print_shows_sql_that_does_the_same_and_changes_nothing() {
 }
 
 #[test]
-fn publication_with_tables_halts() {
-    let fixture = as_messages();
+fn halts_if_the_publication_contains_tables() {
+    let fixture = message_fixture();
     let publication = fixture.slot();
     let walpost = fixture.start();
     fixture.db.run(&format!(
@@ -80,7 +80,7 @@ fn publication_with_tables_halts() {
 }
 
 #[test]
-fn missing_objects_are_named_with_the_command_that_creates_them() {
+fn reports_missing_objects_with_the_command_that_creates_them() {
     let fixture = Fixture::bare_with(
         Outbox::Messages,
         Server::shared(MAJOR),
@@ -113,7 +113,7 @@ fn run_init_creates_missing_objects_first() {
 }
 
 #[test]
-fn database_with_an_encoding_that_checks_nothing_is_warned_of() {
+fn check_warns_about_a_sql_ascii_database() {
     let ascii = "ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C'";
     let fixture = Fixture::bare_with(
         Outbox::Messages,
@@ -122,8 +122,8 @@ fn database_with_an_encoding_that_checks_nothing_is_warned_of() {
         ascii,
     );
     fixture.init().finish().expect_code(0);
-    let said = fixture.check().finish().expect_code(0);
-    said.expect_mentions(&["warning", "SQL_ASCII", "is not UTF-8"]);
-    let said = as_messages().check().finish().expect_code(0).stdout;
-    assert!(!said.contains("SQL_ASCII"), "{said}");
+    let output = fixture.check().finish().expect_code(0);
+    output.expect_mentions(&["warning", "SQL_ASCII", "is not UTF-8"]);
+    let output = message_fixture().check().finish().expect_code(0).stdout;
+    assert!(!output.contains("SQL_ASCII"), "{output}");
 }

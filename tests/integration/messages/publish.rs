@@ -1,6 +1,6 @@
 //! `walpost.publish`, and the event that it creates.
 
-use super::{as_messages, publish};
+use super::{message_fixture, publish};
 use crate::support::checker::Resends;
 use crate::support::event::{Event, Outbox};
 use crate::support::fixture::Fixture;
@@ -9,11 +9,11 @@ use crate::support::postgres::{MAJOR, Server};
 
 const ID: &str = "406c07f3-26f0-4eea-a50c-109940064b8f";
 
-for_each_outbox! { database_in_another_encoding_is_delivered_in_utf8 }
+for_each_outbox! { delivers_events_of_a_non_utf8_database_in_utf8 }
 
 #[test]
-fn event_has_the_columns_of_the_table() {
-    let fixture = as_messages();
+fn published_event_has_the_columns_of_the_outbox_table() {
+    let fixture = message_fixture();
     let topic = format!("{}-events", fixture.name);
     fixture.topic(&topic, 1, &[]);
     let walpost = fixture.start_with_file(
@@ -51,8 +51,8 @@ fn event_has_the_columns_of_the_table() {
 }
 
 #[test]
-fn payload_of_bytes_and_null_are_delivered() {
-    let fixture = as_messages();
+fn delivers_binary_and_null_payloads() {
+    let fixture = message_fixture();
     let aggregate = fixture.aggregate(1);
     let prefix = format!("walpost_{}", fixture.name);
     let walpost = fixture.start_with(&["--null-payload", "tombstone"]);
@@ -77,7 +77,7 @@ fn payload_of_bytes_and_null_are_delivered() {
 
 #[test]
 fn publish_returns_the_id_of_the_event() {
-    let fixture = as_messages();
+    let fixture = message_fixture();
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start();
     let id = fixture.db.value(&publish(
@@ -89,8 +89,8 @@ fn publish_returns_the_id_of_the_event() {
 }
 
 #[test]
-fn publish_rejects_what_the_table_rejects() {
-    let fixture = as_messages();
+fn publish_rejects_events_that_the_outbox_table_rejects() {
+    let fixture = message_fixture();
     let refused = |arguments: &str, text: &str| {
         let error = fixture
             .db
@@ -114,14 +114,10 @@ fn publish_rejects_what_the_table_rejects() {
     refused(&large(990_000), "at most 990000");
     refused("'no/topic', 'k', 't', '{}'", "no topic name can contain");
     fixture.db.run(&publish(&fixture, &large(980_000)));
-    assert_eq!(
-        fixture.history().len(),
-        1,
-        "nothing of the others was written"
-    );
+    assert_eq!(fixture.history().len(), 1, "no other event was written");
 }
 
-fn database_in_another_encoding_is_delivered_in_utf8(outbox: Outbox) {
+fn delivers_events_of_a_non_utf8_database_in_utf8(outbox: Outbox) {
     let latin1 = "ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C'";
     let fixture = Fixture::bare_with(outbox, Server::shared(MAJOR), Broker::shared(), latin1);
     fixture.init().finish().expect_code(0);
@@ -139,8 +135,8 @@ fn database_in_another_encoding_is_delivered_in_utf8(outbox: Outbox) {
 }
 
 #[test]
-fn column_that_an_event_has_not_is_named_with_those_it_has() {
-    let fixture = as_messages();
+fn reports_an_unknown_event_column_with_the_available_ones() {
+    let fixture = message_fixture();
     let words = [
         "tenant",
         "id, aggregatetype, aggregateid, type, payload, headers, created_at",
@@ -156,8 +152,8 @@ fn column_that_an_event_has_not_is_named_with_those_it_has() {
 }
 
 #[test]
-fn stdout_has_events_of_the_log_too() {
-    let fixture = as_messages();
+fn writes_message_events_to_standard_output() {
+    let fixture = message_fixture();
     let walpost = fixture
         .invoke("run")
         .args(["--sink", "stdout"])

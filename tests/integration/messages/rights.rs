@@ -1,6 +1,6 @@
 //! Roles that may publish, and roles that may not.
 
-use super::{Roles, as_messages, publish};
+use super::{TestRoles, message_fixture, publish};
 use crate::support::event::Outbox;
 use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
@@ -8,7 +8,7 @@ use crate::support::postgres::{MAJOR, Server};
 use crate::support::records::Record;
 
 #[test]
-fn roles_of_init_are_enough_to_run_and_to_publish() {
+fn roles_set_up_by_init_can_run_and_publish() {
     let server = Server::private(MAJOR, "");
     let fixture = Fixture::bare_with(Outbox::Messages, &server, Broker::shared(), "");
     fixture.db.run("CREATE ROLE shop LOGIN");
@@ -25,8 +25,8 @@ fn roles_of_init_are_enough_to_run_and_to_publish() {
     shop.run(&event);
     fixture.wait_for_records(1);
 
-    // Rights revoked as described in sql/publish.sql stay revoked, and the writer keeps the rights
-    // it needs.
+    // Privileges that are revoked as described in sql/publish.sql stay revoked, and the writer
+    // keeps the privileges it needs.
     fixture.db.run(
         "REVOKE EXECUTE ON FUNCTION pg_catalog.pg_logical_emit_message(boolean, text, text),
              pg_catalog.pg_logical_emit_message(boolean, text, bytea) FROM PUBLIC",
@@ -43,14 +43,14 @@ fn roles_of_init_are_enough_to_run_and_to_publish() {
 }
 
 #[test]
-fn writer_that_is_not_there_and_rights_that_can_not_be_given_are_named() {
-    let fixture = as_messages();
+fn init_reports_a_missing_writer_role_and_privileges_it_cannot_grant() {
+    let fixture = message_fixture();
     let missing = fixture.init().args(["--writer", "no one"]).finish();
     missing.expect_code(3).expect_mentions(&[
         "role \"no one\" does not exist",
         "CREATE ROLE \"no one\" LOGIN",
     ]);
-    let (roles, [owner, _]) = Roles::new(&fixture, ["owner", "shop"]);
+    let (roles, [owner, _]) = TestRoles::new(&fixture, ["owner", "shop"]);
     let emit = "pg_logical_emit_message(boolean, text, bytea)";
     fixture.db.run(&format!(
         "REVOKE EXECUTE ON FUNCTION {emit} FROM PUBLIC;
@@ -85,46 +85,49 @@ fn is_denied(result: Result<(), tokio_postgres::Error>, what: &str) {
 }
 
 #[test]
-fn only_roles_named_in_init_may_publish() {
+fn only_writer_roles_passed_to_init_can_publish() {
     for major in [14, 18] {
         let fixture =
             Fixture::with_outbox_on(Outbox::Messages, Server::shared(major), Broker::shared());
-        let (roles, [shop, stranger]) = Roles::new(&fixture, ["shop", "stranger"]);
+        let (roles, [shop, other_role]) = TestRoles::new(&fixture, ["shop", "stranger"]);
         let event = publish(&fixture, "'a', 'k', 't', '{}'");
-        is_denied(stranger.try_run(&event), "before there is a writer");
+        is_denied(other_role.try_run(&event), "before there is a writer");
         is_denied(shop.try_run(&event), "before there is a writer");
         let init = || fixture.init().args(["--writer", &roles.1[0]]);
         init().finish().expect_code(0);
         init().finish().expect_code(0);
         shop.run(&event);
-        is_denied(stranger.try_run(&event), "a role that is no writer");
-        is_denied(stranger.try_run("SELECT * FROM walpost.journal"), "journal");
+        is_denied(other_role.try_run(&event), "a role that is no writer");
+        is_denied(
+            other_role.try_run("SELECT * FROM walpost.journal"),
+            "journal",
+        );
         is_denied(shop.try_run("SELECT * FROM walpost.journal"), "journal");
 
-        // Runs the statement from the output of the check.
-        let said = fixture.check().finish().expect_code(0);
+        // Runs the statement that `check` has printed.
+        let output = fixture.check().finish().expect_code(0);
         let taken =
             "REVOKE EXECUTE ON FUNCTION pg_catalog.pg_logical_emit_message(boolean, text, text";
-        let (_, rest) = said.stdout.split_once(taken).expect("the statement");
+        let (_, rest) = output.stdout.split_once(taken).expect("the statement");
         let revoke = format!("{taken}{}", rest.lines().next().unwrap());
         let forged = format!(
             "SELECT pg_logical_emit_message(true, 'walpost_{}', 'x')",
             fixture.name
         );
-        stranger.run(&forged.replace("walpost_", "elsewhere_"));
+        other_role.run(&forged.replace("walpost_", "elsewhere_"));
         fixture.db.run(&revoke);
-        is_denied(stranger.try_run(&forged), "a message");
+        is_denied(other_role.try_run(&forged), "a message");
         shop.run(&event);
-        let said = fixture.check().finish().expect_code(0).stdout;
-        assert!(!said.contains("pg_logical_emit_message"), "{said}");
+        let output = fixture.check().finish().expect_code(0).stdout;
+        assert!(!output.contains("pg_logical_emit_message"), "{output}");
     }
 }
 
 #[test]
-fn earlier_privileges_remain_and_are_reported_by_check() {
-    let fixture = as_messages();
-    let (_roles, [shop]) = Roles::new(&fixture, ["shop"]);
-    // A role with the right to grant may have done this.
+fn check_reports_publish_privileges_granted_before_init() {
+    let fixture = message_fixture();
+    let (_roles, [shop]) = TestRoles::new(&fixture, ["shop"]);
+    // A role with the grant option may have granted these privileges.
     fixture.db.run(
         "GRANT USAGE ON SCHEMA walpost TO PUBLIC;
          GRANT EXECUTE ON FUNCTION walpost.publish(text, text, text, jsonb, jsonb, uuid, text),
@@ -133,12 +136,12 @@ fn earlier_privileges_remain_and_are_reported_by_check() {
     fixture.init().finish().expect_code(0);
     let event = publish(&fixture, "'a', 'k', 't', '{}'");
     shop.run(&event);
-    let said = fixture
+    let output = fixture
         .check()
         .finish()
         .expect_code(0)
         .expect_mentions(&["every role", "init --outbox messages --writer"]);
-    let (_, rest) = said
+    let (_, rest) = output
         .stdout
         .split_once("REVOKE EXECUTE ON FUNCTION walpost.")
         .unwrap();
@@ -151,7 +154,7 @@ fn earlier_privileges_remain_and_are_reported_by_check() {
 }
 
 #[test]
-fn functions_planted_in_the_search_path_are_not_called() {
+fn publish_calls_no_functions_planted_in_the_search_path() {
     for major in [14, 18] {
         let fixture =
             Fixture::with_outbox_on(Outbox::Messages, Server::shared(major), Broker::shared());

@@ -1,22 +1,22 @@
-//! Changes that a role commits while Walpost waits for a lock on the table: a statement composed
-//! from earlier results of catalog queries would run that role's code. Also conditions, which the
-//! server parses.
+//! Changes that a role commits while Walpost waits for a lock on the table. A statement that is
+//! composed from earlier results of catalog queries could then run code of that role. Also tests
+//! SQL conditions, which the server parses.
 
 use std::collections::HashSet;
 
-use super::Shop;
+use super::PlantedFixture;
 use crate::support::event::Outbox;
 use crate::support::wait::wait_until;
 use crate::support::walpost::{Finished, Invocation};
 
 on_each_version! {
-    key_that_changes_while_a_replay_waits_for_the_table_runs_nothing
-    time_column_that_changes_while_verify_waits_for_the_table_runs_nothing
-    operators_in_a_schema_of_another_role_are_not_called
-    literals_of_a_condition_run_no_code_of_others
-    condition_calls_no_cast_of_the_owner_of_the_table
-    partition_key_that_changes_while_maintenance_waits_for_the_table_runs_nothing
-    time_column_that_is_renamed_while_maintenance_waits_for_the_table_runs_nothing
+    replay_runs_no_code_of_a_key_changed_while_it_waits_for_the_table
+    verify_runs_no_code_of_a_time_column_changed_while_it_waits
+    calls_no_operator_in_a_schema_of_another_role
+    literals_in_a_condition_run_no_code_of_other_roles
+    condition_calls_no_cast_defined_by_the_table_owner
+    maintenance_runs_no_code_of_a_partition_key_changed_while_it_waits
+    maintenance_runs_no_code_after_its_time_column_is_renamed
 }
 
 /// A composite type with casts written by the attacker. Adding a column of this type with a
@@ -29,7 +29,7 @@ const CASTS: &str = "CREATE TYPE plot.pair AS (a text);
     CREATE CAST (plot.pair AS text) WITH FUNCTION plot.as_text(plot.pair) AS IMPLICIT;
     CREATE CAST (plot.pair AS timestamptz) WITH FUNCTION plot.as_time(plot.pair) AS IMPLICIT;";
 
-/// A domain with a CHECK written by the attacker.
+/// A domain with a CHECK constraint written by the attacker.
 const DOMAIN: &str = "CREATE DOMAIN plot.checked AS text CHECK (plot.note('domain'));";
 
 /// Returns whether a session waits for a lock on the outbox.
@@ -40,9 +40,9 @@ const WAITS: &str =
 /// A table with the same name as the column that contains the time of its rows.
 const NAMESAKE: &str = "public.created_at";
 
-impl Shop {
-    /// Runs a command, and commits `change` as the attacker when the command waits for the lock on
-    /// the table.
+impl PlantedFixture {
+    /// Runs a command. While the command waits for the lock on the table, commits `change` as the
+    /// attacker.
     fn change_while_waiting(&self, command: Invocation, change: &str) -> Finished {
         let holder = self
             .fixture
@@ -56,7 +56,7 @@ impl Shop {
         command.finish()
     }
 
-    /// Returns the run id of a replay that was stopped.
+    /// Returns the run ID of a replay that was stopped.
     fn stopped_replay(&self) -> String {
         let words = ["replay", "--all", "--yes", "--rate", "1"];
         let replay = self.command_as("postgres", &words).start();
@@ -69,12 +69,12 @@ impl Shop {
     }
 }
 
-fn key_that_changes_while_a_replay_waits_for_the_table_runs_nothing(major: u32) {
-    let shop = Shop::theirs(major);
+fn replay_runs_no_code_of_a_key_changed_while_it_waits_for_the_table(major: u32) {
+    let shop = PlantedFixture::owned_by_attacker(major);
     for _ in 0..3 {
         shop.fixture.insert(&shop.fixture.aggregate(1), "k");
     }
-    shop.theirs.run(CASTS);
+    shop.attacker.run(CASTS);
     let run = shop.stopped_replay();
     let resume = shop.command_as("postgres", &["replay", "--yes", "--resume", &run]);
     let resumed = shop.change_while_waiting(
@@ -85,12 +85,12 @@ fn key_that_changes_while_a_replay_waits_for_the_table_runs_nothing(major: u32) 
     assert_ne!(resumed.code, Some(0), "{resumed:?}");
 }
 
-fn time_column_that_changes_while_verify_waits_for_the_table_runs_nothing(major: u32) {
+fn verify_runs_no_code_of_a_time_column_changed_while_it_waits(major: u32) {
     for role in ["postgres", ""] {
-        let shop = Shop::theirs(major);
+        let shop = PlantedFixture::owned_by_attacker(major);
         let role = if role.is_empty() { &shop.walpost } else { role };
-        shop.theirs.run(CASTS);
-        shop.theirs
+        shop.attacker.run(CASTS);
+        shop.attacker
             .run("ALTER TABLE public.outbox ADD at timestamptz DEFAULT now()");
         let verify = shop.command_as(role, &["verify", "--time-column=at", "--since=1h"]);
         let verified = shop.change_while_waiting(
@@ -102,9 +102,9 @@ fn time_column_that_changes_while_verify_waits_for_the_table_runs_nothing(major:
     }
 }
 
-/// The owner of a schema can swap its name with that of another one.
-fn operators_in_a_schema_of_another_role_are_not_called(major: u32) {
-    let shop = Shop::bare(Outbox::Table, major);
+/// The owner of a schema can swap the name of the schema with that of another one.
+fn calls_no_operator_in_a_schema_of_another_role(major: u32) {
+    let shop = PlantedFixture::bare(Outbox::Table, major);
     let db = &shop.fixture.db;
     db.run(
         "CREATE EXTENSION citext SCHEMA plot;
@@ -130,10 +130,10 @@ fn operators_in_a_schema_of_another_role_are_not_called(major: u32) {
     assert_ne!(replayed.code, Some(0), "{replayed:?}");
 }
 
-fn literals_of_a_condition_run_no_code_of_others(major: u32) {
-    let shop = Shop::theirs(major);
-    shop.theirs.run(DOMAIN);
-    shop.theirs
+fn literals_in_a_condition_run_no_code_of_other_roles(major: u32) {
+    let shop = PlantedFixture::owned_by_attacker(major);
+    shop.attacker.run(DOMAIN);
+    shop.attacker
         .run("GRANT USAGE ON TYPE plot.checked TO PUBLIC");
     shop.fixture.db.run(
         "CREATE TYPE public.pair AS (a plot.checked); GRANT USAGE ON TYPE public.pair TO PUBLIC",
@@ -144,7 +144,7 @@ fn literals_of_a_condition_run_no_code_of_others(major: u32) {
         ("public.pair[]", "planted = '{(x)}'"),
         ("plot.checked", "array_position(ARRAY[planted], 'x') = 1"),
     ] {
-        shop.theirs
+        shop.attacker
             .run(&format!("ALTER TABLE public.outbox ADD planted {column}"));
         for role in [&*shop.walpost, "postgres"] {
             let words = ["replay", "--dry-run", "--where", condition];
@@ -152,13 +152,13 @@ fn literals_of_a_condition_run_no_code_of_others(major: u32) {
             shop.expect_nothing_ran(condition);
             assert_ne!(refused.code, Some(0), "{refused:?}");
         }
-        shop.theirs.run("ALTER TABLE public.outbox DROP planted");
+        shop.attacker.run("ALTER TABLE public.outbox DROP planted");
     }
 }
 
-fn condition_calls_no_cast_of_the_owner_of_the_table(major: u32) {
-    let shop = Shop::theirs(major);
-    shop.theirs.run(
+fn condition_calls_no_cast_defined_by_the_table_owner(major: u32) {
+    let shop = PlantedFixture::owned_by_attacker(major);
+    shop.attacker.run(
         "CREATE FUNCTION plot.as_text(public.outbox) RETURNS text LANGUAGE plpgsql IMMUTABLE AS
              $$ BEGIN RETURN plot.note('cast'); END $$;
          CREATE CAST (public.outbox AS text) WITH FUNCTION plot.as_text(public.outbox) AS IMPLICIT",
@@ -174,15 +174,15 @@ fn condition_calls_no_cast_of_the_owner_of_the_table(major: u32) {
     }
 }
 
-/// The bounds of a partition are converted to the type of the key.
-fn partition_key_that_changes_while_maintenance_waits_for_the_table_runs_nothing(major: u32) {
-    let shop = Shop::bare(Outbox::Table, major);
+/// PostgreSQL converts the bounds of a partition to the type of the partition key.
+fn maintenance_runs_no_code_of_a_partition_key_changed_while_it_waits(major: u32) {
+    let shop = PlantedFixture::bare(Outbox::Table, major);
     shop.init().arg("--partitioned").finish().expect_code(0);
     shop.fixture.db.run(&format!(
         "ALTER TABLE public.outbox OWNER TO {}",
         shop.mallory
     ));
-    shop.theirs
+    shop.attacker
         .run("CREATE DOMAIN plot.moment AS timestamptz CHECK (plot.note('bound'))");
     let maintained = shop.change_while_waiting(
         shop.command_as("postgres", &["maintain", "--partitions-ahead", "20"]),
@@ -193,10 +193,10 @@ fn partition_key_that_changes_while_maintenance_waits_for_the_table_runs_nothing
     assert_ne!(maintained.code, Some(0), "{maintained:?}");
 }
 
-/// Without a column of this name, `created_at` refers to the whole row of table created_at, and the
-/// casts of that row type belong to its owner.
-fn time_column_that_is_renamed_while_maintenance_waits_for_the_table_runs_nothing(major: u32) {
-    let shop = Shop::bare(Outbox::Table, major);
+/// If the table has no column `created_at`, this name refers to the whole row of a table named
+/// created_at, and the casts of its row type belong to the table's owner.
+fn maintenance_runs_no_code_after_its_time_column_is_renamed(major: u32) {
+    let shop = PlantedFixture::bare(Outbox::Table, major);
     let (fixture, mallory) = (&shop.fixture, &shop.mallory);
     let of_table = |words: &[&str]| {
         let command = shop.command_as("postgres", words);
@@ -207,13 +207,13 @@ fn time_column_that_is_renamed_while_maintenance_waits_for_the_table_runs_nothin
     fixture.db.run(&format!(
         "ALTER TABLE {NAMESAKE} OWNER TO {mallory}; ALTER TABLE {NAMESAKE} DISABLE TRIGGER USER"
     ));
-    shop.theirs.run(&format!(
+    shop.attacker.run(&format!(
         "INSERT INTO {NAMESAKE} (aggregatetype, aggregateid, type, created_at) VALUES ('a', 'b', 'c', now() - interval '2 days');
          CREATE FUNCTION plot.as_time({NAMESAKE}) RETURNS timestamptz LANGUAGE plpgsql IMMUTABLE AS
              $$ BEGIN PERFORM plot.note('cast'); RETURN '2000-01-01'; END $$;
          CREATE CAST ({NAMESAKE} AS timestamptz) WITH FUNCTION plot.as_time({NAMESAKE}) AS IMPLICIT"
     ));
-    // Makes everything look delivered.
+    // Makes Walpost treat every event as delivered.
     let slot = fixture.slot();
     let confirm = || {
         let end = fixture
@@ -228,7 +228,7 @@ fn time_column_that_is_renamed_while_maintenance_waits_for_the_table_runs_nothin
         }
     };
     let maintain = ["maintain", "--retention=1s", "--delete-rows"];
-    // The next pass would delete rows.
+    // The next maintenance pass would delete rows.
     let would = ["maintain", "--retention=1s", "--delete-rows", "--dry-run"];
     wait_until("a generation that is old enough", || {
         confirm();
@@ -242,13 +242,13 @@ fn time_column_that_is_renamed_while_maintenance_waits_for_the_table_runs_nothin
         is_old_enough
     });
     let holder = fixture.server.session_as(mallory, &fixture.name);
-    // Other sessions see the column until this is committed.
+    // Other sessions still see the column until this transaction commits.
     holder.run(&format!(
         "BEGIN; ALTER TABLE {NAMESAKE} RENAME created_at TO aside"
     ));
     let command = of_table(&maintain).start();
     // `maintain` waits once before it looks for the column, until its timeout, and again in the
-    // transaction that reads rows.
+    // transaction that reads the rows.
     let mut waits = HashSet::new();
     wait_until("maintain to wait for the table a second time", || {
         let begin = format!(
@@ -265,24 +265,24 @@ fn time_column_that_is_renamed_while_maintenance_waits_for_the_table_runs_nothin
 
 /// PostgreSQL 14 has no row filters.
 #[test]
-fn filter_that_changes_while_a_snapshot_waits_for_the_table_runs_nothing() {
+fn snapshot_evaluates_no_filter_changed_while_it_waits_for_the_table() {
     for major in [15, 16, 17, 18] {
-        let shop = Shop::theirs(major);
+        let shop = PlantedFixture::owned_by_attacker(major);
         let (fixture, mallory, publication) = (&shop.fixture, &shop.mallory, shop.fixture.slot());
         fixture.db.run(&format!(
             "ALTER ROLE {mallory} REPLICATION; ALTER PUBLICATION {publication} OWNER TO {mallory}"
         ));
-        shop.theirs.run(CASTS);
-        shop.theirs.run(&format!(
+        shop.attacker.run(CASTS);
+        shop.attacker.run(&format!(
             "ALTER PUBLICATION {publication} SET TABLE public.outbox WHERE (type <> '')"
         ));
         // The snapshot waits for this transaction.
-        shop.theirs.run("BEGIN; SELECT pg_current_xact_id()");
+        shop.attacker.run("BEGIN; SELECT pg_current_xact_id()");
         let mut walpost = shop.command(&["run"]).start();
         walpost.wait_for_log("starting a snapshot of the table");
         let holder = fixture.server.session_as(mallory, &fixture.name);
         holder.run("BEGIN; LOCK TABLE public.outbox IN SHARE UPDATE EXCLUSIVE MODE");
-        shop.theirs.run("COMMIT");
+        shop.attacker.run("COMMIT");
         wait_until("Walpost to wait for the table", || holder.is_true(WAITS));
         holder.run(&format!(
             "ALTER PUBLICATION {publication} SET TABLE public.outbox;

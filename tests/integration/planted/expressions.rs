@@ -3,41 +3,43 @@
 
 use std::path::Path;
 
-use super::Shop;
+use super::PlantedFixture;
 use crate::init::try_psql;
 use crate::support::event::Outbox;
 
 on_each_version! {
-    functions_of_superusers_run_no_code_of_the_owner
-    expressions_of_what_postgresql_consists_of_are_accepted
-    partitions_are_not_created_with_functions_of_extensions
-    deletes_fire_no_trigger_and_no_rule_of_the_owner
-    keys_are_compared_by_the_operators_of_their_type
-    partition_keys_above_the_outbox_are_never_evaluated
+    superuser_functions_run_no_code_of_the_table_owner
+    accepts_expressions_that_use_only_built_in_or_extension_objects
+    creates_no_partitions_with_functions_of_extensions
+    deletes_run_no_trigger_or_rule_of_the_table_owner
+    compares_keys_with_the_operators_of_their_base_type
+    never_evaluates_partition_keys_of_ancestors_of_the_outbox
 }
 
-/// A domain with a CHECK written by the attacker, and a composite type that contains it.
+/// A domain with a CHECK constraint written by the attacker, and a composite type that contains the
+/// domain.
 const DOMAIN: &str = "CREATE DOMAIN plot.checked AS text CHECK (plot.note('domain'));
     CREATE TYPE plot.pair AS (a plot.checked);";
 
-/// Evaluates the CHECK of the domain: the function is part of hstore and belongs to the superuser
-/// who created the extension.
+/// Evaluates the CHECK constraint of the domain: the function is part of hstore and belongs to the
+/// superuser who created the extension.
 const POPULATED: &str = "(public.populate_record(NULL::plot.pair, 'a=>1'::public.hstore) IS NULL)";
 
-impl Shop {
+impl PlantedFixture {
     fn create_extension(&self, name: &str) {
         let create = format!("CREATE EXTENSION {name} SCHEMA public");
         self.fixture.db.run(&create);
     }
 
-    /// Returns the findings of an examination of the table for this statement, as a superuser.
+    /// Returns the findings of `walpost.lock_and_examine` about the table for the given statement,
+    /// called as a superuser.
     pub(super) fn examined(&self, statement: &str) -> String {
         let examine = format!("SELECT walpost.lock_and_examine('public', 'outbox', '{statement}')");
         self.fixture.db.value(&examine).expect("a text")
     }
 }
 
-fn functions_of_superusers_run_no_code_of_the_owner(major: u32) {
+fn superuser_functions_run_no_code_of_the_table_owner(major: u32) {
     let hash = "CREATE FUNCTION plot.one() RETURNS int LANGUAGE plpgsql IMMUTABLE AS
              $$ BEGIN PERFORM plot.note('partition key'); RETURN 1; END $$;
          CREATE TABLE plot.parted (a int) PARTITION BY HASH ((a + plot.one()));
@@ -65,9 +67,9 @@ fn functions_of_superusers_run_no_code_of_the_owner(major: u32) {
             "index public.i calls function satisfies_hash_partition",
         ),
     ] {
-        let shop = Shop::theirs(major);
+        let shop = PlantedFixture::owned_by_attacker(major);
         shop.create_extension("hstore");
-        shop.theirs.run(&format!("{DOMAIN} {plant}"));
+        shop.attacker.run(&format!("{DOMAIN} {plant}"));
         for words in [&["replay", "--all", "--dry-run"][..], &["run"]] {
             for role in [&*shop.walpost, "postgres"] {
                 let finished = shop.command_as(role, words).finish();
@@ -89,10 +91,10 @@ fn functions_of_superusers_run_no_code_of_the_owner(major: u32) {
     }
 }
 
-fn expressions_of_what_postgresql_consists_of_are_accepted(major: u32) {
-    let shop = Shop::theirs(major);
+fn accepts_expressions_that_use_only_built_in_or_extension_objects(major: u32) {
+    let shop = PlantedFixture::owned_by_attacker(major);
     shop.create_extension("citext");
-    shop.theirs.run(
+    shop.attacker.run(
         "CREATE TYPE plot.state AS ENUM ('new', 'old');
          ALTER TABLE public.outbox ADD state plot.state, ADD tag public.citext, ADD states plot.state[];
          CREATE INDEX ON public.outbox (id) WHERE state = 'new' OR states = '{new,old}';
@@ -105,7 +107,7 @@ fn expressions_of_what_postgresql_consists_of_are_accepted(major: u32) {
     for statement in ["SELECT", "DELETE", "ALTER"] {
         assert_eq!(shop.examined(statement), "", "{statement}");
     }
-    // The same functions are used if only trusted roles can change the table.
+    // Walpost uses the same functions if only trusted roles can change the table.
     shop.create_extension("hstore");
     shop.fixture.db.run(
         "ALTER TABLE public.outbox OWNER TO postgres; REVOKE ALL ON public.outbox FROM PUBLIC;
@@ -116,15 +118,15 @@ fn expressions_of_what_postgresql_consists_of_are_accepted(major: u32) {
     }
 }
 
-fn partitions_are_not_created_with_functions_of_extensions(major: u32) {
-    let shop = Shop::bare(Outbox::Table, major);
+fn creates_no_partitions_with_functions_of_extensions(major: u32) {
+    let shop = PlantedFixture::bare(Outbox::Table, major);
     shop.create_extension("hstore");
     shop.init().arg("--partitioned").finish().expect_code(0);
     shop.fixture.db.run(&format!(
         "ALTER TABLE public.outbox OWNER TO {}",
         shop.mallory
     ));
-    shop.theirs.run(&format!(
+    shop.attacker.run(&format!(
         "{DOMAIN} CREATE INDEX i ON ONLY public.outbox ({POPULATED})"
     ));
     let maintain = ["maintain", "--partitions-ahead", "20"];
@@ -135,7 +137,7 @@ fn partitions_are_not_created_with_functions_of_extensions(major: u32) {
         .expect_mentions(&["index public.i uses function public.populate_record"]);
 }
 
-fn deletes_fire_no_trigger_and_no_rule_of_the_owner(major: u32) {
+fn deletes_run_no_trigger_or_rule_of_the_table_owner(major: u32) {
     let trigger = |rest: &str| {
         format!(
             "{DOMAIN} CREATE FUNCTION plot.query() RETURNS tsquery LANGUAGE plpgsql AS
@@ -144,8 +146,8 @@ fn deletes_fire_no_trigger_and_no_rule_of_the_owner(major: u32) {
         )
     };
     let suppress = "EXECUTE FUNCTION suppress_redundant_updates_trigger()";
-    let says = "trigger t on table public.outbox would run with each DELETE";
-    for (plant, says) in [
+    let expected = "trigger t on table public.outbox would run with each DELETE";
+    for (plant, expected) in [
         (
             "CREATE TABLE plot.victim (a int);
              CREATE TRIGGER t AFTER INSERT ON plot.victim FOR EACH ROW EXECUTE FUNCTION plot.row();
@@ -155,33 +157,33 @@ fn deletes_fire_no_trigger_and_no_rule_of_the_owner(major: u32) {
         ),
         (trigger(&format!(
             "FOR EACH ROW WHEN (ts_rewrite('a'::tsquery, 'SELECT ''a''::tsquery, plot.query()') IS NULL) {suppress}"
-        )), says),
+        )), expected),
         (trigger(&format!(
             "FOR EACH ROW WHEN (OLD.type::plot.checked IS NULL) {suppress}"
-        )), says),
-        (trigger("FOR EACH ROW EXECUTE FUNCTION public.lo_manage(type)"), says),
+        )), expected),
+        (trigger("FOR EACH ROW EXECUTE FUNCTION public.lo_manage(type)"), expected),
         (trigger(
             "FOR EACH ROW EXECUTE FUNCTION public.check_foreign_key(1, 'cascade', 'id', 'plot.victim', 'a')",
-        ), says),
+        ), expected),
     ] {
-        let shop = Shop::theirs(major);
+        let shop = PlantedFixture::owned_by_attacker(major);
         shop.create_extension("lo");
         shop.create_extension("refint");
-        shop.theirs.run(&plant);
+        shop.attacker.run(&plant);
         let maintain = ["maintain", "--retention=24h", "--delete-rows"];
         let finished = shop.command_as("postgres", &maintain).finish();
         finished.expect_code(3).expect_mentions(&[
             "statements on table public.outbox would run code owned by other roles",
-            says,
+            expected,
         ]);
         shop.expect_nothing_ran(&plant);
     }
 }
 
-/// An operator for a column's domain is a better match than that of its base type, and any role
-/// that may create objects in the schema can create one.
-fn keys_are_compared_by_the_operators_of_their_type(major: u32) {
-    let shop = Shop::bare(Outbox::Table, major);
+/// For a column with a domain type, an operator for the domain matches better than the operator for
+/// its base type, and any role with the CREATE privilege on the schema can create such an operator.
+fn compares_keys_with_the_operators_of_their_base_type(major: u32) {
+    let shop = PlantedFixture::bare(Outbox::Table, major);
     shop.create_extension("citext");
     shop.fixture.db.run(
         "CREATE DOMAIN public.base AS public.citext; CREATE DOMAIN public.code AS public.base;
@@ -191,7 +193,7 @@ fn keys_are_compared_by_the_operators_of_their_type(major: u32) {
     shop.init().finish().expect_code(0);
     for name in ["<", "<=", "=", ">=", ">"] {
         let function = format!("plot.f{}", name.len());
-        shop.theirs.run(&format!(
+        shop.attacker.run(&format!(
             "CREATE OR REPLACE FUNCTION {function}(public.code, public.code) RETURNS boolean LANGUAGE plpgsql AS
                  $$ BEGIN RETURN plot.note('operator'); END $$;
              CREATE OPERATOR public.{name} (LEFTARG = public.code, RIGHTARG = public.code, FUNCTION = {function})"
@@ -208,9 +210,9 @@ fn keys_are_compared_by_the_operators_of_their_type(major: u32) {
 }
 
 /// The planner needs the partition keys of all ancestors of a partition.
-fn partition_keys_above_the_outbox_are_never_evaluated(major: u32) {
+fn never_evaluates_partition_keys_of_ancestors_of_the_outbox(major: u32) {
     for layout in [None, Some("--partitioned")] {
-        let shop = Shop::bare(Outbox::Table, major);
+        let shop = PlantedFixture::bare(Outbox::Table, major);
         let (fixture, mallory) = (&shop.fixture, &shop.mallory);
         shop.init().args(layout).finish().expect_code(0);
         fixture.insert(&fixture.aggregate(1), "k");
@@ -219,7 +221,7 @@ fn partition_keys_above_the_outbox_are_never_evaluated(major: u32) {
              ALTER DATABASE {} SET constraint_exclusion = on",
             fixture.name
         ));
-        shop.theirs.run(
+        shop.attacker.run(
             "CREATE FUNCTION plot.one() RETURNS int LANGUAGE plpgsql IMMUTABLE AS
                  $$ BEGIN PERFORM plot.note('partition key'); RETURN 1; END $$;
              CREATE TABLE plot.root (LIKE public.outbox) PARTITION BY RANGE ((length(type) + plot.one()));
@@ -242,7 +244,7 @@ fn partition_keys_above_the_outbox_are_never_evaluated(major: u32) {
             for words in &commands {
                 let refused = shop.command_as(role, words).finish().expect_code(3);
                 shop.expect_nothing_ran(words[0]);
-                // Walpost's role has no right to maintain the table.
+                // Walpost's role has no privilege to maintain the table.
                 if role == "postgres" || words[0] != "maintain" {
                     refused.expect_mentions(&[found]);
                 }

@@ -1,20 +1,20 @@
-//! The files in sql/, run with psql, which commits each statement separately unless the file begins
+//! The files in sql/, run with psql, which commits each statement separately unless the file starts
 //! a transaction.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
-use super::Shop;
+use super::PlantedFixture;
 use crate::init::try_psql;
 use crate::support::event::Outbox;
 use crate::support::postgres::{MAJOR, MAJORS, debian_binaries};
 use crate::support::reaper;
 use crate::support::walpost::Invocation;
 
-impl Shop {
-    /// Runs a file with psql. The attacker commits `attack` right after the line `place` of the
-    /// file `attacked`.
+impl PlantedFixture {
+    /// Runs a file with psql. The attacker commits `attack` immediately after the line `place` of
+    /// the file `attacked` has been executed.
     fn psql_with_attack(&self, file: &str, attacked: &str, place: &str, attack: &str) -> Output {
         let sql = Path::new(env!("CARGO_MANIFEST_DIR")).join("sql");
         let folder = reaper::folder("planted");
@@ -31,14 +31,14 @@ impl Shop {
     }
 
     fn expect_psql_refused(&self, output: &Output, what: &str) {
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
         let (major, owner) = (
             self.fixture.server.major,
             format!("belongs to role {}", self.mallory),
         );
         assert!(
-            !output.status.success() && said.contains(&owner),
-            "PostgreSQL {major}, {what}: {said}"
+            !output.status.success() && text.contains(&owner),
+            "PostgreSQL {major}, {what}: {text}"
         );
         self.expect_nothing_ran(what);
     }
@@ -53,9 +53,9 @@ pub(super) fn psql_program() -> PathBuf {
     }
 }
 
-/// Returns a psql command with which the attacker commits `attack` without waiting for locks of the
-/// other transaction.
-pub(super) fn attack_command(shop: &Shop, folder: &Path, attack: &str) -> String {
+/// Returns a psql command through which the attacker commits `attack` without waiting for locks of
+/// the other transaction.
+pub(super) fn attack_command(shop: &PlantedFixture, folder: &Path, attack: &str) -> String {
     let theirs = folder.join("attack.sql");
     fs::write(&theirs, attack).unwrap();
     let conninfo = shop
@@ -72,7 +72,7 @@ pub(super) fn attack_command(shop: &Shop, folder: &Path, attack: &str) -> String
 const EXAMINED: &str = "\\ir examine.sql\n";
 
 #[test]
-fn function_that_is_created_after_the_examination_does_not_become_the_default() {
+fn does_not_use_a_function_created_after_the_inspection_as_a_default() {
     let uuidv7 = "CREATE FUNCTION public.walpost_uuidv7() RETURNS uuid LANGUAGE plpgsql AS 'BEGIN RETURN pg_catalog.gen_random_uuid(); END'";
     let no_update = "CREATE FUNCTION public.walpost_no_update() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'";
     for major in MAJORS {
@@ -81,7 +81,7 @@ fn function_that_is_created_after_the_examination_does_not_become_the_default() 
             if major >= 18 && attacked == "uuidv7.sql" {
                 continue;
             }
-            let shop = Shop::bare(Outbox::Table, major);
+            let shop = PlantedFixture::bare(Outbox::Table, major);
             let output = shop.psql_with_attack("outbox.sql", attacked, EXAMINED, attack);
             shop.expect_psql_refused(&output, attacked);
             let table = shop.fixture.db.value("SELECT to_regclass('public.outbox')");
@@ -93,9 +93,9 @@ fn function_that_is_created_after_the_examination_does_not_become_the_default() 
 /// A default and a trigger reference a function by its OID, so renaming the function hides it from
 /// a search by name.
 #[test]
-fn function_that_the_default_calls_is_found_under_another_name() {
-    let shop = Shop::new(Outbox::Table, 17);
-    shop.theirs.run(
+fn detects_a_default_function_under_another_name() {
+    let shop = PlantedFixture::new(Outbox::Table, 17);
+    shop.attacker.run(
         "CREATE FUNCTION public.hidden() RETURNS uuid LANGUAGE sql AS 'SELECT pg_catalog.gen_random_uuid()';
          CREATE FUNCTION public.shown() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'",
     );
@@ -125,7 +125,7 @@ fn function_that_the_default_calls_is_found_under_another_name() {
 }
 
 #[test]
-fn schema_that_is_created_after_the_examination_is_refused() {
+fn rejects_a_schema_created_after_the_inspection() {
     let attack = "CREATE SCHEMA walpost; GRANT USAGE ON SCHEMA walpost TO PUBLIC;
         CREATE FUNCTION walpost.add_outbox(regclass, name) RETURNS int8 LANGUAGE plpgsql AS $$ BEGIN
             PERFORM plot.note('add_outbox'); RETURN NULL; END $$;
@@ -136,13 +136,13 @@ fn schema_that_is_created_after_the_examination_is_refused() {
         GRANT SELECT, DELETE ON walpost.slot_state TO PUBLIC";
     for major in [14, 17] {
         for file in ["guard.sql", "publish.sql", "journal.sql"] {
-            let shop = Shop::bare(Outbox::Table, major);
+            let shop = PlantedFixture::bare(Outbox::Table, major);
             let output = shop.psql_with_attack(file, file, EXAMINED, attack);
             shop.expect_psql_refused(&output, file);
             let made = "SELECT count(*) FROM pg_proc WHERE pronamespace = 'walpost'::regnamespace AND proname = 'publish'";
             assert_eq!(shop.fixture.db.number(made), 0, "{file}");
         }
-        for (file, attacked, says) in [
+        for (file, attacked, expected) in [
             (
                 "add_outbox.sql",
                 "add_outbox.sql",
@@ -155,47 +155,51 @@ fn schema_that_is_created_after_the_examination_is_refused() {
             ),
             ("teardown.sql", "teardown.sql", None),
         ] {
-            let shop = Shop::bare(Outbox::Table, major);
+            let shop = PlantedFixture::bare(Outbox::Table, major);
             if file == "add_outbox.sql" {
                 shop.fixture.db.run("CREATE TABLE public.outbox ()");
             }
             let output = shop.psql_with_attack(file, attacked, EXAMINED, attack);
             shop.expect_nothing_ran(file);
-            let said = String::from_utf8_lossy(&output.stderr).into_owned();
-            assert_eq!(output.status.success(), says.is_none(), "{file}: {said}");
-            assert!(said.contains(says.unwrap_or("")), "{file}: {said}");
+            let text = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert_eq!(
+                output.status.success(),
+                expected.is_none(),
+                "{file}: {text}"
+            );
+            assert!(text.contains(expected.unwrap_or("")), "{file}: {text}");
         }
     }
 }
 
-/// psql prints messages unescaped, and a terminal interprets them.
+/// psql prints messages unescaped, and the terminal interprets control characters in them.
 #[test]
-fn messages_contain_no_control_characters_of_names() {
+fn messages_escape_control_characters_in_names() {
     let name = "\u{1b}]0;owned\u{7}\u{202e}x";
     for major in [14, 18] {
-        let shop = Shop::theirs(major);
-        shop.theirs.run(&format!(
+        let shop = PlantedFixture::owned_by_attacker(major);
+        shop.attacker.run(&format!(
             "CREATE FUNCTION plot.\"{name}\"(text) RETURNS text LANGUAGE sql IMMUTABLE AS 'SELECT $1';
              CREATE INDEX i ON public.outbox ((plot.\"{name}\"(type)))"
         ));
         let found = "SELECT walpost.lock_and_examine('public', 'outbox', 'SELECT')";
         let found = shop.fixture.db.value(found).expect("a text");
         assert!(found.contains("plot.\"?]0;owned??x\"(text)"), "{found:?}");
-        shop.theirs.run("DROP INDEX public.i");
+        shop.attacker.run("DROP INDEX public.i");
         shop.fixture.db.run(&format!(
             "CREATE TRIGGER \"{name}\" AFTER INSERT ON walpost.journal FOR EACH ROW EXECUTE FUNCTION plot.row()"
         ));
         let sql = Path::new(env!("CARGO_MANIFEST_DIR")).join("sql/journal.sql");
         let output = try_psql(&shop.fixture, &sql);
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(said.contains("trigger \"?]0;owned??x\""), "{said:?}");
-        assert!(!said.contains(['\u{1b}', '\u{7}', '\u{202e}']), "{said:?}");
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(text.contains("trigger \"?]0;owned??x\""), "{text:?}");
+        assert!(!text.contains(['\u{1b}', '\u{7}', '\u{202e}']), "{text:?}");
     }
 }
 
-/// Another user could have put a link in the place of a page.
+/// Another user could have created a symbolic link in place of a man page.
 #[test]
-fn manual_pages_are_not_written_into_a_folder_of_others() {
+fn does_not_write_man_pages_to_a_directory_writable_by_other_users() {
     use std::os::unix::fs::PermissionsExt;
     let folder = reaper::folder("man");
     let set = |mode| fs::set_permissions(&folder, fs::Permissions::from_mode(mode)).unwrap();
@@ -210,10 +214,11 @@ fn manual_pages_are_not_written_into_a_folder_of_others() {
     assert!(fs::read_dir(&folder).unwrap().count() > 0);
 }
 
-/// With a limit, a scan of a GIN index returns some of the rows.
+/// With a limit such as gin_fuzzy_search_limit, a scan of a GIN index returns only some of the
+/// rows.
 #[test]
-fn settings_of_the_database_hide_no_rows_from_a_replay() {
-    let shop = Shop::new(Outbox::Table, MAJOR);
+fn database_settings_hide_no_rows_from_a_replay() {
+    let shop = PlantedFixture::new(Outbox::Table, MAJOR);
     let (db, name) = (&shop.fixture.db, &shop.fixture.name);
     db.run(&format!(
         "INSERT INTO public.outbox (aggregatetype, aggregateid, type, payload)
@@ -228,9 +233,9 @@ fn settings_of_the_database_hide_no_rows_from_a_replay() {
 
 /// The owner of the database uses ALTER DATABASE ... SET.
 #[test]
-fn settings_of_the_database_do_not_hide_warnings_or_change_examinations() {
+fn database_settings_do_not_hide_warnings_or_change_inspections() {
     for major in MAJORS {
-        let shop = Shop::bare(Outbox::Table, major);
+        let shop = PlantedFixture::bare(Outbox::Table, major);
         let (fixture, mallory, walpost) = (&shop.fixture, &shop.mallory, &shop.walpost);
         let name = &fixture.name;
         fixture
@@ -248,7 +253,7 @@ fn settings_of_the_database_do_not_hide_warnings_or_change_examinations() {
             let set = format!(
                 "SET default_transaction_read_only = off; ALTER DATABASE {name} SET {setting}"
             );
-            shop.theirs.run(&set);
+            shop.attacker.run(&set);
         }
         shop.init().finish().expect_code(0);
         fixture.db.run(&format!("GRANT {walpost} TO {mallory}"));
@@ -270,22 +275,22 @@ fn settings_of_the_database_do_not_hide_warnings_or_change_examinations() {
             "role.sql",
         ] {
             let output = try_psql(fixture, &sql.join(file));
-            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            let text = String::from_utf8_lossy(&output.stderr).into_owned();
             assert!(
                 output.status.success(),
-                "PostgreSQL {major}, {file}: {said}"
+                "PostgreSQL {major}, {file}: {text}"
             );
         }
     }
 }
 
-/// An object that was absent during the examination is not read.
+/// If an object does not exist during the inspection, Walpost does not read it later.
 #[test]
-fn slot_state_that_is_created_after_the_examination_is_not_read() {
+fn does_not_read_a_slot_state_table_created_after_the_inspection() {
     for major in MAJORS {
-        let shop = Shop::bare(Outbox::Table, major);
+        let shop = PlantedFixture::bare(Outbox::Table, major);
         let publication = shop.fixture.slot();
-        shop.theirs.run(&format!(
+        shop.attacker.run(&format!(
             "CREATE TABLE public.outbox (id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb);
              CREATE PUBLICATION {publication} FOR TABLE public.outbox WITH (publish = 'insert')"
         ));
@@ -297,18 +302,18 @@ fn slot_state_that_is_created_after_the_examination_is_not_read() {
         );
         let output = shop.psql_with_attack("slot.sql", "slot.sql", EXAMINED, &attack);
         shop.expect_nothing_ran("slot.sql");
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(
-            !output.status.success() && said.contains("does not exist: public.outbox"),
-            "PostgreSQL {major}: {said}"
+            !output.status.success() && text.contains("does not exist: public.outbox"),
+            "PostgreSQL {major}: {text}"
         );
     }
 }
 
-/// guard.sql does not concern a particular table.
+/// guard.sql does not refer to a particular table.
 #[test]
-fn files_that_one_psql_runs_after_guard_are_about_the_table() {
-    let shop = Shop::bare(Outbox::Table, MAJOR);
+fn sql_files_run_after_guard_in_one_psql_session_use_the_given_table() {
+    let shop = PlantedFixture::bare(Outbox::Table, MAJOR);
     let sql = Path::new(env!("CARGO_MANIFEST_DIR")).join("sql");
     let all = reaper::folder("planted").join("all.sql");
     for table in ["outbox", "\"My 'own' table\""] {

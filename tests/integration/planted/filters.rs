@@ -1,6 +1,6 @@
 //! Row filters of the publication, which the server evaluates as the role that reads the slot.
 
-use super::Shop;
+use super::PlantedFixture;
 use crate::support::event::Outbox;
 use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
@@ -8,7 +8,7 @@ use crate::support::lsn::lsn_text;
 use crate::support::postgres::{MAJOR, MAJORS, Server};
 use crate::support::wait::wait_until;
 
-/// A function that a partition key calls, and the table with that key.
+/// A function that is called by a partition key, and the table with this partition key.
 const PARTITIONED: &str = "CREATE FUNCTION plot.one() RETURNS int LANGUAGE plpgsql IMMUTABLE AS
          $$ BEGIN PERFORM plot.note('partition key'); RETURN 1; END $$;
      CREATE TABLE plot.parted (a int) PARTITION BY HASH ((a + plot.one()));";
@@ -16,26 +16,26 @@ const PARTITIONED: &str = "CREATE FUNCTION plot.one() RETURNS int LANGUAGE plpgs
 /// PostgreSQL 14 has no row filters.
 const FILTERING: [u32; 4] = [15, 16, 17, 18];
 
-impl Shop {
+impl PlantedFixture {
     /// Creates a table and a publication that belong to the attacker, and a row for which the
-    /// filter was evaluated.
+    /// server evaluated the filter.
     fn filtered(major: u32) -> Self {
-        let shop = Self::theirs(major);
+        let shop = Self::owned_by_attacker(major);
         let (fixture, mallory) = (&shop.fixture, &shop.mallory);
         let publication = fixture.slot();
         fixture.db.run(&format!(
             "ALTER PUBLICATION {publication} OWNER TO {mallory}"
         ));
-        shop.theirs.run(PARTITIONED);
-        shop.theirs
+        shop.attacker.run(PARTITIONED);
+        shop.attacker
             .run(&filter(&publication, "public.outbox", "plot.parted"));
         fixture.insert(&fixture.aggregate(1), "k");
         shop
     }
 }
 
-/// Replaces the tables of the publication with this one, with a filter that evaluates the partition
-/// key of the other.
+/// Replaces the tables of the publication with the given table, with a filter that evaluates the
+/// partition key of the other table.
 fn filter(publication: &str, table: &str, parted: &str) -> String {
     format!(
         "DO $do$ BEGIN EXECUTE format('ALTER PUBLICATION {publication} SET TABLE {table}
@@ -44,9 +44,9 @@ fn filter(publication: &str, table: &str, parted: &str) -> String {
 }
 
 #[test]
-fn filter_that_runs_code_of_the_publications_owner_is_refused() {
+fn rejects_a_row_filter_that_runs_code_of_the_publication_owner() {
     for major in FILTERING {
-        let shop = Shop::filtered(major);
+        let shop = PlantedFixture::filtered(major);
         let to = lsn_text(shop.fixture.wal_position());
         for role in [&*shop.walpost, "postgres"] {
             for words in [
@@ -71,12 +71,12 @@ fn filter_that_runs_code_of_the_publications_owner_is_refused() {
     }
 }
 
-/// The server decodes with the catalogs as of when the row was written. Functions in C can run
-/// there, also those in a CHECK.
+/// The server decodes a row with the catalogs that were current when the row was written. During
+/// decoding, functions in C can run, including those in a CHECK constraint.
 #[test]
-fn filter_that_was_removed_again_is_not_evaluated_if_the_publications_owner_is_not_trusted() {
+fn does_not_evaluate_a_removed_row_filter_of_an_untrusted_publication_owner() {
     for major in FILTERING {
-        let shop = Shop::theirs(major);
+        let shop = PlantedFixture::owned_by_attacker(major);
         let (fixture, mallory) = (&shop.fixture, &shop.mallory);
         let publication = fixture.slot();
         let victim = format!("victim_{}", fixture.name);
@@ -86,7 +86,7 @@ fn filter_that_was_removed_again_is_not_evaluated_if_the_publications_owner_is_n
         fixture.db.run(&format!(
             "SELECT pg_create_logical_replication_slot('{victim}', 'pgoutput')"
         ));
-        shop.theirs.run(&format!(
+        shop.attacker.run(&format!(
             "CREATE EXTENSION hstore SCHEMA plot;
              CREATE DOMAIN plot.evil AS text CHECK (CASE current_user WHEN '{mallory}' THEN true
                  ELSE pg_catalog.pg_drop_replication_slot('{victim}') IS NULL END);
@@ -94,10 +94,10 @@ fn filter_that_was_removed_again_is_not_evaluated_if_the_publications_owner_is_n
              CREATE TABLE plot.parted (a int)
                  PARTITION BY LIST ((a + octet_length((plot.populate_record(NULL::plot.composed, 'x=>1'::plot.hstore)).x)))"
         ));
-        shop.theirs
+        shop.attacker
             .run(&filter(&publication, "public.outbox", "plot.parted"));
         fixture.insert(&fixture.aggregate(1), "k");
-        shop.theirs.run(&format!(
+        shop.attacker.run(&format!(
             "ALTER PUBLICATION {publication} SET TABLE public.outbox"
         ));
         let slots =
@@ -110,7 +110,7 @@ fn filter_that_was_removed_again_is_not_evaluated_if_the_publications_owner_is_n
                 &["check"],
             ] {
                 let mut command = shop.command_as(role, words).start();
-                wait_until("it to end, or to evaluate the filter", || {
+                wait_until("Walpost to exit or to evaluate the filter", || {
                     !command.is_running() || fixture.db.number(&slots) == 0
                 });
                 assert_eq!(fixture.db.number(&slots), 1, "{role} {words:?}");
@@ -122,12 +122,12 @@ fn filter_that_was_removed_again_is_not_evaluated_if_the_publications_owner_is_n
     }
 }
 
-/// A role with REPLICATION can already read all WAL and drop the slot, so it gains nothing from a
-/// filter.
+/// A role with the REPLICATION attribute can already read all WAL and drop the slot, so a filter
+/// gives it no additional access.
 #[test]
-fn owner_of_the_publication_is_trusted_if_it_may_replicate_or_act_as_walposts_role() {
+fn trusts_a_publication_owner_that_can_replicate_or_act_as_the_walpost_role() {
     for major in MAJORS {
-        let shop = Shop::theirs(major);
+        let shop = PlantedFixture::owned_by_attacker(major);
         let (db, mallory, walpost) = (&shop.fixture.db, &shop.mallory, &shop.walpost);
         let publication = shop.fixture.slot();
         let is_refused = |role: &str| {
@@ -162,9 +162,9 @@ fn owner_of_the_publication_is_trusted_if_it_may_replicate_or_act_as_walposts_ro
 }
 
 #[test]
-fn publication_that_gets_an_owner_who_is_not_trusted_halts_the_pipeline() {
+fn halts_if_the_publication_is_given_to_an_untrusted_owner() {
     for major in [15, 18] {
-        let shop = Shop::theirs(major);
+        let shop = PlantedFixture::owned_by_attacker(major);
         let (fixture, mallory) = (&shop.fixture, &shop.mallory);
         let walpost = shop.command(&["run", "--snapshot=never"]).start_streaming();
         fixture.db.run(&format!(
@@ -176,17 +176,17 @@ fn publication_that_gets_an_owner_who_is_not_trusted_halts_the_pipeline() {
     }
 }
 
-/// The filter belongs to a table of another pipeline.
+/// The row filter belongs to a table of another pipeline.
 #[test]
-fn filters_of_all_tables_of_the_publication_are_examined() {
-    let shop = Shop::theirs(MAJOR);
+fn inspects_row_filters_of_all_tables_in_the_publication() {
+    let shop = PlantedFixture::owned_by_attacker(MAJOR);
     let (fixture, mallory) = (&shop.fixture, &shop.mallory);
     let publication = fixture.slot();
     fixture.db.run(&format!(
         "ALTER PUBLICATION {publication} OWNER TO {mallory}"
     ));
     let add = filter(&publication, "plot.other", "plot.parted").replace("SET TABLE", "ADD TABLE");
-    shop.theirs.run(&format!(
+    shop.attacker.run(&format!(
         "{PARTITIONED} CREATE TABLE plot.other (a int); {add}"
     ));
     let refused = shop.command(&["run"]).finish().expect_code(3);
@@ -195,16 +195,16 @@ fn filters_of_all_tables_of_the_publication_are_examined() {
 }
 
 #[test]
-fn filter_that_is_added_while_streaming_halts_the_pipeline() {
-    let shop = Shop::theirs(MAJOR);
+fn halts_if_a_row_filter_is_added_while_streaming() {
+    let shop = PlantedFixture::owned_by_attacker(MAJOR);
     let (fixture, mallory) = (&shop.fixture, &shop.mallory);
     let publication = fixture.slot();
     fixture.db.run(&format!(
         "ALTER ROLE {mallory} REPLICATION; ALTER PUBLICATION {publication} OWNER TO {mallory}"
     ));
-    shop.theirs.run(PARTITIONED);
+    shop.attacker.run(PARTITIONED);
     let walpost = shop.command(&["run", "--snapshot=never"]).start_streaming();
-    shop.theirs
+    shop.attacker
         .run(&filter(&publication, "public.outbox", "plot.parted"));
     let halted = walpost.finish().expect_code(3);
     halted.expect_mentions(&[
@@ -216,7 +216,7 @@ fn filter_that_is_added_while_streaming_halts_the_pipeline() {
 /// Logical decoding has no snapshot, so an SQL function crashes the server process with a
 /// segmentation fault.
 #[test]
-fn filter_that_would_crash_the_server_is_not_evaluated() {
+fn does_not_evaluate_a_row_filter_that_would_crash_the_server() {
     for major in [15, 18] {
         let server = Server::private(major, "");
         let fixture = Fixture::with_outbox_on(Outbox::Table, &server, Broker::shared());
@@ -239,16 +239,16 @@ fn filter_that_would_crash_the_server_is_not_evaluated() {
 }
 
 #[test]
-fn accepts_filters_that_use_only_built_in_objects() {
+fn accepts_row_filters_that_use_only_built_in_objects() {
     for major in MAJORS.into_iter().filter(|major| *major >= 15) {
-        let shop = Shop::new(Outbox::Table, major);
+        let shop = PlantedFixture::new(Outbox::Table, major);
         let publication = shop.fixture.slot();
         shop.fixture.db.run(&format!(
             "ALTER PUBLICATION {publication} SET TABLE public.outbox WHERE (length(aggregatetype) > 1 AND lower(type) <> 'y'
                  AND created_at > '2025-01-01' AND payload IS NOT NULL AND aggregateid::text ~ 'k' AND type IN ('t', 'u'))"
         ));
-        // Changing the filter removed the table and added it again, which is not the subject of
-        // this test.
+        // Changing the filter removed the table from the publication and added it again. This test
+        // does not cover that.
         shop.fixture.db.run("DELETE FROM walpost.table_state");
         shop.command(&["check"]).finish().expect_code(0);
         shop.init().finish().expect_code(0);

@@ -1,34 +1,34 @@
-//! Code that remains after its author lost ownership: in objects that now belong to another role,
-//! and in objects that another role uses.
+//! Code of a former owner that remains in objects that now belong to another role, and in objects
+//! that another role uses.
 
 use std::fs;
 use std::path::Path;
 
-use super::Shop;
+use super::PlantedFixture;
 use crate::init::try_psql;
 use crate::support::event::Outbox;
 use crate::support::reaper;
 
 on_each_version! {
-    type_that_was_taken_over_keeps_no_code_of_its_former_owner
-    checks_of_a_domain_call_no_functions_of_others
-    rows_that_a_foreign_key_refers_to_are_not_deleted
-    triggers_of_a_former_owner_see_no_delete
-    schemas_of_partitions_keep_their_names
-    rules_and_statistics_of_a_former_owner_are_named
-    types_that_json_functions_return_are_examined
-    casts_that_constructors_of_json_call_are_named
-    examination_does_not_depend_on_how_strings_are_read
-    role_that_has_logged_in_is_not_reached_through_the_session_authorization
-    names_of_children_are_printed_without_control_characters
-    names_of_roles_are_printed_without_control_characters
+    rejects_a_type_with_code_of_its_former_owner
+    domain_checks_call_no_functions_of_other_roles
+    does_not_delete_rows_referenced_by_a_foreign_key
+    runs_no_delete_trigger_of_a_former_owner
+    schemas_of_partitions_cannot_be_renamed_during_maintenance
+    reports_rules_and_statistics_of_a_former_owner
+    inspects_types_returned_by_json_functions
+    reports_casts_called_by_json_constructors
+    inspection_does_not_depend_on_standard_conforming_strings
+    code_of_other_roles_cannot_reset_the_session_authorization
+    escapes_control_characters_in_names_of_child_tables
+    escapes_control_characters_in_role_names
 }
 
 const REPLAY: [&str; 4] = ["replay", "--aggregate", "order", "--dry-run"];
 
-fn type_that_was_taken_over_keeps_no_code_of_its_former_owner(major: u32) {
-    let shop = Shop::theirs(major);
-    shop.theirs.run(
+fn rejects_a_type_with_code_of_its_former_owner(major: u32) {
+    let shop = PlantedFixture::owned_by_attacker(major);
+    shop.attacker.run(
         "CREATE TYPE plot.kind AS ENUM ('order', 'invoice');
          CREATE FUNCTION plot.kind_text(plot.kind) RETURNS text LANGUAGE plpgsql IMMUTABLE AS
              $$ BEGIN PERFORM plot.note('cast'); RETURN 'order'; END $$;
@@ -37,7 +37,7 @@ fn type_that_was_taken_over_keeps_no_code_of_its_former_owner(major: u32) {
     );
     let replay = || shop.command_as("postgres", &REPLAY).finish();
     replay().expect_mentions(&["column aggregatetype has type plot.kind, to which role"]);
-    // As the message of earlier versions suggested.
+    // Performs the remedy that earlier versions suggested.
     shop.fixture
         .db
         .run("ALTER TYPE plot.kind OWNER TO postgres");
@@ -51,15 +51,15 @@ fn type_that_was_taken_over_keeps_no_code_of_its_former_owner(major: u32) {
     replay().expect_code(0);
 }
 
-/// The domain and the type that contains it belong to the DBA, and the function belongs to the
-/// application.
-fn checks_of_a_domain_call_no_functions_of_others(major: u32) {
-    let shop = Shop::theirs(major);
-    shop.theirs.run(
+/// The domain and the type that contains the domain belong to the DBA, and the function belongs to
+/// the application.
+fn domain_checks_call_no_functions_of_other_roles(major: u32) {
+    let shop = PlantedFixture::owned_by_attacker(major);
+    shop.attacker.run(
         "CREATE FUNCTION plot.is_valid(t text) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS
              $$ BEGIN RETURN plot.note('check of a domain'); END $$",
     );
-    shop.theirs.run(
+    shop.attacker.run(
         "CREATE FUNCTION plot.differs(text, text) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS
              $$ BEGIN RETURN plot.note('negator of an operator'); END $$;
          CREATE OPERATOR plot.=== (FUNCTION = pg_catalog.texteq, LEFTARG = text, RIGHTARG = text, NEGATOR = OPERATOR(plot.!==));
@@ -76,7 +76,7 @@ fn checks_of_a_domain_call_no_functions_of_others(major: u32) {
     shop.fixture
         .db
         .run("CREATE SCHEMA kept; GRANT USAGE ON SCHEMA kept TO PUBLIC");
-    for (check, says) in [
+    for (check, expected) in [
         (
             "plot.is_valid(VALUE)",
             "calls function plot.is_valid(text) of role",
@@ -101,19 +101,20 @@ fn checks_of_a_domain_call_no_functions_of_others(major: u32) {
         let refused = shop.command(&condition).finish();
         shop.expect_nothing_ran(check);
         assert_ne!(refused.code, Some(0), "{refused:?}");
-        refused.expect_mentions(&["constraint looked", says]);
+        refused.expect_mentions(&["constraint looked", expected]);
         shop.fixture
             .db
             .run("ALTER TABLE public.outbox DROP tags; DROP DOMAIN kept.tag");
     }
 }
 
-/// Its queries find the other table, and operators, by names, and run as the owner of that table.
-fn rows_that_a_foreign_key_refers_to_are_not_deleted(major: u32) {
-    let shop = Shop::new(Outbox::Table, major);
+/// The queries of the foreign key's trigger find the other table, and operators, by name, and run
+/// as the owner of that table.
+fn does_not_delete_rows_referenced_by_a_foreign_key(major: u32) {
+    let shop = PlantedFixture::new(Outbox::Table, major);
     let fixture = &shop.fixture;
     fixture.insert(&fixture.aggregate(1), "k");
-    shop.theirs.run(
+    shop.attacker.run(
         "CREATE FUNCTION plot.audit() RETURNS trigger LANGUAGE plpgsql AS
              $$ BEGIN PERFORM plot.note('trigger'); RETURN OLD; END $$",
     );
@@ -128,16 +129,16 @@ fn rows_that_a_foreign_key_refers_to_are_not_deleted(major: u32) {
     refused.expect_mentions(&["foreign key sent_event_fkey connects it to table public.sent"]);
 }
 
-/// PostgreSQL's own functions can run SQL that is given as text, or evaluate the partition key of a
-/// table that is given by its OID.
-fn triggers_of_a_former_owner_see_no_delete(major: u32) {
-    let shop = Shop::theirs(major);
-    shop.theirs.run(
+/// PostgreSQL's own functions can run SQL that is passed as text, or evaluate the partition key of
+/// a table that is passed by its OID.
+fn runs_no_delete_trigger_of_a_former_owner(major: u32) {
+    let shop = PlantedFixture::owned_by_attacker(major);
+    shop.attacker.run(
         "CREATE FUNCTION plot.query() RETURNS tsquery LANGUAGE plpgsql AS
              $$ BEGIN PERFORM plot.note('query'); RETURN 'a'; END $$;
          CREATE TABLE plot.parts (a int) PARTITION BY HASH ((a + plot.note('partition key')::int))",
     );
-    shop.theirs.run(
+    shop.attacker.run(
         "DO $$ BEGIN EXECUTE format('CREATE TRIGGER parts BEFORE DELETE ON public.outbox FOR EACH ROW
              WHEN (NOT satisfies_hash_partition(%s, 1, 0, length(OLD.type))) EXECUTE FUNCTION suppress_redundant_updates_trigger()',
              'plot.parts'::regclass::oid); END $$;
@@ -163,31 +164,31 @@ fn triggers_of_a_former_owner_see_no_delete(major: u32) {
     finished.expect_code(0);
 }
 
-/// The actions of a rule have the privileges of the table's owner, who may be another one than when
+/// The actions of a rule run with the privileges of the table's owner, who may have changed since
 /// the rule was created.
-fn rules_and_statistics_of_a_former_owner_are_named(major: u32) {
-    let shop = Shop::theirs(major);
-    shop.theirs.run(
+fn reports_rules_and_statistics_of_a_former_owner(major: u32) {
+    let shop = PlantedFixture::owned_by_attacker(major);
+    shop.attacker.run(
         "CREATE RULE r AS ON INSERT TO public.outbox WHERE NEW.type = 'r'
              DO ALSO UPDATE pg_authid SET rolsuper = true WHERE rolname = NEW.aggregateid;
          CREATE STATISTICS plot.s ON (ts_rewrite('a'::tsquery, 'SELECT 1') IS NULL), (length(type)) FROM public.outbox",
     );
     let examined = shop.examined("DELETE");
-    for says in [
+    for expected in [
         "rule r on table public.outbox runs with the privileges of the owner",
         "statistics object plot.s calls function ts_rewrite(tsquery,text), which is not immutable",
     ] {
-        assert!(examined.contains(says), "{examined}");
+        assert!(examined.contains(expected), "{examined}");
     }
 }
 
-/// `pg_depend` does not contain the type.
-fn types_that_json_functions_return_are_examined(major: u32) {
+/// `pg_depend` does not contain the return type.
+fn inspects_types_returned_by_json_functions(major: u32) {
     if major < 17 {
         return;
     }
-    let shop = Shop::theirs(major);
-    shop.theirs.run(
+    let shop = PlantedFixture::owned_by_attacker(major);
+    shop.attacker.run(
         "CREATE FUNCTION plot.is_valid(t text) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS
              $$ BEGIN RETURN plot.note('check of a domain'); END $$;
          CREATE DOMAIN plot.checked AS text CHECK (plot.is_valid(VALUE))",
@@ -205,7 +206,7 @@ fn types_that_json_functions_return_are_examined(major: u32) {
         .expect_code(3)
         .expect_mentions(&["constraint looked uses type plot.checked"]);
     shop.fixture.db.run("ALTER TABLE public.outbox DROP tags");
-    shop.theirs.run(
+    shop.attacker.run(
         "CREATE INDEX i ON public.outbox ((JSON_VALUE(payload, '$.a' RETURNING plot.checked)))",
     );
     let examined = shop.examined("SELECT");
@@ -215,14 +216,15 @@ fn types_that_json_functions_return_are_examined(major: u32) {
     );
 }
 
-/// JSON_ARRAY calls a cast to json that is not in pg_depend, with a column of the type neither.
-fn casts_that_constructors_of_json_call_are_named(major: u32) {
-    // Earlier versions have no constructors of JSON.
+/// JSON_ARRAY calls a cast to json that pg_depend does not contain. For a column of the type,
+/// pg_depend does not contain the cast either.
+fn reports_casts_called_by_json_constructors(major: u32) {
+    // Earlier versions do not support JSON constructors.
     if major < 16 {
         return;
     }
-    let shop = Shop::theirs(major);
-    shop.theirs.run(
+    let shop = PlantedFixture::owned_by_attacker(major);
+    shop.attacker.run(
         "CREATE TYPE plot.size AS ENUM ('small');
          CREATE FUNCTION plot.to_json(plot.size) RETURNS json LANGUAGE plpgsql IMMUTABLE AS
              $$ BEGIN PERFORM plot.note('cast to json'); RETURN '1'; END $$;
@@ -243,9 +245,10 @@ fn casts_that_constructors_of_json_call_are_named(major: u32) {
     }
 }
 
-/// The owner of a database can have PostgreSQL read `\d` as `d`.
-fn examination_does_not_depend_on_how_strings_are_read(major: u32) {
-    let shop = Shop::theirs(major);
+/// With standard_conforming_strings = off, which the owner of a database can set, PostgreSQL reads
+/// `\d` as `d`.
+fn inspection_does_not_depend_on_standard_conforming_strings(major: u32) {
+    let shop = PlantedFixture::owned_by_attacker(major);
     shop.fixture.db.run(
         "CREATE STATISTICS public.s ON (ts_rewrite('a'::tsquery, 'SELECT plot.f()')), id FROM public.outbox",
     );
@@ -256,9 +259,9 @@ fn examination_does_not_depend_on_how_strings_are_read(major: u32) {
     assert_eq!(shop.examined("ALTER"), examined);
 }
 
-/// The owner of a schema could put another table in the place of a partition in it.
-fn schemas_of_partitions_keep_their_names(major: u32) {
-    let shop = Shop::bare(Outbox::Table, major);
+/// The owner of a schema could replace a partition in the schema with another table.
+fn schemas_of_partitions_cannot_be_renamed_during_maintenance(major: u32) {
+    let shop = PlantedFixture::bare(Outbox::Table, major);
     shop.init().arg("--partitioned").finish().expect_code(0);
     let db = &shop.fixture.db;
     db.run(&format!(
@@ -266,22 +269,22 @@ fn schemas_of_partitions_keep_their_names(major: u32) {
          CREATE TABLE parts.old PARTITION OF public.outbox FOR VALUES FROM ('2001-01-01') TO ('2001-01-02')",
         shop.mallory
     ));
-    shop.theirs.run("SET lock_timeout = '100ms'");
+    shop.attacker.run("SET lock_timeout = '100ms'");
     let rename = "ALTER SCHEMA parts RENAME TO renamed";
     db.run("BEGIN");
     let examined = db
         .value("SELECT walpost.lock_and_examine('public', 'outbox', 'DELETE')")
         .expect("a text");
     assert_eq!(examined, "");
-    let refused = format!("{:?}", shop.theirs.try_run(rename).expect_err("locked"));
+    let refused = format!("{:?}", shop.attacker.try_run(rename).expect_err("locked"));
     assert!(refused.contains("lock timeout"), "{refused}");
     db.run("COMMIT");
-    shop.theirs.run(rename);
+    shop.attacker.run(rename);
 }
 
 /// A role with CREATEROLE chooses the names of other roles.
-fn names_of_roles_are_printed_without_control_characters(major: u32) {
-    let shop = Shop::bare(Outbox::Table, major);
+fn escapes_control_characters_in_role_names(major: u32) {
+    let shop = PlantedFixture::bare(Outbox::Table, major);
     let name = format!("{}\u{1b}[2J\nHINT:  run this", shop.mallory);
     shop.fixture.db.run(&format!(
         "CREATE ROLE \"{name}\"; CREATE SCHEMA walpost AUTHORIZATION \"{name}\""
@@ -291,14 +294,14 @@ fn names_of_roles_are_printed_without_control_characters(major: u32) {
     shop.fixture
         .db
         .run(&format!("DROP SCHEMA walpost; DROP ROLE \"{name}\""));
-    let says = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(says.contains("?[2J?HINT"), "{says:?}");
-    assert!(!says.contains('\u{1b}'), "{says:?}");
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(message.contains("?[2J?HINT"), "{message:?}");
+    assert!(!message.contains('\u{1b}'), "{message:?}");
 }
 
 /// another role.
-fn role_that_has_logged_in_is_not_reached_through_the_session_authorization(major: u32) {
-    let mut shop = Shop::bare(Outbox::Table, major);
+fn code_of_other_roles_cannot_reset_the_session_authorization(major: u32) {
+    let mut shop = PlantedFixture::bare(Outbox::Table, major);
     shop.fixture
         .use_settings("tables = [\"tenant_*.outbox\"]\n");
     shop.init().finish().expect_code(0);
@@ -310,7 +313,7 @@ fn role_that_has_logged_in_is_not_reached_through_the_session_authorization(majo
          GRANT SELECT, INSERT, UPDATE ON walpost.table_state TO {mallory}",
         shop.fixture.slot()
     ));
-    shop.theirs.run(
+    shop.attacker.run(
         "CREATE SCHEMA tenant_m;
          CREATE TABLE tenant_m.outbox (id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb);
          CREATE FUNCTION plot.reach(t text) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS $$ BEGIN
@@ -326,12 +329,12 @@ fn role_that_has_logged_in_is_not_reached_through_the_session_authorization(majo
     fs::write(&file, text).unwrap();
     let output = try_psql(&shop.fixture, &file);
     shop.expect_nothing_ran("add_outbox.sql");
-    let says = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(says.contains("plot.reach(text)"), "{says}");
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(message.contains("plot.reach(text)"), "{message}");
 }
 
-fn names_of_children_are_printed_without_control_characters(major: u32) {
-    let shop = Shop::bare(Outbox::Table, major);
+fn escapes_control_characters_in_names_of_child_tables(major: u32) {
+    let shop = PlantedFixture::bare(Outbox::Table, major);
     shop.fixture.db.run(
         "CREATE TABLE public.outbox (id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb)",
     );
@@ -340,7 +343,7 @@ fn names_of_children_are_printed_without_control_characters(major: u32) {
         .run("CREATE TABLE public.\"\u{1b}[2J\nHINT:  run this\" () INHERITS (public.outbox)");
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("sql");
     let output = try_psql(&shop.fixture, &folder.join("publication.sql"));
-    let says = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(says.contains("?[2J?HINT"), "{says:?}");
-    assert!(!says.contains('\u{1b}'), "{says:?}");
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(message.contains("?[2J?HINT"), "{message:?}");
+    assert!(!message.contains('\u{1b}'), "{message:?}");
 }

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use super::Shop;
+use super::PlantedFixture;
 use crate::init::try_psql;
 use crate::support::event::Outbox;
 use crate::support::fixture::Fixture;
@@ -28,7 +28,7 @@ fn names_in_our_statements(fixture: &Fixture) -> Vec<String> {
          AND pronargs > 0 AND proname !~ '(in|out|recv|send)$' ORDER BY 1",
     );
     let known = known.into_iter().flatten().flatten();
-    // Aggregates and functions with special syntax can only be called by this name.
+    // Finds calls without a schema, which the server resolves through search_path.
     let called = |name: &String| {
         let call = format!("{name}(");
         text.match_indices(&call).any(|(at, _)| {
@@ -53,17 +53,17 @@ fn names_in_our_statements(fixture: &Fixture) -> Vec<String> {
 }
 
 on_each_version! {
-    overloads_of_another_role_are_never_called
-    functions_and_a_publication_of_another_role_are_refused
-    function_that_examines_is_examined_before_it_is_called
+    never_calls_function_overloads_of_another_role
+    rejects_functions_and_a_publication_of_another_role
+    checks_the_inspection_function_before_calling_it
 }
 
-/// Creates overloads of every function and operator of pg_catalog whose name our statements may
-/// contain, for all pairs of types they may be called with. If a better match than pg_catalog's can
-/// exist, it is among them.
-fn plant_overloads(shop: &Shop) {
+/// Creates overloads of every function and operator of pg_catalog whose name Walpost's statements
+/// may contain, for all combinations of argument types that Walpost uses. If any overload matches
+/// better than the one in pg_catalog, it is among them.
+fn plant_overloads(shop: &PlantedFixture) {
     let names = names_in_our_statements(&shop.fixture);
-    shop.theirs.run(&format!(
+    shop.attacker.run(&format!(
             "SET search_path = pg_catalog;
              DO $plant$ DECLARE
                  types text[] := '{{text,name,varchar,integer,bigint,numeric,oid,boolean,timestamptz,date,pg_lsn,regclass}}';
@@ -98,8 +98,8 @@ fn plant_overloads(shop: &Shop) {
         ));
 }
 
-fn overloads_of_another_role_are_never_called(major: u32) {
-    let shop = Shop::bare(Outbox::Table, major);
+fn never_calls_function_overloads_of_another_role(major: u32) {
+    let shop = PlantedFixture::bare(Outbox::Table, major);
     let fixture = &shop.fixture;
     plant_overloads(&shop);
     shop.init().finish().expect_code(0);
@@ -134,7 +134,7 @@ fn overloads_of_another_role_are_never_called(major: u32) {
         .command(&["run", "--http=127.0.0.1:0"])
         .start_streaming();
     let id = "INSERT INTO public.outbox (aggregatetype, aggregateid, type) VALUES";
-    // As an application whose search_path includes public.
+    // The application's search_path includes public.
     fixture
         .server
         .session(&fixture.name)
@@ -143,7 +143,7 @@ fn overloads_of_another_role_are_never_called(major: u32) {
     fixture.wait_for_records(1);
     fixture.wait_until_confirmed();
     let http = walpost.http();
-    crate::support::wait::wait_until("the slot to be looked at", || {
+    crate::support::wait::wait_until("the slot to be queried", || {
         http.get("/metrics")
             .body
             .contains("walpost_slot_retained_bytes{")
@@ -184,31 +184,31 @@ fn overloads_of_another_role_are_never_called(major: u32) {
     shop.expect_nothing_ran("checkpoint");
     let files = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("sql")).unwrap();
     let mut files: Vec<_> = files.map(|file| file.unwrap().path()).collect();
-    // add_outbox.sql needs objects that another file creates.
+    // add_outbox.sql requires objects that another file creates.
     files.sort_by_key(|file| file.ends_with("add_outbox.sql"));
     for file in files {
         if file.ends_with("teardown.sql") {
             continue;
         }
         let output = try_psql(fixture, &file);
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        // publish.sql and the partitioned table are for other kinds of outbox, and the publication
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        // publish.sql and the partitioned table are for other kinds of outbox, and this publication
         // is for one table.
         assert!(
             output.status.success()
-                || said.contains("not partitioned")
-                || said.contains("does not contain table walpost.outbox_row"),
-            "{}: {said}",
+                || text.contains("not partitioned")
+                || text.contains("does not contain table walpost.outbox_row"),
+            "{}: {text}",
             file.display()
         );
         shop.expect_nothing_ran(&file.display().to_string());
     }
 }
 
-fn functions_and_a_publication_of_another_role_are_refused(major: u32) {
-    let shop = Shop::bare(Outbox::Table, major);
+fn rejects_functions_and_a_publication_of_another_role(major: u32) {
+    let shop = PlantedFixture::bare(Outbox::Table, major);
     let publication = shop.fixture.slot();
-    for (plant, drop, says) in [
+    for (plant, drop, expected) in [
         (
             "CREATE FUNCTION public.walpost_uuidv7() RETURNS uuid LANGUAGE sql AS $$ SELECT gen_random_uuid() FROM plot.note('id') $$".to_owned(),
             "DROP FUNCTION public.walpost_uuidv7()".to_owned(),
@@ -225,12 +225,12 @@ fn functions_and_a_publication_of_another_role_are_refused(major: u32) {
             "belongs to",
         ),
     ] {
-        shop.theirs.run(&plant);
+        shop.attacker.run(&plant);
         let init = shop.init().finish().expect_code(3);
-        init.expect_mentions(&[says, &shop.mallory]);
-        shop.theirs.run(&drop);
+        init.expect_mentions(&[expected, &shop.mallory]);
+        shop.attacker.run(&drop);
     }
-    shop.theirs.run(
+    shop.attacker.run(
         "CREATE SCHEMA walpost; GRANT USAGE ON SCHEMA walpost TO PUBLIC;
          CREATE FUNCTION walpost.publish(text) RETURNS text LANGUAGE sql AS 'SELECT $1'",
     );
@@ -241,8 +241,8 @@ fn functions_and_a_publication_of_another_role_are_refused(major: u32) {
         .run("ALTER SCHEMA walpost OWNER TO postgres");
     let init = shop.init().arg("--outbox=messages").finish().expect_code(3);
     init.expect_mentions(&["function walpost.publish(text) belongs to", &shop.mallory]);
-    shop.theirs.run("DROP FUNCTION walpost.publish(text)");
-    // A role that may create objects in the schema could create one later.
+    shop.attacker.run("DROP FUNCTION walpost.publish(text)");
+    // A role that can create objects in the schema could create such a function later.
     let (db, mallory) = (&shop.fixture.db, &shop.mallory);
     db.run(&format!("GRANT CREATE ON SCHEMA walpost TO {mallory}"));
     let init = shop.init().finish().expect_code(3);
@@ -256,10 +256,11 @@ fn functions_and_a_publication_of_another_role_are_refused(major: u32) {
 }
 
 #[test]
-fn functions_that_were_made_among_planted_ones_are_made_again() {
-    let shop = Shop::bare(Outbox::Table, 14);
-    // Created as by a version of Walpost that did not set search_path.
-    shop.theirs.run(
+fn init_re_creates_functions_that_call_planted_ones() {
+    let shop = PlantedFixture::bare(Outbox::Table, 14);
+    // These functions look as if a version of Walpost had created them that did not set
+    // search_path.
+    shop.attacker.run(
         "CREATE FUNCTION public.int8send(numeric) RETURNS bytea LANGUAGE plpgsql AS $$ BEGIN
              PERFORM plot.note('int8send'); RETURN '\\x0198c1a27b3e7000'; END $$",
     );
@@ -269,20 +270,20 @@ fn functions_that_were_made_among_planted_ones_are_made_again() {
          RETURN encode(int8send(1.5) || substring(uuid_send(gen_random_uuid()) FROM 9), 'hex')::uuid",
     );
     db.run("SELECT public.walpost_uuidv7()");
-    assert_eq!(shop.ran().len(), 1);
+    assert_eq!(shop.planted_code_runs().len(), 1);
     shop.init().finish().expect_code(0);
     db.run("INSERT INTO public.outbox (aggregatetype, aggregateid, type) VALUES ('a', 'k', 't')");
-    assert_eq!(shop.ran().len(), 1);
+    assert_eq!(shop.planted_code_runs().len(), 1);
 }
 
 /// With ALTER DATABASE ... SET role, the owner of the database makes psql start as another role,
 /// whose objects would be trusted.
 #[test]
-fn files_are_not_run_as_a_role_that_the_database_sets() {
+fn sql_files_refuse_to_run_as_a_role_set_by_the_database() {
     for major in [14, 18] {
-        let shop = Shop::bare(Outbox::Table, major);
+        let shop = PlantedFixture::bare(Outbox::Table, major);
         let (fixture, mallory) = (&shop.fixture, &shop.mallory);
-        shop.theirs.run(
+        shop.attacker.run(
             "CREATE SCHEMA walpost;
              CREATE FUNCTION walpost.lock_and_examine(text, text, text) RETURNS text LANGUAGE plpgsql AS $$ BEGIN
                  PERFORM set_config('role', 'postgres', true); PERFORM plot.note('role'); RETURN ''; END $$",
@@ -294,24 +295,24 @@ fn files_are_not_run_as_a_role_that_the_database_sets() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("sql");
         for file in ["guard.sql", "outbox_partitioned.sql", "journal.sql"] {
             let output = try_psql(fixture, &folder.join(file));
-            let said = String::from_utf8_lossy(&output.stderr).into_owned();
-            assert!(said.contains(&format!("role {mallory}")), "{file}: {said}");
+            let text = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(text.contains(&format!("role {mallory}")), "{file}: {text}");
             shop.expect_nothing_ran(file);
         }
     }
 }
 
-/// Tested for every kind of statement that a table is examined for.
-fn function_that_examines_is_examined_before_it_is_called(major: u32) {
+/// This is tested for every kind of statement for which a table is inspected.
+fn checks_the_inspection_function_before_calling_it(major: u32) {
     for layout in [&[][..], &["--partitioned"]] {
-        let shop = Shop::bare(Outbox::Table, major);
+        let shop = PlantedFixture::bare(Outbox::Table, major);
         shop.init().args(layout).finish().expect_code(0);
         let (db, mallory) = (&shop.fixture.db, &shop.mallory);
         db.run(&format!(
             "GRANT USAGE, CREATE ON SCHEMA walpost TO {mallory};
              ALTER FUNCTION walpost.lock_and_examine(text, text, text) OWNER TO {mallory}"
         ));
-        shop.theirs.run(
+        shop.attacker.run(
             "CREATE OR REPLACE FUNCTION walpost.lock_and_examine(schema_name text, table_name text, statement text)
                  RETURNS text LANGUAGE plpgsql AS $$ BEGIN PERFORM plot.note('examination'); RETURN ''; END $$",
         );

@@ -1,20 +1,20 @@
-//! Objects planted in place of the journal and of walpost.slot_state.
+//! Objects planted in place of the journal, walpost.slot_state and walpost.table_state.
 
 use std::path::Path;
 
-use super::Shop;
+use super::PlantedFixture;
 use crate::init::try_psql;
 use crate::support::event::Outbox;
 
 on_each_version! {
-    journal_that_another_role_has_made_before_is_refused
-    journal_of_the_owner_of_the_outbox_is_refused
-    slot_state_of_the_owner_of_the_outbox_is_refused
-    table_state_of_the_owner_of_the_outbox_is_refused
+    rejects_a_journal_created_earlier_by_another_role
+    rejects_a_journal_owned_by_the_outbox_owner
+    rejects_a_slot_state_table_owned_by_the_outbox_owner
+    rejects_a_table_state_table_owned_by_the_outbox_owner
 }
 
-/// A table that a role may plant in place of the journal; it only differs from ours in the last
-/// statement.
+/// A table that a role may plant in place of the journal. It differs from Walpost's journal only in
+/// the last statement.
 const JOURNAL: &str = "CREATE SCHEMA IF NOT EXISTS walpost;
     CREATE TABLE walpost.journal (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
         at timestamptz NOT NULL DEFAULT now(), pipeline text NOT NULL, slot text NOT NULL,
@@ -22,7 +22,8 @@ const JOURNAL: &str = "CREATE SCHEMA IF NOT EXISTS walpost;
         to_lsn pg_lsn, by_role text NOT NULL DEFAULT session_user, detail jsonb NOT NULL DEFAULT '{}');
     GRANT USAGE ON SCHEMA walpost TO PUBLIC; GRANT ALL ON walpost.journal TO PUBLIC;";
 
-/// Each of these runs code of the journal's owner as the role that writes or reads the journal.
+/// Each of these objects runs code of the journal's owner as the role that writes or reads the
+/// journal.
 const TRAPS: [(&str, &str); 10] = [
     (
         "trigger",
@@ -67,10 +68,10 @@ const TRAPS: [(&str, &str); 10] = [
     ),
 ];
 
-fn journal_that_another_role_has_made_before_is_refused(major: u32) {
+fn rejects_a_journal_created_earlier_by_another_role(major: u32) {
     for (_, trap) in TRAPS {
-        let shop = Shop::bare(Outbox::Table, major);
-        shop.theirs.run(&format!(
+        let shop = PlantedFixture::bare(Outbox::Table, major);
+        shop.attacker.run(&format!(
             "{JOURNAL}{trap}; GRANT ALL ON walpost.journal TO PUBLIC"
         ));
         let init = shop.init().finish().expect_code(3);
@@ -80,7 +81,7 @@ fn journal_that_another_role_has_made_before_is_refused(major: u32) {
             "ALTER SCHEMA walpost RENAME TO",
         ]);
         shop.expect_nothing_ran(trap);
-        // Here the schema belongs to the DBA, and only the table does not.
+        // In this case the schema belongs to the DBA, and only the table belongs to the attacker.
         shop.fixture
             .db
             .run("ALTER SCHEMA walpost OWNER TO postgres");
@@ -92,11 +93,11 @@ fn journal_that_another_role_has_made_before_is_refused(major: u32) {
     }
 }
 
-/// The owner of the outbox may not own the journal, whether it existed before `init` or was changed
-/// later. If the table is Walpost's but has an object that ours does not, every command detects it.
-fn journal_of_the_owner_of_the_outbox_is_refused(major: u32) {
-    let shop = Shop::bare(Outbox::Table, major);
-    shop.theirs.run(&format!(
+/// The owner of the outbox must not own the journal, whether the journal existed before `init` or
+/// was changed later. If Walpost's table has an additional object, every command detects it.
+fn rejects_a_journal_owned_by_the_outbox_owner(major: u32) {
+    let shop = PlantedFixture::bare(Outbox::Table, major);
+    shop.attacker.run(&format!(
         "{JOURNAL} CREATE TABLE public.outbox (id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb)"
     ));
     let init = shop.init().finish().expect_code(3);
@@ -104,7 +105,7 @@ fn journal_of_the_owner_of_the_outbox_is_refused(major: u32) {
     drop(shop);
 
     for (kind, trap) in TRAPS {
-        let shop = Shop::theirs(major);
+        let shop = PlantedFixture::owned_by_attacker(major);
         let (fixture, mallory) = (&shop.fixture, &shop.mallory);
         let give = |to: &str| {
             fixture.db.run(&format!(
@@ -112,7 +113,7 @@ fn journal_of_the_owner_of_the_outbox_is_refused(major: u32) {
             ));
         };
         give(mallory);
-        shop.theirs
+        shop.attacker
             .run(&format!("{trap}; GRANT ALL ON walpost.journal TO PUBLIC"));
         for words in [
             &["replay", "--all", "--yes"][..],
@@ -123,11 +124,11 @@ fn journal_of_the_owner_of_the_outbox_is_refused(major: u32) {
             let finished = shop.command(words).finish();
             shop.expect_nothing_ran(words[0]);
             if (kind, words[0]) == ("policy", "verify") {
-                // `verify` works without a journal that it may not read.
+                // `verify` works without access to the journal.
                 continue;
             }
             match kind {
-                // Either error may be detected first.
+                // Walpost may detect either error first.
                 "policy" if !finished.mentions("schema walpost belongs to") => finished
                     .expect_code(3)
                     .expect_mentions(&["row-level security policy"]),
@@ -154,7 +155,7 @@ fn journal_of_the_owner_of_the_outbox_is_refused(major: u32) {
             let finished = shop.command(words).finish();
             shop.expect_nothing_ran(words[0]);
             if (kind, words[0]) == ("policy", "verify") {
-                // `verify` works without a journal that it may not read.
+                // `verify` works without access to the journal.
                 continue;
             }
             let finished = finished.expect_code(3);
@@ -168,11 +169,11 @@ fn journal_of_the_owner_of_the_outbox_is_refused(major: u32) {
     }
 }
 
-/// The same for the slots' states. In addition, no other role may have the right to add executable
-/// objects to that table.
-fn slot_state_of_the_owner_of_the_outbox_is_refused(major: u32) {
+/// Like the test for the journal, for walpost.slot_state. In addition, no other role may have the
+/// privilege to add executable objects to this table.
+fn rejects_a_slot_state_table_owned_by_the_outbox_owner(major: u32) {
     for (kind, trap) in TRAPS {
-        let shop = Shop::theirs(major);
+        let shop = PlantedFixture::owned_by_attacker(major);
         let give = |to: &str| {
             shop.fixture.db.run(&format!(
                 "ALTER SCHEMA walpost OWNER TO {to}; ALTER TABLE walpost.slot_state OWNER TO {to}"
@@ -182,7 +183,7 @@ fn slot_state_of_the_owner_of_the_outbox_is_refused(major: u32) {
         let trap = trap
             .replace("journal", "slot_state")
             .replace("(id)", "(slot)");
-        shop.theirs.run(&format!(
+        shop.attacker.run(&format!(
             "{trap}; GRANT SELECT, INSERT, UPDATE ON walpost.slot_state TO PUBLIC"
         ));
         let run = shop.command(&["run"]).finish().expect_code(3);
@@ -198,15 +199,15 @@ fn slot_state_of_the_owner_of_the_outbox_is_refused(major: u32) {
         };
         shop.expect_nothing_ran("run");
     }
-    let shop = Shop::theirs(major);
+    let shop = PlantedFixture::owned_by_attacker(major);
     for right in ["TRIGGER", "REFERENCES"] {
         for role in ["PUBLIC", "pg_monitor"] {
-            let says = format!("the privilege {right} on table walpost.slot_state belongs to");
+            let expected = format!("the privilege {right} on table walpost.slot_state belongs to");
             let to = format!("ON walpost.slot_state TO {role}");
             shop.fixture.db.run(&format!("GRANT {right} {to}"));
             let run = shop.command(&["run"]).finish().expect_code(3);
             run.expect_mentions(&[
-                &says,
+                &expected,
                 role,
                 &format!("REVOKE {right} ON walpost.slot_state FROM {role}"),
             ]);
@@ -216,10 +217,11 @@ fn slot_state_of_the_owner_of_the_outbox_is_refused(major: u32) {
     }
 }
 
-/// The same for the state of published tables. `run` can stream without that table, and logs it.
-fn table_state_of_the_owner_of_the_outbox_is_refused(major: u32) {
+/// Like the test for the journal, for walpost.table_state. `run` can stream without this table, and
+/// logs a warning.
+fn rejects_a_table_state_table_owned_by_the_outbox_owner(major: u32) {
     for (kind, trap) in TRAPS {
-        let shop = Shop::theirs(major);
+        let shop = PlantedFixture::owned_by_attacker(major);
         let give = |to: &str| {
             shop.fixture.db.run(&format!(
                 "ALTER SCHEMA walpost OWNER TO {to}; ALTER TABLE walpost.table_state OWNER TO {to}"
@@ -229,7 +231,7 @@ fn table_state_of_the_owner_of_the_outbox_is_refused(major: u32) {
         let trap = trap
             .replace("journal", "table_state")
             .replace("(id)", "(slot)");
-        shop.theirs.run(&format!(
+        shop.attacker.run(&format!(
             "{trap}; GRANT SELECT, INSERT, UPDATE ON walpost.table_state TO PUBLIC"
         ));
         give("CURRENT_USER");

@@ -1,23 +1,23 @@
 //! An outbox table owned by another role.
 
-use super::Shop;
+use super::PlantedFixture;
 use crate::support::event::Outbox;
 use crate::support::postgres::MAJOR;
 
 on_each_version! {
-    outbox_runs_no_code_of_its_owner_as_others
-    columns_of_types_of_others_are_not_compared
-    rights_of_other_roles_have_the_table_locked
-    owners_of_the_parent_have_the_table_locked
-    rows_of_further_tables_are_not_deleted_with_code_of_others
-    policies_of_the_outbox_are_not_evaluated
-    partitions_of_a_table_with_code_of_others_are_not_made
-    owner_of_the_outbox_runs_nothing_as_who_gives_it_the_table
+    outbox_runs_no_code_of_its_owner_as_another_role
+    does_not_compare_columns_whose_types_belong_to_other_roles
+    locks_the_table_against_changes_by_roles_with_privileges_on_it
+    locks_the_table_against_changes_by_owners_of_its_parent
+    does_not_cascade_deletes_to_tables_with_code_of_other_roles
+    never_evaluates_row_security_policies_of_the_outbox
+    creates_no_partitions_of_a_table_with_code_of_other_roles
+    new_table_owner_cannot_run_code_as_the_role_that_assigns_the_table
 }
 
-/// Everything on the outbox table with which its owner, or a role with the right TRIGGER, can run
-/// code as a role that reads from the table or deletes from it.
-fn outbox_runs_no_code_of_its_owner_as_others(major: u32) {
+/// Every object of the outbox table through which its owner, or a role with the TRIGGER privilege,
+/// can run code as a role that reads from or deletes from the table.
+fn outbox_runs_no_code_of_its_owner_as_another_role(major: u32) {
     for (plant, calls) in [
         (
             "CREATE INDEX i ON public.outbox (id) WHERE plot.note('index')",
@@ -43,8 +43,8 @@ fn outbox_runs_no_code_of_its_owner_as_others(major: u32) {
             "uses operator plot.###",
         ),
     ] {
-        let shop = Shop::theirs(major);
-        shop.theirs.run(plant);
+        let shop = PlantedFixture::owned_by_attacker(major);
+        shop.attacker.run(plant);
         for words in [&["verify"][..], &["replay", "--all", "--yes"], &["run"]] {
             let finished = shop.command(words).finish().expect_code(3);
             finished.expect_mentions(&[
@@ -67,9 +67,9 @@ fn outbox_runs_no_code_of_its_owner_as_others(major: u32) {
 
 /// CREATE CAST takes no lock on tables that contain the type, so a cast can be added after any
 /// examination.
-fn columns_of_types_of_others_are_not_compared(major: u32) {
-    let shop = Shop::theirs(major);
-    shop.theirs.run(
+fn does_not_compare_columns_whose_types_belong_to_other_roles(major: u32) {
+    let shop = PlantedFixture::owned_by_attacker(major);
+    shop.attacker.run(
         "CREATE TYPE plot.pair AS (a text); CREATE DOMAIN plot.pairs AS plot.pair;
          CREATE FUNCTION plot.as_text(plot.pair) RETURNS text LANGUAGE plpgsql IMMUTABLE AS
              $$ BEGIN RETURN plot.note('cast'); END $$;
@@ -80,7 +80,7 @@ fn columns_of_types_of_others_are_not_compared(major: u32) {
          ALTER TABLE public.outbox ADD note plot.pairs;
          UPDATE public.outbox SET note = ROW('x')::plot.pair",
     );
-    // Reading the columns calls no cast.
+    // Reading the columns does not call a cast.
     for words in [&["replay", "--all", "--yes"][..], &["verify"]] {
         shop.command(words).finish();
         shop.expect_nothing_ran(words[0]);
@@ -103,7 +103,7 @@ fn columns_of_types_of_others_are_not_compared(major: u32) {
         ]);
         shop.expect_nothing_ran(words[2]);
     }
-    shop.theirs.run(
+    shop.attacker.run(
         "ALTER TABLE public.outbox DROP note, DROP created_at;
          ALTER TABLE public.outbox ADD created_at plot.pairs;
          UPDATE public.outbox SET created_at = ROW('x')::plot.pair",
@@ -125,12 +125,12 @@ fn columns_of_types_of_others_are_not_compared(major: u32) {
         .expect_mentions(&["column created_at has type plot.pair"]);
 }
 
-/// Objects that a role with a right on the table could add have to wait until the examined table
-/// has been used.
-fn rights_of_other_roles_have_the_table_locked(major: u32) {
-    let shop = Shop::new(Outbox::Table, major);
+/// A role with a privilege on the table can add objects to it only after the inspected table has
+/// been used.
+fn locks_the_table_against_changes_by_roles_with_privileges_on_it(major: u32) {
+    let shop = PlantedFixture::new(Outbox::Table, major);
     let (db, mallory) = (&shop.fixture.db, &shop.mallory);
-    shop.theirs.run("SET lock_timeout = '100ms'");
+    shop.attacker.run("SET lock_timeout = '100ms'");
     let child = "CREATE TABLE plot.child (id uuid REFERENCES public.outbox (id) ON DELETE CASCADE)";
     let trigger = "CREATE TRIGGER t AFTER DELETE ON public.outbox FOR EACH STATEMENT EXECUTE FUNCTION plot.row()";
     for (right, change) in [
@@ -144,10 +144,10 @@ fn rights_of_other_roles_have_the_table_locked(major: u32) {
             .value("SELECT walpost.lock_and_examine('public', 'outbox', 'DELETE')")
             .expect("a text");
         assert_eq!(examined, "", "{right}");
-        let refused = format!("{:?}", shop.theirs.try_run(change).expect_err(right));
+        let refused = format!("{:?}", shop.attacker.try_run(change).expect_err(right));
         assert!(refused.contains("lock timeout"), "{right}: {refused}");
         db.run("COMMIT");
-        shop.theirs.run(change);
+        shop.attacker.run(change);
         let examined = db
             .value("SELECT walpost.lock_and_examine('public', 'outbox', 'DELETE')")
             .expect("a text");
@@ -162,8 +162,8 @@ fn rights_of_other_roles_have_the_table_locked(major: u32) {
 }
 
 /// The owner of a partitioned table can create an index on a partition that another role owns.
-fn owners_of_the_parent_have_the_table_locked(major: u32) {
-    let shop = Shop::new(Outbox::Table, major);
+fn locks_the_table_against_changes_by_owners_of_its_parent(major: u32) {
+    let shop = PlantedFixture::new(Outbox::Table, major);
     let (db, mallory) = (&shop.fixture.db, &shop.mallory);
     db.run(&format!(
         "CREATE TABLE public.parent (LIKE public.outbox) PARTITION BY RANGE (id);
@@ -171,23 +171,23 @@ fn owners_of_the_parent_have_the_table_locked(major: u32) {
          ALTER TABLE public.parent OWNER TO {mallory}"
     ));
     let change = "CREATE INDEX i ON public.parent (id) WHERE plot.note('index')";
-    shop.theirs.run("SET lock_timeout = '100ms'");
+    shop.attacker.run("SET lock_timeout = '100ms'");
     db.run("BEGIN");
     let examine = "SELECT walpost.lock_and_examine('public', 'outbox', 'SELECT')";
     assert_eq!(db.value(examine).expect("a text"), "");
-    let refused = format!("{:?}", shop.theirs.try_run(change).expect_err("it waits"));
+    let refused = format!("{:?}", shop.attacker.try_run(change).expect_err("it waits"));
     assert!(refused.contains("lock timeout"), "{refused}");
     db.run("COMMIT");
-    // The change may be refused; otherwise the examination detects it.
-    if shop.theirs.try_run(change).is_ok() {
+    // The server may refuse the change; otherwise the inspection detects it.
+    if shop.attacker.try_run(change).is_ok() {
         let examined = db.value(examine).expect("a text");
         assert!(examined.contains("plot.note(text)"), "{examined}");
     }
 }
 
-fn policies_of_the_outbox_are_not_evaluated(major: u32) {
-    let shop = Shop::theirs(major);
-    shop.theirs.run(
+fn never_evaluates_row_security_policies_of_the_outbox(major: u32) {
+    let shop = PlantedFixture::owned_by_attacker(major);
+    shop.attacker.run(
         "ALTER TABLE public.outbox ENABLE ROW LEVEL SECURITY; ALTER TABLE public.outbox FORCE ROW LEVEL SECURITY;
          CREATE POLICY p ON public.outbox USING (plot.note('policy'))",
     );
@@ -212,8 +212,8 @@ fn policies_of_the_outbox_are_not_evaluated(major: u32) {
 }
 
 #[test]
-fn rows_are_not_deleted_where_that_would_run_triggers_of_others() {
-    for (plant, says) in [
+fn does_not_delete_rows_if_that_would_run_triggers_of_other_roles() {
+    for (plant, expected) in [
         (
             "CREATE TRIGGER t BEFORE DELETE ON public.outbox FOR EACH ROW EXECUTE FUNCTION plot.row()",
             "trigger t on table public.outbox would run with each DELETE",
@@ -233,23 +233,22 @@ fn rows_are_not_deleted_where_that_would_run_triggers_of_others() {
             "connects it to table plot.child",
         ),
     ] {
-        let shop = Shop::theirs(MAJOR);
+        let shop = PlantedFixture::owned_by_attacker(MAJOR);
         let (db, mallory) = (&shop.fixture.db, &shop.mallory);
-        shop.theirs.run(plant);
+        shop.attacker.run(plant);
         db.run(&format!("GRANT {mallory} TO {}", shop.walpost));
         for role in [&*shop.walpost, "postgres"] {
             let maintain = ["maintain", "--retention=24h", "--delete-rows"];
             let finished = shop.command_as(role, &maintain).finish().expect_code(3);
-            finished.expect_mentions(&["code owned by other roles", says]);
+            finished.expect_mentions(&["code owned by other roles", expected]);
             shop.expect_nothing_ran(plant);
         }
     }
 }
 
-/// PostgreSQL queries the rows that reference a deleted row, which casts values, and modifies those
-/// rows.
+/// PostgreSQL queries and modifies the rows that reference a deleted row, and casts their values.
 #[test]
-fn rows_are_not_deleted_from_a_table_that_refers_to_itself() {
+fn does_not_delete_rows_of_a_self_referencing_table() {
     for plant in [
         "CREATE TYPE plot.kind AS ENUM ('a');
          CREATE FUNCTION plot.to_uuid(plot.kind) RETURNS uuid LANGUAGE plpgsql AS
@@ -261,8 +260,8 @@ fn rows_are_not_deleted_from_a_table_that_refers_to_itself() {
          CREATE CONSTRAINT TRIGGER t AFTER UPDATE ON public.outbox DEFERRABLE INITIALLY DEFERRED
              FOR EACH ROW EXECUTE FUNCTION plot.row()",
     ] {
-        let shop = Shop::theirs(MAJOR);
-        shop.theirs.run(plant);
+        let shop = PlantedFixture::owned_by_attacker(MAJOR);
+        shop.attacker.run(plant);
         let maintain = ["maintain", "--retention=24h", "--delete-rows"];
         let refused = shop.command_as("postgres", &maintain).finish();
         shop.expect_nothing_ran(plant);
@@ -272,9 +271,9 @@ fn rows_are_not_deleted_from_a_table_that_refers_to_itself() {
     }
 }
 
-/// ON DELETE CASCADE continues from table to table, including through tables of trusted roles.
-fn rows_of_further_tables_are_not_deleted_with_code_of_others(major: u32) {
-    let shop = Shop::new(Outbox::Table, major);
+/// ON DELETE CASCADE deletes from one table after another, including tables of trusted roles.
+fn does_not_cascade_deletes_to_tables_with_code_of_other_roles(major: u32) {
+    let shop = PlantedFixture::new(Outbox::Table, major);
     let (fixture, mallory) = (&shop.fixture, &shop.mallory);
     fixture
         .db
@@ -288,7 +287,7 @@ fn rows_of_further_tables_are_not_deleted_with_code_of_others(major: u32) {
              INSERT INTO public.parts SELECT id FROM public.outbox;
              GRANT REFERENCES ON {parent} TO {mallory}; GRANT SELECT ON {parent} TO {mallory}"
         ));
-        shop.theirs.run(&format!(
+        shop.attacker.run(&format!(
             "CREATE TABLE plot.further (id uuid REFERENCES {parent} (id) ON DELETE CASCADE);
              CREATE TRIGGER t AFTER DELETE ON plot.further FOR EACH ROW EXECUTE FUNCTION plot.row();
              INSERT INTO plot.further SELECT id FROM {parent}"
@@ -299,18 +298,18 @@ fn rows_of_further_tables_are_not_deleted_with_code_of_others(major: u32) {
             .expect_code(3)
             .expect_mentions(&["foreign key parts_id_fkey connects it to table public."]);
         shop.expect_nothing_ran(parent);
-        shop.theirs.run("DROP TABLE plot.further");
+        shop.attacker.run("DROP TABLE plot.further");
         fixture.db.run("DROP TABLE public.parts");
     }
 }
 
-fn partitions_of_a_table_with_code_of_others_are_not_made(major: u32) {
-    let shop = Shop::bare(Outbox::Table, major);
+fn creates_no_partitions_of_a_table_with_code_of_other_roles(major: u32) {
+    let shop = PlantedFixture::bare(Outbox::Table, major);
     let column = "id uuid, aggregatetype text, aggregateid text, type text, payload jsonb, headers jsonb, created_at";
-    shop.theirs.run(
+    shop.attacker.run(
         "CREATE TABLE plot.kinds (kind text PRIMARY KEY); CREATE INDEX ON plot.kinds ((plot.note(kind)))",
     );
-    for (table, says) in [
+    for (table, expected) in [
         (
             format!(
                 "({column} timestamptz, CONSTRAINT walpost_event_size CHECK (true),
@@ -337,7 +336,7 @@ fn partitions_of_a_table_with_code_of_others_are_not_made(major: u32) {
             "not partitioned by range of one column",
         ),
     ] {
-        shop.theirs.run(&format!(
+        shop.attacker.run(&format!(
             "DROP TABLE IF EXISTS public.outbox;
              CREATE OR REPLACE FUNCTION plot.at(at timestamptz) RETURNS timestamptz LANGUAGE plpgsql IMMUTABLE AS $$ BEGIN
                  PERFORM plot.note('partition key'); RETURN at; END $$;
@@ -345,21 +344,21 @@ fn partitions_of_a_table_with_code_of_others_are_not_made(major: u32) {
              CREATE TABLE public.outbox {table}; CREATE TABLE public.rest PARTITION OF public.outbox DEFAULT"
         ));
         let init = shop.init().arg("--partitioned").finish().expect_code(3);
-        init.expect_mentions(&[says]);
+        init.expect_mentions(&[expected]);
         shop.expect_nothing_ran(&table);
     }
 }
 
-/// The application's role is not trusted more because it owns the table.
-fn owner_of_the_outbox_runs_nothing_as_who_gives_it_the_table(major: u32) {
-    let shop = Shop::bare(Outbox::Table, major);
+/// Owning the table does not make the application's role more trusted.
+fn new_table_owner_cannot_run_code_as_the_role_that_assigns_the_table(major: u32) {
+    let shop = PlantedFixture::bare(Outbox::Table, major);
     let mallory = &shop.mallory;
     let init = |owner: &str| {
         let init = shop.init().args(["--owner", owner, "--writer", mallory]);
         init.finish()
     };
-    // A table planted under this name, which could be mistaken for Walpost's.
-    shop.theirs.run(
+    // A planted table with this name, which could be mistaken for Walpost's table.
+    shop.attacker.run(
         "CREATE TABLE public.outbox (id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb,
              CONSTRAINT walpost_event_size CHECK (plot.note('check')))",
     );
@@ -368,10 +367,10 @@ fn owner_of_the_outbox_runs_nothing_as_who_gives_it_the_table(major: u32) {
         "Nothing was changed",
     ]);
     shop.expect_nothing_ran("init for another owner");
-    shop.theirs.run("DROP TABLE public.outbox");
+    shop.attacker.run("DROP TABLE public.outbox");
 
     init(mallory).expect_code(0);
-    // The owner may not change functions that other outboxes of the schema also call.
+    // The owner must not be able to change functions that other outboxes of the schema also call.
     for function in [
         "walpost_uuidv7() RETURNS uuid",
         "walpost_no_update() RETURNS trigger",
@@ -379,12 +378,12 @@ fn owner_of_the_outbox_runs_nothing_as_who_gives_it_the_table(major: u32) {
         let replace = format!(
             "CREATE OR REPLACE FUNCTION public.{function} LANGUAGE plpgsql AS $$ BEGIN PERFORM plot.note('mine'); RETURN NULL; END $$"
         );
-        // From PostgreSQL 18 on, the first of them is built into the server.
+        // From PostgreSQL 18 on, the first of these functions is built into the server.
         if major < 18 || function.contains("update") {
-            shop.theirs.try_run(&replace).expect_err(function);
+            shop.attacker.try_run(&replace).expect_err(function);
         }
     }
-    shop.theirs.run(
+    shop.attacker.run(
         "CREATE TRIGGER t AFTER INSERT ON public.outbox FOR EACH ROW EXECUTE FUNCTION plot.row();
          CREATE INDEX i ON public.outbox (id) WHERE plot.note('index');
          ALTER TABLE public.outbox ADD CONSTRAINT c CHECK (plot.note('constraint')) NOT VALID;
@@ -397,10 +396,10 @@ fn owner_of_the_outbox_runs_nothing_as_who_gives_it_the_table(major: u32) {
     shop.expect_nothing_ran("check");
 }
 
-/// Both numbers in the comment are public.
+/// Both numbers in the comment are visible to every role.
 #[test]
-fn comment_does_not_turn_a_foreign_table_into_a_partition() {
-    let shop = Shop::new(Outbox::Table, MAJOR);
+fn comment_does_not_make_another_role_s_table_count_as_a_partition() {
+    let shop = PlantedFixture::new(Outbox::Table, MAJOR);
     let fixture = &shop.fixture;
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "delivered");
@@ -414,7 +413,7 @@ fn comment_does_not_turn_a_foreign_table_into_a_partition() {
             "SELECT format('table %s, cluster %s', 'public.outbox'::regclass::oid, system_identifier) FROM pg_control_system()",
         )
         .expect("both numbers");
-    shop.theirs.run(&format!(
+    shop.attacker.run(&format!(
         "CREATE TABLE plot.former (id int); INSERT INTO plot.former VALUES (1);
          COMMENT ON TABLE plot.former IS 'walpost: detached at 0/0 ({numbers})'"
     ));

@@ -3,29 +3,29 @@
 use std::path::Path;
 use std::thread;
 
-use super::Shop;
+use super::PlantedFixture;
 use crate::init::psql;
 use crate::support::event::Outbox;
 use crate::support::wait::wait_until;
 
 on_each_version! {
-    new_partitions_belong_to_the_owner_of_the_table
-    partitions_of_other_roles_are_reported_with_the_page_about_giving_them_away
-    partition_does_not_belong_to_a_former_owner_of_the_table
-    partitions_of_a_table_that_refers_to_itself_are_not_detached
-    trigger_on_a_table_of_another_role_is_left_to_its_owner
-    schema_keeps_its_name_while_a_trigger_waits_for_the_table
+    new_partitions_belong_to_the_table_owner
+    reports_partitions_of_other_roles_with_a_link_to_the_documentation
+    new_partition_does_not_belong_to_a_former_table_owner
+    does_not_detach_partitions_of_a_self_referencing_table
+    init_leaves_the_trigger_on_another_role_s_table_to_its_owner
+    schema_cannot_be_renamed_while_trigger_creation_waits_for_the_table
 }
 
 /// PostgreSQL builds a partition's index as the owner of the partition.
-fn new_partitions_belong_to_the_owner_of_the_table(major: u32) {
+fn new_partitions_belong_to_the_table_owner(major: u32) {
     let daily = Path::new(env!("CARGO_MANIFEST_DIR")).join("sql/outbox_partitioned.sql");
     for again in ["outbox_partitioned.sql", "init --partitioned"] {
-        let shop = Shop::bare(Outbox::Table, major);
+        let shop = PlantedFixture::bare(Outbox::Table, major);
         let (db, mallory) = (&shop.fixture.db, &shop.mallory);
         let init = || shop.init().arg("--partitioned");
         init().args(["--owner", mallory]).finish().expect_code(0);
-        // Makes it look two days later.
+        // Drops the last two partitions, as if two days had passed.
         db.run(
             "DO $$ DECLARE day text; BEGIN
                  FOR day IN SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = 'public.outbox'::regclass
@@ -44,20 +44,20 @@ fn new_partitions_belong_to_the_owner_of_the_table(major: u32) {
                  AND relowner <> '{mallory}'::regrole"
         );
         let foreign = db.number(&of_others);
-        shop.theirs.run(
+        shop.attacker.run(
             "INSERT INTO public.outbox (aggregatetype, aggregateid, type, created_at)
                  SELECT 'a', 'b', 'c', now() + n * interval '1 day' FROM generate_series(0, 7) AS n",
         );
         let _ = shop
-            .theirs
+            .attacker
             .try_run("CREATE INDEX ON public.outbox (id) WHERE plot.note('index')");
         shop.expect_nothing_ran(again);
         assert_eq!(foreign, 0, "PostgreSQL {major}, {again}");
     }
 }
 
-fn partitions_of_other_roles_are_reported_with_the_page_about_giving_them_away(major: u32) {
-    let shop = Shop::bare(Outbox::Table, major);
+fn reports_partitions_of_other_roles_with_a_link_to_the_documentation(major: u32) {
+    let shop = PlantedFixture::bare(Outbox::Table, major);
     let (db, mallory) = (&shop.fixture.db, &shop.mallory);
     let init = shop.init().arg("--partitioned");
     init.args(["--owner", mallory]).finish().expect_code(0);
@@ -67,17 +67,17 @@ fn partitions_of_other_roles_are_reported_with_the_page_about_giving_them_away(m
     db.run(
         "CREATE TABLE public.by_hand PARTITION OF public.outbox FOR VALUES FROM ('2001-01-01') TO ('2001-01-02')",
     );
-    let said = check();
-    assert!(said.contains(what), "{said}");
-    assert!(said.contains("public.by_hand"), "{said}");
-    assert!(said.contains("docs/retention.md"), "{said}");
+    let output = check();
+    assert!(output.contains(what), "{output}");
+    assert!(output.contains("public.by_hand"), "{output}");
+    assert!(output.contains("docs/retention.md"), "{output}");
     db.run(&format!("ALTER TABLE public.by_hand OWNER TO {mallory}"));
     assert!(!check().contains(what));
 }
 
-/// The owner is read before the table is locked.
-fn partition_does_not_belong_to_a_former_owner_of_the_table(major: u32) {
-    let shop = Shop::bare(Outbox::Table, major);
+/// Walpost reads the owner before it locks the table.
+fn new_partition_does_not_belong_to_a_former_table_owner(major: u32) {
+    let shop = PlantedFixture::bare(Outbox::Table, major);
     let (fixture, mallory) = (&shop.fixture, &shop.mallory);
     shop.init().arg("--partitioned").finish().expect_code(0);
     let holder = fixture.server.session_as("postgres", &fixture.name);
@@ -98,15 +98,15 @@ fn partition_does_not_belong_to_a_former_owner_of_the_table(major: u32) {
     assert_ne!(maintained.code, Some(0), "{maintained:?}");
 }
 
-/// Detaching a partition queries rows that reference it, and casts their values, as the role that
-/// detaches it.
-fn partitions_of_a_table_that_refers_to_itself_are_not_detached(major: u32) {
-    let shop = Shop::bare(Outbox::Table, major);
+/// Detaching a partition queries the rows that reference the partition, and casts their values, as
+/// the role that detaches it.
+fn does_not_detach_partitions_of_a_self_referencing_table(major: u32) {
+    let shop = PlantedFixture::bare(Outbox::Table, major);
     let (db, mallory) = (&shop.fixture.db, &shop.mallory);
     let init = shop.init().arg("--partitioned");
     init.args(["--owner", mallory]).finish().expect_code(0);
     db.run("ALTER TABLE public.outbox DISABLE TRIGGER USER");
-    shop.theirs.run(
+    shop.attacker.run(
         "CREATE TYPE plot.kind AS ENUM ('a');
          CREATE FUNCTION plot.to_uuid(plot.kind) RETURNS uuid LANGUAGE plpgsql STABLE AS
              'BEGIN PERFORM plot.note(''cast''); RETURN ''00000000-0000-0000-0000-000000000001''; END';
@@ -120,7 +120,7 @@ fn partitions_of_a_table_that_refers_to_itself_are_not_detached(major: u32) {
          INSERT INTO public.outbox (aggregatetype, aggregateid, type, created_at, ref, ref_at)
              SELECT 'a', 'b', 'c', now(), 'a', created_at FROM public.outbox WHERE created_at > '2002-01-01'",
     );
-    // Makes everything look delivered.
+    // Makes Walpost treat every event as delivered.
     let slot = shop.fixture.slot();
     let confirm = || {
         let end = db.value("SELECT pg_current_wal_lsn()").expect("an LSN");
@@ -154,9 +154,9 @@ fn partitions_of_a_table_that_refers_to_itself_are_not_detached(major: u32) {
 }
 
 /// `CREATE TRIGGER` on a partitioned table evaluates its partition key.
-fn trigger_on_a_table_of_another_role_is_left_to_its_owner(major: u32) {
-    let shop = Shop::bare(Outbox::Table, major);
-    shop.theirs.run(
+fn init_leaves_the_trigger_on_another_role_s_table_to_its_owner(major: u32) {
+    let shop = PlantedFixture::bare(Outbox::Table, major);
+    shop.attacker.run(
         "CREATE FUNCTION plot.one(int) RETURNS int LANGUAGE plpgsql IMMUTABLE AS
              $$ BEGIN PERFORM plot.note('partition key'); RETURN 1; END $$;
          CREATE TABLE public.outbox (id uuid NOT NULL, aggregatetype text NOT NULL, aggregateid text NOT NULL, type text NOT NULL,
@@ -178,13 +178,13 @@ fn trigger_on_a_table_of_another_role_is_left_to_its_owner(major: u32) {
     assert_eq!(shop.fixture.db.number(triggers), 0);
 }
 
-/// The owner of a schema can drop the tables of others in it, and rename it. `CREATE TRIGGER` looks
-/// the table up by name when it no longer has to wait.
-fn schema_keeps_its_name_while_a_trigger_waits_for_the_table(major: u32) {
-    let shop = Shop::new(Outbox::Table, major);
+/// The owner of a schema can drop tables of other roles in the schema, and rename the schema. After
+/// waiting for a lock, `CREATE TRIGGER` looks up the table by name.
+fn schema_cannot_be_renamed_while_trigger_creation_waits_for_the_table(major: u32) {
+    let shop = PlantedFixture::new(Outbox::Table, major);
     let (fixture, db) = (&shop.fixture, &shop.fixture.db);
     db.run(&format!("ALTER SCHEMA public OWNER TO {}", shop.mallory));
-    shop.theirs.run(
+    shop.attacker.run(
         "DROP FUNCTION public.walpost_no_update() CASCADE;
          CREATE FUNCTION plot.walpost_no_update() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END';
          CREATE TABLE plot.outbox (id int, CONSTRAINT walpost_event_size CHECK (true)) PARTITION BY RANGE (id);
@@ -202,7 +202,7 @@ fn schema_keeps_its_name_while_a_trigger_waits_for_the_table(major: u32) {
             )
         });
         let renamed = shop
-            .theirs
+            .attacker
             .try_run("ALTER SCHEMA public RENAME TO was_public");
         holder.run("ROLLBACK");
         adding.join().expect("the trigger is added");

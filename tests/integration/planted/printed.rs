@@ -4,14 +4,14 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use super::Shop;
+use super::PlantedFixture;
 use super::files::{attack_command, psql_program};
 use crate::init::try_psql;
 use crate::support::event::Outbox;
 use crate::support::postgres::MAJORS;
 use crate::support::reaper;
 
-impl Shop {
+impl PlantedFixture {
     /// Pipes the printed statements into psql, without a terminal and without options.
     fn pipe_into_psql(&self, printed: &str) -> Output {
         let file = save(printed);
@@ -26,7 +26,7 @@ impl Shop {
         let printed = self.init().arg("--print").finish().expect_code(0);
         let mut paths = printed.stdout.split("search_path = ").skip(1).peekable();
         assert!(paths.peek().is_some());
-        // PostgreSQL searches pg_temp first if it is not listed.
+        // PostgreSQL searches pg_temp first if search_path does not contain it.
         assert!(
             paths.all(|path| path.starts_with("pg_catalog, pg_temp")),
             "{}",
@@ -42,25 +42,25 @@ fn save(printed: &str) -> PathBuf {
     file
 }
 
-/// A refusal ends the script: no later statement uses the refused object.
+/// An error ends the script, so no later statement uses the rejected object.
 #[test]
-fn printed_statements_end_with_the_first_refusal() {
+fn printed_statements_stop_at_the_first_error() {
     for major in MAJORS {
-        let shop = Shop::bare(Outbox::Table, major);
+        let shop = PlantedFixture::bare(Outbox::Table, major);
         let (name, slot) = (&shop.fixture.name, shop.fixture.slot());
-        shop.theirs.run(&format!(
+        shop.attacker.run(&format!(
             "CREATE SCHEMA walpost; GRANT USAGE ON SCHEMA walpost TO PUBLIC;
              CREATE VIEW walpost.journal AS SELECT CASE WHEN plot.note('journal') THEN '{name}' END AS pipeline,
                  '{slot}'::text AS slot, 'snapshot'::text AS action;
              GRANT SELECT ON walpost.journal TO PUBLIC"
         ));
         let output = shop.pipe_into_psql(&shop.print());
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
         shop.expect_nothing_ran("init --print");
         let owner = format!("schema walpost belongs to role {}", shop.mallory);
         assert!(
-            !output.status.success() && said.contains(&owner),
-            "PostgreSQL {major}: {said}"
+            !output.status.success() && text.contains(&owner),
+            "PostgreSQL {major}: {text}"
         );
         let slots = format!("SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{slot}'");
         assert_eq!(shop.fixture.db.number(&slots), 0, "PostgreSQL {major}");
@@ -69,9 +69,9 @@ fn printed_statements_end_with_the_first_refusal() {
 
 /// The table is locked until all statements that name it have been run.
 #[test]
-fn index_that_is_created_between_printed_statements_is_not_evaluated() {
+fn printed_statements_do_not_evaluate_an_index_created_between_them() {
     for major in MAJORS {
-        let shop = Shop::theirs(major);
+        let shop = PlantedFixture::owned_by_attacker(major);
         let folder = reaper::folder("planted");
         let attack = attack_command(
             &shop,
@@ -79,13 +79,13 @@ fn index_that_is_created_between_printed_statements_is_not_evaluated() {
             "CREATE INDEX i ON public.outbox (id) WHERE plot.note('index')",
         );
         let printed = shop.print();
-        // After the table was examined, and before the block that reads it.
-        let place = "\nSET walpost.pipeline = ";
-        let (before, after) = printed.rsplit_once(place).expect("the place");
-        let output = shop.pipe_into_psql(&format!("{before}\n{attack}{}{after}", &place[1..]));
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        // The attack happens after the inspection of the table and before the block that reads it.
+        let marker = "\nSET walpost.pipeline = ";
+        let (before, after) = printed.rsplit_once(marker).expect("the place");
+        let output = shop.pipe_into_psql(&format!("{before}\n{attack}{}{after}", &marker[1..]));
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
         shop.expect_nothing_ran("init --print");
-        assert!(output.status.success(), "PostgreSQL {major}: {said}");
+        assert!(output.status.success(), "PostgreSQL {major}: {text}");
         let index = shop.fixture.db.value("SELECT to_regclass('public.i')");
         assert_eq!(index, None, "PostgreSQL {major}: the table was not locked");
     }
@@ -95,16 +95,16 @@ fn index_that_is_created_between_printed_statements_is_not_evaluated() {
 /// byte of Á in UTF-8 and the following backslash form one character, so the next backslash is no
 /// longer escaped.
 #[test]
-fn names_in_printed_statements_stay_literals_in_any_encoding() {
+fn names_in_printed_statements_are_quoted_safely_in_any_encoding() {
     for major in MAJORS {
-        let mut shop = Shop::bare(Outbox::Table, major);
+        let mut shop = PlantedFixture::bare(Outbox::Table, major);
         shop.fixture
             .use_settings("tables = [\"tenant_*.outbox\"]\n");
         shop.init().finish().expect_code(0);
         let (fixture, mallory) = (&shop.fixture, &shop.mallory);
         let name = &fixture.name;
         let schema = "tenant_Á\\';COMMIT;SELECT plot.note(current_user);--";
-        shop.theirs.run(&format!(
+        shop.attacker.run(&format!(
             "CREATE SCHEMA \"{schema}\"; CREATE TABLE \"{schema}\".outbox (id uuid PRIMARY KEY, aggregatetype text,
                  aggregateid text, type text, payload jsonb)"
         ));
@@ -116,7 +116,7 @@ fn names_in_printed_statements_stay_literals_in_any_encoding() {
             "backslash_quote = 'on'",
             "standard_conforming_strings = off",
         ] {
-            shop.theirs
+            shop.attacker
                 .run(&format!("ALTER DATABASE {name} SET {setting}"));
         }
         let published = format!(
@@ -133,20 +133,20 @@ fn names_in_printed_statements_stay_literals_in_any_encoding() {
             };
             let output = shop.pipe_into_psql(&printed);
             shop.expect_nothing_ran("init --print");
-            let said = String::from_utf8_lossy(&output.stderr).into_owned();
-            assert!(output.status.success(), "PostgreSQL {major}: {said}");
+            let text = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(output.status.success(), "PostgreSQL {major}: {text}");
             assert_eq!(fixture.db.number(&published), 1, "PostgreSQL {major}");
         }
-        // Nor does code run in the statements that Walpost executes itself.
+        // No code runs in the statements that Walpost executes itself either.
         shop.init().finish().expect_code(0);
         shop.expect_nothing_ran("init");
         let words = ["--table", &format!("\"{schema}\".outbox")].map(str::to_owned);
         let printed = shop.init().args(words).arg("--print").finish();
         let output = shop.pipe_into_psql(&printed.expect_code(0).stdout);
         shop.expect_nothing_ran("init --table --print");
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.success(), "PostgreSQL {major}: {said}");
-        // Nor in the files, which get the name from the command line.
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "PostgreSQL {major}: {text}");
+        // No code runs in the SQL files either, which receive the name from the command line.
         let sql = Path::new(env!("CARGO_MANIFEST_DIR")).join("sql/add_outbox.sql");
         let set = reaper::folder("planted").join("set.sql");
         let quoted = schema.replace('\\', "\\\\").replace('\'', "\\'");
@@ -156,8 +156,8 @@ fn names_in_printed_statements_stay_literals_in_any_encoding() {
         )
         .unwrap();
         let output = try_psql(fixture, &set);
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.success(), "PostgreSQL {major}: {said}");
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "PostgreSQL {major}: {text}");
         shop.expect_nothing_ran("add_outbox.sql");
     }
 }

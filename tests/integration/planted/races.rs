@@ -1,25 +1,25 @@
-//! Objects that appear between the examination of a table and its use.
+//! Objects that are created between the inspection of a table and its use.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 
-use super::Shop;
+use super::PlantedFixture;
 use crate::support::event::Outbox;
 use crate::support::postgres::MAJOR;
 use crate::support::session::Session;
 use crate::support::wait::wait_until;
 
 on_each_version! {
-    indexes_and_statistics_that_come_and_go_are_never_evaluated
-    triggers_that_come_and_go_never_see_a_delete
-    schemas_that_swap_names_never_get_code_run
-    tables_that_come_and_go_never_get_code_run
-    tables_that_lock_table_omits_are_locked
-    parents_from_which_a_table_is_being_detached_are_examined_and_locked
+    never_evaluates_indexes_or_statistics_created_and_dropped_concurrently
+    runs_no_delete_trigger_created_and_dropped_concurrently
+    runs_no_code_of_schemas_that_swap_names
+    runs_no_code_of_tables_created_and_dropped_concurrently
+    locks_partitions_that_lock_table_omits
+    inspects_and_locks_parents_from_which_a_table_is_being_detached
 }
 
-/// Statements that a role repeats over a separate connection until this is dropped.
+/// Statements that a role repeats over a separate connection until this value is dropped.
 struct Repeated {
     stop: Arc<AtomicBool>,
     rounds: Arc<AtomicU64>,
@@ -29,7 +29,7 @@ struct Repeated {
 impl Repeated {
     /// Runs each of `statements` separately. A failure is ignored: the object may be locked or may
     /// already exist.
-    fn start(shop: &Shop, statements: &[String]) -> Self {
+    fn start(shop: &PlantedFixture, statements: &[String]) -> Self {
         let session = shop
             .fixture
             .server
@@ -71,7 +71,7 @@ impl Drop for Repeated {
     }
 }
 
-fn indexes_and_statistics_that_come_and_go_are_never_evaluated(major: u32) {
+fn never_evaluates_indexes_or_statistics_created_and_dropped_concurrently(major: u32) {
     for attack in [
         [
             "CREATE INDEX i ON public.outbox (id) WHERE plot.note('index')",
@@ -82,7 +82,7 @@ fn indexes_and_statistics_that_come_and_go_are_never_evaluated(major: u32) {
             "DROP STATISTICS public.s",
         ],
     ] {
-        let shop = Shop::theirs(major);
+        let shop = PlantedFixture::owned_by_attacker(major);
         let attack_goes_on = Repeated::start(&shop, &attack.map(str::to_owned));
         for _ in 0..4 {
             shop.init().finish();
@@ -105,10 +105,11 @@ fn indexes_and_statistics_that_come_and_go_are_never_evaluated(major: u32) {
     }
 }
 
-fn triggers_that_come_and_go_never_see_a_delete(major: u32) {
-    let shop = Shop::theirs(major);
+fn runs_no_delete_trigger_created_and_dropped_concurrently(major: u32) {
+    let shop = PlantedFixture::owned_by_attacker(major);
     let fixture = &shop.fixture;
-    // Rows that a pass deletes: older than the retention, and already marked as delivered.
+    // Rows that a maintenance pass deletes: older than the retention, and already marked as
+    // delivered.
     fixture.db.run(&format!(
         "GRANT {} TO {}; ALTER TABLE public.outbox ALTER created_at SET DEFAULT now() - interval '2 days'",
         shop.mallory, shop.walpost
@@ -131,8 +132,8 @@ fn triggers_that_come_and_go_never_see_a_delete(major: u32) {
         }
     }
     drop(attack_goes_on);
-    let _ = shop.theirs.try_run(attack[1]);
-    // Only the trigger was preventing the deletion.
+    let _ = shop.attacker.try_run(attack[1]);
+    // Only the trigger prevented the deletion.
     wait_until("the rows to be deleted", || {
         shop.command_as("postgres", &["maintain", "--retention=1s", "--delete-rows"])
             .finish();
@@ -142,9 +143,10 @@ fn triggers_that_come_and_go_never_see_a_delete(major: u32) {
     walpost.terminate().expect_code(0);
 }
 
-/// Examining an absent table is an error; the table does not count as one without foreign code.
-fn tables_that_come_and_go_never_get_code_run(major: u32) {
-    let shop = Shop::theirs(major);
+/// Inspecting a table that does not exist is an error; such a table does not count as free of
+/// foreign code.
+fn runs_no_code_of_tables_created_and_dropped_concurrently(major: u32) {
+    let shop = PlantedFixture::owned_by_attacker(major);
     let absent = "SELECT walpost.lock_and_examine('public', 'absent', 'SELECT')";
     let refused = format!(
         "{:?}",
@@ -152,7 +154,7 @@ fn tables_that_come_and_go_never_get_code_run(major: u32) {
     );
     assert!(refused.contains("does not exist"), "{refused}");
     let publication = shop.fixture.slot();
-    shop.theirs
+    shop.attacker
         .run("CREATE INDEX i ON public.outbox (id) WHERE plot.note('index')");
     let attack = [
         "ALTER TABLE IF EXISTS public.outbox RENAME TO hidden",
@@ -178,15 +180,15 @@ fn tables_that_come_and_go_never_get_code_run(major: u32) {
     drop(attack_goes_on);
 }
 
-fn schemas_that_swap_names_never_get_code_run(major: u32) {
-    let mut shop = Shop::bare(Outbox::Table, major);
+fn runs_no_code_of_schemas_that_swap_names(major: u32) {
+    let mut shop = PlantedFixture::bare(Outbox::Table, major);
     shop.fixture
         .use_settings("tables = [\"tenant_*.outbox\"]\n");
     shop.init().finish().expect_code(0);
     let columns =
         "id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb";
     for _ in 0..4 {
-        shop.theirs.run(&format!(
+        shop.attacker.run(&format!(
             "CREATE SCHEMA tenant_m; CREATE TABLE tenant_m.outbox ({columns});
              CREATE SCHEMA aside; CREATE TABLE aside.outbox ({columns});
              INSERT INTO tenant_m.outbox VALUES (gen_random_uuid(), 'order', 'k', 't', '{{}}');
@@ -207,26 +209,26 @@ fn schemas_that_swap_names_never_get_code_run(major: u32) {
             shop.expect_nothing_ran("add_outbox");
         }
         drop(attack_goes_on);
-        shop.theirs.run("DROP SCHEMA tenant_m, aside CASCADE");
+        shop.attacker.run("DROP SCHEMA tenant_m, aside CASCADE");
     }
 }
 
-/// A schema that is absent when Walpost's objects are examined, and exists when one of them is
-/// called.
+/// A schema that does not exist when Walpost's objects are inspected, and exists when one of them
+/// is called.
 #[test]
-fn schema_walpost_that_appears_temporarily_is_never_used() {
+fn never_uses_a_walpost_schema_that_appears_during_a_command() {
     for major in [14, 17] {
-        let shop = Shop::bare(Outbox::Table, major);
+        let shop = PlantedFixture::bare(Outbox::Table, major);
         shop.fixture.db.run(
             "CREATE TABLE public.outbox (id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb)",
         );
-        shop.theirs.run(
+        shop.attacker.run(
             "CREATE SCHEMA w; GRANT USAGE ON SCHEMA w TO PUBLIC;
              CREATE FUNCTION w.lock_and_examine(text, text, text) RETURNS text LANGUAGE plpgsql AS $$ BEGIN
                  PERFORM plot.note('examination'); RETURN ''; END $$;
              CREATE VIEW w.journal AS SELECT plot.note('journal') AS pipeline",
         );
-        // Runs in the server, since a client is too slow to hit the right moment.
+        // This code runs in the server, because a client is too slow to meet the right moment.
         let rename = |from: &str, to: &str| {
             format!(
                 "BEGIN ALTER SCHEMA {from} RENAME TO {to}; EXCEPTION WHEN OTHERS THEN NULL; END; COMMIT;"
@@ -252,17 +254,17 @@ fn schema_walpost_that_appears_temporarily_is_never_used() {
 }
 
 #[test]
-fn trigger_on_slot_state_that_is_created_while_streaming_does_not_run() {
-    let shop = Shop::new(Outbox::Table, MAJOR);
+fn does_not_run_a_slot_state_trigger_created_while_streaming() {
+    let shop = PlantedFixture::new(Outbox::Table, MAJOR);
     let (fixture, mallory) = (&shop.fixture, &shop.mallory);
     let mut walpost = shop.command(&["run"]).start_streaming();
     fixture.insert(&fixture.aggregate(1), "k");
     fixture.wait_until_confirmed();
-    // As if the application's role owned Walpost's objects.
+    // In this test, the application's role owns Walpost's objects.
     fixture.db.run(&format!(
         "GRANT USAGE, CREATE ON SCHEMA walpost TO {mallory}; ALTER TABLE walpost.slot_state OWNER TO {mallory}"
     ));
-    shop.theirs.run(
+    shop.attacker.run(
         "CREATE TRIGGER t AFTER INSERT OR UPDATE ON walpost.slot_state FOR EACH ROW EXECUTE FUNCTION plot.row()",
     );
     fixture.insert(&fixture.aggregate(1), "k");
@@ -272,11 +274,11 @@ fn trigger_on_slot_state_that_is_created_while_streaming_does_not_run() {
 
 /// Up to PostgreSQL 15, a rule with this name turns an empty table into a view with the same OID.
 #[test]
-fn table_that_becomes_a_view_while_it_is_examined_is_refused() {
+fn rejects_a_table_that_becomes_a_view_during_inspection() {
     for major in [14, 15] {
-        let shop = Shop::new(Outbox::Table, major);
+        let shop = PlantedFixture::new(Outbox::Table, major);
         let fixture = &shop.fixture;
-        shop.theirs.run("CREATE TABLE public.bare (a int)");
+        shop.attacker.run("CREATE TABLE public.bare (a int)");
         let holder = fixture.server.session_as(&shop.mallory, &fixture.name);
         holder.run("BEGIN; LOCK TABLE public.bare IN SHARE UPDATE EXCLUSIVE MODE");
         let session = fixture.server.session_as("postgres", &fixture.name);
@@ -297,13 +299,13 @@ fn table_that_becomes_a_view_while_it_is_examined_is_refused() {
     }
 }
 
-/// `LOCK TABLE` lists the partitions before it locks the first one, so it does not lock a table that
-/// is attached to a partition meanwhile, or that is being detached.
-fn tables_that_lock_table_omits_are_locked(major: u32) {
-    let shop = Shop::new(Outbox::Table, major);
+/// `LOCK TABLE` lists the partitions before it locks the first one, so it does not lock a table
+/// that is attached to a partition meanwhile, or that is being detached.
+fn locks_partitions_that_lock_table_omits(major: u32) {
+    let shop = PlantedFixture::new(Outbox::Table, major);
     let (fixture, db) = (&shop.fixture, &shop.fixture.db);
     let session = |role: &str| fixture.server.session_as(role, &fixture.name);
-    shop.theirs.run(
+    shop.attacker.run(
         "CREATE TABLE plot.box (id int) PARTITION BY RANGE (id);
          CREATE TABLE plot.first PARTITION OF plot.box FOR VALUES FROM (0) TO (1);
          CREATE TABLE plot.second PARTITION OF plot.box FOR VALUES FROM (1) TO (2) PARTITION BY RANGE (id)",
@@ -312,10 +314,10 @@ fn tables_that_lock_table_omits_are_locked(major: u32) {
     let examine = "SELECT walpost.lock_and_examine('plot', 'box', 'SELECT')";
     let expect_locked = |table: &str| {
         let index = format!("CREATE INDEX ON {table} (id) WHERE plot.note('index')");
-        shop.theirs.run("SET lock_timeout = '100ms'");
-        let refused = format!("{:?}", shop.theirs.try_run(&index).expect_err(table));
+        shop.attacker.run("SET lock_timeout = '100ms'");
+        let refused = format!("{:?}", shop.attacker.try_run(&index).expect_err(table));
         assert!(refused.contains("lock timeout"), "{table}: {refused}");
-        shop.theirs.run("RESET lock_timeout");
+        shop.attacker.run("RESET lock_timeout");
     };
     holder.run("BEGIN; LOCK TABLE plot.first IN SHARE UPDATE EXCLUSIVE MODE");
     examiner.run("BEGIN");
@@ -326,7 +328,7 @@ fn tables_that_lock_table_omits_are_locked(major: u32) {
                 "SELECT EXISTS (SELECT FROM pg_locks WHERE relation = 'plot.first'::regclass AND NOT granted)",
             )
         });
-        shop.theirs
+        shop.attacker
             .run("CREATE TABLE plot.late PARTITION OF plot.second FOR VALUES FROM (1) TO (2)");
         holder.run("COMMIT");
         examined.join().expect("the table is examined");
@@ -334,16 +336,16 @@ fn tables_that_lock_table_omits_are_locked(major: u32) {
     expect_locked("plot.late");
     examiner.run("COMMIT");
 
-    detach_in_part(&holder, db, "plot.box", "plot.first");
+    detach_partially(&holder, db, "plot.box", "plot.first");
     examiner.run("BEGIN");
     examiner.run(examine);
     expect_locked("plot.first");
     examiner.run("COMMIT");
 }
 
-/// Canceled while it waits for another transaction, the statement leaves the partition detached in
-/// part.
-fn detach_in_part(session: &Session, other: &Session, parent: &str, partition: &str) {
+/// The statement is canceled while it waits for another transaction, which leaves the partition
+/// partially detached.
+fn detach_partially(session: &Session, other: &Session, parent: &str, partition: &str) {
     other.run(&format!(
         "BEGIN; LOCK TABLE ONLY {parent} IN ACCESS SHARE MODE"
     ));
@@ -359,21 +361,21 @@ fn detach_in_part(session: &Session, other: &Session, parent: &str, partition: &
 
 /// PostgreSQL evaluates the partition key of a parent from which a table is being detached, which
 /// `pg_partition_ancestors` omits, and those of the parent's own ancestors.
-fn parents_from_which_a_table_is_being_detached_are_examined_and_locked(major: u32) {
-    let shop = Shop::new(Outbox::Table, major);
+fn inspects_and_locks_parents_from_which_a_table_is_being_detached(major: u32) {
+    let shop = PlantedFixture::new(Outbox::Table, major);
     let db = &shop.fixture.db;
     let examiner = shop
         .fixture
         .server
         .session_as("postgres", &shop.fixture.name);
-    shop.theirs.run(
+    shop.attacker.run(
         "CREATE FUNCTION plot.one(int) RETURNS int LANGUAGE plpgsql IMMUTABLE AS
              $$ BEGIN PERFORM plot.note('partition key'); RETURN 1; END $$;
          CREATE TABLE plot.top (id int) PARTITION BY RANGE (id);
          CREATE TABLE plot.root (id int) PARTITION BY RANGE ((CASE WHEN plot.one(1) > 0 THEN id ELSE 0 END));
          CREATE TABLE plot.box PARTITION OF plot.root FOR VALUES FROM (0) TO (9) PARTITION BY RANGE (id)",
     );
-    detach_in_part(&shop.theirs, db, "plot.root", "plot.box");
+    detach_partially(&shop.attacker, db, "plot.root", "plot.box");
     examiner.run("BEGIN");
     for statement in ["SELECT", "DELETE", "ALTER"] {
         let examine = format!("SELECT walpost.lock_and_examine('plot', 'box', '{statement}')");
@@ -382,10 +384,10 @@ fn parents_from_which_a_table_is_being_detached_are_examined_and_locked(major: u
         assert!(examined.contains(text), "{statement}: {examined}");
     }
     shop.expect_nothing_ran("the examination");
-    shop.theirs.run("SET lock_timeout = '100ms'");
+    shop.attacker.run("SET lock_timeout = '100ms'");
     let attach = "ALTER TABLE plot.top ATTACH PARTITION plot.root FOR VALUES FROM (0) TO (9)";
-    let refused = format!("{:?}", shop.theirs.try_run(attach).expect_err("locked"));
+    let refused = format!("{:?}", shop.attacker.try_run(attach).expect_err("locked"));
     assert!(refused.contains("lock timeout"), "{refused}");
     examiner.run("COMMIT");
-    shop.theirs.run(attach);
+    shop.attacker.run(attach);
 }

@@ -1,21 +1,21 @@
-//! Roles that other roles have set or can act as.
+//! Roles that other roles have set for a database, and roles that other roles can act as.
 
 use std::fs;
 use std::path::Path;
 
-use super::Shop;
+use super::PlantedFixture;
 use crate::init::try_psql;
 use crate::support::event::Outbox;
 use crate::support::postgres::{MAJOR, MAJORS};
 use crate::support::reaper;
 
 #[test]
-fn role_that_the_owner_of_the_database_has_set_for_it_is_not_taken_on() {
+fn init_ignores_a_role_set_by_the_database_owner() {
     for major in MAJORS {
-        let shop = Shop::bare(Outbox::Table, major);
+        let shop = PlantedFixture::bare(Outbox::Table, major);
         let (db, mallory, name) = (&shop.fixture.db, &shop.mallory, &shop.fixture.name);
         db.run(&format!("ALTER DATABASE {name} OWNER TO {mallory}"));
-        shop.theirs
+        shop.attacker
             .run(&format!("ALTER DATABASE {name} SET role = '{mallory}'"));
         shop.init().finish().expect_code(0);
         let owners = "SELECT DISTINCT pg_get_userbyid(relowner) FROM pg_class
@@ -34,21 +34,21 @@ fn role_that_the_owner_of_the_database_has_set_for_it_is_not_taken_on() {
 /// The owner of the database resets the role between the DBA's connection and the first statement
 /// of a file.
 #[test]
-fn role_that_was_set_for_the_database_when_the_dba_connected_is_not_trusted() {
+fn does_not_trust_a_role_set_for_the_database_when_the_dba_connected() {
     for major in MAJORS {
-        let shop = Shop::bare(Outbox::Table, major);
+        let shop = PlantedFixture::bare(Outbox::Table, major);
         let (fixture, mallory) = (&shop.fixture, &shop.mallory);
         fixture.db.run(&format!(
             "ALTER DATABASE {} OWNER TO {mallory}; CREATE TABLE public.outbox ()",
             fixture.name
         ));
-        shop.theirs.run(
+        shop.attacker.run(
             "CREATE SCHEMA walpost;
              CREATE FUNCTION walpost.add_outbox(regclass, name) RETURNS int8 LANGUAGE plpgsql AS $$ BEGIN
                  PERFORM set_config('role', 'none', false); PERFORM plot.note('role'); RETURN NULL; END $$",
         );
         let set = format!("ALTER DATABASE {} SET role = '{mallory}'", fixture.name);
-        shop.theirs.run(&set);
+        shop.attacker.run(&set);
         let sql = Path::new(env!("CARGO_MANIFEST_DIR")).join("sql");
         let file = reaper::folder("planted").join("reset.sql");
         let reset = format!(
@@ -59,19 +59,19 @@ fn role_that_was_set_for_the_database_when_the_dba_connected_is_not_trusted() {
         fs::write(&file, reset).unwrap();
         let output = try_psql(fixture, &file);
         shop.expect_nothing_ran("add_outbox.sql");
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
         let expected = format!(
             "schema walpost belongs to role {mallory}, expected a superuser, or role postgres"
         );
-        assert!(said.contains(&expected), "PostgreSQL {major}: {said}");
+        assert!(text.contains(&expected), "PostgreSQL {major}: {text}");
     }
 }
 
-/// The server truncates a longer setting to the length of a name.
+/// The server truncates a longer role setting to the maximum length of a name.
 #[test]
-fn role_that_is_set_with_a_longer_name_is_not_kept() {
+fn session_ignores_a_database_role_setting_longer_than_an_identifier() {
     for major in MAJORS {
-        let shop = Shop::bare(Outbox::Table, major);
+        let shop = PlantedFixture::bare(Outbox::Table, major);
         let fixture = &shop.fixture;
         let long = format!("{:_<63}", shop.mallory);
         fixture.db.run(&format!(
@@ -98,23 +98,23 @@ fn role_that_is_set_with_a_longer_name_is_not_kept() {
 
 /// GRANT ... WITH SET FALSE does not let a member act as the role.
 #[test]
-fn members_that_cannot_act_as_the_role_are_not_trusted() {
+fn does_not_trust_members_that_cannot_act_as_the_role() {
     for major in MAJORS.into_iter().filter(|major| *major >= 16) {
-        let shop = Shop::theirs(major);
+        let shop = PlantedFixture::owned_by_attacker(major);
         let (db, mallory) = (&shop.fixture.db, &shop.mallory);
         db.run(&format!(
             "GRANT {} TO {mallory} WITH INHERIT FALSE, SET FALSE",
             shop.walpost
         ));
-        shop.theirs
+        shop.attacker
             .run("CREATE INDEX i ON public.outbox (id) WHERE plot.note('index')");
         let replay = ["replay", "--all", "--dry-run"];
         let finished = shop.command(&replay).finish();
         shop.expect_nothing_ran("replay");
         let index = ["i calls function plot.note(text)"];
         finished.expect_code(3).expect_mentions(&index);
-        // A member that inherits has the role's privileges but not its attributes, so it may not
-        // replicate.
+        // A member that inherits from the role has its privileges but not its attributes, so the
+        // member may not replicate.
         db.run(&format!(
             "GRANT {} TO {mallory} WITH INHERIT TRUE",
             shop.walpost
@@ -128,7 +128,7 @@ fn members_that_cannot_act_as_the_role_are_not_trusted() {
             .finish()
             .expect_code(3)
             .expect_mentions(&[&owner]);
-        // A member that can act as the role is equivalent to the role here.
+        // A member that can act as the role is equivalent to the role in this test.
         db.run(&format!(
             "GRANT {} TO {mallory} WITH SET TRUE",
             shop.walpost
@@ -140,9 +140,9 @@ fn members_that_cannot_act_as_the_role_are_not_trusted() {
 /// A role that inherits the privileges of an owner can replace the functions and publications of
 /// the owner.
 #[test]
-fn owner_whose_privileges_an_untrusted_role_inherits_is_not_trusted() {
+fn does_not_trust_an_owner_whose_privileges_an_untrusted_role_inherits() {
     for major in MAJORS.into_iter().filter(|major| *major >= 16) {
-        let shop = Shop::new(Outbox::Table, major);
+        let shop = PlantedFixture::new(Outbox::Table, major);
         let (db, mallory, walpost) = (&shop.fixture.db, &shop.mallory, &shop.walpost);
         let (ops, publication) = (format!("{mallory}_ops"), shop.fixture.slot());
         db.run(&format!(
@@ -153,28 +153,31 @@ fn owner_whose_privileges_an_untrusted_role_inherits_is_not_trusted() {
         ));
         let replay = ["replay", "--all", "--dry-run"];
         shop.command(&replay).finish().expect_code(0);
-        let says = [
+        let expected = [
             "calls function plot.kind(text) of role",
             &format!("belongs to role {ops}, which could run code as role {walpost}"),
         ];
         let check = shop.command(&["check"]).finish().stdout;
-        assert!(says.iter().all(|says| !check.contains(says)), "{check}");
+        assert!(
+            expected.iter().all(|expected| !check.contains(expected)),
+            "{check}"
+        );
         db.run(&format!(
             "GRANT {ops} TO {mallory} WITH INHERIT TRUE, SET FALSE"
         ));
-        shop.theirs.run(
+        shop.attacker.run(
             "CREATE OR REPLACE FUNCTION plot.kind(t text) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS
                  $$ BEGIN RETURN plot.note('index'); END $$",
         );
         let refused = shop.command(&replay).finish();
         shop.expect_nothing_ran("replay");
-        refused.expect_code(3).expect_mentions(&says[..1]);
+        refused.expect_code(3).expect_mentions(&expected[..1]);
         let check = shop.command(&["check"]).finish().stdout;
-        assert!(check.contains(says[1]), "{check}");
+        assert!(check.contains(expected[1]), "{check}");
         // A member that can act as the owner is trusted like the owner.
         db.run(&format!("GRANT {ops} TO {mallory} WITH SET TRUE"));
         let check = shop.command(&["check"]).finish().stdout;
-        assert!(!check.contains(says[1]), "{check}");
+        assert!(!check.contains(expected[1]), "{check}");
         db.run(&format!(
             "ALTER PUBLICATION {publication} OWNER TO postgres; DROP OWNED BY {ops} CASCADE; DROP ROLE {ops}"
         ));
@@ -182,8 +185,8 @@ fn owner_whose_privileges_an_untrusted_role_inherits_is_not_trusted() {
 }
 
 #[test]
-fn role_that_others_can_act_as_is_warned_of() {
-    let shop = Shop::new(Outbox::Table, MAJOR);
+fn warns_about_a_role_that_other_roles_can_act_as() {
+    let shop = PlantedFixture::new(Outbox::Table, MAJOR);
     let (walpost, mallory) = (&shop.walpost, &shop.mallory);
     shop.fixture
         .db
@@ -192,11 +195,11 @@ fn role_that_others_can_act_as_is_warned_of() {
     init.expect_mentions(&["WARN", &format!("REVOKE {walpost} FROM {mallory}")]);
 }
 
-/// For servers where the DBA is not a superuser, such as managed services.
+/// This is for servers on which the DBA is not a superuser, such as managed services.
 #[test]
 fn accepts_objects_owned_by_a_role_with_createrole() {
     for major in MAJORS {
-        let shop = Shop::bare(Outbox::Table, major);
+        let shop = PlantedFixture::bare(Outbox::Table, major);
         let (name, dba) = (&shop.fixture.name, format!("{}_dba", shop.fixture.name));
         shop.fixture.db.run(&format!(
             "CREATE ROLE {dba} LOGIN CREATEROLE REPLICATION; ALTER DATABASE {name} OWNER TO {dba};
@@ -208,13 +211,13 @@ fn accepts_objects_owned_by_a_role_with_createrole() {
             shop.command_as(&dba, &["init", "--role", &shop.walpost])
                 .finish()
         };
-        // Up to version 15, only a superuser can grant REPLICATION.
+        // Up to version 15, only a superuser can grant the REPLICATION attribute.
         if major < 16 {
             let make = format!("CREATE ROLE {} LOGIN REPLICATION", shop.walpost);
-            let by = format!("{make}, run by a superuser");
+            let description = format!("{make}, run by a superuser");
             init()
                 .expect_code(3)
-                .expect_mentions(&[&by, "Nothing was changed"]);
+                .expect_mentions(&[&description, "Nothing was changed"]);
             shop.fixture.db.run(&make);
         }
         init().expect_code(0);

@@ -1,4 +1,4 @@
-//! Several outboxes: the owner of one may not create the objects that all of them share.
+//! Several outboxes: the owner of one outbox must not create the objects that all outboxes share.
 
 use std::process::Command;
 
@@ -6,14 +6,14 @@ use super::*;
 use crate::support::postgres::MAJOR;
 use crate::support::reaper;
 
-impl Shop {
+impl PlantedFixture {
     /// Creates a database without Walpost's objects, and a tenant's schema and table that belong to
     /// the attacker.
     fn of_tenants(major: u32) -> Self {
         let mut shop = Self::bare(Outbox::Table, major);
         shop.fixture
             .use_settings("tables = [\"tenant_*.outbox\"]\n");
-        shop.theirs.run(
+        shop.attacker.run(
             "CREATE SCHEMA tenant_m;
              CREATE TABLE tenant_m.outbox (id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb);
              INSERT INTO tenant_m.outbox VALUES (gen_random_uuid(), 'order', 'k', 't', '{}')",
@@ -25,8 +25,8 @@ impl Shop {
         self.init().args(["--table", "tenant_m.outbox"])
     }
 
-    /// Asserts that `init` is refused with these words, and that none of the attacker's code has
-    /// run.
+    /// Asserts that the command is rejected with these texts, and that none of the attacker's code
+    /// has run.
     fn expect_refused(&self, init: Invocation, words: &[&str]) {
         let refused = init.finish();
         assert_ne!(refused.code, Some(0), "{refused:?}");
@@ -38,14 +38,14 @@ impl Shop {
 #[test]
 fn rejects_shared_objects_owned_by_an_outbox_owner() {
     for major in [14, 18] {
-        let shop = Shop::of_tenants(major);
+        let shop = PlantedFixture::of_tenants(major);
         let (db, mallory) = (&shop.fixture.db, &shop.mallory);
         shop.init().finish().expect_code(0);
-        // As if the attacker had created the objects first.
+        // The objects look as if the attacker had created them before `init` ran.
         db.run(&format!(
             "GRANT USAGE, CREATE ON SCHEMA walpost TO {mallory}; ALTER FUNCTION walpost.add_outbox(regclass, name) OWNER TO {mallory}"
         ));
-        shop.theirs.run(
+        shop.attacker.run(
             "CREATE OR REPLACE FUNCTION walpost.add_outbox(outbox regclass, publication name DEFAULT 'walpost_outbox')
                  RETURNS int8 LANGUAGE plpgsql AS $$ BEGIN PERFORM plot.note('add_outbox'); RETURN NULL; END $$",
         );
@@ -57,7 +57,7 @@ fn rejects_shared_objects_owned_by_an_outbox_owner() {
         db.run(&format!(
             "ALTER TABLE walpost.outbox_row OWNER TO {mallory}"
         ));
-        shop.theirs.run(
+        shop.attacker.run(
             "CREATE TRIGGER planted AFTER INSERT ON walpost.outbox_row FOR EACH ROW EXECUTE FUNCTION plot.row()",
         );
         shop.expect_refused(shop.add(), &["table walpost.outbox_row", &owner]);
@@ -69,13 +69,12 @@ fn rejects_shared_objects_owned_by_an_outbox_owner() {
     }
 }
 
-/// Commands in messages are pasted into a shell, and the names of schemas are chosen by other
-/// roles.
+/// Operators paste printed commands into a shell, and other roles choose the names of schemas.
 #[test]
-fn names_in_commands_are_not_evaluated_by_a_shell() {
-    let shop = Shop::of_tenants(MAJOR);
+fn printed_commands_quote_names_for_the_shell() {
+    let shop = PlantedFixture::of_tenants(MAJOR);
     shop.init().finish().expect_code(0);
-    shop.theirs.run(
+    shop.attacker.run(
         "CREATE SCHEMA \"tenant_$(touch hit)`touch hit`'; touch hit\";
          CREATE TABLE \"tenant_$(touch hit)`touch hit`'; touch hit\".outbox (LIKE tenant_m.outbox)",
     );
@@ -99,12 +98,12 @@ fn names_in_commands_are_not_evaluated_by_a_shell() {
 }
 
 #[test]
-fn table_whose_rows_would_run_code_of_its_owner_is_added_by_that_one_alone() {
+fn only_its_owner_can_add_a_table_whose_indexes_run_code_of_that_owner() {
     for major in [14, 18] {
-        let shop = Shop::of_tenants(major);
-        shop.theirs
+        let shop = PlantedFixture::of_tenants(major);
+        shop.attacker
             .run("CREATE INDEX planted ON tenant_m.outbox ((plot.note(type)))");
-        // Also with an `init` that adds all tables.
+        // Tests both an `init` that adds all tables and one that adds only this table.
         for init in [shop.init(), shop.add()] {
             shop.expect_refused(
                 init,
@@ -112,7 +111,8 @@ fn table_whose_rows_would_run_code_of_its_owner_is_added_by_that_one_alone() {
             );
         }
         let publication = shop.fixture.slot();
-        // A role that owns both and was granted the function may call it.
+        // A role that owns both the table and the publication, and has the EXECUTE privilege on the
+        // function, can call it.
         let (db, mallory) = (&shop.fixture.db, &shop.mallory);
         db.run(&format!(
             "ALTER PUBLICATION {publication} OWNER TO {mallory}; GRANT USAGE ON SCHEMA walpost TO {mallory};
@@ -121,7 +121,7 @@ fn table_whose_rows_would_run_code_of_its_owner_is_added_by_that_one_alone() {
              GRANT EXECUTE ON FUNCTION walpost.add_outbox(regclass, name) TO {mallory}"
         ));
         let add = format!("SELECT walpost.add_outbox('tenant_m.outbox', '{publication}')");
-        assert_eq!(shop.theirs.number(&add), 1);
+        assert_eq!(shop.attacker.number(&add), 1);
         // If the table is already in the publication, none of its rows are read.
         db.run(&format!(
             "ALTER PUBLICATION {publication} OWNER TO CURRENT_USER"
@@ -131,11 +131,11 @@ fn table_whose_rows_would_run_code_of_its_owner_is_added_by_that_one_alone() {
     }
 }
 
-/// The table would be examined for the calling role, and read as the owner of the function.
+/// The table would be inspected for the calling role, but read as the owner of the function.
 #[test]
 fn add_outbox_refuses_to_run_as_the_owner_of_a_function_that_calls_it() {
     for major in [14, 18] {
-        let shop = Shop::of_tenants(major);
+        let shop = PlantedFixture::of_tenants(major);
         shop.init().finish().expect_code(0);
         shop.fixture.db.run(&format!(
             "GRANT USAGE ON SCHEMA walpost TO {};
@@ -144,16 +144,16 @@ fn add_outbox_refuses_to_run_as_the_owner_of_a_function_that_calls_it() {
             shop.mallory,
             shop.fixture.slot()
         ));
-        shop.theirs
+        shop.attacker
             .run("CREATE INDEX planted ON tenant_m.outbox ((plot.note(type)))");
         let added = shop
-            .theirs
+            .attacker
             .try_run("SELECT public.register('tenant_m.outbox')");
         let error = added.expect_err("it is refused");
-        let said = format!("{error:?}");
+        let output = format!("{error:?}");
         assert!(
-            said.contains("was called by a function that runs as role"),
-            "{said}"
+            output.contains("was called by a function that runs as role"),
+            "{output}"
         );
         shop.expect_nothing_ran("add_outbox");
     }

@@ -2,8 +2,8 @@
 
 use std::fs;
 
+use super::environment::{ExampleEnvironment, Service};
 use super::markdown::in_repository;
-use super::place::{Place, Service};
 use crate::support::names::unique_name;
 use crate::support::postgres::dependencies;
 use crate::support::secrets::SECRET;
@@ -11,23 +11,23 @@ use crate::support::wait::wait_until;
 
 /// A consumer that issues invoices.
 pub(super) struct Consumer<'p> {
-    pub(super) place: &'p Place,
-    /// The text of the page.
+    pub(super) environment: &'p ExampleEnvironment,
+    /// The text of the documentation page.
     pub(super) text: String,
     pub(super) file: &'static str,
     /// Shell commands to run before `command`, in the folder of the file.
     pub(super) prepare: String,
     pub(super) command: String,
-    /// Runs a statement in the consumer's database, and returns what it prints.
+    /// Runs a statement in the consumer's database and returns its output.
     pub(super) sql: &'p dyn Fn(&str) -> String,
 }
 
 impl Consumer<'_> {
     /// Starts the consumer in a new consumer group, so that it reads the topic from the beginning.
     fn start(&self) -> Service {
-        let place = self.place;
-        let port = place.server.port;
-        let text = place
+        let environment = self.environment;
+        let port = environment.server.port;
+        let text = environment
             .fill_in(&self.text)
             .replace("\"billing\"", &format!("\"{}\"", unique_name()))
             .replace(
@@ -38,10 +38,10 @@ impl Consumer<'_> {
                 "//localhost/billing?user=billing",
                 &format!("//localhost:{port}/billing?user=billing&password={SECRET}"),
             );
-        fs::write(place.etc(self.file), text).unwrap();
-        let folder = place.etc("");
+        fs::write(environment.etc(self.file), text).unwrap();
+        let folder = environment.etc("");
         let lines = format!("cd '{}'\n{}", folder.display(), self.prepare);
-        place.start_after(&lines, &self.command)
+        environment.start_after(&lines, &self.command)
     }
 
     fn count(&self, condition: &str) -> usize {
@@ -53,9 +53,9 @@ impl Consumer<'_> {
         wait_until("the invoices", || self.count("true") == count);
     }
 
-    /// Makes the consumer read two events, then the same two again with a third one, and then the
-    /// replayed events. Invoices deleted in between show whether a repeated event is skipped by its
-    /// position.
+    /// Makes the consumer read two events, then the same two events and a third one, and then the
+    /// replayed events. Between these steps, invoices are deleted to show whether the consumer
+    /// skips a repeated event by its position.
     pub(super) fn skips_duplicates(&self, insert: &dyn Fn(), replay: &dyn Fn()) {
         insert();
         insert();
@@ -65,12 +65,12 @@ impl Consumer<'_> {
         (self.sql)("DELETE FROM invoices");
         insert();
         let third = self
-            .place
+            .environment
             .shop()
             .value("SELECT id FROM outbox ORDER BY created_at DESC LIMIT 1")
             .expect("an event");
         let _consumer = self.start();
-        // The third event follows the others in the only partition.
+        // The third event follows the first two in the only partition.
         wait_until("the invoice of the third event", || {
             self.count(&format!("event = '{third}'")) == 1
         });
@@ -81,11 +81,11 @@ impl Consumer<'_> {
 }
 
 /// Creates the consumer's database in PostgreSQL.
-pub(super) fn create_database(place: &Place, tables: &str) {
-    let postgres = place.server.session("postgres");
+pub(super) fn create_database(environment: &ExampleEnvironment, tables: &str) {
+    let postgres = environment.server.session("postgres");
     postgres.run(&format!("CREATE ROLE billing LOGIN PASSWORD '{SECRET}'"));
     postgres.run("CREATE DATABASE billing OWNER billing");
-    let billing = place.server.session_as("billing", "billing");
+    let billing = environment.server.session_as("billing", "billing");
     billing.run(tables);
 }
 

@@ -1,5 +1,4 @@
-//! Everything that the documents reference exists: pages, headings, files, tests, subcommands of
-//! `./dev`.
+//! Checks that every page, heading, file, test and `./dev` subcommand in the documentation exists.
 
 use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
@@ -31,7 +30,7 @@ fn has_anchor(path: &str, anchor: &str) -> bool {
 }
 
 #[test]
-fn links_lead_somewhere() {
+fn documentation_links_resolve() {
     let mut count = 0;
     for page in documents() {
         let anchors = page.anchors();
@@ -54,9 +53,10 @@ fn links_lead_somewhere() {
     assert!(count > 100, "{count} links");
 }
 
-/// In error messages, comments, manifests and scripts: `docs/page.md` or `docs/page.md#heading`.
+/// Checks references in error messages, comments, manifests and scripts, such as `docs/page.md` or
+/// `docs/page.md#heading`.
 #[test]
-fn pages_that_the_sources_name_are_there() {
+fn pages_referenced_by_source_files_exist() {
     let text = sources(&["src", "sql", "deploy", "benches", "tests", "dev"]);
     let mut named = BTreeSet::new();
     for rest in text.split("docs/").skip(1) {
@@ -78,7 +78,7 @@ fn pages_that_the_sources_name_are_there() {
 }
 
 #[test]
-fn readme_is_short_and_leads_to_every_page() {
+fn readme_is_short_and_links_to_every_page() {
     let readme = page("README.md");
     let lines = readme.text.lines().count();
     assert!(lines <= README_LINES, "README.md has {lines} lines");
@@ -141,9 +141,9 @@ fn each_page_begins_with_its_purpose_and_links_back() {
 }
 
 #[test]
-fn files_that_the_documents_name_are_there() {
+fn files_referenced_by_the_documentation_exist() {
     for page in documents() {
-        // The changelog may name files that no longer exist.
+        // The changelog may mention files that no longer exist.
         if page.path == "CHANGELOG.md" {
             continue;
         }
@@ -157,9 +157,9 @@ fn files_that_the_documents_name_are_there() {
     }
 }
 
-/// Names of tests look like `module::name`; `log` and `table` are variants of one test.
+/// Test names look like `module::name`, without the name of a generated variant.
 #[test]
-fn tests_that_the_guarantees_name_are_there() {
+fn tests_listed_in_the_guarantees_exist() {
     let guarantees = page("docs/guarantees.md");
     let is_test = |name: &String| name.contains("::") && !name.ends_with(':');
     let named: BTreeSet<_> = in_backticks(&guarantees.text)
@@ -182,12 +182,12 @@ fn tests_that_the_guarantees_name_are_there() {
             .iter()
             .any(|name| name.contains("::") || name.starts_with("./dev "));
         let is_heading = tests.trim() == "Tests";
-        assert!(has_test || is_heading, "no test holds: {promise}");
+        assert!(has_test || is_heading, "no test for: {promise}");
     }
 }
 
 #[test]
-fn connection_strings_can_be_read() {
+fn connection_strings_in_the_documentation_are_valid() {
     let mut count = 0;
     for page in manual() {
         let texts = page.text.split(['`', '\'', '"']);
@@ -201,7 +201,7 @@ fn connection_strings_can_be_read() {
 }
 
 #[test]
-fn words_of_dev_are_words_that_dev_has() {
+fn dev_subcommands_in_the_documentation_exist() {
     let help = Command::new("./dev")
         .arg("help")
         .current_dir(env!("CARGO_MANIFEST_DIR"))

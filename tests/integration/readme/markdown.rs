@@ -1,5 +1,6 @@
 //! Parses README.md, the pages of docs/ and the other documents into examples, tables, headings and
-//! links. They are read when a test runs, so that prose can change without a build.
+//! links. The files are read when a test runs, so that changes to the documentation do not require
+//! a build.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +8,7 @@ use std::sync::LazyLock;
 
 /// A document.
 pub(super) struct Page {
-    /// Relative to the repository: `README.md`, `docs/deploy.md`.
+    /// The path relative to the repository, such as `README.md` or `docs/deploy.md`.
     pub(super) path: String,
     pub(super) text: String,
 }
@@ -29,8 +30,8 @@ pub(super) struct Example {
     pub(super) language: &'static str,
 }
 
-/// A line with the heading above it.
-struct Line<'t> {
+/// A line of the page, with the heading above it.
+struct PageLine<'t> {
     heading: &'t str,
     text: &'t str,
     is_fenced: bool,
@@ -76,11 +77,11 @@ pub(super) fn manual() -> impl Iterator<Item = &'static Page> {
 
 pub(super) fn page(path: &str) -> &'static Page {
     let found = documents().iter().find(|page| page.path == path);
-    found.unwrap_or_else(|| panic!("there is no page {path}"))
+    found.unwrap_or_else(|| panic!("page {path} does not exist"))
 }
 
 impl Page {
-    fn lines(&self) -> impl Iterator<Item = Line<'_>> {
+    fn lines(&self) -> impl Iterator<Item = PageLine<'_>> {
         let (mut heading, mut is_fenced) = ("", false);
         self.text.lines().map(move |text| {
             // Fences within a list are indented.
@@ -90,7 +91,7 @@ impl Page {
             } else if !is_fenced && text.starts_with('#') {
                 heading = text.trim_start_matches('#').trim();
             }
-            Line {
+            PageLine {
                 heading,
                 text,
                 is_fenced: is_fenced || is_fence,
@@ -124,10 +125,10 @@ impl Page {
     }
 
     /// Returns the cells of the tables under a heading, without header rows. Each cell is the list
-    /// of its texts in backticks; a cell without backticks is its whole text.
+    /// of its texts in backticks; a cell without backticks is returned as a whole.
     pub(super) fn tables(&self, heading: &str) -> Vec<Vec<Vec<String>>> {
         let mut rows = Vec::new();
-        let under = |line: &Line| line.heading == heading && !line.is_fenced;
+        let under = |line: &PageLine| line.heading == heading && !line.is_fenced;
         for line in self.lines().filter(under) {
             if line.text.starts_with("|---") {
                 rows.pop();
@@ -148,7 +149,7 @@ impl Page {
 
     /// Returns the headings as the anchors that GitHub generates for them.
     pub(super) fn anchors(&self) -> Vec<String> {
-        let heading = |line: &Line| line.text.starts_with('#') && !line.is_fenced;
+        let heading = |line: &PageLine| line.text.starts_with('#') && !line.is_fenced;
         self.lines()
             .filter(heading)
             .map(|line| {
@@ -159,7 +160,7 @@ impl Page {
             .collect()
     }
 
-    /// Returns the targets of the links as written.
+    /// Returns the targets of the links as they are written on the page.
     pub(super) fn links(&self) -> impl Iterator<Item = &str> {
         let behind = self.text.split("](").skip(1);
         behind.filter_map(|rest| Some(rest.split_once(')')?.0))
@@ -179,7 +180,7 @@ impl Example {
             .filter(|block| self.has(page, block))
             .map(|block| block.text)
             .collect();
-        assert!(!found.is_empty(), "there is no such example: {self:?}");
+        assert!(!found.is_empty(), "the example does not exist: {self:?}");
         found
     }
 

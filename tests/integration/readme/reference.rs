@@ -1,4 +1,4 @@
-//! Compares the tables of the pages with the program.
+//! Compares the tables of the documentation with the program.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -24,7 +24,7 @@ struct Flag {
 
 fn flags(command: &[&str]) -> Vec<Flag> {
     let help = Invocation::new(command.iter().chain(&["--help"]))
-        // The help shows the values of variables that are set.
+        // `--help` shows the values of environment variables that are set.
         .without_env("WALPOST_HTTP")
         .without_env("WALPOST_LOCK_TIMEOUT")
         .finish()
@@ -34,7 +34,7 @@ fn flags(command: &[&str]) -> Vec<Flag> {
     for line in help.lines() {
         match (flag_line(line), abouts.last_mut()) {
             (Some(flag), _) => abouts.push(flag.to_owned()),
-            // A default that the help wraps is joined into one text again.
+            // A default that `--help` wraps is joined into one text again.
             (None, Some(about)) => {
                 about.push(' ');
                 about.push_str(line.trim());
@@ -63,8 +63,8 @@ fn replaced(about: &str) -> Option<String> {
     rest.split(' ').next().map(str::to_owned)
 }
 
-/// Returns the line of the help starting at its flag, or None for lines without one; descriptions
-/// of flags are indented further.
+/// Returns the part of a line of `--help` that starts with the flag, or `None` if the line contains
+/// no flag; descriptions of flags are indented further.
 fn flag_line(line: &str) -> Option<&str> {
     let text = line.trim_start();
     let text = match text.split_once(", ") {
@@ -107,7 +107,7 @@ fn documented() -> Vec<Flag> {
 }
 
 #[test]
-fn every_flag_is_in_the_reference_with_its_variable_and_default() {
+fn reference_lists_every_flag_with_its_variable_and_default() {
     let documented = documented();
     let mut known = BTreeSet::new();
     for command in [
@@ -129,7 +129,7 @@ fn every_flag_is_in_the_reference_with_its_variable_and_default() {
             let found = documented.iter().find(|row| row.name == flag.name);
             let found = found
                 .unwrap_or_else(|| panic!("{command:?} {} is not in the reference", flag.name));
-            // Each Kafka property has a variable, which the help can't list.
+            // Each Kafka property has an environment variable, which `--help` can't list.
             if flag.name != "--kafka-property" {
                 assert_eq!(found.variable, flag.variable, "variable of {}", flag.name);
             }
@@ -143,7 +143,7 @@ fn every_flag_is_in_the_reference_with_its_variable_and_default() {
 }
 
 #[test]
-fn every_key_of_the_file_is_in_the_reference_and_no_other() {
+fn reference_lists_exactly_the_configuration_keys() {
     let file = config_file("[[pipeline]]\nthis_is_no_key = 1\n");
     let refused = Invocation::new(["check", "--config"])
         .arg(file)
@@ -163,7 +163,7 @@ fn every_key_of_the_file_is_in_the_reference_and_no_other() {
 }
 
 #[test]
-fn every_metric_is_in_the_reference_as_it_is_and_no_other() {
+fn reference_lists_exactly_the_exported_metrics() {
     let text = |cell: &[String]| cell.join(", ");
     let documented: Vec<_> = page("docs/monitoring.md")
         .tables("Metrics")
@@ -182,7 +182,7 @@ fn every_metric_is_in_the_reference_as_it_is_and_no_other() {
 }
 
 #[test]
-fn properties_that_walpost_sets_or_refuses_are_in_the_reference() {
+fn reference_lists_kafka_properties_that_walpost_sets_or_rejects() {
     let with = |name: &str, value: &str| {
         let brokers = ("bootstrap.servers".to_owned(), "localhost:9092".to_owned());
         Properties::from([brokers, (name.to_owned(), value.to_owned())])
@@ -198,7 +198,7 @@ fn properties_that_walpost_sets_or_refuses_are_in_the_reference() {
                 matches!(checked, Err(PropertyError::Refused { name: refused, .. }) if refused == *name)
             };
             if value == "may not be set" {
-                assert!(refused("1"), "{name} is not refused");
+                assert!(refused("1"), "{name} is not rejected");
             } else if refused("another") {
                 assert!(!refused(value), "{name} = {value} is refused");
             } else {
@@ -211,7 +211,7 @@ fn properties_that_walpost_sets_or_refuses_are_in_the_reference() {
     }
 }
 
-/// Returns the first sentence of an error's format, with values replaced by `…`.
+/// Returns the first sentence of an error's format, in which each value is replaced by `…`.
 fn first_sentence(format: &str) -> String {
     let format = format.replace("\\\"", "\"").replace("\\\\", "\\");
     let mut sentence = String::new();
@@ -254,7 +254,7 @@ fn declaration<'s>(sources: &'s str, name: &str) -> &'s str {
     &before[before.rfind("#[error(").unwrap()..]
 }
 
-/// Returns the formats of an error's texts.
+/// Returns the format strings of an error.
 fn formats(sources: &str, name: &str) -> Vec<String> {
     let declaration = declaration(sources, name);
     declaration
@@ -291,7 +291,7 @@ fn read_sources(path: &Path, into: &mut String) {
 }
 
 #[test]
-fn every_error_that_stops_a_pipeline_is_in_the_troubleshooting() {
+fn troubleshooting_covers_every_error_that_halts_a_pipeline() {
     let sources = sources(&["src"]);
     let troubleshooting = &page(TROUBLESHOOTING).text;
     let mut missing = Vec::new();
@@ -330,10 +330,10 @@ fn every_error_that_stops_a_pipeline_is_in_the_troubleshooting() {
         let formats = formats(&sources, name);
         assert!(formats.len() >= least, "{name}: {formats:?}");
         for format in formats {
-            // A value may be followed directly by a remedy.
+            // A remedy may follow a value directly.
             let sentence = first_sentence(&format).replace("……", "…");
             let words = sentence.split(['…', ' ', ',', ':']);
-            // A format that only joins values and another error has no words to search for.
+            // A format that only combines values and another error contains no words to search for.
             let is_empty = words.filter(|word| word.len() > 2).count() == 0;
             if !is_empty && !troubleshooting.contains(&sentence) {
                 missing.push(format!("{name}: {sentence}"));
@@ -344,7 +344,7 @@ fn every_error_that_stops_a_pipeline_is_in_the_troubleshooting() {
 }
 
 #[test]
-fn log_lines_that_the_troubleshooting_names_are_in_the_sources() {
+fn log_lines_quoted_in_troubleshooting_exist_in_the_sources() {
     let sources = sources(&["src"]);
     for line in [
         "standing by",
@@ -365,7 +365,7 @@ fn log_lines_that_the_troubleshooting_names_are_in_the_sources() {
 }
 
 #[test]
-fn headers_of_dead_letters_are_in_their_table_and_no_others() {
+fn reference_lists_exactly_the_dead_letter_headers() {
     let documented: BTreeSet<_> = page("docs/dead-letters.md")
         .tables("Headers")
         .into_iter()

@@ -1,11 +1,11 @@
-//! Pipelines defined by the rows of a query.
+//! Pipelines that are defined by the rows of a query.
 
 use super::*;
 use crate::support::http::Http;
 
 const FAILED_MESSAGE: &str = "its pipelines keep running unchanged";
 
-/// A table with names of databases, each of which is a pipeline.
+/// A table that contains names of databases, each of which defines a pipeline.
 struct Shards {
     fixture: Fixture<'static>,
 }
@@ -44,7 +44,8 @@ impl Shards {
         )
     }
 
-    /// Starts a process that has `pipelines` pipelines in total, including those in its file.
+    /// Starts a process that has `pipelines` pipelines in total, including those in its
+    /// configuration file.
     fn start(&self, in_file: &str, pipelines: usize) -> Process {
         let folder = reaper::folder("config");
         let text = head() + &self.source() + in_file;
@@ -60,7 +61,7 @@ fn wait_until_failed(http: &Http, expected: f64) {
 }
 
 #[test]
-fn pipelines_come_and_go_with_the_rows_and_the_others_do_not_notice() {
+fn query_rows_add_and_remove_pipelines_without_affecting_others() {
     let [stays, comes] = [Fixture::new(), Fixture::new()];
     let shards = Shards::new();
     shards.add(&stays);
@@ -97,7 +98,7 @@ fn pipelines_come_and_go_with_the_rows_and_the_others_do_not_notice() {
 }
 
 #[test]
-fn broken_source_is_reported_and_changes_nothing() {
+fn reports_a_broken_source_and_changes_nothing() {
     let [one, other, in_file] = [Fixture::new(), Fixture::new(), Fixture::new()];
     let shards = Shards::new();
     shards.add(&one);
@@ -141,8 +142,8 @@ fn broken_source_is_reported_and_changes_nothing() {
         shards.run(repairs);
         wait_until_failed(&http, 0.0);
     }
-    // A row can't define a pipeline that the file already has, and the file can be changed while a
-    // source fails.
+    // A row can't define a pipeline that the file already defines, and the file can be changed
+    // while a source fails.
     shards.run(&format!(
         "INSERT INTO shards VALUES ('{name}', '{name}', true)",
         name = in_file.name
@@ -164,7 +165,7 @@ fn broken_source_is_reported_and_changes_nothing() {
     ));
     wait_until_failed(&http, 0.0);
     // Removing more than half of the pipelines, or all of them, counts as a mistake until an
-    // operator accepts it.
+    // operator accepts the change.
     shards.run("UPDATE shards SET active = false");
     let line = process.walpost.wait_for_log(NOT_RELOADED);
     assert!(
@@ -173,7 +174,9 @@ fn broken_source_is_reported_and_changes_nothing() {
     );
     wait_until_failed(&http, 1.0);
     assert_eq!([&one, &other].map(walsender), senders[..2]);
-    let accepted = process.ask(&["reload", "--accept"]).expect_code(0);
+    let accepted = process
+        .pipeline_command(&["reload", "--accept"])
+        .expect_code(0);
     accepted.expect_mentions(&["2 removed", "1 unchanged"]);
     wait_until_failed(&http, 0.0);
     wait_until("two slots to be released", || {
@@ -183,14 +186,14 @@ fn broken_source_is_reported_and_changes_nothing() {
 }
 
 #[test]
-fn database_that_is_away_at_the_start_keeps_no_other_pipeline_from_starting() {
+fn starts_other_pipelines_while_a_registry_database_is_down() {
     let [of_row, in_file] = [Fixture::new(), Fixture::new()];
     let shards = Shards::new();
     shards.add(&of_row);
     shards.run("ALTER TABLE shards RENAME TO away");
     let mut process = shards.start(&pipeline(&in_file, ""), 1);
-    let told = process.walpost.wait_for_log("pipelines are missing");
-    assert!(told.contains("public.shards"), "{told}");
+    let log_line = process.walpost.wait_for_log("pipelines are missing");
+    assert!(log_line.contains("public.shards"), "{log_line}");
     let http = process.walpost.http();
     assert_eq!(http.metrics()["walpost_config_reload_failed"], 1.0);
     let sender = walsender(&in_file);
@@ -206,7 +209,7 @@ fn database_that_is_away_at_the_start_keeps_no_other_pipeline_from_starting() {
         .expect_mentions(&["source", "not queried"]);
     let found = check(&[]).expect_code(3);
     found.expect_mentions(&["walpost.toml: source", "public.shards", &in_file.name]);
-    // A query that has not succeeded yet changes nothing.
+    // A query that has not succeeded yet changes no pipelines.
     let changed = std::fs::read_to_string(process.file())
         .unwrap()
         .replace("WHERE active", "WHERE true");
@@ -220,10 +223,10 @@ fn database_that_is_away_at_the_start_keeps_no_other_pipeline_from_starting() {
     process.walpost.terminate().expect_code(0);
 }
 
-/// Otherwise, another owner's row that sorts first would get the slot, the checkpoint and the
-/// transactional id of the pipeline.
+/// Otherwise, a row of another owner that sorts first would take over the slot, the checkpoint and
+/// the transactional ID of the pipeline.
 #[test]
-fn row_with_the_name_of_another_one_does_not_take_its_place_at_a_start() {
+fn duplicate_row_does_not_replace_a_pipeline_at_startup() {
     let [of_row, in_file] = [Fixture::new(), Fixture::new()];
     let shards = Shards::new();
     shards.add(&of_row);
@@ -243,7 +246,8 @@ fn row_with_the_name_of_another_one_does_not_take_its_place_at_a_start() {
     process.walpost.terminate().expect_code(0);
 }
 
-/// Returns the values of a row that defines a pipeline, as JSON; `values` override the defaults.
+/// Returns the values of a row that defines a pipeline, as JSON; `values` override the default
+/// values.
 fn row_of(fixture: &Fixture, values: serde_json::Value) -> serde_json::Value {
     let mut row = serde_json::json!({
         "name": fixture.name,
@@ -288,10 +292,10 @@ fn add_row(registry: &Fixture, row: &serde_json::Value) {
 const SOURCE_BY_HOST: &str =
     "postgres = 'postgresql://postgres:s3cr3t@{host}:{port}/{dbname}?sslmode=prefer'";
 
-/// If the host were a Unix-domain socket, the password would be sent to it in clear text, whatever
-/// `sslmode` is.
+/// If the host were a Unix-domain socket, Walpost would send the password to it in clear text,
+/// regardless of `sslmode`.
 #[test]
-fn host_of_a_row_leads_to_no_socket_and_the_other_rows_are_used() {
+fn rejects_a_row_whose_host_is_a_socket_and_uses_the_others() {
     let fixture = Fixture::new();
     let good = row_of(&fixture, serde_json::json!({}));
     let (registry, source) = registry(&[good], SOURCE_BY_HOST);
@@ -299,7 +303,7 @@ fn host_of_a_row_leads_to_no_socket_and_the_other_rows_are_used() {
     let socket = folder.join(format!(".s.PGSQL.{}", fixture.server.port));
     let listener = std::os::unix::net::UnixListener::bind(socket).unwrap();
     listener.set_nonblocking(true).unwrap();
-    // Accepted connections are kept for later checks.
+    // The listener keeps accepted connections for later checks.
     let accepted = std::cell::RefCell::new(Vec::new());
     let is_untouched = || {
         accepted.borrow_mut().extend(listener.accept());
@@ -317,7 +321,7 @@ fn host_of_a_row_leads_to_no_socket_and_the_other_rows_are_used() {
     wait_until("the row to be read", || {
         process.walpost.logged(FAILED_MESSAGE) > 0 || !is_untouched()
     });
-    assert!(is_untouched(), "the row's socket was connected to");
+    assert!(is_untouched(), "Walpost connected to the row's socket");
     let line = process.walpost.wait_for_log(FAILED_MESSAGE);
     for text in [
         "row of pipeline \"evil\"",
@@ -335,7 +339,7 @@ fn host_of_a_row_leads_to_no_socket_and_the_other_rows_are_used() {
     let mut again = Invocation::new(["run", "--config"]).arg(&file).start();
     again.wait_for_log("streaming");
     again.wait_for_log("pipelines are missing");
-    assert!(is_untouched(), "the row's socket was connected to");
+    assert!(is_untouched(), "Walpost connected to the row's socket");
     again.terminate().expect_code(0);
 }
 
@@ -379,19 +383,19 @@ fn rejects_row_values_that_change_the_surrounding_setting() {
         ),
     ];
     let file = reaper::folder("config").join("walpost.toml");
-    for (template, column, value, says) in attacks {
+    for (template, column, value, expected) in attacks {
         let row = row_of(&fixture, serde_json::json!({ column: value }));
         let (_registry, source) = registry(&[row], template);
         replace(&file, &source);
         let check = Invocation::new(["check", "--config"]).arg(&file).finish();
         let found = format!("{}\n{}", check.stdout, check.stderr);
         assert!(
-            found.contains(says),
-            "{column} = {value}: {says} in {found}"
+            found.contains(expected),
+            "{column} = {value}: {expected} in {found}"
         );
         assert!(found.contains(&fixture.name), "the row in {found}");
     }
-    for (template, says) in [
+    for (template, expected) in [
         ("postgres = 'postgresql://u@h/d?sslmode={host}'", "{host}"),
         (
             "kafka = { 'ssl.ca.location' = '{host}' }",
@@ -403,15 +407,15 @@ fn rejects_row_values_that_change_the_surrounding_setting() {
         let check = Invocation::new(["check", "--config"]).arg(&file).finish();
         check
             .expect_code(2)
-            .expect_mentions(&[says, "the same for each row"]);
+            .expect_mentions(&[expected, "the same for each row"]);
     }
 }
 
 #[test]
-fn answer_of_a_registry_is_bounded_in_rows_and_bytes() {
+fn limits_the_rows_and_bytes_of_a_registry_query_result() {
     let registry = Fixture::bare();
     let file = reaper::folder("config").join("walpost.toml");
-    for (query, says) in [
+    for (query, expected) in [
         (
             "SELECT generate_series(1, 1000000000) AS name",
             "more than 10000 rows",
@@ -428,9 +432,9 @@ fn answer_of_a_registry_is_bounded_in_rows_and_bytes() {
         );
         replace(&file, &text);
         let mut check = Invocation::new(["check", "--config"]).arg(&file).start();
-        let most = check.peak_memory_at_exit();
+        let peak = check.peak_memory_at_exit();
         let found = check.finish().expect_code(3);
-        found.expect_mentions(&[says]);
-        assert!(most < 200 << 20, "{most} bytes of memory");
+        found.expect_mentions(&[expected]);
+        assert!(peak < 200 << 20, "{peak} bytes of memory");
     }
 }

@@ -1,21 +1,21 @@
-//! An operator records that events which may be missing were delivered.
+//! An operator records that events reported as possibly missing were delivered.
 
-use crate::support::event::{Event, Writer};
+use crate::support::event::{Event, EventWriter};
 use crate::support::fixture::Fixture;
 use crate::support::walpost::Finished;
 
 const TABLES: [&str; 2] = ["tenant_1.outbox", "tenant_2.outbox"];
 
-fn writer(tables: &[&str]) -> Writer {
-    Writer::Tables {
-        like: "tenant%".to_owned(),
+fn writer(tables: &[&str]) -> EventWriter {
+    EventWriter::Tables {
+        name_pattern: "tenant%".to_owned(),
         tables: tables.iter().map(|&table| table.to_owned()).collect(),
     }
 }
 
-/// Creates two tables whose events are delivered, on a cluster that appears to be a different one
-/// than before, as after `pg_upgrade`.
-fn moved() -> Fixture<'static> {
+/// Creates two tables whose events are delivered, on a cluster that appears to be a different one,
+/// as after `pg_upgrade`.
+fn fixture_after_cluster_change() -> Fixture<'static> {
     let mut fixture = Fixture::bare();
     fixture.use_settings("tables = [\"tenant_*.outbox\"]\n");
     fixture.write_to(writer(&TABLES));
@@ -56,9 +56,9 @@ fn settle(fixture: &Fixture<'_>, more: &[&str]) -> Finished {
 }
 
 #[test]
-fn gap_is_settled_without_sending_if_the_operator_knows_that_it_was_delivered() {
-    let fixture = moved();
-    // Nothing is settled without confirmation.
+fn operator_can_close_a_delivered_gap_without_resending() {
+    let fixture = fixture_after_cluster_change();
+    // No gap is closed without confirmation.
     let listed = settle(&fixture, &["--dry-run"]).expect_code(0);
     listed.expect_mentions(&[
         "of table tenant_1.outbox",
@@ -72,7 +72,7 @@ fn gap_is_settled_without_sending_if_the_operator_knows_that_it_was_delivered() 
         "{}",
         check.stdout
     );
-    // First one table, then all others.
+    // Closes the gap of one table first, and then the gaps of all other tables.
     settle(&fixture, &["--table", TABLES[0], "--yes"]).expect_code(0);
     let check = fixture.check().finish().expect_code(3);
     assert!(
@@ -98,8 +98,8 @@ fn gap_is_settled_without_sending_if_the_operator_knows_that_it_was_delivered() 
 }
 
 #[test]
-fn gap_of_a_table_that_was_dropped_can_be_settled() {
-    let fixture = moved();
+fn operator_can_close_the_gap_of_a_dropped_table() {
+    let fixture = fixture_after_cluster_change();
     fixture.db.run("DROP TABLE tenant_1.outbox");
     let replay = fixture.replay(&["--dropped-slots", "--table", TABLES[0], "--yes"]);
     let replay = replay.finish().expect_code(3);
@@ -113,9 +113,9 @@ fn gap_of_a_table_that_was_dropped_can_be_settled() {
     );
 }
 
-/// Creates a gap that was settled for one table. The other table had left the publication.
+/// Creates a gap that was closed for one table; the other table had left the publication.
 pub(crate) fn settled() -> Fixture<'static> {
-    let fixture = moved();
+    let fixture = fixture_after_cluster_change();
     settle(&fixture, &["--table", TABLES[0], "--yes"]).expect_code(0);
     fixture.db.run(&format!(
         "ALTER PUBLICATION {} DROP TABLE {}",

@@ -1,4 +1,4 @@
-//! Journal entries written by other roles, and SQL conditions, run no code as a superuser.
+//! Journal entries written by other roles, and SQL conditions, must not run code as a superuser.
 
 use super::{journal, walpost_role};
 use crate::support::fixture::Fixture;
@@ -24,9 +24,9 @@ fn write(fixture: &Fixture, walpost_role: &WalpostRole, detail: &serde_json::Val
 const RUN: &str = "5d8ac1b4-5b5c-4a5f-9a62-7f2b4f6a7c11";
 const TOPIC: &str = "outbox.event.{aggregatetype}";
 
-/// Returns the details of an entry for the start of a replay of rows that match `condition`, or of
-/// all rows if that is empty.
-fn begun(condition: &str, topic: &str) -> serde_json::Value {
+/// Returns the details of a journal entry for the start of a replay of rows that match `condition`,
+/// or of all rows if `condition` is empty.
+fn start_details(condition: &str, topic: &str) -> serde_json::Value {
     let selected = match condition {
         "" => serde_json::json!({}),
         condition => serde_json::json!({ "where": condition }),
@@ -41,7 +41,7 @@ fn begun(condition: &str, topic: &str) -> serde_json::Value {
 }
 
 /// Creates another application's slot, and returns an SQL condition that drops it.
-fn victim(fixture: &Fixture) -> (String, String) {
+fn slot_drop_condition(fixture: &Fixture) -> (String, String) {
     let slot = format!("{}_victim", fixture.name);
     fixture.db.run(&format!(
         "SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')"
@@ -59,13 +59,13 @@ fn is_there(fixture: &Fixture, slot: &str) -> bool {
 }
 
 #[test]
-fn condition_that_the_journal_has_is_never_run() {
+fn never_evaluates_a_condition_from_the_journal() {
     let fixture = Fixture::new();
     let walpost_role = walpost_role(&fixture);
     let aggregate = fixture.aggregate(1);
     fixture.insert(&aggregate, "k");
-    let (slot, condition) = victim(&fixture);
-    write(&fixture, &walpost_role, &begun(&condition, TOPIC));
+    let (slot, condition) = slot_drop_condition(&fixture);
+    write(&fixture, &walpost_role, &start_details(&condition, TOPIC));
     let entries = journal(&fixture).len();
     let resume = ["--resume", RUN];
     for invocation in [
@@ -101,13 +101,13 @@ fn condition_that_the_journal_has_is_never_run() {
 }
 
 #[test]
-fn condition_is_not_run_in_a_session_that_is_or_can_become_a_superuser() {
+fn does_not_evaluate_a_condition_as_a_potential_superuser() {
     let fixture = Fixture::new();
     let walpost_role = walpost_role(&fixture);
     let aggregate = fixture.aggregate(1);
     fixture.insert(&aggregate, "k");
-    let (slot, condition) = victim(&fixture);
-    // The function's author would run code through the operator's condition.
+    let (slot, condition) = slot_drop_condition(&fixture);
+    // The author of the function could run code through the operator in the condition.
     fixture.db.run(&format!(
         "CREATE FUNCTION is_due() RETURNS boolean LANGUAGE sql AS $$ SELECT {condition} $$;
          ALTER FUNCTION is_due() OWNER TO {}",
@@ -152,7 +152,7 @@ fn condition_is_not_run_in_a_session_that_is_or_can_become_a_superuser() {
 }
 
 #[test]
-fn condition_can_not_leave_its_place() {
+fn rejects_a_condition_that_closes_its_parenthesis_or_adds_sql() {
     let fixture = Fixture::new();
     let walpost_role = walpost_role(&fixture);
     let aggregate = fixture.aggregate(1);
@@ -184,7 +184,7 @@ fn condition_can_not_leave_its_place() {
         finished.expect_code(2).expect_mentions(&["--where"]);
     }
     assert!(journal(&fixture).is_empty());
-    // Text that only looks as if it ended the condition.
+    // This text only looks as if it ended the condition.
     let harmless = "aggregateid <> ')' AND '\n(' <> $x$)]$x$ /* ) */ AND (ARRAY[true])[1] -- )";
     let replay = walpost_role.replay(&["--yes", "--id", &one, "--where", harmless]);
     replay.finish().expect_code(0);
@@ -192,15 +192,15 @@ fn condition_can_not_leave_its_place() {
 }
 
 #[test]
-fn entry_of_another_role_changes_nothing_about_a_replay() {
+fn ignores_journal_entries_of_other_roles() {
     let fixture = Fixture::new();
     let walpost_role = walpost_role(&fixture);
     let aggregate = fixture.aggregate(1);
     fixture.insert(&aggregate, "k");
     let stolen = format!("{}.stolen", fixture.name);
     fixture.topic(&stolen, 1, &[]);
-    fixture.db.run(&entry(&fixture, &begun("", TOPIC)));
-    write(&fixture, &walpost_role, &begun("", &stolen));
+    fixture.db.run(&entry(&fixture, &start_details("", TOPIC)));
+    write(&fixture, &walpost_role, &start_details("", &stolen));
     write(
         &fixture,
         &walpost_role,
@@ -217,20 +217,20 @@ fn entry_of_another_role_changes_nothing_about_a_replay() {
 }
 
 #[test]
-fn replay_started_by_another_role_is_resumed_only_on_confirmation() {
+fn resumes_a_replay_of_another_role_only_after_confirmation() {
     let fixture = Fixture::new();
     let walpost_role = walpost_role(&fixture);
     let aggregate = fixture.aggregate(1);
     fixture.insert(&aggregate, "k");
-    write(&fixture, &walpost_role, &begun("", TOPIC));
+    write(&fixture, &walpost_role, &start_details("", TOPIC));
     let resume = ["--resume", RUN];
     let refused = fixture.replay(&resume).arg("--yes").finish().expect_code(2);
     refused.expect_mentions(&[&walpost_role.role, "--yes"]);
     assert!(fixture.records().is_empty());
-    let asked = fixture
+    let finished = fixture
         .replay(&resume)
         .answer(&format!("{}\n", fixture.name));
-    asked
+    finished
         .finish()
         .expect_code(0)
         .expect_mentions(&[&walpost_role.role]);
@@ -244,11 +244,13 @@ fn resumed_replay_compares_the_journal_with_settings_and_table() {
     fixture.insert(&aggregate, "k");
     let stolen = format!("{}.stolen", fixture.name);
     fixture.topic(&stolen, 1, &[]);
-    fixture.db.run(&entry(&fixture, &begun("", &stolen)));
+    fixture
+        .db
+        .run(&entry(&fixture, &start_details("", &stolen)));
     let resume = ["--yes", "--resume", RUN];
     let refused = fixture.replay(&resume).finish().expect_code(2);
-    let told = format!("--topic {stolen} ");
-    refused.expect_mentions(&[&stolen, TOPIC, &told]);
+    let suggestion = format!("--topic {stolen} ");
+    refused.expect_mentions(&[&stolen, TOPIC, &suggestion]);
     assert!(fixture.records().is_empty());
     let given = fixture.replay(&resume).args(["--topic", &stolen]).finish();
     given.expect_code(0);
@@ -256,14 +258,14 @@ fn resumed_replay_compares_the_journal_with_settings_and_table() {
 
     let broken = |change: &dyn Fn(&mut serde_json::Value), texts: &[&str]| {
         fixture.db.run("DELETE FROM walpost.journal");
-        let mut detail = begun("", TOPIC);
+        let mut detail = start_details("", TOPIC);
         change(&mut detail["plan"]);
         fixture.db.run(&entry(&fixture, &detail));
         let refused = fixture.replay(&resume).finish();
         assert_eq!(fixture.records().len(), 1, "{refused:?}");
         refused.expect_mentions(texts);
     };
-    // At its end, the run would close this journal entry about a dropped slot.
+    // When it ends, the replay would close this journal entry about a dropped slot.
     broken(
         &|plan| plan["dropped_slots"] = serde_json::json!([1]),
         &["dropped slots", "Start a new replay"],
@@ -283,7 +285,7 @@ fn resumed_replay_compares_the_journal_with_settings_and_table() {
 }
 
 #[test]
-fn resumes_a_replay_if_its_condition_is_given_again() {
+fn resumes_a_replay_if_its_condition_is_passed_again() {
     let fixture = Fixture::new();
     let walpost_role = walpost_role(&fixture);
     let aggregate = fixture.aggregate(1);
@@ -324,9 +326,9 @@ fn resumes_a_replay_if_its_condition_is_given_again() {
     assert_eq!(keys, ["before", "behind"]);
 }
 
-/// Entries that another run is about to close must not be sent a second time.
+/// Entries that another replay is about to close must not be replayed a second time.
 #[test]
-fn entries_that_another_process_is_sending_are_not_looked_up() {
+fn does_not_replay_entries_that_another_process_is_replaying() {
     let fixture = Fixture::new();
     for (flag, without_lock) in [
         ("--dropped-slots", "has no dropped slot"),

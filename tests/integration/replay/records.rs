@@ -11,9 +11,9 @@ use crate::support::records::Record;
 use crate::support::wait::wait_until;
 use crate::support::walpost::{Invocation, word_after};
 
-in_both_modes! { rows_are_sent_again_while_the_pipeline_runs }
+in_both_modes! { replays_rows_while_the_pipeline_runs }
 
-fn rows_are_sent_again_while_the_pipeline_runs(exactly_once: bool) {
+fn replays_rows_while_the_pipeline_runs(exactly_once: bool) {
     let fixture = Fixture::new().in_mode(exactly_once);
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start();
@@ -40,9 +40,9 @@ fn rows_are_sent_again_while_the_pipeline_runs(exactly_once: bool) {
     assert_eq!(journal(&fixture), [entry("begun", "0"), entry("done", "3")]);
 }
 
-/// Values are formatted as in the stream, whatever the session's settings are.
+/// Values are formatted as in the stream, regardless of the session's settings.
 #[test]
-fn record_that_is_sent_again_is_the_one_that_was_sent_at_first() {
+fn replayed_record_equals_the_original_record() {
     let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id bigint PRIMARY KEY, aggregatetype text, aggregateid text, payload bytea,
              headers jsonb, at timestamptz, day date, gap interval, ratio float8, note text, written timestamptz)",
@@ -98,7 +98,7 @@ fn record_that_is_sent_again_is_the_one_that_was_sent_at_first() {
 }
 
 #[test]
-fn rows_are_sent_to_another_topic() {
+fn replays_rows_to_another_topic() {
     let fixture = Fixture::new();
     let topic = format!("{}.again", fixture.name);
     fixture.topic(&topic, 1, &[]);
@@ -113,22 +113,22 @@ fn rows_are_sent_to_another_topic() {
 }
 
 #[test]
-fn rate_is_kept() {
+fn respects_the_rate_limit() {
     let fixture = Fixture::new();
     fixture
         .db
         .run(&fixture.events().insert_many("a", 60, "to_jsonb(n)"));
-    let began = Instant::now();
+    let started = Instant::now();
     assert_eq!(
         keys_to_stdout(&fixture, &["--all", "--rate", "30/s"]).len(),
         60
     );
-    let took = began.elapsed().as_secs_f64();
-    assert!(took > 1.7, "60 rows at 30 a second took {took} s");
+    let duration = started.elapsed().as_secs_f64();
+    assert!(duration > 1.7, "60 rows at 30 a second took {duration} s");
 }
 
 #[test]
-fn memory_is_bounded_however_large_the_table_is_and_however_slow_kafka() {
+fn memory_stays_bounded_for_a_large_table_and_slow_kafka() {
     const ROWS: usize = 600;
     let broker = Broker::borrowed();
     let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker);
@@ -150,7 +150,8 @@ fn memory_is_bounded_however_large_the_table_is_and_however_slow_kafka() {
         since.elapsed() > Duration::from_secs(1)
     });
     assert!(replay.is_running());
-    // The table has 240 MB; the window is 8 MiB, and librdkafka has requests in flight.
+    // The table contains 240 MB; the window is 8 MiB, and librdkafka holds additional requests in
+    // flight.
     assert!(bytes < 100_000_000, "{bytes} bytes");
     broker.thaw();
     replay.finish().expect_code(0);
@@ -158,7 +159,7 @@ fn memory_is_bounded_however_large_the_table_is_and_however_slow_kafka() {
 }
 
 #[test]
-fn row_that_can_not_be_sent_is_named_and_what_is_before_it_is_sent() {
+fn reports_an_undeliverable_row_and_sends_the_preceding_ones() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     fixture.insert(&aggregate, "before");
@@ -181,7 +182,7 @@ fn row_that_can_not_be_sent_is_named_and_what_is_before_it_is_sent() {
 }
 
 #[test]
-fn row_that_can_not_be_sent_is_a_dead_letter_where_the_settings_say_so() {
+fn writes_an_undeliverable_row_as_a_dead_letter_if_configured() {
     let fixture = Fixture::new();
     let (aggregate, topic) = (fixture.aggregate(1), format!("{}.dead", fixture.name));
     fixture.insert(&aggregate, "before");
@@ -200,8 +201,8 @@ fn row_that_can_not_be_sent_is_a_dead_letter_where_the_settings_say_so() {
         &topic,
     ];
     let both = [&unroutable[..], &["--on-oversize", "dead-letter"]].concat();
-    // If the dead-letter topic is missing, or the setting is for failures of the other kind, the
-    // row is handled as without the setting.
+    // If the dead-letter topic is missing, or dead letters are enabled only for another kind of
+    // failure, the replay stops at the row.
     let missing = fixture
         .replay(&both)
         .args(["--all", "--yes"])

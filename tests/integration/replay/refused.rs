@@ -15,7 +15,7 @@ fn refused(fixture: &Fixture, invocation: Invocation, code: i32, texts: &[&str])
 }
 
 #[test]
-fn rejects_replays_that_are_not_possible_and_sends_nothing() {
+fn rejects_impossible_replays_and_sends_nothing() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     fixture.insert(&aggregate, "k");
@@ -29,7 +29,7 @@ fn rejects_replays_that_are_not_possible_and_sends_nothing() {
     let check = |arguments: &[&str], code: i32, texts: &[&str]| {
         refused(&fixture, yes(arguments), code, texts);
     };
-    // There is no answer to the prompt, or a wrong one.
+    // The operator gives no answer to the prompt, or a wrong one.
     refused(
         &fixture,
         fixture.replay(&["--all"]),
@@ -115,12 +115,12 @@ fn rejects_replays_that_are_not_possible_and_sends_nothing() {
     fixture.db.run(&format!("CREATE ROLE {role} LOGIN"));
     let conninfo = fixture.conninfo_as(&role);
     let as_role = || fixture.with_conninfo(&conninfo).replay(&["--all", "--yes"]);
-    let said = format!(
+    let output = format!(
         "SELECT, INSERT (pipeline, slot, action, from_lsn, to_lsn, detail) ON walpost.journal TO {role}"
     );
-    refused(&fixture, as_role(), 3, &[&said]);
+    refused(&fixture, as_role(), 3, &[&output]);
     fixture.db.run(&format!(
-        "GRANT {said}; GRANT USAGE ON SCHEMA walpost TO {role}; REVOKE SELECT ON outbox FROM PUBLIC"
+        "GRANT {output}; GRANT USAGE ON SCHEMA walpost TO {role}; REVOKE SELECT ON outbox FROM PUBLIC"
     ));
     refused(
         &fixture,
@@ -134,7 +134,7 @@ fn rejects_replays_that_are_not_possible_and_sends_nothing() {
 }
 
 #[test]
-fn events_in_messages_alone_can_not_be_sent_again() {
+fn rejects_a_replay_of_a_message_outbox() {
     let fixture = Fixture::with_outbox(Outbox::Messages);
     let finished = fixture.replay(&["--all", "--yes"]).finish().expect_code(2);
     finished.expect_mentions(&[
@@ -144,7 +144,7 @@ fn events_in_messages_alone_can_not_be_sent_again() {
 }
 
 #[test]
-fn pipeline_has_to_be_named_among_several() {
+fn requires_a_pipeline_name_if_several_are_defined() {
     let fixture = Fixture::new();
     let text = format!(
         "[kafka]\n\"bootstrap.servers\" = \"127.0.0.1:9\"\n[[pipeline]]\nname = \"a\"\npostgres = \"{0}\"\n\
@@ -156,9 +156,9 @@ fn pipeline_has_to_be_named_among_several() {
     refused(&fixture, replay, 2, &["--pipeline"]);
 }
 
-/// Whoever is asked may take hours to answer.
+/// An operator may take hours to answer the prompt.
 #[test]
-fn table_is_not_locked_while_replay_waits_for_an_answer() {
+fn does_not_lock_the_table_while_waiting_for_confirmation() {
     let fixture = Fixture::new();
     fixture.insert(&fixture.aggregate(1), "k");
     let mut replay = fixture

@@ -7,7 +7,7 @@ use crate::support::fixture::Fixture;
 use crate::support::wait::wait_until;
 
 #[test]
-fn killed_and_resumed_it_sends_every_row_and_repeats_a_little() {
+fn sends_every_row_and_repeats_few_when_resumed_after_a_kill() {
     const ROWS: usize = 1500;
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(2);
@@ -31,8 +31,8 @@ fn killed_and_resumed_it_sends_every_row_and_repeats_a_little() {
         .expect_mentions(&["another process is running replay"]);
     replay.kill();
     let before = fixture.records().len();
-    assert!(before < ROWS, "it was not cut short");
-    // These rows are newer than the run.
+    assert!(before < ROWS, "the replay was not interrupted");
+    // These rows are newer than the replay.
     fixture.db.run(&many);
     let resumed = fixture.replay(&["--yes", "--resume", &run]).finish();
     resumed
@@ -41,10 +41,10 @@ fn killed_and_resumed_it_sends_every_row_and_repeats_a_little() {
     let records = fixture.records();
     assert_eq!(runs(&records), HashSet::from([run.clone()]));
     let ids: HashSet<_> = records.iter().map(|record| record.header("id")).collect();
-    assert_eq!(ids.len(), ROWS, "each row of the run, and no other");
+    assert_eq!(ids.len(), ROWS, "each row of the replay, and no other row");
     let repeated = records.len() - ROWS;
     assert!(
-        // Some records were in flight.
+        // Some records were in flight when the process was killed.
         repeated <= before - noted.min(before) + 50,
         "{repeated} of {before} repeated"
     );
@@ -55,7 +55,7 @@ fn killed_and_resumed_it_sends_every_row_and_repeats_a_little() {
 }
 
 #[test]
-fn stopped_and_resumed_it_repeats_nothing() {
+fn repeats_no_row_when_resumed_after_a_stop() {
     const ROWS: usize = 400;
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
@@ -79,17 +79,13 @@ fn stopped_and_resumed_it_repeats_nothing() {
     let records = fixture.records();
     let ids: HashSet<_> = records.iter().map(|record| record.header("id")).collect();
     assert_eq!(ids.len(), ROWS);
-    assert_eq!(
-        records.len(),
-        ROWS,
-        "what was acknowledged is not sent again"
-    );
+    assert_eq!(records.len(), ROWS, "acknowledged rows are not sent again");
 }
 
-/// Another process that is sending the same run may finish it while this one waits for the run's
+/// Another process that continues the same replay may finish it while this process waits for the
 /// lock.
 #[test]
-fn resumed_while_another_process_ends_it_it_sends_nothing() {
+fn sends_nothing_when_resumed_while_another_process_finishes_the_replay() {
     const ROWS: usize = 400;
     let fixture = Fixture::new();
     let many = fixture

@@ -6,7 +6,7 @@ use super::{is_replayed, journal, keys_of, keys_to_stdout, walpost_role};
 use crate::support::fixture::Fixture;
 
 #[test]
-fn rows_are_selected_by_the_positions_of_their_records() {
+fn selects_rows_by_the_positions_of_their_records() {
     let fixture = Fixture::new();
     // Two topics, alternating.
     let aggregates = [fixture.aggregate(2), fixture.aggregate(1)];
@@ -32,7 +32,7 @@ fn rows_are_selected_by_the_positions_of_their_records() {
         .collect();
     assert_eq!(again, ["1", "2", "3", "4"].map(str::to_owned).into());
 
-    // A position at which no record exists, and one that can't be looked up.
+    // One position has no record, and the other one can't be looked up.
     let before = journal(&fixture).len();
     let nowhere = "FFFFFFFF/FFFFFFFF:0000000001";
     let topics = aggregates
@@ -48,10 +48,10 @@ fn rows_are_selected_by_the_positions_of_their_records() {
 }
 
 #[test]
-fn rows_are_selected_by_time_id_aggregate_and_condition() {
+fn selects_rows_by_time_id_aggregate_and_condition() {
     let fixture = Fixture::new();
     let id = |number: u32| format!("00000000-0000-7000-8000-00000000000{number}");
-    // The order of insertion differs from that of the ids.
+    // The rows are not inserted in the order of their ids.
     for (number, aggregate, hour) in [
         (3, "order", 1),
         (1, "order", 2),
@@ -87,8 +87,8 @@ fn rows_are_selected_by_time_id_aggregate_and_condition() {
         &["3", "1", "4"],
     );
     check(&["--id", &id(4), "--id", &id(3)], &["3", "4"]);
-    // Conditions of different flags must all hold for a row, whichever of the aggregates it belongs
-    // to.
+    // A row is selected only if it satisfies the conditions of all flags and belongs to any of the
+    // given aggregates.
     check(
         &[
             "--aggregate",

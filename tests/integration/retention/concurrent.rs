@@ -1,13 +1,12 @@
-//! Retention with concurrent users of the table: writers, `run`, and other processes that maintain
-//! it.
+//! Retention while writers, `run` and other maintenance processes use the table.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::{
-    COLUMNS, DEFAULT, LOCK_TIMEOUT, aged, insert_old, is, is_gone, maintain, maintain_until,
-    maintain_until_delivered,
+    COLUMNS, DEFAULT, LOCK_TIMEOUT, fixture_with_old_partition, insert_old, is, is_gone, maintain,
+    maintain_until, maintain_until_delivered,
 };
 use crate::support::checker::Resends;
 use crate::support::fixture::Fixture;
@@ -17,16 +16,16 @@ use crate::support::wait::{assert_stays, wait_until};
 use crate::support::walpost::{Invocation, config_file};
 
 /// Tells the writers to stop, even if the test fails.
-struct Stop<'a>(&'a AtomicBool);
+struct StopOnDrop<'a>(&'a AtomicBool);
 
-impl Drop for Stop<'_> {
+impl Drop for StopOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
 }
 
-/// Runs the statement repeatedly until told to stop, calls `written` after each run, and returns
-/// the duration of the slowest.
+/// Runs the statement repeatedly until it is stopped, calls `written` after each run, and returns
+/// the duration of the slowest run.
 fn write_until(conninfo: &str, statement: &str, stop: &AtomicBool, written: impl Fn()) -> Duration {
     let session = Session::connect(conninfo).unwrap();
     let mut slowest = Duration::ZERO;
@@ -43,28 +42,29 @@ fn write_until(conninfo: &str, statement: &str, stop: &AtomicBool, written: impl
 #[test]
 fn writers_wait_no_longer_than_the_lock_timeout() {
     for default in [DEFAULT, ""] {
-        let fixture = aged(Server::shared(MAJOR), default);
+        let fixture = fixture_with_old_partition(Server::shared(MAJOR), default);
         let aggregate = fixture.aggregate(1);
         let walpost = fixture.start_and_confirm_one(&aggregate, "first");
         maintain_until_delivered(&fixture);
         let statement = fixture.insert_sql(&aggregate, "k");
         let stop = AtomicBool::new(false);
-        let (slowest, took) = thread::scope(|scope| {
+        let (slowest, duration) = thread::scope(|scope| {
             let writers = [(); 2].map(|()| {
                 scope.spawn(|| write_until(&fixture.conninfo(), &statement, &stop, || {}))
             });
-            let stopped = Stop(&stop);
-            // The holder has the same lock as a writer, for longer than all attempts take.
+            let stopped = StopOnDrop(&stop);
+            // The other session holds the lock that a writer would hold, for longer than all
+            // attempts take.
             let holder = fixture.server.session(&fixture.name);
             holder.run(&format!(
                 "BEGIN; {}",
                 fixture.insert_sql(&aggregate, "held")
             ));
-            let mut took = Duration::ZERO;
+            let mut duration = Duration::ZERO;
             wait_until("a pass that finds the table in use", || {
                 let begin = Instant::now();
                 let finished = maintain(&fixture, &["--retention", "1s"]);
-                took = begin.elapsed();
+                duration = begin.elapsed();
                 match finished.code {
                     Some(0) => false,
                     _ => {
@@ -77,15 +77,15 @@ fn writers_wait_no_longer_than_the_lock_timeout() {
             });
             assert!(is(&fixture, "outbox_old", true));
             holder.run("COMMIT");
-            maintain_until(&fixture, "the partition to go", || {
+            maintain_until(&fixture, "the partition to be dropped", || {
                 is_gone(&fixture, "outbox_old")
             });
             drop(stopped);
             let slowest = writers.map(|writer| writer.join().unwrap());
-            (slowest.into_iter().max().unwrap(), took)
+            (slowest.into_iter().max().unwrap(), duration)
         });
-        eprintln!("slowest insert {slowest:?} while a pass took {took:?}");
-        // The additional time is for two busy cores.
+        eprintln!("slowest insert {slowest:?} while a pass took {duration:?}");
+        // The additional time allows for two busy cores.
         assert!(
             slowest < LOCK_TIMEOUT + Duration::from_millis(400),
             "{slowest:?}"
@@ -95,19 +95,19 @@ fn writers_wait_no_longer_than_the_lock_timeout() {
 }
 
 #[test]
-fn detaching_that_is_interrupted_is_ended_later() {
+fn completes_an_interrupted_partition_detach_later() {
     for major in [14, 18] {
-        let fixture = aged(Server::shared(major), "");
+        let fixture = fixture_with_old_partition(Server::shared(major), "");
         let aggregate = fixture.aggregate(1);
         let walpost = fixture.start();
         insert_old(&fixture, &aggregate, "old");
         fixture.wait_until_confirmed();
-        // Walpost finishes detaching only what is delivered.
+        // Walpost completes the detach only of delivered partitions.
         maintain_until_delivered(&fixture);
         let reader = fixture.server.session(&fixture.name);
         reader.run("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM outbox");
         let pending = "SELECT EXISTS (SELECT FROM pg_inherits WHERE inhdetachpending)";
-        // An administrator starts to detach the partition and cancels.
+        // An administrator starts to detach the partition and cancels the statement.
         fixture.db.run("SET statement_timeout = '1s'");
         let detach = "ALTER TABLE outbox DETACH PARTITION outbox_old CONCURRENTLY";
         fixture
@@ -118,17 +118,17 @@ fn detaching_that_is_interrupted_is_ended_later() {
         assert!(fixture.db.is_true(pending));
         fixture.insert(&aggregate, "meanwhile");
         reader.run("COMMIT");
-        maintain_until(&fixture, "the partition to go", || {
+        maintain_until(&fixture, "the partition to be dropped", || {
             is_gone(&fixture, "outbox_old")
         });
         fixture.settle(walpost, &[], Resends::Never);
     }
 }
 
-in_both_modes! { size_stays_flat_while_run_keeps_the_table }
+in_both_modes! { run_keeps_the_table_size_constant_under_load }
 
 /// An hour of load with partitions of a minute, sped up to partitions of a second.
-fn size_stays_flat_while_run_keeps_the_table(exactly_once: bool) {
+fn run_keeps_the_table_size_constant_under_load(exactly_once: bool) {
     let fixture = Fixture::bare();
     fixture.db.run(&format!(
         "CREATE TABLE outbox ({COLUMNS}) PARTITION BY RANGE (created_at); {DEFAULT}
@@ -140,7 +140,8 @@ fn size_stays_flat_while_run_keeps_the_table(exactly_once: bool) {
     fixture.init().finish().expect_code(0);
     let fixture = fixture.in_mode(exactly_once);
     let aggregate = fixture.aggregate(2);
-    // A minute ahead, because a pass can be late on a busy machine.
+    // The partition begins one minute in the future, because a maintenance pass can be late on a
+    // busy machine.
     let ahead = ["--retention", "1s", "--partitions-ahead", "60"];
     maintain(&fixture, &ahead).expect_code(0);
     let mut walpost = fixture.start_with(&ahead);
@@ -156,8 +157,8 @@ fn size_stays_flat_while_run_keeps_the_table(exactly_once: bool) {
                 written.fetch_add(ROWS, Ordering::Relaxed);
             })
         });
-        let stopped = Stop(&stop);
-        // From now on, wait until the first rows written have been removed.
+        let stopped = StopOnDrop(&stop);
+        // From now on, the test waits until the first rows have been removed.
         wait_until("the first rows to be written", || {
             fixture.db.number(rows) > 0
         });
@@ -168,7 +169,9 @@ fn size_stays_flat_while_run_keeps_the_table(exactly_once: bool) {
         let is_gone = format!(
             "SELECT min(created_at) > '{oldest}'::timestamptz + interval '1 second' FROM outbox"
         );
-        wait_until("the first rows to go", || fixture.db.is_true(&is_gone));
+        wait_until("the first rows to be deleted", || {
+            fixture.db.is_true(&is_gone)
+        });
         let begin = walpost.logged("dropped");
         for more in [1, 4, 7, 10, 13] {
             walpost.wait_for_logs("dropped", begin + more);
@@ -195,19 +198,19 @@ fn size_stays_flat_while_run_keeps_the_table(exactly_once: bool) {
     assert_eq!(walpost.logged("maintenance fail"), 0, "{}", walpost.log());
     fixture.settle(walpost, &[], Resends::Never);
     let strays = "SELECT count(*) FROM outbox_default";
-    assert_eq!(fixture.db.number(strays), 0, "made in time");
+    assert_eq!(fixture.db.number(strays), 0, "created in time");
 }
 
 #[test]
-fn two_that_keep_the_same_table_do_not_meet() {
-    let fixture = aged(Server::shared(MAJOR), DEFAULT);
+fn only_one_process_maintains_a_table_at_a_time() {
+    let fixture = fixture_with_old_partition(Server::shared(MAJOR), DEFAULT);
     let other = fixture.server.session(&fixture.name);
     other.rows(
         "SELECT pg_advisory_lock(x'77616c70'::int, 'outbox'::regclass::oid::int8::bit(32)::int)",
     );
     let finished = maintain(&fixture, &["--retention", "1s"]).expect_code(1);
     finished.expect_mentions(&["another Walpost process is maintaining"]);
-    // One process that maintains the table and a standby do not conflict.
+    // A process that maintains the table and a standby do not conflict.
     let walpost = fixture.start_with(&["--retention", "1s"]);
     assert_stays("quiet", Duration::from_secs(2), || {
         walpost.logged("maintenance") == 0
@@ -216,8 +219,8 @@ fn two_that_keep_the_same_table_do_not_meet() {
 }
 
 #[test]
-fn retention_from_the_file_works_with_exactly_once() {
-    let fixture = aged(Server::shared(MAJOR), DEFAULT);
+fn retention_configured_in_the_file_works_with_exactly_once() {
+    let fixture = fixture_with_old_partition(Server::shared(MAJOR), DEFAULT);
     let text = format!(
         "[[pipeline]]\nname = \"{}\"\npostgres = \"{}\"\ndelivery = \"exactly-once\"\nretention = \"1h\"\npartitions_ahead = 3\n",
         fixture.name,
@@ -231,6 +234,6 @@ fn retention_from_the_file_works_with_exactly_once() {
         3,
         "{finished:?}"
     );
-    // `init` only uses the database, so the delivery mode does not affect it either.
+    // `init` only uses the database, so its delivery mode has no effect.
     command(&["init", "--no-role"]).expect_code(0);
 }

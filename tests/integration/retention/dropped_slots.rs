@@ -2,16 +2,19 @@
 
 use std::time::Duration;
 
-use super::{DEFAULT, aged, detached_with_a_late_row, insert_old, is, is_gone, maintain};
+use super::{
+    DEFAULT, fixture_with_late_row_in_detached_partition, fixture_with_old_partition, insert_old,
+    is, is_gone, maintain,
+};
 use crate::budget;
 use crate::support::fixture::Fixture;
 use crate::support::postgres::{MAJOR, Server};
 use crate::support::wait::{assert_stays, wait_until};
 
-/// According to the new slot's position, everything is delivered.
+/// The position of the new slot suggests that everything is delivered.
 #[test]
 fn retention_keeps_rows_lost_with_a_dropped_slot_until_replayed() {
-    let fixture = aged(Server::shared(MAJOR), DEFAULT);
+    let fixture = fixture_with_old_partition(Server::shared(MAJOR), DEFAULT);
     let aggregate = fixture.aggregate(1);
     insert_old(&fixture, &aggregate, "dropped");
     budget::drop_slot(&fixture);
@@ -21,25 +24,27 @@ fn retention_keeps_rows_lost_with_a_dropped_slot_until_replayed() {
     fixture.wait_until_confirmed();
     let is_kept = || is(&fixture, "outbox_old", true);
     assert_stays("the partition", Duration::from_secs(5), is_kept);
-    let said = [
+    let output = [
         "nothing is removed from table public.outbox",
         "walpost replay --dropped-slots",
     ];
-    walpost.wait_for_log(said[0]);
+    walpost.wait_for_log(output[0]);
     walpost.terminate().expect_code(0);
     maintain(&fixture, &["--retention", "1s"])
         .expect_code(3)
-        .expect_mentions(&said);
+        .expect_mentions(&output);
     let replay = fixture.replay(&["--dropped-slots", "--yes"]);
     replay.finish().expect_code(0);
     let walpost = fixture.start_with(&["--retention", "1s"]);
-    wait_until("the partition to go", || is_gone(&fixture, "outbox_old"));
+    wait_until("the partition to be dropped", || {
+        is_gone(&fixture, "outbox_old")
+    });
     walpost.terminate().expect_code(0);
     budget::expect_everything(&fixture);
 }
 
 #[test]
-fn rows_of_a_dropped_slot_are_kept_until_they_are_sent_again() {
+fn keeps_rows_of_a_dropped_slot_until_they_are_replayed() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     fixture.insert(&aggregate, "dropped");
@@ -63,8 +68,8 @@ fn rows_of_a_dropped_slot_are_kept_until_they_are_sent_again() {
 }
 
 #[test]
-fn table_that_was_a_partition_and_has_rows_of_a_dropped_slot_is_named() {
-    let fixture = detached_with_a_late_row();
+fn reports_a_detached_partition_with_rows_of_a_dropped_slot() {
+    let fixture = fixture_with_late_row_in_detached_partition();
     budget::drop_slot(&fixture);
     budget::new_slot(&fixture);
     let replay = || fixture.replay(&["--dropped-slots", "--yes"]).finish();
@@ -81,9 +86,9 @@ fn table_that_was_a_partition_and_has_rows_of_a_dropped_slot_is_named() {
     budget::expect_everything(&fixture);
 }
 
-/// According to the slot's position, everything is delivered.
+/// The slot's position suggests that everything is delivered.
 #[test]
-fn rows_of_a_table_that_was_not_published_are_kept_until_they_are_sent_again() {
+fn keeps_rows_of_an_unpublished_table_until_they_are_replayed() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "before");
@@ -98,9 +103,9 @@ fn rows_of_a_table_that_was_not_published_are_kept_until_they_are_sent_again() {
     fixture
         .db
         .run(&format!("ALTER PUBLICATION {slot} ADD TABLE outbox"));
-    let is_kept = |says: &str| {
+    let is_kept = |expected: &str| {
         assert_stays("the row", Duration::from_secs(4), || {
-            pass().expect_code(3).expect_mentions(&[says]);
+            pass().expect_code(3).expect_mentions(&[expected]);
             rows() == 2
         });
     };

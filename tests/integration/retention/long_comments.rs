@@ -1,6 +1,6 @@
-//! Comments of several megabytes, which every role can put on its own objects.
+//! Comments of several megabytes, which every role can add to its own objects.
 
-use super::{DEFAULT, aged, insert_old, is_gone, maintain_until};
+use super::{DEFAULT, fixture_with_old_partition, insert_old, is_gone, maintain_until};
 use crate::support::names::unique_name;
 use crate::support::postgres::{MAJOR, Server};
 
@@ -8,11 +8,11 @@ use crate::support::postgres::{MAJOR, Server};
 const LONG: &str = "repeat('x', 20 << 20)";
 
 #[test]
-fn comment_of_megabytes_on_a_table_of_another_role_stops_no_retention() {
-    let fixture = aged(Server::shared(MAJOR), DEFAULT);
+fn long_comment_on_another_role_s_table_does_not_stop_retention() {
+    let fixture = fixture_with_old_partition(Server::shared(MAJOR), DEFAULT);
     let role = unique_name();
     let db = &fixture.db;
-    // The comment ends like those of former partitions.
+    // The comment ends like the comments of former partitions.
     db.run(&format!(
         "CREATE ROLE {role}; CREATE SCHEMA {role} AUTHORIZATION {role}; SET ROLE {role}; CREATE TABLE {role}.theirs ();
          DO $$ BEGIN EXECUTE format('COMMENT ON TABLE {role}.theirs IS %L', {LONG} || format(' (table %s, cluster %s)',
@@ -33,8 +33,8 @@ fn comment_of_megabytes_on_a_table_of_another_role_stops_no_retention() {
 }
 
 #[test]
-fn comment_on_a_partition_stays_when_it_is_marked() {
-    let fixture = aged(Server::shared(MAJOR), DEFAULT);
+fn keeps_a_long_comment_on_a_partition_when_adding_the_mark() {
+    let fixture = fixture_with_old_partition(Server::shared(MAJOR), DEFAULT);
     fixture.db.run(
         "DO $$ BEGIN EXECUTE format('COMMENT ON TABLE outbox_old IS %L', E'first\\nwalpost: of another version\\n' || repeat('x', 100000)); END $$"
     );

@@ -3,19 +3,19 @@
 use std::time::Duration;
 
 use super::{
-    COLUMNS, DEFAULT, aged, detached_with_a_late_row, insert_old, is, is_gone, maintain,
-    maintain_until, maintain_until_delivered, tables,
+    COLUMNS, DEFAULT, fixture_with_late_row_in_detached_partition, fixture_with_old_partition,
+    insert_old, is, is_gone, maintain, maintain_until, maintain_until_delivered, tables,
 };
 use crate::support::checker::Resends;
 use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, MAJORS, Server};
-use crate::support::wait::{assert_stays, wait_until, within_a_day};
+use crate::support::wait::{assert_stays, avoid_utc_midnight, wait_until};
 
 #[test]
-fn partitions_are_made_ahead_like_those_that_are_there() {
+fn creates_future_partitions_like_the_existing_ones() {
     for major in MAJORS {
-        within_a_day();
+        avoid_utc_midnight();
         let fixture = Fixture::bare_on_servers(Server::shared(major), Broker::shared());
         fixture.init().arg("--partitioned").finish().expect_code(0);
         let partitions = "SELECT count(*) FROM pg_inherits WHERE inhparent = 'outbox'::regclass";
@@ -33,8 +33,8 @@ fn partitions_are_made_ahead_like_those_that_are_there() {
             "{finished:?}"
         );
         assert_eq!(fixture.db.number(partitions), 12);
-        // The partitions are the same as those of init: init finds all of its partitions, and they
-        // have everything that the others have.
+        // The partitions are the same as those created by `init`: `init` finds all of its
+        // partitions, and they have the same properties as the other ones.
         fixture.init().arg("--partitioned").finish().expect_code(0);
         assert_eq!(fixture.db.number(partitions), 12);
         let kinds = "SELECT count(DISTINCT (SELECT string_agg(conname::text, ',' ORDER BY conname)
@@ -56,10 +56,10 @@ fn partitions_are_made_ahead_like_those_that_are_there() {
 }
 
 #[test]
-fn partition_that_is_delivered_and_old_is_dropped() {
+fn drops_a_partition_that_is_delivered_and_old() {
     for major in [14, 15, 18] {
         for default in ["", DEFAULT] {
-            let fixture = aged(Server::shared(major), default);
+            let fixture = fixture_with_old_partition(Server::shared(major), default);
             let aggregate = fixture.aggregate(1);
             let walpost = fixture.start();
             insert_old(&fixture, &aggregate, "old");
@@ -77,10 +77,10 @@ fn partition_that_is_delivered_and_old_is_dropped() {
 }
 
 #[test]
-fn undelivered_partitions_are_neither_detached_nor_dropped() {
-    let fixture = aged(Server::shared(MAJOR), DEFAULT);
+fn does_not_detach_or_drop_undelivered_partitions() {
+    let fixture = fixture_with_old_partition(Server::shared(MAJOR), DEFAULT);
     let aggregate = fixture.aggregate(1);
-    // Before a pass can find the partition empty.
+    // The row is inserted before a pass can find the partition empty.
     insert_old(&fixture, &aggregate, "old");
     // No broker listens at this address.
     let stuck = fixture
@@ -102,13 +102,15 @@ fn undelivered_partitions_are_neither_detached_nor_dropped() {
     }
     stuck.terminate().expect_code(0);
     let walpost = fixture.start_with(&["--retention", "1s"]);
-    wait_until("the partition to go", || is_gone(&fixture, "outbox_old"));
+    wait_until("the partition to be dropped", || {
+        is_gone(&fixture, "outbox_old")
+    });
     fixture.settle(walpost, &[], Resends::Never);
 }
 
 #[test]
-fn late_row_of_a_partition_is_delivered_before_that_is_dropped() {
-    let fixture = detached_with_a_late_row();
+fn delivers_a_late_row_of_a_partition_before_dropping_it() {
+    let fixture = fixture_with_late_row_in_detached_partition();
     let finished = maintain(&fixture, &["--retention", "1s"]).expect_code(0);
     finished.expect_mentions(&["outbox_old is kept until slot", &fixture.slot()]);
     assert_eq!(fixture.db.number("SELECT count(*) FROM outbox_old"), 1);
@@ -121,7 +123,7 @@ fn late_row_of_a_partition_is_delivered_before_that_is_dropped() {
 }
 
 #[test]
-fn transaction_that_can_still_insert_into_a_partition_holds_it() {
+fn does_not_drop_a_partition_while_a_transaction_can_insert_into_it() {
     let fixture = Fixture::bare();
     let slow = fixture.server.session(&fixture.name);
     fixture.db.run(&format!(
@@ -136,23 +138,23 @@ fn transaction_that_can_still_insert_into_a_partition_holds_it() {
     slow.run("BEGIN; SELECT 1");
     fixture.init().finish().expect_code(0);
     let aggregate = fixture.aggregate(1);
-    let began = "SELECT now() < upper FROM (SELECT substring(pg_get_expr(relpartbound, oid)
+    let started = "SELECT now() < upper FROM (SELECT substring(pg_get_expr(relpartbound, oid)
          FROM 'TO .''([^'']*)')::timestamptz AS upper FROM pg_class WHERE relname = 'outbox_old') AS old";
-    assert!(slow.is_true(began), "the test was too slow");
+    assert!(slow.is_true(started), "the test was too slow");
     let walpost = fixture.start();
     let pid = slow.value("SELECT pg_backend_pid()").unwrap();
-    let mut said = String::new();
+    let mut output = String::new();
     maintain_until(&fixture, "the partition to be old", || {
-        said = maintain(&fixture, &["--retention", "1s"]).stdout;
-        said.contains("is kept until a transaction")
+        output = maintain(&fixture, &["--retention", "1s"]).stdout;
+        output.contains("is kept until a transaction")
     });
     assert!(
-        said.contains(&format!("pg_catalog.pg_terminate_backend({pid})")),
-        "{said}"
+        output.contains(&format!("pg_catalog.pg_terminate_backend({pid})")),
+        "{output}"
     );
     slow.run(&fixture.insert_sql(&aggregate, "slow"));
     slow.run("COMMIT");
-    maintain_until(&fixture, "the partition to go", || {
+    maintain_until(&fixture, "the partition to be dropped", || {
         is_gone(&fixture, "outbox_old")
     });
     fixture.settle(walpost, &[], Resends::Never);
@@ -161,7 +163,7 @@ fn transaction_that_can_still_insert_into_a_partition_holds_it() {
 
 #[test]
 fn dry_run_reports_the_steps_and_changes_nothing() {
-    let fixture = aged(Server::shared(MAJOR), DEFAULT);
+    let fixture = fixture_with_old_partition(Server::shared(MAJOR), DEFAULT);
     let before = tables(&fixture);
     let finished = maintain(&fixture, &["--retention", "1s", "--dry-run"]).expect_code(0);
     finished.expect_mentions(&[
@@ -173,8 +175,8 @@ fn dry_run_reports_the_steps_and_changes_nothing() {
 }
 
 #[test]
-fn comment_of_a_partition_is_kept_with_the_mark() {
-    let fixture = aged(Server::shared(MAJOR), DEFAULT);
+fn keeps_the_comment_on_a_partition_when_adding_the_mark() {
+    let fixture = fixture_with_old_partition(Server::shared(MAJOR), DEFAULT);
     fixture
         .db
         .run("COMMENT ON TABLE outbox_old IS 'For the auditor''s $walpost$ \\ eyes'");
@@ -190,7 +192,7 @@ fn comment_of_a_partition_is_kept_with_the_mark() {
 }
 
 #[test]
-fn accepts_names_that_must_be_quoted() {
+fn maintains_tables_whose_names_must_be_quoted() {
     let fixture = Fixture::bare();
     fixture.db.run(&format!(
         "CREATE SCHEMA \"My 'Shop\"; CREATE TABLE \"My 'Shop\".\"order\" ({COLUMNS}) PARTITION BY RANGE (created_at);
@@ -204,19 +206,21 @@ fn accepts_names_that_must_be_quoted() {
         .args(table)
         .args(["--retention", "1s"])
         .start_streaming();
-    wait_until("the partition to go", || is_gone(&fixture, "The \"old"));
+    wait_until("the partition to be dropped", || {
+        is_gone(&fixture, "The \"old")
+    });
     let made = "SELECT count(*) FROM pg_class WHERE relname ~ '^order_p20' AND relkind = 'r' AND relispartition";
     assert_eq!(fixture.db.number(made), 8);
     walpost.terminate().expect_code(0);
 }
 
-/// Each transaction examines the table with all its partitions.
+/// Each transaction inspects the table with all its partitions.
 #[test]
-fn partitions_are_made_several_in_one_transaction() {
-    within_a_day();
+fn creates_several_partitions_in_one_transaction() {
+    avoid_utc_midnight();
     let fixture = Fixture::bare();
     fixture.init().arg("--partitioned").finish().expect_code(0);
-    // The name of one of the last twenty partitions is taken.
+    // The name of one of the last twenty partitions is already in use.
     fixture.db.run("CREATE TABLE taken (LIKE outbox); DO $$ BEGIN EXECUTE format('ALTER TABLE taken RENAME TO %I',
         'outbox_p' || to_char((now() AT TIME ZONE 'UTC')::date + 60, 'YYYYMMDD')); END $$");
     let finished = maintain(&fixture, &["--partitions-ahead", "67"]).expect_code(3);
@@ -226,6 +230,7 @@ fn partitions_are_made_several_in_one_transaction() {
     let transactions =
         "SELECT count(DISTINCT xmin::text) FROM pg_class WHERE relispartition AND relkind = 'r'
         AND relname ~ '^outbox_p[0-9]+$'";
-    // One transaction of init, two with twenty partitions each, and one for each of the others.
+    // `init` uses one transaction, two transactions create twenty partitions each, and each
+    // remaining partition has its own transaction.
     assert_eq!(fixture.db.number(transactions), 1 + 2 + 19);
 }

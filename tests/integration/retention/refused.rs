@@ -1,6 +1,6 @@
 //! An operation that is refused or impossible is reported with its remedy.
 
-use super::{COLUMNS, DEFAULT, aged, maintain, tables, turn_clock_back};
+use super::{COLUMNS, DEFAULT, fixture_with_old_partition, maintain, tables, turn_clock_back};
 use crate::support::checker::Resends;
 use crate::support::event::Outbox;
 use crate::support::fixture::Fixture;
@@ -8,7 +8,7 @@ use crate::support::postgres::{MAJOR, Server};
 use crate::support::walpost::{Invocation, word_after};
 
 #[test]
-fn table_that_cannot_be_kept_is_named_with_the_remedy_and_stays_as_it_is() {
+fn reports_an_unsupported_table_with_a_remedy_and_leaves_it_unchanged() {
     let fixture = Fixture::new();
     fixture.insert("a", "k");
     let before = tables(&fixture);
@@ -21,15 +21,16 @@ fn table_that_cannot_be_kept_is_named_with_the_remedy_and_stays_as_it_is() {
     assert_eq!(tables(&fixture), before);
     assert_eq!(fixture.db.number("SELECT count(*) FROM outbox"), 1);
 
-    let by = |how: &str| {
+    let partitioned_by = |how: &str| {
         let fixture = Fixture::with_table(&format!(
             "CREATE TABLE outbox ({COLUMNS}) PARTITION BY {how}"
         ));
         maintain(&fixture, &["--retention", "1s"]).expect_code(3)
     };
-    by("HASH (id)").expect_mentions(&["not partitioned by range of one column"]);
-    by("RANGE (id, created_at)").expect_mentions(&["not partitioned by range of one column"]);
-    by("RANGE (created_at)").expect_mentions(&[
+    partitioned_by("HASH (id)").expect_mentions(&["not partitioned by range of one column"]);
+    partitioned_by("RANGE (id, created_at)")
+        .expect_mentions(&["not partitioned by range of one column"]);
+    partitioned_by("RANGE (created_at)").expect_mentions(&[
         "no partition with both a lower and an upper bound",
         "CREATE TABLE",
     ]);
@@ -44,7 +45,7 @@ fn table_that_cannot_be_kept_is_named_with_the_remedy_and_stays_as_it_is() {
 }
 
 #[test]
-fn values_that_are_none_are_refused() {
+fn rejects_invalid_option_values() {
     for arguments in [
         ["--retention", "soon"],
         ["--retention", "0s"],
@@ -68,8 +69,8 @@ fn values_that_are_none_are_refused() {
 }
 
 #[test]
-fn partition_that_cannot_be_made_is_named_with_the_remedy() {
-    let fixture = aged(Server::shared(MAJOR), DEFAULT);
+fn reports_a_partition_that_cannot_be_created_with_a_remedy() {
+    let fixture = fixture_with_old_partition(Server::shared(MAJOR), DEFAULT);
     let aggregate = fixture.aggregate(1);
     fixture
         .db
@@ -82,7 +83,7 @@ fn partition_that_cannot_be_made_is_named_with_the_remedy() {
         "docs/retention.md#",
         "created for",
     ]);
-    // The other partitions were created, and nothing is left of the failed one.
+    // Walpost created the other partitions, and left nothing of the failed one.
     assert_eq!(
         fixture.db.number("SELECT count(*) FROM pg_class WHERE relkind = 'r' AND relname ~ '_p20' AND NOT relispartition"),
         0
@@ -99,7 +100,7 @@ fn partition_that_cannot_be_made_is_named_with_the_remedy() {
 }
 
 #[test]
-fn missing_privileges_error_names_the_statement_that_grants_them() {
+fn missing_privileges_error_contains_the_grant_statement() {
     let fixture = Fixture::bare();
     fixture.init().arg("--partitioned").finish().expect_code(0);
     let (owner, role) = (
@@ -135,14 +136,14 @@ fn missing_privileges_error_names_the_statement_that_grants_them() {
             .args(["--retention", "1h", "--partitions-ahead", "9"])
             .finish()
     };
-    let check = |says: &[&str]| {
+    let check = |expected: &[&str]| {
         fixture
             .with_conninfo(&conninfo)
             .check()
             .args(["--retention", "1h"])
             .finish()
             .expect_code(0)
-            .expect_mentions(says);
+            .expect_mentions(expected);
     };
     let grant = format!("GRANT {owner} TO \"{role}\"");
     maintain().expect_code(3).expect_mentions(&[&grant]);
@@ -154,10 +155,12 @@ fn missing_privileges_error_names_the_statement_that_grants_them() {
     fixture.db.run(&format!(
         "{grant}; GRANT CREATE ON SCHEMA public TO {owner}"
     ));
-    // Without these rights, Walpost can't determine which rows are delivered.
-    for (table, says) in [("table_state", "created for"), ("slot_state", "")] {
+    // Without these privileges, Walpost can't determine which rows are delivered.
+    for (table, expected) in [("table_state", "created for"), ("slot_state", "")] {
         let grant = format!("GRANT SELECT ON walpost.{table} TO \"{role}\"");
-        maintain().expect_code(3).expect_mentions(&[&grant, says]);
+        maintain()
+            .expect_code(3)
+            .expect_mentions(&[&grant, expected]);
         check(&["WARNING", &grant]);
         fixture.db.run(&grant);
     }
@@ -171,7 +174,7 @@ fn missing_privileges_error_names_the_statement_that_grants_them() {
         foreign, 0,
         "new partitions belong to the owner of the table"
     );
-    // `run` continues without the rights.
+    // `run` continues without these privileges.
     fixture.db.run(&format!("REVOKE {owner} FROM \"{role}\""));
     let aggregate = fixture.aggregate(1);
     let mut walpost = fixture

@@ -1,4 +1,4 @@
-//! Rows of a table without partitions are deleted.
+//! Retention for a table without partitions, whose rows are deleted.
 
 use std::collections::HashSet;
 
@@ -13,7 +13,7 @@ use crate::support::walpost::Finished;
 /// Runs `maintain` on a table without partitions until `until` returns true.
 fn delete_until(fixture: &Fixture, what: &str, mut until: impl FnMut(&Finished) -> bool) {
     wait_until(what, || {
-        // WAL written by `maintain` is confirmed soon only if there is much of it.
+        // WAL written by `maintain` is confirmed soon only if there is enough of it.
         fixture.write_other_wal(1);
         let arguments = ["--retention", "1s", "--delete-rows"];
         until(&maintain(fixture, &arguments).expect_code(0))
@@ -21,12 +21,12 @@ fn delete_until(fixture: &Fixture, what: &str, mut until: impl FnMut(&Finished) 
 }
 
 #[test]
-fn rows_of_a_table_without_partitions_are_deleted_when_they_are_delivered() {
+fn deletes_delivered_rows_of_a_table_without_partitions() {
     for major in [14, MAJOR, 18] {
         let fixture = Fixture::on_servers(Server::shared(major), Broker::shared());
         let aggregate = fixture.aggregate(1);
         let rows = || fixture.db.number("SELECT count(*) FROM outbox");
-        // More than two batches.
+        // The number of rows exceeds two batches.
         fixture
             .db
             .run(&fixture.events().insert_many(&aggregate, 12_000, "'{}'"));
@@ -40,7 +40,7 @@ fn rows_of_a_table_without_partitions_are_deleted_when_they_are_delivered() {
             finished.stdout.contains("is delivered and kept until")
         });
         walpost.terminate().expect_code(0);
-        // An old row committed by a late transaction, and a new one.
+        // Inserts an old row that a late transaction commits, and a new row.
         let late = fixture.insert_sql(&aggregate, "late");
         let late = late.replace("payload)", "payload, created_at)");
         let late = late.replace("\"}')", "\"}', now() - interval '1 day')");
@@ -50,7 +50,7 @@ fn rows_of_a_table_without_partitions_are_deleted_when_they_are_delivered() {
         delete_until(&fixture, "the wait for the late row", |finished| {
             finished.stdout.contains("is kept until slot")
         });
-        assert!(rows() >= 2, "the late one is not delivered");
+        assert!(rows() >= 2, "the late row is not delivered");
         let walpost = fixture.start();
         fixture.wait_until_confirmed();
         let late = "SELECT count(*) FROM outbox WHERE aggregateid = 'late'";
@@ -86,7 +86,7 @@ fn advance(fixture: &Fixture, slot: &str) {
 
 /// The slot passes rows that are not published, so they exist only in the table.
 #[test]
-fn rows_of_a_table_that_is_not_published_stay_though_the_slot_has_passed_them() {
+fn keeps_rows_of_an_unpublished_table_after_the_slot_has_passed_them() {
     let fixture = Fixture::new();
     let slot = fixture.slot();
     fixture
@@ -101,22 +101,23 @@ fn rows_of_a_table_that_is_not_published_stay_though_the_slot_has_passed_them() 
         .expect_code(3)
         .expect_mentions(&["publication"]);
     assert_eq!(fixture.db.number("SELECT count(*) FROM outbox"), 1);
-    // A later pass would delete rows based on the mark of this one.
+    // A later pass would delete rows based on the mark that this pass writes.
     assert_eq!(fixture.db.value(mark), before);
 }
 
-/// A pass determines which rows are old, waits until the slot has passed them, and deletes them.
+/// A maintenance pass determines which rows are old, waits until the slot has passed their commits,
+/// and deletes them.
 #[test]
-fn new_row_in_the_place_of_an_old_one_is_kept() {
+fn keeps_a_new_row_that_reuses_the_ctid_of_an_old_one() {
     const ARGUMENTS: [&str; 3] = ["--retention", "1s", "--delete-rows"];
     let fixture = Fixture::new();
     let slot = fixture.slot();
-    let place = |key: &str| {
-        let of = format!("SELECT ctid FROM outbox WHERE aggregateid = '{key}'");
-        fixture.db.value(&of)
+    let ctid = |key: &str| {
+        let query = format!("SELECT ctid FROM outbox WHERE aggregateid = '{key}'");
+        fixture.db.value(&query)
     };
     insert_old(&fixture, "old");
-    let old = place("old");
+    let old = ctid("old");
     wait_until("the rows to be old", || {
         advance(&fixture, &slot);
         let finished = maintain(
@@ -132,7 +133,7 @@ fn new_row_in_the_place_of_an_old_one_is_kept() {
     });
     fixture.write_other_wal(1);
     let pass = fixture.invoke("maintain").args(ARGUMENTS).start();
-    // The pass sleeps between two queries for the slot's position, and otherwise at most once.
+    // The pass sleeps between two queries of the slot's position, and at most once elsewhere.
     let mut sleeps = HashSet::new();
     wait_until("the pass to wait for the slot", || {
         sleeps.extend(fixture.db.value(
@@ -142,20 +143,20 @@ fn new_row_in_the_place_of_an_old_one_is_kept() {
         sleeps.len() > 2
     });
     fixture.db.run("DELETE FROM outbox");
-    // A query of the pass may still see the old row.
+    // A query of the maintenance pass may still see the old row.
     wait_until("the old row to be removed", || {
         fixture.db.run("VACUUM outbox");
         fixture.db.number("SELECT pg_relation_size('outbox')") == 0
     });
     advance(&fixture, &slot);
     fixture.insert(&fixture.aggregate(1), "new");
-    assert_eq!(place("new"), old);
+    assert_eq!(ctid("new"), old);
     pass.finish().expect_code(0);
-    assert_eq!(place("new"), old);
+    assert_eq!(ctid("new"), old);
 }
 
 #[test]
-fn rows_without_a_time_are_not_deleted() {
+fn does_not_delete_rows_without_a_timestamp() {
     let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id uuid, aggregatetype text, aggregateid text, type text, payload jsonb, created_at text)",
     );

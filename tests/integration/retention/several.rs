@@ -3,30 +3,30 @@
 use std::time::Duration;
 
 use super::{COLUMNS, is_gone, maintain, old_and_new};
-use crate::support::event::{Event, Writer};
+use crate::support::event::{Event, EventWriter};
 use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server};
-use crate::support::wait::{assert_stays, wait_until, within_a_day};
+use crate::support::wait::{assert_stays, avoid_utc_midnight, wait_until};
 
 const SETTINGS: &str = "tables = [\"tenant_*.outbox\"]\nretention = \"1s\"\ndelete_rows = true\n";
 
-/// Creates a table with a partition whose time range has passed, one without partitions, one that
-/// can't be maintained, and one that is not in the publication.
+/// Creates four tables: one with a partition whose time range has passed, one without partitions,
+/// one that can't be maintained, and one that is not in the publication.
 fn fixture(major: u32) -> Fixture<'static> {
-    within_a_day();
+    avoid_utc_midnight();
     let mut fixture = Fixture::bare_on_servers(Server::shared(major), Broker::shared());
     fixture.use_settings(SETTINGS);
     fixture.init().finish().expect_code(0);
     let tables = ["cut", "whole", "listed", "left"];
     for tenant in tables {
-        let by = match tenant {
+        let partitioning = match tenant {
             "cut" => "PARTITION BY RANGE (created_at)",
             "listed" => "PARTITION BY LIST (created_at)",
             _ => "",
         };
         fixture.db.run(&format!(
-            "CREATE SCHEMA tenant_{tenant}; CREATE TABLE tenant_{tenant}.outbox ({COLUMNS}) {by}"
+            "CREATE SCHEMA tenant_{tenant}; CREATE TABLE tenant_{tenant}.outbox ({COLUMNS}) {partitioning}"
         ));
     }
     fixture.db.run(&format!(
@@ -38,8 +38,8 @@ fn fixture(major: u32) -> Fixture<'static> {
         let init = fixture.init().args(["--table", &table]);
         init.finish().expect_code(0);
     }
-    fixture.write_to(Writer::Tables {
-        like: "tenant%".to_owned(),
+    fixture.write_to(EventWriter::Tables {
+        name_pattern: "tenant%".to_owned(),
         tables: tables[..3]
             .iter()
             .map(|tenant| format!("tenant_{tenant}.outbox"))
@@ -48,17 +48,17 @@ fn fixture(major: u32) -> Fixture<'static> {
     fixture
 }
 
-/// Commits an event of that age.
+/// Commits an event of the given age.
 fn insert(fixture: &Fixture, tenant: &str, aggregate: &str, age: &str) {
-    let writer = Writer::Table(format!("tenant_{tenant}.outbox"));
+    let writer = EventWriter::Table(format!("tenant_{tenant}.outbox"));
     let insert = writer.insert_one(Event::new(aggregate, tenant, "{}"));
-    let aged = insert.replace("payload)", "payload, created_at)");
-    let aged = aged.replace(
+    let old_insert = insert.replace("payload)", "payload, created_at)");
+    let old_insert = old_insert.replace(
         "'{}')",
         &format!("'{{}}', date_trunc('day', now(), 'UTC') - interval '{age}')"),
     );
-    assert!(aged.contains("interval"), "{aged}");
-    fixture.db.run(&aged);
+    assert!(old_insert.contains("interval"), "{old_insert}");
+    fixture.db.run(&old_insert);
 }
 
 fn rows(fixture: &Fixture, tenant: &str) -> i64 {
@@ -67,7 +67,7 @@ fn rows(fixture: &Fixture, tenant: &str) -> i64 {
 }
 
 #[test]
-fn each_table_is_kept_by_its_own_kind_beside_run() {
+fn maintains_each_table_according_to_its_kind_while_run_is_active() {
     for major in [14, MAJOR, 18] {
         let fixture = fixture(major);
         let aggregate = fixture.aggregate(1);
@@ -75,7 +75,7 @@ fn each_table_is_kept_by_its_own_kind_beside_run() {
             insert(&fixture, tenant, &aggregate, "2 days");
         }
         insert(&fixture, "cut", &aggregate, "0");
-        // Nothing is delivered yet, so nothing is removed, however old it is, not even by the
+        // No event is delivered yet, so nothing is removed, regardless of its age, not even by the
         // command.
         let (old, whole) = ("outbox_old", "whole");
         assert_stays("what is not delivered", Duration::from_secs(4), || {
@@ -87,8 +87,8 @@ fn each_table_is_kept_by_its_own_kind_beside_run() {
         });
         let mut walpost = fixture.start();
         fixture.wait_for_records(4);
-        wait_until("the old partition and row to go", || {
-            // WAL written by maintenance is confirmed soon only if there is much of it.
+        wait_until("the old partition and row to be removed", || {
+            // WAL written by maintenance is confirmed soon only if there is enough of it.
             fixture.write_other_wal(1);
             is_gone(&fixture, old) && rows(&fixture, whole) == 0
         });
@@ -101,9 +101,9 @@ fn each_table_is_kept_by_its_own_kind_beside_run() {
     }
 }
 
-/// A table that can't be examined does not affect the following tables.
+/// A table that can't be inspected does not affect the following tables.
 #[test]
-fn table_that_is_locked_keeps_no_other_from_being_kept() {
+fn locked_table_does_not_stop_maintenance_of_the_others() {
     let fixture = fixture(MAJOR);
     let aggregate = fixture.aggregate(1);
     insert(&fixture, "whole", &aggregate, "2 days");
@@ -112,7 +112,7 @@ fn table_that_is_locked_keeps_no_other_from_being_kept() {
     let mut walpost = fixture.start();
     fixture.wait_for_records(1);
     walpost.wait_for_log("maintenance failed: ");
-    wait_until("the row to go", || {
+    wait_until("the row to be deleted", || {
         fixture.write_other_wal(1);
         rows(&fixture, "whole") == 0
     });
@@ -121,14 +121,14 @@ fn table_that_is_locked_keeps_no_other_from_being_kept() {
 }
 
 #[test]
-fn one_table_of_several_is_kept_by_a_command_and_the_others_are_not() {
+fn maintain_command_can_be_limited_to_one_table() {
     let fixture = fixture(MAJOR);
     let aggregate = fixture.aggregate(1);
     insert(&fixture, "cut", &aggregate, "2 days");
     insert(&fixture, "whole", &aggregate, "2 days");
     let walpost = fixture.start_with(&["--retention", "1000h"]);
     fixture.wait_for_records(2);
-    wait_until("the row to go", || {
+    wait_until("the row to be deleted", || {
         fixture.write_other_wal(1);
         maintain(&fixture, &["--table", "tenant_whole.outbox"]).expect_code(0);
         rows(&fixture, "whole") == 0

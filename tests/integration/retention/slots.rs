@@ -1,17 +1,17 @@
 //! Re-created slots and a wrong clock never cause undelivered rows to be removed.
 
 use super::{
-    DEFAULT, aged, insert_old, is, is_gone, maintain, maintain_until, maintain_until_delivered,
-    tables,
+    DEFAULT, fixture_with_old_partition, insert_old, is, is_gone, maintain, maintain_until,
+    maintain_until_delivered, tables,
 };
-use crate::slot_state::make_anew;
+use crate::slot_state::re_create_slot;
 use crate::support::checker::Resends;
 use crate::support::postgres::{MAJOR, Server};
 use crate::support::wait::wait_until;
 
 #[test]
-fn re_created_slot_restarts_the_retention() {
-    let fixture = aged(Server::shared(MAJOR), DEFAULT);
+fn retention_starts_over_when_the_slot_is_re_created() {
+    let fixture = fixture_with_old_partition(Server::shared(MAJOR), DEFAULT);
     let aggregate = fixture.aggregate(1);
     insert_old(&fixture, &aggregate, "lost with the slot");
     maintain(&fixture, &["--retention", "1h"]).expect_code(0);
@@ -19,7 +19,7 @@ fn re_created_slot_restarts_the_retention() {
         "SELECT pg_catalog.pg_drop_replication_slot('{}')",
         fixture.slot()
     ));
-    // Without a slot nothing is removed, but partitions are still created.
+    // Without a slot, rows are not removed, but partitions are still created.
     let before = tables(&fixture).len();
     let finished =
         maintain(&fixture, &["--retention", "1s", "--partitions-ahead", "9"]).expect_code(3);
@@ -47,11 +47,11 @@ fn re_created_slot_restarts_the_retention() {
     walpost.terminate().expect_code(0);
 }
 
-/// Something other than Walpost re-creates the slot, so the position of the new slot does not show
-/// what was delivered.
+/// Another program re-creates the slot, so the position of the new slot does not show which events
+/// were delivered.
 #[test]
 fn retention_keeps_rows_lost_with_a_slot_re_created_elsewhere() {
-    let fixture = aged(Server::shared(MAJOR), DEFAULT);
+    let fixture = fixture_with_old_partition(Server::shared(MAJOR), DEFAULT);
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "k");
     walpost.terminate().expect_code(0);
@@ -71,11 +71,11 @@ fn retention_keeps_rows_lost_with_a_slot_re_created_elsewhere() {
             moved,
             "walpost skip --to",
         ]);
-        // The partition is not even marked, since a later pass would rely on the mark.
+        // The partition is not marked either, because a later pass would rely on the mark.
         assert!(!finished.stdout.contains("is delivered"), "{finished:?}");
         fixture.insert(&aggregate, "k");
-        // The slot moves again, past everything that a pass may have marked.
-        make_anew(&fixture, &aggregate);
+        // The slot is moved again, past everything that a pass may have marked.
+        re_create_slot(&fixture, &aggregate);
     }
     assert!(is(&fixture, "outbox_old", true));
     fixture
@@ -85,12 +85,12 @@ fn retention_keeps_rows_lost_with_a_slot_re_created_elsewhere() {
         .expect_mentions(&[moved]);
 }
 
-/// The row of walpost.slot_state is from before a dump was restored, and the slot was created by
-/// hand since.
+/// The row of walpost.slot_state was written before a dump was restored, and the slot was created
+/// manually afterwards.
 #[test]
-fn slot_whose_state_is_of_another_history_removes_nothing() {
+fn removes_nothing_if_the_slot_state_belongs_to_another_timeline_or_cluster() {
     for history in ["system_id = '1'", "timeline = timeline + 1"] {
-        let fixture = aged(Server::shared(MAJOR), DEFAULT);
+        let fixture = fixture_with_old_partition(Server::shared(MAJOR), DEFAULT);
         let aggregate = fixture.aggregate(1);
         let walpost = fixture.start_and_confirm_one(&aggregate, "k");
         walpost.terminate().expect_code(0);
@@ -99,7 +99,7 @@ fn slot_whose_state_is_of_another_history_removes_nothing() {
             .db
             .run(&format!("UPDATE walpost.slot_state SET {history}"));
         for _ in 0..3 {
-            make_anew(&fixture, &aggregate);
+            re_create_slot(&fixture, &aggregate);
             let finished = maintain(&fixture, &["--retention", "1s"]).expect_code(3);
             finished.expect_mentions(&[
                 "may not have delivered are kept",
@@ -112,8 +112,8 @@ fn slot_whose_state_is_of_another_history_removes_nothing() {
 }
 
 #[test]
-fn slot_of_another_publication_with_the_table_is_waited_for() {
-    let fixture = aged(Server::shared(MAJOR), DEFAULT);
+fn waits_for_slots_of_other_publications_with_the_table() {
+    let fixture = fixture_with_old_partition(Server::shared(MAJOR), DEFAULT);
     let aggregate = fixture.aggregate(1);
     let other = format!("other_{}", fixture.name);
     fixture.db.run(&format!(
@@ -126,16 +126,17 @@ fn slot_of_another_publication_with_the_table_is_waited_for() {
     fixture.db.run(&format!(
         "SELECT pg_catalog.pg_drop_replication_slot('{other}')"
     ));
-    maintain_until(&fixture, "the partition to go", || {
+    maintain_until(&fixture, "the partition to be dropped", || {
         is_gone(&fixture, "outbox_old")
     });
     walpost.terminate().expect_code(0);
 }
 
-/// Only the pipeline's own slot determines what is delivered, however far another one is.
+/// Only the pipeline's own slot determines which events are delivered, regardless of the position
+/// of another slot.
 #[test]
-fn slot_that_is_dropped_during_a_pass_has_its_rows_kept() {
-    let fixture = aged(Server::shared(MAJOR), DEFAULT);
+fn keeps_rows_of_a_slot_dropped_during_a_maintenance_pass() {
+    let fixture = fixture_with_old_partition(Server::shared(MAJOR), DEFAULT);
     let aggregate = fixture.aggregate(1);
     let other = format!("other_{}", fixture.name);
     fixture.db.run(&format!(
@@ -165,12 +166,12 @@ fn slot_that_is_dropped_during_a_pass_has_its_rows_kept() {
 }
 
 #[test]
-fn clock_that_was_ahead_removes_nothing_that_is_not_delivered() {
-    let fixture = aged(Server::shared(MAJOR), DEFAULT);
+fn removes_no_undelivered_rows_after_the_clock_was_ahead() {
+    let fixture = fixture_with_old_partition(Server::shared(MAJOR), DEFAULT);
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "first");
     maintain_until_delivered(&fixture);
-    // The mark was written when the clock was ten years ahead.
+    // The mark was written while the clock was ten years ahead.
     let shift = |by: i32| {
         fixture.db.run(&format!(
             "DO $$ DECLARE year int := extract(year FROM now()); BEGIN EXECUTE format('COMMENT ON TABLE outbox_old IS %L',
@@ -184,7 +185,7 @@ fn clock_that_was_ahead_removes_nothing_that_is_not_delivered() {
     let comment = "SELECT obj_description('outbox_old'::regclass, 'pg_class')";
     let comment = fixture.db.value(comment).unwrap();
     assert!(comment.contains(&format!("by {year}")), "{comment}");
-    // The clock is moved ahead by years once more: unconfirmed rows are still kept.
+    // The clock is moved ahead by years again: unconfirmed rows are still kept.
     walpost.terminate().expect_code(0);
     insert_old(&fixture, &aggregate, "late");
     shift(-10);

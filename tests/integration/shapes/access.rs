@@ -1,10 +1,10 @@
-//! Rights, attributes of the role and settings of the database are changed, and restored later.
+//! Privileges, role attributes and database settings are changed, and restored later.
 
 use super::walk::Walk;
 
 impl Walk<'_> {
     pub(super) fn change_access(&mut self) {
-        if !self.undo.is_empty() && self.dice.bool() {
+        if !self.undo.is_empty() && self.rng.bool() {
             self.restore_access();
             return;
         }
@@ -57,11 +57,11 @@ impl Walk<'_> {
                 format!("ALTER DATABASE {database} RESET ALL"),
             ),
         ];
-        let (change, undo) = self.dice.choice(&changes).cloned().expect("a change");
+        let (change, undo) = self.rng.choice(&changes).cloned().expect("a change");
         if self.sql(&change) {
             self.undo.push(undo);
         }
-        if self.dice.bool() {
+        if self.rng.bool() {
             self.end_walsender();
         }
     }

@@ -14,20 +14,20 @@ pub(super) const OTHER_TOPIC: &str = "outbox.other.";
 
 /// The pipeline's settings in walpost.toml.
 #[derive(Clone, Debug)]
-pub(super) struct Definition {
-    tables: Tables,
+pub(super) struct PipelineDefinition {
+    tables: TableScope,
     pub(super) exactly_once: bool,
     name: Version,
     slot: Version,
     publication: Version,
-    /// Whether the topic is named by the second of two templates.
+    /// Whether the second of the two templates determines the topic.
     has_other_topic: bool,
-    /// Lines of walpost.toml, or empty.
+    /// Additional lines of walpost.toml, or an empty string.
     on_table_error: &'static str,
     window: &'static str,
 }
 
-/// The number of times that something was renamed.
+/// The number of times that an object was renamed, from which new names are derived.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Version(u32);
 
@@ -48,29 +48,30 @@ impl fmt::Display for Version {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Tables {
+enum TableScope {
     Single,
     Several,
 }
 
-impl Definition {
-    pub(super) fn draw(dice: &mut fastrand::Rng) -> Self {
+impl PipelineDefinition {
+    pub(super) fn draw(rng: &mut fastrand::Rng) -> Self {
         Self {
-            tables: match dice.u32(..3) {
-                0 => Tables::Single,
-                _ => Tables::Several,
+            tables: match rng.u32(..3) {
+                0 => TableScope::Single,
+                _ => TableScope::Several,
             },
-            exactly_once: dice.bool(),
+            exactly_once: rng.bool(),
             name: Version::default(),
             slot: Version::default(),
             publication: Version::default(),
             has_other_topic: false,
-            on_table_error: match dice.u32(..3) {
+            on_table_error: match rng.u32(..3) {
                 0 => "on_table_error = \"set-aside\"\n",
                 _ => "",
             },
-            // With one record at a time, delivery is slow enough for changes to happen meanwhile.
-            window: match dice.u32(..3) {
+            // Sending one record at a time slows delivery down, so that changes can happen in the
+            // meantime.
+            window: match rng.u32(..3) {
                 0 => "window_records = 1\n",
                 _ => "",
             },
@@ -78,14 +79,16 @@ impl Definition {
     }
 
     pub(super) fn is_single(&self) -> bool {
-        self.tables == Tables::Single
+        self.tables == TableScope::Single
     }
 
     /// Returns lines of walpost.toml.
     pub(super) fn settings(&self, name: &str) -> String {
         let tables = match self.tables {
-            Tables::Single => format!("table = \"{}\"\n", TABLES[0]),
-            Tables::Several => format!("tables = [\"tenant_*.outbox\"]\n{}", self.on_table_error),
+            TableScope::Single => format!("table = \"{}\"\n", TABLES[0]),
+            TableScope::Several => {
+                format!("tables = [\"tenant_*.outbox\"]\n{}", self.on_table_error)
+            }
         };
         let delivery = match self.exactly_once {
             true => "exactly-once",
@@ -105,7 +108,7 @@ impl Definition {
     }
 }
 
-impl fmt::Display for Definition {
+impl fmt::Display for PipelineDefinition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let delivery = match self.exactly_once {
             true => "exactly-once",
@@ -121,14 +124,14 @@ impl fmt::Display for Definition {
 
 impl Walk<'_> {
     pub(super) fn change_definition(&mut self) {
-        match self.dice.u32(..10) {
+        match self.rng.u32(..10) {
             0..=2 => self.toggle_tables(),
-            9 if self.is_alone() => return self.toggle_tables_during_copy(),
+            9 if self.has_only_own_table() => return self.toggle_tables_during_copy(),
             9 => self.toggle_tables(),
             3..=4 => self.definition.has_other_topic = !self.definition.has_other_topic,
-            // The checkpoint will belong to another pipeline, slot or mode.
+            // The checkpoint will not match the new pipeline, slot or mode.
             other => {
-                self.may_repeat();
+                self.exclude_from_repeat_check();
                 match other {
                     5 => self.definition.name.increment(),
                     6 => self.definition.slot.increment(),
@@ -148,44 +151,44 @@ impl Walk<'_> {
         format!("{}{}", self.fixture.slot(), self.definition.publication)
     }
 
-    /// Changes the publication along with the definition only while no other table was added to it:
-    /// [`super::outbox`] removes tables.
+    /// Changes the publication along with the definition only while no other table has been added
+    /// to the publication: [`super::outbox`] removes tables.
     fn toggle_tables(&mut self) {
         match self.definition.tables {
-            Tables::Several if self.tables.len() > 1 => {}
-            Tables::Several => {
-                self.definition.tables = Tables::Single;
+            TableScope::Several if self.tables.len() > 1 => {}
+            TableScope::Several => {
+                self.definition.tables = TableScope::Single;
                 let publication = self.publication();
                 self.sql(&format!(
                     "ALTER PUBLICATION {publication} DROP TABLE walpost.outbox_row"
                 ));
             }
-            Tables::Single => {
-                self.definition.tables = Tables::Several;
-                // Either before or after the process reads the new definition.
-                if self.dice.bool() {
+            TableScope::Single => {
+                self.definition.tables = TableScope::Several;
+                // The change can happen before or after the process reads the new definition.
+                if self.rng.bool() {
                     self.init(&[]);
                 }
             }
         }
     }
 
-    /// Returns whether the definition may name either one table or several.
-    fn is_alone(&self) -> bool {
+    /// Returns whether the definition may contain either one table or several tables.
+    fn has_only_own_table(&self) -> bool {
         self.tables == [TABLES[0]]
     }
 
     /// Makes the first start with another slot copy the table, and changes the definition to
     /// several tables before the copy is complete.
     pub(super) fn toggle_tables_during_copy(&mut self) {
-        self.may_repeat();
+        self.exclude_from_repeat_check();
         if !self.definition.is_single() {
             self.toggle_tables();
         }
         self.stop();
         self.insert_many();
         self.definition.slot.increment();
-        // With one record at a time, the copy is slow enough.
+        // Sending one record at a time slows the copy down sufficiently.
         self.definition.window = "window_records = 1\n";
         self.init(&[]);
         self.start_run(None);
@@ -199,24 +202,26 @@ impl Walk<'_> {
         self.reload();
     }
 
-    /// Defines all tables, which the end of the walk compares.
+    /// Changes the definition to all tables, which the end of the walk compares.
     pub(super) fn define_all_tables(&mut self) {
-        self.definition.tables = Tables::Several;
+        self.definition.tables = TableScope::Several;
     }
 
-    /// Defines a single table, as the error requires if the copy of a single table is not complete.
+    /// Changes the definition to a single table. The error requires this if the copy of a single
+    /// table is not complete.
     pub(super) fn define_single_table(&mut self) {
-        self.definition.tables = Tables::Single;
+        self.definition.tables = TableScope::Single;
     }
 
-    /// Writes the definition to the file of the running process, and makes the process reload it.
+    /// Writes the definition to the configuration file of the running process, and makes the
+    /// process reload the file.
     pub(super) fn reload(&mut self) {
         let new = self.file();
-        self.note(format!(
+        self.log_step(format!(
             "definition: {}",
             fs::read_to_string(&new).expect("the file")
         ));
-        self.look_after();
+        self.check_process();
         if let Some((walpost, file)) = &mut self.walpost {
             // A process that has just started does not handle the signal yet.
             poll_until(WAIT_TIMEOUT, || {

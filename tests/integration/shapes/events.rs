@@ -1,31 +1,32 @@
-//! Events that the walk writes, and the WAL positions at which they were committed.
+//! Events that the random walk writes, and the WAL positions at which they were committed.
 
 use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use crate::support::event::{Event, Writer};
+use crate::support::event::{Event, EventWriter};
 use crate::support::fixture::Fixture;
 use crate::support::session::Session;
 
 use super::walk::{LOCK_TIMEOUT, Walk};
 
-/// An event whose delivery the walk checks.
+/// An event whose delivery the random walk checks.
 #[derive(Clone, Debug)]
-pub(super) struct Written {
+pub(super) struct WrittenEvent {
     /// The table's name when the row was inserted.
     pub(super) table: String,
     pub(super) era: u32,
-    /// WAL positions right before and after the commit.
+    /// WAL positions immediately before and after the commit.
     pub(super) after: u64,
     pub(super) by: u64,
-    /// Whether the commit was acknowledged; if not, the event may or may not exist.
+    /// Whether the server acknowledged the commit; otherwise it is unknown whether the event
+    /// exists.
     pub(super) is_certain: bool,
 }
 
 /// A transaction that a later step commits or rolls back.
-pub(super) struct Open {
+pub(super) struct OpenTransaction {
     session: Session,
     events: Vec<(String, String)>,
 }
@@ -38,14 +39,14 @@ fn position(session: &Session) -> Option<u64> {
 }
 
 fn insert_sql(table: &str, id: &str, aggregate: &str) -> String {
-    Writer::Table(table.to_owned()).insert_one(Event {
+    EventWriter::Table(table.to_owned()).insert_one(Event {
         id: Some(id),
         ..Event::new(aggregate, "k", "{}")
     })
 }
 
 impl Walk<'_> {
-    /// Returns statements that write `count` events to a table, with their ids.
+    /// Returns statements that write `count` events to a table, and the ids of these events.
     fn events(&mut self, table: &str, count: u32) -> (String, Vec<(String, String)>) {
         let mut sql = String::new();
         let mut events = Vec::new();
@@ -58,12 +59,12 @@ impl Walk<'_> {
         (sql, events)
     }
 
-    /// Records events whose commit was requested between two positions.
-    fn write_down(&mut self, events: Vec<(String, String)>, after: u64, is_certain: bool) {
+    /// Records the events of a commit that was requested between two WAL positions.
+    fn record_events(&mut self, events: Vec<(String, String)>, after: u64, is_certain: bool) {
         let by = position(&self.fixture.db).unwrap_or(u64::MAX);
         let era = self.era;
         for (id, table) in events {
-            let written = Written {
+            let written = WrittenEvent {
                 table,
                 era,
                 after,
@@ -75,7 +76,7 @@ impl Walk<'_> {
     }
 
     pub(super) fn insert(&mut self) {
-        let count = self.dice.u32(1..4);
+        let count = self.rng.u32(1..4);
         if let Some(table) = self.table() {
             self.insert_into(table, count);
         }
@@ -97,12 +98,12 @@ impl Walk<'_> {
             Err(error) => format!("{error}: {:?}", error.as_db_error()),
         };
         let first = &events[0].0;
-        self.note(format!("{count} events to {table} from {first}: {text}"));
+        self.log_step(format!("{count} events to {table} from {first}: {text}"));
         match outcome {
-            Ok(()) => self.write_down(events, after, true),
+            Ok(()) => self.record_events(events, after, true),
             Err(error) => {
                 if error.as_db_error().is_none() {
-                    self.write_down(events, after, false);
+                    self.record_events(events, after, false);
                 }
                 let _ = self.fixture.db.try_run("ROLLBACK");
             }
@@ -111,7 +112,7 @@ impl Walk<'_> {
 
     pub(super) fn begin(&mut self) {
         let Some(table) = self.table() else { return };
-        let count = self.dice.u32(1..4);
+        let count = self.rng.u32(1..4);
         let (sql, events) = self.events(table, count);
         let Ok(session) = Session::connect(&self.fixture.conninfo()) else {
             return;
@@ -120,9 +121,9 @@ impl Walk<'_> {
         let opened = session.try_run(&format!("BEGIN; {sql}")).is_ok();
         let ids: Vec<_> = events.iter().map(|(id, _)| id.as_str()).collect();
         let text = format!("another session: BEGIN; {table}: {ids:?}: {opened}");
-        self.note(text);
+        self.log_step(text);
         if opened {
-            self.open.push(Open { session, events });
+            self.open.push(OpenTransaction { session, events });
         }
     }
 
@@ -130,25 +131,25 @@ impl Walk<'_> {
         if self.open.is_empty() {
             return;
         }
-        let index = self.dice.usize(..self.open.len());
-        let Open { session, events } = self.open.remove(index);
-        let commits = self.dice.u32(..4) > 0;
+        let index = self.rng.usize(..self.open.len());
+        let OpenTransaction { session, events } = self.open.remove(index);
+        let commits = self.rng.u32(..4) > 0;
         let end = if commits { "COMMIT" } else { "ROLLBACK" };
         let after = position(&self.fixture.db).unwrap_or(0);
-        let ended = session.try_run(end);
+        let record_exit = session.try_run(end);
         let ids: Vec<_> = events.iter().map(|(id, _)| id.as_str()).collect();
-        let text = format!("another session: {end} of {ids:?}: {ended:?}");
-        self.note(text);
-        match ended {
-            Ok(()) if commits => self.write_down(events, after, true),
+        let text = format!("another session: {end} of {ids:?}: {record_exit:?}");
+        self.log_step(text);
+        match record_exit {
+            Ok(()) if commits => self.record_events(events, after, true),
             Err(error) if commits && error.as_db_error().is_none() => {
-                self.write_down(events, after, false);
+                self.record_events(events, after, false);
             }
             _ => {}
         }
     }
 
-    /// Ends every open transaction, as a restart of the server or a migration does.
+    /// Ends every open transaction, as a server restart or a migration does.
     pub(super) fn end_all(&mut self) {
         while !self.open.is_empty() {
             self.end();
@@ -161,7 +162,7 @@ impl Walk<'_> {
             true => Vec::new(),
             false => self.table().into_iter().map(str::to_owned).collect(),
         };
-        self.note(format!("a concurrent session writes to {tables:?}"));
+        self.log_step(format!("a concurrent session writes to {tables:?}"));
         self.background.write_to(tables);
     }
 
@@ -172,25 +173,25 @@ impl Walk<'_> {
 }
 
 /// A session that inserts concurrently with the steps of the walk.
-pub(super) struct Background {
-    shared: Arc<Mutex<Shared>>,
+pub(super) struct BackgroundWriter {
+    shared: Arc<Mutex<WriterState>>,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Default)]
-pub(super) struct Shared {
+pub(super) struct WriterState {
     conninfo: String,
     tables: Vec<String>,
     era: u32,
-    events: Vec<(String, Written)>,
+    events: Vec<(String, WrittenEvent)>,
     is_over: bool,
 }
 
-impl Background {
+impl BackgroundWriter {
     pub(super) fn start(fixture: &Fixture<'_>, aggregate: &str, seed: u64) -> Self {
-        let shared = Arc::new(Mutex::new(Shared {
+        let shared = Arc::new(Mutex::new(WriterState {
             conninfo: fixture.conninfo(),
-            ..Shared::default()
+            ..WriterState::default()
         }));
         let (its, aggregate) = (Arc::clone(&shared), aggregate.to_owned());
         let thread = thread::spawn(move || write(&its, &aggregate, seed));
@@ -200,7 +201,7 @@ impl Background {
         }
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, Shared> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, WriterState> {
         self.shared.lock().expect("the writer has not panicked")
     }
 
@@ -208,7 +209,7 @@ impl Background {
         !self.lock().tables.is_empty()
     }
 
-    /// Returns when no transaction that began before is open any longer.
+    /// Waits until every transaction that began earlier has ended.
     pub(super) fn write_to(&self, tables: Vec<String>) {
         self.lock().tables = tables;
     }
@@ -221,7 +222,7 @@ impl Background {
     }
 }
 
-impl Drop for Background {
+impl Drop for BackgroundWriter {
     fn drop(&mut self) {
         if let Ok(mut shared) = self.shared.lock() {
             shared.is_over = true;
@@ -232,13 +233,13 @@ impl Drop for Background {
     }
 }
 
-fn write(shared: &Mutex<Shared>, aggregate: &str, seed: u64) {
-    let mut dice = fastrand::Rng::with_seed(!seed);
+fn write(shared: &Mutex<WriterState>, aggregate: &str, seed: u64) {
+    let mut rng = fastrand::Rng::with_seed(!seed);
     let mut session: Option<(String, Session)> = None;
     let mut count = 0;
     loop {
-        // The lock is held during a transaction, so that a step that changes the server waits for
-        // its end.
+        // The lock is held during a transaction, so that a step that changes the server waits until
+        // the transaction ends.
         let mut shared = shared.lock().expect("the walk has not panicked");
         if shared.is_over {
             return;
@@ -256,7 +257,7 @@ fn write(shared: &Mutex<Shared>, aggregate: &str, seed: u64) {
         if after.is_none() {
             session = None;
         }
-        if let Some(table) = dice.choice(&shared.tables).cloned()
+        if let Some(table) = rng.choice(&shared.tables).cloned()
             && let Some((_, open)) = &session
             && let Some(after) = after
         {
@@ -265,7 +266,7 @@ fn write(shared: &Mutex<Shared>, aggregate: &str, seed: u64) {
             let outcome = open.try_run(&insert_sql(&table, &id, aggregate));
             let is_uncertain = matches!(&outcome, Err(error) if error.as_db_error().is_none());
             if outcome.is_ok() || is_uncertain {
-                let written = Written {
+                let written = WrittenEvent {
                     table,
                     era: shared.era,
                     after,

@@ -1,11 +1,11 @@
-//! Lines in which Walpost reports that events may be missing.
+//! Lines of output in which Walpost reports that events may be missing.
 
 use crate::support::lsn::parse_lsn;
 
-use super::events::Written;
+use super::events::WrittenEvent;
 use super::walk::Walk;
 
-/// Phrases in lines that name undelivered events.
+/// Phrases in lines that report undelivered events.
 const PHRASES: [&str; 8] = [
     "may be missing",
     "may be in the table only",
@@ -17,7 +17,7 @@ const PHRASES: [&str; 8] = [
     "walpost skip --to",
 ];
 
-/// Phrases about a history in which every event may be missing.
+/// Phrases in lines about a history of which every event may be missing.
 const HISTORY: [&str; 5] = [
     "another history",
     "a different history",
@@ -26,7 +26,7 @@ const HISTORY: [&str; 5] = [
     "which does not descend from it",
 ];
 
-/// A line that an operator reads.
+/// A line of output that an operator reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Evidence {
     pub(super) line: String,
@@ -35,7 +35,7 @@ pub(super) struct Evidence {
     pub(super) now: u64,
     from: Option<u64>,
     to: Option<u64>,
-    /// If empty, the line is about every table.
+    /// The tables that the line mentions. If empty, the line applies to every table.
     tables: Vec<String>,
 }
 
@@ -73,8 +73,8 @@ impl Evidence {
         })
     }
 
-    /// Returns whether the line is about the event.
-    pub(super) fn names(&self, event: &Written) -> bool {
+    /// Returns whether the line reports the given event.
+    pub(super) fn names(&self, event: &WrittenEvent) -> bool {
         let is_its_table =
             self.tables.is_empty() || self.tables.iter().any(|name| is_name_of(name, event));
         let is_in_range = match event.era == self.era {
@@ -85,8 +85,8 @@ impl Evidence {
     }
 }
 
-/// Returns whether the event's table has or had this name.
-fn is_name_of(name: &str, event: &Written) -> bool {
+/// Returns whether the event's table has or had the given name.
+fn is_name_of(name: &str, event: &WrittenEvent) -> bool {
     let schema = |name: &str| name.split('.').next().map(str::to_owned);
     let is_former = [".old_", ".renamed_"]
         .iter()

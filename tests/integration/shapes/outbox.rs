@@ -15,7 +15,7 @@ impl Walk<'_> {
         }
         let (schema, _) = table.split_once('.').expect("a schema");
         self.sql(&format!("CREATE SCHEMA IF NOT EXISTS {schema}"));
-        let arguments: &[&str] = match self.dice.u32(..3) {
+        let arguments: &[&str] = match self.rng.u32(..3) {
             0 => &["--table", table, "--partitioned"],
             _ => &["--table", table],
         };
@@ -25,7 +25,7 @@ impl Walk<'_> {
     }
 
     /// Creates the table as a migration of the application would.
-    pub(super) fn create_by_hand(&mut self, table: &str) {
+    pub(super) fn create_manually(&mut self, table: &str) {
         let (schema, _) = table.split_once('.').expect("a schema");
         self.sql(&format!(
             "CREATE SCHEMA IF NOT EXISTS {schema};
@@ -35,7 +35,7 @@ impl Walk<'_> {
     }
 
     pub(super) fn change_publication(&mut self) {
-        match self.dice.u32(..5) {
+        match self.rng.u32(..5) {
             0 => self.alter_publication("DROP"),
             1..=2 => self.alter_publication("ADD"),
             _ => self.swap_table(),
@@ -50,19 +50,19 @@ impl Walk<'_> {
         ));
     }
 
-    /// Replaces a table with a new one of the same name, as a migration would, and publishes the
-    /// new one or not.
+    /// Replaces a table with a new table of the same name, as a migration would, and may publish
+    /// the new table.
     fn swap_table(&mut self) {
         let table = self.any_table();
         let publication = self.publication();
-        let publish = match self.dice.bool() {
+        let publish = match self.rng.bool() {
             true => format!("ALTER PUBLICATION {publication} ADD TABLE {table};"),
             false => String::new(),
         };
         let (schema, name) = table.split_once('.').expect("a schema");
-        // If a replacement was never published and is itself replaced between two queries of
-        // Walpost, nothing distinguishes it from any other table. `check` and `run` only report its
-        // rows while it has the name of an outbox.
+        // If a replacement table was never published, and is replaced itself between two queries of
+        // Walpost, nothing distinguishes it from any other table. `check` and `run` report its rows
+        // only while the table has the name of an outbox.
         let is_lost_sight_of = self.fixture.db.is_true(&format!(
             "SELECT NOT EXISTS (SELECT FROM pg_publication_rel WHERE prrelid = to_regclass('{table}'))
              AND EXISTS (SELECT FROM pg_class WHERE relnamespace = to_regnamespace('{schema}') AND relname LIKE 'old\\_%')"
@@ -77,7 +77,7 @@ impl Walk<'_> {
         ));
     }
 
-    /// Adds a child table, whose rows are returned by SELECT from its parent.
+    /// Adds a child table. SELECT from its parent also returns the rows of the child table.
     pub(super) fn add_child(&mut self) {
         let Some(table) = self.table() else { return };
         let child = format!("{table}_child_{}", self.count);
@@ -105,7 +105,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Detaches a partition, and attaches it again or not.
+    /// Detaches a partition, and may attach it again.
     pub(super) fn detach_partition(&mut self) {
         let table = self.any_table();
         let found = self.fixture.db.try_rows(&format!(
@@ -119,7 +119,7 @@ impl Walk<'_> {
             return;
         };
         let is_detached = self.sql(&format!("ALTER TABLE {table} DETACH PARTITION {partition}"));
-        if is_detached && self.dice.bool() {
+        if is_detached && self.rng.bool() {
             self.sql(&format!(
                 "ALTER TABLE {table} ATTACH PARTITION {partition} {bound}"
             ));

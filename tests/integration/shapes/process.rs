@@ -8,20 +8,19 @@ use crate::support::walpost::{Finished, Invocation};
 
 use super::walk::Walk;
 
-/// The time in which Walpost has to deliver everything committed, as a multiple of the longest
-/// pause it may make.
+/// The time in which Walpost must deliver everything committed, as a multiple of its longest pause.
 const PAUSES: u32 = 6;
 
 impl Walk<'_> {
     pub(super) fn run(&mut self) {
-        self.look_after();
+        self.check_process();
         if self.walpost.is_some() {
             return;
         }
-        if self.dice.bool() {
+        if self.rng.bool() {
             self.follow_last_remedy();
         }
-        let init = match self.dice.u32(..4) {
+        let init = match self.rng.u32(..4) {
             0 => Some("--init"),
             _ => None,
         };
@@ -32,23 +31,23 @@ impl Walk<'_> {
         let file = self.file();
         let run = Invocation::new(["run", "--config"]).arg(&file);
         let walpost = run.args(init).env("WALPOST_LOCK_TIMEOUT", "2s").start();
-        self.note(format!("walpost run {init:?}"));
+        self.log_step(format!("walpost run {init:?}"));
         self.walpost = Some((walpost, file));
     }
 
     /// Saves the log of a process that has exited by itself.
-    pub(super) fn look_after(&mut self) {
+    pub(super) fn check_process(&mut self) {
         if let Some((walpost, _)) = &mut self.walpost
             && !walpost.is_running()
             && let Some((walpost, _)) = self.walpost.take()
         {
             let finished = walpost.finish();
-            self.ended("ended by itself", &finished);
+            self.record_exit("ended by itself", &finished);
         }
     }
 
-    fn ended(&mut self, how: &str, finished: &Finished) {
-        self.note(format!(
+    fn record_exit(&mut self, how: &str, finished: &Finished) {
+        self.log_step(format!(
             "walpost run: {how}: {:?}\n{}",
             finished.code, finished.stderr
         ));
@@ -57,25 +56,25 @@ impl Walk<'_> {
     }
 
     pub(super) fn stop(&mut self) {
-        self.look_after();
+        self.check_process();
         if let Some((walpost, _)) = self.walpost.take() {
             let finished = walpost.terminate();
-            self.ended("stopped", &finished);
+            self.record_exit("stopped", &finished);
         }
     }
 
     pub(super) fn kill(&mut self) {
-        self.look_after();
+        self.check_process();
         if let Some((walpost, _)) = self.walpost.take() {
             let finished = walpost.kill();
-            self.ended("killed", &finished);
+            self.record_exit("killed", &finished);
         }
     }
 
     /// Gives Walpost some time to confirm what is committed.
     pub(super) fn settle(&mut self) {
         let is_confirmed = self.has_confirmed(Duration::from_secs(4));
-        self.note(format!("waited for Walpost: confirmed: {is_confirmed}"));
+        self.log_step(format!("waited for Walpost: confirmed: {is_confirmed}"));
     }
 
     pub(super) fn has_confirmed(&mut self, within: Duration) -> bool {
@@ -83,7 +82,7 @@ impl Walk<'_> {
         self.has_confirmed_up_to(goal, within)
     }
 
-    /// Waits until everything committed by now is confirmed, as long as another event is delivered
+    /// Waits until everything committed so far is confirmed, as long as another event is delivered
     /// within each `pause`.
     pub(super) fn catches_up(&mut self, pause: Duration) -> bool {
         let goal = self.fixture.wal_position();
@@ -107,18 +106,18 @@ impl Walk<'_> {
             "SELECT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = '{slot}' AND confirmed_flush_lsn - '0/0' >= {goal})"
         );
         poll_until(within, || {
-            self.look_after();
+            self.check_process();
             (self.walpost.is_none() || self.fixture.db.is_true(&sql)).then_some(())
         });
         self.fixture.db.is_true(&sql)
     }
 
     pub(super) fn init(&mut self, arguments: &[&str]) -> bool {
-        self.administer(&["init"], arguments).code == Some(0)
+        self.superuser_command(&["init"], arguments).code == Some(0)
     }
 
     pub(super) fn init_or_follow_remedy(&mut self) {
-        match self.dice.bool() {
+        match self.rng.bool() {
             true => _ = self.init(&[]),
             false => _ = self.check_and_follow(),
         }
@@ -129,18 +128,18 @@ impl Walk<'_> {
     }
 
     pub(super) fn maintain(&mut self) {
-        self.administer(&["maintain"], &["--retention=1s", "--delete-rows"]);
+        self.superuser_command(&["maintain"], &["--retention=1s", "--delete-rows"]);
     }
 
-    /// Accepts the slot as it is; events delivered earlier may be repeated.
+    /// Adopts the current position of the slot; events that were delivered earlier may be repeated.
     pub(super) fn adopt(&mut self) -> bool {
-        self.may_repeat();
+        self.exclude_from_repeat_check();
         self.has_given_up = true;
         self.command(&["checkpoint", "adopt"], &["--yes"]).code == Some(0)
     }
 
-    /// Excludes all events written by now from the check for repeats.
-    pub(super) fn may_repeat(&mut self) {
+    /// Excludes all events written so far from the check for repetitions.
+    pub(super) fn exclude_from_repeat_check(&mut self) {
         self.collect_background();
         self.repeatable.extend(self.written.keys().cloned());
     }

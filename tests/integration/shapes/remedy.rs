@@ -1,23 +1,23 @@
-//! An operator's response to a halt or a finding: the commands that Walpost names.
+//! An operator's response to a halt or a finding: the commands that Walpost suggests.
 
 use std::mem;
 
 use crate::support::walpost::word_after;
 
-use super::events::Written;
+use super::events::WrittenEvent;
 use super::evidence::Evidence;
 use super::walk::{TABLES, Walk};
 
 impl Walk<'_> {
-    /// Follows the remedy in the error with which the last process exited.
+    /// Follows the remedy in the error that ended the last process.
     pub(super) fn follow_last_remedy(&mut self) -> bool {
         let log = mem::take(&mut self.last_log);
         let error = log.lines().rev().find(|line| line.contains(" ERROR "));
         error.is_some_and(|line| self.follow(line))
     }
 
-    /// Runs `walpost check`, and follows the remedies of its findings. Returns whether there were
-    /// any.
+    /// Runs `walpost check`, and follows the remedies of its findings. Returns whether `check`
+    /// reported any findings.
     pub(super) fn check_and_follow(&mut self) -> bool {
         let check = self.check();
         let text = format!("{}\n{}", check.stdout, check.stderr);
@@ -30,8 +30,8 @@ impl Walk<'_> {
         has_followed
     }
 
-    /// Follows the remedy in a line; returns false if the line contains none that the walk
-    /// supports.
+    /// Follows the remedy in a line. Returns false if the line contains no remedy that the random
+    /// walk supports.
     fn follow(&mut self, line: &str) -> bool {
         let publication = self.publication();
         if line.contains("contains tables other than") {
@@ -81,15 +81,15 @@ impl Walk<'_> {
             let to = word_after(line, "--to ")
                 .trim_end_matches(['.', ';', ','])
                 .to_owned();
-            // An operator stops here if the replay fails.
-            if !self.replay_named(line) {
+            // If the replay fails, an operator does not continue.
+            if !self.replay_reported(line) {
                 return false;
             }
             self.has_given_up = true;
             return self.command(&["skip"], &["--to", &to, "--yes"]).code == Some(0);
         }
         if line.contains("walpost checkpoint adopt") {
-            return self.replay_named(line) && self.replay_previewed() && self.adopt();
+            return self.replay_reported(line) && self.replay_previewed() && self.adopt();
         }
         if line.contains("walpost init") {
             return self.init_and_follow();
@@ -97,10 +97,10 @@ impl Walk<'_> {
         false
     }
 
-    /// Runs `walpost init`. If it reports a child table, moves the rows of that table into the outbox
-    /// and ends the inheritance.
+    /// Runs `walpost init`. If `init` reports a child table, moves the rows of the child table into
+    /// the outbox and ends the inheritance.
     fn init_and_follow(&mut self) -> bool {
-        let init = self.administer(&["init"], &[]);
+        let init = self.superuser_command(&["init"], &[]);
         let error = init
             .stderr
             .lines()
@@ -115,21 +115,21 @@ impl Walk<'_> {
             "BEGIN; INSERT INTO {outbox} SELECT * FROM ONLY {child}; ALTER TABLE {change}; COMMIT"
         ));
         if has_moved {
-            self.now_in_outbox(child, outbox, after);
+            self.move_child_events(child, outbox, after);
         }
         has_moved
     }
 
-    /// From now on, the events of a child table are those of the outbox into which they were
+    /// From now on, the events of a child table count as events of the outbox into which they were
     /// inserted after this position.
-    fn now_in_outbox(&mut self, child: &str, outbox: &str, after: u64) {
+    fn move_child_events(&mut self, child: &str, outbox: &str, after: u64) {
         let (era, by) = (self.era, self.end_of_wal());
         for event in self
             .written
             .values_mut()
             .filter(|event| event.table == child)
         {
-            *event = Written {
+            *event = WrittenEvent {
                 table: outbox.to_owned(),
                 era,
                 after,
@@ -139,12 +139,12 @@ impl Walk<'_> {
         }
     }
 
-    /// Replays the rows that the preview of `walpost checkpoint adopt` names: the slot may have
-    /// been moved again after the halt.
+    /// Replays the rows that the preview of `walpost checkpoint adopt` lists, because the slot may
+    /// have been moved again after the halt.
     fn replay_previewed(&mut self) -> bool {
         let preview = self.command(&["checkpoint", "adopt"], &[]);
         let lines: Vec<_> = preview.stdout.lines().map(str::to_owned).collect();
-        lines.iter().all(|line| self.replay_named(line))
+        lines.iter().all(|line| self.replay_reported(line))
     }
 
     fn replay(&mut self, line: &str, which: &str) -> bool {
@@ -159,16 +159,16 @@ impl Walk<'_> {
         self.command(&["replay"], &arguments).code == Some(0)
     }
 
-    /// Replays the rows that a line reports as possibly missing, selected by the times at which
-    /// they were written. Returns false if that fails.
-    fn replay_named(&mut self, line: &str) -> bool {
+    /// Replays the rows that a line reports as possibly missing, selected by the time at which they
+    /// were written. Returns false if the replay fails.
+    fn replay_reported(&mut self, line: &str) -> bool {
         self.collect_background();
         let Some(evidence) = Evidence::parse(line, self.era, self.end_of_wal()) else {
             return true;
         };
         let mut has_succeeded = true;
         for table in TABLES {
-            let named = |event: &Written| event.table == table && evidence.names(event);
+            let named = |event: &WrittenEvent| event.table == table && evidence.names(event);
             let ids = self.written.iter().filter(|(_, event)| named(event));
             let ids: Vec<_> = ids.map(|(id, _)| format!("'{id}'")).collect();
             let times = self.fixture.db.try_rows(&format!(
@@ -183,13 +183,13 @@ impl Walk<'_> {
         has_succeeded
     }
 
-    /// Replays every row of the table that the walk has written.
+    /// Replays every row of the table that the random walk has written.
     fn replay_from_beginning(&mut self, table: &str) {
-        let began = self.began().to_owned();
-        self.replay_between(table, &began, None);
+        let started_at = self.started_at().to_owned();
+        self.replay_between(table, &started_at, None);
     }
 
-    /// Returns false if rows of a table that the definition covers could not be sent.
+    /// Returns false if a replay of a table in the definition failed.
     fn replay_between(&mut self, table: &str, first: &str, last: Option<&str>) -> bool {
         let [first, last] = [Some(first), last].map(|time| time.map(|time| time.replace(' ', "T")));
         let mut arguments = vec!["--yes"];

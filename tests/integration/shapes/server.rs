@@ -6,12 +6,12 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::OnceLock;
 
-use crate::support::postgres::{MAJOR, Server, Stop, debian_binaries};
+use crate::support::postgres::{MAJOR, Server, StopMode, debian_binaries};
 use crate::support::wait::wait_until;
 
 use super::walk::{LOCK_TIMEOUT, Walk};
 
-/// The servers of a walk, which live as long as the walk.
+/// The servers of a random walk, which exist until the walk ends.
 #[derive(Default)]
 pub(super) struct Servers {
     places: [OnceLock<Server>; 6],
@@ -32,31 +32,31 @@ impl Servers {
 pub(super) struct OlderCopy {
     folder: PathBuf,
     ids: HashSet<String>,
-    /// The end of WAL.
+    /// The end of WAL when the copy was made.
     end: u64,
 }
 
 impl Walk<'_> {
     pub(super) fn change_server(&mut self) {
         self.restore_access();
-        match self.dice.u32(..8) {
-            0 => self.restart(Stop::Immediate),
-            1 => self.restart(Stop::Fast),
+        match self.rng.u32(..8) {
+            0 => self.restart(StopMode::Immediate),
+            1 => self.restart(StopMode::Fast),
             2..=3 if self.copy.is_none() => self.copy_server(),
-            2..=3 => self.put_back(),
+            2..=3 => self.restore_copy(),
             4 if !self.servers.is_full() => self.fail_over(),
             5..=7 if !self.servers.is_full() && self.fixture.server.major <= MAJOR => {
                 self.restore_dump()
             }
-            _ => self.restart(Stop::Immediate),
+            _ => self.restart(StopMode::Immediate),
         }
     }
 
-    fn restart(&mut self, how: Stop) {
+    fn restart(&mut self, how: StopMode) {
         self.open.clear();
         self.fixture.server.stop(how);
         self.fixture.server.start();
-        self.note(format!("the server was restarted: {how:?}"));
+        self.log_step(format!("the server was restarted: {how:?}"));
         self.reconnect();
     }
 
@@ -67,28 +67,28 @@ impl Walk<'_> {
 
     fn copy_server(&mut self) {
         self.open.clear();
-        self.fixture.server.stop(Stop::Fast);
+        self.fixture.server.stop(StopMode::Fast);
         let folder = self.fixture.server.copy_data();
-        // Before the concurrent session can write events that the copy does not have.
+        // The position is read before the concurrent session can write events that the copy lacks.
         self.collect_background();
         let ids = self.written.keys().cloned().collect();
         self.fixture.server.start();
         self.reconnect();
-        self.note("a copy of the server was made");
+        self.log_step("a copy of the server was made");
         let end = self.end_of_wal();
         self.copy = Some(OlderCopy { folder, ids, end });
     }
 
-    /// Restores the copy, which undoes everything committed since. The slot may be missing, as in a
-    /// base backup.
-    fn put_back(&mut self) {
+    /// Restores the copy, which discards everything committed since the copy was made. The slot may
+    /// be missing, as in a base backup.
+    fn restore_copy(&mut self) {
         let Some(OlderCopy { folder, ids, end }) = self.copy.take() else {
             return;
         };
         self.open.clear();
         self.background.write_to(Vec::new());
         self.collect_background();
-        self.fixture.server.stop(Stop::Fast);
+        self.fixture.server.stop(StopMode::Fast);
         self.fixture.server.restore_data(&folder);
         self.fixture.server.start();
         self.reconnect();
@@ -103,8 +103,8 @@ impl Walk<'_> {
             self.written.remove(&id);
             self.void.insert(id);
         }
-        self.note("the copy of the server was put back");
-        // Positions up to the copy are the same in both histories.
+        self.log_step("the copy of the server was put back");
+        // Positions that precede the end of the copy are the same in both histories.
         self.era += 1;
         for event in self.written.values_mut() {
             event.era = self.era;
@@ -115,15 +115,15 @@ impl Walk<'_> {
             }
         }
         self.background.move_to(self.fixture.conninfo(), self.era);
-        if self.dice.bool() {
+        if self.rng.bool() {
             self.drop_slot();
         }
-        // Events delivered after the copy was made are repeated if they get the same position
-        // again.
-        self.may_repeat();
+        // Events that were delivered after the copy was made are delivered again if new events get
+        // the same positions.
+        self.exclude_from_repeat_check();
     }
 
-    /// Fails over to a standby, which has everything except the slots.
+    /// Fails over to a standby, which has all data except the slots.
     fn fail_over(&mut self) {
         self.open.clear();
         self.copy = None;
@@ -139,10 +139,10 @@ impl Walk<'_> {
             session.number("SELECT (pg_last_wal_replay_lsn() - '0/0')::bigint")
                 >= i64::try_from(goal).expect("a position")
         });
-        primary.stop(Stop::Fast);
+        primary.stop(StopMode::Fast);
         standby.promote();
-        self.note("the standby was promoted");
-        self.continue_on(standby);
+        self.log_step("the standby was promoted");
+        self.switch_to_server(standby);
     }
 
     /// Restores a dump, which has no slot, on a cluster whose LSNs start over.
@@ -151,8 +151,8 @@ impl Walk<'_> {
         self.copy = None;
         self.background.write_to(Vec::new());
         self.collect_background();
-        if self.dice.bool() {
-            // The dump contains rows that are not delivered.
+        if self.rng.bool() {
+            // The dump contains undelivered rows.
             self.stop();
             self.insert();
         }
@@ -170,15 +170,15 @@ impl Walk<'_> {
             .output()
             .expect("a shell");
         assert!(copied.status.success(), "{copied:?}");
-        self.note("the database was dumped and restored on another server");
+        self.log_step("the database was dumped and restored on another server");
         self.era += 1;
-        self.continue_on(restored);
+        self.switch_to_server(restored);
     }
 }
 
 impl<'s> Walk<'s> {
     /// Makes every session use this server from now on.
-    fn continue_on(&mut self, server: &'s Server) {
+    fn switch_to_server(&mut self, server: &'s Server) {
         self.fixture.fail_over(server, []);
         self.fixture.db.run(LOCK_TIMEOUT);
         self.background.move_to(self.fixture.conninfo(), self.era);

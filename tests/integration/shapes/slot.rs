@@ -1,19 +1,19 @@
-//! Slots are dropped, created and moved by something other than Walpost.
+//! Another program drops, creates and moves slots.
 
 use super::walk::Walk;
 
 impl Walk<'_> {
     pub(super) fn change_slot(&mut self) {
-        match self.dice.u32(..3) {
+        match self.rng.u32(..3) {
             0 => self.drop_slot(),
-            1 => self.make_slot(),
+            1 => self.create_slot(),
             _ => self.move_slot(),
         }
     }
 
     pub(super) fn drop_slot(&mut self) {
         let slot = self.slot();
-        if self.dice.bool() {
+        if self.rng.bool() {
             self.end_walsender();
         }
         self.sql(&format!(
@@ -28,8 +28,8 @@ impl Walk<'_> {
         ));
     }
 
-    /// Creating a slot would wait for open transactions to end.
-    fn make_slot(&mut self) {
+    /// Creating a slot would wait until open transactions end.
+    fn create_slot(&mut self) {
         if self.open.is_empty() {
             let slot = self.slot();
             self.sql(&format!(

@@ -1,4 +1,4 @@
-//! The topic is deleted, re-created, limited, or gets more partitions.
+//! The topic is deleted, re-created, given a lower size limit, or given more partitions.
 
 use super::definition::TOPIC;
 use super::walk::Walk;
@@ -11,16 +11,16 @@ const TOO_SMALL: &str = "100";
 impl Walk<'_> {
     pub(super) fn change_topic(&mut self) {
         let topic = self.topic();
-        match self.dice.u32(..4) {
+        match self.rng.u32(..4) {
             0 => self.recreate_topic(),
             1 => {
                 let total = self.fixture.broker.partitions(&topic) + 1;
                 self.fixture.add_partitions(&self.aggregate, total);
-                self.note(format!("topic {topic}: {total} partitions"));
+                self.log_step(format!("topic {topic}: {total} partitions"));
             }
             2 => {
                 self.fixture.broker.limit_batches(&topic, TOO_SMALL);
-                self.note(format!("topic {topic}: max.message.bytes {TOO_SMALL}"));
+                self.log_step(format!("topic {topic}: max.message.bytes {TOO_SMALL}"));
             }
             _ => self.restore_topic(),
         }
@@ -33,11 +33,11 @@ impl Walk<'_> {
     pub(super) fn restore_topic(&mut self) {
         let topic = self.topic();
         self.fixture.broker.limit_batches(&topic, "1048588");
-        self.note(format!("topic {topic}: restored"));
+        self.log_step(format!("topic {topic}: restored"));
     }
 
-    /// Re-creates the topic, which removes delivered records. Walpost is stopped first, because it
-    /// could deliver more until the topic is deleted.
+    /// Re-creates the topic, which removes its records. Walpost is stopped first, because it could
+    /// deliver more records until the topic is deleted.
     fn recreate_topic(&mut self) {
         let is_running = self.walpost.is_some();
         self.stop();
@@ -45,16 +45,16 @@ impl Walk<'_> {
         let topic = self.topic();
         self.fixture.broker.delete_topic(&topic);
         self.fixture.broker.create_topic(&topic, 2, &[]);
-        self.note(format!("topic {topic}: deleted and created again"));
+        self.log_step(format!("topic {topic}: deleted and created again"));
         if is_running {
             self.start_run(None);
         }
     }
 
-    /// Adds the topic's records to those counted before it was deleted.
+    /// Adds the topic's records to the counts of records in topics that have been deleted.
     pub(super) fn count_records(&mut self) {
-        // A killed process leaves a transaction open, and the records after it are not readable
-        // until it ends.
+        // A killed process leaves a transaction open, and the records that follow are not readable
+        // until the transaction ends.
         for topic in self.fixture.topics() {
             self.fixture.broker.wait_for_markers(&topic);
         }

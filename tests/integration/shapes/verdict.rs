@@ -1,33 +1,33 @@
-//! The end of a walk: committed events are compared with those delivered, and with the events that
-//! Walpost reported.
+//! The end of a random walk: committed events are compared with delivered events and with the
+//! events that Walpost reported.
 
 use std::collections::HashSet;
 use std::fmt;
 use std::ops::{AddAssign, Range};
 use std::time::Duration;
 
-use super::events::Written;
+use super::events::WrittenEvent;
 use super::evidence::Evidence;
 use super::walk::Walk;
 
-/// The time after the last step in which Walpost has to deliver an event, to confirm the last one,
-/// or to halt.
+/// The time after the last step in which Walpost must deliver an event, confirm the last event, or
+/// halt.
 const RECOVERY: Duration = Duration::from_secs(90);
 
 /// The maximum number of remedies followed in sequence.
 const REMEDIES: u32 = 12;
 
-/// The outcome of a walk's events.
+/// The result of comparing a walk's events.
 #[derive(Debug, Default)]
-pub(super) struct Verdict {
+pub(super) struct WalkVerdict {
     committed: usize,
-    /// Events that were not delivered, but named in output that an operator reads.
+    /// Undelivered events that Walpost reported in output that an operator reads.
     named: usize,
-    /// Walks that end with a halt or a finding that no remedy of the walk resolves.
+    /// Random walks that end with a halt or a finding that no supported remedy resolves.
     unfinished: usize,
 }
 
-impl AddAssign for Verdict {
+impl AddAssign for WalkVerdict {
     fn add_assign(&mut self, other: Self) {
         self.committed += other.committed;
         self.named += other.named;
@@ -35,7 +35,7 @@ impl AddAssign for Verdict {
     }
 }
 
-impl fmt::Display for Verdict {
+impl fmt::Display for WalkVerdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
@@ -46,7 +46,7 @@ impl fmt::Display for Verdict {
 }
 
 impl Walk<'_> {
-    pub(super) fn judge(mut self, seed: u64) -> Verdict {
+    pub(super) fn evaluate(mut self, seed: u64) -> WalkVerdict {
         self.background.write_to(Vec::new());
         self.collect_background();
         self.end_all();
@@ -55,19 +55,19 @@ impl Walk<'_> {
         let is_clean = self.follow_remedies();
         self.stop();
         self.count_records();
-        let standing = self.standing_evidence();
-        let wrong = self.find_wrong(is_clean, &standing);
+        let remaining = self.remaining_evidence();
+        let wrong = self.find_wrong(is_clean, &remaining);
         assert!(
             wrong.is_empty(),
             "WALPOST_TEST_SEED={seed}\n{}\n{}",
-            self.diary(),
+            self.step_log(),
             wrong.join("\n")
         );
         if !is_clean {
             eprintln!("walk {seed} ends with: {}", self.reason());
         }
         let missing = |id: &&String| !self.times.contains_key(*id);
-        Verdict {
+        WalkVerdict {
             committed: self.written.len(),
             named: self.written.keys().filter(missing).count(),
             unfinished: usize::from(!is_clean),
@@ -84,7 +84,7 @@ impl Walk<'_> {
         findings.chain(errors).collect::<Vec<_>>().join("\n")
     }
 
-    /// Returns whether Walpost delivers at the end, and `check` finds nothing.
+    /// Returns whether Walpost delivers at the end, and `check` reports no findings.
     fn follow_remedies(&mut self) -> bool {
         for _ in 0..REMEDIES {
             self.stop();
@@ -114,7 +114,7 @@ impl Walk<'_> {
     }
 
     /// Returns what `check` reports about undelivered events at the end.
-    fn standing_evidence(&mut self) -> Vec<Evidence> {
+    fn remaining_evidence(&mut self) -> Vec<Evidence> {
         let (era, now) = (self.era, self.end_of_wal());
         let check = self.check();
         let lines = check.stdout.lines();
@@ -123,8 +123,8 @@ impl Walk<'_> {
             .collect()
     }
 
-    fn find_wrong(&self, is_clean: bool, standing: &[Evidence]) -> Vec<String> {
-        let present = self.present();
+    fn find_wrong(&self, is_clean: bool, remaining: &[Evidence]) -> Vec<String> {
+        let rows_in_outboxes = self.rows_in_outboxes();
         let due = self.tables_with_due_copy();
         let unused = self.events_of_unused_slots();
         let pending = self.confirmed_at_most();
@@ -138,15 +138,15 @@ impl Walk<'_> {
             if times.is_some() || !event.is_certain {
                 continue;
             }
-            // Walpost has halted, and the slot still has the event.
+            // Walpost has halted, and the slot still retains the event.
             let is_pending = !is_clean
                 && (event.era == self.era && event.by > pending || due.contains(&event.table));
             let is_in_unused_slot = event.era == self.era && unused.contains(&event.by);
             let is_named = self.evidence.iter().any(|evidence| evidence.names(event))
-                || self.is_child_that_is_named(event)
+                || self.is_reported_child(event)
                 || is_in_unused_slot;
-            let is_in_table = present.contains(id);
-            let is_reported = standing.iter().any(|evidence| evidence.names(event));
+            let is_in_table = rows_in_outboxes.contains(id);
+            let is_reported = remaining.iter().any(|evidence| evidence.names(event));
             let is_overlooked = is_in_table && !is_reported && !is_in_unused_slot;
             if is_clean && is_overlooked && !self.is_child(event) {
                 wrong.push(format!(
@@ -167,13 +167,13 @@ impl Walk<'_> {
         wrong
     }
 
-    fn is_child(&self, event: &Written) -> bool {
+    fn is_child(&self, event: &WrittenEvent) -> bool {
         event.table.contains("_child_")
     }
 
-    /// Rows of a child table are never sent; `check` reports each of these tables.
-    fn is_child_that_is_named(&self, event: &Written) -> bool {
-        let mut lines = self.diary_lines();
+    /// PostgreSQL never sends rows of a child table; `check` reports each child table.
+    fn is_reported_child(&self, event: &WrittenEvent) -> bool {
+        let mut lines = self.step_log_lines();
         self.is_child(event)
             && lines.any(|line| {
                 let mut words = line.split([' ', ',']);
@@ -181,11 +181,11 @@ impl Walk<'_> {
             })
     }
 
-    fn diary_lines(&self) -> impl Iterator<Item = &str> {
+    fn step_log_lines(&self) -> impl Iterator<Item = &str> {
         self.evidence.iter().map(|evidence| evidence.line.as_str())
     }
 
-    /// Returns the tables whose older rows `run` still has to copy, according to the journal.
+    /// Returns the tables whose older rows `run` still must copy, according to the journal.
     fn tables_with_due_copy(&self) -> HashSet<String> {
         let slot = self.slot();
         let rows = self.fixture.db.try_rows(&format!(
@@ -196,8 +196,8 @@ impl Walk<'_> {
         rows.into_iter().flatten().flatten().collect()
     }
 
-    /// Returns the positions of events that a slot which the definition no longer has could still
-    /// deliver, and that are older than the slot of the definition. `check` names such slots.
+    /// Returns the positions of events that are older than the current slot, and that a former slot
+    /// of the definition could still deliver. `check` reports such slots.
     fn events_of_unused_slots(&self) -> Range<u64> {
         let slot = self.slot();
         let rows = self.fixture.db.try_rows(&format!(
@@ -214,7 +214,7 @@ impl Walk<'_> {
     }
 
     /// Returns the ids of the rows in the outbox tables.
-    fn present(&self) -> HashSet<String> {
+    fn rows_in_outboxes(&self) -> HashSet<String> {
         let mut ids = HashSet::new();
         for table in super::walk::TABLES {
             let sql = format!("SELECT id FROM ONLY {table}");
@@ -248,8 +248,8 @@ impl Walk<'_> {
         })
     }
 
-    /// Returns the position that the slot has confirmed. If the slot is missing, which `run` and
-    /// `check` report, returns its recorded position.
+    /// Returns the confirmed position of the slot. If the slot is missing, which `run` and `check`
+    /// report, returns its recorded position.
     fn confirmed_at_most(&self) -> u64 {
         let slot = self.slot();
         let confirmed = self.fixture.db.value(&format!(

@@ -1,6 +1,9 @@
-//! The copied rows and their order, with a concurrent stream.
+//! The copied rows and their order, while the stream continues.
 
-use super::{TABLE, cold, cold_on, fill, judge, open, settle, snapshot_lsn, wait_until_blocked};
+use super::{
+    TABLE, check_copied, fill, fixture_before_init, fixture_before_init_on, open_transaction,
+    settle, snapshot_lsn, wait_until_blocked,
+};
 use crate::support::browser;
 use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
@@ -8,28 +11,28 @@ use crate::support::postgres::{MAJOR, MAJORS, Server};
 use crate::support::records::Record;
 use crate::support::wait::wait_until;
 
-in_both_modes! { each_event_is_there_once_with_writers_going_on }
+in_both_modes! { copies_each_row_once_while_writers_continue }
 
-fn each_event_is_there_once_with_writers_going_on(exactly_once: bool) {
+fn copies_each_row_once_while_writers_continue(exactly_once: bool) {
     for major in MAJORS {
-        let fixture = cold_on(TABLE, major);
+        let fixture = fixture_before_init_on(TABLE, major);
         let aggregates = [fixture.aggregate(3), fixture.aggregate(1)];
         let load = fixture.load(&[&aggregates[0], &aggregates[1]]);
         load.wait_for_transactions(100);
         fixture.init().finish().expect_code(0);
         load.wait_for_transactions(30);
         let fixture = fixture.in_mode(exactly_once);
-        // The server builds a snapshot in two steps, and in each waits for open transactions.
-        let first = open(&fixture, &aggregates[0]);
+        // The server creates a snapshot in two steps, and waits for open transactions in each step.
+        let first = open_transaction(&fixture, &aggregates[0]);
         let mut walpost = fixture.run().start();
         wait_until_blocked(&fixture, &first);
-        let second = open(&fixture, &aggregates[0]);
+        let second = open_transaction(&fixture, &aggregates[0]);
         first.run(&format!(
             "{} COMMIT",
             fixture.insert_sql(&aggregates[1], "open")
         ));
         wait_until_blocked(&fixture, &second);
-        let third = open(&fixture, &aggregates[0]);
+        let third = open_transaction(&fixture, &aggregates[0]);
         second.run("COMMIT");
         walpost.wait_for_log("streaming");
         third.run(&format!(
@@ -40,9 +43,12 @@ fn each_event_is_there_once_with_writers_going_on(exactly_once: bool) {
         load.stop();
         settle(&fixture, walpost);
         let snapshot_lsn = snapshot_lsn(&fixture);
-        let copied = judge(&fixture, snapshot_lsn);
-        assert!(copied >= 137, "{major}: only {copied} of the snapshot");
-        // The copy happens only once per slot.
+        let copied = check_copied(&fixture, snapshot_lsn);
+        assert!(
+            copied >= 137,
+            "{major}: only {copied} rows are from the snapshot"
+        );
+        // Older rows are copied only once per slot.
         let before = fixture.records().len();
         let mut walpost = fixture.start();
         fixture.insert(&aggregates[0], "later");
@@ -50,32 +56,32 @@ fn each_event_is_there_once_with_writers_going_on(exactly_once: bool) {
         assert_eq!(walpost.logged("snapshot"), 0, "{}", walpost.log());
         assert!(walpost.is_running());
         settle(&fixture, walpost);
-        assert_eq!(judge(&fixture, snapshot_lsn), copied, "{major}");
+        assert_eq!(check_copied(&fixture, snapshot_lsn), copied, "{major}");
     }
 }
 
 #[test]
-fn commits_around_the_consistent_point_are_on_one_side_each() {
+fn delivers_commits_around_the_consistent_point_exactly_once() {
     for major in MAJORS {
-        let fixture = cold_on(TABLE, major);
+        let fixture = fixture_before_init_on(TABLE, major);
         let aggregate = fixture.aggregate(1);
         fixture.insert(&aggregate, "older");
         fixture.init().finish().expect_code(0);
-        let first = open(&fixture, &aggregate);
+        let first = open_transaction(&fixture, &aggregate);
         let mut walpost = fixture.run().start();
         wait_until_blocked(&fixture, &first);
-        // The transaction's commit is the last before the consistent point, and the next commit
-        // follows that point.
+        // The transaction's commit is the last one before the consistent point; the next commit
+        // follows the consistent point.
         first.run("COMMIT");
         walpost.wait_for_log("streaming");
         fixture.insert(&aggregate, "newer");
         settle(&fixture, walpost);
-        assert_eq!(judge(&fixture, snapshot_lsn(&fixture)), 4, "{major}");
+        assert_eq!(check_copied(&fixture, snapshot_lsn(&fixture)), 4, "{major}");
     }
 }
 
 #[test]
-fn rows_come_in_the_order_of_their_time_or_of_a_key_that_rises() {
+fn copies_rows_in_the_order_of_their_time_or_of_an_increasing_key() {
     for (create, order) in [
         (TABLE, "created_at, id"),
         (
@@ -88,12 +94,12 @@ fn rows_come_in_the_order_of_their_time_or_of_a_key_that_rises() {
             "id",
         ),
     ] {
-        let fixture = cold(create);
+        let fixture = fixture_before_init(create);
         let aggregate = fixture.aggregate(1);
         fill(&fixture, &aggregate, 300);
         fixture.init().finish().expect_code(0);
         settle(&fixture, fixture.start());
-        assert_eq!(judge(&fixture, snapshot_lsn(&fixture)), 300);
+        assert_eq!(check_copied(&fixture, snapshot_lsn(&fixture)), 300);
         let expected = fixture.db.rows(&format!("SELECT id FROM outbox ORDER BY {order}"));
         let expected: Vec<_> = expected.into_iter().flatten().flatten().collect();
         let records = fixture.records();
@@ -103,11 +109,11 @@ fn rows_come_in_the_order_of_their_time_or_of_a_key_that_rises() {
 }
 
 #[test]
-fn values_are_those_that_the_stream_would_have() {
+fn copied_values_equal_streamed_values() {
     let columns =
         "id uuid DEFAULT gen_random_uuid(), aggregatetype text, aggregateid text, payload bytea,
         headers jsonb, note text, at timestamptz, many int8, part numeric";
-    let fixture = cold(&format!("CREATE TABLE outbox ({columns})"));
+    let fixture = fixture_before_init(&format!("CREATE TABLE outbox ({columns})"));
     let topic = fixture.name.clone();
     fixture.topic(&topic, 1, &[]);
     let insert = format!(
@@ -148,7 +154,7 @@ fn values_are_those_that_the_stream_would_have() {
 }
 
 #[test]
-fn partitioned_table_is_copied_by_its_root() {
+fn copies_a_partitioned_table_through_its_root() {
     let fixture = Fixture::bare();
     let columns = TABLE
         .replace("id uuid PRIMARY KEY", "id uuid")
@@ -164,12 +170,12 @@ fn partitioned_table_is_copied_by_its_root() {
     let walpost = fixture.start();
     fill(&fixture, &aggregate, 50);
     settle(&fixture, walpost);
-    assert_eq!(judge(&fixture, snapshot_lsn(&fixture)), 200);
+    assert_eq!(check_copied(&fixture, snapshot_lsn(&fixture)), 200);
 }
 
 #[test]
-fn memory_is_bounded_whatever_the_table_has() {
-    let fixture = cold(TABLE);
+fn memory_stays_bounded_whatever_the_copied_table_contains() {
+    let fixture = fixture_before_init(TABLE);
     let aggregate = fixture.aggregate(1);
     let payload = "jsonb_build_object('text', repeat('x', 2000))";
     fixture
@@ -178,18 +184,18 @@ fn memory_is_bounded_whatever_the_table_has() {
     fixture.init().finish().expect_code(0);
     let mut walpost = fixture.run().args(["--window-bytes", "1MiB"]).start();
     walpost.wait_for_log("copying");
-    let mut most = 0;
+    let mut peak = 0;
     wait_until("the copy", || {
-        most = most.max(walpost.resident_bytes());
+        peak = peak.max(walpost.resident_bytes());
         walpost.logged("streaming") > 0
     });
     settle(&fixture, walpost);
-    assert!(most < 64 << 20, "{most} bytes for a table of 120 MB");
-    assert_eq!(judge(&fixture, snapshot_lsn(&fixture)), 60_000);
+    assert!(peak < 64 << 20, "{peak} bytes for a table of 120 MB");
+    assert_eq!(check_copied(&fixture, snapshot_lsn(&fixture)), 60_000);
 }
 
 #[test]
-fn progress_is_in_metrics_status_and_the_table_of_status() {
+fn metrics_and_status_report_copy_progress() {
     const ROWS: usize = 40_000;
     let broker = Broker::borrowed();
     let fixture = Fixture::bare_on_servers(Server::shared(MAJOR), &broker);

@@ -2,7 +2,9 @@
 
 use std::collections::HashSet;
 
-use super::{TABLE, cold, fill, filled, settle, start_and_copy_some};
+use super::{
+    TABLE, fill, fixture_before_init, fixture_with_older_rows, settle, start_and_copy_some,
+};
 use crate::support::fixture::Fixture;
 
 in_both_modes! { names_a_partition_detached_during_its_copy }
@@ -68,7 +70,7 @@ fn expect_replay(fixture: &Fixture<'_>, partitions: &[u32]) {
 
 /// Returns a fixture with a partition that was detached before the first start.
 pub(crate) fn detached_before_first_start() -> Fixture<'static> {
-    let fixture = cold(&partitioned_table());
+    let fixture = fixture_before_init(&partitioned_table());
     let aggregate = fixture.aggregate(2);
     fill(&fixture, &aggregate, 40);
     fixture.init().finish().expect_code(0);
@@ -89,7 +91,7 @@ fn names_a_partition_detached_before_the_first_start_once() {
 /// The copy of a table without rows is recorded as not needed.
 #[test]
 fn names_all_partitions_if_the_table_has_none_left() {
-    let fixture = cold(&partitioned_table());
+    let fixture = fixture_before_init(&partitioned_table());
     let aggregate = fixture.aggregate(2);
     fill(&fixture, &aggregate, 40);
     fixture.init().finish().expect_code(0);
@@ -102,7 +104,7 @@ fn names_all_partitions_if_the_table_has_none_left() {
 
 /// Found by a walk of `./dev soak --shapes` with seed 114732207607622.
 fn names_a_partition_detached_during_its_copy(exactly_once: bool) {
-    let (fixture, _) = filled(&partitioned_table(), 20_000, exactly_once);
+    let (fixture, _) = fixture_with_older_rows(&partitioned_table(), 20_000, exactly_once);
     let walpost = start_and_copy_some(&fixture);
     fixture.kill(walpost);
     detach(&fixture, 1);
@@ -112,7 +114,7 @@ fn names_a_partition_detached_during_its_copy(exactly_once: bool) {
 
 #[test]
 fn a_partition_that_was_dropped_has_no_events_to_send() {
-    let fixture = cold(&partitioned_table());
+    let fixture = fixture_before_init(&partitioned_table());
     let aggregate = fixture.aggregate(2);
     fill(&fixture, &aggregate, 40);
     fixture.init().finish().expect_code(0);

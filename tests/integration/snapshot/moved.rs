@@ -1,23 +1,23 @@
 //! The database is moved by dump and restore before the rows of the outbox are copied, or while
-//! events are recorded as missing. The OIDs of its tables change, so a table that was renamed is no
-//! longer recognized by its OID.
+//! events are recorded as missing. The OIDs of its tables change, so Walpost no longer recognizes a
+//! renamed table by its OID.
 
-use super::replaced::{command, expect_replay, replace, take_former_out};
-use super::{TABLE, cold, fill};
-use crate::slot_state::{Copied, copy_database};
+use super::replaced::{command, expect_replay, replace, unpublish_former};
+use super::{TABLE, fill, fixture_before_init};
+use crate::slot_state::{CopyScope, copy_database};
 use crate::support::fixture::Fixture;
 use crate::support::postgres::{MAJOR, Server};
 
-/// Returns a fixture with rows that the first start has to copy.
-fn due() -> Fixture<'static> {
-    let fixture = cold(TABLE);
+/// Returns a fixture with rows that the first start must copy.
+fn fixture_with_due_snapshot() -> Fixture<'static> {
+    let fixture = fixture_before_init(TABLE);
     let aggregate = fixture.aggregate(1);
     fill(&fixture, &aggregate, 20);
     fixture.init().finish().expect_code(0);
     fixture
 }
 
-/// Starts the server that the database is moved to.
+/// Starts the server to which the database is moved.
 fn next_server() -> Server {
     let next = Server::with_new_cluster(MAJOR, "");
     next.session("postgres")
@@ -26,7 +26,7 @@ fn next_server() -> Server {
 }
 
 fn move_database<'s>(fixture: &mut Fixture<'s>, next: &'s Server) {
-    copy_database(fixture, next, Copied::Everything);
+    copy_database(fixture, next, CopyScope::Everything);
     fixture.fail_over(next, []);
 }
 
@@ -37,11 +37,11 @@ fn create_slot(fixture: &Fixture<'_>) {
     ));
 }
 
-/// Found by a walk of `./dev soak --shapes` with seed 214938665290757.
+/// Found by a random walk of `./dev soak --shapes` with seed 214938665290757.
 #[test]
-fn older_rows_of_a_table_that_was_replaced_before_the_database_was_moved_are_named() {
+fn reports_older_rows_of_a_table_replaced_before_the_database_was_moved() {
     let next = next_server();
-    let mut fixture = due();
+    let mut fixture = fixture_with_due_snapshot();
     replace(&fixture);
     move_database(&mut fixture, &next);
     let init = fixture.init().finish().expect_code(0);
@@ -50,17 +50,17 @@ fn older_rows_of_a_table_that_was_replaced_before_the_database_was_moved_are_nam
         "if they are in a table other than the one that is copied",
         &command(&fixture),
     ]);
-    take_former_out(&fixture);
+    unpublish_former(&fixture);
     expect_replay(&fixture);
 }
 
 /// Nothing in the restored database distinguishes the former table from any other.
 #[test]
-fn copy_that_was_due_before_the_database_was_moved_is_made_of_the_table_of_that_name() {
+fn copies_the_table_of_the_same_name_after_the_database_was_moved() {
     let next = next_server();
-    let mut fixture = due();
+    let mut fixture = fixture_with_due_snapshot();
     replace(&fixture);
-    take_former_out(&fixture);
+    unpublish_former(&fixture);
     let aggregate = fixture.aggregate(1);
     fixture.insert(&aggregate, "new");
     move_database(&mut fixture, &next);
@@ -74,9 +74,9 @@ fn copy_that_was_due_before_the_database_was_moved_is_made_of_the_table_of_that_
 
 /// `init` finds the slot, and records the gap before it.
 #[test]
-fn older_rows_of_a_replaced_table_are_named_if_the_slot_was_created_by_hand() {
+fn reports_older_rows_of_a_replaced_table_for_a_manually_created_slot() {
     let next = next_server();
-    let mut fixture = due();
+    let mut fixture = fixture_with_due_snapshot();
     replace(&fixture);
     move_database(&mut fixture, &next);
     create_slot(&fixture);
@@ -84,16 +84,16 @@ fn older_rows_of_a_replaced_table_are_named_if_the_slot_was_created_by_hand() {
     check.expect_mentions(&["events committed before", "may be missing"]);
     let init = fixture.init().finish().expect_code(0);
     init.expect_mentions(&[&command(&fixture)]);
-    take_former_out(&fixture);
+    unpublish_former(&fixture);
     expect_replay(&fixture);
 }
 
 #[test]
-fn first_start_with_a_slot_that_was_created_by_hand_says_which_table_it_copies() {
+fn first_start_with_a_manually_created_slot_logs_which_table_it_copies() {
     let next = next_server();
-    let mut fixture = due();
+    let mut fixture = fixture_with_due_snapshot();
     replace(&fixture);
-    take_former_out(&fixture);
+    unpublish_former(&fixture);
     move_database(&mut fixture, &next);
     create_slot(&fixture);
     let mut walpost = fixture.run().start();
@@ -102,10 +102,10 @@ fn first_start_with_a_slot_that_was_created_by_hand_says_which_table_it_copies()
     walpost.terminate().expect_code(0);
 }
 
-/// While the former table is in the publication, it has not left the outbox, although its rows are
-/// in no stream between the two slots.
+/// While the former table is in the publication, it counts as an outbox, although no stream
+/// contains the rows that were committed between the two slots.
 #[test]
-fn replaced_table_in_the_publication_is_among_those_that_a_new_slot_may_lack_events_of() {
+fn reports_a_replaced_published_table_whose_events_a_new_slot_may_lack() {
     let fixture = Fixture::with_table(TABLE);
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "before");
@@ -115,13 +115,14 @@ fn replaced_table_in_the_publication_is_among_those_that_a_new_slot_may_lack_eve
     fixture.drop_slot();
     let init = fixture.init().finish().expect_code(0);
     init.expect_mentions(&["slot re-created", &command(&fixture)]);
-    take_former_out(&fixture);
+    unpublish_former(&fixture);
     expect_replay(&fixture);
 }
 
-/// A replay of the events that are recorded as missing reads the table that has the name by then.
+/// A replay of events that are recorded as missing reads the table that has the recorded name at
+/// that time.
 #[test]
-fn table_that_is_replaced_before_its_missing_events_are_sent_again_is_named() {
+fn reports_a_table_replaced_before_its_missing_events_are_replayed() {
     let fixture = Fixture::with_table(TABLE);
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "before");
@@ -131,7 +132,7 @@ fn table_that_is_replaced_before_its_missing_events_are_sent_again_is_named() {
     let init = fixture.init().finish().expect_code(0);
     init.expect_mentions(&["slot re-created"]);
     replace(&fixture);
-    take_former_out(&fixture);
+    unpublish_former(&fixture);
     let mut walpost = fixture.run().start();
     walpost.wait_for_log(&command(&fixture));
     walpost.wait_for_log("streaming");

@@ -1,6 +1,9 @@
-//! Whether older rows have to be copied.
+//! Whether older rows must be copied.
 
-use super::{TABLE, cold, expect_all, fill, filled, journal, judge, settle, snapshot_lsn};
+use super::{
+    TABLE, check_copied, expect_all, fill, fixture_before_init, fixture_with_older_rows, journal,
+    settle, snapshot_lsn,
+};
 use crate::init::psql_file;
 use crate::support::checker::Resends;
 use crate::support::event::Outbox;
@@ -9,7 +12,7 @@ use crate::support::wait::wait_until;
 use crate::support::walpost_role::WalpostRole;
 
 #[test]
-fn table_that_was_empty_when_its_slot_was_made_is_not_copied() {
+fn does_not_copy_a_table_that_was_empty_when_its_slot_was_created() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     fill(&fixture, &aggregate, 20);
@@ -21,8 +24,8 @@ fn table_that_was_empty_when_its_slot_was_made_is_not_copied() {
 }
 
 #[test]
-fn slot_made_by_hand_over_an_empty_table_is_noted_at_the_first_start() {
-    let fixture = cold(TABLE);
+fn records_a_manually_created_slot_of_an_empty_table_at_the_first_start() {
+    let fixture = fixture_before_init(TABLE);
     psql_file(&fixture, "journal.sql");
     fixture.db.run(&format!(
         "CREATE PUBLICATION {0} FOR TABLE outbox WITH (publish = 'insert')",
@@ -41,8 +44,8 @@ fn slot_made_by_hand_over_an_empty_table_is_noted_at_the_first_start() {
 }
 
 #[test]
-fn never_leaves_older_rows_out() {
-    let fixture = cold(TABLE);
+fn does_not_copy_older_rows_if_snapshot_is_never() {
+    let fixture = fixture_before_init(TABLE);
     let aggregate = fixture.aggregate(1);
     fill(&fixture, &aggregate, 20);
     fixture
@@ -56,7 +59,7 @@ fn never_leaves_older_rows_out() {
     settle(&fixture, walpost);
     assert_eq!(records.len(), 1);
     assert_eq!(records[0].key(), "newer");
-    // Rows that were left out once are never copied.
+    // Rows that were skipped once are never copied.
     let walpost = fixture.start();
     fixture.insert(&aggregate, "newer");
     assert_eq!(fixture.wait_for_records(2).len(), 2);
@@ -75,8 +78,8 @@ fn never_leaves_older_rows_out() {
 }
 
 #[test]
-fn every_pipeline_has_its_own() {
-    let fixture = cold(TABLE);
+fn copies_older_rows_for_each_pipeline_separately() {
+    let fixture = fixture_before_init(TABLE);
     let aggregate = fixture.aggregate(1);
     fill(&fixture, &aggregate, 20);
     fixture.init().finish().expect_code(0);
@@ -96,11 +99,15 @@ fn every_pipeline_has_its_own() {
     let walpost = as_other("run").args(["--sink", "stdout"]).start();
     wait_until("the rows", || walpost.output().lines().count() == 20);
     walpost.terminate().expect_code(0);
-    assert_eq!(fixture.records().len(), 20, "the first has no part in it");
+    assert_eq!(
+        fixture.records().len(),
+        20,
+        "the first pipeline is not affected"
+    );
 }
 
 #[test]
-fn halts_without_a_journal() {
+fn halts_if_older_rows_are_due_and_the_journal_is_missing() {
     let by_hand = |fixture: &Fixture<'_>| {
         let slot = fixture.slot();
         fixture.db.run(&format!(
@@ -110,7 +117,7 @@ fn halts_without_a_journal() {
             "SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')"
         ));
     };
-    let fixture = cold(TABLE);
+    let fixture = fixture_before_init(TABLE);
     let aggregate = fixture.aggregate(1);
     fill(&fixture, &aggregate, 20);
     by_hand(&fixture);
@@ -127,12 +134,12 @@ fn halts_without_a_journal() {
     walpost.terminate().expect_code(0);
     fixture.init().finish().expect_code(0);
     settle(&fixture, fixture.start());
-    assert_eq!(judge(&fixture, snapshot_lsn(&fixture)), 20);
+    assert_eq!(check_copied(&fixture, snapshot_lsn(&fixture)), 20);
 }
 
 #[test]
-fn slot_that_has_streamed_has_its_life_behind_it() {
-    let fixture = cold(TABLE);
+fn copies_no_rows_if_the_slot_has_streamed_before() {
+    let fixture = fixture_before_init(TABLE);
     let aggregate = fixture.aggregate(1);
     fill(&fixture, &aggregate, 20);
     let slot = fixture.slot();
@@ -159,8 +166,8 @@ fn slot_that_has_streamed_has_its_life_behind_it() {
 }
 
 #[test]
-fn right_that_lacks_is_named() {
-    let fixture = cold(TABLE);
+fn reports_a_missing_privilege_for_the_snapshot() {
+    let fixture = fixture_before_init(TABLE);
     let aggregate = fixture.aggregate(1);
     fill(&fixture, &aggregate, 20);
     let walpost_role = WalpostRole::new(&fixture, format!("{}_Clerk", fixture.name));
@@ -179,13 +186,13 @@ fn right_that_lacks_is_named() {
     check().expect_mentions(&["run first delivers the rows that are older", "about"]);
     let walpost = walpost_role.command(&["run"]).start_streaming();
     settle(&fixture, walpost);
-    assert_eq!(judge(&fixture, snapshot_lsn(&fixture)), 20);
+    assert_eq!(check_copied(&fixture, snapshot_lsn(&fixture)), 20);
 }
 
-/// Otherwise the slot would count as read, and no start would copy the rows.
+/// Otherwise the slot would count as read, and no later start would copy the rows.
 #[test]
-fn skip_is_refused_before_older_rows_are_copied() {
-    let (fixture, _) = filled(TABLE, 20, false);
+fn rejects_a_skip_before_older_rows_are_copied() {
+    let (fixture, _) = fixture_with_older_rows(TABLE, 20, false);
     let confirmed = fixture.confirmed();
     let to = fixture
         .db
@@ -200,8 +207,8 @@ fn skip_is_refused_before_older_rows_are_copied() {
 
 /// The slot was not recorded by `walpost init`.
 #[test]
-fn copy_that_psql_has_found_due_halts_a_definition_with_several_tables() {
-    let mut fixture = cold(TABLE);
+fn halts_with_several_tables_if_a_snapshot_recorded_by_psql_is_due() {
+    let mut fixture = fixture_before_init(TABLE);
     let aggregate = fixture.aggregate(1);
     fill(&fixture, &aggregate, 20);
     for file in [
@@ -220,11 +227,15 @@ fn copy_that_psql_has_found_due_halts_a_definition_with_several_tables() {
     assert_eq!(fixture.db.number(due), 1);
     fixture.use_settings("tables = ['public.outbox']\n");
     fixture.init().finish().expect_code(0);
-    let says = ["the copy of the older rows of table public.outbox is not complete"];
+    let expected = ["the copy of the older rows of table public.outbox is not complete"];
     fixture
         .check()
         .finish()
         .expect_code(3)
-        .expect_mentions(&says);
-    fixture.run().finish().expect_code(3).expect_mentions(&says);
+        .expect_mentions(&expected);
+    fixture
+        .run()
+        .finish()
+        .expect_code(3)
+        .expect_mentions(&expected);
 }

@@ -1,8 +1,8 @@
-//! Another table replaces one whose rows are not all copied.
+//! A table is replaced by another one before all of its rows are copied.
 
 use std::collections::HashSet;
 
-use super::{TABLE, cold, fill, filled, start_and_copy_some};
+use super::{TABLE, fill, fixture_before_init, fixture_with_older_rows, start_and_copy_some};
 use crate::support::fixture::Fixture;
 
 pub(super) fn command(fixture: &Fixture<'_>) -> String {
@@ -12,7 +12,7 @@ pub(super) fn command(fixture: &Fixture<'_>) -> String {
     )
 }
 
-/// Replaces the table as a migration would. The former table stays in the publication.
+/// Replaces the table as a migration would. The former table remains in the publication.
 pub(super) fn replace(fixture: &Fixture<'_>) {
     fixture.db.run(&format!(
         "BEGIN; ALTER TABLE outbox RENAME TO former; CREATE TABLE outbox (LIKE former INCLUDING ALL);
@@ -21,15 +21,15 @@ pub(super) fn replace(fixture: &Fixture<'_>) {
     ));
 }
 
-pub(super) fn take_former_out(fixture: &Fixture<'_>) {
+pub(super) fn unpublish_former(fixture: &Fixture<'_>) {
     fixture.db.run(&format!(
         "ALTER PUBLICATION {} DROP TABLE ONLY former",
         fixture.slot()
     ));
 }
 
-/// Asserts that `run` and `check` name the command until it has been run and has sent all rows of
-/// the former table.
+/// Asserts that `run` and `check` suggest the command until the command has been run and has sent
+/// all rows of the former table.
 pub(super) fn expect_replay(fixture: &Fixture<'_>) {
     let command = command(fixture);
     let mut walpost = fixture.start();
@@ -50,10 +50,10 @@ pub(super) fn expect_replay(fixture: &Fixture<'_>) {
     assert!(!check.stdout.contains(&command), "{}", check.stdout);
 }
 
-/// Found by a walk of `./dev soak --shapes` with seed 63464281601446.
+/// Found by a random walk of `./dev soak --shapes` with seed 63464281601446.
 #[test]
-fn older_rows_of_a_table_that_was_replaced_before_the_first_start_are_named() {
-    let fixture = cold(TABLE);
+fn reports_older_rows_of_a_table_replaced_before_the_first_start() {
+    let fixture = fixture_before_init(TABLE);
     let aggregate = fixture.aggregate(1);
     fill(&fixture, &aggregate, 20);
     fixture.init().finish().expect_code(0);
@@ -66,17 +66,17 @@ fn older_rows_of_a_table_that_was_replaced_before_the_first_start_are_named() {
         "public.former, whose older rows had not all been copied",
         &command(&fixture),
     ]);
-    take_former_out(&fixture);
+    unpublish_former(&fixture);
     expect_replay(&fixture);
 }
 
 #[test]
-fn older_rows_of_a_table_that_was_replaced_amid_their_copy_are_named() {
-    let (fixture, _) = filled(TABLE, 20_000, false);
+fn reports_older_rows_of_a_table_replaced_during_their_snapshot() {
+    let (fixture, _) = fixture_with_older_rows(TABLE, 20_000, false);
     let walpost = start_and_copy_some(&fixture);
     fixture.kill(walpost);
     replace(&fixture);
-    take_former_out(&fixture);
+    unpublish_former(&fixture);
     let mut walpost = fixture.run().start();
     walpost.wait_for_log(&command(&fixture));
     walpost.wait_for_log("streaming");
@@ -86,13 +86,13 @@ fn older_rows_of_a_table_that_was_replaced_amid_their_copy_are_named() {
 
 /// The first start with the new slot only copies the current table.
 #[test]
-fn older_rows_of_a_table_that_was_replaced_before_its_slot_was_are_named() {
-    let fixture = cold(TABLE);
+fn reports_older_rows_of_a_table_replaced_before_its_slot_was_replaced() {
+    let fixture = fixture_before_init(TABLE);
     let aggregate = fixture.aggregate(1);
     fill(&fixture, &aggregate, 20);
     fixture.init().finish().expect_code(0);
     replace(&fixture);
-    take_former_out(&fixture);
+    unpublish_former(&fixture);
     fixture.drop_slot();
     let init = fixture.init().finish().expect_code(0);
     init.expect_mentions(&[&command(&fixture)]);
@@ -100,8 +100,8 @@ fn older_rows_of_a_table_that_was_replaced_before_its_slot_was_are_named() {
 }
 
 #[test]
-fn older_rows_of_a_table_that_was_dropped_before_they_were_copied_are_named() {
-    let fixture = cold(TABLE);
+fn reports_older_rows_of_a_table_dropped_before_they_were_copied() {
+    let fixture = fixture_before_init(TABLE);
     let aggregate = fixture.aggregate(1);
     fill(&fixture, &aggregate, 20);
     fixture.init().finish().expect_code(0);
@@ -116,10 +116,10 @@ fn older_rows_of_a_table_that_was_dropped_before_they_were_copied_are_named() {
     fixture.check().finish().expect_code(0);
 }
 
-/// The position of the former slot does not cover rows that were still to be copied.
+/// The position of the former slot does not account for rows that still had to be copied.
 #[test]
-fn older_rows_are_among_those_that_a_new_slot_may_lack_if_their_copy_was_not_complete() {
-    let (fixture, _) = filled(TABLE, 20_000, false);
+fn reports_older_rows_for_a_new_slot_if_their_snapshot_was_incomplete() {
+    let (fixture, _) = fixture_with_older_rows(TABLE, 20_000, false);
     let walpost = start_and_copy_some(&fixture);
     fixture.kill(walpost);
     fixture.drop_slot();
@@ -132,10 +132,10 @@ fn older_rows_are_among_those_that_a_new_slot_may_lack_if_their_copy_was_not_com
     fixture.check().finish().expect_code(0);
 }
 
-/// Found by a walk of `./dev soak --shapes` with seed 229154967828336.
+/// Found by a random walk of `./dev soak --shapes` with seed 229154967828336.
 #[test]
-fn older_rows_that_were_to_be_copied_are_missing_in_the_next_slot_of_an_outbox_of_several_tables() {
-    let mut fixture = cold(TABLE);
+fn reports_uncopied_older_rows_when_several_tables_get_a_new_slot() {
+    let mut fixture = fixture_before_init(TABLE);
     let aggregate = fixture.aggregate(1);
     fill(&fixture, &aggregate, 20);
     fixture.init().finish().expect_code(0);
@@ -150,10 +150,11 @@ fn older_rows_that_were_to_be_copied_are_missing_in_the_next_slot_of_an_outbox_o
     assert_eq!(fixture.records().len(), 20);
 }
 
-/// `walpost.add_outbox` does not write rows into WAL if their table was published before.
+/// `walpost.add_outbox` does not write the rows of a table into WAL if the table was published
+/// before.
 #[test]
-fn older_rows_of_a_table_that_is_added_again_before_they_were_copied_are_named() {
-    let mut fixture = cold(TABLE);
+fn reports_uncopied_older_rows_of_a_table_added_to_the_publication_again() {
+    let mut fixture = fixture_before_init(TABLE);
     let aggregate = fixture.aggregate(1);
     fill(&fixture, &aggregate, 20);
     fixture.init().finish().expect_code(0);

@@ -2,7 +2,7 @@
 
 use super::*;
 
-fn locked(fixture: &Fixture<'_>, statements: &str) -> Session {
+fn session_with_lock(fixture: &Fixture<'_>, statements: &str) -> Session {
     let session = fixture.server.session(&fixture.name);
     session.run(&format!(
         "SET application_name = 'tenant 1'; BEGIN; {statements}"
@@ -10,7 +10,7 @@ fn locked(fixture: &Fixture<'_>, statements: &str) -> Session {
     session
 }
 
-fn add_second(fixture: &Fixture<'_>) -> String {
+fn add_second_table_sql(fixture: &Fixture<'_>) -> String {
     fixture.db.run(
         "CREATE SCHEMA tenant_2; CREATE TABLE tenant_2.outbox (LIKE tenant_1.outbox INCLUDING ALL);
          SET statement_timeout = '60s'",
@@ -23,8 +23,8 @@ fn add_second(fixture: &Fixture<'_>) -> String {
 fn add_outbox_locks_no_table_of_another_tenant() {
     for major in [14, MAJOR, 17, 18] {
         let fixture = fixture_on(major, SETTINGS, &["tenant_1.outbox"]);
-        let add = add_second(&fixture);
-        let tenant = locked(
+        let add = add_second_table_sql(&fixture);
+        let tenant = session_with_lock(
             &fixture,
             "LOCK TABLE tenant_1.outbox IN ACCESS EXCLUSIVE MODE",
         );
@@ -35,9 +35,9 @@ fn add_outbox_locks_no_table_of_another_tenant() {
 }
 
 #[test]
-fn add_outbox_waits_for_a_lock_no_longer_than_its_timeout_and_names_the_session() {
+fn add_outbox_times_out_on_a_lock_and_reports_the_session_that_holds_it() {
     let fixture = fixture(&["tenant_1.outbox"]);
-    let add = add_second(&fixture);
+    let add = add_second_table_sql(&fixture);
     let publication = fixture.slot();
     let mut statements = vec![(
         "LOCK TABLE tenant_2.outbox IN ACCESS EXCLUSIVE MODE".to_owned(),
@@ -53,7 +53,7 @@ fn add_outbox_waits_for_a_lock_no_longer_than_its_timeout_and_names_the_session(
     for (timeout, limit) in [("0", "10s"), ("200ms", "200ms")] {
         fixture.db.run(&format!("SET lock_timeout = '{timeout}'"));
         for (statement, object) in &statements {
-            let tenant = locked(&fixture, statement);
+            let tenant = session_with_lock(&fixture, statement);
             let pid = tenant.number("SELECT pg_backend_pid()");
             let error = fixture.db.try_run(&add).expect_err("a lock");
             let error = error.as_db_error().expect("PostgreSQL's");

@@ -1,4 +1,4 @@
-//! Tables that are added before the slot that will deliver their rows exists.
+//! Tables that are added before the creation of the slot that will deliver their rows.
 
 use super::{SETTINGS, writer};
 use crate::init::{psql_file, try_psql};
@@ -11,8 +11,8 @@ use crate::support::wait::wait_until;
 
 const TABLE: &str = "tenant_1.outbox";
 
-/// Creates a publication for several outboxes without a slot, and a table with one row.
-fn without_slot(server: &Server) -> Fixture<'_> {
+/// Creates a publication for several outboxes, without a slot, and a table with one row.
+fn fixture_without_slot(server: &Server) -> Fixture<'_> {
     let mut fixture = Fixture::bare_on_servers(server, Broker::shared());
     fixture.use_settings(SETTINGS);
     fixture.write_to(writer(&[TABLE]));
@@ -36,7 +36,7 @@ fn add(fixture: &Fixture) -> String {
 }
 
 /// Creates the slot of another pipeline in the database.
-fn make_other_slot(fixture: &Fixture) -> String {
+fn create_other_slot(fixture: &Fixture) -> String {
     let other = format!("other_{}", fixture.name);
     fixture.db.run(&format!(
         "SELECT pg_create_logical_replication_slot('{other}', 'pgoutput')"
@@ -68,9 +68,9 @@ fn expect_early_row_once(fixture: &Fixture) {
 }
 
 #[test]
-fn no_table_is_added_before_there_is_a_slot() {
+fn rejects_adding_a_table_before_the_slot_exists() {
     for major in [14, MAJOR, 18] {
-        let fixture = without_slot(Server::shared(major));
+        let fixture = fixture_without_slot(Server::shared(major));
         let error = fixture
             .db
             .try_run(&add(&fixture))
@@ -87,9 +87,9 @@ fn no_table_is_added_before_there_is_a_slot() {
 }
 
 #[test]
-fn no_table_is_added_while_the_slot_is_created() {
+fn rejects_adding_a_table_while_the_slot_is_created() {
     let server = Server::private(MAJOR, "");
-    let fixture = without_slot(&server);
+    let fixture = fixture_without_slot(&server);
     let open = fixture.server.session(&fixture.name);
     open.run("BEGIN; SELECT pg_current_xact_id()");
     let init = fixture.init().start();
@@ -108,7 +108,7 @@ fn no_table_is_added_while_the_slot_is_created() {
     expect_early_row_once(&fixture);
 }
 
-/// On a private server, since creating a slot waits for transactions of all databases.
+/// The server is private, because creating a slot waits for transactions of all databases.
 fn wait_for_slot_creation(fixture: &Fixture) {
     wait_until("the slot to wait for the open transaction", || {
         fixture.db.is_true(
@@ -119,21 +119,21 @@ fn wait_for_slot_creation(fixture: &Fixture) {
 
 /// The slot of another pipeline does not deliver these tables.
 #[test]
-fn slot_is_refused_if_its_publication_has_tables_already() {
+fn init_rejects_a_publication_that_already_contains_tables() {
     for major in [14, MAJOR, 18] {
-        let fixture = without_slot(Server::shared(major));
-        let other = make_other_slot(&fixture);
+        let fixture = fixture_without_slot(Server::shared(major));
+        let other = create_other_slot(&fixture);
         assert_eq!(fixture.db.number(&add(&fixture)), 1);
         let publication = fixture.slot();
         let remedy = format!("ALTER PUBLICATION {publication} DROP TABLE ONLY {TABLE}");
         let slot_file = concat!(env!("CARGO_MANIFEST_DIR"), "/sql/slot.sql");
         let refused = try_psql(&fixture, slot_file.as_ref());
-        let says = String::from_utf8_lossy(&refused.stderr).into_owned();
+        let message = String::from_utf8_lossy(&refused.stderr).into_owned();
         assert!(
-            !refused.status.success() && says.contains(&remedy),
-            "{says}"
+            !refused.status.success() && message.contains(&remedy),
+            "{message}"
         );
-        assert!(says.contains(&add(&fixture)), "{says}");
+        assert!(message.contains(&add(&fixture)), "{message}");
         fixture
             .init()
             .finish()
@@ -143,17 +143,17 @@ fn slot_is_refused_if_its_publication_has_tables_already() {
         fixture.init().finish().expect_code(0);
         drop_slot(&fixture, &other);
         expect_early_row_once(&fixture);
-        // A dropped slot can be created again.
+        // After the slot is dropped, it can be created again.
         fixture.drop_slot();
         fixture.init().finish().expect_code(0);
     }
 }
 
 #[test]
-fn table_that_is_added_while_the_slot_is_created_is_named_and_replayed() {
+fn reports_and_replays_a_table_added_while_the_slot_is_created() {
     let server = Server::private(MAJOR, "");
-    let fixture = without_slot(&server);
-    let other = make_other_slot(&fixture);
+    let fixture = fixture_without_slot(&server);
+    let other = create_other_slot(&fixture);
     let open = fixture.server.session(&fixture.name);
     open.run("BEGIN; SELECT pg_current_xact_id()");
     let init = fixture.init().start();

@@ -1,4 +1,4 @@
-//! Children of an outbox table that is renamed before Walpost has examined them.
+//! Children of an outbox table that is renamed before Walpost has inspected them.
 
 use super::{fixture, writer};
 use crate::support::event::Event;
@@ -8,8 +8,8 @@ const TABLES: [&str; 2] = ["tenant_1.outbox", "tenant_2.outbox"];
 
 const RENAME: &str = "ALTER TABLE tenant_1.outbox RENAME TO former";
 
-/// Creates two tables, and a child of the first with an event.
-fn with_child() -> Fixture<'static> {
+/// Creates two tables, and a child of the first table with an event.
+fn fixture_with_child() -> Fixture<'static> {
     let fixture = fixture(&TABLES);
     let aggregate = fixture.aggregate(1);
     fixture
@@ -22,15 +22,15 @@ fn with_child() -> Fixture<'static> {
     fixture
 }
 
-fn take_former_out(fixture: &Fixture<'_>) {
+fn unpublish_former(fixture: &Fixture<'_>) {
     fixture.db.run(&format!(
         "ALTER PUBLICATION {} DROP TABLE ONLY tenant_1.former",
         fixture.slot()
     ));
 }
 
-/// Asserts that `check` names the command until it has been run, and that the command sends the
-/// row.
+/// Asserts that `check` suggests the command until the command has been run, and that the command
+/// sends the row.
 fn expect_replay(fixture: &mut Fixture<'_>) {
     let command = format!(
         "walpost replay --dropped-slots --table tenant_1.child --pipeline {}",
@@ -51,28 +51,32 @@ fn expect_replay(fixture: &mut Fixture<'_>) {
     assert!(!check.stdout.contains(&command), "{}", check.stdout);
 }
 
-/// Found by walks of `./dev soak --shapes` with seeds 164992341767450 and 110022328567302.
+/// Found by random walks of `./dev soak --shapes` with seeds 164992341767450 and 110022328567302.
 #[test]
-fn rows_of_a_child_are_named_if_its_parent_is_replaced_before_any_look() {
-    let mut fixture = with_child();
+fn reports_rows_of_a_child_table_whose_parent_is_replaced_before_any_check() {
+    let mut fixture = fixture_with_child();
     fixture.db.run(&format!(
         "{RENAME}; CREATE TABLE tenant_1.outbox (LIKE tenant_1.former INCLUDING ALL);
          ALTER PUBLICATION {} ADD TABLE tenant_1.outbox",
         fixture.slot()
     ));
-    let says =
+    let expected =
         ["table tenant_1.child inherits from tenant_1.former, which was named tenant_1.outbox"];
     fixture
         .check()
         .finish()
         .expect_code(3)
-        .expect_mentions(&says);
-    let halted = fixture.run().finish().expect_code(3).expect_mentions(&says);
+        .expect_mentions(&expected);
+    let halted = fixture
+        .run()
+        .finish()
+        .expect_code(3)
+        .expect_mentions(&expected);
     halted.expect_mentions(&[
         "No pattern in tables matches tenant_1.child",
         "a primary key",
     ]);
-    take_former_out(&fixture);
+    unpublish_former(&fixture);
     let mut walpost = fixture.start();
     walpost.wait_for_log("streaming");
     walpost.terminate().expect_code(0);
@@ -81,10 +85,10 @@ fn rows_of_a_child_are_named_if_its_parent_is_replaced_before_any_look() {
 }
 
 #[test]
-fn rows_of_a_child_are_named_if_its_parent_is_renamed_before_any_look() {
-    let mut fixture = with_child();
+fn reports_rows_of_a_child_table_whose_parent_is_renamed_before_any_check() {
+    let mut fixture = fixture_with_child();
     fixture.db.run(RENAME);
-    take_former_out(&fixture);
+    unpublish_former(&fixture);
     let mut walpost = fixture.start();
     walpost.wait_for_log("table tenant_1.child inherits from tenant_1.former");
     walpost.wait_for_log("streaming");
@@ -94,10 +98,10 @@ fn rows_of_a_child_are_named_if_its_parent_is_renamed_before_any_look() {
 }
 
 #[test]
-fn rows_of_a_child_are_named_if_its_parent_is_renamed_before_a_new_slot() {
-    let mut fixture = with_child();
+fn reports_rows_of_a_child_table_whose_parent_is_renamed_before_a_new_slot() {
+    let mut fixture = fixture_with_child();
     fixture.db.run(RENAME);
-    take_former_out(&fixture);
+    unpublish_former(&fixture);
     fixture.drop_slot();
     let init = fixture.init().finish();
     init.expect_mentions(&["table tenant_1.child inherits from tenant_1.former"]);

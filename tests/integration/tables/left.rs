@@ -1,4 +1,4 @@
-//! Tables that a slot delivered and its successor does not.
+//! Tables that one slot delivered and the next slot of the pipeline does not deliver.
 
 use super::{fixture, writer};
 use crate::support::event::Event;
@@ -12,7 +12,9 @@ fn insert(fixture: &Fixture<'_>, table: &str, aggregate: &str, key: &str) {
 }
 
 /// Creates two tables and delivers all of their events.
-fn delivered(aggregates: impl FnOnce(&Fixture<'_>) -> String) -> (Fixture<'static>, String) {
+fn fixture_with_delivered_tables(
+    aggregates: impl FnOnce(&Fixture<'_>) -> String,
+) -> (Fixture<'static>, String) {
     let fixture = fixture(&TABLES);
     let aggregate = aggregates(&fixture);
     let walpost = fixture.start();
@@ -31,8 +33,8 @@ fn command(fixture: &Fixture<'_>, table: &str) -> String {
     )
 }
 
-/// Asserts that `run`, `check` and `status` name the command until it has been run, and that it
-/// delivers the event.
+/// Asserts that `run`, `check` and `status` suggest the command until the command has been run, and
+/// that the command delivers the event.
 fn expect_gap(fixture: &Fixture<'_>, table: &str, key: &str) {
     let command = command(fixture, table);
     let mut walpost = fixture.run().start();
@@ -59,10 +61,10 @@ fn rename_publication(fixture: &mut Fixture<'_>) {
     fixture.use_settings(&settings);
 }
 
-/// Found by a walk of `./dev soak --shapes` with seed 78103886014793.
+/// Found by a random walk of `./dev soak --shapes` with seed 78103886014793.
 #[test]
-fn table_that_init_refuses_is_named_if_the_slot_is_replaced() {
-    let (mut fixture, aggregate) = delivered(|fixture| fixture.aggregate(1));
+fn reports_a_table_rejected_by_init_if_the_slot_is_replaced() {
+    let (mut fixture, aggregate) = fixture_with_delivered_tables(|fixture| fixture.aggregate(1));
     insert(&fixture, TABLES[0], &aggregate, "between");
     fixture
         .db
@@ -80,8 +82,8 @@ fn table_that_init_refuses_is_named_if_the_slot_is_replaced() {
 }
 
 #[test]
-fn table_that_left_the_publication_with_undelivered_rows_is_named_if_the_slot_is_replaced() {
-    let (fixture, aggregate) = delivered(|fixture| fixture.aggregate(1));
+fn reports_an_unpublished_table_with_undelivered_rows_if_the_slot_is_replaced() {
+    let (fixture, aggregate) = fixture_with_delivered_tables(|fixture| fixture.aggregate(1));
     insert(&fixture, TABLES[0], &aggregate, "between");
     fixture.db.run(&format!(
         "ALTER PUBLICATION {} DROP TABLE {}",
@@ -102,10 +104,10 @@ fn table_that_left_the_publication_with_undelivered_rows_is_named_if_the_slot_is
     assert!(check.stdout.contains(&line), "{}", check.stdout);
 }
 
-/// Otherwise every tenant that was ever removed would be named whenever a slot is replaced.
+/// Otherwise, replacing a slot would report every tenant that was ever removed.
 #[test]
-fn table_that_was_delivered_before_it_left_the_publication_is_not_named() {
-    let (fixture, _) = delivered(|fixture| fixture.aggregate(1));
+fn does_not_report_a_table_fully_delivered_before_it_was_unpublished() {
+    let (fixture, _) = fixture_with_delivered_tables(|fixture| fixture.aggregate(1));
     let walpost = fixture.start();
     fixture.db.run(&format!(
         "ALTER PUBLICATION {} DROP TABLE {}",
@@ -126,8 +128,8 @@ fn table_that_was_delivered_before_it_left_the_publication_is_not_named() {
 }
 
 #[test]
-fn table_that_is_not_published_for_the_next_slot_of_the_pipeline_is_named() {
-    let (mut fixture, aggregate) = delivered(|fixture| fixture.aggregate(1));
+fn reports_a_table_that_is_not_published_for_the_next_slot() {
+    let (mut fixture, aggregate) = fixture_with_delivered_tables(|fixture| fixture.aggregate(1));
     insert(&fixture, TABLES[0], &aggregate, "between");
     let former = fixture.slot();
     fixture.db.run(&format!(
@@ -142,7 +144,7 @@ fn table_that_is_not_published_for_the_next_slot_of_the_pipeline_is_named() {
         "ALTER PUBLICATION {former} DROP TABLE public.outbox"
     ));
     expect_gap(&fixture, "public.outbox", "between");
-    // Later events are in a separate gap.
+    // Later events belong to a separate gap.
     insert(&fixture, "public.outbox", &aggregate, "later");
     fixture.db.run(&format!(
         "ALTER PUBLICATION {former} ADD TABLE public.outbox"
@@ -150,12 +152,12 @@ fn table_that_is_not_published_for_the_next_slot_of_the_pipeline_is_named() {
     expect_gap(&fixture, "public.outbox", "later");
 }
 
-/// The publication in the definition determines which of the events that the slot has not sent are
+/// The configured publication determines which of the events that the slot has not sent are
 /// delivered.
 #[test]
-fn table_that_another_publication_lacks_is_named() {
+fn reports_a_table_that_the_newly_configured_publication_lacks() {
     // PostgreSQL refuses to send transactions committed before the publication existed.
-    let (mut fixture, aggregate) = delivered(|fixture| {
+    let (mut fixture, aggregate) = fixture_with_delivered_tables(|fixture| {
         fixture.db.run(&format!(
             "CREATE PUBLICATION {}_2 FOR TABLE walpost.outbox_row, {} WITH (publish = 'insert', publish_via_partition_root)",
             fixture.slot(),
@@ -176,7 +178,7 @@ fn table_that_another_publication_lacks_is_named() {
     expect_gap(&fixture, TABLES[0], "between");
 }
 
-fn expect_left(fixture: &Fixture<'_>, also: &[&str]) {
+fn expect_unpublished(fixture: &Fixture<'_>, also: &[&str]) {
     let check = fixture.check().finish().expect_code(3);
     let mut lines = check.stdout.lines();
     let line = lines.find(|line| line.contains("some tables were removed from the publication"));
@@ -193,28 +195,28 @@ fn expect_left(fixture: &Fixture<'_>, also: &[&str]) {
 }
 
 #[test]
-fn table_that_left_the_publication_fails_check_until_it_is_added_again_or_renamed() {
-    let (fixture, _) = delivered(|fixture| fixture.aggregate(1));
+fn check_fails_until_an_unpublished_table_is_added_again_or_renamed() {
+    let (fixture, _) = fixture_with_delivered_tables(|fixture| fixture.aggregate(1));
     let publication = fixture.slot();
     fixture.db.run(&format!(
         "ALTER PUBLICATION {publication} DROP TABLE tenant_1.outbox"
     ));
-    expect_left(&fixture, &[]);
-    // Also after the pipeline has recorded it.
+    expect_unpublished(&fixture, &[]);
+    // `check` also fails after the pipeline has recorded the gap.
     let walpost = fixture.start();
     fixture.wait_until_confirmed();
     walpost.terminate().expect_code(0);
-    expect_left(&fixture, &[]);
+    expect_unpublished(&fixture, &[]);
     fixture
         .db
         .run("ALTER TABLE tenant_1.outbox RENAME TO former");
     fixture.check().finish().expect_code(0);
 }
 
-/// Found by a walk of `./dev soak --shapes` with seed 143740483105104.
+/// Found by a random walk of `./dev soak --shapes` with seed 143740483105104.
 #[test]
-fn table_that_took_the_place_of_a_published_one_fails_check() {
-    let (fixture, _) = delivered(|fixture| fixture.aggregate(1));
+fn check_fails_if_a_table_replaced_a_published_one() {
+    let (fixture, _) = fixture_with_delivered_tables(|fixture| fixture.aggregate(1));
     let publication = fixture.slot();
     fixture.db.run(&format!(
         "ALTER TABLE tenant_1.outbox RENAME TO former;
@@ -222,14 +224,14 @@ fn table_that_took_the_place_of_a_published_one_fails_check() {
          ALTER PUBLICATION {publication} DROP TABLE tenant_1.former;
          CREATE TABLE tenant_1.child () INHERITS (tenant_1.outbox)"
     ));
-    expect_left(&fixture, &["table tenant_1.child"]);
+    expect_unpublished(&fixture, &["table tenant_1.child"]);
 }
 
-/// A replay of the table that now has this name would not send rows inserted into the former one
-/// while it was not published.
+/// A replay of the table that now has this name would not send rows that were inserted into the
+/// former table while it was not published.
 #[test]
-fn table_that_was_not_published_before_another_took_its_place_is_named() {
-    let (mut fixture, aggregate) = delivered(|fixture| fixture.aggregate(1));
+fn reports_an_unpublished_table_that_was_replaced_by_another() {
+    let (mut fixture, aggregate) = fixture_with_delivered_tables(|fixture| fixture.aggregate(1));
     let publication = fixture.slot();
     fixture.db.run(&format!(
         "ALTER PUBLICATION {publication} DROP TABLE {}",
@@ -255,8 +257,8 @@ fn table_that_was_not_published_before_another_took_its_place_is_named() {
 /// If a child is not published, PostgreSQL refuses to remove its parent from the publication,
 /// unless the command contains ONLY.
 #[test]
-fn command_takes_a_table_out_whose_child_is_not_published() {
-    let (fixture, _) = delivered(|fixture| fixture.aggregate(1));
+fn printed_command_unpublishes_a_table_whose_child_is_not_published() {
+    let (fixture, _) = fixture_with_delivered_tables(|fixture| fixture.aggregate(1));
     let publication = fixture.slot();
     fixture.db.run(&format!(
         "CREATE TABLE public.other (n int PRIMARY KEY); ALTER PUBLICATION {publication} ADD TABLE public.other;
@@ -269,8 +271,9 @@ fn command_takes_a_table_out_whose_child_is_not_published() {
     fixture.check().finish().expect_code(0);
 }
 
-/// Asserts that `check` and `run` name the command for the renamed table, and that it delivers the
-/// event. `run` halts, because the events were committed before the publication existed.
+/// Asserts that `check` and `run` suggest the command for the renamed table, and that the command
+/// delivers the event. `run` halts, because the events were committed before the publication
+/// existed.
 fn expect_gap_of_former(fixture: &mut Fixture<'_>) {
     const FORMER: &str = "tenant_1.former";
     let command = command(fixture, FORMER);
@@ -290,8 +293,8 @@ fn expect_gap_of_former(fixture: &mut Fixture<'_>) {
 }
 
 #[test]
-fn table_that_was_renamed_before_the_publication_changed_is_named() {
-    let (mut fixture, aggregate) = delivered(|fixture| fixture.aggregate(1));
+fn reports_a_table_renamed_before_the_publication_setting_changed() {
+    let (mut fixture, aggregate) = fixture_with_delivered_tables(|fixture| fixture.aggregate(1));
     insert(&fixture, TABLES[0], &aggregate, "between");
     fixture
         .db
@@ -302,8 +305,8 @@ fn table_that_was_renamed_before_the_publication_changed_is_named() {
 }
 
 #[test]
-fn table_that_was_replaced_before_the_publication_changed_is_named() {
-    let (mut fixture, aggregate) = delivered(|fixture| fixture.aggregate(1));
+fn reports_a_table_replaced_before_the_publication_setting_changed() {
+    let (mut fixture, aggregate) = fixture_with_delivered_tables(|fixture| fixture.aggregate(1));
     insert(&fixture, TABLES[0], &aggregate, "between");
     fixture.db.run(
         "ALTER TABLE tenant_1.outbox RENAME TO former;

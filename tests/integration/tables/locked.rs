@@ -1,4 +1,5 @@
-//! A session holds an exclusive lock on a table, like a migration that waits for something.
+//! Another session holds an exclusive lock on a table, like a migration that waits for a lock
+//! itself.
 
 use std::time::Duration;
 
@@ -17,17 +18,17 @@ fn lock(fixture: &Fixture, table: &str) -> Session {
 }
 
 #[test]
-fn table_that_is_locked_holds_up_no_other_table() {
+fn locked_table_does_not_delay_other_tables() {
     for major in VERSIONS {
         let mut fixture = fixture_on(major, SETTINGS, &["tenant_1.outbox", "tenant_2.outbox"]);
-        // To print a filter with the names of its columns, the server locks the table.
+        // To print a row filter with the names of its columns, the server locks the table.
         if major >= 15 {
             let publication = fixture.slot();
             fixture.db.run(&format!(
                 "ALTER PUBLICATION {publication} SET TABLE walpost.outbox_row, tenant_1.outbox WHERE (aggregateid <> 'x'), tenant_2.outbox"
             ));
-            // As if the table had been added with the filter: changing it drops the table and adds
-            // it again.
+            // Deletes the recorded state, as if the table had been added with the filter, because
+            // changing the filter removes the table from the publication and adds it again.
             fixture.db.run("DELETE FROM walpost.table_state");
         }
         fixture.write_to(writer(&["tenant_2.outbox"]));
@@ -37,7 +38,7 @@ fn table_that_is_locked_holds_up_no_other_table() {
         fixture.insert(&aggregate, "k");
         fixture.wait_for_records(1);
         fixture.wait_until_confirmed();
-        // A new catalog connection examines everything again.
+        // A new catalog connection inspects every object again.
         fixture.end_walsender();
         walpost.wait_for_logs("streaming", 2);
         fixture.insert(&aggregate, "k");
@@ -50,7 +51,7 @@ fn table_that_is_locked_holds_up_no_other_table() {
 }
 
 #[test]
-fn partitioned_outbox_that_is_locked_is_confirmed() {
+fn confirms_the_slot_while_a_partitioned_outbox_is_locked() {
     for major in VERSIONS {
         let fixture = Fixture::bare_on_servers(Server::shared(major), Broker::shared());
         fixture.db.run(
@@ -62,7 +63,7 @@ fn partitioned_outbox_that_is_locked_is_confirmed() {
         let aggregate = fixture.aggregate(1);
         let walpost = fixture.start_and_confirm_one(&aggregate, "k");
         let migration = lock(&fixture, "outbox");
-        // Longer than the slot monitor's interval.
+        // This pause is longer than the slot monitor's interval.
         assert_stays("confirmed", Duration::from_secs(7), || {
             fixture.write_other_wal(2);
             fixture.wait_until_confirmed();
@@ -73,9 +74,9 @@ fn partitioned_outbox_that_is_locked_is_confirmed() {
     }
 }
 
-/// Walpost can't start without the journal, but it must report why.
+/// Walpost can't start without the journal, but it must report the reason.
 #[test]
-fn journal_that_is_locked_is_named_in_the_log() {
+fn logs_that_the_journal_is_locked() {
     let fixture = fixture(&["tenant_1.outbox"]);
     let holder = lock(&fixture, "walpost.journal");
     let mut walpost = fixture.run().start();

@@ -6,7 +6,7 @@ use super::*;
 const LONG: &str = "repeat('x', 20 << 20)";
 
 #[test]
-fn default_of_megabytes_stops_no_table() {
+fn column_default_of_megabytes_does_not_stop_delivery() {
     let fixture = fixture(&["tenant_1.outbox", "tenant_2.outbox"]);
     fixture.db.run(&format!(
         "DO $$ BEGIN EXECUTE format('ALTER TABLE tenant_1.outbox ALTER COLUMN type SET DEFAULT %L', {LONG}); END $$"
@@ -32,7 +32,7 @@ fn default_of_megabytes_stops_no_table() {
 }
 
 #[test]
-fn row_filter_of_megabytes_is_named() {
+fn reports_a_row_filter_of_megabytes() {
     if MAJOR < 15 {
         return;
     }

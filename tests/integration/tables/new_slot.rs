@@ -1,4 +1,4 @@
-//! A missing slot is replaced, and the events that it had not delivered are replayed.
+//! A missing slot is replaced, and the events that the former slot had not delivered are replayed.
 
 use super::{fixture, writer};
 use crate::support::event::Event;
@@ -8,7 +8,7 @@ use crate::support::walpost::Invocation;
 const TABLES: [&str; 2] = ["tenant_1.outbox", "tenant_2.outbox"];
 
 #[test]
-fn events_of_each_table_that_no_slot_has_are_named_until_they_are_sent_again() {
+fn reports_events_of_each_table_missed_by_both_slots_until_replayed() {
     let fixture = fixture(&TABLES);
     let aggregates = [fixture.aggregate(1), fixture.aggregate(1)];
     let insert = |table: usize, key: &str| {
@@ -61,7 +61,7 @@ fn events_of_each_table_that_no_slot_has_are_named_until_they_are_sent_again() {
 }
 
 #[test]
-fn tables_that_match_are_named_if_the_publication_has_none() {
+fn reports_matching_tables_if_the_publication_is_empty() {
     let fixture = fixture(&TABLES);
     let walpost = fixture.start();
     walpost.terminate().expect_code(0);
@@ -78,10 +78,10 @@ fn tables_that_match_are_named_if_the_publication_has_none() {
     init.expect_mentions(&["may be missing", &commands[0], &commands[1]]);
 }
 
-/// Found by a walk of `./dev soak --shapes`: `init` was killed after creating the slot and before
-/// recording it, and nothing had been read before.
+/// Found by a random walk of `./dev soak --shapes`: `init` was killed after creating the slot and
+/// before recording it, and nothing had been read before.
 #[test]
-fn slot_that_was_never_read_and_is_made_by_hand_halts() {
+fn halts_on_a_manually_created_slot_if_nothing_was_read_before() {
     let fixture = fixture(&TABLES);
     let aggregate = fixture.aggregate(1);
     let event = Event::new(&aggregate, "between", "{}");
@@ -98,10 +98,10 @@ fn slot_that_was_never_read_and_is_made_by_hand_halts() {
     ]);
 }
 
-/// Found by a walk of `./dev soak --shapes`: the publication contains the table under its new name,
-/// which no pattern matches.
+/// Found by a random walk of `./dev soak --shapes`: the publication contains the table under its
+/// new name, which no pattern matches.
 #[test]
-fn table_that_was_renamed_is_named_if_its_undelivered_rows_went_with_the_slot() {
+fn reports_a_renamed_table_whose_undelivered_rows_were_lost_with_the_slot() {
     let fixture = fixture(&TABLES);
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "before");
@@ -131,7 +131,7 @@ fn table_that_was_renamed_is_named_if_its_undelivered_rows_went_with_the_slot() 
     assert!(records.iter().any(|record| record.key() == "between"));
 }
 
-/// Found by a walk of `./dev soak --shapes`: the error named a command that failed, because
+/// Found by a random walk of `./dev soak --shapes`: the error named a command that failed, because
 /// walpost.outbox_row had not been created.
 #[test]
 fn init_adapts_the_publication_of_a_single_table_to_several() {
@@ -163,7 +163,7 @@ fn init_adapts_the_publication_of_a_single_table_to_several() {
 }
 
 #[test]
-fn events_that_the_former_slot_of_a_pipeline_had_not_delivered_are_named() {
+fn reports_events_that_the_former_slot_of_a_pipeline_had_not_delivered() {
     let mut fixture = fixture(&TABLES);
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "before");
@@ -194,7 +194,7 @@ fn events_that_the_former_slot_of_a_pipeline_had_not_delivered_are_named() {
 /// An operator changes the slot of a running pipeline: the former slot delivers everything before
 /// the pipeline switches.
 #[test]
-fn slot_that_exists_before_the_former_one_is_left_has_no_gap() {
+fn reports_no_gap_if_the_new_slot_existed_before_the_switch() {
     let mut fixture = fixture(&TABLES);
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "before");

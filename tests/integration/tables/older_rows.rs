@@ -1,5 +1,6 @@
-//! Rows that a table had when it was added. WAL contains them as rows of `walpost.outbox_row` for
-//! one publication, and their transactions are older than the slot's position at that time.
+//! Rows that existed in a table when the table was added. WAL contains these rows as rows of
+//! `walpost.outbox_row` for one publication, and their transactions are older than the slot's
+//! position at that time.
 
 use super::{SETTINGS, add, fixture, writer};
 use crate::support::event::Event;
@@ -12,8 +13,8 @@ fn event(table: &str, aggregate: &str, key: &str) -> String {
     writer(&[table]).insert_one(Event::new(aggregate, key, "{}"))
 }
 
-/// Adds a table with an older row, which the slot has not sent.
-fn added() -> Fixture<'static> {
+/// Adds a table with an older row that the slot has not sent.
+fn fixture_with_added_table() -> Fixture<'static> {
     let fixture = fixture(&["tenant_1.outbox"]);
     let aggregate = fixture.aggregate(1);
     // PostgreSQL sends nothing that was committed before a publication existed.
@@ -61,12 +62,12 @@ fn expect_replay(fixture: &Fixture<'_>) {
     assert!(has_delivered());
 }
 
-/// Found by a walk of `./dev soak --shapes` with seed 211777191430145: the reported gap began where
-/// the table was added.
+/// Found by a random walk of `./dev soak --shapes` with seed 211777191430145: the reported gap
+/// began where the table was added.
 #[test]
-fn older_rows_are_named_if_the_definition_names_another_publication() {
+fn reports_older_rows_if_another_publication_is_configured() {
     for has_table in [true, false] {
-        let mut fixture = added();
+        let mut fixture = fixture_with_added_table();
         let publication = fixture.slot();
         add(&fixture, TABLE, "");
         // A start that delivers nothing keeps the recorded position at which the table was added.

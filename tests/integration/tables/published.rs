@@ -1,4 +1,4 @@
-//! Tables that leave a publication for several tables, and return.
+//! Tables of a publication for several tables are removed from it and added again.
 
 use super::{SETTINGS, add, fixture, fixture_on, writer};
 use crate::published::gaps;
@@ -10,9 +10,9 @@ const TABLES: [&str; 2] = ["tenant_1.outbox", "tenant_2.outbox"];
 const GAP: &str = "table tenant_1.outbox was temporarily missing from publication";
 
 in_both_modes! {
-    table_that_is_added_again_by_init_is_not_sent_again
-    table_that_is_re_created_by_hand_is_named
-    table_that_is_re_created_by_add_outbox_has_no_gap
+    init_does_not_resend_a_table_that_it_publishes_again
+    reports_a_table_re_created_manually
+    add_outbox_leaves_no_gap_for_a_re_created_table
 }
 
 fn insert(fixture: &Fixture, aggregate: &str, table: &str, key: &str) {
@@ -43,9 +43,9 @@ fn replay(fixture: &Fixture) {
     fixture.check().finish().expect_code(0);
 }
 
-/// Ten rows of the table were delivered. They are not sent again, and the rows committed in between
-/// are named.
-fn table_that_is_added_again_by_init_is_not_sent_again(exactly_once: bool) {
+/// Ten rows of the table were delivered. `init` does not send these rows again, and reports the
+/// rows that were committed while the table was not published.
+fn init_does_not_resend_a_table_that_it_publishes_again(exactly_once: bool) {
     for arguments in [&["--table", "tenant_1.outbox"][..], &[]] {
         let fixture = fixture(&TABLES).in_mode(exactly_once);
         let aggregate = fixture.aggregate(1);
@@ -75,7 +75,7 @@ fn table_that_is_added_again_by_init_is_not_sent_again(exactly_once: bool) {
     }
 }
 
-fn table_that_is_re_created_by_hand_is_named(exactly_once: bool) {
+fn reports_a_table_re_created_manually(exactly_once: bool) {
     let fixture = fixture(&TABLES).in_mode(exactly_once);
     let aggregate = fixture.aggregate(1);
     let mut walpost = fixture.start();
@@ -96,9 +96,9 @@ fn table_that_is_re_created_by_hand_is_named(exactly_once: bool) {
     walpost.terminate().expect_code(0);
 }
 
-/// A tenant's table that is dropped and created again has only rows that were never sent, and all
-/// of them are delivered.
-fn table_that_is_re_created_by_add_outbox_has_no_gap(exactly_once: bool) {
+/// If a tenant's table is dropped and created again, none of its rows were sent before, and all of
+/// them are delivered.
+fn add_outbox_leaves_no_gap_for_a_re_created_table(exactly_once: bool) {
     let fixture = fixture(&TABLES).in_mode(exactly_once);
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start();
@@ -117,8 +117,8 @@ fn table_that_is_re_created_by_add_outbox_has_no_gap(exactly_once: bool) {
     walpost.terminate().expect_code(0);
     assert_eq!(gaps(&fixture), 0);
     fixture.check().finish().expect_code(0);
-    // The table was added by that function, and is then removed and added again before Walpost
-    // notices.
+    // `walpost.add_outbox` adds the table, which is then removed from the publication and added
+    // again before Walpost detects the removal.
     alter(&fixture, "DROP TABLE tenant_1.outbox");
     insert(&fixture, &aggregate, TABLES[0], "missed");
     alter(&fixture, "ADD TABLE tenant_1.outbox");
@@ -128,9 +128,9 @@ fn table_that_is_re_created_by_add_outbox_has_no_gap(exactly_once: bool) {
     walpost.terminate().expect_code(0);
 }
 
-/// The table's rows are not copied under the new name, but are reported under it.
+/// The table's rows are not copied under the new name, but Walpost reports them under it.
 #[test]
-fn table_that_is_renamed_while_it_is_out_is_named() {
+fn reports_a_table_renamed_while_it_was_unpublished() {
     let fixture = fixture(&TABLES[..1]);
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start();
@@ -154,7 +154,7 @@ fn table_that_is_renamed_while_it_is_out_is_named() {
 }
 
 #[test]
-fn role_that_adds_tables_needs_the_right_to_record_them() {
+fn adding_tables_requires_the_privilege_to_record_them() {
     let fixture = fixture_on(MAJOR, SETTINGS, &TABLES[..1]);
     let (role, slot) = (format!("migrator_{}", fixture.name), fixture.slot());
     fixture.db.run(&format!(

@@ -15,10 +15,10 @@ const SETTINGS: &str = "tables = [\"tenant_*.outbox\"]\non_table_error = \"set-a
     headers = { id = \"{id}\", tenant = \"{table.schema}\" }\n";
 
 in_both_modes! {
-    each_cause_sets_aside_one_table_and_the_others_are_delivered
-    table_is_delivered_again_after_its_rows_were_sent
-    killed_around_the_recording_it_loses_nothing
-    rows_committed_during_the_replay_are_not_lost
+    each_cause_sets_aside_one_table_while_the_others_are_delivered
+    resumes_delivery_of_a_set_aside_table_after_a_replay
+    loses_no_event_if_killed_while_setting_aside_a_table
+    rows_committed_during_the_replay_of_a_set_aside_table_are_not_lost
 }
 
 fn event(table: &str, aggregate: &str, key: &str) -> String {
@@ -56,7 +56,7 @@ fn fixture(tables: &[&str], exactly_once: bool) -> Fixture<'static> {
     fixture
 }
 
-fn each_cause_sets_aside_one_table_and_the_others_are_delivered(exactly_once: bool) {
+fn each_cause_sets_aside_one_table_while_the_others_are_delivered(exactly_once: bool) {
     let fixture = fixture(&["tenant_ok.outbox"], exactly_once);
     let aggregate = fixture.aggregate(1);
     let payload = format!("\"{}\"", "x".repeat(200_000));
@@ -112,7 +112,7 @@ fn each_cause_sets_aside_one_table_and_the_others_are_delivered(exactly_once: bo
     for (tenant, cause) in &causes {
         let table = format!("{tenant}.outbox");
         let before = event(&table, &aggregate, "before");
-        // In one transaction with another tenant's rows.
+        // The rows are in one transaction with rows of another tenant.
         fixture.db.run(&format!(
             "BEGIN; {before} {} COMMIT",
             event("tenant_ok.outbox", &aggregate, tenant)
@@ -138,7 +138,8 @@ fn each_cause_sets_aside_one_table_and_the_others_are_delivered(exactly_once: bo
             walpost.log()
         );
     }
-    // Nothing is delivered after the gap, not even by a process that has just started.
+    // No event of the table is delivered after the gap, not even by a process that has just
+    // started.
     fixture
         .db
         .run(&event("tenant_large.outbox", &aggregate, "later"));
@@ -161,10 +162,10 @@ fn each_cause_sets_aside_one_table_and_the_others_are_delivered(exactly_once: bo
     wait_until("the metric", || {
         http.metric("walpost_tables_set_aside", &fixture.name) == Some(7.0)
     });
-    let said = http.pipeline()["summary"]["reasons"].to_string();
+    let output = http.pipeline()["summary"]["reasons"].to_string();
     assert!(
-        said.contains("walpost replay --set-aside --table tenant_large.outbox"),
-        "{said}"
+        output.contains("walpost replay --set-aside --table tenant_large.outbox"),
+        "{output}"
     );
     assert_eq!(walpost.logged("halted"), 0);
     let check = fixture.check().finish();
@@ -174,7 +175,7 @@ fn each_cause_sets_aside_one_table_and_the_others_are_delivered(exactly_once: bo
 
 /// Otherwise, new events of the table would be delivered before those that were left out.
 #[test]
-fn table_that_is_set_aside_is_not_delivered_as_the_only_one() {
+fn does_not_deliver_a_set_aside_table_configured_as_the_only_one() {
     const TABLE: &str = "tenant_1.outbox";
     let mut fixture = fixture(&[TABLE], false);
     let aggregate = fixture.aggregate(1);
@@ -191,18 +192,22 @@ fn table_that_is_set_aside_is_not_delivered_as_the_only_one() {
     ));
     fixture.db.run(&event(TABLE, &aggregate, "later"));
     fixture.use_settings(&format!("table = '{TABLE}'\n"));
-    let says = ["table tenant_1.outbox is set aside"];
-    let halted = fixture.run().finish().expect_code(3).expect_mentions(&says);
+    let expected = ["table tenant_1.outbox is set aside"];
+    let halted = fixture
+        .run()
+        .finish()
+        .expect_code(3)
+        .expect_mentions(&expected);
     halted.expect_mentions(&["Restore the previous definition"]);
     fixture
         .check()
         .finish()
         .expect_code(3)
-        .expect_mentions(&says);
+        .expect_mentions(&expected);
     assert_eq!(fixture.records().len(), 0);
 }
 
-fn table_is_delivered_again_after_its_rows_were_sent(exactly_once: bool) {
+fn resumes_delivery_of_a_set_aside_table_after_a_replay(exactly_once: bool) {
     const TABLE: &str = "tenant_1.outbox";
     let fixture = fixture(&[TABLE, "tenant_ok.outbox"], exactly_once);
     let aggregate = fixture.aggregate(1);
@@ -239,7 +244,7 @@ fn table_is_delivered_again_after_its_rows_were_sent(exactly_once: bool) {
         .finish()
         .expect_code(2)
         .expect_mentions(&["is not set aside"]);
-    // Rows that were left out are also left out when the stream sends them again.
+    // If the stream sends skipped rows again, they are skipped again.
     fixture.kill(walpost);
     walpost = fixture.start();
     insert(TABLE, "5");
@@ -263,7 +268,7 @@ fn table_is_delivered_again_after_its_rows_were_sent(exactly_once: bool) {
 }
 
 /// Every confirmed event is in Kafka, or its table is recorded as set aside in the journal.
-fn killed_around_the_recording_it_loses_nothing(exactly_once: bool) {
+fn loses_no_event_if_killed_while_setting_aside_a_table(exactly_once: bool) {
     let tenants: Vec<_> = (0..6).map(|number| format!("tenant_{number}")).collect();
     let tables: Vec<_> = tenants
         .iter()
@@ -273,7 +278,7 @@ fn killed_around_the_recording_it_loses_nothing(exactly_once: bool) {
     all.push("tenant_ok.outbox");
     let fixture = fixture(&all, exactly_once);
     let aggregate = fixture.aggregate(1);
-    let mut dice = fastrand::Rng::with_seed(seed());
+    let mut rng = fastrand::Rng::with_seed(seed());
     let mut expected = Vec::new();
     for (tenant, table) in tenants.iter().zip(&tables) {
         let walpost = fixture.start();
@@ -286,12 +291,12 @@ fn killed_around_the_recording_it_loses_nothing(exactly_once: bool) {
         ));
         expected.push(tenant.clone());
         let written = fixture.wal_position();
-        // The time of death is random on purpose, so it is slept for rather than waited for.
-        thread::sleep(Duration::from_millis(dice.u64(0..400)));
+        // Sleep instead of waiting for a condition, because the time of the kill must be random.
+        thread::sleep(Duration::from_millis(rng.u64(0..400)));
         fixture.kill(walpost);
         assert!(
             fixture.confirmed() < written || open_entries(&fixture, tenant) == 1,
-            "{tenant} is confirmed and not recorded"
+            "{tenant} is confirmed but not recorded"
         );
     }
     let walpost = fixture.start();
@@ -309,8 +314,9 @@ fn killed_around_the_recording_it_loses_nothing(exactly_once: bool) {
     walpost.terminate().expect_code(0);
 }
 
-/// The stream resumes delivery only if it has left out no row that the replay did not send.
-fn rows_committed_during_the_replay_are_not_lost(exactly_once: bool) {
+/// The stream resumes delivery of the table only if it has skipped no row that the replay did not
+/// send.
+fn rows_committed_during_the_replay_of_a_set_aside_table_are_not_lost(exactly_once: bool) {
     const TABLE: &str = "tenant_1.outbox";
     let fixture = fixture(&[TABLE], exactly_once);
     let aggregate = fixture.aggregate(1);
@@ -345,8 +351,8 @@ fn rows_committed_during_the_replay_are_not_lost(exactly_once: bool) {
     walpost.terminate().expect_code(0);
 }
 
-/// Creates a fixture whose table was set aside and is delivered again.
-pub(crate) fn set_aside_and_delivered_again() -> Fixture<'static> {
+/// Creates a fixture whose table was set aside and is now delivered again.
+pub(crate) fn fixture_with_resumed_table() -> Fixture<'static> {
     let fixture = fixture(&["tenant_1.outbox"], false);
     let aggregate = fixture.aggregate(1);
     let mut walpost = fixture.start();
@@ -363,7 +369,7 @@ pub(crate) fn set_aside_and_delivered_again() -> Fixture<'static> {
 }
 
 #[test]
-fn retention_keeps_the_rows_of_a_table_that_is_set_aside() {
+fn retention_keeps_the_rows_of_a_set_aside_table() {
     let settings = format!("{SETTINGS}retention = \"1s\"\ndelete_rows = true\n");
     let fixture = fixture_on(MAJOR, &settings, &["tenant_1.outbox"]);
     fixture.accept_any_name("tenant_1.outbox");
@@ -378,9 +384,9 @@ fn retention_keeps_the_rows_of_a_table_that_is_set_aside() {
     walpost.terminate().expect_code(0);
 }
 
-/// A replay of the events that are set aside reads the table that has the name by then.
+/// A replay of set-aside events reads the table that has the recorded name at that time.
 #[test]
-fn table_that_is_replaced_while_it_is_set_aside_is_named() {
+fn reports_a_table_replaced_while_it_is_set_aside() {
     let fixture = fixture(&["tenant_1.outbox"], false);
     let aggregate = fixture.aggregate(1);
     let mut walpost = fixture.start();

@@ -1,20 +1,21 @@
-//! Correctly delivered events pass verification, whatever the table and the topics look like.
+//! Correctly delivered events pass verification, regardless of the form of the table and the
+//! topics.
 
-use super::{Forged, insert_rows, verify, verify_with};
+use super::{ForgedRecord, insert_rows, verify, verify_with};
 use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server};
 use crate::support::walpost::config_file;
 
-in_both_modes! { what_was_delivered_under_load_is_found_clean }
+in_both_modes! { verify_finds_no_problem_after_delivery_under_load }
 
-fn what_was_delivered_under_load_is_found_clean(exactly_once: bool) {
+fn verify_finds_no_problem_after_delivery_under_load(exactly_once: bool) {
     let fixture = Fixture::new().in_mode(exactly_once);
     let aggregates = [fixture.aggregate(3), fixture.aggregate(1)];
     let walpost = fixture.start();
     let load = fixture.load(&[&aggregates[0], &aggregates[1]]);
     load.wait_for_transactions(200);
-    // Other sessions are still writing: their events are newer than the rows that were read.
+    // Other sessions are still writing, so their events are newer than the rows that `verify` read.
     let verdict = verify(&fixture);
     assert!(verdict.ok, "{}", verdict.counts());
     load.stop();
@@ -37,7 +38,7 @@ fn what_was_delivered_under_load_is_found_clean(exactly_once: bool) {
 }
 
 #[test]
-fn leader_that_lags_hides_no_records() {
+fn verify_finds_all_records_even_if_the_leader_lags() {
     let broker = Broker::borrowed();
     let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker);
     let aggregate = fixture.aggregate(1);
@@ -52,12 +53,12 @@ fn leader_that_lags_hides_no_records() {
     assert_eq!(verdict.counts(), "rows 2, records 2, delivered 2");
     assert!(
         lag.has_caught_up(),
-        "it was not read until the leader caught up"
+        "verify did not read until the leader had caught up"
     );
 }
 
 #[test]
-fn events_repeated_after_a_crash_are_in_order() {
+fn verify_accepts_events_repeated_in_order_after_a_crash() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(2);
     let mut walpost = fixture.start();
@@ -76,11 +77,11 @@ fn events_repeated_after_a_crash_are_in_order() {
 }
 
 #[test]
-fn replayed_events_are_counted_separately() {
+fn verify_counts_replayed_events_separately() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     let ids = insert_rows(&fixture, &aggregate, &["a", "b"]);
-    let record = |number: usize| Forged::new(&aggregate, ["a", "b"][number], &ids[number]);
+    let record = |number: usize| ForgedRecord::new(&aggregate, ["a", "b"][number], &ids[number]);
     record(0).at(0x20, 0).produce(fixture.broker);
     record(0)
         .at(0x10, 0)
@@ -98,7 +99,7 @@ fn replayed_events_are_counted_separately() {
 }
 
 #[test]
-fn values_have_the_text_that_the_log_has() {
+fn verify_formats_values_like_the_replication_stream() {
     let fixture = Fixture::with_table(
         "CREATE TYPE mood AS ENUM ('sad', 'glad');
          CREATE TABLE outbox (id int8 PRIMARY KEY, \"order\" bool, \"A\"\"b\" char(5), at timestamptz,
@@ -138,7 +139,8 @@ fn values_have_the_text_that_the_log_has() {
     let file = file.display().to_string();
     let verdict = verify_with(&fixture, &["--config", &file]);
     assert_eq!(verdict.counts(), "rows 10, records 10, delivered 10");
-    // Updates one row to have no topic, and another to have a different partition than its record.
+    // Updates one row so that it has no topic, and another row so that its partition differs from
+    // that of its record.
     fixture.db.run("UPDATE outbox SET \"order\" = NULL WHERE id = 1; UPDATE outbox SET shard = 1 - shard WHERE id = 2");
     let verdict = verify_with(&fixture, &["--config", &file]);
     assert_eq!(
@@ -149,7 +151,7 @@ fn values_have_the_text_that_the_log_has() {
 }
 
 #[test]
-fn rows_of_partitions_are_found_too() {
+fn verify_finds_rows_of_partitions() {
     let fixture = Fixture::bare();
     fixture.init().arg("--partitioned").finish().expect_code(0);
     let aggregate = fixture.aggregate(1);

@@ -6,8 +6,8 @@ use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server};
 use crate::support::wait::wait_until;
 
-/// Waits until the slot has moved this many times by itself. Each time, Walpost waits about twice
-/// as long before it moves the slot again.
+/// Waits until Walpost has moved the slot this many times without a request. Each time, Walpost
+/// waits about twice as long before it moves the slot again.
 fn wait_until_idle(fixture: &Fixture<'_>, moves: u32) {
     let mut confirmed = fixture.confirmed();
     for _ in 0..moves {
@@ -35,7 +35,7 @@ fn verify_does_not_wait_for_an_idle_slot_to_move_by_itself(exactly_once: bool) {
 }
 
 #[test]
-fn lost_row_is_missing_and_not_pending_on_an_idle_server() {
+fn reports_a_lost_row_as_missing_on_an_idle_server() {
     let server = Server::private(MAJOR, "");
     let fixture = Fixture::on_servers(&server, Broker::shared());
     let aggregate = fixture.aggregate(1);

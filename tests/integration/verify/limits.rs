@@ -1,10 +1,10 @@
-//! The rows and records that are read, and the memory used.
+//! The rows and records that `verify` reads, and its memory use.
 
-use super::{Forged, Verdict, advance_slot, insert_rows, verify, verify_with};
+use super::{ForgedRecord, VerifyResult, advance_slot, insert_rows, verify, verify_with};
 use crate::support::fixture::Fixture;
 
 #[test]
-fn rows_are_chosen_by_their_time() {
+fn verify_selects_rows_by_their_time() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     let old = |key: &str, at: &str| {
@@ -40,14 +40,14 @@ fn rows_are_chosen_by_their_time() {
 }
 
 #[test]
-fn only_records_of_that_time_are_read() {
+fn verify_reads_only_records_in_the_time_range() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(2);
     let ids = insert_rows(&fixture, &aggregate, &["a", "b"]);
-    let mut old = Forged::new(&aggregate, "a", &ids[0]);
+    let mut old = ForgedRecord::new(&aggregate, "a", &ids[0]);
     old.timestamp = Some(1_577_880_000_000);
     old.produce(fixture.broker);
-    Forged::new(&aggregate, "b", &ids[1]).produce(fixture.broker);
+    ForgedRecord::new(&aggregate, "b", &ids[1]).produce(fixture.broker);
     assert_eq!(verify(&fixture).counts(), "rows 2, records 2, delivered 2");
     let verdict = verify_with(&fixture, &["--since", "1h"]);
     assert_eq!(
@@ -56,16 +56,16 @@ fn only_records_of_that_time_are_read() {
     );
 }
 
-/// Returns the counts, and the highest memory use of the run in bytes.
-fn most_memory(fixture: &Fixture<'_>, arguments: &[&str]) -> (String, u64) {
+/// Returns the counts, and the peak memory use of the run in bytes.
+fn peak_memory(fixture: &Fixture<'_>, arguments: &[&str]) -> (String, u64) {
     let mut walpost = fixture.verify().arg("--json").args(arguments).start();
-    let most = walpost.peak_memory_at_exit();
+    let peak = walpost.peak_memory_at_exit();
     let finished = walpost.finish();
-    (Verdict::of(&finished).counts(), most)
+    (VerifyResult::of(&finished).counts(), peak)
 }
 
 #[test]
-fn memory_is_bounded_and_the_findings_are_the_same() {
+fn verify_reports_the_same_findings_with_bounded_memory() {
     const ROWS: usize = 200_000;
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(3);
@@ -75,9 +75,9 @@ fn memory_is_bounded_and_the_findings_are_the_same() {
         .run(&fixture.events().insert_many(&aggregate, ROWS, "NULL"));
     fixture.wait_for_records(ROWS);
     fixture.wait_until_confirmed();
-    Forged::new(&aggregate, "x", "stranger").produce(fixture.broker);
-    let (in_memory, much) = most_memory(&fixture, &["--memory", "1GiB"]);
-    let (on_disk, little) = most_memory(&fixture, &["--memory", "4MiB"]);
+    ForgedRecord::new(&aggregate, "x", "stranger").produce(fixture.broker);
+    let (in_memory, much) = peak_memory(&fixture, &["--memory", "1GiB"]);
+    let (on_disk, little) = peak_memory(&fixture, &["--memory", "4MiB"]);
     let records = ROWS + 1;
     assert_eq!(
         on_disk,
@@ -86,7 +86,7 @@ fn memory_is_bounded_and_the_findings_are_the_same() {
     assert_eq!(on_disk, in_memory);
     assert!(
         little + (20 << 20) < much,
-        "{little} bytes with 4MiB, {much} without a bound"
+        "{little} bytes with 4MiB, {much} without a limit"
     );
     walpost.terminate().expect_code(0);
 }

@@ -1,34 +1,34 @@
-//! Records that should not exist, or are in the wrong place.
+//! Records that should not exist, and records in the wrong place.
 
 use serde_json::Value;
 
-use super::{Forged, insert_rows, produce_again, verify, verify_with};
+use super::{ForgedRecord, insert_rows, produce_copy, verify, verify_with};
 use crate::support::fixture::Fixture;
 
-in_both_modes! { event_that_is_there_twice_is_told_with_its_places }
+in_both_modes! { verify_reports_a_duplicate_event_with_its_locations }
 
-fn event_that_is_there_twice_is_told_with_its_places(exactly_once: bool) {
+fn verify_reports_a_duplicate_event_with_its_locations(exactly_once: bool) {
     let fixture = Fixture::new().in_mode(exactly_once);
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start();
     let ids = insert_rows(&fixture, &aggregate, &["a", "b", "c"]);
     let records = fixture.wait_for_records(3);
-    produce_again(&fixture, &records[1]);
-    produce_again(&fixture, &records[1]);
-    produce_again(&fixture, &records[2]);
+    produce_copy(&fixture, &records[1]);
+    produce_copy(&fixture, &records[1]);
+    produce_copy(&fixture, &records[2]);
     let verdict = verify_with(&fixture, &["--forbid-repeats"]);
     assert!(!verdict.ok);
-    // The records follow a later one, but they are repetitions.
+    // These records follow a later record, but they are repetitions.
     assert_eq!(
         verdict.counts(),
         "rows 3, records 6, delivered 3, repeated 2"
     );
     let findings = verdict.findings();
-    let of = |id: &String| {
+    let findings_of = |id: &String| {
         let found = findings.iter().find(|finding| finding["id"] == **id);
         found.expect("a finding").clone()
     };
-    let (twice, thrice) = (of(&ids[2]), of(&ids[1]));
+    let (twice, thrice) = (findings_of(&ids[2]), findings_of(&ids[1]));
     assert_eq!(twice["copies"], 2);
     assert_eq!(thrice["copies"], 3);
     assert_eq!(thrice["at"][0]["offset"], records[1].offset);
@@ -36,32 +36,32 @@ fn event_that_is_there_twice_is_told_with_its_places(exactly_once: bool) {
     let verdict = verify(&fixture);
     assert_eq!(
         verdict.ok, !exactly_once,
-        "what the mode allows is no error"
+        "repetitions that the mode allows are not an error"
     );
-    assert_eq!(verdict.findings().len(), 2, "told all the same");
+    assert_eq!(verdict.findings().len(), 2, "it is reported anyway");
     let verdict = verify_with(&fixture, &["--allow-repeats"]);
     assert!(verdict.ok);
-    assert_eq!(verdict.findings().len(), 2, "told all the same");
+    assert_eq!(verdict.findings().len(), 2, "it is reported anyway");
     walpost.terminate().expect_code(0);
 }
 
 #[test]
-fn record_that_is_behind_a_later_one_is_out_of_order() {
+fn verify_reports_a_record_after_a_later_one_as_out_of_order() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(2);
     let ids = insert_rows(&fixture, &aggregate, &["a", "b", "c", "d", "e"]);
     let record = |number: usize, commit, index| {
         let key = ["a", "b", "c", "d", "e"][number];
-        Forged::new(&aggregate, key, &ids[number]).at(commit, index)
+        ForgedRecord::new(&aggregate, key, &ids[number]).at(commit, index)
     };
     for forged in [
         record(0, 0x10, 0),
         record(1, 0x20, 1),
         record(2, 0x20, 0),
         record(3, 0x30, 0),
-        // For example from another cluster: the record is not in the table, and does not affect the
+        // A record that is not in the table, for example from another cluster, does not affect the
         // order.
-        Forged::new(&aggregate, "x", "stranger").at(0x900, 0),
+        ForgedRecord::new(&aggregate, "x", "stranger").at(0x900, 0),
         record(4, 0x28, 0),
     ] {
         forged.produce(fixture.broker);
@@ -82,7 +82,7 @@ fn record_that_is_behind_a_later_one_is_out_of_order() {
 }
 
 #[test]
-fn transaction_without_some_of_its_events_has_a_gap() {
+fn verify_reports_a_gap_in_a_transaction() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     let ids = insert_rows(&fixture, &aggregate, &["a", "b", "c", "d", "e"]);
@@ -91,21 +91,21 @@ fn transaction_without_some_of_its_events_has_a_gap() {
         .enumerate()
     {
         let key = ["a", "b", "c", "d", "e"][number];
-        let record = Forged::new(&aggregate, key, &ids[number]);
+        let record = ForgedRecord::new(&aggregate, key, &ids[number]);
         record.at(commit, index).produce(fixture.broker);
     }
-    // The table has no rows of this transaction, so its events are unknown.
-    Forged::new(&aggregate, "x", "stranger")
+    // The table has no row of this transaction, so the number of its events is unknown.
+    ForgedRecord::new(&aggregate, "x", "stranger")
         .at(0x15, 3)
         .produce(fixture.broker);
-    // If a copy was started again, some of the copied rows have two records.
+    // If a copy was restarted, some of the copied rows have two records.
     fixture.db.run(&format!(
         "INSERT INTO walpost.journal (pipeline, slot, action, to_lsn, detail)
          VALUES ('{}', '{}', 'snapshot', '0/41', '{{}}')",
         fixture.name,
         fixture.slot()
     ));
-    Forged::new(&aggregate, "a", &ids[0])
+    ForgedRecord::new(&aggregate, "a", &ids[0])
         .at(0x40, 7)
         .produce(fixture.broker);
     let verdict = verify_with(&fixture, &["--limit", "9"]);
@@ -122,13 +122,13 @@ fn transaction_without_some_of_its_events_has_a_gap() {
 }
 
 #[test]
-fn record_in_another_topic_or_with_another_key_is_misplaced() {
+fn verify_reports_a_record_with_another_topic_or_key_as_misplaced() {
     let fixture = Fixture::new();
     let (aggregate, other) = (fixture.aggregate(1), fixture.aggregate(1));
     let ids = insert_rows(&fixture, &aggregate, &["a", "b", "c"]);
-    Forged::new(&aggregate, "a", &ids[0]).produce(fixture.broker);
-    Forged::new(&aggregate, "z", &ids[1]).produce(fixture.broker);
-    Forged::new(&other, "c", &ids[2]).produce(fixture.broker);
+    ForgedRecord::new(&aggregate, "a", &ids[0]).produce(fixture.broker);
+    ForgedRecord::new(&aggregate, "z", &ids[1]).produce(fixture.broker);
+    ForgedRecord::new(&other, "c", &ids[2]).produce(fixture.broker);
     let verdict = verify(&fixture);
     assert_eq!(
         verdict.counts(),
@@ -150,15 +150,15 @@ fn record_in_another_topic_or_with_another_key_is_misplaced() {
 }
 
 #[test]
-fn unexpected_record_is_counted_and_an_error_only_on_request() {
+fn verify_counts_unexpected_records_as_errors_only_on_request() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "a");
-    Forged::new(&aggregate, "a", "not-in-the-table")
+    ForgedRecord::new(&aggregate, "a", "not-in-the-table")
         .at(0x10, 0)
         .produce(fixture.broker);
-    // Committed after the table was read.
-    Forged::new(&aggregate, "a", "not-yet-in-the-table")
+    // The row was committed after `verify` read the table.
+    ForgedRecord::new(&aggregate, "a", "not-yet-in-the-table")
         .at(u64::MAX >> 1, 0)
         .produce(fixture.broker);
     fixture.broker.produce(

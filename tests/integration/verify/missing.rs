@@ -1,4 +1,4 @@
-//! Rows without a record: missing, pending or expired.
+//! Rows without a record, which are missing, pending or expired.
 
 use std::fs;
 use std::time::Duration;
@@ -9,13 +9,13 @@ use rdkafka::producer::{BaseProducer, Producer};
 use rdkafka::{Offset, TopicPartitionList};
 use serde_json::Value;
 
-use super::{Forged, advance_slot, insert_rows, verify, verify_with};
+use super::{ForgedRecord, advance_slot, insert_rows, verify, verify_with};
 use crate::support::fixture::Fixture;
 use crate::support::reaper;
 use crate::support::wait::{WAIT_TIMEOUT, wait_until};
 
 #[test]
-fn undelivered_rows_are_reported_missing() {
+fn verify_reports_undelivered_rows_as_missing() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(2);
     fixture
@@ -46,7 +46,8 @@ fn undelivered_rows_are_reported_missing() {
     lost.sort();
     assert_eq!(missing, lost);
 
-    // As text, limited to the requested number of findings; the file contains all of them.
+    // The text output is limited to the requested number of findings, but the file contains all
+    // findings.
     let file = reaper::folder("verify").join("findings");
     let finished = fixture
         .verify()
@@ -70,7 +71,7 @@ fn undelivered_rows_are_reported_missing() {
 }
 
 #[test]
-fn rows_that_were_skipped_are_missing_with_a_note() {
+fn verify_reports_skipped_rows_as_missing_with_a_note() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "a");
@@ -84,7 +85,7 @@ fn rows_that_were_skipped_are_missing_with_a_note() {
     fixture.skip(&end).arg("--yes").finish().expect_code(0);
     assert!(
         !verify(&fixture).notes().contains("were skipped"),
-        "it may come"
+        "the event may still be delivered"
     );
     let walpost = fixture.start_and_confirm_one(&aggregate, "c");
     let verdict = verify(&fixture);
@@ -98,7 +99,7 @@ fn rows_that_were_skipped_are_missing_with_a_note() {
 }
 
 #[test]
-fn rows_of_a_topic_that_is_not_there_are_missing_when_nothing_can_come() {
+fn verify_reports_rows_of_a_missing_topic_as_missing_if_no_slot_remains() {
     let fixture = Fixture::new();
     let slot = fixture.slot();
     let nowhere = format!("{}.nowhere", fixture.name);
@@ -112,14 +113,14 @@ fn rows_of_a_topic_that_is_not_there_are_missing_when_nothing_can_come() {
     assert_eq!(verdict.counts(), "rows 1, missing 1");
     let notes = verdict.notes();
     for text in [&nowhere, &slot] {
-        let told = format!("{text}\\\" does not exist");
-        assert!(notes.contains(&told), "{told}: {notes}");
+        let message = format!("{text}\\\" does not exist");
+        assert!(notes.contains(&message), "{message}: {notes}");
     }
 }
 
-in_both_modes! { what_is_not_confirmed_yet_is_pending }
+in_both_modes! { verify_reports_unconfirmed_rows_as_pending }
 
-fn what_is_not_confirmed_yet_is_pending(exactly_once: bool) {
+fn verify_reports_unconfirmed_rows_as_pending(exactly_once: bool) {
     let fixture = Fixture::new().in_mode(exactly_once);
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "a");
@@ -133,7 +134,7 @@ fn what_is_not_confirmed_yet_is_pending(exactly_once: bool) {
     );
     assert!(verdict.notes().contains("longer than --wait"));
     walpost.thaw();
-    // This waits until the row has been delivered.
+    // The call returns after the row has been delivered.
     assert_eq!(verify(&fixture).counts(), "rows 2, records 2, delivered 2");
     walpost.terminate().expect_code(0);
     fixture.insert(&aggregate, "c");
@@ -145,7 +146,7 @@ fn what_is_not_confirmed_yet_is_pending(exactly_once: bool) {
 }
 
 #[test]
-fn records_of_transactions_that_were_aborted_or_are_open_are_not_seen() {
+fn verify_ignores_records_of_aborted_and_open_transactions() {
     let fixture = Fixture::new().exactly_once();
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start();
@@ -156,13 +157,13 @@ fn records_of_transactions_that_were_aborted_or_are_open_are_not_seen() {
     let producer: BaseProducer = config.create().unwrap();
     producer.init_transactions(WAIT_TIMEOUT).unwrap();
     producer.begin_transaction().unwrap();
-    Forged::new(&aggregate, "a", &ids[0]).send(&producer);
+    ForgedRecord::new(&aggregate, "a", &ids[0]).send(&producer);
     producer.flush(WAIT_TIMEOUT).unwrap();
     producer.abort_transaction(WAIT_TIMEOUT).unwrap();
     assert_eq!(verify(&fixture).counts(), "rows 1, records 1, delivered 1");
 
     producer.begin_transaction().unwrap();
-    Forged::new(&aggregate, "a", &ids[0]).send(&producer);
+    ForgedRecord::new(&aggregate, "a", &ids[0]).send(&producer);
     producer.flush(WAIT_TIMEOUT).unwrap();
     fixture.insert(&aggregate, "b");
     fixture.wait_until_confirmed();
@@ -179,7 +180,7 @@ fn records_of_transactions_that_were_aborted_or_are_open_are_not_seen() {
 }
 
 #[test]
-fn rows_whose_records_were_removed_for_their_age_are_expired() {
+fn verify_reports_rows_with_expired_records() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     let topic = format!("outbox.event.{aggregate}");
@@ -203,7 +204,7 @@ fn rows_whose_records_were_removed_for_their_age_are_expired() {
             .block_on(admin.delete_records(&list, &AdminOptions::new()))
             .expect("the broker removes them");
     };
-    // A transaction whose first records were removed does not have a gap.
+    // A transaction whose first records were removed does not count as having a gap.
     remove(1);
     let verdict = verify(&fixture);
     assert!(verdict.ok, "{}", verdict.counts());

@@ -1,11 +1,11 @@
-//! Impossible requests are reported.
+//! Requests that `verify` can't fulfil are rejected.
 
 use crate::support::event::Outbox;
 use crate::support::fixture::Fixture;
 use crate::support::walpost::Invocation;
 
 #[test]
-fn impossible_requests_are_rejected_without_querying_a_server() {
+fn verify_rejects_impossible_requests_without_connecting() {
     let nowhere = [
         "verify",
         "--postgres",
@@ -13,7 +13,7 @@ fn impossible_requests_are_rejected_without_querying_a_server() {
         "--kafka",
         "127.0.0.1:9",
     ];
-    for (arguments, says) in [
+    for (arguments, expected) in [
         (&["--since", "soon"][..], &["--since", "soon"][..]),
         (&["--until", "12"], &["--until", "12"]),
         (
@@ -35,7 +35,7 @@ fn impossible_requests_are_rejected_without_querying_a_server() {
             .args(arguments)
             .finish()
             .expect_code(2)
-            .expect_mentions(says);
+            .expect_mentions(expected);
     }
     Invocation::new(nowhere)
         .finish()
@@ -44,7 +44,7 @@ fn impossible_requests_are_rejected_without_querying_a_server() {
 }
 
 #[test]
-fn reports_columns_that_the_table_lacks() {
+fn verify_reports_columns_that_the_table_lacks() {
     let fixture = Fixture::bare();
     fixture.verify().finish().expect_code(3).expect_mentions(&[
         "public.outbox",
@@ -78,12 +78,12 @@ fn reports_columns_that_the_table_lacks() {
         .finish()
         .expect_code(3)
         .expect_mentions(&["tenant", "no column"]);
-    // Without rows, there are no findings.
+    // If the table has no rows, `verify` reports no findings.
     fixture.verify().finish().expect_code(0);
 }
 
 #[test]
-fn broker_that_does_not_answer_is_named() {
+fn verify_reports_an_unresponsive_broker() {
     let fixture = Fixture::new();
     fixture.insert("a", "k");
     fixture

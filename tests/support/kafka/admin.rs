@@ -42,19 +42,19 @@ impl Broker {
             .collect();
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();
         let options = retry_soon();
-        let made = wait_for("the broker to make a topic", || {
-            let made = runtime.block_on(admin.create_topics(&topics, &options));
+        let results = wait_for("the broker to create the topics", || {
+            let results = runtime.block_on(admin.create_topics(&topics, &options));
             // The controller fences a broker whose heartbeats are late, which happens on a busy
             // machine.
-            made.ok().filter(|made| {
+            results.ok().filter(|results| {
                 let too_few = RDKafkaErrorCode::InvalidReplicationFactor;
-                !made
+                !results
                     .iter()
-                    .any(|made| matches!(made, Err((_, code)) if *code == too_few))
+                    .any(|result| matches!(result, Err((_, code)) if *code == too_few))
             })
         });
-        for made in made {
-            match made {
+        for result in results {
+            match result {
                 Ok(_) | Err((_, RDKafkaErrorCode::TopicAlreadyExists)) => {}
                 Err((name, code)) => panic!("could not create the topic {name}: {code}"),
             }
@@ -92,11 +92,11 @@ impl Broker {
         });
         // The response comes from the controller. A broker that does not know of the deletion yet
         // still accepts records for the topic, and these are deleted with it.
-        for ports in &self.seat.nodes {
+        for ports in &self.position.nodes {
             let mut node = self.client();
             node.set("bootstrap.servers", format!("127.0.0.1:{}", ports.plain));
             let client: BaseConsumer = node.create().unwrap();
-            wait_for("the broker to have heard that the topic is gone", || {
+            wait_for("the broker to learn that the topic was deleted", || {
                 let metadata = client.fetch_metadata(None, Duration::from_secs(5)).ok()?;
                 let mut topics = metadata.topics().iter();
                 topics.all(|topic| topic.name() != name).then_some(())
@@ -106,7 +106,7 @@ impl Broker {
 
     /// Returns a replication factor that puts a replica on every node.
     fn replication(&self) -> TopicReplication<'static> {
-        TopicReplication::Fixed(i32::try_from(self.seat.nodes.len()).unwrap())
+        TopicReplication::Fixed(i32::try_from(self.position.nodes.len()).unwrap())
     }
 
     pub(crate) fn add_partitions(&self, topic: &str, total: usize) {
@@ -116,10 +116,10 @@ impl Broker {
         let wanted = NewPartitions::new(topic, total);
         // A broker that was frozen can have created the partitions although its response was not
         // received.
-        wait_for("the partitions to be made", || {
-            let asked = admin.create_partitions([&wanted], &options);
-            let made = runtime.block_on(asked).ok()?;
-            (made[0].is_ok() || self.partitions(topic) == total).then_some(())
+        wait_for("the partitions to be created", || {
+            let request = admin.create_partitions([&wanted], &options);
+            let results = runtime.block_on(request).ok()?;
+            (results[0].is_ok() || self.partitions(topic) == total).then_some(())
         });
         wait_for("the partitions to be known", || {
             (self.partitions(topic) == total).then_some(())
@@ -145,15 +145,15 @@ impl Broker {
         let admin: AdminClient<DefaultClientContext> = self.client().create().unwrap();
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();
         let options = AdminOptions::new().request_timeout(Some(WAIT_TIMEOUT));
-        let of_topic = ResourceSpecifier::Topic(topic);
-        let wanted = AlterConfig::new(of_topic).set(MAX_MESSAGE_BYTES, bytes);
+        let resource = ResourceSpecifier::Topic(topic);
+        let wanted = AlterConfig::new(resource).set(MAX_MESSAGE_BYTES, bytes);
         let set = runtime
             .block_on(admin.alter_configs([&wanted], &options))
             .expect("the broker answers");
         set[0].as_ref().expect("a limit");
         wait_for("the limit to be known", || {
-            let asked = admin.describe_configs([&of_topic], &options);
-            let found = runtime.block_on(asked).expect("the broker answers");
+            let request = admin.describe_configs([&resource], &options);
+            let found = runtime.block_on(request).expect("the broker answers");
             let setting = found[0].as_ref().ok()?.get(MAX_MESSAGE_BYTES)?;
             (setting.value.as_deref() == Some(bytes)).then_some(())
         });

@@ -13,7 +13,9 @@ impl Broker {
         let producer: BaseProducer = self.client().create().unwrap();
         let record = BaseRecord::to(topic).partition(0).key(key).payload(payload);
         producer.send(record).map_err(|(error, _)| error).unwrap();
-        producer.flush(WAIT_TIMEOUT).expect("the broker takes it");
+        producer
+            .flush(WAIT_TIMEOUT)
+            .expect("the broker acknowledges the record");
     }
 
     /// Produces `count` records with the same key to the first partition of a topic.
@@ -23,7 +25,9 @@ impl Broker {
             let record = BaseRecord::to(topic).partition(0).key(key).payload("");
             producer.send(record).map_err(|(error, _)| error).unwrap();
         }
-        producer.flush(WAIT_TIMEOUT).expect("the broker takes them");
+        producer
+            .flush(WAIT_TIMEOUT)
+            .expect("the broker acknowledges the records");
     }
 
     /// Produces a record to the first partition of a topic in a transaction that stays open until
@@ -38,7 +42,9 @@ impl Broker {
         producer.begin_transaction().unwrap();
         let record = BaseRecord::to(topic).partition(0).key(key).payload("");
         producer.send(record).map_err(|(error, _)| error).unwrap();
-        producer.flush(WAIT_TIMEOUT).expect("the broker takes it");
+        producer
+            .flush(WAIT_TIMEOUT)
+            .expect("the broker acknowledges the record");
         // Dropping the producer would end the transaction.
         std::mem::forget(producer);
     }

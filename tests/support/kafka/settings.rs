@@ -102,7 +102,7 @@ fn tokens() -> String {
     signed.concat() + &unsecured
 }
 
-pub(super) fn write_settings(folder: &Path, seat: &NodePosition, settings: &str) {
+pub(super) fn write_settings(folder: &Path, position: &NodePosition, settings: &str) {
     let Ports {
         plain,
         sasl,
@@ -113,13 +113,13 @@ pub(super) fn write_settings(folder: &Path, seat: &NodePosition, settings: &str)
         expired,
         early,
         controller,
-    } = seat.nodes[seat.index];
-    let (id, voters, nodes) = (seat.id(), seat.voters(), seat.nodes.len());
+    } = position.nodes[position.index];
+    let (id, voters, nodes) = (position.id(), position.voters(), position.nodes.len());
     let in_sync = nodes.div_ceil(2);
     let data = folder.join("data");
     let (mut listeners, mut advertised, mut protocols, mut key_stores) = Default::default();
     let mut mechanisms = "";
-    if seat.has_tls {
+    if position.has_tls {
         listeners = format!(
             ",SSL://127.0.0.1:{tls},EXPIRED://127.0.0.1:{expired},EARLY://127.0.0.1:{early},UNSECURED://127.0.0.1:{unsecured}"
         );

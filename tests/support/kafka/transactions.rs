@@ -17,22 +17,25 @@ impl Broker {
                 .args(arguments)
                 .output()
                 .expect("java starts");
-            let said = String::from_utf8(output.stdout).unwrap();
-            assert!(output.status.success(), "{arguments:?}: {said}");
-            said
+            let text = String::from_utf8(output.stdout).unwrap();
+            assert!(output.status.success(), "{arguments:?}: {text}");
+            text
         };
         for topic in topics {
             for partition in 0..self.partitions(topic) {
-                let place = ["--topic", topic, "--partition", &partition.to_string()];
-                let producers = transactions(&[&["describe-producers"], &place[..]].concat());
+                let partition_arguments = ["--topic", topic, "--partition", &partition.to_string()];
+                let producers =
+                    transactions(&[&["describe-producers"], &partition_arguments[..]].concat());
                 let columns = producers.lines().map(str::split_whitespace);
                 // The last column is None for a producer without an open transaction.
                 let open = columns
                     .filter_map(|mut line| line.next_back())
                     .filter(|start| start.parse::<u64>().is_ok());
                 for start in open {
-                    let of_it = ["--start-offset", start];
-                    transactions(&[&["abort"], &place[..], &of_it].concat());
+                    let offset_arguments = ["--start-offset", start];
+                    transactions(
+                        &[&["abort"], &partition_arguments[..], &offset_arguments].concat(),
+                    );
                 }
             }
         }
@@ -48,7 +51,7 @@ impl Broker {
             let ends = self.ends(&topic);
             written
                 .iter()
-                .all(|(place, end)| ends.get(place).is_some_and(|found| found >= end))
+                .all(|(partition, end)| ends.get(partition).is_some_and(|found| found >= end))
         });
     }
 
@@ -74,6 +77,6 @@ impl Broker {
                 Err(reason) => resume_unwind(reason),
             }
         }
-        panic!("three brokers have lost the end of a transaction");
+        panic!("three brokers have lost a transaction marker");
     }
 }

@@ -18,24 +18,24 @@ use crate::support::session::Session;
 use crate::support::wait::{WAIT_TIMEOUT, wait_for};
 
 /// A server with a database `shop`, and the shared broker.
-pub(super) struct Place {
+pub(super) struct ExampleEnvironment {
     pub(super) server: Server,
     /// Replaces the aggregate type `order`, because topics belong to the shared broker.
     pub(super) aggregate: String,
     folder: PathBuf,
 }
 
-impl Place {
+impl ExampleEnvironment {
     pub(super) fn new(settings: &str) -> Self {
         let server = Server::private(MAJOR, settings);
         server.session("postgres").run("CREATE ROLE shop LOGIN");
         server.session("postgres").run("CREATE DATABASE shop");
-        let place = Self {
+        let environment = Self {
             server,
             aggregate: unique_name(),
             folder: reaper::folder("readme"),
         };
-        place.install(
+        environment.install(
             "walpost",
             &format!("{} \"$@\"", env!("CARGO_BIN_EXE_walpost")),
         );
@@ -46,9 +46,9 @@ impl Place {
             ("kafka-console-consumer.sh", "consumer.ConsoleConsumer"),
         ] {
             let line = format!("{java} org.apache.kafka.tools.{class} \"$@\"");
-            place.install(name, &line);
+            environment.install(name, &line);
         }
-        place
+        environment
     }
 
     fn install(&self, name: &str, line: &str) {
@@ -61,7 +61,7 @@ impl Place {
         self.server.session("shop")
     }
 
-    /// Returns the topic of the events.
+    /// Returns the topic of the example's events.
     pub(super) fn topic(&self) -> String {
         format!("outbox.event.{}", self.aggregate)
     }
@@ -100,7 +100,7 @@ impl Place {
             ),
             ("outbox.event.order", self.topic()),
             ("'order'", format!("'{}'", self.aggregate)),
-            // There is only one broker.
+            // The test has only one broker.
             (
                 "--replication-factor 3",
                 "--replication-factor 1".to_owned(),
@@ -142,7 +142,7 @@ impl Place {
         succeeded(&example, &self.command(&example).output().unwrap())
     }
 
-    /// Runs a shell command as the role `walpost` with its password, instead of as the superuser.
+    /// Runs a shell command as the role `walpost`, with its password, instead of as the superuser.
     pub(super) fn sh_as_walpost(&self, line: &str) -> String {
         let line = self.fill_in(line);
         let mut command = self.command(&line);
@@ -154,14 +154,14 @@ impl Place {
         succeeded(&line, &command.output().unwrap())
     }
 
-    /// Runs an SQL example in the database `shop` with psql, and returns its output: rows, with
-    /// columns separated by `|`.
+    /// Runs an SQL example in the database `shop` with psql, and returns its output: one line per
+    /// row, with columns separated by `|`.
     pub(super) fn sql(&self, example: &str) -> String {
         let (example, mut command) = self.psql(example);
         succeeded(&example, &command.output().unwrap())
     }
 
-    /// As [`Place::sql`], but over TCP with TLS, as a role with a password.
+    /// Like [`ExampleEnvironment::sql`], but over TCP with TLS, as a role with a password.
     pub(super) fn sql_as(&self, role: &str, password: &str, example: &str) -> String {
         let (example, mut command) = self.psql(example);
         command
@@ -186,12 +186,12 @@ impl Place {
         fs::write(self.etc(name), self.fill_in(example)).unwrap();
     }
 
-    /// Starts a command as a service manager would.
+    /// Starts a command the way a service manager does.
     pub(super) fn start(&self, line: &str) -> Service {
         self.start_after("", line)
     }
 
-    /// As [`Place::start`], after shell commands that prepare the environment.
+    /// Like [`ExampleEnvironment::start`], after shell commands that prepare the environment.
     pub(super) fn start_after(&self, lines: &str, line: &str) -> Service {
         let (log, output) = (self.folder.join("log"), self.folder.join("output"));
         let line = format!("{}\nexec {}", self.fill_in(lines), self.fill_in(line));
@@ -218,7 +218,7 @@ impl Place {
     }
 }
 
-/// A running command, killed when dropped.
+/// A running command, which is killed when this value is dropped.
 pub(super) struct Service {
     child: Child,
     log: PathBuf,
@@ -267,7 +267,7 @@ impl Drop for Service {
         if std::thread::panicking() {
             eprintln!("--- walpost ---\n{log}");
         } else {
-            secrets::expect_none(secrets::Stream::Error, &log);
+            secrets::expect_none(secrets::OutputStream::Error, &log);
         }
     }
 }
@@ -284,7 +284,7 @@ fn succeeded(what: &str, output: &Output) -> String {
         "{}:\n{what}\n{out}{err}",
         output.status
     );
-    secrets::expect_none(secrets::Stream::Output, &out);
-    secrets::expect_none(secrets::Stream::Error, &err);
+    secrets::expect_none(secrets::OutputStream::Output, &out);
+    secrets::expect_none(secrets::OutputStream::Error, &err);
     out.trim().to_owned()
 }
