@@ -151,7 +151,7 @@ impl Writer {
     fn truncate(&mut self, key: &mut Option<Range<usize>>, timestamp: &mut Option<i64>) {
         let mut truncations = Truncations {
             timestamp: timestamp.take(),
-            ..Cuts::default()
+            ..Truncations::default()
         };
         if let Some(key) = key {
             truncations.key = truncate_span(&self.scratch, key, PART_BYTES_MAX);
