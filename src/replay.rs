@@ -301,7 +301,7 @@ pub(crate) enum ReplayError {
     #[error(transparent)]
     Mapping(#[from] MappingError),
     /// A row can't be converted to a record.
-    #[error("{row} can't become a record: {error}")]
+    #[error("{row} can't be converted to a record: {error}")]
     Route {
         /// A description of the row.
         row: String,

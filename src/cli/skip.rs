@@ -132,7 +132,10 @@ fn print_plan(settings: &PipelineSettings, plan: &SkipPlan) {
         }
     }
     if found.unroutable > 0 {
-        say!("{name}:   {} that can't become a record", found.unroutable);
+        say!(
+            "{name}:   {} that can't be converted to a record",
+            found.unroutable
+        );
     }
     for event in &found.first {
         say!("{name}:   {event}");

@@ -151,7 +151,7 @@ pub(crate) struct RecordArgs {
         hide_possible_values = true
     )]
     pub on_oversize: Option<Undeliverable>,
-    /// What to do with an event that can't become a record, for example because it has no topic:
+    /// What to do with an event that can't be converted to a record, for example because it has no topic:
     /// halt or dead-letter [default: halt]
     #[arg(
         long,

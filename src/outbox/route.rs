@@ -38,7 +38,7 @@ impl Router {
     /// Creates the record for `row`. `position` is the text of its position.
     ///
     /// # Errors
-    /// Returns an error if the row can't become a record under `mapping`'s settings.
+    /// Returns an error if the row can't be converted to a record under `mapping`'s settings.
     pub fn route<'r>(
         &'r mut self,
         mapping: &'r Mapping,
@@ -51,7 +51,7 @@ impl Router {
     /// Like [`Router::route`], with another header instead of the position.
     ///
     /// # Errors
-    /// Returns an error if the row can't become a record under `mapping`'s settings.
+    /// Returns an error if the row can't be converted to a record under `mapping`'s settings.
     pub fn route_with<'r>(
         &'r mut self,
         mapping: &'r Mapping,

@@ -1,8 +1,8 @@
-//! The reasons why a row can't become a record.
+//! The reasons why a row can't be converted to a record.
 
 use super::reserved_topics::TopicUse;
 
-/// An error for a row that can't become a record. Never contains a payload.
+/// An error for a row that can't be converted to a record. Never contains a payload.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RouteError {
     /// A column of the topic's template is null.

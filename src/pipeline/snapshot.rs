@@ -203,11 +203,11 @@ pub(super) async fn plan(
                     // If the checkpoint contains no copied rows, no copied rows are in Kafka.
                     Some(_) => info!(
                         pipeline, %snapshot_lsn,
-                        "the snapshot of an earlier start had delivered nothing and is begun again"
+                        "the snapshot of an earlier start delivered no rows; starting a new snapshot"
                     ),
                     None => warn!(
                         pipeline, %snapshot_lsn,
-                        "the snapshot of an earlier start was not completed: all rows are delivered again from the first on"
+                        "the snapshot of an earlier start was not completed; delivering all rows again"
                     ),
                 }
             }
@@ -313,7 +313,7 @@ impl Unfinished {
         let (table, snapshot_lsn) = (self.table.clone(), self.snapshot_lsn);
         warn!(
             pipeline, table, %snapshot_lsn,
-            "the copy of older rows was not complete, and snapshot = \"never\" leaves out the rest: rows committed before \
+            "the copy of older rows was not complete, and snapshot = \"never\" excludes the remaining rows: rows committed before \
              snapshot_lsn may be missing in Kafka. To send them: {}",
             settings.target.replay_from()
         );
@@ -383,8 +383,8 @@ fn settled(
         warn!(
             pipeline = settings.name,
             slot = settings.target.slot,
-            "the slot delivered table {before} before: rows that {table} had when it took its place are not delivered, unless it \
-             was one of several tables until then. To send them: {}",
+            "the slot delivered table {before} before: rows that {table} contained when it replaced {before} are not delivered, unless \
+             {table} was one of several tables until then. To send these rows: {}",
             settings.target.replay_from()
         );
     }
@@ -446,7 +446,7 @@ impl fmt::Display for Outlook {
         match self {
             Self::Copies(rows) => write!(
                 f,
-                "run first delivers the rows that are older than the stream, about {rows}; with snapshot = \"never\" it does not"
+                "run first delivers the rows that are older than the stream, about {rows}; with snapshot = \"never\", run skips these rows"
             ),
             Self::Nothing => {
                 f.write_str("no rows that are older than the slot are left to deliver")

@@ -78,10 +78,10 @@ pub(crate) enum Finding {
         /// The property that differs.
         differs: &'static str,
     },
-    /// A row that can't become a record.
+    /// A row that can't be converted to a record.
     Unroutable {
         row: String,
-        /// Why the row can't become a record.
+        /// Why the row can't be converted to a record.
         reason: String,
     },
     /// A record whose event is not in the table.
@@ -189,7 +189,7 @@ pub(crate) struct Counts {
     pub gaps: u64,
     /// Records whose topic, key or partition is not the one that their row determines.
     pub misplaced: u64,
-    /// Rows that can't become a record.
+    /// Rows that can't be converted to a record.
     pub unroutable: u64,
     /// Events that are not in the table although they were committed before it was read.
     pub unexpected: u64,

@@ -81,7 +81,11 @@ fn skips_the_transaction_that_halts_and_delivers_those_around_it(fixture: Fixtur
     let position = halt_in_the_middle(&fixture);
     let from = lsn_text(fixture.confirmed());
     let dry = || fixture.skip(&position).arg("--dry-run");
-    let shown = ["2 events would never", "can't become a record", &position];
+    let shown = [
+        "2 events would never",
+        "can't be converted to a record",
+        &position,
+    ];
     refused(&fixture, dry(), 0, &shown);
     // The prompt is not answered.
     refused(

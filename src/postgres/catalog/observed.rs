@@ -824,7 +824,7 @@ mod tests {
         check(|p| p.via_root = false, "publish_via_partition_root = true");
         check(
             |p| p.other_tables.push("shop.orders".to_owned()),
-            "contains tables other than tenant_*.outbox: shop.orders",
+            "contains tables other than tenant_*.outbox, whose rows are not delivered: shop.orders",
         );
         let warning = unpublished_warning(&target, &["tenant_7.outbox".parse().expect("table")]);
         let warning = warning.expect("one is not published");

@@ -166,7 +166,7 @@ pub(crate) enum Problem {
     NotViaRoot { publication: String, outbox: String },
     /// The publication contains tables that do not belong to the outbox.
     #[error(
-        "publication {publication:?} contains tables other than {outbox}: {others}. Create a publication that contains \
+        "publication {publication:?} contains tables other than {outbox}, whose rows are not delivered: {others}. Create a publication that contains \
          only {outbox}: {init}; or remove the other tables: ALTER PUBLICATION {name} DROP TABLE {removed}",
         name = identifier(.publication)
     )]

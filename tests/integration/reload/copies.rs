@@ -152,7 +152,7 @@ fn halts_if_a_reload_changes_the_table_before_its_snapshot_has_started() {
         .expect_mentions(&expected);
     fixture.use_settings("table = \"public.other\"\nsnapshot = \"never\"\n");
     let mut walpost = fixture.start();
-    walpost.wait_for_log("leaves out the rest");
+    walpost.wait_for_log("excludes the remaining rows");
     settle(&fixture, walpost);
     fixture.use_settings("table = \"public.other\"\n");
     settle(&fixture, fixture.start());

@@ -176,7 +176,9 @@ impl Walk<'_> {
         let mut lines = self.step_log_lines();
         self.is_child(event)
             && lines.any(|line| {
-                let mut words = line.split([' ', ',']);
+                let mut words = line
+                    .split([' ', ','])
+                    .map(|word| word.trim_end_matches('.'));
                 line.contains("not delivered") && words.any(|word| word == event.table)
             })
     }
