@@ -13,8 +13,8 @@ use crate::support::walpost::{Invocation, Walpost};
 
 const TABLE: &str =
     "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text)";
-const OVERSIZE: [&str; 2] = ["--on-oversize", "dead-letter"];
-const UNROUTABLE: [&str; 2] = ["--on-unroutable", "dead-letter"];
+const OVERSIZE_FLAGS: [&str; 2] = ["--on-oversize", "dead-letter"];
+const UNROUTABLE_FLAGS: [&str; 2] = ["--on-unroutable", "dead-letter"];
 
 in_both_modes! {
     writes_an_oversize_event_as_a_dead_letter_without_its_payload
@@ -45,7 +45,7 @@ fn writes_an_oversize_event_as_a_dead_letter_without_its_payload(exactly_once: b
     let fixture = Fixture::with_table(TABLE).in_mode(exactly_once);
     let aggregate = fixture.aggregate(1);
     let topic = dead_letter_topic(&fixture);
-    let flags = [&OVERSIZE[..], &["--http", "127.0.0.1:0"]].concat();
+    let flags = [&OVERSIZE_FLAGS[..], &["--http", "127.0.0.1:0"]].concat();
     let mut walpost = start(&fixture, &topic, &flags);
     let http = walpost.http();
     fixture.db.run(&format!(
@@ -183,7 +183,7 @@ fn writes_a_malformed_message_as_a_dead_letter(exactly_once: bool) {
     let aggregate = fixture.aggregate(1);
     let topic = dead_letter_topic(&fixture);
     let prefix = format!("walpost_{}", fixture.name);
-    let walpost = start(&fixture, &topic, &UNROUTABLE);
+    let walpost = start(&fixture, &topic, &UNROUTABLE_FLAGS);
     fixture.insert(&aggregate, "before");
     fixture.db.run(&format!(
         "SELECT pg_logical_emit_message(true, '{prefix}', 'no envelope')"
@@ -221,8 +221,8 @@ fn keeps_dead_letters_complete_and_in_order_when_killed_under_load(exactly_once:
     // Events of the load fit in this size with one header, but not with the additional headers of a
     // dead letter.
     let flags = [
-        &OVERSIZE[..],
-        &UNROUTABLE,
+        &OVERSIZE_FLAGS[..],
+        &UNROUTABLE_FLAGS,
         &["-X", "message.max.bytes=1000"],
     ]
     .concat();
@@ -270,7 +270,7 @@ fn halts_if_the_dead_letter_topic_is_missing(exactly_once: bool) {
     let fixture = Fixture::with_table(TABLE).in_mode(exactly_once);
     let aggregate = fixture.aggregate(1);
     let topic = format!("{}.dead", fixture.name);
-    let flags = [&["--dead-letter-topic", &topic], &UNROUTABLE[..]].concat();
+    let flags = [&["--dead-letter-topic", &topic], &UNROUTABLE_FLAGS[..]].concat();
     let checked = fixture.check().args(&flags).finish().expect_code(3).stdout;
     assert!(
         checked.contains("--create --topic") && checked.contains(&topic),
@@ -312,7 +312,11 @@ fn truncates_a_dead_letter_that_is_itself_too_large(exactly_once: bool) {
         "INSERT INTO outbox VALUES (1, '{aggregate}', 'k', ''), (77, '{aggregate}', repeat('k', 1200000), 'p'),
              (100, '{aggregate}', 'k', '')"
     ));
-    let walpost = start(&fixture, &topic, &[OVERSIZE, UNROUTABLE].concat());
+    let walpost = start(
+        &fixture,
+        &topic,
+        &[OVERSIZE_FLAGS, UNROUTABLE_FLAGS].concat(),
+    );
     fixture.wait_until_confirmed();
     let records = fixture.wait_for_records(3);
     let letter = records.iter().find(|record| record.topic == topic);
@@ -330,7 +334,7 @@ fn truncates_a_dead_letter_that_is_itself_too_large(exactly_once: bool) {
 #[test]
 fn writes_dead_letters_to_standard_output_with_their_topic() {
     let fixture = Fixture::with_table(TABLE);
-    let walpost = fixture.start_with(&[&["--sink", "stdout"], &UNROUTABLE[..]].concat());
+    let walpost = fixture.start_with(&[&["--sink", "stdout"], &UNROUTABLE_FLAGS[..]].concat());
     fixture
         .db
         .run("INSERT INTO outbox VALUES (1, NULL, 'k', 'p')");
@@ -358,7 +362,7 @@ fn rejects_invalid_dead_letter_settings_without_connecting() {
     };
     refused(&["--on-oversize", "drop"], &["drop", "halt, dead-letter"]);
     refused(&["--on-unroutable", "skip"], &["skip", "halt, dead-letter"]);
-    let topic = |name| [&UNROUTABLE[..], &["--dead-letter-topic", name]].concat();
+    let topic = |name| [&UNROUTABLE_FLAGS[..], &["--dead-letter-topic", name]].concat();
     refused(
         &topic("no topic"),
         &["dead_letter_topic", "1 to 249 characters"],
@@ -372,7 +376,7 @@ fn rejects_invalid_dead_letter_settings_without_connecting() {
         &["dead_letter_topic", "the topic for events"],
     );
     refused(
-        &[&OVERSIZE[..], &["--outbox", "messages"]].concat(),
+        &[&OVERSIZE_FLAGS[..], &["--outbox", "messages"]].concat(),
         &["on_oversize", "message.max.bytes"],
     );
 }

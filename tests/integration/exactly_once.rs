@@ -501,11 +501,11 @@ fn startup_does_not_wait_for_kafka_clients_to_close() {
 /// Requests that are independent of each other must be sent concurrently at a takeover.
 #[test]
 fn startup_with_a_distant_broker_takes_few_round_trips() {
-    const ONE_WAY: Duration = Duration::from_millis(100);
+    const ONE_WAY_DELAY: Duration = Duration::from_millis(100);
     let broker = Broker::borrowed();
     let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker).exactly_once();
     let proxy = broker.proxy();
-    proxy.set_mode(ProxyMode::Delay(ONE_WAY));
+    proxy.set_mode(ProxyMode::Delay(ONE_WAY_DELAY));
     let address = format!("127.0.0.1:{}", proxy.port());
     let far = || {
         fixture
@@ -516,7 +516,7 @@ fn startup_with_a_distant_broker_takes_few_round_trips() {
     // The measurement is repeated, because the machine may be busy.
     for _ in 0..10 {
         let (near, far) = (start_time(fixture.run()), start_time(far()));
-        if far < near + 34 * ONE_WAY {
+        if far < near + 34 * ONE_WAY_DELAY {
             return;
         }
         times.push((near, far));

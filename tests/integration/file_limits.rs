@@ -8,9 +8,9 @@ use crate::support::walpost::Invocation;
 use crate::verify::advance_slot;
 
 /// Files may not contain even one byte.
-const NO_BYTES: &str = "-f 0";
+const ZERO_FILE_SIZE_LIMIT: &str = "-f 0";
 
-const REMEDY: [&str; 3] = [
+const REMEDY_TEXTS: [&str; 3] = [
     "File too large",
     "The limit for the size of a file is 0 bytes (RLIMIT_FSIZE)",
     "ulimit -f unlimited",
@@ -23,9 +23,12 @@ fn file(name: &str) -> (String, File) {
 }
 
 fn expect_remedy(invocation: Invocation, code: i32, expected: &str) {
-    let finished = invocation.limited(NO_BYTES).finish().expect_code(code);
+    let finished = invocation
+        .limited(ZERO_FILE_SIZE_LIMIT)
+        .finish()
+        .expect_code(code);
     finished
-        .expect_mentions(&REMEDY)
+        .expect_mentions(&REMEDY_TEXTS)
         .expect_mentions(&[expected]);
 }
 
@@ -89,7 +92,11 @@ fn delivers_events_while_the_log_cannot_be_written() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     let (path, log) = file("walpost.log");
-    let walpost = fixture.run().limited(NO_BYTES).log_to(log).start();
+    let walpost = fixture
+        .run()
+        .limited(ZERO_FILE_SIZE_LIMIT)
+        .log_to(log)
+        .start();
     for _ in 0..3 {
         fixture.insert(&aggregate, "k");
     }

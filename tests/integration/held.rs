@@ -11,7 +11,7 @@ use crate::support::wait::{assert_stays, wait_until};
 use crate::support::walpost::Walpost;
 
 /// The first PostgreSQL version with `idle_replication_slot_timeout`.
-const WITH_IDLE_TIMEOUT: u32 = 18;
+const FIRST_VERSION_WITH_IDLE_TIMEOUT: u32 = 18;
 const IDLE_TIMEOUT: &str = "idle_replication_slot_timeout = '2s'\n";
 
 in_both_modes! {
@@ -31,7 +31,7 @@ fn expect_slot_stays_active(fixture: &Fixture) {
 }
 
 fn holds_the_slot_while_kafka_is_unavailable_at_startup(exactly_once: bool) {
-    let server = Server::private(WITH_IDLE_TIMEOUT, IDLE_TIMEOUT);
+    let server = Server::private(FIRST_VERSION_WITH_IDLE_TIMEOUT, IDLE_TIMEOUT);
     let broker = Broker::borrowed();
     let kafka = broker.proxy();
     let fixture = Fixture::on_servers(&server, &broker)
@@ -79,7 +79,7 @@ fn postgresql_stops_within_seconds_while_startup_waits_for_kafka(exactly_once: b
 }
 
 fn reports_a_slot_invalidated_by_its_idle_timeout(exactly_once: bool) {
-    let server = Server::private(WITH_IDLE_TIMEOUT, IDLE_TIMEOUT);
+    let server = Server::private(FIRST_VERSION_WITH_IDLE_TIMEOUT, IDLE_TIMEOUT);
     let fixture = Fixture::on_servers(&server, Broker::shared()).in_mode(exactly_once);
     wait_until("the slot to be invalidated", || {
         fixture.db.run("CHECKPOINT");

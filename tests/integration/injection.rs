@@ -21,7 +21,7 @@ use crate::support::walpost::{Finished, Invocation};
 const EVIL: &str =
     "\x1b]0;owned\x07\x1b[2J\nERROR fake line\rover\u{9b}2J\u{7f}\u{202e}desrever\u{2028}\u{2066}";
 /// The part of the malicious text that would become a separate line.
-const FORGED: &str = "ERROR fake line";
+const FORGED_LINE: &str = "ERROR fake line";
 
 /// Returns whether the character must be escaped when displayed.
 fn is_control(c: char) -> bool {
@@ -35,7 +35,7 @@ fn unescaped_control(text: &str) -> Option<String> {
         .chars()
         .filter(|c| *c != '\n' && is_control(*c))
         .collect();
-    let forged = text.lines().any(|line| line.starts_with(FORGED));
+    let forged = text.lines().any(|line| line.starts_with(FORGED_LINE));
     (forged || !found.is_empty()).then(|| format!("{found:?}, forged: {forged}, in {text:?}"))
 }
 
@@ -60,7 +60,7 @@ impl EscapeViolations {
         self.check_text(what, &finished.stderr);
         let output = format!("{}{}", finished.stdout, finished.stderr);
         // Escaped text contains the escape character in this form; JSON uses four digits.
-        if !output.contains(FORGED) || !output.contains("1b") {
+        if !output.contains(FORGED_LINE) || !output.contains("1b") {
             self.0.push(format!("{what} shows no such text: {output}"));
         }
     }
@@ -199,7 +199,7 @@ fn server_errors_cannot_forge_log_lines_responses_or_systemd_status() {
     let http = walpost.http();
     let ready = wait_for("the error", || {
         let answer = http.get("/readyz");
-        answer.body.contains(FORGED).then_some(answer)
+        answer.body.contains(FORGED_LINE).then_some(answer)
     });
     assert_eq!(ready.body.lines().count(), 1, "{ready:?}");
     expect_escaped("/readyz", &ready.body);
@@ -225,7 +225,7 @@ fn server_errors_cannot_forge_log_lines_responses_or_systemd_status() {
     assert!(log_line.contains("STATUS="), "{log_line:?}");
     let status = Invocation::new(["status", "--http", http.address()]).finish();
     expect_shown_escaped("status", &status);
-    walpost.wait_for_log(FORGED);
+    walpost.wait_for_log(FORGED_LINE);
     let finished = walpost.terminate();
     expect_shown_escaped("run", &finished);
 }
@@ -335,7 +335,10 @@ fn escapes_table_and_column_names() {
         .lines()
         .filter(|line| line.starts_with("-- "));
     findings.check_text("init --print", &comments.collect::<Vec<_>>().join("\n"));
-    let forged = printed.stdout.lines().find(|line| line.starts_with(FORGED));
+    let forged = printed
+        .stdout
+        .lines()
+        .find(|line| line.starts_with(FORGED_LINE));
     assert!(
         forged.is_none_or(|line| line.contains("over")),
         "{forged:?}"

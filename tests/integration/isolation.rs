@@ -15,7 +15,7 @@ in_both_modes! {
 
 const TABLE: &str =
     "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text)";
-const PLAIN: [&str; 2] = ["-X", "compression.type=none"];
+const NO_COMPRESSION: [&str; 2] = ["-X", "compression.type=none"];
 const ROWS: usize = 1500;
 const LARGE_BYTES: usize = 700;
 /// The topic's `max.message.bytes`, which is less than a full batch.
@@ -65,7 +65,7 @@ fn reports_only_the_rejected_record_and_skipping_it_skips_nothing_else(exactly_o
     let (fixture, topic) = fixture_with_large_row(exactly_once);
     let halted = fixture
         .run()
-        .args(PLAIN)
+        .args(NO_COMPRESSION)
         .finish()
         .expect_code(3)
         .expect_mentions(&[
@@ -86,7 +86,7 @@ fn reports_only_the_rejected_record_and_skipping_it_skips_nothing_else(exactly_o
         "the preceding events are confirmed"
     );
     skip_one(&fixture, &halted.stderr);
-    let walpost = fixture.start_with(&PLAIN);
+    let walpost = fixture.start_with(&NO_COMPRESSION);
     fixture.wait_until_confirmed();
     walpost.terminate().expect_code(0);
     assert_eq!(ids(&fixture, &topic), ids_except_large());
@@ -97,7 +97,7 @@ fn writes_a_rejected_record_as_a_dead_letter_and_delivers_the_others(exactly_onc
     let dead = format!("{}.dead", fixture.name);
     fixture.topic(&dead, 3, &[]);
     let flags = ["--dead-letter-topic", &dead, "--on-oversize", "dead-letter"];
-    let walpost = fixture.start_with(&[&PLAIN[..], &flags].concat());
+    let walpost = fixture.start_with(&[&NO_COMPRESSION[..], &flags].concat());
     fixture.wait_until_confirmed();
     walpost.terminate().expect_code(0);
     assert_eq!(ids(&fixture, &topic), ids_except_large());
@@ -161,7 +161,7 @@ fn delivers_smaller_batches_after_a_topic_limit_is_lowered(exactly_once: bool) {
     let aggregate = format!("{}-limited", fixture.name);
     let topic = format!("outbox.event.{aggregate}");
     fixture.topic(&topic, 1, &[]);
-    let mut walpost = fixture.start_with(&PLAIN);
+    let mut walpost = fixture.start_with(&NO_COMPRESSION);
     insert_backlog(&fixture, &aggregate, 1, 1);
     fixture.wait_until_confirmed();
     fixture.broker.limit_batches(&topic, TOPIC_LIMIT_BYTES);
@@ -191,7 +191,7 @@ fn batches_respect_the_limit_of_a_fixed_topic(exactly_once: bool) {
     let topic = format!("{}.limited", fixture.name);
     fixture.topic(&topic, 1, &[("max.message.bytes", TOPIC_LIMIT_BYTES)]);
     insert_backlog(&fixture, "any", 1, 3000);
-    let walpost = fixture.start_with(&[&PLAIN[..], &["--topic", &topic]].concat());
+    let walpost = fixture.start_with(&[&NO_COMPRESSION[..], &["--topic", &topic]].concat());
     fixture.wait_until_confirmed();
     let log = walpost.terminate().expect_code(0).stderr;
     expect_no_rejection(&fixture, &topic, &log, 3000);
@@ -219,7 +219,7 @@ fn batches_respect_the_limit_of_a_topic_first_used_later() {
     let [wide, limited] = commit_for_wide_and_limited_topics(&fixture);
     // librdkafka waits this long for more records before it sends the last batch for the first
     // topic.
-    let walpost = fixture.start_with(&[&PLAIN[..], &["-X", "linger.ms=1000"]].concat());
+    let walpost = fixture.start_with(&[&NO_COMPRESSION[..], &["-X", "linger.ms=1000"]].concat());
     fixture.wait_until_confirmed();
     let log = walpost.terminate().expect_code(0).stderr;
     expect_no_rejection(&fixture, &wide, &log, 3000);
@@ -232,7 +232,7 @@ fn batches_respect_the_limit_of_a_topic_first_used_later() {
 fn repeats_a_transaction_in_smaller_batches_when_a_topic_has_a_lower_limit() {
     let fixture = Fixture::with_table(TABLE).exactly_once();
     let [wide, limited] = commit_for_wide_and_limited_topics(&fixture);
-    let walpost = fixture.start_with(&PLAIN);
+    let walpost = fixture.start_with(&NO_COMPRESSION);
     fixture.wait_until_confirmed();
     let log = walpost.terminate().expect_code(0).stderr;
     assert_eq!(log.matches("reconnecting").count(), 1, "{log}");

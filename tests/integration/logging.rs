@@ -14,7 +14,7 @@ use crate::support::walpost::Walpost;
 
 const DROPPED_METRIC: &str = "walpost_log_lines_dropped_total";
 /// These properties make librdkafka log many lines for each request.
-const VERBOSE: [&str; 4] = ["--log-level", "trace", "-X", "debug=all"];
+const VERBOSE_FLAGS: [&str; 4] = ["--log-level", "trace", "-X", "debug=all"];
 
 /// Starts Walpost with a pipe as its standard error.
 fn start(fixture: &Fixture, arguments: &[&str]) -> (Walpost, Http, PipeReader) {
@@ -54,7 +54,7 @@ fn delivers_events_after_the_log_reader_has_exited() {
 #[test]
 fn delivers_events_and_stops_while_the_log_is_not_read() {
     let fixture = Fixture::new();
-    let (walpost, http, reader) = start(&fixture, &VERBOSE);
+    let (walpost, http, reader) = start(&fixture, &VERBOSE_FLAGS);
     deliver_and_stop(&fixture, walpost);
     drop((http, reader));
 }
@@ -62,7 +62,7 @@ fn delivers_events_and_stops_while_the_log_is_not_read() {
 #[test]
 fn reports_how_many_log_lines_were_dropped() {
     let fixture = Fixture::new();
-    let (walpost, http, reader) = start(&fixture, &VERBOSE);
+    let (walpost, http, reader) = start(&fixture, &VERBOSE_FLAGS);
     let aggregate = fixture.aggregate(1);
     wait_until("dropped lines", || {
         fixture.insert(&aggregate, "k");

@@ -13,7 +13,7 @@ use crate::support::wait::wait_until;
 use crate::support::walpost::Walpost;
 
 /// How often a connection is cut in a test.
-const CUTS: usize = 8;
+const CUTS_PER_TEST: usize = 8;
 
 in_both_modes! {
     loses_no_event_if_the_postgresql_connection_breaks_at_any_byte
@@ -51,7 +51,7 @@ fn loses_no_event_if_the_postgresql_connection_breaks_at_any_byte(exactly_once: 
     let aggregates = [fixture.aggregate(3), fixture.aggregate(1)];
     let load = fixture.load(&[&aggregates[0], &aggregates[1]]);
     let (walpost, proxy) = start_behind_postgresql_proxy(&fixture, &[]);
-    for round in 1..=CUTS {
+    for round in 1..=CUTS_PER_TEST {
         proxy.cut_after(rng.usize(1..10_000));
         wait_until("the connection to be cut", || proxy.cuts() == 2 * round - 1);
         proxy.cut_after(rng.usize(1..20_000));
@@ -62,7 +62,7 @@ fn loses_no_event_if_the_postgresql_connection_breaks_at_any_byte(exactly_once: 
         wait_until("the slot to move", || fixture.confirmed() > before);
     }
     load.stop();
-    let summary = fixture.settle(walpost, &[], fixture.resends(2 * CUTS));
+    let summary = fixture.settle(walpost, &[], fixture.resends(2 * CUTS_PER_TEST));
     assert!(summary.committed > 100, "{summary:?}");
 }
 
@@ -73,7 +73,7 @@ fn loses_no_event_if_the_kafka_connection_breaks_at_any_byte(exactly_once: bool)
     let aggregates = [fixture.aggregate(3), fixture.aggregate(1)];
     let (walpost, proxy) = start_behind_kafka_proxy(&fixture);
     let load = fixture.load(&[&aggregates[0], &aggregates[1]]);
-    for round in 1..=CUTS {
+    for round in 1..=CUTS_PER_TEST {
         proxy.cut_after(rng.usize(1..30_000));
         wait_until("the connection to be cut", || proxy.cuts() == round);
         let before = fixture.confirmed();
@@ -137,7 +137,7 @@ fn interrupt_kafka(exactly_once: bool, breaks: impl FnOnce(&Proxy)) {
 #[test]
 fn delivers_all_events_over_a_link_too_slow_for_a_window_per_transaction() {
     const TIMEOUT_MILLIS: usize = 3000;
-    const BYTES_A_SECOND: usize = 200_000;
+    const BYTES_PER_SECOND: usize = 200_000;
     let broker = Broker::borrowed();
     let fixture = fixture_on(&broker, true);
     let aggregate = fixture.aggregate(1);
@@ -145,12 +145,12 @@ fn delivers_all_events_over_a_link_too_slow_for_a_window_per_transaction() {
     // sent during one transaction's timeout.
     let payload = "(SELECT jsonb_build_object('x', string_agg(md5(random()::text), '')) FROM generate_series(1, 30) \
                    WHERE n > 0)";
-    let rows = 2 * TIMEOUT_MILLIS * BYTES_A_SECOND / 1_000_000;
+    let rows = 2 * TIMEOUT_MILLIS * BYTES_PER_SECOND / 1_000_000;
     fixture
         .db
         .run(&fixture.events().insert_many(&aggregate, rows, payload));
     let proxy = broker.proxy();
-    proxy.set_mode(ProxyMode::Throttle(BYTES_A_SECOND));
+    proxy.set_mode(ProxyMode::Throttle(BYTES_PER_SECOND));
     let timeout = format!("transaction.timeout.ms={TIMEOUT_MILLIS}");
     let flags = ["-X", &timeout, "--http", "127.0.0.1:0"];
     let mut walpost = start_behind_proxy(&proxy, &fixture, &flags);

@@ -35,7 +35,7 @@ static ROLES: LazyLock<()> = LazyLock::new(|| {
 });
 
 /// The certificate of a role that authenticates only with a certificate.
-static CLIENT: LazyLock<Identity> = LazyLock::new(|| AUTHORITY.sign("cert_only", &[]));
+static CLIENT_IDENTITY: LazyLock<Identity> = LazyLock::new(|| AUTHORITY.sign("cert_only", &[]));
 
 fn password_of(role: &str) -> String {
     format!("{SECRET} of {role}'s")
@@ -375,7 +375,10 @@ fn every_command_rejects_a_server_with_an_invalid_certificate() {
 fn authenticates_with_a_client_certificate() {
     let auth = AuthFixture::new();
     let file = |path: &Path| quoted(&path.display().to_string());
-    let (certificate, key) = (file(&CLIENT.certificate), file(&CLIENT.key));
+    let (certificate, key) = (
+        file(&CLIENT_IDENTITY.certificate),
+        file(&CLIENT_IDENTITY.key),
+    );
     let root = root();
     let parameters =
         format!("sslmode=verify-full sslrootcert={root} sslcert={certificate} sslkey={key}");

@@ -6,7 +6,7 @@ use crate::support::postgres::Server;
 
 /// Imitates Amazon RDS, in this database only: members of a role may replicate, and the attribute
 /// is false for every role.
-const HIDE: &str = "SET allow_system_table_mods = on;
+const HIDE_ATTRIBUTES_SQL: &str = "SET allow_system_table_mods = on;
     CREATE OR REPLACE VIEW pg_catalog.pg_roles AS SELECT rolname, rolsuper, rolinherit, rolcreaterole, rolcreatedb, rolcanlogin,
         false AS rolreplication, rolconnlimit, '********'::text AS rolpassword, rolvaliduntil, rolbypassrls,
         setconfig AS rolconfig, pg_authid.oid
@@ -20,7 +20,7 @@ fn accepts_a_replication_role_membership_if_the_server_does() {
     let (db, name) = (&fixture.db, &fixture.name);
     db.run(&format!(
         "CREATE ROLE rds_replication; CREATE ROLE dba LOGIN CREATEROLE; GRANT rds_replication TO dba WITH ADMIN OPTION;
-         ALTER DATABASE {name} OWNER TO dba; {HIDE}"
+         ALTER DATABASE {name} OWNER TO dba; {HIDE_ATTRIBUTES_SQL}"
     ));
     let dba = fixture.conninfo_as("dba");
     let init = || {

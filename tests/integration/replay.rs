@@ -14,7 +14,7 @@ mod refused;
 mod resume;
 mod select;
 
-const HEADER: &str = "walpost-replay";
+const REPLAY_HEADER: &str = "walpost-replay";
 
 /// Returns the state and the number of rows of each replay in the journal.
 fn journal(fixture: &Fixture) -> Vec<[String; 2]> {
@@ -30,11 +30,13 @@ fn journal(fixture: &Fixture) -> Vec<[String; 2]> {
 /// Returns the replay IDs of the records that have one.
 fn runs(records: &[Record]) -> HashSet<String> {
     let replayed = records.iter().filter(|record| is_replayed(record));
-    replayed.map(|r| r.header(HEADER).to_owned()).collect()
+    replayed
+        .map(|r| r.header(REPLAY_HEADER).to_owned())
+        .collect()
 }
 
 fn is_replayed(record: &Record) -> bool {
-    record.header_names().contains(&HEADER)
+    record.header_names().contains(&REPLAY_HEADER)
 }
 
 /// Runs the replay, and returns the keys of the records that it writes to standard output.

@@ -13,7 +13,7 @@ use crate::support::postgres::{MAJOR, Server, StopMode};
 use crate::support::wait::{assert_stays, wait_until};
 
 /// Number of events that Kafka has but the restored copy lacks.
-const DELIVERED: usize = 3 * 500;
+const LOST_EVENTS: usize = 3 * 500;
 /// Number of events committed after the restore.
 const NEW_EVENTS: usize = 20;
 
@@ -27,7 +27,7 @@ struct Restored<'a> {
 }
 
 impl<'a> Restored<'a> {
-    /// Takes a copy with one event, then delivers [`DELIVERED`] more.
+    /// Takes a copy with one event, then delivers [`LOST_EVENTS`] more.
     fn deliver(server: &'a Server, outbox: Outbox) -> Self {
         let mut fixture = Fixture::with_outbox_on(outbox, server, Broker::shared()).exactly_once();
         let aggregate = fixture.aggregate(2);
@@ -42,10 +42,10 @@ impl<'a> Restored<'a> {
             fixture.db.run(
                 &fixture
                     .events()
-                    .insert_many(&aggregate, DELIVERED / 10, "'{}'"),
+                    .insert_many(&aggregate, LOST_EVENTS / 10, "'{}'"),
             );
         }
-        fixture.wait_for_records(1 + DELIVERED);
+        fixture.wait_for_records(1 + LOST_EVENTS);
         fixture.wait_until_confirmed();
         walpost.terminate().expect_code(0);
         let safe = fixture.safe_lsn();
@@ -91,7 +91,7 @@ impl<'a> Restored<'a> {
                 "walpost checkpoint adopt",
             ]);
             assert_eq!(self.fixture.confirmed(), confirmed);
-            assert_eq!(self.fixture.records().len(), 1 + DELIVERED);
+            assert_eq!(self.fixture.records().len(), 1 + LOST_EVENTS);
         }
     }
 
@@ -101,9 +101,9 @@ impl<'a> Restored<'a> {
         let adopted = self.fixture.checkpoint("adopt").arg("--yes").finish();
         adopted.expect_code(0);
         let walpost = self.fixture.start();
-        let records = self.fixture.wait_for_records(1 + DELIVERED + count);
+        let records = self.fixture.wait_for_records(1 + LOST_EVENTS + count);
         // Before version 17, a server may not save the slot's last position when it stops.
-        assert!(records.len() <= 2 + DELIVERED + count);
+        assert!(records.len() <= 2 + LOST_EVENTS + count);
         walpost.terminate().expect_code(0);
     }
 }

@@ -16,7 +16,7 @@ for_each_fixture! {
 }
 
 /// A name that is not valid for a topic.
-const NO_TOPIC: &str = "not a topic";
+const INVALID_TOPIC: &str = "not a topic";
 
 /// Returns the position in the error of a halted pipeline.
 fn position(halted: &Finished) -> String {
@@ -51,12 +51,12 @@ fn insert_unroutable_sql(fixture: &Fixture) -> String {
         EventWriter::Messages(prefix) => format!(
             "SELECT pg_logical_emit_message(true, '{prefix}', '\\x01'::bytea || uuid_send(gen_random_uuid())
                  || timestamptz_send(now()) || (SELECT string_agg(int4send(octet_length(part)) || convert_to(part, 'UTF8'), ''
-                     ORDER BY n) FROM unnest('{{{NO_TOPIC},bad,Happened}}'::text[]) WITH ORDINALITY AS parts (part, n))
+                     ORDER BY n) FROM unnest('{{{INVALID_TOPIC},bad,Happened}}'::text[]) WITH ORDINALITY AS parts (part, n))
                  || '\\xffffffff' || '\\x01' || '{{}}');"
         ),
         _ => {
             fixture.accept_any_name("outbox");
-            fixture.insert_sql(NO_TOPIC, "bad")
+            fixture.insert_sql(INVALID_TOPIC, "bad")
         }
     }
 }
@@ -74,7 +74,7 @@ fn halt_in_the_middle(fixture: &Fixture) -> String {
     fixture.insert(&aggregate, "after");
     let halted = fixture.run().finish().expect_code(3);
     assert_eq!(keys(&fixture.records()), ["before"]);
-    position(&halted.expect_mentions(&["halted", NO_TOPIC]))
+    position(&halted.expect_mentions(&["halted", INVALID_TOPIC]))
 }
 
 fn skips_the_transaction_that_halts_and_delivers_those_around_it(fixture: Fixture) {
@@ -328,7 +328,7 @@ fn skips_a_transaction_on_a_standby_that_has_the_slot() {
         });
     });
     fixture.accept_any_name("outbox");
-    fixture.insert(NO_TOPIC, "k");
+    fixture.insert(INVALID_TOPIC, "k");
     fixture.insert(&aggregate, "after");
     let end = fixture.db.value("SELECT pg_current_wal_lsn()").unwrap();
     let session = standby.session("postgres");

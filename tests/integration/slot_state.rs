@@ -22,7 +22,8 @@ for_each_outbox! {
 }
 
 /// Counts the journal entries about slots that replaced other slots.
-const GAPS: &str = "SELECT count(*) FROM walpost.journal WHERE detail ->> 'reason' LIKE 'slot %'";
+const COUNT_GAPS_SQL: &str =
+    "SELECT count(*) FROM walpost.journal WHERE detail ->> 'reason' LIKE 'slot %'";
 
 /// Returns the recorded position of the slot.
 fn written(fixture: &Fixture) -> u64 {
@@ -171,7 +172,7 @@ fn init_records_a_gap_before_an_existing_slot_on_another_cluster() {
         .db
         .run("UPDATE walpost.slot_state SET system_id = '1'");
     fixture.init().finish().expect_code(0);
-    assert_eq!(fixture.db.number(GAPS), 1);
+    assert_eq!(fixture.db.number(COUNT_GAPS_SQL), 1);
 }
 
 #[test]
@@ -209,7 +210,7 @@ fn run_records_a_gap_before_an_existing_slot_on_another_timeline() {
         fixture.wait_for_ids(&fixture.history());
         fixture.check().finish().expect_code(0);
         walpost.terminate().expect_code(0);
-        assert_eq!(fixture.db.number(GAPS), 1, "{history}");
+        assert_eq!(fixture.db.number(COUNT_GAPS_SQL), 1, "{history}");
     }
 }
 
@@ -229,7 +230,7 @@ fn records_no_gap_for_a_slot_synchronized_by_a_failover() {
     fixture.wait_for_records(2);
     walpost.terminate().expect_code(0);
     fixture.check().finish().expect_code(0);
-    assert_eq!(fixture.db.number(GAPS), 0);
+    assert_eq!(fixture.db.number(COUNT_GAPS_SQL), 0);
 }
 
 /// Nothing was read from the first slot, and there are no older rows to copy.

@@ -81,7 +81,7 @@ fn encodes_binary_keys_and_values_in_base64() {
 }
 
 /// This timeout exceeds the time that any test waits, so a test that depended on it would fail.
-const DRAIN_TIMEOUT: [&str; 2] = ["--drain-timeout", "1h"];
+const DRAIN_TIMEOUT_FLAGS: [&str; 2] = ["--drain-timeout", "1h"];
 
 #[test]
 fn halts_immediately_when_the_reader_closes_the_pipe() {
@@ -90,7 +90,10 @@ fn halts_immediately_when_the_reader_closes_the_pipe() {
     for _ in 0..3 {
         fixture.insert(aggregate, "k");
     }
-    let walpost = run(&fixture).args(DRAIN_TIMEOUT).close_output().start();
+    let walpost = run(&fixture)
+        .args(DRAIN_TIMEOUT_FLAGS)
+        .close_output()
+        .start();
     walpost
         .finish()
         .expect_code(3)
@@ -168,7 +171,7 @@ fn writes_the_rows_that_precede_one_that_halts_a_snapshot() {
          INSERT INTO outbox SELECT n, CASE WHEN n < 4 THEN 'order' END, 'k', 'v' FROM generate_series(1, 4) n",
     );
     fixture.init().finish().expect_code(0);
-    let walpost = run(&fixture).args(DRAIN_TIMEOUT).start();
+    let walpost = run(&fixture).args(DRAIN_TIMEOUT_FLAGS).start();
     let finished = walpost.finish().expect_code(3);
     assert_eq!(finished.stdout.lines().count(), 3, "{finished:?}");
 }

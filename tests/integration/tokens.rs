@@ -9,7 +9,7 @@ use crate::support::kafka::Broker;
 use crate::support::postgres::{AUTHORITY, MAJOR, Server};
 use crate::support::reaper;
 use crate::support::secrets::SECRET;
-use crate::support::tokens::{CLIENT, Endpoint, Issuer};
+use crate::support::tokens::{CLIENT_ID, Endpoint, Issuer};
 use crate::support::under_load::UnderLoad;
 use crate::support::wait::wait_until;
 use crate::support::walpost::Walpost;
@@ -45,7 +45,7 @@ fn write_fetching(file: &Path, fixture: &Fixture, endpoint: &Endpoint, secret: &
     let text = format!(
         "[kafka]\n\"security.protocol\" = \"sasl_plaintext\"\n\"sasl.mechanisms\" = \"OAUTHBEARER\"\n\
          \"sasl.oauthbearer.method\" = \"oidc\"\n\"sasl.oauthbearer.token.endpoint.url\" = \"{}\"\n\
-         \"sasl.oauthbearer.client.id\" = \"{CLIENT}\"\n\"sasl.oauthbearer.client.secret\" = \"{secret}\"\n\
+         \"sasl.oauthbearer.client.id\" = \"{CLIENT_ID}\"\n\"sasl.oauthbearer.client.secret\" = \"{secret}\"\n\
          [[pipeline]]\nname = \"{}\"\n",
         endpoint.url(),
         fixture.name

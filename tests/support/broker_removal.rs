@@ -23,7 +23,7 @@ const EMPTY_ARRAY: u8 = 1;
 /// response when its connections close: only in this order does it lose all brokers permanently.
 const UNKNOWN_TOPICS: usize = 20_000;
 /// `UNKNOWN_TOPIC_OR_PARTITION`.
-const UNKNOWN: i16 = 3;
+const UNKNOWN_TOPIC_OR_PARTITION: i16 = 3;
 
 /// Removes the brokers from metadata responses while enabled.
 #[derive(Default)]
@@ -100,7 +100,7 @@ fn without_brokers(response: &[u8], version: i16) -> Option<Vec<u8>> {
     write_varint(&mut emptied, topics);
     for number in 0..UNKNOWN_TOPICS {
         let name = format!("that_does_not_exist_{number}");
-        emptied.extend(UNKNOWN.to_be_bytes());
+        emptied.extend(UNKNOWN_TOPIC_OR_PARTITION.to_be_bytes());
         write_varint(&mut emptied, name.len() + 1);
         emptied.extend(name.bytes());
         if version >= TOPIC_ID_VERSION {

@@ -31,7 +31,7 @@ mod transactions;
 
 pub(super) use nodes::{NodePosition, Ports};
 
-use java::{ARCHIVE, JVM, java, shared_classes};
+use java::{ARCHIVE_OPTION, JVM_OPTIONS, java, shared_classes};
 use settings::{formatted, write_settings};
 
 /// The user that the SASL listener accepts.
@@ -69,7 +69,7 @@ impl Broker {
     pub(crate) fn shared() -> &'static Broker {
         static SHARED: LazyLock<Broker> = LazyLock::new(|| {
             let alone = NodePosition::new(0, vec![Ports::free()]).with_tls();
-            let broker = Broker::prepared(alone, &JVM, None, LONG_BROKER_SESSION);
+            let broker = Broker::prepared(alone, &JVM_OPTIONS, None, LONG_BROKER_SESSION);
             broker.start();
             broker
         });
@@ -78,7 +78,7 @@ impl Broker {
 
     /// Starts a broker that a test may stop and break. It is removed when dropped.
     pub(crate) fn private() -> Broker {
-        Self::with(&JVM, "")
+        Self::with(&JVM_OPTIONS, "")
     }
 
     /// Returns a broker that a test may stop, freeze and disconnect. It is reused by other tests,
@@ -89,7 +89,7 @@ impl Broker {
             broker.thaw();
             return broker;
         }
-        let mut broker = Self::with(&JVM, LONG_BROKER_SESSION);
+        let mut broker = Self::with(&JVM_OPTIONS, LONG_BROKER_SESSION);
         broker.is_lent = true;
         broker
     }
@@ -101,7 +101,7 @@ impl Broker {
         let settings = format!(
             "authorizer.class.name={authorizer}\nsuper.users=User:ANONYMOUS\n{LONG_BROKER_SESSION}"
         );
-        Self::with(&JVM, &settings)
+        Self::with(&JVM_OPTIONS, &settings)
     }
 
     /// Starts a private broker with other options for the Java virtual machine.
@@ -123,7 +123,7 @@ impl Broker {
     /// Starts a private broker that stores its data on `disk`.
     pub(crate) fn on_disk(disk: &Disk) -> Broker {
         let alone = NodePosition::new(0, vec![Ports::free()]);
-        let broker = Self::prepared(alone, &JVM, Some(disk), "");
+        let broker = Self::prepared(alone, &JVM_OPTIONS, Some(disk), "");
         broker.start();
         broker
     }
@@ -220,7 +220,7 @@ impl Broker {
     /// Runs one of Kafka's command-line tools with the broker's address before the arguments, and
     /// returns its output.
     pub(crate) fn tool(&self, class: &str, arguments: &[&str]) -> String {
-        let output = java(&self.folder, &JVM)
+        let output = java(&self.folder, &JVM_OPTIONS)
             .arg(shared_classes())
             .args([class, "--bootstrap-server", &self.address()])
             .args(arguments)
@@ -249,7 +249,11 @@ impl Broker {
             &self.folder,
             &self.jvm.iter().map(String::as_str).collect::<Vec<_>>(),
         );
-        if !self.jvm.iter().any(|option| option.starts_with(ARCHIVE)) {
+        if !self
+            .jvm
+            .iter()
+            .any(|option| option.starts_with(ARCHIVE_OPTION))
+        {
             command.arg(shared_classes());
         }
         if self.is_shared() {

@@ -51,7 +51,7 @@ ssl_key_file = 'server.key'
 ";
 
 /// The pg_hba.conf of the servers, in which the role's name determines the authentication method.
-const ACCESS: &str = "
+const HBA_RULES: &str = "
 local   all,replication all trust
 hostssl all cert_only   127.0.0.1/32 cert
 host    all md5_user    127.0.0.1/32 md5
@@ -203,7 +203,7 @@ impl Server {
     fn configured(major: u32, cluster: &Path, settings: &str) -> Server {
         let server = Self::copied(major, cluster, &format!("{SETTINGS}{settings}"));
         let (data, owner) = (server.data(), server_account());
-        fs::write(data.join("pg_hba.conf"), ACCESS).unwrap();
+        fs::write(data.join("pg_hba.conf"), HBA_RULES).unwrap();
         let identity = &*SERVER_IDENTITY;
         fs::copy(&identity.certificate, data.join("server.pem")).unwrap();
         write_private(&data.join("server.key"), &fs::read(&identity.key).unwrap());

@@ -83,14 +83,15 @@ static REAPER: LazyLock<Reaper> = LazyLock::new(|| {
 /// seconds. Benchmarks use a disk, as production systems do.
 fn scratch_parent() -> PathBuf {
     let is_measured = env!("CARGO_CRATE_NAME") == "bench";
-    match std::env::var_os("TMPDIR").is_none() && !is_measured && has_free_space(MEMORY) {
-        true => MEMORY.into(),
+    match std::env::var_os("TMPDIR").is_none() && !is_measured && has_free_space(MEMORY_FILE_SYSTEM)
+    {
+        true => MEMORY_FILE_SYSTEM.into(),
         false => std::env::temp_dir(),
     }
 }
 
 /// An in-memory file system.
-const MEMORY: &str = "/dev/shm";
+const MEMORY_FILE_SYSTEM: &str = "/dev/shm";
 
 /// Minimum free space. A run uses at most 3 GiB.
 const MIN_FREE_BYTES: u64 = 8 << 30;

@@ -30,8 +30,8 @@ const ROW_LSN: u64 = 0x200;
 const TRANSACTION_LSN: u64 = 0x100;
 /// Number of frames per read from the socket, and number of records delivered together. Both are
 /// primes, so that their boundaries coincide in every combination.
-const FRAMES_A_READ: usize = 307;
-const RECORDS_A_BATCH: usize = 1009;
+const FRAMES_PER_READ: usize = 307;
+const RECORDS_PER_BATCH: usize = 1009;
 /// The default window of a Kafka producer.
 const WINDOW: Window = Window {
     records: 100_000,
@@ -223,7 +223,7 @@ impl NullSink {
     fn new(deliveries: Arc<Deliveries>) -> Self {
         Self {
             deliveries,
-            taken: Vec::with_capacity(RECORDS_A_BATCH),
+            taken: Vec::with_capacity(RECORDS_PER_BATCH),
         }
     }
 
@@ -237,7 +237,7 @@ impl Sink for NullSink {
     fn produce(&mut self, record: &Record<'_>, tag: Tag) -> Result<Produced, SinkError> {
         std::hint::black_box(record);
         self.taken.push(tag);
-        if self.taken.len() == RECORDS_A_BATCH {
+        if self.taken.len() == RECORDS_PER_BATCH {
             self.deliver();
         }
         Ok(Produced::Taken)
@@ -275,7 +275,7 @@ pub(crate) fn play<'s>(
         let frame = Frame::decode(body).expect("a frame");
         let step = core.frame(&frame, sink).expect("goes on");
         assert!(matches!(step, Step::Done), "{step:?}");
-        if n % FRAMES_A_READ == 0 {
+        if n % FRAMES_PER_READ == 0 {
             core.delivery.watermark.tick(unix_micros());
             sink.flush(true).expect("flushes");
             std::hint::black_box(core.delivery.watermark.confirmed());

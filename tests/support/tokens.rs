@@ -130,7 +130,7 @@ struct EndpointState {
 }
 
 /// The ID with which clients authenticate.
-pub(crate) const CLIENT: &str = "walpost-of-tests";
+pub(crate) const CLIENT_ID: &str = "walpost-of-tests";
 
 impl Endpoint {
     pub(crate) fn start(lifetime_seconds: u64, secret: &str) -> Self {
@@ -218,7 +218,7 @@ impl EndpointState {
         stream.read_exact(&mut body)?;
         assert!(body.starts_with(b"grant_type=client_credentials"));
         // RFC 6749, section 2.3.1.
-        let expected = STANDARD.encode(format!("{CLIENT}:{}", self.secret.lock().unwrap()));
+        let expected = STANDARD.encode(format!("{CLIENT_ID}:{}", self.secret.lock().unwrap()));
         let (code, text) = match login == format!("Basic {expected}") {
             true => {
                 self.calls.fetch_add(1, Ordering::Relaxed);

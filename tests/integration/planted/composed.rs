@@ -38,7 +38,7 @@ const WAITS: &str =
     AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))";
 
 /// A table with the same name as the column that contains the time of its rows.
-const NAMESAKE: &str = "public.created_at";
+const NAMESAKE_TABLE: &str = "public.created_at";
 
 impl PlantedFixture {
     /// Runs a command. While the command waits for the lock on the table, commits `change` as the
@@ -200,18 +200,18 @@ fn maintenance_runs_no_code_after_its_time_column_is_renamed(major: u32) {
     let (fixture, mallory) = (&shop.fixture, &shop.mallory);
     let of_table = |words: &[&str]| {
         let command = shop.command_as("postgres", words);
-        command.args(["--table", NAMESAKE])
+        command.args(["--table", NAMESAKE_TABLE])
     };
-    let init = shop.init().args(["--table", NAMESAKE]);
+    let init = shop.init().args(["--table", NAMESAKE_TABLE]);
     init.finish().expect_code(0);
     fixture.db.run(&format!(
-        "ALTER TABLE {NAMESAKE} OWNER TO {mallory}; ALTER TABLE {NAMESAKE} DISABLE TRIGGER USER"
+        "ALTER TABLE {NAMESAKE_TABLE} OWNER TO {mallory}; ALTER TABLE {NAMESAKE_TABLE} DISABLE TRIGGER USER"
     ));
     shop.attacker.run(&format!(
-        "INSERT INTO {NAMESAKE} (aggregatetype, aggregateid, type, created_at) VALUES ('a', 'b', 'c', now() - interval '2 days');
-         CREATE FUNCTION plot.as_time({NAMESAKE}) RETURNS timestamptz LANGUAGE plpgsql IMMUTABLE AS
+        "INSERT INTO {NAMESAKE_TABLE} (aggregatetype, aggregateid, type, created_at) VALUES ('a', 'b', 'c', now() - interval '2 days');
+         CREATE FUNCTION plot.as_time({NAMESAKE_TABLE}) RETURNS timestamptz LANGUAGE plpgsql IMMUTABLE AS
              $$ BEGIN PERFORM plot.note('cast'); RETURN '2000-01-01'; END $$;
-         CREATE CAST ({NAMESAKE} AS timestamptz) WITH FUNCTION plot.as_time({NAMESAKE}) AS IMPLICIT"
+         CREATE CAST ({NAMESAKE_TABLE} AS timestamptz) WITH FUNCTION plot.as_time({NAMESAKE_TABLE}) AS IMPLICIT"
     ));
     // Makes Walpost treat every event as delivered.
     let slot = fixture.slot();
@@ -244,7 +244,7 @@ fn maintenance_runs_no_code_after_its_time_column_is_renamed(major: u32) {
     let holder = fixture.server.session_as(mallory, &fixture.name);
     // Other sessions still see the column until this transaction commits.
     holder.run(&format!(
-        "BEGIN; ALTER TABLE {NAMESAKE} RENAME created_at TO aside"
+        "BEGIN; ALTER TABLE {NAMESAKE_TABLE} RENAME created_at TO aside"
     ));
     let command = of_table(&maintain).start();
     // `maintain` waits once before it looks for the column, until its timeout, and again in the
@@ -252,7 +252,7 @@ fn maintenance_runs_no_code_after_its_time_column_is_renamed(major: u32) {
     let mut waits = HashSet::new();
     wait_until("maintain to wait for the table a second time", || {
         let begin = format!(
-            "SELECT waitstart::text FROM pg_locks WHERE relation = '{NAMESAKE}'::regclass AND NOT granted"
+            "SELECT waitstart::text FROM pg_locks WHERE relation = '{NAMESAKE_TABLE}'::regclass AND NOT granted"
         );
         waits.extend(fixture.db.value(&begin));
         waits.len() > 1

@@ -69,7 +69,7 @@ pub(super) fn attack_command(shop: &PlantedFixture, folder: &Path, attack: &str)
     )
 }
 
-const EXAMINED: &str = "\\ir examine.sql\n";
+const INSPECTION_LINE: &str = "\\ir examine.sql\n";
 
 #[test]
 fn does_not_use_a_function_created_after_the_inspection_as_a_default() {
@@ -82,7 +82,7 @@ fn does_not_use_a_function_created_after_the_inspection_as_a_default() {
                 continue;
             }
             let shop = PlantedFixture::bare(Outbox::Table, major);
-            let output = shop.psql_with_attack("outbox.sql", attacked, EXAMINED, attack);
+            let output = shop.psql_with_attack("outbox.sql", attacked, INSPECTION_LINE, attack);
             shop.expect_psql_refused(&output, attacked);
             let table = shop.fixture.db.value("SELECT to_regclass('public.outbox')");
             assert_eq!(table, None, "PostgreSQL {major}, {attacked}");
@@ -137,7 +137,7 @@ fn rejects_a_schema_created_after_the_inspection() {
     for major in [14, 17] {
         for file in ["guard.sql", "publish.sql", "journal.sql"] {
             let shop = PlantedFixture::bare(Outbox::Table, major);
-            let output = shop.psql_with_attack(file, file, EXAMINED, attack);
+            let output = shop.psql_with_attack(file, file, INSPECTION_LINE, attack);
             shop.expect_psql_refused(&output, file);
             let made = "SELECT count(*) FROM pg_proc WHERE pronamespace = 'walpost'::regnamespace AND proname = 'publish'";
             assert_eq!(shop.fixture.db.number(made), 0, "{file}");
@@ -159,7 +159,7 @@ fn rejects_a_schema_created_after_the_inspection() {
             if file == "add_outbox.sql" {
                 shop.fixture.db.run("CREATE TABLE public.outbox ()");
             }
-            let output = shop.psql_with_attack(file, attacked, EXAMINED, attack);
+            let output = shop.psql_with_attack(file, attacked, INSPECTION_LINE, attack);
             shop.expect_nothing_ran(file);
             let text = String::from_utf8_lossy(&output.stderr).into_owned();
             assert_eq!(
@@ -300,7 +300,7 @@ fn does_not_read_a_slot_state_table_created_after_the_inspection() {
              CREATE VIEW walpost.slot_state AS SELECT 'x'::text AS slot WHERE plot.note('slot_state');
              GRANT SELECT ON walpost.slot_state TO PUBLIC"
         );
-        let output = shop.psql_with_attack("slot.sql", "slot.sql", EXAMINED, &attack);
+        let output = shop.psql_with_attack("slot.sql", "slot.sql", INSPECTION_LINE, &attack);
         shop.expect_nothing_ran("slot.sql");
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(

@@ -14,7 +14,7 @@ const PARTITIONED: &str = "CREATE FUNCTION plot.one() RETURNS int LANGUAGE plpgs
      CREATE TABLE plot.parted (a int) PARTITION BY HASH ((a + plot.one()));";
 
 /// PostgreSQL 14 has no row filters.
-const FILTERING: [u32; 4] = [15, 16, 17, 18];
+const MAJORS_WITH_FILTERS: [u32; 4] = [15, 16, 17, 18];
 
 impl PlantedFixture {
     /// Creates a table and a publication that belong to the attacker, and a row for which the
@@ -45,7 +45,7 @@ fn filter(publication: &str, table: &str, parted: &str) -> String {
 
 #[test]
 fn rejects_a_row_filter_that_runs_code_of_the_publication_owner() {
-    for major in FILTERING {
+    for major in MAJORS_WITH_FILTERS {
         let shop = PlantedFixture::filtered(major);
         let to = lsn_text(shop.fixture.wal_position());
         for role in [&*shop.walpost, "postgres"] {
@@ -75,7 +75,7 @@ fn rejects_a_row_filter_that_runs_code_of_the_publication_owner() {
 /// decoding, functions in C can run, including those in a CHECK constraint.
 #[test]
 fn does_not_evaluate_a_removed_row_filter_of_an_untrusted_publication_owner() {
-    for major in FILTERING {
+    for major in MAJORS_WITH_FILTERS {
         let shop = PlantedFixture::owned_by_attacker(major);
         let (fixture, mallory) = (&shop.fixture, &shop.mallory);
         let publication = fixture.slot();

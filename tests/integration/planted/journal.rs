@@ -24,7 +24,7 @@ const JOURNAL: &str = "CREATE SCHEMA IF NOT EXISTS walpost;
 
 /// Each of these objects runs code of the journal's owner as the role that writes or reads the
 /// journal.
-const TRAPS: [(&str, &str); 10] = [
+const PLANTED_CODE: [(&str, &str); 10] = [
     (
         "trigger",
         "CREATE TRIGGER t AFTER INSERT ON walpost.journal FOR EACH STATEMENT EXECUTE FUNCTION plot.row()",
@@ -69,7 +69,7 @@ const TRAPS: [(&str, &str); 10] = [
 ];
 
 fn rejects_a_journal_created_earlier_by_another_role(major: u32) {
-    for (_, trap) in TRAPS {
+    for (_, trap) in PLANTED_CODE {
         let shop = PlantedFixture::bare(Outbox::Table, major);
         shop.attacker.run(&format!(
             "{JOURNAL}{trap}; GRANT ALL ON walpost.journal TO PUBLIC"
@@ -104,7 +104,7 @@ fn rejects_a_journal_owned_by_the_outbox_owner(major: u32) {
     init.expect_mentions(&["schema walpost belongs to", &shop.mallory]);
     drop(shop);
 
-    for (kind, trap) in TRAPS {
+    for (kind, trap) in PLANTED_CODE {
         let shop = PlantedFixture::owned_by_attacker(major);
         let (fixture, mallory) = (&shop.fixture, &shop.mallory);
         let give = |to: &str| {
@@ -172,7 +172,7 @@ fn rejects_a_journal_owned_by_the_outbox_owner(major: u32) {
 /// Like the test for the journal, for walpost.slot_state. In addition, no other role may have the
 /// privilege to add executable objects to this table.
 fn rejects_a_slot_state_table_owned_by_the_outbox_owner(major: u32) {
-    for (kind, trap) in TRAPS {
+    for (kind, trap) in PLANTED_CODE {
         let shop = PlantedFixture::owned_by_attacker(major);
         let give = |to: &str| {
             shop.fixture.db.run(&format!(
@@ -220,7 +220,7 @@ fn rejects_a_slot_state_table_owned_by_the_outbox_owner(major: u32) {
 /// Like the test for the journal, for walpost.table_state. `run` can stream without this table, and
 /// logs a warning.
 fn rejects_a_table_state_table_owned_by_the_outbox_owner(major: u32) {
-    for (kind, trap) in TRAPS {
+    for (kind, trap) in PLANTED_CODE {
         let shop = PlantedFixture::owned_by_attacker(major);
         let give = |to: &str| {
             shop.fixture.db.run(&format!(

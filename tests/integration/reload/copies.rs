@@ -9,10 +9,10 @@ use crate::support::postgres::{MAJOR, Server, StopMode};
 const ROWS: usize = 20_000;
 
 /// With this window, the copy takes several seconds.
-const SLOW: &str = "window_records = 20\n";
+const SLOW_SETTINGS: &str = "window_records = 20\n";
 
-const ONE: &str = "table = 'public.outbox'\n";
-const SEVERAL: &str = "tables = ['public.outbox', 'tenant_*.outbox']\n";
+const ONE_TABLE: &str = "table = 'public.outbox'\n";
+const SEVERAL_TABLES: &str = "tables = ['public.outbox', 'tenant_*.outbox']\n";
 
 in_both_modes! {
     adding_tables_during_a_snapshot_loses_and_repeats_no_event
@@ -32,7 +32,10 @@ fn mode(fixture: &Fixture) -> &'static str {
 fn process_during_copy<'s>(fixture: &'s Fixture) -> (Process, impl Fn(&str) -> String + 's) {
     let text = |more: &str| head() + &pipeline(fixture, &format!("{}{more}", mode(fixture)));
     let folder = reaper::folder("config");
-    replace(&folder.join("walpost.toml"), &text(&format!("{SLOW}{ONE}")));
+    replace(
+        &folder.join("walpost.toml"),
+        &text(&format!("{SLOW_SETTINGS}{ONE_TABLE}")),
+    );
     let mut walpost = Invocation::new(["run", "--config"])
         .arg(folder.join("walpost.toml"))
         .start();
@@ -44,7 +47,7 @@ fn process_during_copy<'s>(fixture: &'s Fixture) -> (Process, impl Fn(&str) -> S
 fn adding_tables_during_a_snapshot_loses_and_repeats_no_event(exactly_once: bool) {
     let (fixture, aggregate) = fixture_with_older_rows(TABLE, ROWS, exactly_once);
     let (mut process, text) = process_during_copy(&fixture);
-    replace(&process.file(), &text(SEVERAL));
+    replace(&process.file(), &text(SEVERAL_TABLES));
     process
         .walpost
         .wait_for_log("restarts with the new definition when the copy of older rows is complete");
@@ -66,7 +69,7 @@ fn halts_if_a_table_is_removed_during_its_snapshot_until_it_is_completed(exactly
     fixture.kill(start_and_copy_some(&fixture));
     let copied = fixture.records().len();
     assert!(copied < ROWS, "the copy must be in progress");
-    fixture.use_settings(SEVERAL);
+    fixture.use_settings(SEVERAL_TABLES);
     let expected = [
         "the copy of the older rows of table public.outbox is not complete",
         "set table = \"public.outbox\" again",
@@ -87,11 +90,11 @@ fn halts_if_a_table_is_removed_during_its_snapshot_until_it_is_completed(exactly
         .unwrap();
     let refused = fixture.skip(&to).arg("--yes").finish().expect_code(3);
     refused.expect_mentions(&["not all rows that are older than slot"]);
-    fixture.use_settings(ONE);
+    fixture.use_settings(ONE_TABLE);
     let mut walpost = fixture.start();
     walpost.wait_for_log("snapshot delivered");
     settle(&fixture, walpost);
-    fixture.use_settings(SEVERAL);
+    fixture.use_settings(SEVERAL_TABLES);
     let walpost = fixture.start();
     fixture.insert(&aggregate, "newer");
     settle(&fixture, walpost);
@@ -102,7 +105,7 @@ fn halts_if_a_table_is_removed_during_its_snapshot_until_it_is_completed(exactly
 /// contains none of the rows that the table had when the slot was created.
 fn halts_if_tables_are_added_before_the_snapshot_until_it_is_completed(exactly_once: bool) {
     let (mut fixture, aggregate) = fixture_with_older_rows(TABLE, 20, exactly_once);
-    fixture.use_settings(SEVERAL);
+    fixture.use_settings(SEVERAL_TABLES);
     fixture.init().finish().expect_code(0);
     fixture.insert(&aggregate, "newer");
     let expected = [
@@ -119,7 +122,7 @@ fn halts_if_tables_are_added_before_the_snapshot_until_it_is_completed(exactly_o
         .finish()
         .expect_code(3)
         .expect_mentions(&expected);
-    fixture.use_settings(ONE);
+    fixture.use_settings(ONE_TABLE);
     fixture.db.run(&format!(
         "ALTER PUBLICATION {} DROP TABLE walpost.outbox_row",
         fixture.slot()
@@ -127,7 +130,7 @@ fn halts_if_tables_are_added_before_the_snapshot_until_it_is_completed(exactly_o
     let mut walpost = fixture.start();
     walpost.wait_for_log("snapshot delivered");
     settle(&fixture, walpost);
-    fixture.use_settings(SEVERAL);
+    fixture.use_settings(SEVERAL_TABLES);
     fixture.init().finish().expect_code(0);
     let walpost = fixture.start();
     fixture.insert(&aggregate, "newest");

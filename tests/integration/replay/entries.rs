@@ -21,7 +21,7 @@ fn write(fixture: &Fixture, walpost_role: &WalpostRole, detail: &serde_json::Val
     session.run(&entry(fixture, detail));
 }
 
-const RUN: &str = "5d8ac1b4-5b5c-4a5f-9a62-7f2b4f6a7c11";
+const RUN_ID: &str = "5d8ac1b4-5b5c-4a5f-9a62-7f2b4f6a7c11";
 const TOPIC: &str = "outbox.event.{aggregatetype}";
 
 /// Returns the details of a journal entry for the start of a replay of rows that match `condition`,
@@ -32,7 +32,7 @@ fn start_details(condition: &str, topic: &str) -> serde_json::Value {
         condition => serde_json::json!({ "where": condition }),
     };
     serde_json::json!({
-        "run": RUN, "state": "begun", "sent": 0,
+        "run": RUN_ID, "state": "begun", "sent": 0,
         "plan": {
             "table": "public.outbox", "selected": selected, "order": ["created_at", "id"],
             "until": null, "topic": topic, "rows": 1
@@ -67,7 +67,7 @@ fn never_evaluates_a_condition_from_the_journal() {
     let (slot, condition) = slot_drop_condition(&fixture);
     write(&fixture, &walpost_role, &start_details(&condition, TOPIC));
     let entries = journal(&fixture).len();
-    let resume = ["--resume", RUN];
+    let resume = ["--resume", RUN_ID];
     for invocation in [
         fixture.replay(&resume).arg("--yes"),
         fixture
@@ -91,7 +91,7 @@ fn never_evaluates_a_condition_from_the_journal() {
     refused.expect_code(2).expect_mentions(&[
         &walpost_role.role,
         "pg_catalog.pg_drop_replication_slot(slot_name)",
-        &format!("--resume {RUN} --where"),
+        &format!("--resume {RUN_ID} --where"),
     ]);
     assert_eq!(journal(&fixture).len(), entries);
     assert!(fixture.records().is_empty());
@@ -204,9 +204,9 @@ fn ignores_journal_entries_of_other_roles() {
     write(
         &fixture,
         &walpost_role,
-        &serde_json::json!({ "run": RUN, "state": "done", "sent": 1 }),
+        &serde_json::json!({ "run": RUN_ID, "state": "done", "sent": 1 }),
     );
-    let resumed = fixture.replay(&["--yes", "--resume", RUN]).finish();
+    let resumed = fixture.replay(&["--yes", "--resume", RUN_ID]).finish();
     resumed.expect_code(0).expect_mentions(&[
         "replayed",
         &walpost_role.role,
@@ -223,7 +223,7 @@ fn resumes_a_replay_of_another_role_only_after_confirmation() {
     let aggregate = fixture.aggregate(1);
     fixture.insert(&aggregate, "k");
     write(&fixture, &walpost_role, &start_details("", TOPIC));
-    let resume = ["--resume", RUN];
+    let resume = ["--resume", RUN_ID];
     let refused = fixture.replay(&resume).arg("--yes").finish().expect_code(2);
     refused.expect_mentions(&[&walpost_role.role, "--yes"]);
     assert!(fixture.records().is_empty());
@@ -247,7 +247,7 @@ fn resumed_replay_compares_the_journal_with_settings_and_table() {
     fixture
         .db
         .run(&entry(&fixture, &start_details("", &stolen)));
-    let resume = ["--yes", "--resume", RUN];
+    let resume = ["--yes", "--resume", RUN_ID];
     let refused = fixture.replay(&resume).finish().expect_code(2);
     let suggestion = format!("--topic {stolen} ");
     refused.expect_mentions(&[&stolen, TOPIC, &suggestion]);

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
-use super::{HEADER, is_replayed, journal, keys_to_stdout, runs};
+use super::{REPLAY_HEADER, is_replayed, journal, keys_to_stdout, runs};
 use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server};
@@ -30,7 +30,7 @@ fn replays_rows_while_the_pipeline_runs(exactly_once: bool) {
     let keys: Vec<_> = records.iter().map(Record::key).collect();
     assert_eq!(keys, ["a", "b", "c", "a", "b", "c", "d"]);
     for (first, again) in records[..3].iter().zip(&records[3..]) {
-        assert_eq!(again.header_names(), ["id", HEADER]);
+        assert_eq!(again.header_names(), ["id", REPLAY_HEADER]);
         assert_eq!(again.header("id"), first.header("id"));
         assert_eq!(again.text(), first.text());
     }
@@ -79,7 +79,7 @@ fn replayed_record_equals_the_original_record() {
             .filter(|record| is_replayed(record) == replayed)
             .map(|record| {
                 let mut headers = record.headers.clone();
-                headers.retain(|(name, _)| name != HEADER && name != "walpost-position");
+                headers.retain(|(name, _)| name != REPLAY_HEADER && name != "walpost-position");
                 let timestamp = (record.key() != "k2/2").then_some(record.timestamp);
                 (
                     record.key.clone(),

@@ -5,7 +5,7 @@ use crate::support::names::unique_name;
 use crate::support::postgres::{MAJOR, Server};
 
 /// Exceeds the longest query result that Walpost accepts.
-const LONG: &str = "repeat('x', 20 << 20)";
+const LONG_TEXT_SQL: &str = "repeat('x', 20 << 20)";
 
 #[test]
 fn long_comment_on_another_role_s_table_does_not_stop_retention() {
@@ -15,7 +15,7 @@ fn long_comment_on_another_role_s_table_does_not_stop_retention() {
     // The comment ends like the comments of former partitions.
     db.run(&format!(
         "CREATE ROLE {role}; CREATE SCHEMA {role} AUTHORIZATION {role}; SET ROLE {role}; CREATE TABLE {role}.theirs ();
-         DO $$ BEGIN EXECUTE format('COMMENT ON TABLE {role}.theirs IS %L', {LONG} || format(' (table %s, cluster %s)',
+         DO $$ BEGIN EXECUTE format('COMMENT ON TABLE {role}.theirs IS %L', {LONG_TEXT_SQL} || format(' (table %s, cluster %s)',
              'public.outbox'::regclass::oid, (SELECT system_identifier FROM pg_control_system()))); END $$; RESET ROLE"
     ));
     let aggregate = fixture.aggregate(1);

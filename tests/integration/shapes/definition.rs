@@ -9,8 +9,8 @@ use crate::support::wait::{WAIT_TIMEOUT, poll_until};
 use super::walk::{TABLES, Walk};
 
 /// The topics of the two templates, without the aggregate type.
-pub(super) const TOPIC: &str = "outbox.event.";
-pub(super) const OTHER_TOPIC: &str = "outbox.other.";
+pub(super) const TOPIC_PREFIX: &str = "outbox.event.";
+pub(super) const OTHER_TOPIC_PREFIX: &str = "outbox.other.";
 
 /// The pipeline's settings in walpost.toml.
 #[derive(Clone, Debug)]
@@ -95,8 +95,8 @@ impl PipelineDefinition {
             false => "at-least-once",
         };
         let topic = match self.has_other_topic {
-            true => OTHER_TOPIC,
-            false => TOPIC,
+            true => OTHER_TOPIC_PREFIX,
+            false => TOPIC_PREFIX,
         };
         let (slot, publication) = (self.slot, self.publication);
         format!(

@@ -31,10 +31,10 @@ pub(super) struct OpenTransaction {
     events: Vec<(String, String)>,
 }
 
-const POSITION: &str = "SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint";
+const POSITION_SQL: &str = "SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint";
 
 fn position(session: &Session) -> Option<u64> {
-    let rows = session.try_rows(POSITION).ok()?;
+    let rows = session.try_rows(POSITION_SQL).ok()?;
     rows.first()?.first()?.as_deref()?.parse().ok()
 }
 

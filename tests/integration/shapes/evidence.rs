@@ -6,7 +6,7 @@ use super::events::WrittenEvent;
 use super::walk::Walk;
 
 /// Phrases in lines that report undelivered events.
-const PHRASES: [&str; 8] = [
+const UNDELIVERED_PHRASES: [&str; 8] = [
     "may be missing",
     "may be in the table only",
     "may exist only in the table",
@@ -18,7 +18,7 @@ const PHRASES: [&str; 8] = [
 ];
 
 /// Phrases in lines about a history of which every event may be missing.
-const HISTORY: [&str; 5] = [
+const HISTORY_PHRASES: [&str; 5] = [
     "another history",
     "a different history",
     "restored to an earlier state",
@@ -42,8 +42,12 @@ pub(super) struct Evidence {
 impl Evidence {
     /// Returns the evidence in a line, or None if it contains none.
     pub(super) fn parse(line: &str, era: u32, now: u64) -> Option<Self> {
-        let is_about_all = HISTORY.iter().any(|phrase| line.contains(phrase));
-        if !is_about_all && !PHRASES.iter().any(|phrase| line.contains(phrase)) {
+        let is_about_all = HISTORY_PHRASES.iter().any(|phrase| line.contains(phrase));
+        if !is_about_all
+            && !UNDELIVERED_PHRASES
+                .iter()
+                .any(|phrase| line.contains(phrase))
+        {
             return None;
         }
         let lsn_after = |word: &str| {

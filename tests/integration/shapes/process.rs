@@ -9,7 +9,7 @@ use crate::support::walpost::{Finished, Invocation};
 use super::walk::Walk;
 
 /// The time in which Walpost must deliver everything committed, as a multiple of its longest pause.
-const PAUSES: u32 = 6;
+const DELIVERY_TIMEOUT_PAUSES: u32 = 6;
 
 impl Walk<'_> {
     pub(super) fn run(&mut self) {
@@ -88,7 +88,7 @@ impl Walk<'_> {
         let goal = self.fixture.wal_position();
         let topics = self.fixture.topics();
         let mut delivered = self.fixture.broker.ends(&topics);
-        for _ in 0..PAUSES {
+        for _ in 0..DELIVERY_TIMEOUT_PAUSES {
             if self.has_confirmed_up_to(goal, pause) {
                 return true;
             }

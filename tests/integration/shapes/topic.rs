@@ -1,12 +1,12 @@
 //! The topic is deleted, re-created, given a lower size limit, or given more partitions.
 
-use super::definition::TOPIC;
+use super::definition::TOPIC_PREFIX;
 use super::walk::Walk;
 
 /// Smaller than any batch of Walpost, but larger than the 78 bytes of the marker that ends a
 /// transaction: Kafka 4.3 does not retry a marker that exceeds the limit, so the transaction would
 /// stay open indefinitely.
-const TOO_SMALL: &str = "100";
+const TOO_SMALL_BYTES: &str = "100";
 
 impl Walk<'_> {
     pub(super) fn change_topic(&mut self) {
@@ -19,15 +19,17 @@ impl Walk<'_> {
                 self.log_step(format!("topic {topic}: {total} partitions"));
             }
             2 => {
-                self.fixture.broker.limit_batches(&topic, TOO_SMALL);
-                self.log_step(format!("topic {topic}: max.message.bytes {TOO_SMALL}"));
+                self.fixture.broker.limit_batches(&topic, TOO_SMALL_BYTES);
+                self.log_step(format!(
+                    "topic {topic}: max.message.bytes {TOO_SMALL_BYTES}"
+                ));
             }
             _ => self.restore_topic(),
         }
     }
 
     fn topic(&self) -> String {
-        format!("{TOPIC}{}", self.aggregate)
+        format!("{TOPIC_PREFIX}{}", self.aggregate)
     }
 
     pub(super) fn restore_topic(&mut self) {

@@ -12,10 +12,10 @@ use super::walk::Walk;
 
 /// The time after the last step in which Walpost must deliver an event, confirm the last event, or
 /// halt.
-const RECOVERY: Duration = Duration::from_secs(90);
+const RECOVERY_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// The maximum number of remedies followed in sequence.
-const REMEDIES: u32 = 12;
+const MAX_REMEDIES: u32 = 12;
 
 /// The result of comparing a walk's events.
 #[derive(Debug, Default)]
@@ -86,11 +86,11 @@ impl Walk<'_> {
 
     /// Returns whether Walpost delivers at the end, and `check` reports no findings.
     fn follow_remedies(&mut self) -> bool {
-        for _ in 0..REMEDIES {
+        for _ in 0..MAX_REMEDIES {
             self.stop();
             self.init(&[]);
             self.start_run(None);
-            let is_confirmed = self.catches_up(RECOVERY);
+            let is_confirmed = self.catches_up(RECOVERY_TIMEOUT);
             if is_confirmed && self.definition.is_single() {
                 self.define_all_tables();
                 continue;

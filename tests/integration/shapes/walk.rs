@@ -9,7 +9,7 @@ use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJORS, Server};
 use crate::support::walpost::{Finished, Invocation, Walpost, config_file};
 
-use super::definition::{OTHER_TOPIC, PipelineDefinition};
+use super::definition::{OTHER_TOPIC_PREFIX, PipelineDefinition};
 use super::events::{BackgroundWriter, OpenTransaction, WrittenEvent};
 use super::evidence::Evidence;
 use super::server::{OlderCopy, Servers};
@@ -94,7 +94,7 @@ impl<'s> Walk<'s> {
         let server = servers.add(Server::private(major, ""));
         let fixture = Fixture::bare_on_servers(server, Broker::shared());
         let aggregate = fixture.aggregate(1);
-        fixture.topic(&format!("{OTHER_TOPIC}{aggregate}"), 1, &[]);
+        fixture.topic(&format!("{OTHER_TOPIC_PREFIX}{aggregate}"), 1, &[]);
         fixture.db.run(LOCK_TIMEOUT);
         let started_at = fixture.db.value("SELECT now()").expect("a time");
         let background = BackgroundWriter::start(&fixture, &aggregate, seed);

@@ -6,7 +6,7 @@ use crate::support::fixture::Fixture;
 
 const TABLES: [&str; 2] = ["tenant_1.outbox", "tenant_2.outbox"];
 
-const RENAME: &str = "ALTER TABLE tenant_1.outbox RENAME TO former";
+const RENAME_SQL: &str = "ALTER TABLE tenant_1.outbox RENAME TO former";
 
 /// Creates two tables, and a child of the first table with an event.
 fn fixture_with_child() -> Fixture<'static> {
@@ -56,7 +56,7 @@ fn expect_replay(fixture: &mut Fixture<'_>) {
 fn reports_rows_of_a_child_table_whose_parent_is_replaced_before_any_check() {
     let mut fixture = fixture_with_child();
     fixture.db.run(&format!(
-        "{RENAME}; CREATE TABLE tenant_1.outbox (LIKE tenant_1.former INCLUDING ALL);
+        "{RENAME_SQL}; CREATE TABLE tenant_1.outbox (LIKE tenant_1.former INCLUDING ALL);
          ALTER PUBLICATION {} ADD TABLE tenant_1.outbox",
         fixture.slot()
     ));
@@ -87,7 +87,7 @@ fn reports_rows_of_a_child_table_whose_parent_is_replaced_before_any_check() {
 #[test]
 fn reports_rows_of_a_child_table_whose_parent_is_renamed_before_any_check() {
     let mut fixture = fixture_with_child();
-    fixture.db.run(RENAME);
+    fixture.db.run(RENAME_SQL);
     unpublish_former(&fixture);
     let mut walpost = fixture.start();
     walpost.wait_for_log("table tenant_1.child inherits from tenant_1.former");
@@ -100,7 +100,7 @@ fn reports_rows_of_a_child_table_whose_parent_is_renamed_before_any_check() {
 #[test]
 fn reports_rows_of_a_child_table_whose_parent_is_renamed_before_a_new_slot() {
     let mut fixture = fixture_with_child();
-    fixture.db.run(RENAME);
+    fixture.db.run(RENAME_SQL);
     unpublish_former(&fixture);
     fixture.drop_slot();
     let init = fixture.init().finish();

@@ -275,18 +275,18 @@ fn printed_command_unpublishes_a_table_whose_child_is_not_published() {
 /// delivers the event. `run` halts, because the events were committed before the publication
 /// existed.
 fn expect_gap_of_former(fixture: &mut Fixture<'_>) {
-    const FORMER: &str = "tenant_1.former";
-    let command = command(fixture, FORMER);
+    const FORMER_TABLE: &str = "tenant_1.former";
+    let command = command(fixture, FORMER_TABLE);
     let halted = fixture.run().finish().expect_code(3);
     halted.expect_mentions(&[&command, "these events can't be read with it"]);
     let check = fixture.check().finish().expect_code(3);
     check.expect_mentions(&[&command]);
     let settings = format!(
-        "tables = [\"tenant_*.outbox\", \"{FORMER}\"]\npublication = \"{}_2\"\n",
+        "tables = [\"tenant_*.outbox\", \"{FORMER_TABLE}\"]\npublication = \"{}_2\"\n",
         fixture.slot()
     );
     fixture.use_settings(&settings);
-    let replay = fixture.replay(&["--dropped-slots", "--table", FORMER, "--yes"]);
+    let replay = fixture.replay(&["--dropped-slots", "--table", FORMER_TABLE, "--yes"]);
     replay.finish().expect_code(0);
     let records = fixture.records();
     assert!(records.iter().any(|record| record.key() == "between"));

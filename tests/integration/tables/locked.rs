@@ -7,7 +7,7 @@ use super::*;
 use crate::support::wait::assert_stays;
 
 /// PostgreSQL 17 and newer lock each table of a publication to list them.
-const VERSIONS: [u32; 4] = [14, MAJOR, 17, 18];
+const TESTED_MAJORS: [u32; 4] = [14, MAJOR, 17, 18];
 
 fn lock(fixture: &Fixture, table: &str) -> Session {
     let session = fixture.server.session(&fixture.name);
@@ -19,7 +19,7 @@ fn lock(fixture: &Fixture, table: &str) -> Session {
 
 #[test]
 fn locked_table_does_not_delay_other_tables() {
-    for major in VERSIONS {
+    for major in TESTED_MAJORS {
         let mut fixture = fixture_on(major, SETTINGS, &["tenant_1.outbox", "tenant_2.outbox"]);
         // To print a row filter with the names of its columns, the server locks the table.
         if major >= 15 {
@@ -52,7 +52,7 @@ fn locked_table_does_not_delay_other_tables() {
 
 #[test]
 fn confirms_the_slot_while_a_partitioned_outbox_is_locked() {
-    for major in VERSIONS {
+    for major in TESTED_MAJORS {
         let fixture = Fixture::bare_on_servers(Server::shared(major), Broker::shared());
         fixture.db.run(
             "CREATE TABLE outbox (id uuid, aggregatetype text, aggregateid text, type text, payload jsonb,

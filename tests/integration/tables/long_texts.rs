@@ -3,13 +3,13 @@
 use super::*;
 
 /// Exceeds the longest query result that Walpost accepts.
-const LONG: &str = "repeat('x', 20 << 20)";
+const LONG_TEXT_SQL: &str = "repeat('x', 20 << 20)";
 
 #[test]
 fn column_default_of_megabytes_does_not_stop_delivery() {
     let fixture = fixture(&["tenant_1.outbox", "tenant_2.outbox"]);
     fixture.db.run(&format!(
-        "DO $$ BEGIN EXECUTE format('ALTER TABLE tenant_1.outbox ALTER COLUMN type SET DEFAULT %L', {LONG}); END $$"
+        "DO $$ BEGIN EXECUTE format('ALTER TABLE tenant_1.outbox ALTER COLUMN type SET DEFAULT %L', {LONG_TEXT_SQL}); END $$"
     ));
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start();

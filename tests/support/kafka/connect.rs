@@ -12,7 +12,7 @@ use super::super::process::{free_port, wait_for_exit};
 use super::super::reaper::{self, Ending};
 use super::super::wait::WAIT_TIMEOUT;
 use super::Broker;
-use super::java::{JVM, java};
+use super::java::{JVM_OPTIONS, java};
 use super::settings::write_logging;
 
 /// A standalone worker. Dropping it kills the process. If the test fails, its log is printed.
@@ -46,7 +46,7 @@ impl Connect {
         );
         fs::write(folder.join("worker.properties"), worker).unwrap();
         let log = File::create(folder.join("log")).unwrap();
-        let mut command = java(&folder, &JVM);
+        let mut command = java(&folder, &JVM_OPTIONS);
         command
             .arg("org.apache.kafka.connect.cli.ConnectStandalone")
             .arg(folder.join("worker.properties"));

@@ -10,10 +10,11 @@ use super::super::postgres::dependencies;
 use super::Broker;
 
 /// Options for tests: a small heap, and no second compiler that would compete for two cores.
-pub(super) const JVM: [&str; 3] = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"];
+pub(super) const JVM_OPTIONS: [&str; 3] =
+    ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"];
 
 /// Option that makes a Java virtual machine archive its loaded classes when it exits.
-pub(super) const ARCHIVE: &str = "-XX:ArchiveClassesAtExit=";
+pub(super) const ARCHIVE_OPTION: &str = "-XX:ArchiveClassesAtExit=";
 
 /// Returns the option that loads the archived classes of an earlier broker, which nearly halves the
 /// CPU time of a start. Another version of Java ignores the archive.
@@ -23,8 +24,8 @@ pub(super) fn shared_classes() -> String {
         let file = kafka.join("classes.jsa");
         if !file.exists() {
             let unfinished = kafka.join(format!("classes.{}", std::process::id()));
-            let option = format!("{ARCHIVE}{}", unfinished.display());
-            let broker = Broker::with(&[&JVM[..], &[&option]].concat(), "");
+            let option = format!("{ARCHIVE_OPTION}{}", unfinished.display());
+            let broker = Broker::with(&[&JVM_OPTIONS[..], &[&option]].concat(), "");
             broker.stop();
             fs::rename(unfinished, &file).expect("the classes of a broker");
         }

@@ -8,7 +8,7 @@ use super::super::certificates::Validity;
 use super::super::postgres::AUTHORITY;
 use super::super::reaper;
 use super::super::tokens::{AUDIENCE, KEYS};
-use super::java::{JVM, java};
+use super::java::{JVM_OPTIONS, java};
 use super::nodes::{NodePosition, Ports};
 use super::{SASL_USER, sasl_password};
 
@@ -36,7 +36,7 @@ pub(super) fn formatted() -> PathBuf {
                 "SCRAM-SHA-256=[name={SASL_USER},password={}]",
                 sasl_password()
             );
-            let output = java(&folder, &JVM)
+            let output = java(&folder, &JVM_OPTIONS)
                 .args([
                     "kafka.tools.StorageTool",
                     "format",

@@ -4,14 +4,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use super::super::wait::wait_until;
 use super::Broker;
-use super::java::{JVM, java};
+use super::java::{JVM_OPTIONS, java};
 
 impl Broker {
     /// Aborts the open transactions in the topics, in the order of the topics, as
     /// kafka-transactions.sh does.
     pub(crate) fn abort_open_transactions(&self, topics: &[String]) {
         let transactions = |arguments: &[&str]| {
-            let output = java(&self.folder, &JVM)
+            let output = java(&self.folder, &JVM_OPTIONS)
                 .arg("org.apache.kafka.tools.TransactionsCommand")
                 .args(["--bootstrap-server", &self.address()])
                 .args(arguments)
