@@ -153,7 +153,7 @@ fn print_plan(settings: &PipelineSettings, plan: &SkipPlan) {
     match &settings.target.outbox {
         Outbox::Tables(tables) => {
             say!(
-                "{name}: the rows stay in their tables, {tables}, from which walpost replay --table can send them"
+                "{name}: the rows stay in their tables, {tables}, from which replay --table can send them"
             )
         }
         Outbox::Table(table) | Outbox::OneOf { table, .. } => {

@@ -502,7 +502,7 @@ fn error_for_an_invalid_value_names_its_key() {
     check("name = \"No\"", &["name", "a-z"]);
     check("slot = \"a-b\"", &["slot", "a-b"]);
     check("table = \"a.b.c\"", &["table", "SCHEMA.TABLE"]);
-    check("topic = \"{a\"", &["topic", "never closed"]);
+    check("topic = \"{a\"", &["topic", "has no closing brace"]);
     check(
         "headers = { walpost-position = \"x\" }",
         &["headers", "walpost-position"],

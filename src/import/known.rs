@@ -530,7 +530,7 @@ mod tests {
         assert!(
             found[0]
                 .message
-                .ends_with("for errors.tolerance, poll.interval.ms, tasks.max"),
+                .ends_with("does not need errors.tolerance, poll.interval.ms, tasks.max"),
             "{found:?}"
         );
         assert!(!found[0].needs_action);

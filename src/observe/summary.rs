@@ -288,7 +288,7 @@ mod tests {
         let reported = lines(&summary);
         assert_eq!(reported.len(), 2, "{reported:?}");
         assert!(
-            reported[0].contains("(3 events are waiting): 2/2 brokers are down. Walpost continues"),
+            reported[0].contains("(3 events are waiting): 2/2 brokers are down. Start the brokers"),
             "{reported:?}"
         );
         assert_eq!(reported[1], "PID 1 waits. help with long_transaction");

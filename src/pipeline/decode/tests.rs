@@ -334,7 +334,11 @@ fn reports_the_position_of_an_invalid_message() {
         &logical(true, "ours", b"\x02"),
         &["\"ours\"", "00000200:0000000000", "0x02", "0x01"],
     );
-    check(&open, &logical(true, "ours", b"\x01ab"), &["inside id"]);
+    check(
+        &open,
+        &logical(true, "ours", b"\x01ab"),
+        &["within field id"],
+    );
     check(&[], &published("a"), &["outside a transaction"]);
     let words = [
         "public.outbox",
@@ -580,7 +584,7 @@ fn identifies_a_record_that_the_sink_rejects_permanently() {
         "row with id a",
         "00000200:0000000000",
         "9 bytes",
-        "message.max.bytes allows, which is 8",
+        "message.max.bytes is 8",
         "--bootstrap-server kafka1:9092",
         "on_oversize = \"dead-letter\"",
     ] {

@@ -785,7 +785,7 @@ mod tests {
         observed.slot = Some(lost);
         check(
             &observed,
-            &["walpost init --outbox messages", "in no table"],
+            &["walpost init --outbox messages", "not stored in a table"],
         );
         observed.slot = None;
         check(&observed, &["walpost init --outbox messages --slot slot"]);

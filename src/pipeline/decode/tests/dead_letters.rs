@@ -113,7 +113,7 @@ fn keeps_the_payload_in_the_dead_letter_of_an_unroutable_event() {
     );
     assert_eq!(fixture.header("walpost-error"), Some("unroutable"));
     let message = fixture.header("walpost-error-message").expect("a reason");
-    assert!(message.contains("no partition 7"), "{message}");
+    assert!(message.contains("does not have partition 7"), "{message}");
     assert_eq!(fixture.header("walpost-payload-bytes"), None);
     assert_eq!(fixture.counts(), (0, 2));
 }
@@ -269,7 +269,7 @@ fn uses_an_invalid_message_as_payload_unless_it_is_too_large() {
     fixture.process(&logical(true, "ours", b""));
     assert_eq!(fixture.header("walpost-source-prefix"), Some("ours"));
     let message = fixture.header("walpost-error-message").expect("a reason");
-    assert!(message.contains("it is empty"), "{message}");
+    assert!(message.contains("the content is empty"), "{message}");
     assert_eq!(fixture.header("walpost-event-id"), None);
     assert_eq!(fixture.header("walpost-error"), Some("malformed"));
     // The pipeline continues without an operator, regardless of the size of the message.
@@ -336,7 +336,7 @@ fn handles_messages_above_the_size_limit_by_prefix_and_settings() {
         &large(true, "ours", 1 << 24),
         "max_row_bytes allows",
     );
-    let text = "it has 268435456 bytes";
+    let text = "the content has 268435456 bytes";
     halts(as_messages(false), &large(true, "ours", 1 << 28), text);
 }
 
