@@ -177,7 +177,7 @@ fn check_reports_a_small_socket_buffer_for_a_local_server() {
     let (socket, _other) = UnixStream::pair().unwrap();
     let bytes = socket2::SockRef::from(&socket).send_buffer_size().unwrap();
     let fixture = Fixture::new();
-    let memory_use = format!("takes {bytes} bytes");
+    let memory_use = format!("has {bytes} bytes");
     let check = fixture.check().finish().expect_code(0);
     assert_eq!(
         check.stdout.contains(&memory_use),
@@ -244,7 +244,7 @@ fn imported_debezium_configuration_is_valid_without_changes() {
         check.finish()
     };
     check(&file).expect_code(0).expect_mentions(&[
-        "table public.outbox, slot \"walpost_shop_outbox\", of shop on db.example.com:5432 as debezium",
+        "table public.outbox, slot \"walpost_shop_outbox\", in shop on db.example.com:5432 as debezium",
         "PostgreSQL and Kafka were not contacted",
     ]);
     import()
@@ -252,7 +252,7 @@ fn imported_debezium_configuration_is_valid_without_changes() {
         .arg(&file)
         .finish()
         .expect_code(2)
-        .expect_mentions(&["exists already"]);
+        .expect_mentions(&["already exists"]);
     assert_eq!(fs::read_to_string(&file).unwrap(), printed.stdout);
     let broken = config_file(printed.stdout.replace("snapshot = ", "snapshoot = "));
     check(&broken)
@@ -471,8 +471,8 @@ fn check_warns_about_a_topic_limit_below_the_maximum_record_size() {
     let output = check(&[]);
     for expected in [
         "WARNING",
-        "batches are limited to its max.message.bytes, 100000",
-        "a record may have 1000000 (\"message.max.bytes\" in [kafka])",
+        "accepts batches of at most 100000 bytes (max.message.bytes)",
+        "records can be up to 1000000 bytes (\"message.max.bytes\" in [kafka])",
         &format!(
             "kafka-configs.sh --bootstrap-server {} --alter --entity-type topics --entity-name {topic} --add-config \
              max.message.bytes=1000061",

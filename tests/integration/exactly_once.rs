@@ -253,7 +253,7 @@ fn halts_without_a_checkpoint_until_one_is_adopted() {
     let found = fixture.check().arg("--exactly-once").finish();
     let found = found.expect_code(0).stdout;
     for part in [
-        "there is a checkpoint",
+        "a checkpoint exists",
         "settings are suitable for transactions",
     ] {
         assert!(found.contains(part), "{part} in {found}");

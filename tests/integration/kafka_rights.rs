@@ -166,7 +166,7 @@ fn describe_configs_permission_prevents_rejected_batches() {
     delivers_a_backlog(1);
     restricted.grant("DescribeConfigs", &topic);
     let checked = restricted.command(&check).finish().expect_code(0);
-    checked.expect_mentions(&["batches are limited to its max.message.bytes, 100000"]);
+    checked.expect_mentions(&["accepts batches of at most 100000 bytes (max.message.bytes)"]);
     delivers_a_backlog(0);
 }
 

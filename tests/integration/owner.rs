@@ -255,6 +255,6 @@ fn init_does_not_change_the_owner_of_a_table_it_did_not_create() {
 fn init_rejects_owner_for_an_outbox_without_a_table() {
     let setup = OwnerFixture::of(Outbox::Messages, 15);
     let init = setup.init().finish().expect_code(2);
-    init.expect_mentions(&["--owner is for a table"]);
+    init.expect_mentions(&["--owner applies to a single table"]);
     assert!(objects(&setup.fixture).is_empty());
 }

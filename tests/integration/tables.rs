@@ -455,7 +455,7 @@ fn reports_a_table_removed_from_the_publication_until_it_is_added_again() {
     fixture.db.run(&format!(
         "ALTER PUBLICATION {publication} SET TABLE tenant_1.outbox, walpost.outbox_row"
     ));
-    let line = walpost.wait_for_log("watchdog: tables were taken out of publication");
+    let line = walpost.wait_for_log("watchdog: tables were removed from publication");
     for text in [
         "not delivered: tenant_2.outbox",
         &format!("ALTER PUBLICATION {publication} ADD TABLE tenant_2.outbox"),

@@ -100,7 +100,7 @@ fn renews_oauth_tokens_from_an_endpoint_under_load_in_both_modes() {
         let more = endpoint.calls() - before;
         let refused: usize = streams
             .iter()
-            .map(|stream| stream.walpost.logged("Kafka refuses"))
+            .map(|stream| stream.walpost.logged("Kafka rejects"))
             .sum();
         more >= 8 && 2 * refused <= more
     });
@@ -225,7 +225,7 @@ fn renews_expiring_tokens_of_a_program_under_load_and_retries_its_failures() {
         // time, every authentication would be rejected.
         wait_until("tokens that arrive before the last one has expired", || {
             let more = issuer.calls() - before;
-            more >= 3 && 2 * stream.walpost.logged("Kafka refuses") <= more
+            more >= 3 && 2 * stream.walpost.logged("Kafka rejects") <= more
         });
     }
     streams.into_iter().for_each(settle);

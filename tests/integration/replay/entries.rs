@@ -300,7 +300,7 @@ fn resumes_a_replay_if_its_condition_is_passed_again() {
         .finish();
     let failed = failed
         .expect_code(3)
-        .expect_mentions(&["can't be the name"]);
+        .expect_mentions(&["is not a valid topic name"]);
     let run = word_after(&failed.stderr, "--resume ").trim_end();
     let again = r"--where 'aggregateid <> '\''other'\'''";
     assert!(failed.stderr.contains(again), "{}", failed.stderr);
