@@ -159,6 +159,14 @@ BEGIN
             AND privilege_type IN ('TRIGGER', 'REFERENCES') AND grantee <> ALL (trusted))
         OR EXISTS (SELECT FROM pg_attribute, aclexplode(attacl) WHERE attrelid = ANY (family)
             AND privilege_type = 'REFERENCES' AND grantee <> ALL (trusted));
+    -- The queries above find neither an owner nor privileges of a table that was dropped after its
+    -- name was looked up, so they would report it as trusted. A table that still exists was included
+    -- in all of them.
+    IF NOT EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+        WHERE c.oid = outbox AND n.oid = schema_oid AND n.nspname = schema_name AND c.relname = table_name) THEN
+        RAISE EXCEPTION 'table %.% was replaced by another one while it was being examined', quote_ident(schema_name),
+            quote_ident(table_name) USING ERRCODE = 'object_in_use', HINT = 'Run the same command again.';
+    END IF;
     -- If only trusted roles can change the table, it need not be locked.
     IF is_exposed THEN
         IF definer_is_superuser THEN
@@ -168,6 +176,15 @@ BEGIN
                 RAISE EXCEPTION 'schema % was renamed while table %.% was being examined', quote_ident(schema_name),
                     quote_ident(schema_name), quote_ident(table_name) USING ERRCODE = 'object_in_use',
                         HINT = 'Run the same command again.';
+            END IF;
+            -- LOCK TABLE looks the name up again while it waits. If the name then refers to a view, it
+            -- locks every table in the view's query with the privileges of this function's owner.
+            -- Renaming or dropping a table conflicts with this lock; ALTER TABLE and TRUNCATE do not.
+            PERFORM FROM pg_class WHERE oid = outbox AND relname = table_name AND relnamespace = schema_oid AND relkind = kind
+                FOR KEY SHARE;
+            IF NOT FOUND THEN
+                RAISE EXCEPTION 'table %.% was replaced by another one while it was being examined', quote_ident(schema_name),
+                    quote_ident(table_name) USING ERRCODE = 'object_in_use', HINT = 'Run the same command again.';
             END IF;
         ELSIF foreign_schema.oid IS NOT NULL THEN
             RETURN regexp_replace(format('schema %I belongs to role %I, which could replace this table with another one; to prevent '
@@ -202,6 +219,12 @@ BEGIN
             FOR missing IN SELECT c.oid, n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
                 WHERE c.oid = ANY (family) AND c.oid <> ALL (locked)
             LOOP
+                IF definer_is_superuser THEN
+                    PERFORM FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = missing.oid
+                        AND n.nspname = missing.nspname AND c.relname = missing.relname AND c.relkind IN ('r', 'p', 'f')
+                        FOR KEY SHARE;
+                    CONTINUE WHEN NOT FOUND;
+                END IF;
                 BEGIN
                     EXECUTE format('LOCK TABLE ONLY %I.%I IN SHARE UPDATE EXCLUSIVE MODE', missing.nspname, missing.relname);
                 EXCEPTION WHEN undefined_table OR invalid_schema_name THEN

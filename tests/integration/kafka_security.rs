@@ -413,7 +413,11 @@ fn check_and_run_warn_about_unverified_brokers() {
         };
         let log = &finished.stderr;
         assert_eq!(is_there(log), expected.is_some(), "{case}: {log}");
-        assert_eq!(log.contains("anyone on the network"), expected.is_some(), "{case}: {log}");
+        assert_eq!(
+            log.contains("anyone on the network"),
+            expected.is_some(),
+            "{case}: {log}"
+        );
         if subcommand == "check" {
             let output = &finished.stdout;
             assert_eq!(is_there(output), expected.is_some(), "{case}: {output}");

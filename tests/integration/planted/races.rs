@@ -299,6 +299,85 @@ fn rejects_a_table_that_becomes_a_view_during_inspection() {
     }
 }
 
+/// A lock on a view also locks the tables in its query. While `lock_and_examine` waits for a table,
+/// the owner puts such a view in its place, with a table at the end of the query that stays locked.
+#[test]
+fn locks_no_tables_of_a_view_that_replaces_the_inspected_table() {
+    for major in [15, 16, 17, 18] {
+        let shop = PlantedFixture::new(Outbox::Table, major);
+        let fixture = &shop.fixture;
+        let session = || fixture.server.session_as(&shop.mallory, &fixture.name);
+        fixture.db.run(&format!(
+            "GRANT USAGE ON SCHEMA walpost TO {}",
+            shop.mallory
+        ));
+        shop.attacker.run(
+            "CREATE TABLE plot.bare (a int); GRANT TRIGGER ON plot.bare TO PUBLIC; CREATE TABLE plot.blocker ()",
+        );
+        let (holder, examiner) = (session(), session());
+        holder.run("BEGIN; LOCK TABLE plot.bare IN ACCESS EXCLUSIVE MODE");
+        shop.attacker
+            .run("BEGIN; LOCK TABLE plot.blocker IN ACCESS EXCLUSIVE MODE");
+        let examining = thread::spawn(move || {
+            examiner.try_run("SELECT walpost.lock_and_examine('plot', 'bare', 'SELECT')")
+        });
+        let waits_for = |table: &str| {
+            fixture.db.is_true(&format!(
+                "SELECT EXISTS (SELECT FROM pg_locks WHERE relation = '{table}'::regclass AND NOT granted)"
+            ))
+        };
+        wait_until("the inspection to wait for the table", || {
+            waits_for("plot.bare")
+        });
+        let _ = holder.try_run(
+            "ALTER TABLE plot.bare RENAME TO former; CREATE VIEW plot.bare WITH (security_invoker)
+             AS SELECT 1 AS a FROM public.outbox, plot.blocker; COMMIT",
+        );
+        wait_until("the inspection to end, or to wait again", || {
+            examining.is_finished() || waits_for("plot.blocker")
+        });
+        let locks = "SELECT count(*) FROM pg_locks WHERE relation = 'public.outbox'::regclass AND mode = 'ShareUpdateExclusiveLock'";
+        assert_eq!(fixture.db.number(locks), 0, "{major}");
+        shop.attacker.run("ROLLBACK");
+        let _ = examining.join().expect("a thread");
+    }
+}
+
+/// The owner of the schema can drop the table of a superuser and put a view in its place.
+#[test]
+fn init_locks_no_tables_of_a_view_that_replaces_the_outbox() {
+    for major in [15, 16, 17, 18] {
+        let shop = PlantedFixture::new(Outbox::Table, major);
+        let fixture = &shop.fixture;
+        fixture.db.run(&format!(
+            "CREATE TABLE public.orders (id int); ALTER SCHEMA public OWNER TO {}",
+            shop.mallory
+        ));
+        shop.attacker
+            .run("DROP FUNCTION public.walpost_no_update() CASCADE; CREATE TABLE plot.blocker ()");
+        let holder = fixture.server.session_as(&shop.mallory, &fixture.name);
+        holder.run("BEGIN; LOCK TABLE plot.blocker IN ACCESS EXCLUSIVE MODE");
+        shop.attacker.run(
+            "BEGIN; DROP TABLE public.outbox; CREATE VIEW public.outbox WITH (security_invoker)
+             AS SELECT 1 AS a FROM public.orders, plot.blocker",
+        );
+        let mut init = shop.init().start();
+        let waits =
+            "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND pid <> pg_backend_pid()
+             AND pid IN (SELECT pid FROM pg_stat_activity WHERE datname = current_database()))";
+        wait_until("init to wait for the table", || fixture.db.is_true(waits));
+        shop.attacker.run("COMMIT");
+        let blocked = "SELECT EXISTS (SELECT FROM pg_locks WHERE relation = 'plot.blocker'::regclass AND NOT granted)";
+        wait_until("init to end, or to wait again", || {
+            !init.is_running() || fixture.db.is_true(blocked)
+        });
+        let locks = "SELECT count(*) FROM pg_locks WHERE relation = 'public.orders'::regclass AND mode = 'ShareRowExclusiveLock'";
+        assert_eq!(fixture.db.number(locks), 0, "{major}");
+        holder.run("ROLLBACK");
+        init.finish();
+    }
+}
+
 /// `LOCK TABLE` lists the partitions before it locks the first one, so it does not lock a table
 /// that is attached to a partition meanwhile, or that is being detached.
 fn locks_partitions_that_lock_table_omits(major: u32) {
