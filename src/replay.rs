@@ -135,9 +135,9 @@ pub(crate) enum ReplayError {
         /// The server's error.
         error: CatalogError,
     },
-    /// No dropped slot has events that were not sent again.
+    /// The pipeline has no dropped slot with events that still have to be sent.
     #[error(
-        "pipeline {pipeline:?} has no dropped slot with events that were not sent again: the journal has no open entry \
+        "pipeline {pipeline:?} has no dropped slot with events that still have to be sent: the journal has no open entry \
          for slot {slot:?}"
     )]
     NoDroppedSlots { pipeline: String, slot: String },
@@ -423,7 +423,7 @@ pub(crate) struct ReplayPlan<'s> {
     sent_before: u64,
     /// The number of rows to send.
     pub rows: u64,
-    /// Journal entries about dropped slots, which the end of the run closes.
+    /// The journal entries about dropped slots that are closed when the run ends.
     closes: Vec<i64>,
 }
 

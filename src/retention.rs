@@ -96,7 +96,7 @@ pub(crate) enum RetentionError {
          FOR VALUES FROM (...) TO (...)"
     )]
     NoModel(TableName),
-    /// The role lacks the owner's privileges.
+    /// The session's role lacks the privileges of the table's owner.
     #[error(
         "role {user} lacks the privileges of {owner}, the owner of table {table}, which are required to create and drop \
          its partitions. Grant them: GRANT {owner} TO {user}. docs/retention.md describes other ways"

@@ -102,7 +102,7 @@ pub(crate) enum VerifyError {
         "the outbox uses logical messages, so there is no table to compare the topics with. verify requires outbox = \"table\""
     )]
     NoTable,
-    /// Only a single table can be compared.
+    /// The outbox has several tables, but only a single table can be compared.
     #[error(
         "the outbox has several tables ({0}), but verify compares a single table with the topics. Specify the table: \
          --table SCHEMA.TABLE"
@@ -111,7 +111,7 @@ pub(crate) enum VerifyError {
     /// The sink has no topics.
     #[error("the sink is stdout, so there are no topics to read. verify requires sink = \"kafka\"")]
     NoTopics,
-    /// Records can't be identified.
+    /// Records can't be matched with rows, because no header contains the event's ID.
     #[error(
         "no header contains the event's id, so records can't be matched with rows. Add such a header: headers = {{ id = \
          \"{{id}}\" }}. Only records created after that will contain the header"

@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_replays_of_the_golden_file() {
+    fn reads_replay_entries_from_the_golden_file() {
         #[derive(Deserialize)]
         struct Line {
             kind: String,
