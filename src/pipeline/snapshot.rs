@@ -314,7 +314,7 @@ impl Unfinished {
         warn!(
             pipeline, table, %snapshot_lsn,
             "the copy of older rows was not complete, and snapshot = \"never\" excludes the remaining rows: rows committed before \
-             snapshot_lsn may be missing in Kafka. To send them: {}",
+             snapshot_lsn may be missing from Kafka. To send them: {}",
             settings.target.replay_from()
         );
         Settlement {

@@ -98,7 +98,7 @@ fn init_sets_the_event_size_limit_and_check_compares_it_with_kafka() {
         let warning = warning.expect("a warning").to_owned();
         for text in [
             "up to 2000000 bytes",
-            "up to 1000000 (message.max.bytes in [kafka])",
+            "up to 1000000 bytes (message.max.bytes in [kafka])",
             "halts the pipeline",
         ] {
             assert!(warning.contains(text), "{text:?} in {warning}");

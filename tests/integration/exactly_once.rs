@@ -286,7 +286,7 @@ fn halts_if_the_slot_was_re_created_while_walpost_was_stopped() {
     fixture.run().finish().expect_code(3).expect_mentions(&[
         &slot,
         "was confirmed up to",
-        "may be missing in Kafka",
+        "may be missing from Kafka",
         "walpost checkpoint adopt",
     ]);
     assert_eq!(fixture.confirmed(), confirmed);

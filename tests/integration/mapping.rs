@@ -43,7 +43,7 @@ fn reports_a_column_of_an_unsupported_type() {
         ),
         (
             "payload = \"aggregateid\"\npartition = \"shard\"\n",
-            "column \"shard\" of table public.outbox has type numeric(3,0), but partition needs",
+            "column \"shard\" of table public.outbox has type numeric(3,0), but partition requires",
         ),
     ] {
         let file = fixture.file(settings);

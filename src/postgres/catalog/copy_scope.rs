@@ -151,7 +151,7 @@ impl Catalog {
             slot,
             journal = id,
             partitions,
-            "partitions were detached from table {table} before their rows were copied: their events may be missing in Kafka. \
+            "partitions were detached from table {table} before their rows were copied: their events may be missing from Kafka. \
              Attach the partitions, and send the events: {}",
             replay_command(&target.commands, None)
         );
