@@ -125,7 +125,7 @@ fn bad_content(content: &str, texts: &[&str]) {
 #[test]
 fn halts_on_a_message_without_an_envelope_and_can_skip_its_transaction() {
     bad_content("'no envelope'", &["byte 0x6e", "walpost.publish"]);
-    bad_content("'\\x01ab'::bytea", &["ends inside id"]);
+    bad_content("'\\x01ab'::bytea", &["ends within field id"]);
 }
 
 #[test]

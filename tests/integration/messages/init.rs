@@ -123,7 +123,7 @@ fn check_warns_about_a_sql_ascii_database() {
     );
     fixture.init().finish().expect_code(0);
     let output = fixture.check().finish().expect_code(0);
-    output.expect_mentions(&["warning", "SQL_ASCII", "is not UTF-8"]);
+    output.expect_mentions(&["warning", "SQL_ASCII", "does not validate text"]);
     let output = message_fixture().check().finish().expect_code(0).stdout;
     assert!(!output.contains("SQL_ASCII"), "{output}");
 }
