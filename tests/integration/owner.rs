@@ -226,7 +226,7 @@ fn init_reports_missing_owner_and_writer_roles_and_changes_nothing() {
         ("--writer", "should send events"),
     ] {
         init(&[flag, "it's nobody"]).expect_mentions(&[
-            &format!("role \"it's nobody\" does not exist, and {to}"),
+            &format!("role \"it's nobody\" does not exist, but {to}"),
             "CREATE ROLE \"it's nobody\" LOGIN",
             "Nothing was changed",
         ]);
