@@ -1,4 +1,5 @@
-//! Has the linker put functions of `src/main.rs` in the place of functions of librdkafka, which they call.
+//! Makes the linker replace functions of librdkafka with functions in `src/main.rs`, which call the
+//! original functions.
 
 use std::path::PathBuf;
 
@@ -25,10 +26,11 @@ const RETURN_ERROR_CODES: &[&str] = &[
 /// The private function that `wakeup` replaces.
 const WAKEUP: &str = "rd_kafka_msgq_allow_wakeup_at";
 
-/// The header of librdkafka that declares it.
+/// The header of librdkafka that declares the function.
 const WAKEUP_HEADER: &str = "src/rdkafka_msg.h";
 
-/// Its declaration, as `wakeup` declares it in Rust. Any other one may come with another meaning.
+/// The function's declaration in librdkafka, which `wakeup` assumes. If the declaration differs, the
+/// function may have a different meaning.
 const WAKEUP_DECLARATION: &str = "rd_bool_t rd_kafka_msgq_allow_wakeup_at(\
     rd_kafka_msgq_t *rkmq, const rd_kafka_msgq_t *dest_rkmq, rd_ts_t *next_wakeup, rd_ts_t now, \
     rd_ts_t linger_us, int32_t batch_msg_cnt, int64_t batch_msg_bytes);";
@@ -54,12 +56,12 @@ fn main() {
     }
 }
 
-/// With two dashes, the linker of `zig cc` does not know the option.
+/// The linker of `zig cc` does not recognize the option with two dashes.
 fn wrap(function: &str) {
     println!("cargo:rustc-link-arg-bins=-Wl,-wrap={function}");
 }
 
-/// Checks that the librdkafka that is linked declares the function as `wakeup` does.
+/// Checks that the linked librdkafka declares the function as `wakeup` assumes.
 fn check_wakeup() -> Result<(), String> {
     let root =
         std::env::var("DEP_RDKAFKA_ROOT").map_err(|_| "its source is not known".to_owned())?;

@@ -65,14 +65,14 @@ DECLARE
     -- Control characters, and those that change the direction of text: psql prints messages
     -- unchanged.
     unprintable CONSTANT text := E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]';
-    -- Since PostgreSQL 16, a role can be a member of another one without any of its privileges, or
+    -- Since PostgreSQL 16, a role can be a member of another role without any of its privileges, or
     -- with its privileges but without its attributes, such as REPLICATION.
     act_as text := CASE WHEN current_setting('server_version_num')::int < 160000 THEN 'MEMBER' ELSE 'SET' END;
     -- Roles that can act as the current role anyway, or can grant themselves that right, and that
     -- can also act as the roles to which RESET ROLE and RESET SESSION AUTHORIZATION return. Up to
     -- PostgreSQL 15, a role with CREATEROLE can make itself a member of any role that is not a
-    -- superuser. Since PostgreSQL 16, a role can inherit the privileges of another one, and replace
-    -- its functions, without being able to act as it.
+    -- superuser. Since PostgreSQL 16, a role can inherit the privileges of another role, and
+    -- replace functions of that role, without being able to act as that role.
     may_be_us oid[] := ARRAY(WITH ours AS (
             SELECT oid, rolsuper FROM pg_roles WHERE rolname IN (current_user, session_user)
                 OR oid = (SELECT usesysid FROM pg_stat_activity WHERE pid = pg_backend_pid())

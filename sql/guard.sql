@@ -13,7 +13,7 @@
 -- Until the transaction ends, nobody can change the definition of the table or of tables that
 -- inherit from it, or rename its schema. Rows can still be read and written; VACUUM, CREATE INDEX
 -- and ALTER TABLE wait. The result lists objects that would run code of other roles as the caller,
--- and is empty if there are none; the function fails if there is no such table. The third argument
+-- and is empty if none exist; the function fails if the table does not exist. The third argument
 -- is the kind of statement: SELECT or DELETE, each with conditions on at most created_at and the
 -- primary key; COMPARE, a SELECT that compares any column with a literal; CONDITION, a SELECT with
 -- a condition written by the operator; or ALTER, which attaches or detaches a partition.
@@ -69,7 +69,7 @@ SET search_path = pg_catalog, pg_temp SET standard_conforming_strings = on SET r
 AS $walpost$
 DECLARE
     caller name := CASE current_setting('role') WHEN 'none' THEN session_user ELSE current_setting('role') END;
-    -- Since PostgreSQL 16, a role can be a member of another one without any of its privileges, or
+    -- Since PostgreSQL 16, a role can be a member of another role without any of its privileges, or
     -- with its privileges but without its attributes, such as REPLICATION.
     act_as text := CASE WHEN current_setting('server_version_num')::int < 160000 THEN 'MEMBER' ELSE 'SET' END;
     -- Names can contain these control characters, and psql prints messages unchanged.
@@ -77,8 +77,8 @@ DECLARE
     -- Roles that can act as the caller anyway, or can grant themselves that right, and that can
     -- also act as the roles to which RESET ROLE and RESET SESSION AUTHORIZATION return. Up to
     -- PostgreSQL 15, a role with CREATEROLE can make itself a member of any role that is not a
-    -- superuser. Since PostgreSQL 16, a role can inherit the privileges of another one, and replace
-    -- its functions, without being able to act as it.
+    -- superuser. Since PostgreSQL 16, a role can inherit the privileges of another role, and
+    -- replace functions of that role, without being able to act as that role.
     trusted oid[] := ARRAY(WITH ours AS (
             SELECT oid, rolsuper FROM pg_roles WHERE rolname IN (caller, session_user)
                 OR oid = (SELECT usesysid FROM pg_stat_activity WHERE pid = pg_backend_pid())
@@ -109,7 +109,7 @@ DECLARE
     is_exposed boolean;
     calls text;
 BEGIN
-    -- At another isolation level, the queries below would see the catalogs as they were before the
+    -- At a different isolation level, the queries below would see the catalogs as they were before the
     -- table was locked.
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE EXCEPTION 'walpost.lock_and_examine was called in a transaction with isolation level %, expected read committed',
@@ -285,8 +285,8 @@ BEGIN
             ) AS object (schema, owner)
             WHERE is_ordering AND NOT is_part AND t.typnamespace <> 'pg_catalog'::regnamespace AND statement NOT IN ('DELETE', 'ALTER')
     ), checks (class, object, expressions, type) AS (
-        -- The checks of the types that a literal is parsed as. If the type of a column itself is a
-        -- domain, the column is compared as the domain's base type.
+        -- The CHECK constraints of the types that a literal is parsed as. If a column's type is itself
+        -- a domain, the column is compared as the domain's base type.
         SELECT DISTINCT 'pg_constraint'::regclass, c.oid, conbin::text, type FROM compared JOIN pg_type t ON t.oid = type
             JOIN pg_constraint c ON contypid = type WHERE is_part OR statement = 'CONDITION'
     ), attached (class, object, expressions, is_strict) AS (
@@ -374,7 +374,7 @@ BEGIN
             FROM used JOIN attached USING (class, object)
             WHERE is_strict AND expressions IS NOT NULL AND (class, object) NOT IN (SELECT class, object FROM of_others)
             AND used_class NOT IN ('pg_class'::regclass, 'pg_namespace'::regclass, 'pg_constraint'::regclass, 'pg_am'::regclass)
-            -- None of these can run code.
+            -- The following objects can't run code.
             AND NOT (used_class = 'pg_type'::regclass
                 AND EXISTS (SELECT FROM pg_type e WHERE e.typtype = 'e' AND used_object IN (e.oid, e.typarray)))
             AND NOT (used_class = 'pg_collation'::regclass
@@ -435,7 +435,7 @@ GRANT EXECUTE ON FUNCTION walpost.lock_and_examine(text, text, text) TO PUBLIC;
 COMMENT ON FUNCTION walpost.lock_and_examine(text, text, text)
     IS 'Locks a table and lists the code of other roles that a statement about it would run';
 
--- Another role may have created an object that did not exist in the first examination.
+-- Another role may have created an object that did not exist when it was first examined.
 \set examine 'owners present'
 \ir examine.sql
 COMMIT;

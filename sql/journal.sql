@@ -1,7 +1,7 @@
 -- The tables in which Walpost records its work in the database.
 --
 -- The journal contains operations on pipelines that can't be derived from WAL: events that an
--- operator skipped, that a dropped slot had not delivered, or that were copied at the start or sent
+-- operator skipped, that a dropped slot had not delivered, or that were copied by a snapshot or sent
 -- again, and tables that were set aside.
 --
 -- The state of slots has one row for each slot, with the last position that Walpost may have
@@ -80,7 +80,7 @@ BEGIN
             -- Walpost has not confirmed any later position.
             confirmed_lsn pg_lsn NOT NULL,
             at timestamptz NOT NULL,
-            -- Why the pipeline last halted: JSON, with the position that was confirmed then. If a
+            -- Why the pipeline last halted: JSON, with the confirmed position at the halt. If a
             -- later position has been confirmed since, the pipeline has continued.
             halt text
         ) WITH (fillfactor = 50);
@@ -121,7 +121,7 @@ BEGIN
 END
 $walpost$;
 
--- Another role may have created an object that did not exist in the first examination.
+-- Another role may have created an object that did not exist when it was first examined.
 \set examine 'journal slot_state table_state present'
 \ir examine.sql
 COMMIT;

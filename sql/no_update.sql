@@ -101,7 +101,7 @@ BEGIN
 END
 $walpost$;
 
--- Another role may have created an object that did not exist in the first examination.
+-- Another role may have created an object that did not exist when it was first examined.
 \ir examine.sql
 \if :{?outbox_transaction}
 \else

@@ -97,7 +97,7 @@ END
 $walpost$;
 \ir no_update.sql
 
--- Another role may have created an object that did not exist in the first examination.
+-- Another role may have created an object that did not exist when it was first examined.
 \set examine owners
 \ir examine.sql
 \unset outbox_transaction

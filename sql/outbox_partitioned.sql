@@ -12,7 +12,7 @@
 -- To drop a day manually, only after all of its events are in Kafka:
 --   ALTER TABLE public.outbox DETACH PARTITION public.outbox_p20251101;
 --   SELECT pg_catalog.pg_current_wal_lsn();
---   -- wait until confirmed_flush_lsn of the slot in pg_replication_slots is beyond that, then
+--   -- wait until confirmed_flush_lsn of the slot in pg_replication_slots is above this LSN, then
 --   DROP TABLE public.outbox_p20251101;
 -- Detached or dropped rows that have not been delivered yet are still delivered, from WAL. However,
 -- if the slot is lost, they can't be sent again. Set lock_timeout: DETACH waits for the
@@ -159,7 +159,7 @@ END
 $walpost$;
 \ir no_update.sql
 
--- Another role may have created an object that did not exist in the first examination.
+-- Another role may have created an object that did not exist when it was first examined.
 \set examine owners
 \ir examine.sql
 \unset outbox_transaction

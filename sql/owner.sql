@@ -8,7 +8,7 @@
 --
 -- The owner is changed for the table that outbox.sql or outbox_partitioned.sql has created, and for
 -- its partitions that belong to the current role. A table that belongs to another role, or was
--- created in another way, is rejected and not changed. The functions walpost_uuidv7 and
+-- created in a different way, is rejected and not changed. The functions walpost_uuidv7 and
 -- walpost_no_update keep their owner: an outbox of another application in the same schema calls
 -- them too, and their owner could have code executed as its writers. The publication, the journal
 -- and Walpost's role also keep their owner.
@@ -87,7 +87,7 @@ BEGIN
     END IF;
     FOR found IN SELECT * FROM pg_class WHERE oid = ANY (given) LOOP
         EXECUTE format('ALTER TABLE %s OWNER TO %I', found.oid::regclass, name);
-        -- The owner of the schema can replace the table that was examined with another one.
+        -- The owner of the schema can replace the examined table with a different table.
         IF (SELECT relowner FROM pg_class WHERE oid = found.oid) IS DISTINCT FROM wanted THEN
             RAISE EXCEPTION 'table % was replaced by another one in the meantime', found.relname;
         END IF;

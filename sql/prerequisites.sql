@@ -60,7 +60,7 @@ BEGIN
                     'Or: ALTER SYSTEM SET max_wal_senders = %s; then restart the server.', senders_max + 10);
         END IF;
         -- The role's attribute proves nothing: on RDS and Aurora the privilege is a membership. WAL
-        -- has no position 0/0, so this always fails and moves no slot, but the server checks first
+        -- has no position 0/0, so the call always fails and moves no slot, but the server checks first
         -- whether the role may use slots.
         BEGIN
             PERFORM pg_catalog.pg_replication_slot_advance(name, '0/0');

@@ -8,7 +8,7 @@
 -- docs/tables.md gives the reason. Safe to run again: an existing publication of that name is
 -- examined, and changed only if several=on and it lacks walpost.outbox_row.
 --
--- An outbox of messages has no table. With -v table= the publication is empty; pgoutput requires a
+-- A message outbox has no table. With -v table= the publication is empty; pgoutput requires a
 -- publication anyway.
 -- With -v several=on, the publication is for several outboxes: at first, it contains only
 -- walpost.outbox_row (see tables.sql), and add_outbox.sql adds each outbox.
@@ -132,6 +132,6 @@ BEGIN
 END
 $walpost$;
 
--- Another role may have created an object that did not exist in the first examination.
+-- Another role may have created an object that did not exist when it was first examined.
 \ir examine.sql
 COMMIT;

@@ -116,13 +116,13 @@ BEGIN
     ELSIF pg_catalog.jsonb_typeof(headers) OPERATOR(pg_catalog.<>) 'object' THEN
         RAISE EXCEPTION 'headers of an event must be a JSON object, not %', pg_catalog.jsonb_typeof(headers)
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Each member becomes a header of the record.';
-    -- This is the limit of walpost_event_size in outbox.sql, which explains it.
+    -- The limit is the same as walpost_event_size in outbox.sql, which explains it.
     ELSIF pg_catalog.octet_length(envelope) OPERATOR(pg_catalog.>) walpost.max_event_bytes() THEN
         RAISE EXCEPTION 'event has % bytes: at most % are allowed', pg_catalog.octet_length(envelope), walpost.max_event_bytes()
             USING ERRCODE = 'program_limit_exceeded',
             HINT = 'Store large data where consumers can fetch it, and send a reference. To allow larger events, raise the limits '
                 'of Kafka, then run: walpost init --max-event-bytes BYTES --config FILE.';
-    -- These are the limits of the constraints on these columns in outbox.sql, which explains them.
+    -- The limits are those of the constraints in outbox.sql, which explains them.
     ELSIF pg_catalog.octet_length(aggregatetype) OPERATOR(pg_catalog.>) 236
         OR pg_catalog.octet_length(aggregateid) OPERATOR(pg_catalog.>) 1024
         OR pg_catalog.octet_length(type) OPERATOR(pg_catalog.>) 1024 THEN
@@ -164,7 +164,7 @@ BEGIN
 END
 $walpost$;
 
--- Another role may have created an object that did not exist in the first examination.
+-- Another role may have created an object that did not exist when it was first examined.
 \set examine 'owners present'
 \ir examine.sql
 COMMIT;

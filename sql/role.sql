@@ -16,7 +16,7 @@
 -- slot only needs a line for its own database, not a line for `replication`.
 -- Rows are read from WAL, which requires no privilege on the outbox. SELECT is needed for rows that
 -- are older than the slot, and for commands that compare or send the contents of the table, such as
--- `walpost verify`. For an outbox of messages, which has no table: -v table=
+-- `walpost verify`. For a message outbox, which has no table: -v table=
 -- The role can read the journal and add entries to it, but the server fills in who did what and
 -- when. The role writes the positions that it has confirmed to walpost.slot_state, and how tables
 -- are published to walpost.table_state.

@@ -15,7 +15,7 @@ SET backslash_quote = 'safe_encoding';
 SET standard_conforming_strings = on;
 SET quote_all_identifiers = off;
 SET datestyle = 'ISO';
--- At another isolation level, an examination would see the catalogs as they were when the
+-- At a different isolation level, an examination would see the catalogs as they were when the
 -- transaction began.
 SET default_transaction_isolation = 'read committed';
 SET default_transaction_read_only = off;

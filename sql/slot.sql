@@ -1,5 +1,5 @@
--- Creates the replication slot, which is Walpost's position in WAL. Everything committed after this
--- is delivered.
+-- Creates the replication slot, which is Walpost's position in WAL. Everything committed after the
+-- slot was created is delivered.
 --
 --   PGOPTIONS='-c lock_timeout=10s' psql -v publication=walpost_outbox -v slot=walpost_outbox -f sql/slot.sql
 --
@@ -10,8 +10,8 @@
 -- The publication must exist first: it is looked up as of each change in WAL. If a slot is older
 -- than its publication, it contains changes from before the publication existed; up to PostgreSQL
 -- 17, decoding them fails permanently.
--- Creating a slot waits until every transaction that is open at that moment has ended. With
--- lock_timeout, it fails instead, and leaves nothing behind.
+-- Creating a slot waits until every transaction that is already open has ended. If lock_timeout
+-- expires first, the command fails, and leaves nothing behind.
 -- Since PostgreSQL 17, -v failover=', failover => true' makes standbys keep a copy of the slot, so
 -- that it survives a failover; docs/standby.md describes what else is required. `walpost init` does
 -- this unless --no-failover is given.

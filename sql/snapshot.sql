@@ -57,14 +57,14 @@ DECLARE
     has_rows boolean;
     was_read boolean;
 BEGIN
-    -- An outbox of messages has no rows. The pipeline may have had another name when the copy was begun.
+    -- A message outbox has no rows to copy. The pipeline may have been renamed since the copy was started.
     IF outbox_name = '' OR EXISTS (SELECT FROM walpost.journal j
         WHERE j.slot = its_slot AND j.action = 'snapshot' AND j.detail ->> 'state' IS DISTINCT FROM 'due') THEN
         RETURN;
     END IF;
     SELECT confirmed_flush_lsn INTO STRICT confirmed FROM pg_replication_slots WHERE slot_name = its_slot;
     was_read := EXISTS (SELECT FROM pg_stat_replication_slots WHERE slot_name = its_slot AND total_txns > 0);
-    -- If a start failed before it confirmed anything, the slot is still as walpost init created it.
+    -- If startup failed before any position was confirmed, the slot is unchanged since walpost init created it.
     IF was_read AND has_table_privilege('walpost.slot_state', 'SELECT') THEN
         was_read := NOT EXISTS (SELECT FROM walpost.slot_state s WHERE s.slot = its_slot AND NOT s.begun AND s.created_lsn = confirmed
             AND s.system_id = (SELECT system_identifier::text FROM pg_control_system())
@@ -83,7 +83,7 @@ BEGIN
         IF has_rows THEN
             RAISE NOTICE 'table % has rows that may be older than slot %: walpost run delivers these rows first', outbox, its_slot
                 USING HINT = 'If they were already delivered, or must not be delivered, set snapshot = "never".';
-            -- The journal may have been restored from another cluster, but the OIDs and the position
+            -- The journal may have been restored from a different cluster, but the OIDs and the position
             -- belong to this one. The copy can't include partitions that are detached before it starts.
             its_detail := its_detail || jsonb_build_object('state', 'due', 'relation', outbox::regclass::oid::text,
                 'partitions', (WITH RECURSIVE descendant (oid) AS (

@@ -10,12 +10,13 @@
 -- again, so they are in WAL exactly once, before everything that the table receives later. The
 -- result is the number of these rows, or NULL if the table was already in the publication. If a
 -- table was published before and then removed, it is added without its rows, since most of them
--- were delivered. Walpost records the rows committed in between as missing until walpost replay
--- --dropped-slots sends them.
+-- were delivered. Walpost records the rows that were committed while the table was not published as
+-- missing until walpost replay --dropped-slots sends them.
 --
 -- Sessions that want to write to the table wait until the transaction ends, and the function waits
--- until the transactions of earlier writers end. Each row is written to WAL once more: if the table
--- is too large for that, add it with ALTER PUBLICATION, and send its rows with walpost replay.
+-- until the transactions of earlier writers end. Each row is written to WAL once more. If the table
+-- is too large to be written again, add it with ALTER PUBLICATION, and send its rows with walpost
+-- replay.
 --
 -- Run by: a role with CREATE on the database, after guard.sql and journal.sql; a second time, the
 -- same role. Safe to run again: an existing table is examined, the function is replaced, and
@@ -306,7 +307,7 @@ BEGIN
 END
 $walpost$;
 
--- Another role may have created an object that did not exist in the first examination.
+-- Another role may have created an object that did not exist when it was first examined.
 \set examine 'owners outbox_row present'
 \ir examine.sql
 COMMIT;

@@ -6,7 +6,7 @@
 --
 -- Stop `walpost run` first. Events that have not been delivered stay in the table but will not be
 -- delivered. This can't be undone: a new slot delivers only events that are committed after it was
--- created. In an outbox of messages (-v table=), such events are lost with the slot. Safe to run
+-- created. In a message outbox (-v table=), such events are lost with the slot. Safe to run
 -- again.
 -- Run by: the owner of the publication who may also drop slots (REPLICATION), or a superuser.
 \set ON_ERROR_STOP on
@@ -57,7 +57,7 @@ BEGIN
         RAISE NOTICE 'slot % dropped; it was confirmed up to %, and WAL ended at %',
             name, found.confirmed_flush_lsn, pg_current_wal_lsn();
     END IF;
-    -- Otherwise, a new slot of this name would be reported as moved by something else.
+    -- If the row remained, a new slot of this name would be reported as moved by something else.
     FOR kept IN SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = 'walpost'
         AND c.relname IN ('slot_state', 'table_state')
         AND c.relname = ANY (string_to_array(current_setting('walpost.examined'), ' '))

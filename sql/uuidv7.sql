@@ -27,7 +27,7 @@ DECLARE
     owner oid := (SELECT proowner FROM pg_proc WHERE oid = to_regprocedure(format('%I.walpost_uuidv7()', in_schema)));
 BEGIN
     -- An existing function may be bound to functions or operators of other schemas, if it was
-    -- created with another search_path. Therefore it is replaced if the role may do so. Here, the
+    -- created with a different search_path. Therefore it is replaced if the role may do so. Here, the
     -- body is bound to functions and operators of pg_catalog, regardless of the search_path of the
     -- session that inserts.
     IF to_regprocedure('pg_catalog.uuidv7()') IS NOT NULL
@@ -53,7 +53,7 @@ BEGIN
 END
 $walpost$;
 
--- Another role may have created an object that did not exist in the first examination.
+-- Another role may have created an object that did not exist when it was first examined.
 \ir examine.sql
 \if :{?outbox_transaction}
 \else

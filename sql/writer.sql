@@ -3,13 +3,13 @@
 --
 --   psql -v schema=public -v table=outbox -v writer=shop -f sql/writer.sql
 --
--- Run by: the owner of the outbox, or of the functions for an outbox of messages (-v table=, after
+-- Run by: the owner of the outbox, or of the functions for a message outbox (-v table=, after
 -- publish.sql). For messages, either a superuser runs it, or PUBLIC must still be allowed to call
 -- pg_logical_emit_message(). Run it once for each role. Safe to run again.
 -- `walpost init --writer shop` runs the same SQL. This file revokes nothing.
 --
--- For a table, the role gets INSERT on it and the privileges that inserting requires. For an outbox
--- of messages, it gets walpost.publish and publish_bytes, and the functions that they call. A role
+-- For a table, the role gets INSERT on it and the privileges that inserting requires. For a message
+-- outbox, the role gets walpost.publish and publish_bytes, and the functions that they call. A role
 -- that may send events can send any event.
 \set ON_ERROR_STOP on
 \if :{?schema}

@@ -3,7 +3,7 @@
 use std::env;
 use std::path::Path;
 
-/// Where common distributions store the certificate authorities in one file. A statically linked
+/// The files in which common distributions store the certificate authorities. A statically linked
 /// OpenSSL searches other locations.
 const BUNDLES: [&str; 5] = [
     "/etc/ssl/certs/ca-certificates.crt",

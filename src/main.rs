@@ -7,8 +7,9 @@
 
 use std::process::ExitCode;
 
-/// Also used by librdkafka, whose `malloc` is replaced at link time. librdkafka allocates each
-/// record on one thread and frees it on another, which is slow with the system's allocator.
+/// The allocator of the program and of librdkafka, whose `malloc` is replaced at link time.
+/// librdkafka allocates each record on one thread and frees it on another, which is slow with the
+/// system's allocator.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
@@ -17,7 +18,7 @@ static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 #[unsafe(export_name = "malloc_conf")]
 pub static MALLOC_CONF: &[u8] = b"dirty_decay_ms:100\0";
 
-/// Overrides when librdkafka's threads check their queues again.
+/// Changes when librdkafka's threads check their queues again.
 ///
 /// When a batch is ready, it is either sent at once or, if a request to its partition is in flight,
 /// has to wait. In the latter case, librdkafka polls with a timeout of 0 until the response arrives,

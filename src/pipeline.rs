@@ -306,8 +306,8 @@ async fn with_rejection(error: PipelineError, core: &Core) -> PipelineError {
     if !matches!(error.cause(), Cause::Sink(SinkError::Broken(_))) {
         return error;
     }
-    // If only the connection is broken, this waits for the whole timeout, because all records stay
-    // in flight until they time out.
+    // If only the connection is broken, the wait lasts for the whole timeout, because all records
+    // stay in flight until they time out.
     let _ = timeout(PRODUCER_ERROR_TIMEOUT, core.delivery.watermark.empty()).await;
     match core.delivery.watermark.deliveries().failure() {
         Some(failure) => StreamError::Delivery(failure).into(),

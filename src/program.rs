@@ -100,8 +100,8 @@ impl Program {
     /// Creates a program from its path and arguments, as in the configuration.
     ///
     /// # Errors
-    /// The first element is not an absolute path, or an argument is invalid. The message states
-    /// what was expected.
+    /// Returns an error if the first element is not an absolute path, or if an argument is invalid.
+    /// The message states what was expected.
     pub(crate) fn new(argv: &[String]) -> Result<Self, String> {
         let Some((path, arguments)) = argv.split_first() else {
             return Err(
@@ -133,7 +133,8 @@ impl Program {
     /// if the program has to be killed.
     ///
     /// # Errors
-    /// The program failed or was not run. The error does not contain any of the program's output.
+    /// Returns an error if the program failed or was not run. The error does not contain any of the
+    /// program's output.
     pub(crate) fn run(&self, limit: Duration) -> Result<Vec<u8>, ProgramError> {
         trusted_path::check_program(Path::new(&self.path)).map_err(|error| match error {
             PathError::Io { reason, .. } => ProgramError::Start(reason),
@@ -550,7 +551,7 @@ mod tests {
     }
 
     #[test]
-    fn parses_the_parent_of_a_process_with_any_name() {
+    fn parses_the_parent_pid_regardless_of_the_process_name() {
         let parse = |stat: &str| parent(stat.as_bytes()).map(Pid::as_raw_nonzero);
         assert_eq!(parse("7 (a) S 1 7 7").map(|pid| pid.get()), Some(1));
         assert_eq!(parse("7 (a) Z 1) S 5 7 7").map(|pid| pid.get()), Some(5));

@@ -152,10 +152,10 @@ pub(crate) enum ReplayError {
         "table {table} is not set aside: the journal has no open entry about the table for slot {slot:?}"
     )]
     NotSetAside { table: TableName, slot: String },
-    /// A slot was going to be dropped, but still exists.
+    /// A slot that the journal marked to be dropped still exists.
     #[error(
-        "slot {slot:?}, which was going to be dropped (entry {entry} of the journal), still exists at {confirmed} with \
-         its undelivered events. Start walpost, which drops the slot or delivers the events; then run the replay again"
+        "slot {slot:?}, which journal entry {entry} marked to be dropped, still exists (confirmed up to {confirmed}) and \
+         retains undelivered events. Start walpost, which drops the slot or delivers the events; then run the replay again"
     )]
     NotDropped {
         slot: String,
@@ -223,7 +223,7 @@ pub(crate) enum ReplayError {
         "--where contains a parameter such as $1, which has no value. Replace the parameter with a value"
     )]
     Parameters,
-    /// The run was started with another condition, or without a condition.
+    /// The run was started with a different condition, or without a condition.
     #[error(
         "replay {run}, which role {} started at {}, {}. The condition in the journal is compared but never run: {}",
         begun.by_role,
@@ -246,7 +246,7 @@ pub(crate) enum ReplayError {
         /// The command that resumes the run.
         command: String,
     },
-    /// The run was started with another topic.
+    /// The run was started with a different topic.
     #[error(
         "replay {run}, which role {} started at {}, sends to topic {expected}, but the settings specify {found}. If \
          topic {expected} is intended, specify it again: {command}",
@@ -440,7 +440,7 @@ impl<'s> ReplayPlan<'s> {
     /// Determines which rows `selection` contains now. Does not change anything.
     ///
     /// # Errors
-    /// The selection does not match the table, or a query failed.
+    /// Returns an error if the selection does not match the table, or if a query failed.
     pub(crate) async fn new(
         settings: &'s PipelineSettings,
         selection: &Selection,
@@ -483,7 +483,8 @@ impl<'s> ReplayPlan<'s> {
     /// Determines which rows may be missing because slots were dropped. Does not change anything.
     ///
     /// # Errors
-    /// No slot was dropped, the rows can't be determined yet, or a query failed.
+    /// Returns an error if no slot was dropped, the rows can't be determined yet, or a query
+    /// failed.
     pub(crate) async fn for_dropped_slots(
         settings: &'s PipelineSettings,
     ) -> Result<Self, ReplayError> {
@@ -503,7 +504,8 @@ impl<'s> ReplayPlan<'s> {
     /// Determines which rows of a table that is set aside may be missing. Does not change anything.
     ///
     /// # Errors
-    /// The table is not set aside, the rows can't be determined yet, or a catalog query failed.
+    /// Returns an error if the table is not set aside, the rows can't be determined yet, or a
+    /// catalog query failed.
     pub(crate) async fn for_set_aside(settings: &'s PipelineSettings) -> Result<Self, ReplayError> {
         let table = table(settings)?;
         let writer = Catalog::open(&settings.postgres).await?;
@@ -526,8 +528,8 @@ impl<'s> ReplayPlan<'s> {
     /// operator has specified again.
     ///
     /// # Errors
-    /// The journal does not contain the run, the run is complete, or it was started with another
-    /// condition, topic or table.
+    /// Returns an error if the journal does not contain the run, or if the run is complete or was
+    /// started with a different condition, topic or table.
     pub(crate) async fn resume(
         settings: &'s PipelineSettings,
         run: Uuid,
@@ -696,7 +698,7 @@ impl<'s> ReplayPlan<'s> {
     /// Waits until the pipeline has recorded whether it resumes delivery of the table.
     ///
     /// # Errors
-    /// A catalog query failed.
+    /// Returns an error if a catalog query failed.
     pub(crate) async fn hand_over(&self) -> Result<HandOver, ReplayError> {
         set_aside::hand_over(self.settings, &self.writer, &self.planned.set_aside).await
     }
@@ -745,7 +747,8 @@ impl<'s> ReplayPlan<'s> {
     /// previous call.
     ///
     /// # Errors
-    /// A row can't be read, routed or delivered. The journal shows the progress.
+    /// Returns an error if a row can't be read, routed or delivered. The journal shows the
+    /// progress.
     pub(crate) async fn send(
         &self,
         sink: &mut impl Sink,

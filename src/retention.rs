@@ -192,7 +192,7 @@ pub(crate) enum RetentionError {
     /// Something else has moved the slot, so its position does not show which rows were delivered.
     #[error("rows that may not have been delivered are kept: {0}")]
     Moved(Moved),
-    /// The recorded state of the slot belongs to another history of the database.
+    /// The recorded state of the slot belongs to a different history of the database.
     #[error("rows that slot {slot:?} may not have delivered are kept: {what}. {next_step}")]
     OtherHistory {
         slot: String,
@@ -258,7 +258,7 @@ pub(crate) async fn pass(
 /// the tables in the publication.
 ///
 /// # Errors
-/// A catalog query failed.
+/// Returns an error if a catalog query failed.
 async fn tables(catalog: &Catalog, target: &Target) -> Result<Vec<Target>, CatalogError> {
     let outboxes = match &target.outbox {
         Outbox::Messages { .. } => Vec::new(),
@@ -284,8 +284,8 @@ async fn tables(catalog: &Catalog, target: &Target) -> Result<Vec<Target>, Catal
 /// in the whole pass. Commands in the errors include the command-line options of this process.
 ///
 /// # Errors
-/// The connection broke or a catalog query failed. Problems with the table or with individual
-/// partitions are in the report instead.
+/// Returns an error if the connection broke or a catalog query failed. Problems with the table or
+/// with individual partitions are in the report instead.
 async fn pass_of_table(
     catalog: &Catalog,
     settings: &PipelineSettings,
@@ -402,7 +402,7 @@ async fn examine_table(
 /// being detached. A query of the table does not return their rows.
 ///
 /// # Errors
-/// A catalog query failed.
+/// Returns an error if a catalog query failed.
 pub(crate) async fn detached_partitions(
     catalog: &Catalog,
     table: &TableName,
@@ -815,7 +815,7 @@ impl Pass<'_> {
             let lock = format!("LOCK TABLE ONLY {table} IN SHARE UPDATE EXCLUSIVE MODE");
             self.client.batch_execute(&lock).await?;
         }
-        // The facts from which the statements were composed may have changed before the table was
+        // The properties from which the statements were composed may have changed before the table was
         // locked.
         let now = facts::query_maintained_table(self.client, &self.outbox.name).await?;
         if now.as_ref() != Some(self.outbox) {

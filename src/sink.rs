@@ -19,14 +19,14 @@ pub trait Sink {
     /// and accepted records keep their order within a partition.
     ///
     /// # Errors
-    /// The sink can't accept the record, and would not accept it later.
+    /// Returns an error if the sink can't accept the record, and would not accept it later.
     fn produce(&mut self, record: &Record<'_>, tag: Tag) -> Result<Produced, SinkError>;
 
     /// Called when no more records are available at the moment. The sink should send its records
     /// without lingering, unless traffic is `busy` and more records are about to follow.
     ///
     /// # Errors
-    /// The sink can't accept any more records.
+    /// Returns an error if the sink can't accept any more records.
     fn flush(&mut self, busy: bool) -> Result<(), SinkError>;
 
     /// Prepares `topic` before its first record. Only called if the sink returned
@@ -40,7 +40,7 @@ pub trait Sink {
     /// the error from now on, until the sink looks the topic up again.
     ///
     /// # Errors
-    /// The sink can't use the topic after all.
+    /// Returns an error if the sink can't use the topic.
     fn prepared(&mut self, _topic: &str, _prepared: Prepared) -> Result<(), SinkError> {
         Ok(())
     }
@@ -187,7 +187,7 @@ pub enum SinkError {
     },
     /// A broker has rejected the record when it was sent alone.
     #[error(
-        "Kafka rejected its record for topic {topic:?} (key and value: {bytes} bytes): {reason}"
+        "Kafka rejected the record for topic {topic:?} (key and value: {bytes} bytes): {reason}"
     )]
     RecordRefused {
         topic: String,

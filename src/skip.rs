@@ -1,9 +1,9 @@
 //! Advances a slot past events that an operator has decided to skip.
 //!
 //! The journal is written first, then the checkpoint, and then the slot is advanced. If the process
-//! ends in between, the journal may record a skip that was not completed, and the checkpoint may be
-//! ahead of the slot, in which case the next `run` resumes from the checkpoint. In each case,
-//! running the same command again advances the slot.
+//! ends between these steps, the journal may record a skip that was not completed, and the
+//! checkpoint may be ahead of the slot, in which case the next `run` resumes from the checkpoint.
+//! In each case, running the same command again advances the slot.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -148,7 +148,7 @@ impl<'s> Skip<'s> {
     /// Determines the changes to make, without making them.
     ///
     /// # Errors
-    /// The skip is not possible, or a server query failed.
+    /// Returns an error if the skip is not possible, or if a server query failed.
     pub(crate) async fn to(
         settings: &'s PipelineSettings,
         to: SkipTarget,
@@ -183,7 +183,8 @@ impl<'s> Skip<'s> {
     /// Performs the skip.
     ///
     /// # Errors
-    /// Something else has moved the slot or the checkpoint, or a server rejects the change.
+    /// Returns an error if something else has moved the slot or the checkpoint, or if a server
+    /// rejects the change.
     pub(crate) async fn run(self) -> Result<(), SkipError> {
         let Self {
             settings,
@@ -429,8 +430,8 @@ async fn unconfirmed_move(
     Ok((!is_known).then_some(state.confirmed))
 }
 
-/// With exactly-once delivery, returns the last checkpoint, and the checkpoint from which a start
-/// would resume now.
+/// With exactly-once delivery, returns the last checkpoint, and the checkpoint from which the
+/// pipeline would resume now.
 async fn checkpoint(
     settings: &PipelineSettings,
     confirmed: Lsn,

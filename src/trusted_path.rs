@@ -9,8 +9,8 @@
 //!
 //! Programs, and files that a library opens by name, can't be passed as an open descriptor: for
 //! example, the kernel would pass `/dev/fd/N` to the interpreter of a script. They are examined
-//! immediately before they are used. In between, only trusted users can change a component of the
-//! path, so other users can't exploit the delay.
+//! immediately before they are used. Between the examination and the use, only trusted users can
+//! change a component of the path, so other users can't exploit the delay.
 //!
 //! There are three exceptions:
 //! - In a sticky folder, other users can create files but can't replace those of root or of this
@@ -84,7 +84,7 @@ pub enum PathError {
         place: String,
         /// The owner of the file or folder.
         owner: u32,
-        /// Its mode.
+        /// The mode of the file or folder.
         mode: u32,
         /// The remedy, with the command.
         remedy: String,
@@ -96,11 +96,11 @@ pub enum PathError {
     Writable {
         /// The file, folder or link.
         place: String,
-        /// Its owner or mode, and what was expected.
+        /// The owner or mode of the component, and the expected owner or mode.
         found: String,
         /// The command that fixes it.
         remedy: String,
-        /// Another remedy if the file system is mounted read-only, otherwise empty.
+        /// An additional remedy if the file system is mounted read-only; otherwise empty.
         read_only: &'static str,
     },
     /// Other users can create files in the folder.
@@ -111,10 +111,10 @@ pub enum PathError {
     Shared {
         /// The folder.
         place: String,
-        /// Its mode.
+        /// The mode of the file or folder.
         mode: u32,
     },
-    /// The path leads to a file of another type.
+    /// The path leads to a file of a different type.
     #[error("{place} is {found}, expected {expected}")]
     Kind {
         /// The resolved path.
@@ -163,7 +163,7 @@ impl From<Errno> for PathError {
 /// Reads a regular file of at most [`MAX_FILE_BYTES`].
 ///
 /// # Errors
-/// [`PathError`].
+/// Returns a [`PathError`] if the path is not trusted or can't be examined.
 pub(crate) fn read(path: &Path) -> Result<Vec<u8>, PathError> {
     open(path)?.read()
 }
@@ -171,7 +171,7 @@ pub(crate) fn read(path: &Path) -> Result<Vec<u8>, PathError> {
 /// Opens a regular file. Never blocks, as opening a FIFO would.
 ///
 /// # Errors
-/// [`PathError`].
+/// Returns a [`PathError`] if the path is not trusted or can't be examined.
 pub(crate) fn open(path: &Path) -> Result<TrustedFile, PathError> {
     let resolved = resolve(path)?;
     resolved.expect_file()?;
@@ -181,7 +181,7 @@ pub(crate) fn open(path: &Path) -> Result<TrustedFile, PathError> {
 /// Checks a regular file that a library will open by its path.
 ///
 /// # Errors
-/// [`PathError`].
+/// Returns a [`PathError`] if the path is not trusted or can't be examined.
 pub(crate) fn check(path: &Path) -> Result<(), PathError> {
     resolve(path)?.expect_file()
 }
@@ -190,7 +190,7 @@ pub(crate) fn check(path: &Path) -> Result<(), PathError> {
 /// may open a new file in the folder later, so other users must not be able to create files there.
 ///
 /// # Errors
-/// [`PathError`].
+/// Returns a [`PathError`] if the path is not trusted or can't be examined.
 pub(crate) fn check_all(path: &Path) -> Result<(), PathError> {
     let resolved = resolve(path)?;
     if resolved.kind() != FileType::Directory {
@@ -212,7 +212,7 @@ pub(crate) fn check_all(path: &Path) -> Result<(), PathError> {
 /// even if the folder is sticky.
 ///
 /// # Errors
-/// [`PathError`].
+/// Returns a [`PathError`] if the path is not trusted or can't be examined.
 pub(crate) fn check_folder(path: &Path) -> Result<(), PathError> {
     let resolved = resolve(path)?;
     resolved.expect_folder()?;
@@ -223,7 +223,7 @@ pub(crate) fn check_folder(path: &Path) -> Result<(), PathError> {
 /// able to create files in it, even if the folder is sticky.
 ///
 /// # Errors
-/// [`PathError`].
+/// Returns a [`PathError`] if the path is not trusted or can't be examined.
 pub(crate) fn check_private_folder(path: &Path) -> Result<(), PathError> {
     let resolved = resolve(path)?;
     resolved.expect_folder()?;
@@ -237,7 +237,7 @@ pub(crate) fn check_private_folder(path: &Path) -> Result<(), PathError> {
 /// other users must not be able to change where the path of the folder leads.
 ///
 /// # Errors
-/// [`PathError`].
+/// Returns a [`PathError`] if the path is not trusted or can't be examined.
 pub(crate) fn check_folder_path(path: &Path) -> Result<(), PathError> {
     resolve(path)?.expect_folder()
 }
@@ -248,7 +248,7 @@ pub(crate) fn check_folder_path(path: &Path) -> Result<(), PathError> {
 /// user of the process that responds.
 ///
 /// # Errors
-/// [`PathError`].
+/// Returns a [`PathError`] if the path is not trusted or can't be examined.
 pub(crate) fn socket_folder_owner(path: &Path) -> Result<u32, PathError> {
     let owner = path.metadata()?.uid();
     let Walked::Found(resolved) = walk_for(path, Some(owner))? else {
@@ -267,7 +267,7 @@ pub(crate) fn socket_folder_owner(path: &Path) -> Result<u32, PathError> {
 /// Programs that the interpreter looks up in PATH, and arguments, are not checked.
 ///
 /// # Errors
-/// [`PathError`].
+/// Returns a [`PathError`] if the path is not trusted or can't be examined.
 pub(crate) fn check_program(path: &Path) -> Result<(), PathError> {
     let mut program = path.to_owned();
     for _ in 0..MAX_INTERPRETERS {
@@ -321,7 +321,7 @@ impl TrustedFile {
     /// Reads the whole file.
     ///
     /// # Errors
-    /// The file can't be read, or is too large.
+    /// Returns an error if the file can't be read or is too large.
     pub(crate) fn read(self) -> Result<Vec<u8>, PathError> {
         let mut bytes = Vec::new();
         self.file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes)?;
@@ -428,7 +428,7 @@ fn kind_name(kind: FileType) -> &'static str {
         FileType::Fifo => "a FIFO",
         FileType::Socket => "a socket",
         FileType::CharacterDevice | FileType::BlockDevice => "a device",
-        _ => "a file of another type",
+        _ => "a file of a different type",
     }
 }
 

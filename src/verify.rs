@@ -13,7 +13,7 @@
 //!
 //! An event that is not in a topic may not have been delivered yet. Therefore, before it queries
 //! the end offsets of the topics, `verify` waits until the slot's confirmed position covers the
-//! contents of the table. An event that is not in a topic after that is missing.
+//! contents of the table. An event that is not in a topic after this wait is missing.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -192,7 +192,7 @@ impl Reporter<'_> {
 /// Compares the topics of a pipeline with its table.
 ///
 /// # Errors
-/// The table, the journal or a topic can't be read.
+/// Returns an error if the table, the journal or a topic can't be read.
 pub(crate) fn verify(
     runtime: &Runtime,
     settings: &PipelineSettings,
@@ -334,8 +334,8 @@ struct Database {
 /// Information from the journal that affects the verification.
 #[derive(Default)]
 struct JournalFindings {
-    /// Descriptions of events that were intentionally not delivered. It is impossible to tell which
-    /// rows these are, because the WAL position of a row is unknown.
+    /// Descriptions of events that were intentionally not delivered. The rows of these events can't
+    /// be identified, because the WAL position of a row is unknown.
     undelivered: Vec<String>,
     /// The commit positions of copied rows. If a copy was restarted, rows of the previous copy
     /// remain.

@@ -179,8 +179,8 @@ fn received(stream: &Stream) {
             .start("slot", Lsn::ZERO, "publication", false)
             .await
             .unwrap();
-        // Otherwise the rows would arrive together with the response, which is read before the
-        // buffer exists.
+        // Without this signal to the server, the rows would arrive together with the response,
+        // which is read before the buffer exists.
         begin.send(()).unwrap();
         let (mut core, mut sink) = null_pipeline(Kind::Plain, OutboxSettings::default());
         let warm_up = stream.len() / 3;

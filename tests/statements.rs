@@ -122,8 +122,8 @@ fn detects_unqualified_calls_and_blocks_without_search_path() {
     assert!(blocks_without_a_path(&safe).is_empty());
 }
 
-/// Returns the names of the functions in a file whose literals have another meaning if the caller
-/// has turned standard_conforming_strings off.
+/// Returns the names of the functions in a file whose literals have a different meaning if the
+/// caller has turned standard_conforming_strings off.
 fn functions_that_depend_on_string_syntax(sql: &str) -> Vec<String> {
     let functions = sql.split("CREATE OR REPLACE FUNCTION ").skip(1);
     let functions = functions.filter_map(|rest| {

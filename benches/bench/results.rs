@@ -77,8 +77,8 @@ pub(crate) struct Measured {
     pub(crate) rows_per_second: Option<f64>,
     /// User and system CPU time in seconds.
     pub(crate) cpu: ByProcess,
-    /// Time that threads spent waiting for a processor, in seconds. For the broker, only threads that
-    /// exist at the end are counted.
+    /// Time that threads spent waiting for a processor, in seconds. For the broker, only threads
+    /// that exist at the end are counted.
     pub(crate) waiting: ByProcess,
     pub(crate) peak_rss_bytes: u64,
     /// The topic's size on the broker's disk, or 0 for the limit.
@@ -98,7 +98,7 @@ pub(crate) struct ByProcess {
 pub(crate) struct Outage {
     pub(crate) frozen_at_seconds: f64,
     pub(crate) thawed_at_seconds: f64,
-    /// Samples of the resident memory: seconds since the start, and bytes.
+    /// Samples of the resident memory: seconds since startup, and bytes.
     pub(crate) rss: Vec<(f64, u64)>,
     pub(crate) rows: usize,
     pub(crate) records: usize,
@@ -177,8 +177,8 @@ pub(crate) struct Fleet {
     /// CPU time of Walpost. Like the CPU time of the walsenders, it covers the time from before the
     /// first row until all walsenders have reached the end of the WAL, or without rows, `seconds`.
     pub(crate) program_cpu: f64,
-    /// Time from the last row until all walsenders have reached the end of the WAL, or without rows,
-    /// the duration of the measurement.
+    /// Time from the last row until all walsenders have reached the end of the WAL, or without
+    /// rows, the duration of the measurement.
     pub(crate) seconds: f64,
     pub(crate) threads: usize,
     pub(crate) rss_bytes: u64,
@@ -251,8 +251,8 @@ impl<T> Part<T> {
 }
 
 impl Results {
-    /// Loads the file if `is_needed` is true. Otherwise, or if the file does not exist, returns empty
-    /// results.
+    /// Loads the file if `is_needed` is true. Otherwise, or if the file does not exist, returns
+    /// empty results.
     pub(crate) fn load_if(is_needed: bool) -> Self {
         if !is_needed || !file().exists() {
             return Self::default();

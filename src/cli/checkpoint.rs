@@ -26,7 +26,7 @@ pub(crate) enum CheckpointCommand {
     /// Show the last checkpoint and the slot's position
     Show(ShowArgs),
     /// Set a checkpoint at the slot's position: events before it count as delivered, and events
-    /// after it will be delivered. Use this for a first start, or when exactly-once can't resume
+    /// after it will be delivered. Use this before a first run, or when exactly-once can't resume
     /// from the existing checkpoint
     Adopt(AdoptArgs),
 }

@@ -461,7 +461,7 @@ async fn warn_of_unchanged_limit(provision: &Provision, catalog: &Catalog) {
     };
     warn!(
         pipeline = provision.pipeline,
-        "table {table} already existed and {limit}. To change the limit, as its owner: {}",
+        "table {table} already existed and {limit}. As the table's owner, change the limit: {}",
         EventLimit {
             table: table.clone(),
             bytes: found.map_or(0, |limit| limit.bytes)

@@ -64,8 +64,8 @@ pub(crate) struct ReplayArgs {
     /// every table of the pipeline
     #[arg(long, requires = "dropped_slots", conflicts_with_all = ["rate", "resume"])]
     already_delivered: bool,
-    /// Rows of a table that is set aside; after all of them were sent, the stream delivers the table
-    /// again
+    /// Rows of a table that is set aside; after all of them were sent, the stream delivers the
+    /// table again
     #[arg(long, conflicts_with_all = ["from", "to", "condition", "aggregate", "id", "dropped_slots"])]
     set_aside: bool,
     /// Count the rows without sending them
@@ -312,8 +312,8 @@ async fn replay(settings: &PipelineSettings, args: &ReplayArgs) -> Result<Replay
             create_topics,
             credentials,
         } => {
-            // Not transactional, because a producer with the pipeline's transactional ID would fence the
-            // pipeline's own producer.
+            // Not transactional, because a producer with the pipeline's transactional ID would
+            // fence the pipeline's own producer.
             let sink = KafkaSink::new(
                 name,
                 properties,
@@ -402,7 +402,7 @@ async fn send(
 async fn hand_over(plan: &ReplayPlan<'_>, name: &str) -> Result<ReplayEnd, Failure> {
     match plan.hand_over().await? {
         HandOver::Resumed => {
-            say!("{name}: the table is delivered from the stream again");
+            say!("{name}: events of the table are delivered from the stream once more");
             Ok(ReplayEnd::Complete)
         }
         HandOver::Pending => {

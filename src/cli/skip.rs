@@ -108,7 +108,7 @@ fn print_plan(settings: &PipelineSettings, plan: &SkipPlan) {
     } = plan;
     if *is_moved {
         say!(
-            "{name}: slot {} is at {to}, but Walpost confirmed it only up to {confirmed}: events committed in between that \
+            "{name}: slot {} is at {to}, but Walpost confirmed it only up to {confirmed}: events committed between these positions that \
              have not been delivered will be skipped, but Walpost can't list these events",
             settings.target.slot
         );

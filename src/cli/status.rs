@@ -469,7 +469,7 @@ const TITLES: [&str; 12] = [
     "IN FLIGHT",
     "CONFIRMED",
 ];
-/// Which columns contain numbers. These columns are right-aligned.
+/// Whether each column contains numbers. Columns with numbers are right-aligned.
 const IS_NUMBER: [bool; TITLES.len()] = [
     false, false, true, true, true, true, true, true, false, true, true, true,
 ];

@@ -72,7 +72,7 @@ pub(super) fn sink(
     };
     let checked = checked.and_then(|()| {
         match properties::check_files(&client_config(&properties, "walpost")) {
-            // The command that connects reports a missing file.
+            // If the file is missing, the command that opens the connection reports an error.
             Err(error) if error.is_distrust() => Err(PropertyError::File(error)),
             _ => Ok(()),
         }
@@ -116,7 +116,8 @@ pub(super) fn sink(
 }
 
 /// Returns the program that prints tokens for SASL/OAUTHBEARER. The program must be configured if
-/// that mechanism is used without another source of tokens, and must not be configured otherwise.
+/// that mechanism is used without a different source of tokens, and must not be configured
+/// otherwise.
 fn token_command(
     reader: &Reader,
     file: &FilePipeline,

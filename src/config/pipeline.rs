@@ -220,7 +220,7 @@ fn delivery(reader: &Reader, file: &FilePipeline) -> Result<Delivery, ConfigErro
     }))
 }
 
-/// Rejects a topic that is reserved for another purpose, including by other processes.
+/// Rejects a topic that is reserved for a different purpose, including by other processes.
 fn own_topic(topic: &str, usage: TopicUse) -> Result<(), String> {
     match ReservedTopics::default().find(topic) {
         Some(other) if other != usage => Err(format!(

@@ -34,10 +34,10 @@ pub(super) enum Place<'k> {
     Postgres,
     /// A table name, or a pattern for table names.
     Table,
-    /// A template for topics. Braces without the prefix `source.` contain columns of the outbox.
+    /// A template for topics. Names in braces without the prefix `source.` are outbox columns.
     Topic,
-    /// A template for keys or headers. Braces without the prefix `source.` contain columns of the
-    /// outbox.
+    /// A template for keys or headers. Names in braces without the prefix `source.` are outbox
+    /// columns.
     Record,
     /// A topic name.
     TopicName,

@@ -9,7 +9,8 @@ use crate::outbox::settings::{
 use crate::pipeline::settings::{DeadLetterSettings, Retention, SinkSettings, Undeliverable};
 use crate::postgres::target::Outbox;
 
-/// Loads `toml` as the file's text, with these flags and environment variables.
+/// Loads the configuration as if the file contained `toml`, with these flags and environment
+/// variables.
 fn load_text(
     toml: &str,
     connection: ConnectionArgs,
@@ -217,7 +218,7 @@ fn reads_every_key_of_a_pipeline() {
 }
 
 #[test]
-fn accepts_a_prefix_but_no_table_with_logical_messages() {
+fn accepts_a_prefix_but_rejects_a_table_with_logical_messages() {
     let outbox = |lines: &str| from_toml(&format!("{MINIMAL}\noutbox = \"messages\"\n{lines}"));
     let prefix = |prefix: &str| Outbox::Messages {
         prefix: prefix.to_owned(),

@@ -25,7 +25,8 @@ const PARTITION_ENTRY_BYTES: usize = 16;
 #[serde(deny_unknown_fields)]
 pub struct Checkpoint {
     version: u32,
-    /// The number of the history. Incremented each time a new history is accepted.
+    /// The number of the database's history. Incremented each time the pipeline continues with a
+    /// different history.
     pub epoch: u32,
     /// The cluster's system identifier.
     pub system_id: String,
@@ -156,7 +157,7 @@ const SECOND_SERVER_HINT: &str = "If a second server, such as a clone of the dis
 /// The reason why a pipeline can't resume from a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HistoryError {
-    /// The checkpoint belongs to another cluster.
+    /// The checkpoint belongs to a different cluster.
     #[error(
         "the checkpoint belongs to the PostgreSQL cluster with system identifier {expected}, but this cluster has {found}: \
          Walpost can't tell which of its events are in Kafka"
@@ -167,7 +168,7 @@ pub enum HistoryError {
         /// System identifier in the checkpoint.
         expected: String,
     },
-    /// The checkpoint belongs to another slot.
+    /// The checkpoint belongs to a different slot.
     #[error("the checkpoint belongs to slot {expected:?}, but the configured slot is {found:?}")]
     OtherSlot {
         /// The configured slot.
@@ -217,8 +218,8 @@ pub enum HistoryError {
     },
     /// The transaction at the checkpoint's position is a different one.
     #[error(
-        "the transaction with commit LSN {commit} has {what} {found}, but had {expected} when it was published: this is a \
-         different history of the cluster. {SECOND_SERVER_HINT}"
+        "the transaction with commit LSN {commit} has {what} {found}, but had {expected} when it was published: the WAL \
+         of this server has diverged from the delivered WAL. {SECOND_SERVER_HINT}"
     )]
     OtherTransaction {
         /// LSN of the commit record.
@@ -232,8 +233,8 @@ pub enum HistoryError {
     },
     /// The checkpoint's last transaction should have been sent again, but was not.
     #[error(
-        "the last published transaction, with commit LSN {commit}, is missing from the WAL, which continues at {next}: this \
-         is a different history of the cluster. {SECOND_SERVER_HINT}"
+        "the last published transaction, with commit LSN {commit}, is missing from the WAL, which continues at {next}: the \
+         WAL of this server has diverged from the delivered WAL. {SECOND_SERVER_HINT}"
     )]
     TransactionMissing {
         /// LSN of the missing commit record.
@@ -245,7 +246,7 @@ pub enum HistoryError {
     /// were.
     #[error(
         "the transaction with commit LSN {commit} has an event that is not in Kafka, although all WAL up to {safe} was \
-         delivered: this is a different history of the cluster. {SECOND_SERVER_HINT}"
+         delivered: the WAL of this server has diverged from the delivered WAL. {SECOND_SERVER_HINT}"
     )]
     NotPublished {
         /// LSN of the commit record.
@@ -255,10 +256,10 @@ pub enum HistoryError {
     },
 }
 
-/// The reason why a text is not a valid checkpoint.
+/// The reason why text is not a valid checkpoint.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CheckpointError {
-    /// The checkpoint was written by another version of Walpost.
+    /// The checkpoint was written by a different version of Walpost.
     #[error(
         "version {0} is not supported (expected version {VERSION}); run the version of Walpost that wrote the checkpoint"
     )]
@@ -452,7 +453,7 @@ impl Checkpoint {
     /// Returns which copied rows are in Kafka, adjusted for the history of `server`.
     ///
     /// # Errors
-    /// Returns an error if the server has a different history.
+    /// Returns an error if the server's WAL has diverged from the delivered WAL.
     pub fn copy_progress_on(
         &self,
         server: &ServerState,

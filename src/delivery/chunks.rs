@@ -41,7 +41,7 @@ pub enum KeyType {
     /// The values are compared byte by byte.
     Bytes,
     /// The values are compared byte by byte. The query must specify the collation, because the
-    /// server otherwise uses another order.
+    /// server otherwise uses a different order.
     Text,
     /// The values are compared byte by byte, which is correct only for four-digit years.
     Time,

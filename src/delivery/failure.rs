@@ -38,8 +38,8 @@ pub struct RefusedRecord {
     pub topic: String,
     /// Size of the key and the value, in bytes.
     pub bytes: usize,
-    /// A hash of the record's content, see [`content`]. On another timeline, a different record may
-    /// have the same position.
+    /// A hash of the record's content, see [`content`]. On a different timeline, a different record
+    /// may have the same position.
     pub content: u64,
     pub cause: RefusalCause,
     /// The broker's message, and how to fix the problem.

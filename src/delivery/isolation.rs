@@ -29,7 +29,7 @@ pub struct Batching {
     pub single: bool,
     /// Divisor for the configured batch size; zero is treated as one.
     pub divisor: u32,
-    /// Records that the brokers reject. The sink must not produce these records.
+    /// The records that the brokers reject and the sink must not produce.
     pub refused: Vec<RefusedRecord>,
 }
 

@@ -43,7 +43,7 @@ pub struct LifecycleSnapshot {
     pub kafka_down: Option<String>,
     /// The tables or rows that the publication omits.
     pub left_out: Option<LeftOut>,
-    /// The snapshot, if one was made since this process started.
+    /// The snapshot, if a snapshot has been created since this process started.
     pub snapshot: Option<SnapshotStage>,
 }
 

@@ -363,7 +363,7 @@ impl Watermark {
         }
         assert!(
             self.confirmed.0 <= self.received,
-            "would confirm {}, but only {} was received",
+            "would confirm up to {}, but WAL was received only up to {}",
             self.confirmed.0,
             self.received,
         );

@@ -57,7 +57,7 @@ enum Condition {
     /// The value is null.
     Tombstones,
     Matches(Filter),
-    /// The condition can't be determined. This was reported.
+    /// The condition can't be determined, which has already been reported.
     Unknown,
 }
 

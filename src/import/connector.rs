@@ -412,7 +412,7 @@ pub(super) fn snapshot(source: &mut Source, section: &mut Section, report: &mut 
         other => {
             let message = match other {
                 "always" => {
-                    "copies the table at each start. Walpost copies the table only once: snapshot = \"initial\" is written; walpost \
+                    "copies the table whenever the connector starts. Walpost copies the table only once: snapshot = \"initial\" is written; walpost \
                      replay sends rows again"
                 }
                 "initial_only" => {
@@ -431,7 +431,7 @@ pub(super) fn snapshot(source: &mut Source, section: &mut Section, report: &mut 
     }
     let comment = match mode {
         "initial" => format!(
-            "{from}: rows that are older than the slot are delivered at the first start. If Debezium has delivered them, as in \
+            "{from}: rows that are older than the slot are delivered in the first run. If Debezium has delivered them, as in \
              the switch-over below, write \"never\""
         ),
         _ => from.to_owned(),
@@ -506,8 +506,7 @@ pub(super) fn remaining(
             .any(|operation| operation.eq_ignore_ascii_case("c"))
         {
             true => {
-                let message =
-                    "skips inserts, which are the events of an outbox: Walpost delivers them";
+                let message = "skips inserts, but the inserts are an outbox's events, so Walpost delivers them anyway";
                 report.unsupported(&taken.written, message);
             }
             false => report.without_effect(&taken.written),

@@ -180,7 +180,8 @@ impl Translator<'_> {
             self.rust.push('^');
         }
         let mut is_first = true;
-        // Whether the previous character was the hyphen of a range. Another hyphen is literal then.
+        // Whether the previous character was the hyphen of a range. If so, the next hyphen is
+        // literal.
         let mut after_range = false;
         while let Some(c) = self.rest.next() {
             let was_range = std::mem::take(&mut after_range);
@@ -331,7 +332,8 @@ pub(super) fn replacement(java: &str, pattern: &Pattern) -> Result<Vec<Part>, St
                 if group >= pattern.groups.len() {
                     return Err(format!("the regex has no group {group}"));
                 }
-                // Another digit belongs to the number only if such a group exists.
+                // A further digit belongs to the group number only if a group with the resulting
+                // number exists.
                 while let Some(more) = digit(&mut rest) {
                     let longer = group.saturating_mul(10).saturating_add(more);
                     if longer >= pattern.groups.len() {

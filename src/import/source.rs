@@ -108,7 +108,7 @@ impl Source {
     /// Reads the properties from JSON or a properties file.
     ///
     /// # Errors
-    /// Returns an error if the text has another format.
+    /// Returns an error if the text has a different format.
     pub(super) fn read(text: &str, report: &mut Report) -> Result<Self, ImportError> {
         let text = text.strip_prefix('\u{feff}').unwrap_or(text).trim_start();
         if text.is_empty() {
@@ -249,9 +249,9 @@ fn parse(text: &str) -> Result<Vec<(String, String)>, ImportError> {
 }
 
 /// If the value contains a reference to a config provider of Kafka Connect, or to a property or
-/// environment variable of Quarkus, describes the reference. The description contains nothing of the
-/// value except the name of a property or variable, because a default may be a secret, and text that
-/// looks like the key of another provider may be part of a password.
+/// environment variable of Quarkus, describes the reference. The description contains nothing of
+/// the value except the name of a property or variable, because a default may be a secret, and text
+/// that looks like the key of another provider may be part of a password.
 pub(super) fn reference(kind: Kind, value: &str) -> Option<String> {
     let mut rest = value;
     let mut before = None;
@@ -282,11 +282,10 @@ pub(super) fn reference(kind: Kind, value: &str) -> Option<String> {
                     }
                 }
                 (_, "file" | "dir" | "directory") => {
-                    "a reference to a file of the Connect worker".to_owned()
+                    "a reference to a file on the Connect worker".to_owned()
                 }
-                _ => {
-                    "a reference to a secret of a config provider of the Connect worker".to_owned()
-                }
+                _ => "a reference to a secret from one of the Connect worker's config providers"
+                    .to_owned(),
             });
         }
         before = Some('}');

@@ -133,7 +133,7 @@ fn describe(found: &Rejection, address: &str, config: &ClientConfig) -> String {
                 false => format!(" ({})", found.names.join(", ")),
             };
             format!(
-                "is for another name{names}: use a name from the certificate in bootstrap.servers \
+                "is for a different name{names}: use a name from the certificate in bootstrap.servers \
                  and in the broker's advertised.listeners"
             )
         }

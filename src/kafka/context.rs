@@ -41,7 +41,7 @@ const NOT_IDEMPOTENT: &str = "Idempotent producer not supported";
 
 /// The reason reported if brokers are down and there was no error: librdkafka does not report a
 /// connection that the broker closes.
-pub(super) const CONNECTION_CLOSED: &str = "the broker closed the connection without a response; the listener may use another \
+pub(super) const CONNECTION_CLOSED: &str = "the broker closed the connection without a response; the listener may use a different \
     security.protocol (plaintext, ssl, sasl_plaintext or sasl_ssl)";
 
 /// Receives the events of one producer.
@@ -113,7 +113,7 @@ impl Context {
         self
     }
 
-    /// Disables the logging of outages, for a caller that reports them in another way.
+    /// Disables the logging of outages, for a caller that reports outages in a different way.
     #[must_use]
     pub(super) fn without_outage_log(mut self) -> Self {
         self.cluster = Mutex::new(Outage::silent());
@@ -251,7 +251,7 @@ impl Context {
     pub(super) fn record_rejection(&self, code: RDKafkaErrorCode, record: &UndeliveredRecord) {
         let topic = &record.topic;
         // If a topic was not allowed in the transaction, the transaction's other records are purged
-        // with another error code. Report the original error instead.
+        // with a different error code. Report the original error instead.
         let code = match self.denied() {
             Some(denied) if denied == *topic => RDKafkaErrorCode::TopicAuthorizationFailed,
             _ => code,

@@ -110,7 +110,7 @@ impl Credentials {
     /// token is obtained.
     ///
     /// # Errors
-    /// No token could be obtained, or librdkafka does not accept it.
+    /// Returns an error if no token could be obtained, or if librdkafka does not accept it.
     pub(super) fn set_token<C: ClientContext>(&self, client: &Client<C>) -> Result<(), TokenError> {
         let Some(tokens) = self.tokens() else {
             return Ok(());

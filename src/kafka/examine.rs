@@ -32,7 +32,7 @@ impl Checkpoints {
     /// Queries the settings from the brokers.
     ///
     /// # Errors
-    /// The brokers don't respond.
+    /// Returns an error if the brokers don't respond.
     pub async fn examine(self) -> Result<Examined, KafkaError> {
         let checkpoints = self.clone();
         let query = tokio::task::spawn_blocking(move || checkpoints.shape());

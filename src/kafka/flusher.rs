@@ -34,7 +34,7 @@ impl Flusher {
     /// Starts the thread.
     ///
     /// # Errors
-    /// The operating system can't create a thread.
+    /// Returns an error if the operating system can't create a thread.
     pub(super) fn start(producer: Arc<BaseProducer<Context>>) -> std::io::Result<Self> {
         let request = Arc::new(FlushRequest::default());
         let thread_request = Arc::clone(&request);

@@ -154,7 +154,7 @@ struct TopicSettings {
 /// Queries the settings of a topic. Blocks.
 ///
 /// # Errors
-/// No broker responds, or the brokers deny the request.
+/// Returns an error if no broker responds, or if the brokers deny the request.
 fn query_topic<C: ClientContext>(client: &Client<C>, topic: &str) -> Result<TopicSettings, Code> {
     let [bytes, policy] = native::topic_settings(
         client,

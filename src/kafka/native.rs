@@ -67,7 +67,7 @@ impl Topic {
     /// Opens the topic, without checking whether it exists.
     ///
     /// # Errors
-    /// librdkafka does not accept the name.
+    /// Returns an error if librdkafka does not accept the name.
     pub(super) fn open(
         producer: &Arc<BaseProducer<Context>>,
         name: &str,
@@ -91,7 +91,7 @@ impl Topic {
     /// reported with it.
     ///
     /// # Errors
-    /// The record was not queued.
+    /// Returns an error if the record was not queued.
     pub(super) fn produce(
         &self,
         record: &Record<'_>,
@@ -191,7 +191,7 @@ pub(super) fn add_brokers(producer: &BaseProducer<Context>, servers: &str) {
 /// Returns the end offset of the partition that the broker reported in the consumer's last fetch.
 ///
 /// # Errors
-/// The consumer does not read the partition.
+/// Returns an error if the consumer does not read the partition.
 pub(super) fn end_known_to_reader<C: ConsumerContext>(
     consumer: &BaseConsumer<C>,
     topic: &str,
@@ -221,7 +221,7 @@ pub(super) fn end_known_to_reader<C: ConsumerContext>(
 /// the connections of `client`. Blocks.
 ///
 /// # Errors
-/// No broker has responded in time, or the response is an error.
+/// Returns an error if no broker has responded in time, or if the response is an error.
 pub(super) fn topic_settings<C: ClientContext, const N: usize>(
     client: &Client<C>,
     topic: &str,
@@ -449,7 +449,8 @@ const CREATION_MILLIS: c_int = 5000;
 /// Creates topics with one request, and returns a result for each. Blocks.
 ///
 /// # Errors
-/// No broker responded within `within`, or the response was an error for all topics.
+/// Returns an error if no broker responded within `within`, or if the response was an error for all
+/// topics.
 pub(super) fn create_topics<C: ClientContext>(
     client: &Client<C>,
     topics: &[NewTopic],
@@ -538,7 +539,7 @@ pub(super) fn cluster_id<C: ClientContext>(client: &Client<C>) -> Option<String>
 /// names until it is destroyed.
 ///
 /// # Errors
-/// No broker responded in time, or the response was an error for all topics.
+/// Returns an error if no broker responded in time, or if the response was an error for all topics.
 pub(super) fn describe_topics<C: ClientContext>(
     client: &Client<C>,
     topics: &[String],
@@ -560,7 +561,7 @@ pub(super) fn describe_topics<C: ClientContext>(
             rd_kafka_TopicCollection_of_topic_names(pointers.as_mut_ptr(), pointers.len());
         let options = rd_kafka_AdminOptions_new(native, AdminOp::RD_KAFKA_ADMIN_OP_DESCRIBETOPICS);
         rd_kafka_AdminOptions_set_request_timeout(options, millis, null_mut(), 0);
-        // This call fails only if the options are for another kind of request.
+        // This call fails only if the options are for a different kind of request.
         let failed = rd_kafka_AdminOptions_set_include_authorized_operations(options, 1);
         if !failed.is_null() {
             rd_kafka_error_destroy(failed);

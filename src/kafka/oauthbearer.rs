@@ -11,11 +11,12 @@ use rdkafka::error::RDKafkaErrorCode;
 use super::token::{Token, now_millis};
 
 /// Sets the token with which the client authenticates its next connections. If a broker requires
-/// reauthentication on an open connection, librdkafka uses the token that is current at that time.
+/// reauthentication on an open connection, librdkafka uses the token that is current when the
+/// broker requires it.
 ///
 /// Returns whether librdkafka accepts the token. librdkafka rejects the token if it has expired, or
-/// if the client uses another SASL mechanism. librdkafka's reason is not returned because it may
-/// contain the token.
+/// if the client uses a different SASL mechanism. librdkafka's reason is not returned because it
+/// may contain the token.
 #[must_use]
 pub(super) fn set_token<C: ClientContext>(client: &Client<C>, token: &Token) -> bool {
     let mut texts = vec![&token.value, &token.principal];

@@ -2,8 +2,8 @@
 
 use std::borrow::Cow;
 
-/// The start of the error that results when librdkafka reads the first bytes of another protocol as
-/// the length of a response (`rdkafka_transport.c`).
+/// The start of the error that results when librdkafka reads the first bytes of a different
+/// protocol as the length of a response (`rdkafka_transport.c`).
 const NO_LENGTH: &str = "Receive failed: Invalid response size ";
 /// The state of a connection on which no response has arrived yet.
 const FIRST_RESPONSE: &str = "in state APIVERSION_QUERY";

@@ -70,7 +70,7 @@ impl<'c, C: ConsumerContext + 'static> PartitionEnds<'c, C> {
     /// will be reported once more. `start` is the offset at which reading started. Blocks.
     ///
     /// # Errors
-    /// The brokers don't respond.
+    /// Returns an error if the brokers don't respond.
     pub(super) fn handle_reported_end(
         &mut self,
         partition: i32,
@@ -118,8 +118,8 @@ impl<'c, C: ConsumerContext + 'static> PartitionEnds<'c, C> {
     /// Returns whether the broker that the consumer reads from has the partition up to `end`, and
     /// can return all records before `end`.
     ///
-    /// In that case, a reported end means that everything was read, even if no record has the last
-    /// offsets: compaction may have removed those records.
+    /// If the broker can return all records before `end`, a reported end means that everything was
+    /// read, even if no record has the last offsets: compaction may have removed the last records.
     fn is_complete(&self, partition: i32, end: i64) -> KafkaResult<bool> {
         let (_, readable) =
             self.consumer

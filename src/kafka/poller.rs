@@ -24,7 +24,7 @@ impl Poller {
     /// Starts the thread.
     ///
     /// # Errors
-    /// The operating system can't create a thread.
+    /// Returns an error if the operating system can't create a thread.
     pub(super) fn start(producer: Arc<BaseProducer<Context>>) -> std::io::Result<Self> {
         let shared = Arc::new(PollerState {
             events: Events::open(producer),

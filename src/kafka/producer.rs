@@ -66,7 +66,7 @@ pub struct KafkaSink {
     brokers: Arc<Brokers>,
     /// Number of calls to [`Sink::read_more`].
     reads: u64,
-    /// Records that must not be produced, because the brokers reject them.
+    /// The records that must not be produced, because the brokers reject them.
     refused: Vec<RefusedRecord>,
     /// `None` if an event whose topic can't be used causes an error instead of a dead letter.
     unusable: Option<Arc<UnusableTopics>>,
@@ -148,7 +148,8 @@ struct KnownTopic {
 
 /// The result of looking up a partition.
 struct AbsentPartition {
-    /// The first partition that the topic did not have, which is its number of partitions.
+    /// The number of the first partition that did not exist, which equals the topic's partition
+    /// count at the time of the lookup.
     first: usize,
     answered: Instant,
     /// The value of [`KafkaSink::reads`] when the lookup was requested: rows read later may name
@@ -182,7 +183,7 @@ impl KafkaSink {
     /// checkpoint.
     ///
     /// # Errors
-    /// The producer can't be created from the properties.
+    /// Returns an error if the producer can't be created from the properties.
     pub fn for_checkpoint(settings: &ProducerSettings) -> Result<Self, SinkError> {
         let window = Window {
             records: 1,
@@ -209,7 +210,7 @@ impl KafkaSink {
     /// is given, delivery is exactly-once. The producer connects in the background.
     ///
     /// # Errors
-    /// librdkafka does not accept the properties.
+    /// Returns an error if librdkafka does not accept the properties.
     pub fn new(
         pipeline: &str,
         properties: &Properties,
@@ -280,7 +281,7 @@ impl KafkaSink {
         {
             let (producer, limit) = (Arc::clone(&sink.producer), limit.clone());
             sink.limit_query = Some(spawn_blocking(move || {
-                // If this fails, the limit is queried again before the first record.
+                // If the query fails, the limit is queried again before the first record.
                 let _ = limit.learn(&producer, &topic);
             }));
         }
@@ -329,7 +330,7 @@ impl KafkaSink {
     /// returns whether the producer was replaced. The new producer has no open topics.
     ///
     /// # Errors
-    /// The producer has records or a transaction that would be lost.
+    /// Returns an error if the producer has records or a transaction that would be lost.
     fn replace_if_limit_exceeded(&mut self) -> Result<bool, SinkError> {
         let Some(Smallest { topic, bytes }) = self.limit.below(self.batch_bytes) else {
             return Ok(false);

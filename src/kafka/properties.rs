@@ -66,7 +66,7 @@ pub enum PropertyError {
 /// names them.
 ///
 /// # Errors
-/// A property would break a guarantee, or run code.
+/// Returns an error if a property would break a guarantee or run code.
 pub fn check(properties: &Properties) -> Result<(), PropertyError> {
     for name in properties.keys() {
         if let Some(action) = code_action(name) {
@@ -81,7 +81,7 @@ pub fn check(properties: &Properties) -> Result<(), PropertyError> {
 /// explicitly.
 ///
 /// # Errors
-/// A property would break a guarantee.
+/// Returns an error if a property would break a guarantee.
 pub(crate) fn check_with_code(properties: &Properties) -> Result<(), PropertyError> {
     for (name, value) in properties {
         if let Some(reason) = refusal(name, value) {
@@ -156,7 +156,7 @@ fn refusal(name: &str, value: &str) -> Option<&'static str> {
             Some("an expired record would leave a gap; Walpost waits for the broker instead")
         }
         "enable.gapless.guarantee" if !is_any(&["true"]) => {
-            Some("records after one that the broker rejects would be delivered before it")
+            Some("if the broker rejected a record, later records would be delivered ahead of it")
         }
         "queuing.strategy" if !is_any(&["fifo"]) => Some("it would reorder records"),
         "delivery.report.only.error" if !is_any(&["false"]) => {
@@ -166,7 +166,7 @@ fn refusal(name: &str, value: &str) -> Option<&'static str> {
             Some("window_records and window_bytes limit the records in flight")
         }
         "max.in.flight" | "max.in.flight.requests.per.connection" if !is_any(&["1"]) => Some(
-            "records after one that the broker rejects temporarily would be delivered before it",
+            "if the broker temporarily rejected a record, later records would be delivered ahead of it",
         ),
         "transactional.id" => Some(
             "with delivery = \"exactly-once\", Walpost sets it from the names of the pipeline and the slot",
@@ -181,16 +181,16 @@ fn refusal(name: &str, value: &str) -> Option<&'static str> {
 #[must_use]
 pub fn client_config(properties: &Properties, client_id: &str) -> ClientConfig {
     let mut config = ClientConfig::new();
-    // This is the Java client's default partitioner, so keys stay in their partitions when Walpost
-    // replaces Debezium.
+    // `murmur2_random` is the Java client's default partitioner, so keys stay in their partitions
+    // when Walpost replaces Debezium.
     config.set("partitioner", "murmur2_random");
     if !properties.contains_key("compression.codec") {
-        // This compresses batches to about a third of their size at little cost, and all Kafka
-        // clients can decompress them.
+        // LZ4 compresses batches to about a third of their size at little cost, and all Kafka
+        // clients can decompress it.
         config.set("compression.type", "lz4");
     }
     if leaves_linger(properties) {
-        // This value suits high traffic; when traffic is low, Walpost flushes.
+        // A linger time of 10 ms suits high traffic; when traffic is low, Walpost flushes.
         config.set("linger.ms", "10");
     }
     // librdkafka keeps a batch and its compressed copy until the batch is acknowledged, for up to
@@ -219,8 +219,8 @@ pub fn client_config(properties: &Properties, client_id: &str) -> ClientConfig {
     }
     config.set("enable.idempotence", "true");
     config.set("acks", "all");
-    // Otherwise, the records after one that the broker rejects permanently would be delivered
-    // first, and the rejected record would follow when it is sent again.
+    // Without this property, if the broker permanently rejected a record, later records would be
+    // delivered ahead of it, and the rejected record would follow when it is sent again.
     config.set("enable.gapless.guarantee", "true");
     // A broker that has no state for the producer yet accepts a batch even if the broker
     // temporarily rejected the preceding one, and librdkafka then treats the rejected batch as
@@ -313,7 +313,7 @@ pub(super) fn is_probe(path: &Path) -> bool {
 /// which brokers are trusted, and librdkafka would block on a FIFO.
 ///
 /// # Errors
-/// A file is writable by other users, is missing, or is not a regular file.
+/// Returns an error if a file is writable by other users, is missing, or is not a regular file.
 pub(crate) fn check_files(config: &ClientConfig) -> Result<(), FileError> {
     for property in FILES {
         let named = config
@@ -396,7 +396,7 @@ pub(crate) fn invalid_login<'p>(get: impl Fn(&str) -> Option<&'p str>) -> Option
 /// Creates a client, after checking the files that its configuration names.
 ///
 /// # Errors
-/// A file must not be used, or librdkafka does not accept the configuration.
+/// Returns an error if a file must not be used, or if librdkafka does not accept the configuration.
 pub(super) fn create<T: FromClientConfig>(config: &ClientConfig) -> KafkaResult<T> {
     check_before_creation(config)?;
     #[expect(clippy::disallowed_methods, reason = "the files were checked")]

@@ -140,7 +140,7 @@ impl TopicReader {
     /// brokers.
     ///
     /// # Errors
-    /// librdkafka does not accept the properties.
+    /// Returns an error if librdkafka does not accept the properties.
     pub(crate) fn new(
         properties: &Properties,
         credentials: &Credentials,
@@ -206,7 +206,7 @@ impl TopicReader {
     /// Returns the topic's partitions, or `None` if the topic does not exist.
     ///
     /// # Errors
-    /// No broker responds, or the principal may not describe the topic.
+    /// Returns an error if no broker responds, or if the principal may not describe the topic.
     pub(crate) fn partitions(&self, topic: &str) -> Result<Option<Vec<i32>>, SinkError> {
         self.renew_tokens();
         let metadata = self
@@ -229,7 +229,7 @@ impl TopicReader {
     /// Waits until `deadline` for open transactions to end.
     ///
     /// # Errors
-    /// No broker responds, or the principal may not read the topic.
+    /// Returns an error if no broker responds, or if the principal may not read the topic.
     pub(crate) fn spans(
         &self,
         topic: &str,
@@ -299,7 +299,7 @@ impl TopicReader {
     /// each record. Stops early if `visit` returns `Break`.
     ///
     /// # Errors
-    /// The topic can't be read to the end of all spans, or `visit` fails.
+    /// Returns an error if the topic can't be read to the end of all spans, or if `visit` fails.
     pub(crate) fn read(
         &self,
         topic: &str,

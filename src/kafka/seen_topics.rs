@@ -119,7 +119,7 @@ impl SeenTopics {
         if before == now {
             return None;
         }
-        // All topics of another cluster are different, so don't report each of them.
+        // A different cluster has different topics, so don't report each topic.
         seen.topics.clear();
         Some(Change::OtherCluster { before, now })
     }

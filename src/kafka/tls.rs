@@ -37,8 +37,8 @@ impl Authorities {
     /// certificates and host names.
     ///
     /// # Errors
-    /// The certificates can't be read, or another user can write to their file. The message names
-    /// the file.
+    /// Returns an error if the certificates can't be read, or if another user can write to their
+    /// file. The message names the file.
     pub(super) fn connector(&self) -> Result<SslConnectorBuilder, String> {
         let internal = |error: ErrorStack| error.to_string();
         let mut builder = SslConnector::builder(SslMethod::tls_client()).map_err(internal)?;

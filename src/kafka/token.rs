@@ -330,7 +330,7 @@ impl Tokens {
     /// endpoint is queried; concurrent callers get the same token.
     ///
     /// # Errors
-    /// No token could be obtained.
+    /// Returns an error if no token could be obtained.
     pub(super) fn get_token(&self) -> Result<Arc<Token>, TokenError> {
         let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(last) = state

@@ -136,8 +136,8 @@ impl Endpoint {
     /// `read_secret` returns the client's current secret.
     ///
     /// # Errors
-    /// The properties do not describe a supported endpoint. The message names the property and what
-    /// was expected.
+    /// Returns an error if the properties do not describe a supported endpoint. The message names
+    /// the property and what was expected.
     pub(crate) fn from_properties(
         properties: &mut Properties,
         read_secret: impl Fn() -> Result<Option<String>, String> + Send + Sync + 'static,
@@ -231,7 +231,7 @@ impl Endpoint {
     /// called from async code.
     ///
     /// # Errors
-    /// The request fails, or the status of the response is not 200.
+    /// Returns an error if the request fails, or if the status of the response is not 200.
     pub(super) fn request_token(&self) -> Result<Bytes, EndpointError> {
         let io = |error: io::Error| EndpointError::Io(error.to_string());
         let runtime = runtime::Builder::new_current_thread()

@@ -68,7 +68,7 @@ impl TopicLookup {
     /// to wait.
     ///
     /// # Errors
-    /// The request failed for a reason other than this topic.
+    /// Returns an error if the request failed for a reason other than this topic.
     pub(super) async fn prepare(
         self,
         topic: String,
@@ -217,7 +217,7 @@ impl TopicLookup {
         let prepared = topics
             .prepare(producer, topic.clone(), None, Vec::new())
             .await;
-        // These errors mean that the topic was deleted since the lookup, or is no longer
+        // These errors mean that the topic has been deleted since the lookup, or is no longer
         // accessible.
         let reason = match prepared {
             Err(SinkError::TopicMissing { .. }) => UnusableReason::Missing,

@@ -148,7 +148,7 @@ impl Topics {
     /// created. Missing topics among `others` are created with the same request.
     ///
     /// # Errors
-    /// The topic is missing and is not created, or the brokers deny access.
+    /// Returns an error if the topic is missing and is not created, or if the brokers deny access.
     pub(crate) async fn prepare(
         self,
         producer: Arc<BaseProducer<Context>>,
@@ -279,7 +279,7 @@ impl Topics {
     /// Creates a topic. It is not an error if another instance has created it first.
     ///
     /// # Errors
-    /// The brokers reject the request, and would reject it again.
+    /// Returns an error if the brokers reject the request, and would reject it again.
     pub(super) async fn create_topic(&self, new: NewTopic) -> Result<CreatedTopic, SinkError> {
         let topic = new.name.clone();
         let (result, _) = self.create_topics(vec![new]).await?;
@@ -290,7 +290,7 @@ impl Topics {
     /// topics that the brokers refuse to create.
     ///
     /// # Errors
-    /// The request failed as a whole, and would fail again.
+    /// Returns an error if the whole request failed and would fail again.
     async fn create_topics(
         &self,
         topics: Vec<NewTopic>,
@@ -406,7 +406,7 @@ impl Creation {
     /// have been deleted since. The inner result is the brokers' refusal to create this topic.
     ///
     /// # Errors
-    /// The request failed as a whole, and would fail again.
+    /// Returns an error if the whole request failed and would fail again.
     pub(super) async fn tend(
         &mut self,
         topics: &Topics,
@@ -469,7 +469,7 @@ impl Refusals {
     /// Records that no broker has responded to `producer`.
     ///
     /// # Errors
-    /// Authentication has been failing for too long to be temporary.
+    /// Returns an error if authentication has been failing for too long to be temporary.
     pub(super) async fn record_no_response(
         &mut self,
         producer: &BaseProducer<Context>,

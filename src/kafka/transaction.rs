@@ -126,7 +126,7 @@ impl Checkpoints {
     /// Returns the last checkpoint, without fencing other producers.
     ///
     /// # Errors
-    /// The topic can't be read, or the record is not a valid checkpoint.
+    /// Returns an error if the topic can't be read, or if the record is not a valid checkpoint.
     pub async fn read_last(self) -> Result<Option<Checkpoint>, SinkError> {
         let config = leave_producers(self.config.clone());
         let (brokers, credentials) = (self.topics().brokers(), self.credentials.clone());
@@ -218,7 +218,7 @@ impl Checkpoints {
                 }
                 Some((Lookup::Missing, _)) => tokio::time::sleep(RETRY_DELAY).await,
                 None => {
-                    // Only the producer's events contain the reason.
+                    // Only the producer's events contain the reason for the failure.
                     let producer_clone = Arc::clone(producer);
                     blocking(move || {
                         let _ = producer_clone.client().fetch_metadata(None, CALL_TIMEOUT);

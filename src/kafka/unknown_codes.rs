@@ -32,7 +32,7 @@ pub fn replace_unknown(code: c_int) -> c_int {
     if code == 0 || RDKafkaRespErr::try_from(code).is_ok() {
         return code;
     }
-    // This fails only while the thread exits.
+    // Accessing the thread-local value fails only while the thread exits.
     let _ = LAST.try_with(|last| last.set(Some(code)));
     let mut logged = LOGGED_CODES.lock().unwrap_or_else(PoisonError::into_inner);
     let is_new = logged.len() < LOGGED_CODES_MAX && logged.insert(code);

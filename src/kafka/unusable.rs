@@ -233,7 +233,7 @@ mod tests {
             let wait = topics.certain_after(now);
             topics.record_wait(wait);
             waited += wait;
-            // After each wait, the next row names another topic.
+            // After each wait, the next row names a different topic.
             now += wait + Duration::from_millis(300);
         }
         assert!(waited < Duration::from_secs(1000 / 10 + 80), "{waited:?}");

@@ -27,7 +27,7 @@ impl DeadLetterCounts {
 pub struct LastDeadLetter {
     /// Delivery time, in seconds since 1970.
     pub at: f64,
-    /// The position of the event, or another identifier if it has none.
+    /// The position of the event, or a different identifier if the event has no position.
     pub position: String,
     /// The dead-letter topic.
     pub topic: String,

@@ -104,7 +104,7 @@ pub enum ErrorKind {
     Postgres,
     /// The outbox table, publication, slot or settings do not meet the requirements.
     Setup,
-    /// The server's WAL does not continue the history of the delivered events.
+    /// The server's WAL has diverged from the WAL whose events were delivered.
     History,
     /// The replication stream can't be decoded.
     Protocol,

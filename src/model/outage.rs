@@ -1,5 +1,5 @@
-//! Rate limiting for messages about an outage: one line when it starts, one per interval while it lasts, and one when it
-//! ends.
+//! Rate limiting for messages about an outage: one line when it starts, one per interval while it
+//! lasts, and one when it ends.
 //!
 //! Pure: the current time is passed as an argument.
 
@@ -28,7 +28,7 @@ struct OngoingOutage {
     failures: u64,
 }
 
-/// Which message to log for a failure.
+/// The message to log for a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OutageMessage {
     /// The outage started with this failure.
@@ -50,8 +50,8 @@ impl Outage {
         }
     }
 
-    /// Creates a tracker that never requests a message, for callers that report failures in another
-    /// way.
+    /// Creates a tracker that never requests a message, for callers that report failures in a
+    /// different way.
     #[must_use]
     pub(crate) fn silent() -> Self {
         Self {

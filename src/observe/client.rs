@@ -31,7 +31,7 @@ pub(crate) enum QueryError {
     #[error("the server at this address does not use HTTP: {0}")]
     Http(#[from] hyper::Error),
     /// The response is not from a Walpost process of this version.
-    #[error("the server at this address is not Walpost, or is another version: {0}")]
+    #[error("the server at this address is not Walpost, or runs a different version: {0}")]
     Foreign(String),
 }
 

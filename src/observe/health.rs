@@ -130,7 +130,8 @@ pub(crate) fn why_not_ready(lifecycle: &LifecycleSnapshot, totals: &Totals) -> O
         state @ (State::Draining | State::Stopped) => return Some(NotReady::State(state, None)),
     }
     if let Some(reason) = &lifecycle.kafka_down {
-        // A row that waits for the metadata of its topic is not in flight, but counts as waiting.
+        // A row that is waiting for the metadata of its topic is not in flight, but counts as
+        // waiting.
         let waiting = totals.in_flight.max(u64::from(totals.waits));
         return Some(NotReady::KafkaDown(reason.clone(), waiting));
     }

@@ -14,7 +14,7 @@ const RECENT_SECONDS: usize = 10;
 /// The number of seconds that are kept.
 const KEPT_SECONDS: usize = 600;
 
-/// The totals at one time.
+/// The totals at one point in time.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Sample {
     /// The time of the sample, in microseconds since 1970.
@@ -25,9 +25,9 @@ pub(crate) struct Sample {
     pub transactions: u64,
     /// Bytes received from PostgreSQL.
     pub received_bytes: u64,
-    /// Time from reading a transaction until it was durable.
+    /// Time from reading a transaction until it is durable.
     pub delivery: Counts,
-    /// Time from a transaction's commit until it was durable.
+    /// Time from a transaction's commit until it is durable.
     pub commit_to_delivery: Counts,
 }
 

@@ -158,7 +158,7 @@ pub(crate) fn listen_by_default(named: &[String]) -> Result<Option<Listener>, Li
         return Err(refused);
     };
     warn!(
-        "{DEFAULT} is in use, perhaps by another Walpost process; until the next start, metrics, health and status are at \
+        "{DEFAULT} is in use, perhaps by another Walpost process; until Walpost is restarted, metrics, health and status are at \
          http://{address}. To set a fixed address: --http HOST:PORT. To query the status now: walpost status --http {address}"
     );
     Ok(Some(listener))

@@ -18,9 +18,9 @@ const MAX_BYTES: usize = 1 << 20;
 const VERBOSE_PARTS: usize = 2;
 /// How long to wait before retrying a write to a nonblocking standard error.
 const RETRY_INTERVAL: Duration = Duration::from_millis(20);
-/// [`LogQueue::flush`] returns if no line was written for this long, ...
+/// [`LogQueue::flush`] returns if no line has been written for this long.
 const FLUSH_STALL_TIMEOUT: Duration = Duration::from_secs(1);
-/// ... and in any case after this time.
+/// [`LogQueue::flush`] returns after this time even if lines are still being written.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Determines which lines are dropped first.
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn stops_flushing_when_no_line_is_read() {
+    fn stops_flushing_if_the_reader_stalls() {
         let (queue, _read, _reported) = queue();
         queue.push(Importance::Normal, b"line\n");
         let started_at = Instant::now();

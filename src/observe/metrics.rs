@@ -150,7 +150,7 @@ pub const METRICS: &[Definition] = &[
     ),
     metric(
         "walpost_transactions_total",
-        "Transactions with events that were read completely.",
+        "Completely read transactions that contained events.",
         Source::Counter(|pipeline| count(pipeline.events.transactions)),
     ),
     metric(
@@ -307,7 +307,7 @@ pub const METRICS: &[Definition] = &[
     ),
     metric(
         "walpost_snapshot_phase",
-        "1 for the current phase of the snapshot of older rows, 0 for the other phases; absent if no snapshot was created since the start.",
+        "1 for the current phase of the snapshot of older rows, 0 for the other phases; absent if no snapshot has been created since startup.",
         Source::Gauges("phase", |pipeline| match &pipeline.snapshot {
             Some(snapshot) => one_hot(
                 SnapshotPhase::ALL.iter().map(|phase| phase.name()),

@@ -1,5 +1,5 @@
-//! The status of the process at one time, which `/status` returns. Metrics, readiness and the
-//! status page are derived from this status.
+//! The status of the process at one point in time, which `/status` returns. Metrics, readiness and
+//! the status page are derived from this status.
 
 use std::collections::BTreeMap;
 
@@ -31,7 +31,7 @@ pub struct Status {
     /// Log lines that could not be written since the process started.
     #[serde(default)]
     pub log_lines_dropped: u64,
-    /// The last reload of the configuration since the start, if any.
+    /// The most recent configuration reload since startup, if any.
     #[serde(default)]
     pub reload: Option<Reload>,
     /// The pipelines, in the order of the configuration.
@@ -75,9 +75,9 @@ pub struct PipelineStatus {
     pub positions: Positions,
     /// The state of the slot, or `None` until the database has been queried.
     pub slot_health: Option<SlotHealth>,
-    /// The snapshot of older rows, if a snapshot was created since the start.
+    /// The snapshot of older rows, if a snapshot has been created since startup.
     pub snapshot: Option<Snapshot>,
-    /// Rows of snapshots read since the start.
+    /// Rows of snapshots read since startup.
     pub snapshot_rows: u64,
     /// Slots that were dropped and whose events were not sent again. `None` if the journal does not
     /// exist or cannot be read.
@@ -85,7 +85,7 @@ pub struct PipelineStatus {
     /// Tables that are set aside. `None` if the journal does not exist or cannot be read.
     #[serde(default)]
     pub set_aside: Option<Vec<SetAside>>,
-    /// Rows omitted since the start because their tables are set aside. A row that is received
+    /// Rows omitted since startup because their tables are set aside. A row that is received
     /// again is counted again.
     #[serde(default)]
     pub left_out_rows: u64,
@@ -93,7 +93,7 @@ pub struct PipelineStatus {
     pub partitions: Option<u64>,
     /// The period that the partitions cover, if they are time ranges.
     pub partitions_end: Option<Partitions>,
-    /// Rows received from each table since the start, if the outbox consists of several tables.
+    /// Rows received from each table since startup, if the outbox consists of several tables.
     /// Rows from before a table was added are not counted. A row that is received again is counted
     /// again.
     #[serde(default)]
@@ -103,14 +103,14 @@ pub struct PipelineStatus {
     /// When the last checkpoint was committed, with exactly-once delivery.
     pub checkpoint_at: Option<f64>,
     pub last_error: Option<LastError>,
-    /// Errors since the start, by kind.
+    /// Errors since startup, by kind.
     pub errors: BTreeMap<String, u64>,
-    /// Dead letters since the start, by reason.
+    /// Dead letters since startup, by reason.
     pub dead_letters: DeadLetterCounts,
     /// The most recent dead letter.
     #[serde(default)]
     pub last_dead_letter: Option<LastDeadLetter>,
-    /// Attempts to start a new session since the start.
+    /// Attempts to start a new session since startup.
     pub reconnects: u64,
     /// The most recent outages, latest first.
     pub outages: Vec<OutageStatus>,
@@ -125,7 +125,7 @@ pub struct PipelineStatus {
     pub kafka_commit: Counts,
 }
 
-/// Counts of events and bytes since the start.
+/// Counts of events and bytes since startup.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Events {
     /// Events passed to the sink.

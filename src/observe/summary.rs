@@ -99,8 +99,8 @@ impl Summary {
             reasons.extend(unready(reason, lifecycle, problems));
         }
         for seen in problems {
-            // The reason above describes the same problem, or one that is more specific than a lack
-            // of progress.
+            // The reason that was already added describes the same problem, or a problem that is
+            // more specific than a lack of progress.
             let is_covered = seen.problem.kind.explains_unreadiness()
                 || is_stuck && seen.problem.kind == Kind::NoProgress;
             if !is_covered {

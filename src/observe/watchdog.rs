@@ -33,17 +33,20 @@ const STALL_THRESHOLD: Duration = Duration::from_secs(300);
 const PENDING_WAL_BYTES_MIN: u64 = 16 << 20;
 /// Query results older than this do not count as the current state.
 const QUERY_AGE_MAX: Duration = Duration::from_secs(30);
-/// A transaction that has been open for this long is reported if ...
+/// A transaction that has been open for this long is reported if it also reaches
+/// [`RETAINED_WAL_BYTES_MIN`] or [`TRANSACTION_IDS_MIN`].
 const LONG_TRANSACTION_THRESHOLD: Duration = Duration::from_secs(300);
-/// ... this much WAL that was already delivered is retained because of the transaction, ...
+/// Minimum amount of WAL that was already delivered but is retained because of a long transaction,
+/// for the transaction to be reported.
 const RETAINED_WAL_BYTES_MIN: u64 = 64 << 20;
-/// ... or this many transaction IDs have been assigned since the transaction began.
+/// Minimum number of transaction IDs assigned since a long transaction began, for the transaction
+/// to be reported.
 const TRANSACTION_IDS_MIN: i64 = 100_000_000;
-/// A transaction is reported after this shorter time if the WAL that it retains exceeds a quarter
-/// of the slot's limit.
+/// A transaction that has been open for this shorter time is reported if the WAL that it retains
+/// exceeds a quarter of the slot's limit.
 const LONG_TRANSACTION_NEAR_LIMIT_THRESHOLD: Duration = Duration::from_secs(10);
 
-/// The state of a pipeline at one time.
+/// The state of a pipeline at one point in time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Facts<'f> {
     pub about: &'f About,
@@ -433,7 +436,7 @@ fn verdict_for_kind(kind: Kind, found: &Result<Option<Problem>, Verdict>) -> Ver
     match found {
         Ok(None) => Verdict::Fine,
         Ok(Some(problem)) if problem.kind == kind => Verdict::Wrong(problem.clone()),
-        // The problem has changed to another kind, but has not ended.
+        // The problem has changed to a different kind, but has not ended.
         Ok(Some(_)) | Err(Verdict::NotApplicable) => Verdict::NotApplicable,
         Err(_) => Verdict::Unknown,
     }

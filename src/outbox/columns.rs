@@ -68,8 +68,8 @@ pub struct Mapping {
     /// How a null value is written.
     pub(super) null_payload: NullPayload,
     pub(super) empty_payload: EmptyPayload,
-    /// The default values that replace null, with the slots of their columns. They apply to the
-    /// key, the value and the headers from templates.
+    /// The default values that replace nulls, with the indices of their columns. The defaults apply
+    /// to the key, the value and the headers from templates.
     pub(super) defaults: Vec<(u8, Box<[u8]>)>,
     /// The headers in which Debezium describes its connector.
     pub(super) debezium_headers: Option<DebeziumHeaders>,
@@ -255,7 +255,7 @@ impl Mapping {
         Self::bind_to(settings, Some(table), columns, &[])
     }
 
-    /// Like [`Mapping::bind`], with additional facts about the columns.
+    /// Like [`Mapping::bind`], with additional properties of the columns.
     ///
     /// # Errors
     /// Returns an error if a configured column does not exist or has an unsuitable type.
@@ -487,7 +487,7 @@ struct Binder<'a> {
     /// `None` for events sent as messages.
     table: Option<SourceTable<'a>>,
     columns: &'a [TableColumn<'a>],
-    /// Additional facts about the columns.
+    /// Additional properties of the columns.
     facts: &'a [ColumnFacts],
     slots: Vec<Option<u8>>,
     used: u8,

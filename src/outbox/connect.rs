@@ -33,7 +33,7 @@ mod oid {
     pub(super) const JSONB: u32 = 3802;
 }
 
-/// Facts about a column that the replication protocol does not transmit.
+/// Properties of a column that the replication protocol does not transmit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ColumnFacts {
     pub(crate) name: String,
@@ -616,7 +616,7 @@ fn element_type(type_oid: u32) -> Option<u32> {
 }
 
 /// Appends a one-dimensional array in PostgreSQL's format, `{a,"b c",NULL}`, as a list. Returns
-/// false if the text has another form.
+/// false if the text has a different form.
 fn push_array(out: &mut Vec<u8>, text: &str, element: &Kind, form: Form) -> bool {
     let Some(inner) = text
         .strip_prefix('{')

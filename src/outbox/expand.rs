@@ -104,11 +104,11 @@ pub(super) struct Expanded<'e> {
 }
 
 impl Expander {
-    /// Parses a payload, or returns `None` if the payload must not be expanded. That is the case if
-    /// the text is not a JSON object; if an array contains values of different types, or its first
-    /// value does not determine its type; if a number is too large for Connect; or if the output
-    /// would be many times longer than the payload, or the nodes would need too much memory. If
-    /// `with_schema` is true, the schema counts towards the length of the output.
+    /// Parses a payload, or returns `None` if the payload must not be expanded. A payload is not
+    /// expanded if the text is not a JSON object; if an array contains values of different types,
+    /// or its first value does not determine its type; if a number is too large for Connect; or if
+    /// the output would be many times longer than the payload, or the nodes would need too much
+    /// memory. If `with_schema` is true, the schema counts towards the length of the output.
     pub(super) fn read(
         &mut self,
         text: &str,
@@ -160,7 +160,8 @@ impl Expander {
     }
 }
 
-/// The remaining work for a payload. A unit is about one byte written or one name compared.
+/// The remaining work for a payload. One unit of work is about one byte written or one name
+/// compared.
 struct Work {
     left: usize,
 }

@@ -1,12 +1,13 @@
 //! Topics that events must not be written to: Walpost's own and those of Kafka itself. Pure.
 //!
-//! If the settings derive the topic from a column, anything that can insert into the outbox can
-//! choose the topic. Without this check, such a row could forge a checkpoint of another pipeline or
-//! a dead letter.
+//! If the settings derive the topic from a column, any role that can insert into the outbox can
+//! choose the topic. Without this check, a row could forge a checkpoint of another pipeline or a
+//! dead letter.
 //!
 //! Kafka rejects a new topic whose name differs from that of an existing topic only in `.` and `_`.
-//! Names are therefore compared as if these characters were equal. Otherwise, a row could cause
-//! such a topic to be created first, and so prevent the reserved topic from being created.
+//! Names are therefore compared as if these characters were equal. If such a name were accepted, a
+//! row could cause the topic to be created first, and so prevent the reserved topic from being
+//! created.
 
 use std::collections::BTreeMap;
 use std::fmt;

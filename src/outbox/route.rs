@@ -48,7 +48,7 @@ impl Router {
         self.route_with(mapping, row, POSITION_HEADER, position)
     }
 
-    /// Like [`Router::route`], with another header instead of the position.
+    /// Like [`Router::route`], with a different header instead of the position.
     ///
     /// # Errors
     /// Returns an error if the row can't be converted to a record under `mapping`'s settings.
@@ -520,7 +520,7 @@ mod tests {
             assert!(matches!(topic(b"/"), Err(RouteError::TopicInvalid(_))));
         }
         assert_eq!(topic(b"a"), Ok("t.a".to_owned()));
-        // A row that fails for another reason must not affect the next topic either.
+        // A row that fails for a different reason must not affect the next topic either.
         let mut row = [None; COLUMNS_MAX];
         row[mapping.slot(1).expect("a slot")] = Some(&b"b"[..]);
         row[mapping.slot(5).expect("a slot")] = Some(b"[]");
@@ -725,7 +725,7 @@ mod tests {
     }
 
     #[test]
-    fn rejects_a_reserved_topic_after_a_row_with_another_topic() {
+    fn rejects_a_reserved_topic_after_a_row_with_a_different_topic() {
         let settings = OutboxSettings {
             topic: template("{aggregatetype}").into(),
             ..OutboxSettings::default()

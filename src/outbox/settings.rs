@@ -249,7 +249,7 @@ fn groups(replacement: &str) -> Vec<&str> {
     found
 }
 
-/// The encoding of a key or value. Each corresponds to one of Kafka Connect's converters.
+/// The encoding of a key or value. Each encoding corresponds to one of Kafka Connect's converters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Format {
@@ -325,7 +325,7 @@ pub enum NullPayload {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EmptyPayload {
-    /// Unchanged.
+    /// As an empty or blank value, unchanged.
     #[default]
     Value,
     /// As a tombstone. Null payloads are then tombstones too: `route.tombstone.on.empty.payload`.

@@ -71,8 +71,8 @@ impl Template {
     }
 
     /// Returns a character in `text` that also separates the part at `index` from its neighbors, or
-    /// `None` if `text` does not contain such a character. If it does, the expansion is ambiguous:
-    /// `a.b` and `c` yield the same topic as `a` and `b.c`.
+    /// `None` if `text` does not contain such a character. If `text` contains a separator, the
+    /// expansion is ambiguous: `a.b` and `c` yield the same topic as `a` and `b.c`.
     ///
     /// A dot always counts as a separator, unless this is the only part that varies. Letters,
     /// digits and `_` never do.

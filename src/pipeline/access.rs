@@ -113,11 +113,7 @@ mod tests {
             let error = CatalogError::Dial(refused(code)).into();
             recovery::remedy(&access.classify(error, &postgres, at(seconds)))
         };
-        assert_eq!(
-            remedy(&mut access, "28P01", 0),
-            Remedy::Halt,
-            "a first start"
-        );
+        assert_eq!(remedy(&mut access, "28P01", 0), Remedy::Halt, "a first run");
         access.record_catalog_access();
         for (code, expected) in [
             ("28P01", Remedy::Reconnect),

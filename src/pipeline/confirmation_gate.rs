@@ -2,7 +2,7 @@
 //! `walpost.slot_state`.
 //!
 //! Because the row is written first, the next process to acquire the slot can detect that something
-//! else has moved it, or dropped and re-created it.
+//! else has moved the slot, or dropped and re-created it.
 //!
 //! Each write generates WAL, and confirming that WAL takes another write, and so on indefinitely.
 //! Therefore new positions are written promptly only while events flow. Without events, a write
@@ -59,7 +59,7 @@ struct WriteRequests {
     idle_writes: u32,
     /// Notified by [`SlotStateWriter::request`].
     requests: Arc<Notify>,
-    /// Whether a command waits for the position to be confirmed.
+    /// Whether a command is waiting for the position to be confirmed.
     is_requested: bool,
 }
 
@@ -177,7 +177,7 @@ impl ConfirmationGate {
         }
     }
 
-    /// Returns whether a command waits for the position to be confirmed.
+    /// Returns whether a command is waiting for the position to be confirmed.
     pub(super) fn is_requested(&self) -> bool {
         self.writing
             .as_ref()
@@ -241,7 +241,7 @@ impl SlotStateWriter {
         }
     }
 
-    /// Records that a command waits for the position to be confirmed.
+    /// Records that a command is waiting for the position to be confirmed.
     pub(super) fn request(&self) {
         self.requests.notify_one();
     }
@@ -292,8 +292,8 @@ mod tests {
         (gate, writer, now)
     }
 
-    /// Calls `advance` this many milliseconds after the start. Returns the LSN that may be
-    /// confirmed, and how long after the start to call again.
+    /// Calls `advance` this many milliseconds after the gate's creation. Returns the LSN that may
+    /// be confirmed, and how long after the gate's creation to call again.
     fn advance_at(
         (gate, _, started_at): &mut (ConfirmationGate, SlotStateWriter, Instant),
         durable_lsn: u64,

@@ -46,7 +46,7 @@ impl Crashes {
         let has_crashed = before.is_some_and(|before| {
             before.postmaster == starts.postmaster && before.statistics != starts.statistics
         });
-        // A crash while the slot is not being read has another cause.
+        // A crash while the slot is not being read has a different cause.
         if !std::mem::take(&mut self.has_read) || !has_crashed {
             return Ok(());
         }

@@ -75,7 +75,7 @@ pub struct Core {
 /// again, the message is counted again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IgnoredCounts {
-    /// Transactional messages with another prefix.
+    /// Transactional messages with a different prefix.
     pub foreign: u64,
     /// Non-transactional messages with any prefix.
     pub nontransactional: u64,
@@ -161,7 +161,7 @@ impl Core {
             .is_none_or(DuplicateFilter::is_verified)
     }
 
-    /// Returns the last event that was delivered since [`Core::omit_delivered`].
+    /// Returns the last event that has been delivered since the call of [`Core::omit_delivered`].
     #[must_use]
     pub fn last_delivered(&self) -> Option<Last> {
         self.delivery
@@ -339,8 +339,8 @@ impl Core {
         (is_past && self.delivery.watermark.in_flight().records == 0).then_some(suspects)
     }
 
-    /// Applies the isolation to the next row. Must be called whenever `position` is set to the next
-    /// row.
+    /// Makes the window send the next row on its own if the row is one of the suspects. Must be
+    /// called whenever `position` advances to the next row.
     #[inline]
     fn apply_isolation(&mut self) {
         if let (Some(suspects), Some(position)) = (&self.suspects, &self.position) {
@@ -535,7 +535,7 @@ impl Core {
     }
 
     fn relation(&mut self, relation: &Relation<'_>) -> Result<Step, CoreError> {
-        // The table may have been dropped, or may have another name from now on.
+        // The table may have been dropped, or may have a different name from now on.
         if let Source::Table(source) = &self.source {
             source.report_rows_of(relation.oid, self.delivery.watermark.stats());
         }

@@ -344,7 +344,7 @@ impl Session<'_> {
         Wait::Journal(Box::new(note), recording)
     }
 
-    /// Requests a checkpoint if a command waits for the position to be confirmed, because
+    /// Requests a checkpoint if a command is waiting for the position to be confirmed, because
     /// exactly-once delivery confirms a position only after a checkpoint.
     fn request_checkpoint(&mut self) {
         if self.confirmation_gate.is_requested()

@@ -57,7 +57,7 @@ pub(crate) struct PipelineSettings {
 }
 
 impl PipelineSettings {
-    /// Returns which rows the first start with a new slot delivers.
+    /// Returns which rows the first run with a new slot delivers.
     #[must_use]
     pub(crate) fn first_start(&self) -> FirstStart {
         match self.snapshot {
@@ -200,7 +200,7 @@ impl PipelineSettings {
     /// table instead.
     ///
     /// # Errors
-    /// A column is missing or has an unsupported type.
+    /// Returns an error if a column is missing or has an unsupported type.
     pub(crate) fn check_columns(&self, observed: &Observed) -> Result<(), MappingError> {
         match &self.target.outbox {
             Outbox::Messages { .. } => Mapping::for_messages(&self.outbox).map(drop),
@@ -214,8 +214,8 @@ impl PipelineSettings {
     /// Binds the settings to the columns of a table.
     ///
     /// # Errors
-    /// A column is missing or has an unsupported type. If `found` is `None`, all columns are
-    /// missing.
+    /// Returns an error if a column is missing or has an unsupported type. If `found` is `None`,
+    /// all columns are missing.
     pub(crate) fn mapping_for(
         &self,
         table: &TableName,

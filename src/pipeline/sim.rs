@@ -751,7 +751,7 @@ async fn scenario(seed: u64, exactly_once: bool) -> Result<(), String> {
     }
     if let Some(rewind) = &mut rewind {
         simulation.run_a_while().await;
-        // A running instance could still change the contents of Kafka.
+        // A running instance could still write records to Kafka.
         if rewind.is_down {
             simulation.instances.clear();
         }

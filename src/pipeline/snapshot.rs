@@ -95,7 +95,7 @@ fn decide(
     }
 }
 
-/// How a start handles rows that are older than the slot.
+/// How the current run handles rows that are older than the slot.
 pub(super) enum Planned {
     Nothing,
     /// No rows have to be copied, which is recorded when the slot has been acquired.
@@ -203,11 +203,11 @@ pub(super) async fn plan(
                     // If the checkpoint contains no copied rows, no copied rows are in Kafka.
                     Some(_) => info!(
                         pipeline, %snapshot_lsn,
-                        "the snapshot of an earlier start delivered no rows; starting a new snapshot"
+                        "the snapshot started by an earlier run delivered no rows; starting a new snapshot"
                     ),
                     None => warn!(
                         pipeline, %snapshot_lsn,
-                        "the snapshot of an earlier start was not completed; delivering all rows again"
+                        "the snapshot started by an earlier run was not completed; delivering all rows again"
                     ),
                 }
             }
@@ -254,8 +254,8 @@ fn confirmed_by_us(found: Lsn, recorded: Option<Lsn>) -> Lsn {
 }
 
 /// A copy of older rows that must still be completed, regardless of the current outbox. Either an
-/// earlier start has begun this copy, possibly with another definition of the pipeline, or the slot
-/// was created for this table and no start has begun a copy yet.
+/// earlier run started the copy, possibly with a different definition of the pipeline, or the slot
+/// was created for this table and no copy has been started yet.
 struct Unfinished {
     table: Option<String>,
     snapshot_lsn: Lsn,
@@ -278,7 +278,7 @@ impl Unfinished {
             return Ok(begun);
         }
         let uncopied = match catalog.uncopied_tables(target, snapshots).await {
-            // A start that can't use walpost.table_state logs the reason, and continues without
+            // If startup can't use walpost.table_state, it logs the reason and continues without
             // this table.
             Err(error) if recovery::catalog_remedy(&error) == Remedy::Halt => Vec::new(),
             uncopied => uncopied?,
@@ -392,15 +392,15 @@ fn settled(
     Planned::Settled(Settlement { table, why })
 }
 
-/// Returns whether a start certainly has no rows to copy, judging only by the database, because the
-/// checkpoint has not been read yet.
+/// Returns whether it is certain that no rows have to be copied. Only the database is considered,
+/// because the checkpoint has not been read yet.
 pub(super) async fn has_nothing_to_copy(
     settings: &PipelineSettings,
     catalog: &impl CatalogQueries,
     observed: &Observed,
     recorded: Option<Lsn>,
 ) -> bool {
-    // If the decision fails, a later step of the start reports the reason.
+    // If the decision fails, a later step of startup reports the reason.
     let decided = decided(settings, catalog, observed, recorded).await;
     decided.is_ok_and(|decided| !matches!(decided, Some((Decision::Copy, _))))
 }
@@ -432,12 +432,12 @@ async fn decided(
     Ok(Some((decision, snapshot_history.rows)))
 }
 
-/// How a start would handle rows that are older than the slot.
+/// How `walpost run` would handle rows that are older than the slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outlook {
-    /// The start would deliver approximately this many rows.
+    /// `walpost run` would deliver approximately this many rows.
     Copies(u64),
-    /// The start would not copy rows.
+    /// `walpost run` would not copy rows.
     Nothing,
 }
 
@@ -455,11 +455,11 @@ impl fmt::Display for Outlook {
     }
 }
 
-/// Returns how a start would handle older rows now, or `None` if the outbox has no table, or if the
-/// settings exclude older rows.
+/// Returns how `walpost run` would handle older rows if it were started now, or `None` if the
+/// outbox has no table or the settings exclude older rows.
 ///
 /// # Errors
-/// Returns an error if a catalog query failed, or if a start would halt.
+/// Returns an error if a catalog query failed, or if the pipeline would halt.
 pub(crate) async fn predict_snapshot(
     settings: &PipelineSettings,
     catalog: &Catalog,
@@ -485,12 +485,12 @@ pub(super) struct Known {
     pub(super) copied: Option<CopyProgress>,
 }
 
-/// Records in the journal that no rows have to be copied. If recording fails, the next start
-/// reaches the same conclusion.
+/// Records in the journal that no rows have to be copied. If recording fails, the next run reaches
+/// the same conclusion.
 ///
 /// # Errors
-/// Partitions were detached while their rows had not been copied, and this can't be determined or
-/// recorded.
+/// Returns an error if partitions were detached before their rows were copied, and these rows can't
+/// be determined or recorded.
 pub(super) async fn settle(
     settings: &PipelineSettings,
     catalog: &impl CatalogQueries,
@@ -670,7 +670,7 @@ impl Snapshot {
                 ConnectionError::Protocol(format!("CREATE_REPLICATION_SLOT answered with {made:?}"))
             })?;
         // When the slot has been acquired, the server counts the transactions that it sends. If the
-        // journal had no entry, the next start would assume that such a slot was in use before, so
+        // journal had no entry, the next run would assume that such a slot was in use before, so
         // the entry is written first. If the slot is past the position in an existing entry,
         // because something else moved the slot, that entry does not apply to this copy.
         if !plan.record.is_open(plan.confirmed) && plan.before.is_none() {
@@ -864,7 +864,7 @@ impl Copying {
                 }
                 Step::Full => Ok(Read::Full),
                 Step::NewTopic(topic) => Ok(Read::NewTopic(topic)),
-                // These steps occur only in the stream.
+                // New tables and tables to be set aside occur only in the stream, not in a copy.
                 Step::NewTable(_) | Step::SetAside(_) => {
                     Err(CoreError::from(OrderError::Stray).into())
                 }
@@ -874,7 +874,7 @@ impl Copying {
                 self.count_rows(core);
                 let stats = core.delivery.watermark.stats();
                 stats.snapshot_entered(SnapshotPhase::Delivering, None);
-                // This drops the temporary slot and the snapshot.
+                // Closing the connection drops the temporary slot and the snapshot.
                 self.connection = None;
                 if let Some(progress) = self.progress.take() {
                     progress.finish();
@@ -903,14 +903,14 @@ impl Copying {
 
     /// Returns whether all rows were read, and `confirmed` shows that they are durable. The
     /// position must be higher than the slot's position before the copy, because the slot may have
-    /// been at the consistent point from the start, after a failover to a standby without later
+    /// been at the consistent point from the beginning, after a failover to a standby without later
     /// WAL.
     pub(super) fn is_durable(&self, confirmed: Lsn) -> bool {
         !self.reads() && confirmed >= self.snapshot_lsn && confirmed > self.resumed
     }
 
-    /// Records in the journal that the copy is complete. If recording fails, the next start
-    /// determines this from the confirmed position.
+    /// Records in the journal that the copy is complete. If recording fails, the next run
+    /// determines from the confirmed position that the copy is complete.
     pub(super) async fn record_completion(
         &self,
         settings: &PipelineSettings,

@@ -44,7 +44,7 @@ fn add_remedy(error: &mut ServerError, target: &Target) {
     };
     error.hint = Some(format!(
         "The publication did not exist when the next events of slot {slot:?} were committed, so these events can't be read with it. \
-         If the pipeline used another publication then, set publication to its name until they are delivered. Otherwise, replace the \
+         If the pipeline used a different publication when the events were committed, set publication to the name of that publication until the events are delivered. Otherwise, replace the \
          slot: \
          SELECT pg_catalog.pg_drop_replication_slot({}); {}. {resend}",
         escape_literal(slot).trim_start(),

@@ -206,7 +206,7 @@ impl Catalog {
     /// Connects, and drives the connection in the background until the catalog is dropped.
     ///
     /// # Errors
-    /// No host of `conninfo` accepts the connection.
+    /// Returns an error if no host of `conninfo` accepts the connection.
     pub(crate) async fn open(conninfo: &Conninfo) -> Result<Self, CatalogError> {
         Self::open_within(conninfo, SqlLimits::CATALOG_QUERIES).await
     }
@@ -215,7 +215,7 @@ impl Catalog {
     /// bytes.
     ///
     /// # Errors
-    /// No host of `conninfo` accepts the connection.
+    /// Returns an error if no host of `conninfo` accepts the connection.
     pub(crate) async fn open_for_rows(
         conninfo: &Conninfo,
         row_bytes_max: usize,
@@ -280,7 +280,8 @@ impl Catalog {
     /// which is used while the pipeline runs.
     ///
     /// # Errors
-    /// An object belongs to another role and is named in the error, or the query fails.
+    /// Returns an error that names the object if the object belongs to another role, or an error if
+    /// the query fails.
     pub(crate) async fn examine_owners(
         &self,
         target: &Target,
@@ -298,7 +299,7 @@ impl Catalog {
     /// Queries the state of the server, and of the outbox, publication and slot in `target`.
     ///
     /// # Errors
-    /// A query fails.
+    /// Returns an error if a query fails.
     pub(crate) async fn observe(&self, target: &Target) -> Result<Observed, CatalogError> {
         let server = self
             .client
@@ -356,7 +357,7 @@ impl Catalog {
     /// Returns whether a role of this name exists.
     ///
     /// # Errors
-    /// The query fails.
+    /// Returns an error if the query fails.
     pub(crate) async fn has_role(&self, name: &str) -> Result<bool, CatalogError> {
         let sql = "SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = $1::text)";
         Ok(self.client.query_one(sql, &[&name]).await?.try_get(0)?)
@@ -365,7 +366,7 @@ impl Catalog {
     /// Returns `server_version_num`.
     ///
     /// # Errors
-    /// The query fails.
+    /// Returns an error if the query fails.
     pub(super) async fn version(&self) -> Result<i32, CatalogError> {
         let sql = "SELECT current_setting('server_version_num')::int4";
         Ok(self.client.query_one(sql, &[]).await?.try_get(0)?)
@@ -387,7 +388,7 @@ impl Catalog {
     /// Returns a problem if a program other than Walpost is using the slot.
     ///
     /// # Errors
-    /// A query fails.
+    /// Returns an error if a query fails.
     pub(crate) async fn held_by_other(&self, slot: &str) -> Result<Option<Problem>, CatalogError> {
         let name = "SELECT current_setting('application_name')";
         let name: String = self.client.query_one(name, &[]).await?.try_get(0)?;
@@ -409,7 +410,7 @@ impl Catalog {
     /// publication sends.
     ///
     /// # Errors
-    /// The query fails.
+    /// Returns an error if the query fails.
     pub(crate) async fn tables(
         &self,
         tables: &[TableName],
@@ -468,7 +469,7 @@ impl Catalog {
     /// result is empty if the table does not exist.
     ///
     /// # Errors
-    /// The query fails.
+    /// Returns an error if the query fails.
     pub(crate) async fn column_facts(&self, oid: u32) -> Result<Vec<ColumnFacts>, CatalogError> {
         let columns = self.columns(&[oid], None).await?;
         columns.iter().map(parse_column_facts).collect()
@@ -639,7 +640,7 @@ impl Catalog {
     /// Returns the tables that match the patterns and are not in `published`.
     ///
     /// # Errors
-    /// The query fails.
+    /// Returns an error if the query fails.
     pub(crate) async fn unpublished(
         &self,
         patterns: &TablePatterns,
@@ -676,7 +677,7 @@ impl Catalog {
     /// exist.
     ///
     /// # Errors
-    /// The query fails.
+    /// Returns an error if the query fails.
     pub(crate) async fn slot(&self, slot: &str) -> Result<Option<ObservedSlot>, CatalogError> {
         let found = self
             .client

@@ -268,8 +268,8 @@ impl Provision {
         let locked = catalog.lock_init(self.lock_timeout).await;
         locked.map_err(failed("lock of walpost init", LeftTables::Nothing))?;
         let applied = self.apply_separately(catalog, fits).await;
-        // Otherwise, the session would hold the lock until the server detects that the connection
-        // was closed.
+        // If the lock were not released here, the session would hold it until the server detects
+        // that the connection was closed.
         catalog.unlock_init().await;
         applied
     }

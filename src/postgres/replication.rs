@@ -48,7 +48,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 const PUBLICATION_SKIPPED: &str = "55000";
 /// SQLSTATE of the error for a replication command in a session that is not in replication mode.
 const SYNTAX_ERROR: &str = "42601";
-const NO_REPLICATION_HINT: &str = "This is not a replication session: a connection pooler such as PgCat or Supavisor is in between, and does not \
+const NO_REPLICATION_HINT: &str = "This is not a replication session: a connection pooler such as PgCat or Supavisor is between Walpost and PostgreSQL, and does not \
      forward the replication parameter. Connect directly to PostgreSQL's address and port";
 
 /// A failure of a replication connection.
@@ -490,7 +490,8 @@ impl Connection {
     }
 
     /// Returns the bodies of the `CopyData` messages that are completely in the buffer, starting
-    /// with the message that was returned last and ending before the first message of another type.
+    /// with the message that was returned last and ending before the first message of a different
+    /// type.
     pub fn buffered(&self) -> impl Iterator<Item = &[u8]> {
         let mut rest = self.buffer.unread();
         std::iter::from_fn(move || {
@@ -643,7 +644,7 @@ impl Connection {
     }
 
     /// Ends `CopyBoth` and the session. The server processes all status updates before it replies,
-    /// so the slot is at the last confirmed position when this returns.
+    /// so the slot is at the last confirmed position when this function returns.
     ///
     /// # Errors
     /// Returns an error if the connection fails or the server takes too long. In that case, the

@@ -24,8 +24,8 @@ impl<'s> OpenEntries<'s> {
     /// Looks up the open entries. Does not change anything.
     ///
     /// # Errors
-    /// No open entries exist, a slot that was going to be dropped still exists, another process is
-    /// sending the events, or a catalog query failed.
+    /// Returns an error if no open entries exist, if a slot that was marked to be dropped still
+    /// exists, if another process is sending the events, or if a catalog query failed.
     pub(crate) async fn find(settings: &'s PipelineSettings) -> Result<Self, ReplayError> {
         let target = &settings.target;
         let catalog = Catalog::open(&settings.postgres).await?;
@@ -58,7 +58,7 @@ impl<'s> OpenEntries<'s> {
     /// Returns the ID of the new entry.
     ///
     /// # Errors
-    /// The journal can't be written.
+    /// Returns an error if the journal can't be written.
     pub(crate) async fn settle(&self) -> Result<i64, ReplayError> {
         let ids: Vec<_> = self.entries.iter().map(|entry| entry.id).collect();
         let run = Builder::from_random_bytes(fastrand::u128(..).to_ne_bytes()).into_uuid();

@@ -75,8 +75,8 @@ pub(super) async fn rows(
     Ok((entries.iter().map(|entry| entry.id).collect(), condition))
 }
 
-/// Verifies that the existing slot, at position `confirmed`, is not one that was going to be
-/// dropped according to an entry.
+/// Verifies that the existing slot, at position `confirmed`, is not one that a journal entry marked
+/// to be dropped.
 pub(super) fn expect_dropped(
     entries: &[DroppedSlot],
     slot: &str,

@@ -61,8 +61,8 @@ pub(super) enum RunState {
 }
 
 /// The rows of a run, as recorded when the run starts. Any role that can add entries to the journal
-/// may have written this, so the role that resumes the run uses only values from it, and never runs
-/// SQL from it.
+/// may have written this record, so the role that resumes the run uses only values from it, and
+/// never runs SQL from it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct PlannedRows {
     pub(super) table: String,

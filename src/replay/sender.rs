@@ -114,7 +114,7 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
     }
 
     /// Waits until Kafka has acknowledged the rows in flight, for at most the drain timeout. Rows
-    /// that are not acknowledged by then are sent again when the run is resumed.
+    /// that are not acknowledged within this time are sent again when the run is resumed.
     pub(super) async fn settle(&mut self) {
         let limit = self.plan.settings.drain_timeout;
         let (_never, mut stop) = watch::channel(false);

@@ -9,7 +9,7 @@ use crate::postgres::sql::{escape_identifier, escape_literal};
 use crate::postgres::table::TableName;
 
 /// Maximum number of partitions that one transaction creates. Each transaction examines the table
-/// and all partitions that exist by then.
+/// and all partitions that exist when the transaction starts.
 const PARTITIONS_PER_TRANSACTION: usize = 20;
 
 impl Pass<'_> {

@@ -1,4 +1,4 @@
-//! Queries the facts on which a plan is based.
+//! Queries the properties of tables on which a retention plan is based.
 
 use crate::postgres::sql::{Client, Row};
 use jiff::Timestamp;
@@ -11,8 +11,8 @@ use crate::postgres::catalog::CatalogError;
 use crate::postgres::table::{TableName, identifier};
 use crate::postgres::target::Target;
 
-/// The facts about a table that its maintenance depends on. Because statements are composed from
-/// these facts, Walpost queries them again once the table is locked, and requires that they have
+/// The properties of a table that its maintenance depends on. Because statements are composed from
+/// these properties, Walpost queries them again once the table is locked, and requires that they have
 /// not changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MaintainedTable {
@@ -37,7 +37,7 @@ pub(crate) struct MaintainedTable {
 pub(crate) enum Partitioning {
     /// Partitioned by range of one column that has a date or timestamp type.
     Time,
-    /// Partitioned in another way.
+    /// Partitioned in a different way.
     Other,
 }
 
@@ -49,7 +49,7 @@ pub(crate) async fn prepare(client: &Client, lock_timeout: u128) -> Result<(), C
     Ok(client.batch_execute(&sql).await?)
 }
 
-/// Returns the facts about the table, or `None` if the table does not exist.
+/// Returns the properties of the table, or `None` if the table does not exist.
 pub(crate) async fn query_maintained_table(
     client: &Client,
     table: &TableName,
@@ -172,7 +172,7 @@ fn name(row: &Row, schema: usize, name: usize) -> Result<TableName, CatalogError
     })
 }
 
-/// Queries the facts for planning the maintenance of a table that is partitioned by time, except
+/// Queries the properties for planning the maintenance of a table that is partitioned by time, except
 /// for the positions of slots.
 pub(crate) async fn query_facts(
     client: &Client,

@@ -18,7 +18,7 @@ const ROWS_PREFIX: &str = "rows before ";
 /// How far the removal of a partition has progressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PartitionMark {
-    /// The time range has ended, and the rows that the partition contained at that time were
+    /// The time range has ended, and the rows that the partition contained when it was marked were
     /// committed before this WAL position.
     Closed(Lsn),
     /// The time at which the slots had passed the position in [`Self::Closed`].
@@ -27,8 +27,8 @@ pub(crate) enum PartitionMark {
     Detached(Lsn),
 }
 
-/// Identifies the table that a mark belongs to. Marks of another cluster, for example in a restored
-/// dump, are ignored because their LSNs and OIDs are meaningless.
+/// Identifies the table that a mark belongs to. Marks from a different cluster, for example in a
+/// restored dump, are ignored because their LSNs and OIDs are meaningless.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Origin {
     /// The OID of the outbox table.
@@ -114,7 +114,7 @@ pub(crate) enum MarkKind {
     Delivered,
     /// [`PartitionMark::Detached`]
     Detached,
-    /// [`PartitionMark::Closed`], for the rows that a table contains at that time.
+    /// [`PartitionMark::Closed`], for the rows that the table contains when the mark is written.
     RowsClosed,
     /// [`PartitionMark::Delivered`], for the rows that were created before the given time.
     RowsDelivered(Timestamp),
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn ignores_marks_of_another_cluster_or_table() {
+    fn ignores_marks_of_a_different_cluster_or_table() {
         let ours = comment(MarkKind::Detached, "0/1");
         for (from, to) in [("7405", "7406"), ("16390", "16391")] {
             assert_eq!(origin().read(Some(&ours.replace(from, to))), None);

@@ -11,7 +11,7 @@ use super::mark::PartitionMark;
 use crate::model::lsn::Lsn;
 use crate::postgres::table::TableName;
 
-/// The facts about a table that is partitioned by time.
+/// The properties of a table that is partitioned by time.
 #[derive(Clone, Debug)]
 pub(crate) struct RetentionFacts {
     /// The time of the database server.

@@ -20,7 +20,7 @@ pub(crate) struct OnDemand<S, M> {
     sink: Option<S>,
     /// `None` for a sink that always exists.
     make: Option<M>,
-    /// Whether a record was produced since the last call of [`Sink::tend`].
+    /// Whether a record has been produced since the last call of [`Sink::tend`].
     is_used: bool,
     /// A preparation in progress holds the `Arc`, because dropping the sink would cancel the
     /// preparation.
@@ -321,7 +321,7 @@ mod tests {
             })
         });
         sink.idle_timeout = Duration::ZERO;
-        // This happens if the connection to PostgreSQL breaks during the preparation.
+        // A preparation is dropped if the connection to PostgreSQL breaks.
         drop(sink.prepare("t", Vec::new));
         sink.tend();
         assert!(sink.sink.is_none());

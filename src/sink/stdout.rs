@@ -44,7 +44,8 @@ impl StdoutSink {
     /// Creates a sink that reports to `deliveries`.
     ///
     /// # Errors
-    /// Standard output is closed, or the operating system can't create a thread.
+    /// Returns an error if standard output is closed, or if the operating system can't create a
+    /// thread.
     pub(crate) fn new(deliveries: Arc<Deliveries>) -> Result<Self, SinkError> {
         if was_closed() {
             return Err(SinkError::StdoutClosed);

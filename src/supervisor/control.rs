@@ -73,10 +73,10 @@ pub(crate) enum ControlError {
     /// starting.
     #[error("control socket {}: its folder can't be used: {error}. Alternatively, set another path with --control", path.display())]
     Folder { path: PathBuf, error: PathError },
-    /// A file of another type exists at this path.
+    /// A file of a different type exists at this path.
     #[error("control socket {}: the existing file is not a socket. Set another path with --control", .0.display())]
     Occupied(PathBuf),
-    #[error("control socket {}: {error}. The folder must exist, and this user must be able to write to it. To create one: {}", path.display(), make_folder(.path))]
+    #[error("control socket {}: {error}. The folder must exist and be writable by the user that runs walpost. To create a folder: {}", path.display(), make_folder(.path))]
     Other { path: PathBuf, error: io::Error },
 }
 

@@ -40,7 +40,8 @@ pub(crate) struct Reading<D> {
 pub(crate) struct Defined<D> {
     pub settings: PipelineSettings,
     pub definition: D,
-    /// The file, folder or query that contains the definition, and maybe those of other pipelines.
+    /// The file, folder or query that contains the definition, and possibly the definitions of
+    /// other pipelines.
     pub source: String,
 }
 

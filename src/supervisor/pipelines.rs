@@ -181,7 +181,7 @@ impl<D: PartialEq> Pipelines<D> {
             if (slot, before.postgres.describe()) != (&now.target.slot, now.postgres.describe()) {
                 warn!(
                     pipeline = before.name,
-                    "the pipeline now uses another slot or database. Slot {slot:?} in {} is kept, so PostgreSQL retains WAL for it. \
+                    "the pipeline now uses a different slot or database. Slot {slot:?} in {} is kept, so PostgreSQL retains WAL for it. \
                      If the slot is no longer needed: SELECT pg_catalog.pg_drop_replication_slot('{slot}')",
                     before.postgres.describe()
                 );
@@ -493,8 +493,8 @@ fn spawn(
             Err(reason) => {
                 let reason = reason.message(&settings.target.commands);
                 error!(pipeline = settings.name, "halted: {reason}");
-                // Record the halt before dropping the report, because the process may exit after
-                // that.
+                // Record the halt before dropping the report, because the process may exit once the
+                // report is dropped.
                 if let Ok(runtime) = runtime() {
                     runtime.block_on(record_halt(&settings, &reason));
                     runtime.shutdown_background();
@@ -658,7 +658,8 @@ mod tests {
         }
     }
 
-    /// A sink that is created for the first record could not fence earlier producers before that.
+    /// A sink that is created for the first record could not fence earlier producers before that
+    /// record.
     #[test]
     fn creates_the_sink_at_startup_for_exactly_once() {
         assert!(needs_eager_sink(&exactly_once()));

@@ -18,8 +18,8 @@ struct FileVersion {
     metadata: Option<(u64, u64, u64, [i64; 4])>,
 }
 
-/// Files and folders, and the metadata of these and of the files in the folders when they were
-/// read.
+/// Files and folders, with their metadata and the metadata of the files in the folders, as of the
+/// time when the files were read.
 #[derive(Debug, Default)]
 pub(crate) struct WatchedFiles {
     paths: Vec<PathBuf>,

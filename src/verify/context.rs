@@ -1,4 +1,4 @@
-//! The facts collected while reading rows and records: topics, partitions, and the state of the
+//! The data collected while reading rows and records: topics, partitions, and the state of the
 //! slot.
 
 use super::dead_letters::DeadLetters;
@@ -6,7 +6,7 @@ use super::entry::Record;
 use super::report::RecordLocation;
 use crate::model::lsn::Lsn;
 
-/// The facts that the comparison of rows and records depends on.
+/// The data that the comparison of rows and records depends on.
 #[derive(Debug)]
 pub(super) struct VerifyContext {
     pub(super) dead_letters: DeadLetters,

@@ -32,8 +32,8 @@ pub(super) struct Plan {
     columns: String,
     rest: String,
     mapping: Mapping,
-    /// For each value of the query except the last one, the time, its index in a row of the
-    /// mapping.
+    /// The index in a row of the mapping for each value of the query, except for the last value,
+    /// which is the time.
     slots: Vec<usize>,
     has_time: bool,
     /// The header that contains the event's ID.

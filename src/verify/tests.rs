@@ -39,8 +39,8 @@ fn position(commit: u64, index: u64) -> Position {
 }
 
 impl Fixture {
-    /// Creates a fixture without rows and records, in which all rows count as delivered and the
-    /// records of all transactions must be in the topics.
+    /// Creates a fixture without rows or records. Rows that a test adds count as delivered, so
+    /// their records must be in the topics.
     fn new() -> Self {
         let topic = |name: &str| Topic {
             name: name.to_owned(),
@@ -497,7 +497,7 @@ fn reports_missing_events_of_a_transaction_as_a_gap() {
     };
     fixture.reports_unexpected = false;
     fixture.assert_report(&gaps[1..], counts);
-    // A transaction without any event from the table may have another origin.
+    // A transaction without any event from the table may have a different origin.
     fixture.record("h", BILLS_0, position(400, 7));
     let counts = Counts {
         unexpected: 2,

@@ -121,7 +121,7 @@ impl Plan<'_> {
                 topic: *number,
                 partition: span.partition,
             };
-            // As with topics, the number can't overflow in practice.
+            // Like the number of topics, the number of partitions can't overflow in practice.
             let number = u32::try_from(read.places.len()).unwrap_or(u32::MAX);
             places.insert(span.partition, (number, FirstRecord::default()));
             read.places.push(place);
@@ -182,7 +182,7 @@ impl Plan<'_> {
     }
 }
 
-/// The facts about the first record of a partition.
+/// The properties of the first record of a partition.
 #[derive(Clone, Copy, Default)]
 struct FirstRecord {
     is_known: bool,

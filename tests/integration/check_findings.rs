@@ -109,7 +109,7 @@ fn check_reports_a_modified_or_missing_table_inspection_function() {
             finding(&found, "WARNING", "owners").map(str::to_owned)
         };
         assert_eq!(warning(), None);
-        // Another version of Walpost could have created this definition.
+        // A different version of Walpost could have created this definition.
         let body = "replace(pg_get_functiondef('walpost.lock_and_examine'::regproc), 'RETURN regexp_replace', 'RETURN  regexp_replace')";
         let changed = fixture.db.value(&format!("SELECT {body}")).unwrap();
         fixture.db.run(&changed);

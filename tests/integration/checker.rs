@@ -178,7 +178,7 @@ fn checker_detects_a_key_in_two_partitions() {
 }
 
 #[test]
-fn checker_detects_the_position_of_another_commit() {
+fn checker_detects_a_record_with_the_position_of_a_different_commit() {
     for position in [(end_of(4), 0), (end_of(4) - 10, 1), (end_of(3) - 10, 0)] {
         let mut delivery = deliver(&[0, 1, 2, 3, 4, 5, 6, 7]);
         delivery[4].position = position;

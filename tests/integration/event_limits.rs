@@ -108,7 +108,9 @@ fn init_sets_the_event_size_limit_and_check_compares_it_with_kafka() {
 
         let kept = init("1MB").expect_code(0);
         kept.expect_mentions(&["still limits events to 2000000 bytes"]);
-        let (_, change) = warning.split_once("as its owner: ").unwrap();
+        let (_, change) = warning
+            .split_once("make the table reject larger events: ")
+            .unwrap();
         fixture.db.run(change);
         fixture.db.run("RESET search_path");
         assert!(check_constraint(&fixture, "walpost_event_size").contains("990000"));

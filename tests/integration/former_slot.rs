@@ -1,4 +1,4 @@
-//! A pipeline is configured to use another slot although the former slot has not delivered
+//! A pipeline is configured to use a different slot although the former slot has not delivered
 //! everything.
 
 use crate::support::fixture::Fixture;
@@ -20,7 +20,7 @@ fn leave_event_undelivered(fixture: &mut Fixture<'_>) -> String {
     aggregate
 }
 
-/// Configures another slot and creates it with `init`.
+/// Configures a different slot and creates it with `init`.
 fn use_next_slot(fixture: &mut Fixture<'_>, more: &str) -> Finished {
     let settings = format!("slot = \"{}_2\"\n{more}", fixture.slot());
     fixture.use_settings(&settings);
@@ -65,10 +65,10 @@ fn reports_events_of_the_former_slot_that_are_neither_streamed_nor_copied() {
     fixture.check().finish().expect_code(0);
 }
 
-/// No checkpoint mentions the former slot, because the first start with the new slot creates the
+/// No checkpoint mentions the former slot, because the first run with the new slot creates the
 /// first checkpoint. Found by `./dev soak --shapes` with seed 25202613687550.
 #[test]
-fn first_exactly_once_start_reports_events_that_the_former_slot_did_not_deliver() {
+fn first_exactly_once_run_reports_events_that_the_former_slot_did_not_deliver() {
     let mut fixture = Fixture::new();
     leave_event_undelivered(&mut fixture);
     use_next_slot(
@@ -167,7 +167,7 @@ fn reports_events_of_a_replaced_table() {
 }
 
 #[test]
-fn does_not_report_events_that_the_first_start_copies() {
+fn does_not_report_events_that_the_first_run_copies() {
     for delivery in ["at-least-once", "exactly-once"] {
         let mut fixture = Fixture::new();
         leave_event_undelivered(&mut fixture);

@@ -245,7 +245,7 @@ fn waits_while_brokers_do_not_report_whether_a_topic_exists(exactly_once: bool) 
     fixture.wait_until_confirmed();
     broker.freeze();
     fixture.insert(&second, "k");
-    // This exceeds the time for which Walpost waits for a missing topic.
+    // The outage lasts longer than Walpost waits for a missing topic.
     walpost.wait_for_log("Kafka is unreachable");
     broker.thaw();
     fixture.wait_until_confirmed();

@@ -36,7 +36,7 @@ fn advances_the_slot_while_only_other_tables_are_written(outbox: Outbox) {
 }
 
 #[test]
-fn advances_the_slot_while_only_another_database_is_written() {
+fn advances_the_slot_while_only_a_different_database_is_written() {
     let fixture = Fixture::new();
     let walpost = fixture.start();
     let other = Fixture::bare();

@@ -151,7 +151,7 @@ fn every_command_rejects_a_broker_with_an_invalid_certificate() {
     let other_name = broker.tls_address().replace("localhost", "127.0.0.1");
     for (address, root, what) in [
         (broker.tls_address(), &other_authority, "authority"),
-        (other_name, &right, "is for another name (localhost"),
+        (other_name, &right, "is for a different name (localhost"),
         (expired, &right, "has expired"),
         (early, &right, "is not valid yet"),
     ] {

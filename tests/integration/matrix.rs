@@ -36,7 +36,7 @@ fn run_under_load(mut fixture: Fixture<'_>, resends: impl Fn(usize) -> Resends) 
     fixture.settle(walpost, &deaths, resends(deaths.len()));
 
     // Up to version 16, a server does not save the slot when it shuts down. After a restart, it
-    // sends everything again that was confirmed since its last checkpoint.
+    // sends everything again that has been confirmed since its last checkpoint.
     let load = fixture.load(&[&aggregates[0], &aggregates[1]]);
     let mut walpost = fixture.start();
     load.wait_for_transactions(40);

@@ -94,7 +94,7 @@ fn halts_if_the_publication_does_not_publish_via_the_partition_root() {
 }
 
 #[test]
-fn halts_if_the_slot_uses_another_output_plugin() {
+fn halts_if_the_slot_uses_a_different_output_plugin() {
     let fixture = Fixture::new();
     let slot = format!("oracle_{}", fixture.name);
     expect_halt(
@@ -104,7 +104,7 @@ fn halts_if_the_slot_uses_another_output_plugin() {
 }
 
 #[test]
-fn halts_if_the_slot_belongs_to_another_database() {
+fn halts_if_the_slot_belongs_to_a_different_database() {
     let (fixture, other) = (Fixture::new(), Fixture::new());
     expect_halt(
         fixture.run().args(["--slot", &other.slot()]).finish(),

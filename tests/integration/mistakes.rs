@@ -22,7 +22,7 @@ fn suggests_another_security_protocol_if_the_broker_closes_connections() {
         .lines()
         .find(|line| line.contains("no broker at 127.0.0.1:"));
     assert!(
-        line.is_some_and(|line| line.contains("the listener may use another security.protocol")),
+        line.is_some_and(|line| line.contains("the listener may use a different security.protocol")),
         "{unreachable:?}"
     );
 }

@@ -232,7 +232,7 @@ fn page_of_many_pipelines_shows_problems_first_and_stays_short() {
     walpost.terminate().expect_code(3);
 }
 
-/// With as few as three pipelines, no card is collapsed.
+/// If there are only three pipelines, no card is collapsed.
 #[test]
 fn page_of_few_pipelines_has_no_overview() {
     let fixture = Fixture::new();

@@ -98,7 +98,7 @@ fn delivers_rows_of_nested_partitions() {
 }
 
 #[test]
-fn delivers_rows_of_a_partition_with_another_column_order() {
+fn delivers_rows_of_a_partition_with_a_different_column_order() {
     deliver(
         "PARTITION BY LIST (shard);
          CREATE TABLE outbox_even (shard int, gone text, payload jsonb, type text, at timestamptz,

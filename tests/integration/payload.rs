@@ -82,7 +82,7 @@ fn delivers_a_null_payload_as_a_tombstone_by_default() {
 }
 
 #[test]
-fn accepts_a_payload_column_of_another_name() {
+fn accepts_a_payload_column_with_a_different_name() {
     let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, body text, payload text)",
     );

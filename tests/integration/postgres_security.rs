@@ -281,7 +281,7 @@ fn encrypts_the_replication_stream() {
 }
 
 #[test]
-fn rejects_a_server_certificate_of_another_authority_or_host_name() {
+fn rejects_a_server_certificate_of_a_different_authority_or_host_name() {
     let auth = AuthFixture::new();
     let password = quoted(&password_of("tls_user"));
     let other_authority = Authority::new("Another CA");

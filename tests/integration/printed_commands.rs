@@ -181,7 +181,7 @@ fn skip_command_works_as_printed_for_a_pipeline_configured_by_flags() {
 fn adopt_command_printed_by_check_and_the_log_works() {
     for place in ["check", "run"] {
         let fixture = Fixture::new();
-        // Data has been read from the slot, so the first exactly-once start does not create the
+        // Data has been read from the slot, so the first exactly-once run does not create the
         // checkpoint.
         let aggregate = fixture.aggregate(1);
         let plain =

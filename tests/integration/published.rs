@@ -248,7 +248,7 @@ fn removing_the_partition_root_records_a_gap_but_removing_partitions_does_not() 
 }
 
 #[test]
-fn ignores_table_state_of_another_database_or_cluster() {
+fn ignores_table_state_of_a_different_database_or_cluster() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     stop_after_one(&fixture, &aggregate);
@@ -294,7 +294,7 @@ fn warns_about_missing_table_state_and_records_no_gap() {
 
 /// Walpost records the state of the publication from `walpost init` on, before the first `run`.
 #[test]
-fn reports_rows_left_unpublished_before_the_first_start() {
+fn reports_rows_left_unpublished_before_the_first_run() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     alter(&fixture, "DROP TABLE outbox");

@@ -75,7 +75,7 @@ examples! {
     RELOAD = "docs/pipelines.md", "Changing pipelines", sh;
     CONTROL = "docs/pipelines.md", "Stopping, starting and restarting a pipeline", sh;
     BUDGET_FILE = "docs/wal-budget.md", "Set a budget", toml;
-    ADOPT = "docs/exactly-once.md", "The first start", sh;
+    ADOPT = "docs/exactly-once.md", "The first run", sh;
     JOURNAL = "docs/architecture.md", "The journal", sql;
     VERIFY = "docs/verify.md", "Run it", sh;
     VERIFY_OUTPUT = "docs/verify.md", "Run it", text;
@@ -137,7 +137,7 @@ fn run_line() -> String {
     line.expect("a line ExecStart").to_owned()
 }
 
-/// Starts the service of docs/deploy.md with its configuration.
+/// Starts the service described in docs/deploy.md with its configuration.
 fn run(environment: &ExampleEnvironment) -> Service {
     environment.write("walpost.toml", &FILE.one());
     environment.start(&run_line())

@@ -101,7 +101,7 @@ fn stays_small(exactly_once: bool) {
     fixture.settle(walpost, &[], fixture.resends(RECONNECTS));
 }
 
-/// Settings that end sessions; each server version has some of them.
+/// Settings that end sessions; each server version has some of these settings.
 const TIMEOUTS: [&str; 4] = [
     "statement_timeout",
     "idle_in_transaction_session_timeout",

@@ -299,7 +299,7 @@ fn directory_source_defines_a_pipeline_in_each_file() {
     replace(&folder.join("walpost.toml"), &(head() + source));
     let part = |name: &str, fixture: &Fixture| replace(&parts.join(name), &pipeline(fixture, ""));
     part("one.toml", &one);
-    // Temporary files of editors do not define pipelines.
+    // Editors' temporary files are not treated as pipeline definitions.
     fs::write(parts.join(".two.toml.swp"), "half").unwrap();
     fs::write(parts.join("two.toml~"), "half").unwrap();
     let mut process = Process::start_in(folder, 1);
@@ -583,7 +583,7 @@ fn reload_reports_a_slot_that_becomes_unused() {
     replace(&process.file(), &text);
     let line = process
         .walpost
-        .wait_for_log("now uses another slot or database");
+        .wait_for_log("now uses a different slot or database");
     assert!(
         line.contains(&format!(
             "pg_catalog.pg_drop_replication_slot('{}')",

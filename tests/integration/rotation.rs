@@ -362,7 +362,7 @@ impl<'b> ScramPipeline<'b> {
         replace(&self.file, &text);
     }
 
-    /// Starts Walpost, delivers one event, and restarts the broker with another password.
+    /// Starts Walpost, delivers one event, and restarts the broker with a different password.
     fn start_and_change(&self, aggregate: &str, password: &str) -> Walpost {
         let (fixture, broker) = (&self.fixture, self.fixture.broker);
         let walpost = Invocation::new(["run", "--config"])
@@ -413,7 +413,8 @@ fn rereads_the_kafka_password(exactly_once: bool) {
     fixture.settle(walpost, &[], fixture.resends(1));
 }
 
-/// A first start fails after ten seconds.
+/// Credentials that Kafka accepted before are retried for longer than the ten seconds after which a
+/// pipeline that has never connected halts.
 fn rereads_the_kafka_password_while_looking_up_a_topic(exactly_once: bool) {
     let broker = Broker::private();
     let scrambled = ScramPipeline::new(&broker, exactly_once);

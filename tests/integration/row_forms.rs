@@ -127,7 +127,7 @@ fn delivers_columns_of_domains_over_supported_types(exactly_once: bool) {
 }
 
 #[test]
-fn delivers_domain_columns_of_one_of_several_tables() {
+fn delivers_domain_columns_if_only_one_of_several_tables_has_them() {
     let mut fixture = Fixture::bare();
     fixture.use_settings("tables = [\"tenant_*.outbox\"]\n");
     fixture.init().finish().expect_code(0);

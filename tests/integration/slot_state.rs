@@ -116,9 +116,10 @@ fn skip_does_not_permit_a_later_slot_move() {
     expect_halt(&fixture, fixture.run().start(), 1);
 }
 
-/// A restored dump contains the journal of another cluster, whose LSNs do not apply to this slot.
+/// A restored dump contains the journal of a different cluster, whose LSNs do not apply to this
+/// slot.
 #[test]
-fn skip_on_another_cluster_does_not_permit_a_slot_move() {
+fn skip_on_a_different_cluster_does_not_permit_a_slot_move() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "k");
@@ -155,7 +156,7 @@ fn recorded_position_never_decreases() {
 
 /// Either `init` died after it created the slot, or the slot was created by hand.
 #[test]
-fn init_records_a_gap_before_an_existing_slot_on_another_cluster() {
+fn init_records_a_gap_before_an_existing_slot_on_a_different_cluster() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "k");
@@ -176,7 +177,7 @@ fn init_records_a_gap_before_an_existing_slot_on_another_cluster() {
 }
 
 #[test]
-fn run_records_a_gap_before_an_existing_slot_on_another_timeline() {
+fn run_records_a_gap_before_an_existing_slot_on_a_different_timeline() {
     for history in [
         "timeline = timeline + 1",
         "system_id = '1'",
@@ -194,7 +195,7 @@ fn run_records_a_gap_before_an_existing_slot_on_another_timeline() {
             .check()
             .finish()
             .expect_code(3)
-            .expect_mentions(&["another history of the database", "walpost init"]);
+            .expect_mentions(&["a different history of the database", "walpost init"]);
         let mut walpost = fixture.run().start();
         walpost.wait_for_log("may be missing");
         walpost.wait_for_log("streaming");
@@ -494,10 +495,10 @@ fn init_reports_the_replay_command_for_events_between_two_slots() {
     walpost.terminate().expect_code(0);
 }
 
-/// The row in walpost.slot_state belongs to another timeline after a failover to a standby without
-/// the slot, and to another cluster or database after a dump was restored.
+/// The row in walpost.slot_state belongs to a different timeline after a failover to a standby
+/// without the slot, and to a different cluster or database after a dump was restored.
 #[test]
-fn replays_all_events_if_init_creates_the_slot_on_another_timeline() {
+fn replays_all_events_if_init_creates_the_slot_on_a_different_timeline() {
     for history in [
         "timeline = timeline + 1",
         "system_id = '1'",
@@ -622,8 +623,8 @@ fn logs_a_missing_slot_state_table_once_and_continues_delivery() {
         .check()
         .finish()
         .expect_mentions(&["walpost.slot_state does not exist"]);
-    // Another version of Walpost may leave the database in this state: `init` creates the table,
-    // and the slot does not count as moved.
+    // A different version of Walpost may leave the database in this state: `init` creates the
+    // table, and the slot does not count as moved.
     fixture.init().finish().expect_code(0);
     let walpost = fixture.start();
     fixture.insert(&aggregate, "k");
@@ -670,9 +671,9 @@ fn delivers_and_confirms_in_a_database_that_is_read_only_by_default() {
     }
 }
 
-/// A row written on another cluster, database or timeline does not apply to this one.
+/// A row written on a different cluster, database or timeline does not apply to the current one.
 #[test]
-fn ignores_slot_state_of_another_cluster_database_or_timeline() {
+fn ignores_slot_state_of_a_different_cluster_database_or_timeline() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "k");
@@ -705,7 +706,7 @@ fn exactly_once_starts_without_intervention_on_a_slot_created_by_init() {
     let aggregate = fixture.aggregate(2);
     fixture.insert(&aggregate, "k");
     let mut walpost = fixture.run().arg("--exactly-once").start();
-    walpost.wait_for_log("the first start");
+    walpost.wait_for_log("first run since walpost init created the slot");
     fixture.wait_for_records(1);
     fixture.wait_until_confirmed();
     walpost.kill();
@@ -749,18 +750,18 @@ fn detects_a_slot_re_created_before_anything_was_confirmed() {
     expect_halt(&fixture, fixture.run().start(), 0);
 }
 
-/// `init` found an empty table, so the first start copies nothing.
+/// `init` found an empty table, so the first run copies nothing.
 #[test]
-fn halts_if_the_slot_was_re_created_before_a_first_start_without_a_snapshot() {
+fn halts_if_the_slot_was_re_created_before_a_first_run_without_a_snapshot() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     re_create_slot(&fixture, &aggregate);
     expect_halt(&fixture, fixture.run().start(), 0);
 }
 
-/// If no checkpoint exists, no event is in Kafka, regardless of how the first start ended.
+/// If no checkpoint exists, no event is in Kafka, regardless of how the first run ended.
 #[test]
-fn repeats_a_first_exactly_once_start_killed_before_its_first_checkpoint() {
+fn repeats_a_first_exactly_once_run_killed_before_its_first_checkpoint() {
     let run = |fixture: &Fixture| fixture.run().arg("--exactly-once").start();
     let server = Server::private(MAJOR, "");
     let mut fixture = Fixture::on_servers(&server, Broker::shared());

@@ -80,7 +80,8 @@ impl Sockets {
 const ACCEPTED: &str = "accepts SQL";
 const WARNING: &str = "uses a Unix-domain socket that any user of this machine could have created";
 
-/// Walpost does not send a password in clear text to a user who may have replaced PostgreSQL.
+/// Walpost does not send a password in clear text if another local user could be impersonating the
+/// server.
 #[test]
 fn sends_no_password_to_a_socket_owned_by_another_user() {
     if effective_user() != 0 {

@@ -102,7 +102,7 @@ fn halts_immediately_when_the_reader_closes_the_pipe() {
 }
 
 #[test]
-fn stops_while_output_is_not_read() {
+fn stops_on_request_even_if_its_output_is_not_read() {
     let fixture = Fixture::new();
     // The output exceeds the capacity of a pipe.
     let many = fixture

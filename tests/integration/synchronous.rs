@@ -47,8 +47,7 @@ in_both_modes! {
     walpost_does_not_wait_for_its_own_confirmation_when_synchronous
 }
 
-/// The first start copies rows, and therefore writes to the journal before it can confirm a
-/// position.
+/// The first run copies rows, and therefore writes to the journal before it can confirm a position.
 fn walpost_does_not_wait_for_its_own_confirmation_when_synchronous(exactly_once: bool) {
     let settings = format!("{NO_SYNCHRONOUS_COMMIT}synchronous_standby_names = '*'\n");
     let server = Server::private(MAJOR, &settings);

@@ -108,7 +108,7 @@ fn stopped_pipeline_continues_on_another_kafka_cluster(exactly_once: bool) {
 }
 
 #[test]
-fn reports_another_kafka_cluster_at_the_same_address() {
+fn reports_a_different_kafka_cluster_at_the_same_address() {
     let broker = Broker::private();
     let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker);
     let aggregate = fixture.aggregate(1);

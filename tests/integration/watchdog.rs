@@ -238,9 +238,10 @@ fn warns_that_partitions_run_out_until_more_are_created() {
     }
 }
 
-/// The end is reported with any DateStyle, and is unknown if a partition covers all later times.
+/// The end of the last partition is reported with any DateStyle, and is unknown if a partition
+/// covers all later times.
 #[test]
-fn reports_the_end_of_partitions_if_every_partition_has_an_upper_bound() {
+fn reports_when_partitions_will_run_out_if_every_partition_has_an_upper_bound() {
     let style = "SET DateStyle = 'SQL, DMY'";
     let fixture = partitioned_by(Server::shared(MAJOR), "timestamptz", style);
     let mut walpost = fixture.start_with(&["--http", "127.0.0.1:0"]);

@@ -83,7 +83,8 @@ pub(crate) enum Violation {
     },
     /// The event was confirmed before a connector was killed, but was delivered again afterwards.
     ConfirmedTwice(String),
-    /// The event was confirmed before a connector was killed, but had not been delivered by then.
+    /// The event was confirmed before a connector was killed, but had not been delivered when the
+    /// connector was killed.
     ConfirmedTooEarly(String),
 }
 
@@ -100,7 +101,8 @@ pub(crate) struct DeliverySummary {
 /// - each partition contains its events in commit order, and so does each repeated run, without
 ///   gaps;
 /// - a key stays in its partition;
-/// - events that were confirmed at a death had been delivered by then and were not delivered again;
+/// - events that had been confirmed when a connector was killed had been delivered before, and were
+///   not delivered again;
 /// - positions are those of the commits.
 pub(crate) fn check(
     history: &[CommittedEvent],

@@ -17,8 +17,8 @@ impl Disk {
     /// Creates an empty disk of the given size in megabytes.
     ///
     /// # Panics
-    /// If it cannot be mounted. Only root can mount; other users need sudo without a password, as
-    /// for `./dev setup`.
+    /// Panics if the disk can't be mounted. Only root can mount file systems; other users need sudo
+    /// without a password, as for `./dev setup`.
     pub(crate) fn new(megabytes: usize) -> Self {
         // The reaper recognizes disks by the name of this directory.
         let disk = Self {

@@ -184,7 +184,7 @@ impl ErrorCodes {
         *self.replaced.lock().unwrap() = None;
     }
 
-    /// Returns how many responses were changed since the last call of [`ErrorCodes::replace`].
+    /// Returns how many responses have been changed since the last call of [`ErrorCodes::replace`].
     pub(crate) fn changed_responses(&self) -> usize {
         self.changed.load(Ordering::SeqCst)
     }

@@ -140,7 +140,7 @@ impl<'a> Fixture<'a> {
         settings.clone_into(&mut self.settings);
     }
 
-    /// Writes later events to another outbox.
+    /// Writes later events to a different outbox.
     pub(crate) fn write_to(&mut self, events: EventWriter) {
         self.events = events;
     }
@@ -163,7 +163,7 @@ impl<'a> Fixture<'a> {
         self.reconnect();
     }
 
-    /// Switches to another Kafka cluster.
+    /// Switches to a different Kafka cluster.
     pub(crate) fn change_cluster(&mut self, to: &'a Broker) {
         self.broker = to;
         self.kafka = to.address();

@@ -321,7 +321,7 @@ impl Broker {
     pub(crate) fn kill(&self) {
         assert!(
             !self.is_lent,
-            "the next start of a killed broker would wait until its session ends"
+            "a killed broker that is restarted would wait until its session ends"
         );
         let mut process = self.process.lock().unwrap();
         let mut child = process.take().expect("a running broker");

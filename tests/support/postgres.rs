@@ -21,7 +21,7 @@ use super::wait::{WAIT_TIMEOUT, wait_for, wait_until};
 /// Every major version that Walpost supports.
 pub(crate) const MAJORS: [u32; 5] = [14, 15, 16, 17, 18];
 
-/// The major version for tests that don't depend on one: the version that Debian packages.
+/// The default major version, for tests that work with any version: the one packaged by Debian.
 pub(crate) const MAJOR: u32 = 15;
 
 /// The authority that signs the servers' certificates. The certificates are valid for the host
@@ -68,7 +68,8 @@ host    all all         127.0.0.1/32 scram-sha-256
 pub(crate) enum StopMode {
     /// Ends sessions, lets walsenders send the remaining WAL, and writes a checkpoint.
     Fast,
-    /// Stops without a checkpoint, so that the next start recovers as after a crash.
+    /// Stops the server without a checkpoint, so that it performs crash recovery when it is
+    /// started.
     Immediate,
 }
 
@@ -168,7 +169,7 @@ impl Server {
     }
 
     /// Stops this private server and returns a server with its data after pg_upgrade. Both have the
-    /// same version, but the new one belongs to another cluster.
+    /// same version, but the new one belongs to a different cluster.
     pub(crate) fn upgraded(&self) -> Server {
         self.stop(StopMode::Fast);
         let upgraded = Self::configured(self.major, &initialise(self.major), "");
@@ -272,7 +273,7 @@ impl Server {
         });
     }
 
-    /// Makes the server present another certificate from now on.
+    /// Makes the server present a different certificate from now on.
     pub(crate) fn present_certificate(&self, identity: &Identity) {
         let data = self.folder.join("data");
         fs::copy(&identity.certificate, data.join("server.pem")).unwrap();
@@ -316,7 +317,7 @@ impl Server {
     /// Stops the server.
     ///
     /// # Panics
-    /// If the server takes longer than [`WAIT_TIMEOUT`] to stop.
+    /// Panics if the server takes longer than [`WAIT_TIMEOUT`] to stop.
     pub(crate) fn stop(&self, how: StopMode) {
         self.begin_stop(how);
         assert!(

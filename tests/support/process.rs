@@ -17,7 +17,7 @@ use super::wait::{poll_until, wait_until};
 /// Sends the signal with this name, without the SIG prefix: `TERM`, `KILL`, `INT` or `QUIT`.
 ///
 /// # Panics
-/// If there is no such process.
+/// Panics if the process does not exist.
 pub(crate) fn signal(pid: u32, name: &str) {
     assert!(
         try_signal(pid, name),
@@ -51,7 +51,7 @@ pub(crate) fn handles_hangup(pid: u32) -> bool {
 /// machine, a process continues to run for tens of milliseconds after the signal was sent.
 ///
 /// # Panics
-/// If there is no such process, or it does not stop.
+/// Panics if the process does not exist or does not stop.
 pub(crate) fn freeze(pid: u32) {
     signal(pid, "STOP");
     wait_until("all threads of the process to stop", || {
@@ -65,7 +65,7 @@ pub(crate) fn freeze(pid: u32) {
 /// Resumes a process after [`freeze`].
 ///
 /// # Panics
-/// If there is no such process.
+/// Panics if the process does not exist.
 pub(crate) fn thaw(pid: u32) {
     signal(pid, "CONT");
 }

@@ -50,7 +50,7 @@ pub(crate) fn is_leak(stream: OutputStream, text: &str) -> bool {
 /// Asserts that a program printed no secrets.
 ///
 /// # Panics
-/// If `text` contains something that must not appear in the stream.
+/// Panics if `text` contains something that must not appear in the stream.
 pub(crate) fn expect_none(stream: OutputStream, text: &str) {
     let leaks: Vec<_> = text.lines().filter(|line| is_leak(stream, line)).collect();
     assert!(leaks.is_empty(), "a secret was printed: {leaks:#?}");
@@ -72,7 +72,7 @@ impl Leaks {
     /// Asserts that no leaks were found.
     ///
     /// # Panics
-    /// If there were any.
+    /// Panics if leaks were found.
     pub(crate) fn expect_none(&self) {
         let leaks = std::mem::take(&mut *self.0.lock().unwrap());
         assert!(leaks.is_empty(), "a secret was printed: {leaks:#?}");

@@ -28,8 +28,8 @@ pub(crate) const BEGIN: Lsn = Lsn(0x1_0000_0000);
 /// The WAL size of a row, and of a transaction without its rows.
 const ROW_LSN: u64 = 0x200;
 const TRANSACTION_LSN: u64 = 0x100;
-/// Number of frames per read from the socket, and number of records delivered together. Both are
-/// primes, so that their boundaries coincide in every combination.
+/// Number of frames per read from the socket, and number of records delivered together. Both
+/// numbers are prime, so that reads and deliveries end at every possible offset from each other.
 const FRAMES_PER_READ: usize = 307;
 const RECORDS_PER_BATCH: usize = 1009;
 /// The default window of a Kafka producer.

@@ -15,7 +15,7 @@ const POLL_INTERVALS: RangeInclusive<Duration> =
 /// Polls until the result is `Some`, and returns it.
 ///
 /// # Panics
-/// After [`WAIT_TIMEOUT`], with `what` in the message.
+/// Panics after [`WAIT_TIMEOUT`], with `what` in the message.
 pub(crate) fn wait_for<T>(what: &str, poll: impl FnMut() -> Option<T>) -> T {
     match poll_until(WAIT_TIMEOUT, poll) {
         Some(result) => result,
@@ -26,7 +26,7 @@ pub(crate) fn wait_for<T>(what: &str, poll: impl FnMut() -> Option<T>) -> T {
 /// Polls until the result is true.
 ///
 /// # Panics
-/// After [`WAIT_TIMEOUT`], with `what` in the message.
+/// Panics after [`WAIT_TIMEOUT`], with `what` in the message.
 pub(crate) fn wait_until(what: &str, mut poll: impl FnMut() -> bool) {
     wait_for(what, || poll().then_some(()));
 }
@@ -61,7 +61,7 @@ pub(crate) fn avoid_utc_midnight() {
 /// happen.
 ///
 /// # Panics
-/// As soon as it is false, with `what` in the message.
+/// Panics as soon as `holds` returns false, with `what` in the message.
 pub(crate) fn assert_stays(what: &str, during: Duration, mut holds: impl FnMut() -> bool) {
     let broken = poll_until(during, || (!holds()).then_some(()));
     assert!(broken.is_none(), "condition no longer holds: {what}");

@@ -1,5 +1,5 @@
-//! Draws the charts as SVG files. The charts have their own background, so that they are readable on
-//! light and dark pages.
+//! Draws the charts as SVG files. The charts have their own background, so that they are readable
+//! on light and dark pages.
 
 mod bars;
 mod flame;
@@ -195,7 +195,7 @@ fn memory(outage: &Outage) -> Lines {
     let points = outage.rss.iter();
     Lines {
         title: "Memory during a broker outage in the middle of a drain".to_owned(),
-        x_unit: "s since the start",
+        x_unit: "s since startup",
         y_unit: "resident, MiB",
         x_labels: None,
         logarithmic: false,

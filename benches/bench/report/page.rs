@@ -164,8 +164,8 @@ fn growth(page: &mut Page, results: &Results) {
     }
     page.add(
         "PostgreSQL decodes a whole transaction before it sends the first row, and writes changes that do not fit in memory to \
-         disk.\nThis time is part of *start to last record*, for both Walpost and the limit, but not of rows/s. There is \
-         no rate (–) if most\nof the records were found by a single query of the topic.",
+         disk.\nThis time is included in *start to last record*, both for Walpost and for the measured limit, but not in rows/s. There is no\n\
+         rate (–) if most of the records were found by a single query of the topic.",
     );
     page.add("### A table, or WAL messages only");
     page.chart(

@@ -24,14 +24,14 @@ pub(super) async fn exactly_once(settings: &PipelineSettings, report: &mut Repor
     transaction_settings(&examined, report);
     let found = checkpoints.read_last().await;
     if matches!(found, Ok(None)) && is_unread(settings).await {
-        let message = "there is no checkpoint yet; the first start will create one, because the slot has not been read since \
+        let message = "there is no checkpoint yet; the first run will create one, because the slot has not been read since \
              walpost init created it";
         return report.add(EXACTLY_ONCE, Outcome::Ok, message);
     }
     if examined.topic_replicas.is_none() && matches!(found, Ok(None)) {
         let adopt = settings.adopt();
         let message = format!(
-            "the topic for checkpoints does not exist. Before the first start, create the topic and a checkpoint: {adopt}"
+            "the topic for checkpoints does not exist. Before the first run, create the topic and a checkpoint: {adopt}"
         );
         return report.add(EXACTLY_ONCE, Outcome::Failure, message);
     }
@@ -54,7 +54,7 @@ pub(super) async fn exactly_once(settings: &PipelineSettings, report: &mut Repor
             EXACTLY_ONCE,
             Outcome::Failure,
             format!(
-                "there is no checkpoint. Before the first start, set one: {}",
+                "there is no checkpoint. Before the first run, set one: {}",
                 settings.adopt()
             ),
         ),

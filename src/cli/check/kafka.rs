@@ -12,7 +12,8 @@ use crate::postgres::catalog::EventLimit;
 use crate::sink::SinkError;
 
 /// Checks the brokers, and returns whether they respond. `largest_event` is the limit of the table
-/// that accepts the largest events. `producers` contains findings from previous checks of producers.
+/// that accepts the largest events. `producers` contains findings from previous checks of
+/// producers.
 pub(super) async fn kafka<'s>(
     settings: &'s PipelineSettings,
     largest_event: Option<EventLimit>,
@@ -57,7 +58,8 @@ pub(super) async fn kafka<'s>(
     }
     broker_finding("kafka", found, creates, settings, report);
     if is_reachable && !is_topic_missing {
-        // Holds the lock during the check, so that pipelines with the same properties use its result.
+        // Holds the lock during the check, so that pipelines with the same properties use its
+        // result.
         let mut producers = producers.lock().await;
         let known = producers.iter().find(|(known, _)| *known == properties);
         let found = match known {
@@ -129,7 +131,7 @@ fn event_size(
     let EventLimit { table, bytes } = accepted;
     let message = format!(
         "table {table} accepts events of up to {bytes} bytes (walpost_event_size), but {record}: a larger event {result}. Raise \
-         the limits of Kafka, or make the table reject larger events, as its owner: {}",
+         Kafka's limits or, as the table's owner, make the table reject larger events: {}",
         accepted.change_to(record.event_bytes())
     );
     report.add("event size", Outcome::Warning, message);

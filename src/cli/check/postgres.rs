@@ -763,7 +763,7 @@ fn risks(settings: &PipelineSettings, observed: &Observed, report: &mut Report<'
     if !observed.has_table_state && !outbox.is_messages() {
         let message = format!(
             "table walpost.table_state does not exist, so Walpost can't detect whether a table is removed from the publication \
-             and added again, in which case rows committed in between are not delivered. Create it: {}",
+             and added again, in which case rows committed between these changes are not delivered. Create it: {}",
             target.init(&[])
         );
         report.add("table state", Outcome::Warning, message);

@@ -723,8 +723,11 @@ fn reports_references_as_tasks() {
             "database.hostname",
             "an environment variable of the Connect worker, ${env:DB_HOST}",
         ),
-        ("database.password", "a file of the Connect worker"),
-        ("database.user", "a config provider of the Connect worker"),
+        ("database.password", "a file on the Connect worker"),
+        (
+            "database.user",
+            "one of the Connect worker's config providers",
+        ),
     ] {
         assert!(
             findings_for(&imported, property)

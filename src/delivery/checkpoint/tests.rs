@@ -169,7 +169,8 @@ fn rejects_wal_that_ends_before_the_last_position_read() {
         );
     };
     ends_at(&checkpoint(), SAFE_LSN.0);
-    // In the middle of a large transaction, the safe LSN is lower than the position that was read.
+    // In the middle of a large transaction, the safe LSN is lower than the last position read from
+    // the stream.
     let midway = Checkpoint {
         safe_lsn: Lsn(0x350),
         ..checkpoint()

@@ -508,7 +508,7 @@ impl Wakes {
 }
 
 #[test]
-fn wakes_a_task_that_waits_for_an_empty_sink_once() {
+fn wakes_a_task_that_is_waiting_for_an_empty_sink_once() {
     let mut watermark = watermark();
     let tags = transaction(&mut watermark, 200, 2);
     let wakes = Arc::new(Wakes::default());

@@ -10,8 +10,8 @@ fn sized(bytes: &[u8]) -> Vec<u8> {
     [&len.to_be_bytes()[..], bytes].concat()
 }
 
-/// Returns the bytes that `walpost.publish` writes. A test in `tests/integration/messages/` checks
-/// that it does.
+/// Returns the bytes that `walpost.publish` writes. A test in `tests/integration/messages/`
+/// compares these bytes with those of the function.
 fn envelope(headers: Option<&str>, payload: Option<&[u8]>) -> Vec<u8> {
     let null = (-1i32).to_be_bytes().to_vec();
     let mut out = vec![VERSION];

@@ -41,7 +41,7 @@ pub(super) struct Failure {
 
 impl Failure {
     /// Returns the failure if the sink rejected a record because of its contents, or `None` if the
-    /// error has another cause.
+    /// error has a different cause.
     fn from_sink_error(error: &SinkError) -> Option<Self> {
         let kind = match error {
             SinkError::TooLarge { .. }
@@ -75,7 +75,7 @@ impl Failure {
     }
 
     /// Returns the failure if an event was not delivered because of its contents, or `None` if the
-    /// error has another cause.
+    /// error has a different cause.
     pub(super) fn from_undelivered(error: &Undelivered) -> Option<Self> {
         match error {
             Undelivered::Route(error) => Some(Self {

@@ -66,7 +66,7 @@ pub enum CoreError {
     /// A message with the outbox's prefix is not an event.
     #[error(
         "the message with prefix {prefix:?} at {at} is not a valid event: {error}. Write events with walpost.publish, and use \
-         another prefix for all other messages. To send such messages to the topic for dead letters, set on_malformed = \
+         a different prefix for all other messages. To send such messages to the topic for dead letters, set on_malformed = \
          \"dead-letter\""
     )]
     Envelope {
@@ -233,7 +233,7 @@ fn columns_hint(error: &MappingError, at: &str) -> String {
 }
 
 /// Returns a hint about the setting that replaces an event with a dead letter if the sink rejects
-/// its record. Empty if the error has another cause.
+/// its record. Empty if the error has a different cause.
 fn dead_letter_hint(error: &SinkError) -> String {
     let setting = match error {
         SinkError::TooLarge { .. }

@@ -22,9 +22,9 @@ pub(crate) type Mark<'m> = (&'static str, &'m [u8]);
 pub(crate) enum Undelivered {
     /// The row can't be converted to a record.
     Route(RouteError),
-    /// The sink rejects the record.
+    /// The sink rejected the record.
     Produce(SinkError),
-    /// The sink rejects the dead letter. `reason` is the reason for the dead letter.
+    /// The sink rejected the dead letter. `reason` is why the original row was dead-lettered.
     DeadLetter { error: SinkError, reason: String },
     /// The record occurs at an invalid point of the stream.
     Order(OrderError),

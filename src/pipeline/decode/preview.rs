@@ -62,7 +62,7 @@ pub(crate) struct PreviewReport {
     /// Number of events for each topic, without unroutable events. If there are more than
     /// [`TOPICS_MAX`] topics, the events of the remaining topics are counted under "".
     pub topics: BTreeMap<String, u64>,
-    /// Number of rows of other tables, and of messages with another prefix.
+    /// Number of rows of other tables, and of messages with a different prefix.
     pub foreign: u64,
     /// The first events, at most [`SHOWN_MAX`].
     pub first: Vec<PreviewedEvent>,

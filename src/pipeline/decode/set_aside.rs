@@ -15,7 +15,7 @@ use crate::postgres::table::TableName;
 /// The tables of a pipeline that are set aside or may be set aside.
 #[derive(Default)]
 pub(super) struct SetAsideTables {
-    /// Whether an error that concerns one table sets it aside.
+    /// Whether an error that concerns one table sets that table aside.
     pub(super) is_enabled: bool,
     entries: Vec<Range>,
     /// The cluster to which the OIDs belong.
@@ -27,7 +27,7 @@ pub(super) struct SetAsideTables {
     /// Tables whose columns do not match the settings, with the error.
     unmapped: HashMap<u32, (TableName, MappingError)>,
     /// Number of omitted rows since the last call of [`Self::take_row_count`]. Only one thread
-    /// writes it.
+    /// writes this counter.
     rows: AtomicU64,
 }
 

@@ -114,7 +114,7 @@ pub(super) enum Meaning<'s, 'm, 't> {
         prefix: &'t str,
         content: &'t [u8],
     },
-    /// A transactional message with another prefix.
+    /// A transactional message with a different prefix.
     Foreign,
     /// A non-transactional message.
     Nontransactional {

@@ -57,8 +57,8 @@ impl Core {
         }
     }
 
-    /// Returns the number of rows that were omitted since the last call because their table is set
-    /// aside.
+    /// Returns the number of rows that have been omitted since the last call because their table is
+    /// set aside.
     pub(crate) fn take_omitted_row_count(&self) -> u64 {
         match &self.source {
             Source::Table(source) => source.set_aside.take_row_count(),

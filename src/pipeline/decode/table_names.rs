@@ -49,7 +49,7 @@ impl TableNames {
         }
     }
 
-    /// Accepts the names that `tables` have in the catalog, unless another name is known.
+    /// Accepts the names that `tables` have in the catalog, unless a different name is known.
     pub(super) fn add(&mut self, tables: Vec<(u32, TableName)>) {
         if self.setting.is_none() {
             return;

@@ -20,7 +20,7 @@ use crate::postgres::wire::pgoutput::{Relation, Tuple, Value};
 
 /// Maximum number of outbox tables that the server may describe before the connection is replaced.
 /// The limit is necessary because the server can describe any number of tables. A table counts if
-/// rows were inserted into it since the connection was opened. A table that was dropped and
+/// rows have been inserted into it since the connection was opened. A table that was dropped and
 /// re-created counts once for each definition.
 pub(crate) const TABLES_MAX: usize = 10_000;
 
@@ -136,7 +136,8 @@ impl TableSource {
         self.set_aside.reconnected();
     }
 
-    /// Updates each table after the journal's entries about tables that are set aside have changed.
+    /// Updates whether each table is set aside, after the journal's entries about set-aside tables
+    /// have changed.
     pub(super) fn mark_set_aside(&mut self) {
         for (oid, table) in self.oids.iter().zip(&mut self.tables) {
             table.is_set_aside = self.set_aside.has_entries(*oid);
@@ -177,7 +178,7 @@ impl TableSource {
     }
 
     /// Returns the older row that a row of `walpost.outbox_row` contains, or `None` if it was
-    /// written for another publication.
+    /// written for a different publication.
     pub(super) fn older(
         &self,
         at: Position,

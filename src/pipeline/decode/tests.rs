@@ -637,7 +637,7 @@ fn omits_events_that_are_in_kafka_and_records_the_others() {
     fixture.process(&begin(0x200));
     fixture.process(&outbox());
     fixture.process(&insert("a"));
-    let error = fixture.send(&insert("x")).expect_err("another history");
+    let error = fixture.send(&insert("x")).expect_err("a different history");
     assert!(matches!(error, CoreError::History(_)), "{error}");
 }
 

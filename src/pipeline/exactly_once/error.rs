@@ -2,13 +2,13 @@
 
 use crate::delivery::checkpoint::HistoryError;
 
-/// An error at the start of exactly-once delivery.
+/// An error that prevents exactly-once delivery from starting.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ExactlyOnceError {
     /// Without a checkpoint, Walpost can't determine which events are in Kafka.
     #[error(
         "pipeline {pipeline:?} has no checkpoint in topic {topic:?}, so Walpost can't tell which events of slot {slot:?} are \
-         already in Kafka. If this is the first start, or if these events may be delivered again, run: {adopt}{moved}"
+         already in Kafka. If this is the first run, or if these events may be delivered again, run: {adopt}{moved}"
     )]
     NoCheckpoint {
         /// The command that accepts the slot's current position.
@@ -37,8 +37,8 @@ impl From<HistoryError> for ExactlyOnceError {
     }
 }
 
-/// The WAL does not continue the history of the events in Kafka. Detected at a start, or later in
-/// the stream.
+/// The server's WAL has diverged from the WAL whose events are in Kafka. Detected during startup or
+/// later in the stream.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "{0}. Since Walpost connected, nothing was delivered or confirmed. Determine which events are missing from Kafka, send them \

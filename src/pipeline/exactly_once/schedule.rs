@@ -27,7 +27,8 @@ const TRANSACTION_MAX: Window = Window {
     bytes: 64 << 20,
 };
 
-/// Tracks the records that were sent since the last commit, and determines when to commit next.
+/// Tracks the records that have been sent since the last commit, and determines when to commit
+/// next.
 #[derive(Debug)]
 pub(crate) struct CommitSchedule {
     /// When the last commit started.
@@ -56,7 +57,7 @@ impl CommitSchedule {
         self.is_requested = true;
     }
 
-    /// Returns whether records were sent since the last commit.
+    /// Returns whether records have been sent since the last commit.
     pub(crate) fn has_records(&self, sent: Window) -> bool {
         sent.records > self.committed.records
     }

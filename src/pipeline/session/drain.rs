@@ -75,7 +75,7 @@ impl Session<'_> {
             warn!(
                 pipeline,
                 left,
-                "not all records were delivered, because Kafka rejected one of them; they will be sent again at the next start"
+                "not all records were delivered, because Kafka rejected one of them; they will be sent again after a restart"
             );
             return;
         }
@@ -87,13 +87,13 @@ impl Session<'_> {
                     pipeline,
                     left,
                     ?limit,
-                    "not all records were acknowledged in time; they will be sent again at the next start"
+                    "not all records were acknowledged in time; they will be sent again after a restart"
                 );
             }
             Settled::ServerStopping => warn!(
                 pipeline,
                 left,
-                "not all records were acknowledged before PostgreSQL had to shut down; they will be sent again at the next start"
+                "not all records were acknowledged before PostgreSQL had to shut down; they will be sent again after a restart"
             ),
         }
     }

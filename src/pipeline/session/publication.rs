@@ -98,7 +98,8 @@ impl WatchedPublication {
 
 impl PublicationSeen {
     /// Returns whether to record that the tables are still published. This is not necessary if no
-    /// events were delivered since the last time, because no row could be sent twice then.
+    /// events have been delivered since the last recording, because no row could then be sent
+    /// twice.
     fn refresh(&mut self, now: Instant, delivered: u64) -> Refresh {
         let pause =
             REFRESH_INTERVAL_PER_TABLE * u32::try_from(self.tables.len()).unwrap_or(u32::MAX);

@@ -24,7 +24,7 @@ pub(super) type Recording =
 
 /// The open journal entries, as tracked by a session.
 pub(super) struct TableWatch {
-    /// The entries that the slot monitor has read last.
+    /// The entries that the slot monitor last read.
     read: watch::Receiver<Vec<SetAside>>,
     /// The entries that may require a note.
     pending: Vec<SetAside>,
@@ -44,7 +44,8 @@ impl TableWatch {
         }
     }
 
-    /// Resolves when the slot monitor has read different entries than before. Cancel safe.
+    /// Resolves when the slot monitor has read entries that differ from the previous ones. Cancel
+    /// safe.
     pub(super) async fn wait_for_change(&mut self) {
         match self.read.changed().await {
             Ok(()) => self.pending.clone_from(&self.read.borrow_and_update()),
@@ -132,7 +133,7 @@ pub(super) fn log_note(settings: &PipelineSettings, note: &TableNote, opened: Op
         }
         TableNote::Resumed { entries, before } => {
             let table = table_in(entries);
-            info!(pipeline, table, from = %before, "the table is delivered from the stream again");
+            info!(pipeline, table, from = %before, "events of the table are delivered from the stream once more");
         }
         TableNote::Missed {
             entries, reason, ..

@@ -31,7 +31,7 @@ pub(crate) struct SessionState {
     pub(super) doubted: Option<Checkpoint>,
     /// Whether the rows that are older than the slot have been copied or do not have to be copied.
     pub(super) snapshot_done: bool,
-    /// Whether the last start had rows to copy.
+    /// Whether the last attempt to start had rows to copy.
     pub(super) copies: bool,
     /// Whether dropped slots have been logged.
     pub(super) has_reminded: bool,

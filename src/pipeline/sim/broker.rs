@@ -52,8 +52,8 @@ struct State {
     /// With exactly-once delivery: the open transaction.
     transaction: Option<u64>,
     has_failed: bool,
-    /// After a rejected batch: when to report the failure, and the failure. Until that time, the
-    /// producer only stops accepting records.
+    /// After a rejected batch: when to report the failure, and the failure. Until the failure is
+    /// reported, the producer only stops accepting records.
     pending_failure: Option<(Instant, DeliveryFailure)>,
 }
 
@@ -180,7 +180,7 @@ impl Producer {
                 while !sent.is_empty() {
                     let batch: Vec<_> = sent.drain(..self.batch.min(sent.len())).collect();
                     if is_batch_rejected(&batch, &world.cluster) {
-                        // After a reconnect, rows may be sent again after later rows.
+                        // After a reconnect, earlier rows may be re-sent after later rows.
                         let last = batch.iter().map(|queued| queued.record.at).max();
                         world.cluster.refused_until = world.cluster.refused_until.max(last);
                         state.has_failed = true;

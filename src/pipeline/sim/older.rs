@@ -88,10 +88,10 @@ impl World {
     }
 
     /// Returns whether exactly-once delivery can detect that the database was restored to a state
-    /// in which the WAL ended at `end`. `is_down` states whether no instance is running at that
-    /// time. The WAL contains no trace of copied rows. Until an event of the stream follows them,
-    /// Walpost can't distinguish WAL that extends past their last consistent point from the
-    /// original WAL.
+    /// in which the WAL ended at `end`. `is_down` states whether no instance is running when the
+    /// database is restored. The WAL contains no trace of copied rows. Until an event of the stream
+    /// follows them, Walpost can't distinguish WAL that extends past their last consistent point
+    /// from the original WAL.
     pub(super) fn is_detectable(&self, end: Lsn, is_down: bool) -> bool {
         if !self.exactly_once || !self.has_older {
             return true;

@@ -144,8 +144,8 @@ pub(super) struct World {
     pub(super) cluster: Cluster,
     /// Events of transactions that were lost in a failover.
     pub(super) lost: BTreeSet<u64>,
-    /// A backup of the database, and the number of copies of the table that had started at that
-    /// time.
+    /// A backup of the database, and the number of copies of the table that had started when the
+    /// backup was made.
     backup: Option<(Database, usize)>,
     pub(super) restored: Option<RestoredDatabase>,
     /// The first violation of a rule.
@@ -158,7 +158,7 @@ pub(super) struct World {
 pub(super) struct RestoredDatabase {
     /// Position of the slot when it became available again.
     confirmed: Lsn,
-    /// ID of the first event of the other history.
+    /// ID of the first event that is committed after the restore or the re-creation of the slot.
     first_id: u64,
 }
 
@@ -427,7 +427,7 @@ impl World {
 
     /// Drops and re-creates the slot while Walpost is not running or is standing by. The slot never
     /// sends transactions that were committed in between. If Walpost has never recorded a position,
-    /// it can't detect this, and the slot is not changed.
+    /// it could not detect the replacement, so this function leaves the slot alone.
     pub(super) fn recreate_slot(&mut self, dice: &mut fastrand::Rng) {
         let database = &self.database;
         let known = database
@@ -474,12 +474,17 @@ impl World {
             return;
         }
         if lsn > sent {
-            self.break_rule(format!("{lsn} was confirmed, but only {sent} was sent"));
+            self.break_rule(format!(
+                "the client confirmed {lsn}, but only WAL up to {sent} was sent"
+            ));
         }
         // A client has not confirmed the position at which the slot was created.
         if lsn > self.database.confirmed {
             if let Some(event) = self.find_undelivered(lsn) {
-                let text = format!("{lsn} was confirmed, but event {} is not durable", event.id);
+                let text = format!(
+                    "the client confirmed {lsn}, but event {} is not durable",
+                    event.id
+                );
                 self.break_rule(text);
             }
             self.database.confirmed = lsn;
@@ -520,7 +525,7 @@ impl World {
             && last.is_none_or(|last| self.database.confirmed >= last.end)
     }
 
-    /// Checks the contents of Kafka.
+    /// Checks the records in Kafka.
     pub(super) fn check_records(&mut self) {
         for partition in 0..PARTITIONS {
             if let Err(what) = self.check_partition(partition) {

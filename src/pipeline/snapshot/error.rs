@@ -62,7 +62,7 @@ pub(crate) enum SnapshotError {
         /// The command that accepts the slot's current position.
         adopt: String,
     },
-    /// A copy that was started with another definition of the pipeline can't continue with the
+    /// A copy that was started with a different definition of the pipeline can't continue with the
     /// current definition.
     #[error(
         "the copy of the older rows of table {table} is not complete, but the configuration has {outbox} in its place: rows of \

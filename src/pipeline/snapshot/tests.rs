@@ -40,7 +40,7 @@ fn decided(record: SnapshotRecord, has_streamed: bool, rows: Rows, confirmed: Ls
     decide(&snapshot_history, confirmed, &table, "slot").expect("a decision")
 }
 
-/// If a copy counted as durable too early, the next start would not copy rows that the sink had not
+/// If a copy counted as durable too early, the next run would not copy rows that the sink had not
 /// written yet, and these rows would be lost.
 #[tokio::test]
 async fn considers_a_copy_durable_when_it_is_read_completely_and_confirmed() {

@@ -102,7 +102,7 @@ impl<'r> CopiedRow<'r> {
     /// Returns the value of the key column at `index`, as text.
     ///
     /// # Panics
-    /// If the key has no column at `index`.
+    /// Panics if the key has no column at `index`.
     #[must_use]
     pub(crate) fn key(&self, index: usize) -> &'r [u8] {
         // Key columns are NOT NULL.
@@ -113,7 +113,7 @@ impl<'r> CopiedRow<'r> {
 /// Sets the session to the text formats that the replication stream uses.
 ///
 /// # Errors
-/// The query fails.
+/// Returns an error if the query fails.
 pub(crate) async fn prepare(client: &Client) -> Result<(), CatalogError> {
     let mut sql = String::new();
     for (name, value) in TEXT_FORMAT_SETTINGS {
@@ -211,7 +211,7 @@ impl Catalog {
     /// planned.
     ///
     /// # Errors
-    /// The server rejects the statement.
+    /// Returns an error if the server rejects the statement.
     pub(crate) async fn copy(
         &self,
         locked: LockedTable,
@@ -236,7 +236,7 @@ impl RowReader {
     /// Returns the next row, or `None` after the last. Cancel safe.
     ///
     /// # Errors
-    /// The server aborts the COPY, or sends data that is not a row.
+    /// Returns an error if the server aborts the COPY or sends data that is not a row.
     pub(crate) async fn next(&mut self) -> Result<Option<CopiedRow<'_>>, CopyError> {
         let Some(line) = self.stream.next().await else {
             return Ok(None);

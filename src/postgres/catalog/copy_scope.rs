@@ -82,7 +82,7 @@ impl Catalog {
     /// Returns what a copy of `table` would read now.
     ///
     /// # Errors
-    /// The query fails, or the table does not exist.
+    /// Returns an error if the query fails, or if the table does not exist.
     pub(crate) async fn copy_scope(&self, table: &TableName) -> Result<CopyScope, CatalogError> {
         let client = self.client();
         let find = "SELECT $1::text::regclass::oid, (SELECT system_identifier::text FROM pg_control_system())";
@@ -102,7 +102,8 @@ impl Catalog {
     /// before their rows were copied, and logs a warning. The slot is at `confirmed`.
     ///
     /// # Errors
-    /// A query fails, or the journal may not be read or written.
+    /// Returns an error if a query fails, or if the role is not allowed to read or write the
+    /// journal.
     pub(crate) async fn record_uncopied_partitions(
         &self,
         pipeline: &str,

@@ -99,7 +99,8 @@ impl Catalog {
     /// Returns the pipeline's dropped slots that have not been replayed, oldest first.
     ///
     /// # Errors
-    /// The query fails, the journal does not exist, or the role is not allowed to read it.
+    /// Returns an error if the query fails, the journal does not exist, or the role is not allowed
+    /// to read it.
     pub(crate) async fn dropped_slots(
         &self,
         pipeline: &str,
@@ -129,7 +130,7 @@ impl Catalog {
     /// drops a slot only after recording it in the journal.
     ///
     /// # Errors
-    /// The query fails, or the role is not allowed to read the journal.
+    /// Returns an error if the query fails, or if the role is not allowed to read the journal.
     pub(crate) async fn dropped_slots_of_table(
         &self,
         target: &Target,
@@ -172,8 +173,8 @@ impl Catalog {
     /// are older than its slot; if these rows have not been copied yet, all rows may be missing.
     ///
     /// # Errors
-    /// A query fails. The slot still exists, and the next attempt reuses the journal entry if it
-    /// was already written.
+    /// Returns an error if a query fails. The slot then still exists, and the next attempt reuses
+    /// the journal entry if the entry was already written.
     pub(crate) async fn drop_slot_over_budget(
         &self,
         pipeline: &str,
@@ -282,7 +283,7 @@ impl Catalog {
     /// Returns the system identifier of the server.
     ///
     /// # Errors
-    /// The query fails.
+    /// Returns an error if the query fails.
     pub(crate) async fn cluster(&self) -> Result<String, CatalogError> {
         let sql = "SELECT system_identifier::text FROM pg_control_system()";
         Ok(self.client().query_one(sql, &[]).await?.try_get(0)?)
@@ -354,7 +355,7 @@ impl DroppedSlot {
 
 /// Returns an SQL condition that selects the rows of this cluster inserted since the earliest of
 /// the given transactions, each paired with its cluster. The condition is empty, which selects all
-/// rows, if a transaction is unknown or from another cluster.
+/// rows, if a transaction is unknown or from a different cluster.
 pub(crate) fn missing_rows<'c>(
     since: impl Iterator<Item = (Option<u64>, Option<&'c str>)>,
     cluster: &str,
@@ -422,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn selects_all_rows_if_a_transaction_is_unknown_or_from_another_cluster() {
+    fn selects_all_rows_if_a_transaction_is_unknown_or_from_a_different_cluster() {
         let known = entry(Some(7), "here");
         for unknown in [entry(None, "here"), entry(Some(9), "elsewhere")] {
             assert_eq!(

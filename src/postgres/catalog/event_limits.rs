@@ -31,7 +31,7 @@ impl Catalog {
     /// sql/outbox.sql creates.
     ///
     /// # Errors
-    /// The query fails.
+    /// Returns an error if the query fails.
     pub(crate) async fn event_limits(
         &self,
         tables: &[TableName],

@@ -49,7 +49,7 @@ impl Catalog {
     /// Queries whether the slot survives a failover.
     ///
     /// # Errors
-    /// The query fails.
+    /// Returns an error if the query fails.
     pub(crate) async fn failover(&self, slot: &str) -> Result<Failover, CatalogError> {
         let row = self.client.query_one(QUERY, &[&slot]).await?;
         Ok(Failover {

@@ -48,7 +48,7 @@ impl Catalog {
     /// of this pipeline if its current slot was created after the last position of the former slot.
     ///
     /// # Errors
-    /// A query fails, or Walpost's tables are not readable or not trusted.
+    /// Returns an error if a query fails, or if Walpost's tables are unreadable or untrusted.
     pub(crate) async fn slots_of_table(
         &self,
         pipeline: &str,
@@ -131,7 +131,7 @@ impl Catalog {
     /// of `pipelines`. `target` belongs to one of the configured pipelines in this database.
     ///
     /// # Errors
-    /// A query fails, or Walpost's tables are not readable or not trusted.
+    /// Returns an error if a query fails, or if Walpost's tables are unreadable or untrusted.
     pub(crate) async fn vanished_slots(
         &self,
         target: &Target,

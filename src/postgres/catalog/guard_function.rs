@@ -9,7 +9,7 @@ use crate::postgres::target::Target;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum GuardFunction {
     Missing,
-    /// Another version of Walpost created the function, or it was changed.
+    /// A different version of Walpost created the function, or it was changed.
     Different,
     Current,
 }
@@ -18,7 +18,7 @@ impl Catalog {
     /// Compares `walpost.lock_and_examine` with the function that `sql/guard.sql` creates.
     ///
     /// # Errors
-    /// The query fails.
+    /// Returns an error if the query fails.
     pub(crate) async fn guard_function(&self) -> Result<GuardFunction, CatalogError> {
         let sql = "SELECT p.prosrc = $1::text AND p.prosecdef AND p.provolatile = 'v' \
              AND p.proconfig = ARRAY['search_path=pg_catalog, pg_temp', 'standard_conforming_strings=on', 'row_security=off', 'jit=off'] \

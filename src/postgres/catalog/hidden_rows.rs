@@ -94,7 +94,7 @@ impl Catalog {
     /// not lock any tables.
     ///
     /// # Errors
-    /// The query fails.
+    /// Returns an error if the query fails.
     pub(crate) async fn hidden_rows(
         &self,
         outboxes: &[TableName],

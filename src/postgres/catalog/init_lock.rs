@@ -20,7 +20,8 @@ impl Catalog {
     /// session that holds the lock.
     ///
     /// # Errors
-    /// Another session holds the lock for longer than `limit`, or a query fails.
+    /// Returns an error if another session holds the lock for longer than `limit`, or if a query
+    /// fails.
     pub(crate) async fn lock_init(&self, limit: Duration) -> Result<(), CatalogError> {
         let mut waiting_for: Option<(i32, Instant)> = None;
         loop {

@@ -175,7 +175,7 @@ impl Catalog {
     /// Adds an entry, and returns its ID.
     ///
     /// # Errors
-    /// The query fails, or the journal does not exist or is not trusted.
+    /// Returns an error if the query fails, or if the journal does not exist or is not trusted.
     pub(crate) async fn write_journal(&self, entry: &Entry<'_>) -> Result<i64, CatalogError> {
         let ids = self.write_journal_entries(std::slice::from_ref(entry));
         let id = ids.await?.first().copied();
@@ -231,8 +231,8 @@ impl Catalog {
     /// Returns the entries about a pipeline and its slot, oldest first.
     ///
     /// # Errors
-    /// The query fails, or the journal does not exist, is not trusted or contains an unexpected
-    /// value.
+    /// Returns an error if the query fails, or the journal does not exist, is not trusted or
+    /// contains an unexpected value.
     pub(crate) async fn journal(
         &self,
         pipeline: &str,

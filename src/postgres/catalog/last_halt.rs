@@ -24,7 +24,7 @@ impl Catalog {
     /// has no row.
     ///
     /// # Errors
-    /// A query fails, or the table is not trusted.
+    /// Returns an error if a query fails, or if the table is not trusted.
     pub(crate) async fn record_halt(
         &self,
         target: &Target,
@@ -53,7 +53,7 @@ impl Catalog {
     /// Returns the last halt, unless a later position of the slot has been confirmed since.
     ///
     /// # Errors
-    /// A query fails, or the table is not trusted.
+    /// Returns an error if a query fails, or if the table is not trusted.
     pub(crate) async fn last_halt(
         &self,
         target: &Target,

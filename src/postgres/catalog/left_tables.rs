@@ -29,7 +29,7 @@ impl Catalog {
     /// the publication of `target`.
     ///
     /// # Errors
-    /// A query fails, or `walpost.table_state` is not readable or not trusted.
+    /// Returns an error if a query fails, or if `walpost.table_state` is unreadable or untrusted.
     pub(super) async fn left_tables(
         &self,
         target: &Target,
@@ -67,11 +67,12 @@ impl Catalog {
     }
 
     /// Records that tables of a former slot are not published for the slot of `target`, which is at
-    /// `found`. If a table is added later, the rows committed between `found` and that time are
-    /// recorded as missing.
+    /// `found`. If a table is added later, the rows committed between `found` and the time of its
+    /// addition are recorded as missing.
     ///
     /// # Errors
-    /// A query fails, or `walpost.table_state` is not writable or not trusted.
+    /// Returns an error if a query fails, or if `walpost.table_state` is not writable or not
+    /// trusted.
     pub(super) async fn record_left_tables(
         &self,
         target: &Target,

@@ -75,7 +75,7 @@ impl Catalog {
     /// remedy.
     ///
     /// # Errors
-    /// A query fails.
+    /// Returns an error if a query fails.
     pub(crate) async fn used_up(&self, limit: Limit) -> Result<Option<String>, CatalogError> {
         let setting = limit.setting();
         let sql = format!("SELECT current_setting('{setting}')::int8");

@@ -10,7 +10,7 @@ impl Catalog {
     /// replayed.
     ///
     /// # Errors
-    /// The query fails.
+    /// Returns an error if the query fails.
     pub(crate) async fn log_end(&self) -> Result<Lsn, CatalogError> {
         let row = self
             .client()
@@ -26,8 +26,8 @@ impl Catalog {
     /// is not at `from`.
     ///
     /// # Errors
-    /// The server rejects the command: the slot is in use, or the role is not allowed to move the
-    /// slot.
+    /// Returns an error if the server rejects the command because the slot is in use or the role is
+    /// not allowed to move it.
     pub(crate) async fn advance(
         &self,
         slot: &str,

@@ -792,7 +792,7 @@ mod tests {
     }
 
     #[test]
-    fn accepts_an_empty_publication_but_no_unrelated_tables_for_a_multi_table_outbox() {
+    fn accepts_an_empty_publication_but_rejects_unrelated_tables_for_a_multi_table_outbox() {
         let patterns = TablePatterns::new(&["tenant_*.outbox".to_owned()]).expect("patterns");
         let target = Target {
             outbox: Outbox::Tables(patterns),

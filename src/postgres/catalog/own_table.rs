@@ -114,7 +114,8 @@ impl Catalog {
         let messages = match self.client().simple_query(&sql).await {
             Ok(messages) => messages,
             Err(error) => {
-                // If PREPARE itself failed, this fails as well, and no prepared statement remains.
+                // If PREPARE itself failed, DEALLOCATE fails as well, and no prepared statement
+                // remains.
                 let deallocate = format!("DEALLOCATE {name}");
                 let _ = self.client().batch_execute(&deallocate).await;
                 return Err(CatalogError::from(error).with_commands(&target.commands));

@@ -19,7 +19,7 @@ impl Catalog {
     /// table.
     ///
     /// # Errors
-    /// The query fails.
+    /// Returns an error if the query fails.
     pub(crate) async fn partitions_of_others(
         &self,
         tables: &[TableName],

@@ -16,7 +16,7 @@ impl Catalog {
     /// Listens for requests to confirm the position of `slot`.
     ///
     /// # Errors
-    /// The server rejects the statement, as a standby does.
+    /// Returns an error if the server rejects the statement, as a standby does.
     pub(crate) async fn position_requests(
         &self,
         slot: &str,
@@ -30,7 +30,7 @@ impl Catalog {
     /// slot, if any.
     ///
     /// # Errors
-    /// The server rejects the statement, as a standby does.
+    /// Returns an error if the server rejects the statement, as a standby does.
     pub(crate) async fn request_position(&self, slot: &str) -> Result<(), CatalogError> {
         let sql = "SELECT pg_notify('walpost', $1::text)";
         self.client().query_one(sql, &[&slot]).await?;

@@ -172,7 +172,7 @@ pub(crate) enum Problem {
     )]
     OtherTables {
         publication: String,
-        /// The command that creates another publication.
+        /// The command that creates a different publication.
         init: String,
         /// The table or tables of the outbox.
         outbox: String,
@@ -188,7 +188,7 @@ pub(crate) enum Problem {
     )]
     NotEmpty {
         publication: String,
-        /// The command that creates another publication.
+        /// The command that creates a different publication.
         init: String,
         tables: String,
         /// The tables that the suggested command removes.
@@ -211,12 +211,12 @@ pub(crate) enum Problem {
     )]
     WrongPlugin {
         slot: String,
-        /// The command that creates another slot.
+        /// The command that creates a different slot.
         init: String,
         /// The plugin of the slot.
         found: String,
     },
-    /// The slot belongs to another database.
+    /// The slot belongs to a different database.
     #[error(
         "replication slot {slot:?} belongs to database {found:?}, but the outbox is in {expected:?}. Slot names must be \
          unique across all databases of a server: specify another name with --slot"
@@ -235,7 +235,7 @@ pub(crate) enum Problem {
     )]
     Temporary {
         slot: String,
-        /// The command that creates another slot.
+        /// The command that creates a different slot.
         init: String,
     },
     /// The slot would send prepared transactions before they are committed.
@@ -245,7 +245,7 @@ pub(crate) enum Problem {
     )]
     TwoPhase {
         slot: String,
-        /// The command that creates another slot.
+        /// The command that creates a different slot.
         init: String,
     },
     /// The slot is read by another program.

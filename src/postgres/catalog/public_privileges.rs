@@ -16,7 +16,7 @@ impl Catalog {
     /// Queries the privileges of PUBLIC.
     ///
     /// # Errors
-    /// The query fails.
+    /// Returns an error if the query fails.
     pub(crate) async fn public_privileges(&self) -> Result<PublicPrivileges, CatalogError> {
         const SQL: &str = "WITH f AS (SELECT n.nspname, p.proname, \
              format('%I.%I(%s)', n.nspname, p.proname, oidvectortypes(p.proargtypes)) AS named FROM pg_proc p \

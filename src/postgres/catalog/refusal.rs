@@ -16,8 +16,8 @@ impl Catalog {
     /// catalog shows the remedy.
     pub(crate) async fn explain_refusal(&self, error: &mut ServerError) {
         self.name_users(error).await;
-        // insufficient_privilege. The message text can't be matched, because it may be in another
-        // language.
+        // insufficient_privilege. The message text can't be matched, because it may be in a
+        // different language.
         if error.code != "42501" {
             return;
         }

@@ -47,7 +47,8 @@ impl Catalog {
     /// entries, oldest first.
     ///
     /// # Errors
-    /// The query fails, the journal does not exist, or the role is not allowed to read it.
+    /// Returns an error if the query fails, the journal does not exist, or the role is not allowed
+    /// to read it.
     pub(crate) async fn set_aside(&self, target: &Target) -> Result<Vec<SetAside>, CatalogError> {
         let condition = format!(
             "j.slot = {} AND (j.action = {} OR j.action = 'replay' AND j.detail ->> 'state' = 'done' AND j.detail ? '{SET_ASIDE}')",
@@ -85,7 +86,7 @@ impl Catalog {
     /// Returns the OID of a table, or zero if the table does not exist.
     ///
     /// # Errors
-    /// The query fails.
+    /// Returns an error if the query fails.
     pub(crate) async fn relation(&self, table: &TableName) -> Result<u32, CatalogError> {
         let sql = "SELECT c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
                    WHERE n.nspname = $1 AND c.relname = $2";
@@ -99,7 +100,8 @@ impl Catalog {
     /// disk when this function returns.
     ///
     /// # Errors
-    /// The query fails, the journal does not exist, or the role is not allowed to write to it.
+    /// Returns an error if the query fails, the journal does not exist, or the role is not allowed
+    /// to write to it.
     pub(crate) async fn write_set_aside(
         &self,
         pipeline: &str,

@@ -40,7 +40,7 @@ pub(crate) struct SlotOf {
     pub timeline: u32,
 }
 
-/// How the first start with a slot treats the existing rows of a single outbox table.
+/// How the first run with a slot treats the existing rows of a single outbox table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FirstStart {
     /// Delivers the existing rows before streaming.
@@ -88,7 +88,7 @@ pub(crate) struct Moved {
     pub found: Lsn,
     /// The last position that Walpost confirmed.
     pub confirmed: Lsn,
-    /// How to deliver the events in between.
+    /// How to deliver the events between the two positions.
     pub resend: String,
     /// The command that accepts the slot's position.
     pub skip: String,
@@ -113,7 +113,8 @@ pub(crate) enum FoundState {
     /// The table can't be used, for the given reason. Therefore, Walpost can't detect that
     /// something else moved the slot.
     Unusable(String),
-    /// The state of the slot in this history, or `None` if the table has no row for the slot.
+    /// The state of the slot in the current history of the database, or `None` if the table has no
+    /// row for the slot.
     State(Option<SlotState>),
 }
 
@@ -121,7 +122,7 @@ impl Catalog {
     /// Examines the table (`sql/examine.sql`) and returns the state of a slot.
     ///
     /// # Errors
-    /// A query fails, or the table is not trusted.
+    /// Returns an error if a query fails, or if the table is not trusted.
     pub(crate) async fn slot_state(&self, identity: &SlotOf) -> Result<FoundState, CatalogError> {
         self.query_state(identity, Use::Write).await
     }
@@ -131,8 +132,8 @@ impl Catalog {
     /// function.
     ///
     /// # Errors
-    /// A query fails, the role is not allowed to read the table, or the table or journal is not
-    /// trusted.
+    /// Returns an error if a query fails, the role is not allowed to read the table, or the table
+    /// or journal is not trusted.
     pub(crate) async fn moved(
         &self,
         identity: &SlotOf,
@@ -157,10 +158,10 @@ impl Catalog {
         }))
     }
 
-    /// Returns whether the table has a row for the slot in this history.
+    /// Returns whether the table has a row for the slot in the current history of the database.
     ///
     /// # Errors
-    /// A query fails, or the table is not trusted.
+    /// Returns an error if a query fails, or if the table is not trusted.
     pub(super) async fn has_slot_state(&self, identity: &SlotOf) -> Result<bool, CatalogError> {
         let found = self.query_state(identity, Use::Read).await?;
         Ok(matches!(found, FoundState::State(Some(_))))
@@ -220,7 +221,7 @@ impl Catalog {
     /// this function returns, the row is on the server's disk. Cancel safe.
     ///
     /// # Errors
-    /// The query fails.
+    /// Returns an error if the query fails.
     pub(crate) async fn write_slot_state(
         &self,
         identity: &SlotOf,
@@ -245,7 +246,7 @@ impl Catalog {
     /// Records a slot that was just created and has not been read.
     ///
     /// # Errors
-    /// The query fails.
+    /// Returns an error if the query fails.
     pub(crate) async fn write_new_slot_state(
         &self,
         identity: &SlotOf,
@@ -265,8 +266,8 @@ impl Catalog {
         set: &str,
     ) -> Result<(), CatalogError> {
         let created = created.map_or("NULL".to_owned(), |lsn| format!("'{lsn}'"));
-        // Waiting for standbys is not necessary: if a standby is promoted without the row, it has
-        // another timeline.
+        // Waiting for standbys is not necessary: if a standby is promoted without the row, it has a
+        // different timeline.
         let settings = "SET LOCAL synchronous_commit = local; ";
         let sql = format!(
             "INSERT INTO walpost.slot_state AS s \
@@ -287,10 +288,10 @@ impl Catalog {
 
     /// Records a slot that was just created. If a slot of the same name existed before, in any
     /// history, adds journal entries for the events that it had not delivered, unless the first
-    /// start, which has not happened yet, will deliver all existing rows.
+    /// run, which has not happened yet, will deliver all existing rows.
     ///
     /// # Errors
-    /// A query fails, or Walpost's tables are not trusted.
+    /// Returns an error if a query fails, or if Walpost's tables are not trusted.
     pub(crate) async fn slot_was_made(
         &self,
         pipeline: &str,
@@ -329,12 +330,12 @@ impl Catalog {
         self.restart_tables(pipeline, target).await
     }
 
-    /// If `walpost.slot_state` describes a slot of this name in another history of the database (on
-    /// another timeline, or before a dump was restored), adds journal entries for events that may
-    /// be missing. The next write of the slot state replaces that row.
+    /// If `walpost.slot_state` describes a slot of this name in a different history of the database
+    /// (on a different timeline, or before a dump was restored), adds journal entries for events
+    /// that may be missing. The next write of the slot state replaces the row.
     ///
     /// # Errors
-    /// A query fails, or Walpost's tables are not trusted.
+    /// Returns an error if a query fails, or if Walpost's tables are not trusted.
     pub(crate) async fn record_gap_of_other_history(
         &self,
         identity: &SlotOf,
@@ -353,7 +354,7 @@ impl Catalog {
         }
     }
 
-    /// Returns the part of a gap that the first start with the slot does not copy.
+    /// Returns the part of a gap that the first run with the slot does not copy.
     async fn uncopied_part(
         &self,
         identity: &SlotOf,
@@ -366,11 +367,11 @@ impl Catalog {
         }
     }
 
-    /// Returns the events before `found` that may be missing, according to a row of another history
-    /// or of the pipeline's former slot.
+    /// Returns the events before `found` that may be missing, according to a row for a different
+    /// history of the database or for the pipeline's former slot.
     ///
     /// # Errors
-    /// A query fails, or Walpost's tables are not trusted.
+    /// Returns an error if a query fails, or if Walpost's tables are not trusted.
     pub(crate) async fn gap_of_other_history(
         &self,
         identity: &SlotOf,
@@ -407,8 +408,8 @@ impl Catalog {
 
     /// Returns the events between the last position of the pipeline's former slot and `found`,
     /// where the currently configured slot starts. The former slot may still exist, but Walpost
-    /// does not read it. If the first start with a slot copies a single table, the gap contains
-    /// only rows that can't be copied.
+    /// does not read it. If the first run with a slot copies a single table, the gap contains only
+    /// rows that can't be copied.
     async fn gap_of_former_slot(
         &self,
         identity: &SlotOf,
@@ -448,7 +449,7 @@ impl Catalog {
         Ok(Some(gap))
     }
 
-    /// Returns whether nothing has been read from the slot yet and the first start will deliver all
+    /// Returns whether nothing has been read from the slot yet and the first run will deliver all
     /// rows of the table.
     async fn is_copied_at_first_start(
         &self,
@@ -730,7 +731,7 @@ impl Catalog {
     /// Returns the slot with the system identifier and timeline of the connected server.
     ///
     /// # Errors
-    /// The query fails.
+    /// Returns an error if the query fails.
     pub(crate) async fn slot_of(
         &self,
         pipeline: &str,
@@ -758,11 +759,12 @@ impl Catalog {
 
     /// Returns whether the journal explains why a slot is at `found` although it was confirmed only
     /// up to `confirmed`: the WAL in between was skipped, or lost when the previous slot was
-    /// dropped. Ignores entries about a table that was not published, and entries of another
+    /// dropped. Ignores entries about a table that was not published, and entries from a different
     /// cluster, which a restored dump can contain.
     ///
     /// # Errors
-    /// A query fails, or the journal is not trusted or contains an unexpected value.
+    /// Returns an error if a query fails, or if the journal is not trusted or contains an
+    /// unexpected value.
     pub(crate) async fn is_accounted_for(
         &self,
         identity: &SlotOf,
@@ -803,7 +805,8 @@ enum HistoryFilter {
     OtherHistories,
 }
 
-/// Returns the condition that selects the rows of `walpost.slot_state` that belong to this history.
+/// Returns the condition that selects the rows of `walpost.slot_state` that belong to the current
+/// history of the database.
 fn same_history_condition(identity: &SlotOf) -> String {
     format!(
         "version = {VERSION} AND system_id = {} AND timeline = {} AND {IN_THIS_DATABASE}",

@@ -19,7 +19,7 @@ impl<'c> Snapshot<'c> {
     /// Starts the transaction and takes its snapshot.
     ///
     /// # Errors
-    /// The query fails.
+    /// Returns an error if the query fails.
     pub(crate) async fn begin(catalog: &'c Catalog) -> Result<Self, CatalogError> {
         let client = catalog.client();
         copy::prepare(client).await?;
@@ -39,7 +39,7 @@ impl<'c> Snapshot<'c> {
     /// Ends the transaction.
     ///
     /// # Errors
-    /// The connection is lost.
+    /// Returns an error if the connection is lost.
     pub(crate) async fn end(self) -> Result<(), CatalogError> {
         Ok(self.catalog.client().batch_execute("COMMIT").await?)
     }

@@ -42,9 +42,9 @@ pub(crate) enum SnapshotRecord {
     /// The journal does not exist.
     NoJournal,
     Nothing,
-    /// `sql/snapshot.sql`, which `walpost init` runs, found rows that the first start must copy.
+    /// `sql/snapshot.sql`, which `walpost init` runs, found rows that the first run must copy.
     Due {
-        /// The position of the slot at that time.
+        /// The position of the slot when the rows were found.
         slot_at: Lsn,
         /// The OID of the table.
         relation: u32,
@@ -75,7 +75,7 @@ impl SnapshotRecord {
         for entry in entries.iter().filter(is_snapshot) {
             record = match (entry.detail[Self::STATE].as_str(), entry.to) {
                 (Some(Self::BEGUN), Some(snapshot_lsn)) => Self::Begun(snapshot_lsn),
-                // A copy that was started under another name of the pipeline remains started.
+                // A copy that was started under a different name of the pipeline remains started.
                 (Some(Self::DUE), _) if matches!(record, Self::Begun(_)) => record,
                 (Some(Self::DUE), Some(slot_at)) => Self::Due {
                     slot_at,
@@ -110,12 +110,13 @@ impl SnapshotRecord {
             // No position at or after the consistent point is confirmed before the whole copy is
             // durable. Events that an earlier slot did not deliver have a separate journal entry.
             Self::Begun(snapshot_lsn) => confirmed < snapshot_lsn,
-            // The position is not sufficient to tell: see `Catalog::uncopied_tables`.
+            // The slot's position does not show whether rows are missing: see
+            // `Catalog::uncopied_tables`.
             Self::Due { .. } | Self::NoJournal | Self::Nothing | Self::Done => false,
         }
     }
 
-    /// Returns whether no start of the pipeline has begun to copy the table.
+    /// Returns whether no run of the pipeline has started to copy the table.
     #[must_use]
     pub(crate) fn is_unbegun(self) -> bool {
         matches!(self, Self::Nothing | Self::Due { .. })
@@ -150,13 +151,14 @@ impl Catalog {
     /// name of the pipeline.
     ///
     /// # Errors
-    /// The query fails, the journal does not exist, or the role is not allowed to read it.
+    /// Returns an error if the query fails, the journal does not exist, or the role is not allowed
+    /// to read it.
     pub(crate) async fn table_snapshots(
         &self,
         target: &Target,
     ) -> Result<Vec<TableSnapshot>, CatalogError> {
-        // A restored dump contains entries of another cluster. These entries are ignored only for
-        // due copies, which depend on the position of the slot.
+        // A restored dump contains entries from a different cluster. These entries are ignored only
+        // for due copies, which depend on the position of the slot.
         let condition = format!(
             "j.slot = {} AND j.action = {} AND (j.detail ->> '{}' IS DISTINCT FROM '{}' OR j.detail ->> 'system_id' = {SYSTEM_ID})",
             escape_literal(&target.slot),
@@ -172,7 +174,7 @@ impl Catalog {
     /// Returns the journal's record of the snapshot of the target's table.
     ///
     /// # Errors
-    /// The query fails, or the role is not allowed to read the journal.
+    /// Returns an error if the query fails, or if the role is not allowed to read the journal.
     pub(crate) async fn snapshot_record(
         &self,
         target: &Target,
@@ -187,7 +189,7 @@ impl Catalog {
     /// Returns the known history of a pipeline whose outbox is `table`.
     ///
     /// # Errors
-    /// A query fails.
+    /// Returns an error if a query fails.
     pub(crate) async fn snapshot_history(
         &self,
         target: &Target,
@@ -203,7 +205,7 @@ impl Catalog {
         }
         let has_streamed = self.has_streamed(target).await?;
         let rows = match record {
-            // In this case, the number of rows does not matter.
+            // If no copy was started and the slot has streamed, the number of rows does not matter.
             SnapshotRecord::NoJournal | SnapshotRecord::Nothing | SnapshotRecord::Due { .. }
                 if has_streamed =>
             {
@@ -233,9 +235,9 @@ impl Catalog {
             )
             .await?;
         let has_sent: Option<bool> = sent.map(|row| row.try_get(0)).transpose()?.flatten();
-        // A promoted standby has the rows of its former primary. If a start failed before it
-        // confirmed a position, the slot is still as `walpost init` created it, although the server
-        // has sent data.
+        // A promoted standby has the rows of its former primary. If startup failed before Walpost
+        // confirmed a position, the slot is unchanged since `walpost init` created it, although the
+        // server has sent data.
         let select = format!(
             "SELECT begun, created_lsn = (SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = {slot}) \
              AS is_untouched FROM walpost.slot_state WHERE slot = {slot} AND version = {} \

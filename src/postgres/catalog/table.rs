@@ -233,7 +233,7 @@ impl Catalog {
     /// grants the privilege.
     ///
     /// # Errors
-    /// The query fails.
+    /// Returns an error if the query fails.
     pub(crate) async fn select_grant(
         &self,
         table: &TableName,
@@ -261,7 +261,7 @@ impl Catalog {
     /// Returns whether the table has rows, and approximately how many.
     ///
     /// # Errors
-    /// The query fails.
+    /// Returns an error if the query fails.
     pub(crate) async fn rows(&self, table: &TableName) -> Result<Rows, CatalogError> {
         if !self.has_storage(table).await? {
             return Ok(Rows::None);
@@ -318,7 +318,7 @@ impl Catalog {
     /// [`LockedTable::row_order`](super::LockedTable::row_order).
     ///
     /// # Errors
-    /// The query fails.
+    /// Returns an error if the query fails.
     pub(crate) async fn order_columns(
         &self,
         table: &TableName,

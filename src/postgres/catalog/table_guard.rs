@@ -6,7 +6,7 @@
 //! and examines the table before a statement refers to it. The lock blocks VACUUM and partition
 //! maintenance, so a separate session holds the lock and releases it once the statement is planned:
 //! the server plans a statement once, before it sends the row description, and does not run code of
-//! other roles after that.
+//! other roles after planning.
 //!
 //! The text of a statement also depends on the catalogs: on the names and types of columns, and on
 //! the key and its operators. The owner can change these definitions while Walpost waits for the
@@ -44,8 +44,8 @@ pub(crate) enum Statement {
     Alter,
 }
 
-/// The state of a table's definition and storage at one time. It must be read before the catalogs
-/// that are used to compose a statement.
+/// The state of a table's definition and storage at one point in time. It must be read before the
+/// catalogs that are used to compose a statement.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TableVersion {
     table: TableName,
@@ -80,7 +80,7 @@ impl Catalog {
     /// Returns the current version of the table.
     ///
     /// # Errors
-    /// The query fails.
+    /// Returns an error if the query fails.
     pub(crate) async fn table_version(
         &self,
         table: &TableName,
@@ -106,8 +106,8 @@ impl Catalog {
     /// catalog data used to compose the statement must have been read after `version`.
     ///
     /// # Errors
-    /// Same as [`Catalog::lock_and_examine`]. In addition, the table has changed since `version`
-    /// was read, or no connection to the same server can be opened.
+    /// Same as [`Catalog::lock_and_examine`]. Also returns an error if the table has changed since
+    /// `version` was read, or if no connection to the same server can be opened.
     pub(crate) async fn lock_table(
         &self,
         version: &TableVersion,
@@ -136,8 +136,9 @@ impl Catalog {
     /// run code of other roles. The transaction must be READ COMMITTED.
     ///
     /// # Errors
-    /// The statement would run code of other roles ([`CatalogError::CodeOfOthers`]), row-level
-    /// security applies to this role, the lock is not available, or the query fails.
+    /// Returns an error if the statement would run code of other roles
+    /// ([`CatalogError::CodeOfOthers`]), row-level security applies to this role, the lock is not
+    /// available, or the query fails.
     pub(crate) async fn lock_and_examine(
         &self,
         table: &TableName,
@@ -164,7 +165,7 @@ impl Catalog {
     /// functions, as in the replication stream. The lock is released when the statement is planned.
     ///
     /// # Errors
-    /// The server rejects the statement.
+    /// Returns an error if the server rejects the statement.
     pub(crate) async fn select(
         &self,
         locked: LockedTable,
@@ -230,7 +231,7 @@ impl LockedTable {
     /// because operators can be renamed.
     ///
     /// # Errors
-    /// The query fails.
+    /// Returns an error if the query fails.
     pub(crate) async fn row_order(
         &self,
         created_at: CreatedAt,
@@ -244,7 +245,7 @@ impl SelectedRows {
     /// Returns the next row, or `None` after the last.
     ///
     /// # Errors
-    /// The server ends the query with an error, or the connection is lost.
+    /// Returns an error if the server ends the query with an error, or if the connection is lost.
     pub(crate) async fn next(&mut self) -> Result<Option<SimpleQueryRow>, CatalogError> {
         while let Some(message) = self.stream.try_next().await? {
             if let SimpleQueryMessage::Row(row) = message {

@@ -8,8 +8,8 @@
 //! none of the recorded objects still publishes the table, Walpost adds an entry to the journal. A
 //! replay with `--dropped-slots` settles this entry.
 //!
-//! A row also contains the slot's `catalog_xmin` at that time. Rows of older transactions have been
-//! delivered (see [`super::drop_slot`]).
+//! A row also contains the slot's `catalog_xmin` as of the time when the table was last found
+//! published. Rows of older transactions have been delivered (see [`super::drop_slot`]).
 
 mod replaced;
 #[cfg(test)]
@@ -48,8 +48,8 @@ pub(crate) struct TableGap {
     publication: String,
     /// The slot's confirmed position when the table was last found published.
     from: Option<Lsn>,
-    /// The first transaction that may not have been delivered by then. `None` if all rows may be
-    /// missing.
+    /// The first transaction that may not have been delivered when the table was last found
+    /// published. `None` if all rows may be missing.
     since: Option<u64>,
 }
 
@@ -208,7 +208,8 @@ impl TableObservation {
 
     /// Returns whether the slot has yet to send rows that the table contained when
     /// `walpost.add_outbox` added it. These rows are in WAL as rows of `walpost.outbox_row` for the
-    /// publication configured at that time, and are not sent for another publication.
+    /// publication that was configured when the table was added, and are not sent for a different
+    /// publication.
     fn has_unsent_older_rows(&self, stored: &StoredTable) -> bool {
         let is_ahead = |confirmed| stored.seen_lsn.is_some_and(|seen| seen > confirmed);
         self.slot.confirmed.is_some_and(is_ahead)
@@ -285,10 +286,10 @@ pub(super) fn text_array<'t>(values: impl Iterator<Item = &'t str>) -> String {
     format!("ARRAY[{}]::text[]", values.join(", "))
 }
 
-/// Which unchanged tables a session records, in addition to differences.
+/// The unchanged tables that a session records in addition to differences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refresh {
-    /// Records for all tables that they were found unchanged.
+    /// All tables that were found unchanged.
     All,
     Nothing,
 }
@@ -299,7 +300,7 @@ impl Catalog {
     /// result is empty if this can't be determined.
     ///
     /// # Errors
-    /// A query fails, or the table is not readable or not trusted.
+    /// Returns an error if a query fails, or if the table is unreadable or untrusted.
     pub(crate) async fn unrecorded_gaps(
         &self,
         target: &Target,
@@ -389,7 +390,7 @@ impl Catalog {
     /// can't be used.
     ///
     /// # Errors
-    /// A query fails, or Walpost's tables are not trusted or not writable.
+    /// Returns an error if a query fails, or if Walpost's tables are not trusted or not writable.
     pub(crate) async fn record_tables(
         &self,
         pipeline: &str,
@@ -724,11 +725,11 @@ impl Catalog {
     }
 }
 
-/// Which existing rows are overwritten.
+/// The existing rows that are overwritten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Overwrite {
     All,
-    /// Only rows of another cluster, database or version.
+    /// Only rows from a different cluster, database or version.
     OtherHistory,
 }
 

@@ -7,7 +7,8 @@ pub(super) const EXPRESSION_BYTES_MAX: usize = 256 << 10;
 
 /// Maximum number of tables in a query for columns. With 1,600 columns each, and expressions up to
 /// the limit, the result stays within what
-/// [`SqlLimits::CATALOG_QUERIES`](crate::postgres::connect::dial::SqlLimits::CATALOG_QUERIES) accepts.
+/// [`SqlLimits::CATALOG_QUERIES`](crate::postgres::connect::dial::SqlLimits::CATALOG_QUERIES)
+/// accepts.
 pub(super) const TABLES_PER_QUERY: usize = 50;
 
 #[cfg(test)]
@@ -22,7 +23,7 @@ mod tests {
             "pg_get_expr(",
             &[
                 "EXPRESSION_BYTES_MAX}",
-                // A time bound, from which the pattern extracts only the digits.
+                // From a partition bound that is a timestamp, `substring` extracts only the digits.
                 "substring(pg_get_expr(k.relpartbound, 0) FROM",
                 "substring(pg_get_expr(c.relpartbound, 0) FROM",
             ],
@@ -42,7 +43,7 @@ mod tests {
         ("pg_get_function_arguments(", &[]),
         (
             "pg_get_constraintdef(",
-            // A number, from which the pattern extracts at most 18 digits.
+            // From a constraint that contains a number, `substring` extracts at most 18 digits.
             &["substring(pg_get_constraintdef(k.oid) FROM"],
         ),
         ("pg_get_partkeydef(", &[]),

@@ -45,7 +45,7 @@ impl Catalog {
     /// slots in `used`. `target` belongs to one of the configured pipelines in this database.
     ///
     /// # Errors
-    /// A query fails, or `walpost.slot_state` is not trusted.
+    /// Returns an error if a query fails, or if `walpost.slot_state` is not trusted.
     pub(crate) async fn unused_slots(
         &self,
         target: &Target,

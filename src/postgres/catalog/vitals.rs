@@ -62,7 +62,7 @@ impl Catalog {
     /// Queries the state of the slot of `target`, and the dropped slots of `pipeline`.
     ///
     /// # Errors
-    /// The query fails.
+    /// Returns an error if the query fails.
     pub(crate) async fn vitals(
         &self,
         pipeline: &str,

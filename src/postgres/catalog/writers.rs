@@ -21,7 +21,7 @@ impl Catalog {
     /// listed.
     ///
     /// # Errors
-    /// A query fails.
+    /// Returns an error if a query fails.
     pub(crate) async fn writers(&self, table: &TableName) -> Result<Writers, CatalogError> {
         const SQL: &str = "WITH t AS (SELECT c.oid, c.relowner, c.relacl FROM pg_class c \
                  JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname = $2), \

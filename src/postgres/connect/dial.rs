@@ -400,7 +400,7 @@ impl Attempt<'_> {
         if started.may_be_since(SUPPORTED_SINCE) {
             wire.query(LATER_TIMEOUTS).await?;
         }
-        // Both commands also work in a replication session.
+        // The queries for both values also work in a replication session.
         let (wanted, query) = match self.conninfo.target {
             Target::Any => return Ok(wire.into_session(started)),
             Target::ReadWrite => ("read-write", "SHOW transaction_read_only"),

@@ -26,10 +26,11 @@ const BUFFER_FILL_DELAY: Duration = Duration::from_micros(300);
 const IDLE_TIMEOUT: Duration = Duration::from_millis(4);
 /// A chunk with less remaining space than this counts as full.
 const CHUNK_SPACE_MIN: usize = 16 << 10;
-/// A requested chunk is returned once it contains this many bytes ...
+/// A requested chunk is returned once it contains this many bytes, even before [`RESPONSE_DELAY`]
+/// has passed.
 const RESPONSE_BYTES: usize = 64 << 10;
-/// ... or once this much time has passed. Waking the receiver for fewer bytes costs more than
-/// processing them.
+/// A requested chunk with fewer than [`RESPONSE_BYTES`] is returned after this delay. Waking the
+/// receiver for every few bytes would cost more than processing them.
 const RESPONSE_DELAY: Duration = Duration::from_millis(1);
 
 /// A handle to the thread. Dropping the handle stops the thread.

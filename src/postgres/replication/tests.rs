@@ -176,7 +176,7 @@ struct ReadCounts {
 fn receives_rows_once_and_in_order_in_every_read_mode() {
     const RUNS_MAX: u32 = 50;
     let mut total = ReadCounts::default();
-    // Timing determines which modes a run uses, so runs are repeated until each mode was used.
+    // Timing determines which modes a run uses, so runs are repeated until each mode has been used.
     for _ in 0..RUNS_MAX {
         let seed = fastrand::u64(..);
         println!("seed {seed}");

@@ -93,7 +93,7 @@ fn does_not_use_a_function_created_after_the_inspection_as_a_default() {
 /// A default and a trigger reference a function by its OID, so renaming the function hides it from
 /// a search by name.
 #[test]
-fn detects_a_default_function_under_another_name() {
+fn detects_a_default_function_under_a_different_name() {
     let shop = PlantedFixture::new(Outbox::Table, 17);
     shop.attacker.run(
         "CREATE FUNCTION public.hidden() RETURNS uuid LANGUAGE sql AS 'SELECT pg_catalog.gen_random_uuid()';

@@ -143,8 +143,8 @@ fn runs_no_delete_trigger_created_and_dropped_concurrently(major: u32) {
     walpost.terminate().expect_code(0);
 }
 
-/// Inspecting a table that does not exist is an error; such a table does not count as free of
-/// foreign code.
+/// Inspecting a nonexistent table is an error; it must not be treated as a table without code of
+/// other roles.
 fn runs_no_code_of_tables_created_and_dropped_concurrently(major: u32) {
     let shop = PlantedFixture::owned_by_attacker(major);
     let absent = "SELECT walpost.lock_and_examine('public', 'absent', 'SELECT')";

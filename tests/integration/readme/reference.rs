@@ -353,7 +353,7 @@ fn log_lines_quoted_in_troubleshooting_exist_in_the_sources() {
         "Kafka producer failed",
         "PostgreSQL has a new timeline",
         "Kafka did not accept the row at ",
-        "not all records were acknowledged in time; they will be sent again at the next start",
+        "not all records were acknowledged in time; they will be sent again after a restart",
         "halted: ",
         "reconnecting",
         "sent a dead letter for ",

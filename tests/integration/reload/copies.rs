@@ -62,7 +62,7 @@ fn adding_tables_during_a_snapshot_loses_and_repeats_no_event(exactly_once: bool
     expect_all(&fixture, ROWS + 2, true);
 }
 
-/// Without this halt, the next start would stream from the consistent point on, and the remaining
+/// Without this halt, the next run would stream from the consistent point on, and the remaining
 /// older rows would never be delivered.
 fn halts_if_a_table_is_removed_during_its_snapshot_until_it_is_completed(exactly_once: bool) {
     let (mut fixture, aggregate) = fixture_with_older_rows(TABLE, ROWS, exactly_once);
@@ -211,7 +211,7 @@ fn renaming_a_pipeline_during_a_snapshot_loses_no_event() {
 }
 
 /// Found by a random walk of `./dev soak --shapes` with seed 16225804307676. The server has sent
-/// events to the interrupted start, so `init` must detect that their copy has started.
+/// events to the interrupted run, so `init` must detect that their copy has started.
 #[test]
 fn init_for_a_renamed_pipeline_does_not_end_its_snapshot() {
     let (fixture, aggregate) = fixture_with_older_rows(TABLE, ROWS, false);
@@ -233,7 +233,7 @@ fn init_for_a_renamed_pipeline_does_not_end_its_snapshot() {
     expect_all(&fixture, ROWS + 1, false);
 }
 
-/// Runs the pipeline under another name, with its existing slot and publication.
+/// Runs the pipeline under a different name, with its existing slot and publication.
 fn renamed(fixture: &Fixture) -> Invocation {
     run_under_another_name(fixture, "run").args(["--kafka", fixture.kafka()])
 }

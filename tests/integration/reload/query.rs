@@ -61,7 +61,7 @@ fn wait_until_failed(http: &Http, expected: f64) {
 }
 
 #[test]
-fn query_rows_add_and_remove_pipelines_without_affecting_others() {
+fn adds_and_removes_pipelines_when_query_results_change_without_affecting_others() {
     let [stays, comes] = [Fixture::new(), Fixture::new()];
     let shards = Shards::new();
     shards.add(&stays);
@@ -223,8 +223,8 @@ fn starts_other_pipelines_while_a_registry_database_is_down() {
     process.walpost.terminate().expect_code(0);
 }
 
-/// Otherwise, a row of another owner that sorts first would take over the slot, the checkpoint and
-/// the transactional ID of the pipeline.
+/// If one of the duplicate rows were accepted, a different owner's row that sorts first would take
+/// over the slot, the checkpoint and the transactional ID of the pipeline.
 #[test]
 fn duplicate_row_does_not_replace_a_pipeline_at_startup() {
     let [of_row, in_file] = [Fixture::new(), Fixture::new()];

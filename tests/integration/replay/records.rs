@@ -98,7 +98,7 @@ fn replayed_record_equals_the_original_record() {
 }
 
 #[test]
-fn replays_rows_to_another_topic() {
+fn replays_rows_to_a_different_topic() {
     let fixture = Fixture::new();
     let topic = format!("{}.again", fixture.name);
     fixture.topic(&topic, 1, &[]);
@@ -201,7 +201,7 @@ fn writes_an_undeliverable_row_as_a_dead_letter_if_configured() {
         &topic,
     ];
     let both = [&unroutable[..], &["--on-oversize", "dead-letter"]].concat();
-    // If the dead-letter topic is missing, or dead letters are enabled only for another kind of
+    // If the dead-letter topic is missing, or dead letters are enabled only for a different kind of
     // failure, the replay stops at the row.
     let missing = fixture
         .replay(&both)

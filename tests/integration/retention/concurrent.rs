@@ -15,7 +15,7 @@ use crate::support::session::Session;
 use crate::support::wait::{assert_stays, wait_until};
 use crate::support::walpost::{Invocation, config_file};
 
-/// Tells the writers to stop, even if the test fails.
+/// Signals the writers to stop, even if the test fails.
 struct StopOnDrop<'a>(&'a AtomicBool);
 
 impl Drop for StopOnDrop<'_> {

@@ -13,7 +13,7 @@ use crate::support::walpost::Finished;
 /// Runs `maintain` on a table without partitions until `until` returns true.
 fn delete_until(fixture: &Fixture, what: &str, mut until: impl FnMut(&Finished) -> bool) {
     wait_until(what, || {
-        // WAL written by `maintain` is confirmed soon only if there is enough of it.
+        // WAL written by `maintain` is confirmed soon only if enough WAL has accumulated.
         fixture.write_other_wal(1);
         let arguments = ["--retention", "1s", "--delete-rows"];
         until(&maintain(fixture, &arguments).expect_code(0))
@@ -33,7 +33,7 @@ fn deletes_delivered_rows_of_a_table_without_partitions() {
         delete_until(&fixture, "a slot that is behind", |finished| {
             finished.stdout.contains("is kept until slot")
         });
-        assert_eq!(rows(), 12_000, "nothing is delivered yet");
+        assert_eq!(rows(), 12_000, "nothing has been delivered yet");
         let walpost = fixture.start();
         fixture.wait_until_confirmed();
         delete_until(&fixture, "the rows to be delivered", |finished| {

@@ -75,8 +75,8 @@ fn maintains_each_table_according_to_its_kind_while_run_is_active() {
             insert(&fixture, tenant, &aggregate, "2 days");
         }
         insert(&fixture, "cut", &aggregate, "0");
-        // No event is delivered yet, so nothing is removed, regardless of its age, not even by the
-        // command.
+        // No event has been delivered yet, so nothing is removed, however old it is, even if
+        // `walpost maintain` is run.
         let (old, whole) = ("outbox_old", "whole");
         assert_stays("what is not delivered", Duration::from_secs(4), || {
             let finished = maintain(&fixture, &[]);
@@ -88,7 +88,7 @@ fn maintains_each_table_according_to_its_kind_while_run_is_active() {
         let mut walpost = fixture.start();
         fixture.wait_for_records(4);
         wait_until("the old partition and row to be removed", || {
-            // WAL written by maintenance is confirmed soon only if there is enough of it.
+            // WAL written by maintenance is confirmed soon only if enough WAL has accumulated.
             fixture.write_other_wal(1);
             is_gone(&fixture, old) && rows(&fixture, whole) == 0
         });

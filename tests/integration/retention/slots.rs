@@ -88,7 +88,7 @@ fn retention_keeps_rows_lost_with_a_slot_re_created_elsewhere() {
 /// The row of walpost.slot_state was written before a dump was restored, and the slot was created
 /// manually afterwards.
 #[test]
-fn removes_nothing_if_the_slot_state_belongs_to_another_timeline_or_cluster() {
+fn removes_nothing_if_the_slot_state_belongs_to_a_different_timeline_or_cluster() {
     for history in ["system_id = '1'", "timeline = timeline + 1"] {
         let fixture = fixture_with_old_partition(Server::shared(MAJOR), DEFAULT);
         let aggregate = fixture.aggregate(1);

@@ -178,7 +178,7 @@ impl Walk<'_> {
         self.tables == [TABLES[0]]
     }
 
-    /// Makes the first start with another slot copy the table, and changes the definition to
+    /// Makes the first run with a different slot copy the table, and changes the definition to
     /// several tables before the copy is complete.
     pub(super) fn toggle_tables_during_copy(&mut self) {
         self.exclude_from_repeat_check();

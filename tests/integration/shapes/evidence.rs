@@ -19,7 +19,7 @@ const UNDELIVERED_PHRASES: [&str; 8] = [
 
 /// Phrases in lines about a history of which every event may be missing.
 const HISTORY_PHRASES: [&str; 5] = [
-    "another history",
+    "has diverged from the delivered WAL",
     "a different history",
     "restored to an earlier state",
     "which of its events are in Kafka",
@@ -40,7 +40,7 @@ pub(super) struct Evidence {
 }
 
 impl Evidence {
-    /// Returns the evidence in a line, or None if it contains none.
+    /// Returns the evidence in a line, or `None` if the line contains no evidence.
     pub(super) fn parse(line: &str, era: u32, now: u64) -> Option<Self> {
         let is_about_all = HISTORY_PHRASES.iter().any(|phrase| line.contains(phrase));
         if !is_about_all

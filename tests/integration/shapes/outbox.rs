@@ -94,7 +94,7 @@ impl Walk<'_> {
         ));
     }
 
-    /// Writes an event while the table has another name.
+    /// Writes an event while the table has a different name.
     pub(super) fn rename(&mut self) {
         let table = self.any_table();
         let (schema, name) = table.split_once('.').expect("a schema");

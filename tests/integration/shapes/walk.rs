@@ -77,7 +77,7 @@ pub(super) struct Walk<'s> {
     groups: Vec<StepGroup>,
     /// Each step with its result, printed if the random walk fails.
     step_log: Vec<String>,
-    /// The log of the last process that exited, until the remedy in the log was followed.
+    /// The log of the last process that exited, until the remedy in the log has been followed.
     pub(super) last_log: String,
     /// Whether events were skipped, or the operator accepted a slot that may lack events.
     pub(super) has_given_up: bool,

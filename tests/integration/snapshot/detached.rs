@@ -68,7 +68,7 @@ fn expect_replay(fixture: &Fixture<'_>, partitions: &[u32]) {
     assert!(!check.stdout.contains(command), "{}", check.stdout);
 }
 
-/// Returns a fixture with a partition that was detached before the first start.
+/// Returns a fixture with a partition that was detached before the first run.
 pub(crate) fn detached_before_first_start() -> Fixture<'static> {
     let fixture = fixture_before_init(&partitioned_table());
     let aggregate = fixture.aggregate(2);
@@ -80,7 +80,7 @@ pub(crate) fn detached_before_first_start() -> Fixture<'static> {
 }
 
 #[test]
-fn names_a_partition_detached_before_the_first_start_once() {
+fn names_a_partition_detached_before_the_first_run_once() {
     let fixture = detached_before_first_start();
     assert!(fixture.records().len() < 40);
     settle(&fixture, fixture.start());

@@ -408,7 +408,7 @@ fn adopt_and_the_preceding_halt_report_events_skipped_by_a_moved_slot() {
 /// Found by a random walk of `./dev soak --shapes` with seed 143468592285765. The server has
 /// already sent data from the new slot when the checkpoint is compared.
 #[test]
-fn start_that_halts_on_another_slot_s_checkpoint_does_not_count_as_the_first() {
+fn run_that_halts_on_a_different_slot_s_checkpoint_does_not_count_as_the_first_run() {
     let (mut fixture, aggregate) = fixture_with_older_rows(TABLE, 20, true);
     settle(&fixture, fixture.start());
     fill(&fixture, &aggregate, 10);

@@ -8,7 +8,7 @@ use crate::slot_state::{CopyScope, copy_database};
 use crate::support::fixture::Fixture;
 use crate::support::postgres::{MAJOR, Server};
 
-/// Returns a fixture with rows that the first start must copy.
+/// Returns a fixture with rows that the first run must copy.
 fn fixture_with_due_snapshot() -> Fixture<'static> {
     let fixture = fixture_before_init(TABLE);
     let aggregate = fixture.aggregate(1);
@@ -65,7 +65,7 @@ fn copies_the_table_of_the_same_name_after_the_database_was_moved() {
     fixture.insert(&aggregate, "new");
     move_database(&mut fixture, &next);
     let init = fixture.init().finish().expect_code(0);
-    init.expect_mentions(&["The first start copies the table that is now named public.outbox"]);
+    init.expect_mentions(&["The first run copies the table that is now named public.outbox"]);
     let walpost = fixture.start();
     fixture.wait_for_records(1);
     walpost.terminate().expect_code(0);
@@ -89,7 +89,7 @@ fn reports_older_rows_of_a_replaced_table_for_a_manually_created_slot() {
 }
 
 #[test]
-fn first_start_with_a_manually_created_slot_logs_which_table_it_copies() {
+fn first_run_with_a_manually_created_slot_logs_which_table_it_copies() {
     let next = next_server();
     let mut fixture = fixture_with_due_snapshot();
     replace(&fixture);
@@ -97,7 +97,7 @@ fn first_start_with_a_manually_created_slot_logs_which_table_it_copies() {
     move_database(&mut fixture, &next);
     create_slot(&fixture);
     let mut walpost = fixture.run().start();
-    walpost.wait_for_log("The first start copies the table that is now named public.outbox");
+    walpost.wait_for_log("The first run copies the table that is now named public.outbox");
     walpost.wait_for_log("streaming");
     walpost.terminate().expect_code(0);
 }
@@ -119,8 +119,8 @@ fn reports_a_replaced_published_table_whose_events_a_new_slot_may_lack() {
     expect_replay(&fixture);
 }
 
-/// A replay of events that are recorded as missing reads the table that has the recorded name at
-/// that time.
+/// A replay of events that are recorded as missing reads the table that has the recorded name when
+/// the replay starts.
 #[test]
 fn reports_a_table_replaced_before_its_missing_events_are_replayed() {
     let fixture = Fixture::with_table(TABLE);

@@ -24,7 +24,7 @@ fn does_not_copy_a_table_that_was_empty_when_its_slot_was_created() {
 }
 
 #[test]
-fn records_a_manually_created_slot_of_an_empty_table_at_the_first_start() {
+fn records_a_manually_created_slot_of_an_empty_table_in_the_first_run() {
     let fixture = fixture_before_init(TABLE);
     psql_file(&fixture, "journal.sql");
     fixture.db.run(&format!(
@@ -129,7 +129,7 @@ fn halts_if_older_rows_are_due_and_the_journal_is_missing() {
         "snapshot = \"never\"",
     ]);
     assert!(!fixture.slot_is_active());
-    // Both remedies work.
+    // Both suggested remedies work.
     let walpost = fixture.start_with(&["--snapshot", "never"]);
     walpost.terminate().expect_code(0);
     fixture.init().finish().expect_code(0);
@@ -189,7 +189,7 @@ fn reports_a_missing_privilege_for_the_snapshot() {
     assert_eq!(check_copied(&fixture, snapshot_lsn(&fixture)), 20);
 }
 
-/// Otherwise the slot would count as read, and no later start would copy the rows.
+/// If the skip were accepted, the slot would count as read, and no later run would copy the rows.
 #[test]
 fn rejects_a_skip_before_older_rows_are_copied() {
     let (fixture, _) = fixture_with_older_rows(TABLE, 20, false);

@@ -52,7 +52,7 @@ pub(super) fn expect_replay(fixture: &Fixture<'_>) {
 
 /// Found by a random walk of `./dev soak --shapes` with seed 63464281601446.
 #[test]
-fn reports_older_rows_of_a_table_replaced_before_the_first_start() {
+fn reports_older_rows_of_a_table_replaced_before_the_first_run() {
     let fixture = fixture_before_init(TABLE);
     let aggregate = fixture.aggregate(1);
     fill(&fixture, &aggregate, 20);
@@ -84,7 +84,7 @@ fn reports_older_rows_of_a_table_replaced_during_their_snapshot() {
     expect_replay(&fixture);
 }
 
-/// The first start with the new slot only copies the current table.
+/// The first run with the new slot only copies the current table.
 #[test]
 fn reports_older_rows_of_a_table_replaced_before_its_slot_was_replaced() {
     let fixture = fixture_before_init(TABLE);
@@ -118,7 +118,7 @@ fn reports_older_rows_of_a_table_dropped_before_they_were_copied() {
 
 /// The position of the former slot does not account for rows that still had to be copied.
 #[test]
-fn reports_older_rows_for_a_new_slot_if_their_snapshot_was_incomplete() {
+fn reports_rows_older_than_a_new_slot_if_their_snapshot_was_incomplete() {
     let (fixture, _) = fixture_with_older_rows(TABLE, 20_000, false);
     let walpost = start_and_copy_some(&fixture);
     fixture.kill(walpost);

@@ -87,7 +87,7 @@ fn rejects_adding_a_table_before_the_slot_exists() {
 }
 
 #[test]
-fn rejects_adding_a_table_while_the_slot_is_created() {
+fn rejects_adding_a_table_while_the_slot_is_being_created() {
     let server = Server::private(MAJOR, "");
     let fixture = fixture_without_slot(&server);
     let open = fixture.server.session(&fixture.name);
@@ -150,7 +150,7 @@ fn init_rejects_a_publication_that_already_contains_tables() {
 }
 
 #[test]
-fn reports_and_replays_a_table_added_while_the_slot_is_created() {
+fn reports_and_replays_rows_of_a_table_added_while_the_slot_is_being_created() {
     let server = Server::private(MAJOR, "");
     let fixture = fixture_without_slot(&server);
     let other = create_other_slot(&fixture);

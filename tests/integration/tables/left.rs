@@ -104,7 +104,8 @@ fn reports_an_unpublished_table_with_undelivered_rows_if_the_slot_is_replaced() 
     assert!(check.stdout.contains(&line), "{}", check.stdout);
 }
 
-/// Otherwise, replacing a slot would report every tenant that was ever removed.
+/// If fully delivered tables were reported, replacing a slot would report every tenant that was
+/// ever removed.
 #[test]
 fn does_not_report_a_table_fully_delivered_before_it_was_unpublished() {
     let (fixture, _) = fixture_with_delivered_tables(|fixture| fixture.aggregate(1));
@@ -128,7 +129,7 @@ fn does_not_report_a_table_fully_delivered_before_it_was_unpublished() {
 }
 
 #[test]
-fn reports_a_table_that_is_not_published_for_the_next_slot() {
+fn reports_a_table_that_is_not_in_the_publication_when_the_next_slot_is_created() {
     let (mut fixture, aggregate) = fixture_with_delivered_tables(|fixture| fixture.aggregate(1));
     insert(&fixture, TABLES[0], &aggregate, "between");
     let former = fixture.slot();

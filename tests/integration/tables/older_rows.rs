@@ -1,6 +1,6 @@
 //! Rows that existed in a table when the table was added. WAL contains these rows as rows of
 //! `walpost.outbox_row` for one publication, and their transactions are older than the slot's
-//! position at that time.
+//! position when the table was added.
 
 use super::{SETTINGS, add, fixture, writer};
 use crate::support::event::Event;
@@ -65,12 +65,12 @@ fn expect_replay(fixture: &Fixture<'_>) {
 /// Found by a random walk of `./dev soak --shapes` with seed 211777191430145: the reported gap
 /// began where the table was added.
 #[test]
-fn reports_older_rows_if_another_publication_is_configured() {
+fn reports_older_rows_if_a_different_publication_is_configured() {
     for has_table in [true, false] {
         let mut fixture = fixture_with_added_table();
         let publication = fixture.slot();
         add(&fixture, TABLE, "");
-        // A start that delivers nothing keeps the recorded position at which the table was added.
+        // A run that delivers nothing keeps the recorded position at which the table was added.
         let without_kafka = fixture.invoke("run").args(["--kafka", "127.0.0.1:9"]);
         without_kafka.start_streaming().kill();
         if has_table {

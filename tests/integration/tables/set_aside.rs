@@ -173,7 +173,8 @@ fn each_cause_sets_aside_one_table_while_the_others_are_delivered(exactly_once: 
     walpost.terminate().expect_code(0);
 }
 
-/// Otherwise, new events of the table would be delivered before those that were left out.
+/// If the pipeline started, new events of the set-aside table would be delivered before the omitted
+/// events.
 #[test]
 fn does_not_deliver_a_set_aside_table_configured_as_the_only_one() {
     const TABLE: &str = "tenant_1.outbox";
@@ -234,7 +235,7 @@ fn resumes_delivery_of_a_set_aside_table_after_a_replay(exactly_once: bool) {
     replay()
         .finish()
         .expect_code(0)
-        .expect_mentions(&["delivered from the stream again"]);
+        .expect_mentions(&["delivered from the stream once more"]);
     assert_eq!(open_entries(&fixture, "tenant_1"), 0);
     insert(TABLE, "4");
     wait_until("the stream", || {
@@ -384,7 +385,7 @@ fn retention_keeps_the_rows_of_a_set_aside_table() {
     walpost.terminate().expect_code(0);
 }
 
-/// A replay of set-aside events reads the table that has the recorded name at that time.
+/// A replay of set-aside events reads the table that has the recorded name when the replay starts.
 #[test]
 fn reports_a_table_replaced_while_it_is_set_aside() {
     let fixture = fixture(&["tenant_1.outbox"], false);

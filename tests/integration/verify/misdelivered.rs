@@ -59,8 +59,8 @@ fn verify_reports_a_record_after_a_later_one_as_out_of_order() {
         record(1, 0x20, 1),
         record(2, 0x20, 0),
         record(3, 0x30, 0),
-        // A record that is not in the table, for example from another cluster, does not affect the
-        // order.
+        // A record that is not in the table, for example from a different cluster, does not affect
+        // the order.
         ForgedRecord::new(&aggregate, "x", "stranger").at(0x900, 0),
         record(4, 0x28, 0),
     ] {
@@ -122,7 +122,7 @@ fn verify_reports_a_gap_in_a_transaction() {
 }
 
 #[test]
-fn verify_reports_a_record_with_another_topic_or_key_as_misplaced() {
+fn verify_reports_a_record_with_the_wrong_topic_or_key_as_misplaced() {
     let fixture = Fixture::new();
     let (aggregate, other) = (fixture.aggregate(1), fixture.aggregate(1));
     let ids = insert_rows(&fixture, &aggregate, &["a", "b", "c"]);

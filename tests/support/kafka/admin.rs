@@ -75,7 +75,7 @@ impl Broker {
         }
     }
 
-    /// Deletes a topic and waits until every node knows that.
+    /// Deletes a topic and waits until every node has processed the deletion.
     pub(crate) fn delete_topic(&self, name: &str) {
         let admin: AdminClient<DefaultClientContext> = self.client().create().unwrap();
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();
@@ -90,8 +90,9 @@ impl Broker {
             )
             .then_some(())
         });
-        // The response comes from the controller. A broker that does not know of the deletion yet
-        // still accepts records for the topic, and these are deleted with it.
+        // The response comes from the controller. A broker that has not received the deletion yet
+        // still accepts records for the topic, and later deletes the records together with the
+        // topic.
         for ports in &self.position.nodes {
             let mut node = self.client();
             node.set("bootstrap.servers", format!("127.0.0.1:{}", ports.plain));
@@ -126,8 +127,8 @@ impl Broker {
         });
     }
 
-    /// Returns the number of partitions of a topic. Waits if the broker does not know the topic
-    /// yet, because it learns of new topics with a delay.
+    /// Returns the number of partitions of a topic. Waits if the broker does not have the topic's
+    /// metadata yet, because brokers receive the metadata of new topics with a delay.
     pub(crate) fn partitions(&self, topic: &str) -> usize {
         let client: BaseConsumer = self.client().create().unwrap();
         wait_for("the topic to be known", || {

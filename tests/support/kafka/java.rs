@@ -17,7 +17,7 @@ pub(super) const JVM_OPTIONS: [&str; 3] =
 pub(super) const ARCHIVE_OPTION: &str = "-XX:ArchiveClassesAtExit=";
 
 /// Returns the option that loads the archived classes of an earlier broker, which nearly halves the
-/// CPU time of a start. Another version of Java ignores the archive.
+/// CPU time of startup. A different version of Java ignores the archive.
 pub(super) fn shared_classes() -> String {
     static FILE: LazyLock<PathBuf> = LazyLock::new(|| {
         let kafka = dependencies().join("kafka");

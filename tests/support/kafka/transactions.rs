@@ -43,7 +43,7 @@ impl Broker {
 
     /// Waits until every transaction that has been written to a topic so far has ended. A broker
     /// acknowledges a commit before it writes the marker, and may lose the marker if it is killed
-    /// in between: see [`Broker::has_lost_a_marker`].
+    /// between the two steps: see [`Broker::has_lost_a_marker`].
     pub(crate) fn wait_for_markers(&self, topic: &str) {
         let topic = [topic.to_owned()];
         let written = self.written_offset(&topic);

@@ -179,7 +179,7 @@ fn halts_unless_dead_letters_are_enabled_for_the_kind_of_failure() {
     halts(only(false, false), &unroutable("a"), None);
     halts(only(false, false), &insert("a"), Some(too_large()));
     assert_eq!(only(false, false).core.dead_letters(), None);
-    // No dead letter is sent if the row is not an event, or if the error has another cause.
+    // No dead letter is sent if the row is not an event, or if the error has a different cause.
     let other = insert("a");
     let other = [&b"I"[..], &7_u32.to_be_bytes(), &other[5..]].concat();
     halts(only(true, true), &other, None);

@@ -1,4 +1,4 @@
-//! The first phase of the startup: checks the requirements. The next phase opens a replication
+//! The first phase of startup: checks the requirements. The next phase opens a replication
 //! connection.
 
 use std::collections::HashMap;
@@ -132,8 +132,8 @@ impl<C: CatalogQueries> Checked<C> {
         Ok(Self { catalog, observed })
     }
 
-    /// Opens the connection that will stream. With exactly-once delivery, first fences other
-    /// producers of this pipeline, which requires Kafka, and reads the checkpoint.
+    /// Opens the streaming connection. With exactly-once delivery, first fences the pipeline's
+    /// other producers and reads the checkpoint, for which Kafka must be reachable.
     pub(super) async fn connect<D: Database<Catalog = C>>(
         mut self,
         start: &mut Startup<'_, '_, D>,
@@ -144,13 +144,13 @@ impl<C: CatalogQueries> Checked<C> {
         let found = match &settings.delivery {
             Delivery::AtLeastOnce => None,
             Delivery::ExactlyOnce(checkpoint) => {
-                // The slot is not acquired early if the last start had rows to copy, because the
-                // position at which the stream starts then depends on the copy.
+                // The slot is not acquired early if the last attempt to start had rows to copy,
+                // because the position at which the stream starts then depends on the copy.
                 if !start.session_state.copies {
                     early_link = self.take_slot_if_nothing_is_copied(start).await?;
                 }
-                // After this, the previous owner of the slot can't produce any longer, so its last
-                // checkpoint can be read.
+                // Once `take_over` has fenced the previous owner of the slot, that owner can no
+                // longer produce records, so its last checkpoint can be read.
                 let confirmed = start.core.delivery.watermark.confirmed();
                 let found = tokio::select! {
                     found = sink.take_over() => found?,
@@ -200,7 +200,7 @@ impl<C: CatalogQueries> Checked<C> {
     }
 
     /// Acquires the slot if the catalog alone shows that no older rows have to be copied.
-    /// Otherwise, the stream may have to start at another position.
+    /// Otherwise, the stream may have to start at a different position.
     async fn take_slot_if_nothing_is_copied<D: Database<Catalog = C>>(
         &self,
         start: &mut Startup<'_, '_, D>,
@@ -243,9 +243,9 @@ impl<C: CatalogQueries> Checked<C> {
         ))
     }
 
-    /// Returns the checkpoint for a first start, or `None` if this may not be the first start. It
-    /// is the first start if `walpost init` has created the slot and the slot has not been read
-    /// since.
+    /// Returns the checkpoint for a pipeline's first run, or `None` if the pipeline may have run
+    /// before. A run is the first one if `walpost init` created the slot and the slot has not been
+    /// read since.
     async fn first_checkpoint<D: Database<Catalog = C>>(
         &self,
         start: &mut Startup<'_, '_, D>,
@@ -263,10 +263,11 @@ impl<C: CatalogQueries> Checked<C> {
             pipeline = slot_of.pipeline,
             slot = slot_of.target.slot,
             from = %slot.confirmed,
-            "first start since walpost init created the slot: none of its events are in Kafka"
+            "first run since walpost init created the slot: none of its events are in Kafka"
         );
-        // Later starts find a checkpoint, and once the slot is recorded as read, the events that
-        // another slot did not deliver can no longer be determined. Record them now.
+        // Later runs find a checkpoint, and once the slot is recorded as read, the events that
+        // another slot did not deliver can no longer be determined. Therefore, record these events
+        // now.
         self.catalog
             .record_gap_of_other_history(slot_of, slot.confirmed, start.settings.first_start())
             .await?;

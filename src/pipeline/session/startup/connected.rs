@@ -1,5 +1,5 @@
-//! The second phase of the startup: a connection can stream. The next phase decides how to handle
-//! rows that are older than the slot.
+//! The second phase of startup: a connection can stream. The next phase decides how to handle rows
+//! that are older than the slot.
 
 use super::planned::Planned;
 use super::{OlderRows, Startup};
@@ -55,7 +55,7 @@ impl<C: CatalogQueries> Connected<C> {
         };
         start.session_state.copies = matches!(planned, snapshot::Planned::Copy(_));
         if start.session_state.copies && self.link.resume.is_some() {
-            // The stream must start at another position.
+            // The stream must start at a different position.
             return Err(SnapshotError::Outrun.into());
         }
         let older = match planned {

@@ -1,4 +1,4 @@
-//! The third phase of the startup: determines the position at which the stream must start. The next
+//! The third phase of startup: determines the position at which the stream must start. The next
 //! phase acquires the slot.
 
 use super::slot_taken::{Recorded, SlotTaken};
@@ -41,7 +41,7 @@ impl<C: CatalogQueries> Planned<C> {
         let state = start.slot_state(&self.catalog, &self.slot_of).await?;
         if self.checkpoint.is_none() {
             // A checkpoint is compared with the slot instead, because it is more reliable than the
-            // state of this process: another instance may have advanced the slot. If this start
+            // state of this process: another instance may have advanced the slot. If this run
             // copies the existing rows, the slot may have been replaced or moved without a gap.
             let is_copied = matches!(self.older, OlderRows::Copy(_));
             let recorded = state.flatten().filter(|_| !is_copied);

@@ -1,4 +1,4 @@
-//! The fourth phase of the startup: the slot is acquired. The copy and the stream follow.
+//! The fourth phase of startup: the slot is acquired. The copy and the stream follow.
 
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -207,7 +207,7 @@ impl Recorded {
             return Ok((ConfirmationGate::always_open(), None));
         };
         // With exactly-once delivery, the slot counts as unread until the first position is
-        // recorded, so that a first start that fails before its first checkpoint can be repeated.
+        // recorded, so that a first run that fails before its first checkpoint can be repeated.
         // This is safe because events are delivered only together with a checkpoint, and the first
         // position is recorded before it is confirmed.
         let exactly_once = start.settings.delivery != Delivery::AtLeastOnce;

@@ -5,7 +5,7 @@ use crate::postgres::wire::copy_text::Lines;
 /// Parses all bytes but the first as a line; the first is the number of values expected.
 ///
 /// # Panics
-/// Encoding the parsed values does not produce the same line.
+/// Panics if encoding the parsed values does not produce the same line.
 pub fn copy(data: &[u8]) {
     let [width, line @ ..] = data else {
         return;

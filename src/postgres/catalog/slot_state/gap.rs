@@ -8,13 +8,13 @@ use crate::postgres::target::{Outbox, Target};
 /// Events that may be missing because a slot has replaced another slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Gap {
-    /// The last confirmed position of the former slot; `None` if the former slot was in another
+    /// The last confirmed position of the former slot; `None` if the former slot was in a different
     /// database or cluster.
     pub(super) from: Option<Lsn>,
     pub(super) reason: &'static str,
     /// The slot that may not have delivered the events, if one existed.
     pub(super) former: Option<FormerSlot>,
-    /// The rows of a single table that the first start with the slot delivers, if it copies the
+    /// The rows of a single table that the first run with the slot delivers, if it copies the
     /// table.
     pub(super) copied: Option<Copied>,
     /// Tables whose rows the former slot did not send completely, because their copy was not
@@ -112,13 +112,13 @@ impl Gap {
                     .to_owned()
             }
             false => format!(
-                "walpost.slot_state describes a slot in another history of the database. Record the gap: {}",
+                "walpost.slot_state describes a slot in a different history of the database. Record the gap: {}",
                 target.init(&[])
             ),
         }
     }
 
-    /// Limits the gap to tables other than the outbox table, which the first start with the slot
+    /// Limits the gap to tables other than the outbox table, which the first run with the slot
     /// copies. Returns `None` if no other events can be missing.
     pub(super) fn without_copied_table(self) -> Option<Self> {
         // On the same cluster, Walpost recognizes a renamed table by its OID.
@@ -128,11 +128,11 @@ impl Gap {
         })
     }
 
-    /// Describes which table the first start copies, if Walpost knows no other table that may
-    /// contain events of the gap.
+    /// Describes which table the first run copies, if Walpost knows no other table that may contain
+    /// events of the gap.
     pub(super) fn describe_copied(&self, outbox: &TableName) -> String {
         format!(
-            "{}, before any start had copied the older rows of {outbox}. The first start copies the table that is now \
+            "{}, before any run had copied the older rows of {outbox}. The first run copies the table that is now \
              named {outbox}: events may be missing from Kafka if another table had that name before the database was moved",
             self.reason
         )

@@ -5,9 +5,9 @@
 //! slot sends rows of the former table that had not been copied yet, or that were inserted while it
 //! was not published. A replay of the current table does not send these rows either.
 //!
-//! The same applies to tables that inherit from an outbox table. `check` and `run` report such
-//! child tables until their parent is renamed. If neither ran before that, the child tables can be
-//! found only through the record of the former table.
+//! Rows of tables that inherit from an outbox table can be missing as well. `check` and `run`
+//! report such child tables until their parent is renamed. If neither command ran before the
+//! rename, the child tables can be found only through the record of the former table.
 
 use postgres_protocol::escape::escape_literal;
 use serde_json::json;
@@ -211,7 +211,7 @@ impl ReplacedTable {
                 LEFT_PUBLICATION: target.publication,
                 REPLACED: !is_child,
                 "table": self.name.as_ref().unwrap_or(&self.by).to_string(),
-                // If the table has another name, it is not the configured outbox table.
+                // If the table has a different name, it is not the configured outbox table.
                 "several": self.name.is_some() || target.outbox.is_several(),
                 "catalog_xmin": since.map(|id| id.to_string()),
                 "system_id": cluster,
@@ -232,7 +232,7 @@ impl TableObservation {
 }
 
 impl Catalog {
-    /// Returns the tables that were replaced since they were recorded and whose rows may be
+    /// Returns the tables that have been replaced since they were recorded and whose rows may be
     /// missing, and the tables that inherit from these tables.
     pub(super) async fn replaced_tables<'l>(
         &self,
@@ -310,7 +310,7 @@ impl Catalog {
     }
 
     /// Returns the non-empty tables that inherit from the recorded table, if the recorded table now
-    /// has another name.
+    /// has a different name.
     async fn children_of_recorded(
         &self,
         target: &Target,

@@ -2,7 +2,7 @@
 //!
 //! If `sql/snapshot.sql`, which `walpost init` runs for a single table, finds rows, it records in
 //! the journal that their copy is due. If the definition of the outbox changes before the first
-//! start, no start copies these rows.
+//! run, no run copies these rows.
 
 use postgres_protocol::escape::escape_literal;
 
@@ -15,7 +15,7 @@ use crate::postgres::catalog::{Catalog, CatalogError, Rows, SnapshotRecord};
 use crate::postgres::table::TableName;
 use crate::postgres::target::Target;
 
-/// A table with rows that are older than the slot and that no start has begun to copy.
+/// A table with rows that are older than the slot and that no run has started to copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct UncopiedTable {
     pub(crate) table: TableName,
@@ -53,7 +53,7 @@ impl Catalog {
     /// Returns the tables other than the outbox whose copy is due.
     ///
     /// # Errors
-    /// A query fails, or Walpost's tables are not trusted.
+    /// Returns an error if a query fails, or if Walpost's tables are not trusted.
     pub(crate) async fn uncopied_tables(
         &self,
         target: &Target,
@@ -190,7 +190,7 @@ impl Catalog {
     }
 
     /// Returns whether the journal records every row of the table as missing. A replay sends these
-    /// rows, and a start does not copy them.
+    /// rows, and `walpost run` does not copy them.
     async fn is_recorded_as_missing(
         &self,
         target: &Target,
@@ -212,7 +212,7 @@ impl Catalog {
     }
 
     /// If the copy of a table's older rows was not complete, widens the gap to the whole table,
-    /// because no start copies a table of a multi-table outbox.
+    /// because no run copies a table of a multi-table outbox.
     pub(super) async fn widen_if_uncopied(
         &self,
         target: &Target,

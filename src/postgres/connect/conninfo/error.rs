@@ -61,7 +61,7 @@ pub enum ConninfoError {
         name: &'static str,
         /// As written.
         found: String,
-        /// What the parameter accepts.
+        /// The values that the parameter accepts.
         expected: String,
     },
     /// Lists of hosts, addresses and ports that differ in length.
@@ -69,7 +69,7 @@ pub enum ConninfoError {
     Count {
         /// Parameter or environment variable.
         name: &'static str,
-        /// Length of its list.
+        /// The length of the parameter's list.
         found: usize,
         /// Number of hosts.
         expected: usize,

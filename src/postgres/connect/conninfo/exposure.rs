@@ -103,10 +103,10 @@ impl Exposures {
             Exposure::Local | Exposure::Proven => return,
             Exposure::OtherUser { .. } => return self.record_socket(exposure, host),
             Exposure::Unproven => {
-                "anyone on the network in between can impersonate the server, and read and change the data"
+                "anyone on the network path can impersonate the server, and read and change the data"
             }
             Exposure::Clear => {
-                "anyone on the network in between can read and change the data, and the server's identity \
+                "anyone on the network path can read and change the data, and the server's identity \
                  is not verified"
             }
         };

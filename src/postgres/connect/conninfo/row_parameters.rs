@@ -57,7 +57,7 @@ pub(super) fn check_part(parameter: &str, value: &str) -> Result<(), String> {
         "host" if !is_host(value) => HOST_EXPECTED,
         "hostaddr" if value.parse::<IpAddr>().is_err() => "an IP address",
         "port" if !is_port(value) => "a number from 1 to 65535",
-        // An empty value counts as not set, so a password from another source would be used.
+        // An empty value counts as not set, so a password from a different source would be used.
         "password" if value.is_empty() => return Err("is empty, expected a password".to_owned()),
         _ if value.is_empty() => "non-empty text",
         _ if value.contains('\0') => "text without NUL characters",

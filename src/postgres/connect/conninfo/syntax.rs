@@ -237,7 +237,7 @@ fn percent_decode((start, text): (usize, &str)) -> Result<String, ConninfoError>
             Some(0) => return Err(syntax(start + at, "%00, a NUL character")),
             Some(byte) => bytes.push(byte),
             None => {
-                let what = "% without two hexadecimal digits (write a percent sign as %25)";
+                let what = "% that is not followed by two hexadecimal digits (write a literal percent sign as %25)";
                 return Err(syntax(start + at, what));
             }
         }

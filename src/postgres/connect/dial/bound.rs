@@ -46,7 +46,7 @@ impl SqlLimits {
 #[derive(Debug)]
 pub(crate) struct ResponseLimit {
     limits: SqlLimits,
-    /// Remaining bytes of the message whose header was read last.
+    /// Remaining bytes of the message whose header was most recently read.
     body_bytes: usize,
     /// The first bytes of a header that has arrived incompletely.
     cut: Vec<u8>,

@@ -175,7 +175,7 @@ pub enum DialError {
     /// The name does not have an address, or no name server responded.
     #[error("{host}: can't be resolved: {source}")]
     Resolve {
-        /// The host tried.
+        /// The host that was tried.
         host: String,
         /// The error from the resolver.
         source: io::Error,
@@ -183,7 +183,7 @@ pub enum DialError {
     /// No server accepts connections at the address.
     #[error("{host}: can't connect: {source}{}", connect_remedy(.source))]
     Connect {
-        /// The host tried.
+        /// The host that was tried.
         host: String,
         /// The error from the operating system.
         source: io::Error,
@@ -194,7 +194,7 @@ pub enum DialError {
          the network's firewall rules"
     )]
     Timeout {
-        /// The host tried.
+        /// The host that was tried.
         host: String,
         /// The time limit.
         limit: Duration,
@@ -202,7 +202,7 @@ pub enum DialError {
     /// The connection broke before the session was ready.
     #[error("{host}: connection lost during startup: {source}")]
     Io {
-        /// The host tried.
+        /// The host that was tried.
         host: String,
         /// The I/O error.
         source: io::Error,
@@ -230,7 +230,7 @@ pub enum DialError {
     /// The TLS handshake failed, usually because one side rejects the other's certificate.
     #[error("{host}: TLS failed: {reason}")]
     Tls {
-        /// The host tried.
+        /// The host that was tried.
         host: String,
         /// The reason given by OpenSSL or the server.
         reason: String,
@@ -241,7 +241,7 @@ pub enum DialError {
          Enable it on the server, or set sslmode=disable"
     )]
     TlsRefused {
-        /// The host tried.
+        /// The host that was tried.
         host: String,
         /// The value of `sslmode`.
         mode: SslMode,
@@ -254,7 +254,7 @@ pub enum DialError {
         super::SEARCH_PATH.1
     )]
     Pooler {
-        /// The host tried.
+        /// The host that was tried.
         host: String,
         /// The value in the session.
         search_path: String,
@@ -262,7 +262,7 @@ pub enum DialError {
     /// The server rejected the session.
     #[error("{host}: {error}")]
     Server {
-        /// The host tried.
+        /// The host that was tried.
         host: String,
         /// The error from the server.
         error: Box<ServerError>,
@@ -274,7 +274,7 @@ pub enum DialError {
          connection string"
     )]
     NoPassword {
-        /// The host tried.
+        /// The host that was tried.
         host: String,
         /// The role to log in as.
         user: String,
@@ -282,7 +282,7 @@ pub enum DialError {
     /// The program that prints the password did not supply a password.
     #[error("{host}: the server requests a password, but password_command {program} {error}")]
     PasswordCommand {
-        /// The host tried.
+        /// The host that was tried.
         host: String,
         /// The program's path.
         program: String,
@@ -295,7 +295,7 @@ pub enum DialError {
          scram-sha-256 and client certificates (pg_hba.conf)"
     )]
     AuthMethod {
-        /// The host tried.
+        /// The host that was tried.
         host: String,
         /// The method requested.
         method: String,
@@ -306,7 +306,7 @@ pub enum DialError {
          Change require_auth, or change the method in pg_hba.conf"
     )]
     RequireAuth {
-        /// The host tried.
+        /// The host that was tried.
         host: String,
         /// The allowed methods.
         required: String,
@@ -321,7 +321,7 @@ pub enum DialError {
         exposure.fault(), exposure.attacker(), exposure.remedy()
     )]
     Exposed {
-        /// The host tried.
+        /// The host that was tried.
         host: String,
         /// The credential that the server requests.
         what: &'static str,
@@ -337,7 +337,7 @@ pub enum DialError {
          to the process. Identify the process (ss -xlp); if it is PostgreSQL, correct requirepeer"
     )]
     OtherPeer {
-        /// The host tried.
+        /// The host that was tried.
         host: String,
         /// The user that should own the process.
         required: String,
@@ -350,7 +350,7 @@ pub enum DialError {
          runs as"
     )]
     UnknownPeer {
-        /// The host tried.
+        /// The host that was tried.
         host: String,
         /// The user name.
         required: String,
@@ -358,7 +358,7 @@ pub enum DialError {
     /// The server did not complete the SCRAM exchange correctly, so its identity is not proven.
     #[error("{host}: SCRAM authentication failed: {reason}")]
     Scram {
-        /// The host tried.
+        /// The host that was tried.
         host: String,
         /// The reason for the failure.
         reason: String,
@@ -366,7 +366,7 @@ pub enum DialError {
     /// The requirement `channel_binding=require` can't be met.
     #[error("{host}: channel_binding=require can't be met: {reason}")]
     ChannelBinding {
-        /// The host tried.
+        /// The host that was tried.
         host: String,
         /// Why channel binding is not possible.
         reason: &'static str,
@@ -374,7 +374,7 @@ pub enum DialError {
     /// The session was established, but the server does not meet `target_session_attrs`.
     #[error("{host}: the server is not {wanted} (target_session_attrs)")]
     NotReadWrite {
-        /// The host tried.
+        /// The host that was tried.
         host: String,
         /// `read-write` or `primary`.
         wanted: &'static str,
@@ -382,7 +382,7 @@ pub enum DialError {
     /// The peer does not use version 3.0 of PostgreSQL's protocol.
     #[error("{host}: unexpected reply, not PostgreSQL's protocol: {what}")]
     Protocol {
-        /// The host tried.
+        /// The host that was tried.
         host: String,
         /// The data that was received.
         what: String,

@@ -1,7 +1,7 @@
 //! Hands a ready session over to tokio-postgres, which always performs a startup itself.
 //!
 //! The startup message of tokio-postgres is discarded, and tokio-postgres reads a copy of the reply
-//! to Walpost's own startup. This way, both clients share one implementation of authentication,
+//! to Walpost's own startup. As a result, both clients share one implementation of authentication,
 //! limits and errors. Everything after the startup is limited: see [`ResponseLimit`].
 
 use std::collections::HashMap;

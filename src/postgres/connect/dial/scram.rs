@@ -26,11 +26,12 @@ pub(crate) fn check_first_message(
     let mut member = |name: &str| members.next()?.strip_prefix(name);
     let (nonce, salt, iterations) = (member("r=")?, member("s=")?, member("i=")?);
     let own = std::str::from_utf8(initial).ok()?.rsplit_once("r=")?.1;
-    // Otherwise, an attacker could replay a proof that was intercepted earlier.
+    // If the server adds nothing to the client's nonce, an attacker could replay a proof that was
+    // intercepted earlier.
     if nonce == own {
         return Some("the server's nonce is the same as the client's".to_owned());
     }
-    // Otherwise, a single precomputed table of passwords would work against all users.
+    // Without a salt, a single precomputed table of passwords would work against all users.
     if salt.is_empty() {
         return Some("the server's salt is empty".to_owned());
     }

@@ -235,8 +235,8 @@ impl<'a> Wire<'a> {
                 sasl::SCRAM_SHA_256_PLUS,
                 sasl::ChannelBinding::tls_server_end_point(hash),
             ),
-            // This flag is part of the authenticated exchange. It allows a server that did offer
-            // channel binding to detect that an attacker removed the offer.
+            // The channel-binding flag is part of the authenticated exchange. It allows a server
+            // that did offer channel binding to detect that an attacker removed the offer.
             Some(_) => (sasl::SCRAM_SHA_256, sasl::ChannelBinding::unrequested()),
             None => (sasl::SCRAM_SHA_256, sasl::ChannelBinding::unsupported()),
         };

@@ -113,7 +113,7 @@ async fn stops_as_soon_as_the_socket_is_empty_after_finish() {
     reader.finish();
     let (rest, stopped) = all(&reader).await;
     assert_eq!(stopped, None);
-    // Fewer bytes than arrive in a second. A thread that waits for a CPU occasionally stops
+    // Fewer bytes than arrive in a second. A thread that is waiting for a CPU occasionally stops
     // reading.
     assert!(rest.len() < 2000, "{} bytes more", rest.len());
     // Calling `finish` before `read` has no effect.

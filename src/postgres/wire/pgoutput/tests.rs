@@ -97,7 +97,7 @@ fn shown(message: &Message<'_>) -> String {
 }
 
 #[test]
-fn decodes_messages_of_real_servers() {
+fn decodes_messages_from_real_servers() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/decoded.txt");
     let expected = std::fs::read_to_string(path).expect("tests/golden/decoded.txt");
     for version in VERSIONS {

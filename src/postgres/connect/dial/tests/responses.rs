@@ -178,7 +178,7 @@ async fn does_not_panic_on_a_damaged_startup() {
 }
 
 #[tokio::test]
-async fn rejects_negotiation_of_another_protocol_version() {
+async fn rejects_negotiation_of_a_different_protocol_version() {
     let offer = message(b'v', &[0, 3, 0, 0, 0, 0, 0, 0]);
     let script = vec![Untagged, Send(offer), Wait];
     let error = dial("sslmode=disable", script).await.0.unwrap_err();
