@@ -59,7 +59,10 @@ const PRODUCER_ERROR_TIMEOUT: Duration = Duration::from_secs(1);
 /// Keeps monitoring the slot of a pipeline that has halted or was stopped, while the process runs
 /// for other pipelines. The slot is never dropped, because an operator has to act anyway, and the
 /// server may be the wrong one. Never returns.
-pub(crate) async fn watch_ended(settings: &PipelineSettings, stats: Arc<PipelineStats>) {
+pub(crate) async fn monitor_slot_of_ended_pipeline(
+    settings: &PipelineSettings,
+    stats: Arc<PipelineStats>,
+) {
     let watched = Watched::holding(settings, &stats);
     loop {
         let check = async {

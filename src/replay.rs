@@ -34,7 +34,7 @@ pub(crate) use self::run::{Begun, LockHolder};
 use self::run::{PlannedRows, RecordedRun, RunNote, RunState, SentRows, lock, lock_entries};
 use self::selection::{Selected, Selection, Table};
 use self::sender::Sender;
-pub(crate) use self::set_aside::HandOver;
+pub(crate) use self::set_aside::SetAsideOutcome;
 use crate::delivery::failure::DeliveryFailure;
 use crate::delivery::watermark::{OrderError, Watermark};
 use crate::kafka::reader::ReadError;
@@ -212,7 +212,7 @@ pub(crate) enum ReplayError {
          {}. Connect as a role that is not a superuser and can read the table, such as the role of walpost run",
         if role == through { "is a superuser".to_owned() } else { format!("can become {through}") }
     )]
-    Mighty {
+    TooPrivileged {
         /// The session's role.
         role: String,
         /// The role with too many privileges.
@@ -699,7 +699,7 @@ impl<'s> ReplayPlan<'s> {
     ///
     /// # Errors
     /// Returns an error if a catalog query failed.
-    pub(crate) async fn hand_over(&self) -> Result<HandOver, ReplayError> {
+    pub(crate) async fn hand_over(&self) -> Result<SetAsideOutcome, ReplayError> {
         set_aside::hand_over(self.settings, &self.writer, &self.planned.set_aside).await
     }
 

@@ -389,7 +389,7 @@ async fn examine_table(
         .await;
     client.batch_execute("ROLLBACK").await?;
     match examined {
-        Err(error @ (CatalogError::CodeOfOthers { .. } | CatalogError::RowSecurity { .. })) => {
+        Err(error @ (CatalogError::ForeignCode { .. } | CatalogError::RowSecurity { .. })) => {
             Ok(Some(error.into()))
         }
         // The pass retries until the lock is available.
@@ -606,7 +606,7 @@ impl Pass<'_> {
             };
             let first_start = self.settings.first_start();
             let moved = async {
-                let identity = self.catalog.slot_of(pipeline, &target).await?;
+                let identity = self.catalog.slot_identity(pipeline, &target).await?;
                 let gap = self
                     .catalog
                     .gap_of_other_history(&identity, *confirmed, first_start);
@@ -785,7 +785,7 @@ impl Pass<'_> {
             };
             let code = match &error {
                 CatalogError::Server(error) => error.code.clone(),
-                CatalogError::CodeOfOthers { .. } | CatalogError::RowSecurity { .. } => {
+                CatalogError::ForeignCode { .. } | CatalogError::RowSecurity { .. } => {
                     String::new()
                 }
                 _ => return Err(error),

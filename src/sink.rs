@@ -189,7 +189,7 @@ pub enum SinkError {
     #[error(
         "Kafka rejected the record for topic {topic:?} (key and value: {bytes} bytes): {reason}"
     )]
-    RecordRefused {
+    RecordRejected {
         topic: String,
         /// Size of key and value, in bytes.
         bytes: usize,
@@ -274,7 +274,7 @@ impl SinkError {
     #[must_use]
     pub(crate) fn skip_to(&self) -> Option<String> {
         match self {
-            Self::RecordRefused { at, .. } => Some(at.to_string()),
+            Self::RecordRejected { at, .. } => Some(at.to_string()),
             _ => None,
         }
     }
@@ -295,7 +295,7 @@ fn refusal_remedy(reason: &str) -> &'static str {
 impl From<&RefusedRecord> for SinkError {
     /// Creates the error for a record that was rejected earlier, which is not produced again.
     fn from(refused: &RefusedRecord) -> Self {
-        Self::RecordRefused {
+        Self::RecordRejected {
             topic: refused.topic.clone(),
             bytes: refused.bytes,
             reason: refused.reason.clone(),

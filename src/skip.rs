@@ -334,7 +334,7 @@ async fn plan(
     );
     match read.await {
         // The row to skip is one that the server can't convert.
-        Err(SkipError::Connection(error)) if error.is_of_encoding() => {
+        Err(SkipError::Connection(error)) if error.is_encoding_error() => {
             preview = new_preview()?;
             let read = read_slot(
                 settings,
@@ -419,7 +419,7 @@ async fn unconfirmed_move(
     to: Lsn,
 ) -> Result<Option<Lsn>, CatalogError> {
     let target = &settings.target;
-    let identity = catalog.slot_of(&settings.name, target).await?;
+    let identity = catalog.slot_identity(&settings.name, target).await?;
     let FoundState::State(Some(state)) = catalog.slot_state(&identity).await? else {
         return Ok(None);
     };

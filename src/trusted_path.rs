@@ -140,7 +140,7 @@ impl PathError {
 
     /// Returns whether other users could have written the file. Otherwise, the file is missing or
     /// unsuitable.
-    pub(crate) fn is_distrust(&self) -> bool {
+    pub(crate) fn is_untrusted(&self) -> bool {
         matches!(self, Self::Writable { .. } | Self::Shared { .. })
     }
 }

@@ -264,7 +264,7 @@ async fn produce<'s>(
     for body in bodies {
         let frame = Frame::decode(body).unwrap();
         while core.frame(&frame, sink).unwrap() == Step::Full {
-            core.delivery.watermark.wait_for_room().await;
+            core.delivery.watermark.wait_for_space().await;
         }
         sink.flush(true).unwrap();
     }

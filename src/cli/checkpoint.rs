@@ -15,7 +15,7 @@ use crate::model::lsn::Lsn;
 use crate::pipeline::recovery;
 use crate::pipeline::settings::PipelineSettings;
 use crate::pipeline::snapshot;
-use crate::postgres::catalog::slot_state::{SlotOf, describe_move};
+use crate::postgres::catalog::slot_state::{SlotIdentity, describe_move};
 use crate::postgres::catalog::{Catalog, CatalogError, Problem, SlotInUse};
 use crate::postgres::replication::{Connection, ConnectionError};
 use crate::sink::{Sink, SinkError};
@@ -241,7 +241,7 @@ async fn adopt(settings: &PipelineSettings, yes: bool) -> Result<(), Failure> {
         // The pipeline halts with this error when it starts.
         Err(error) => say!("{name}: {error}"),
     }
-    let slot = catalog.slot_of(name, &settings.target).await?;
+    let slot = catalog.slot_identity(name, &settings.target).await?;
     print_gaps(settings, &catalog, &slot, server.confirmed).await?;
     if !yes && !consent::is_given(name).await {
         return Err(Failure::NotConfirmed(name.clone()));
@@ -262,7 +262,7 @@ async fn adopt(settings: &PipelineSettings, yes: bool) -> Result<(), Failure> {
 async fn print_gaps(
     settings: &PipelineSettings,
     catalog: &Catalog,
-    slot: &SlotOf,
+    slot: &SlotIdentity,
     confirmed: Lsn,
 ) -> Result<(), Failure> {
     let name = &settings.name;

@@ -331,7 +331,7 @@ pub(super) fn apply(
             ..
         }) = &mut applied
         {
-            catalog.name_users(error).await;
+            catalog.add_limit_hint(error).await;
             error.complete_commands(&provision.target.commands);
         }
         applied

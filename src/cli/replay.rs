@@ -28,7 +28,7 @@ use crate::postgres::table::TableName;
 use crate::progress::Progress;
 use crate::replay::already_delivered::OpenEntries;
 use crate::replay::selection::{Aggregate, Bound, Selection};
-use crate::replay::{HandOver, ReplayEnd, ReplayError, ReplayPlan};
+use crate::replay::{ReplayEnd, ReplayError, ReplayPlan, SetAsideOutcome};
 use crate::sink::Sink;
 use crate::sink::stdout::StdoutSink;
 
@@ -204,7 +204,7 @@ fn exit(reason: &ReplayError) -> Exit {
         | ReplayError::NotSetAside { .. }
         | ReplayError::Complete(_)
         | ReplayError::Closed(_)
-        | ReplayError::Mighty { .. }
+        | ReplayError::TooPrivileged { .. }
         | ReplayError::Parameters
         | ReplayError::OtherCondition { .. }
         | ReplayError::OtherTopic { .. }
@@ -401,15 +401,15 @@ async fn send(
 /// again.
 async fn hand_over(plan: &ReplayPlan<'_>, name: &str) -> Result<ReplayEnd, Failure> {
     match plan.hand_over().await? {
-        HandOver::Resumed => {
+        SetAsideOutcome::Resumed => {
             say!("{name}: events of the table are delivered from the stream once more");
             Ok(ReplayEnd::Complete)
         }
-        HandOver::Pending => {
+        SetAsideOutcome::Pending => {
             say!("{name}: the stream will deliver the table again once walpost run is running");
             Ok(ReplayEnd::Complete)
         }
-        HandOver::Missed(reason) => Err(Failure::StillSetAside(reason)),
+        SetAsideOutcome::Missed(reason) => Err(Failure::StillSetAside(reason)),
     }
 }
 

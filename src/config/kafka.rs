@@ -73,7 +73,7 @@ pub(super) fn sink(
     let checked = checked.and_then(|()| {
         match properties::check_files(&client_config(&properties, "walpost")) {
             // If the file is missing, the command that opens the connection reports an error.
-            Err(error) if error.is_distrust() => Err(PropertyError::File(error)),
+            Err(error) if error.is_untrusted() => Err(PropertyError::File(error)),
             _ => Ok(()),
         }
     });

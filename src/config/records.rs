@@ -104,7 +104,7 @@ fn invalid_topic_text(template: &Template) -> Option<String> {
     if let Some(topic) = template.constant() {
         return check_topic_name(topic).err();
     }
-    let found = template.char_in_no_topic()?;
+    let found = template.invalid_topic_char()?;
     Some(format!(
         "topic names can't contain {found:?}, expected only a-z A-Z 0-9 . _ - outside the braces"
     ))

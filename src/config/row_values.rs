@@ -259,7 +259,7 @@ fn value<'r>(name: &str, row: &'r TextRow) -> Result<&'r str, String> {
 /// parameter.
 fn postgres(text: &str, row: &TextRow) -> Result<String, String> {
     if let Some(name) = sole_column(text) {
-        let url = accepted(name, row, Conninfo::check_of_row)?;
+        let url = accepted(name, row, Conninfo::check_row_url)?;
         return Ok(url.to_owned());
     }
     let segments = segments(text)?;
@@ -270,7 +270,7 @@ fn postgres(text: &str, row: &TextRow) -> Result<String, String> {
             Segment::Text(text) => filled.push_str(&text),
             Segment::Column(name) => {
                 let parameter = parameters.next().unwrap_or_default();
-                let check = |value: &str| Conninfo::check_part_of_row(parameter, value);
+                let check = |value: &str| Conninfo::check_row_parameter(parameter, value);
                 let value = accepted(name, row, check)?;
                 filled.extend(utf8_percent_encode(value, NON_ALPHANUMERIC));
             }

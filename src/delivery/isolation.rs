@@ -123,7 +123,7 @@ mod tests {
     use super::*;
     use crate::delivery::failure::{RefusalCause, content};
     use crate::outbox::Record;
-    use crate::outbox::dead_letter::{Extent, Remains, Writer};
+    use crate::outbox::dead_letter::{EventContent, Extent, Writer};
     use crate::outbox::headers::POSITION_HEADER;
 
     fn position(index: u64) -> Position {
@@ -206,7 +206,7 @@ mod tests {
         let mut writer = Writer::default();
         let mut is = |topic, index, payload: &[u8]| {
             let mark = (POSITION_HEADER, &position(index).text()[..]);
-            let letter = writer.write(topic, Remains::Unread(0), mark, &[], Extent::Whole);
+            let letter = writer.write(topic, EventContent::Unread(0), mark, &[], Extent::Whole);
             refused.is(&Record {
                 key: Some(b"key"),
                 payload: Some(payload),
@@ -260,7 +260,7 @@ mod tests {
                 index: 8,
             };
             let mark = (POSITION_HEADER, &at.text()[..]);
-            let letter = writer.write("t", Remains::Unread(0), mark, &[], Extent::Whole);
+            let letter = writer.write("t", EventContent::Unread(0), mark, &[], Extent::Whole);
             isolation.batching().refused[0].is(&Record {
                 key: Some(b"key"),
                 payload: Some(payload),

@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use crate::model::lifecycle::{ErrorKind, Failure, LeftOut, Outage, SnapshotStage, State};
+use crate::model::lifecycle::{ErrorKind, Failure, Omission, Outage, SnapshotStage, State};
 use crate::model::statistics::Statistics;
 use crate::model::time::unix_micros;
 use crate::model::vitals::Vitals;
@@ -21,7 +21,7 @@ pub(crate) struct Lifecycle {
     pub(crate) database: Option<(Vitals, u64)>,
     pub(crate) statistics: Option<Statistics>,
     pub(crate) kafka_down: Option<String>,
-    pub(crate) left_out: Option<LeftOut>,
+    pub(crate) left_out: Option<Omission>,
     pub(crate) snapshot: Option<SnapshotStage>,
 }
 
@@ -42,7 +42,7 @@ pub struct LifecycleSnapshot {
     /// The reason why no broker can be reached; `None` if a broker can be reached.
     pub kafka_down: Option<String>,
     /// The tables or rows that the publication omits.
-    pub left_out: Option<LeftOut>,
+    pub left_out: Option<Omission>,
     /// The snapshot, if a snapshot has been created since this process started.
     pub snapshot: Option<SnapshotStage>,
 }

@@ -23,7 +23,7 @@ use crate::model::window::Window;
 
 pub(crate) use super::lifecycle::LifecycleSnapshot;
 use crate::model::lifecycle::{
-    ErrorKind, Failure, KAFKA_DOWN_REMEDY, LeftOut, SnapshotPhase, SnapshotStage, State,
+    ErrorKind, Failure, KAFKA_DOWN_REMEDY, Omission, SnapshotPhase, SnapshotStage, State,
 };
 use crate::model::time::unix_micros;
 
@@ -367,7 +367,7 @@ impl PipelineStats {
     }
 
     /// Records that no broker can be reached.
-    pub fn kafka_is_down(&self, reason: &str) {
+    pub fn record_kafka_outage(&self, reason: &str) {
         {
             let mut lifecycle = self.lifecycle();
             lifecycle.kafka_down = Some(reason.to_owned());
@@ -382,12 +382,12 @@ impl PipelineStats {
 
     /// Returns whether the brokers were unreachable according to the last report.
     #[must_use]
-    pub fn kafka_was_down(&self) -> bool {
+    pub fn is_kafka_down(&self) -> bool {
         self.lifecycle().kafka_down.is_some()
     }
 
     /// Records that a broker has responded.
-    pub fn kafka_answered(&self) {
+    pub fn record_kafka_response(&self) {
         let mut lifecycle = self.lifecycle();
         lifecycle.kafka_down = None;
         let now = unix_micros();
@@ -397,10 +397,10 @@ impl PipelineStats {
     /// Records which tables or rows the publication omits, and the command that fixes the
     /// publication.
     /// `None` means that nothing is omitted.
-    pub fn record_left_out(&self, found: Option<(String, String)>) {
+    pub fn record_omission(&self, found: Option<(String, String)>) {
         let mut lifecycle = self.lifecycle();
         let since = lifecycle.left_out.as_ref().map(|left| left.since_micros);
-        lifecycle.left_out = found.map(|(what, remedy)| LeftOut {
+        lifecycle.left_out = found.map(|(what, remedy)| Omission {
             since_micros: since.unwrap_or_else(unix_micros),
             what,
             remedy,
@@ -413,7 +413,7 @@ impl PipelineStats {
     }
 
     /// Records librdkafka's statistics.
-    pub fn kafka_says(&self, statistics: Statistics) {
+    pub fn record_kafka_statistics(&self, statistics: Statistics) {
         self.lifecycle().statistics = Some(statistics);
     }
 
@@ -455,7 +455,7 @@ impl PipelineStats {
 
     /// Records the phase of a snapshot. `expected` is the estimated number of rows, which is known
     /// when the copy starts.
-    pub fn snapshot_entered(&self, phase: SnapshotPhase, expected: Option<u64>) {
+    pub fn record_snapshot_phase(&self, phase: SnapshotPhase, expected: Option<u64>) {
         let mut lifecycle = self.lifecycle();
         let before = lifecycle
             .snapshot

@@ -488,7 +488,7 @@ impl Watermark {
     /// Waits until [`Watermark::reserve`] may succeed, or a delivery has failed. If the window is
     /// full, waits until a quarter of the window is free, so that the task is not woken for each
     /// record.
-    pub async fn wait_for_room(&self) {
+    pub async fn wait_for_space(&self) {
         if self.one_at_a_time {
             return self.empty().await;
         }
@@ -643,7 +643,7 @@ impl Deliveries {
     /// Reports that the sink has failed to deliver a record. The counter of the record's
     /// transaction never reaches zero, so no later position is confirmed. The pipeline restarts
     /// from the confirmed LSN.
-    pub fn failed_with(&self, failure: DeliveryFailure) {
+    pub fn report_failure(&self, failure: DeliveryFailure) {
         {
             let mut first = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
             if let (Some(first), Some(also)) = (&mut *first, &failure.refused)

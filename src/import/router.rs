@@ -574,5 +574,5 @@ fn topic_template(parts: &[Part], by: &str) -> Option<String> {
     // Configuration files are rejected if the template can't result in a valid topic.
     let template: Template = text.parse().ok()?;
     let is_accepted = template.constant().is_none_or(is_topic_name);
-    (is_accepted && template.char_in_no_topic().is_none()).then_some(text)
+    (is_accepted && template.invalid_topic_char().is_none()).then_some(text)
 }

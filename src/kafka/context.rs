@@ -80,7 +80,7 @@ impl Context {
     #[must_use]
     pub(crate) fn new(pipeline: &str, grants: Grants, deliveries: Arc<Deliveries>) -> Self {
         // The cluster may already have been down for the previous producer.
-        let down = AtomicBool::new(deliveries.stats().kafka_was_down());
+        let down = AtomicBool::new(deliveries.stats().is_kafka_down());
         Self {
             pipeline: pipeline.to_owned(),
             grants,
@@ -209,7 +209,7 @@ impl Context {
     pub(crate) fn record_response(&self) {
         self.has_responded.store(true, Ordering::Relaxed);
         if self.down.swap(false, Ordering::Relaxed) {
-            self.deliveries.stats().kafka_answered();
+            self.deliveries.stats().record_kafka_response();
             if let Some(lasted) = lock(&self.cluster).end(Instant::now()) {
                 info!(pipeline = self.pipeline, elapsed = %Elapsed(lasted), "Kafka is reachable again");
             }
@@ -226,7 +226,7 @@ impl Context {
     /// Records that no broker responds.
     pub(crate) fn record_unreachable(&self, reason: &str) {
         if !self.down.swap(true, Ordering::Relaxed) {
-            self.deliveries.stats().kafka_is_down(reason);
+            self.deliveries.stats().record_kafka_outage(reason);
         }
         let pipeline = &self.pipeline;
         match lock(&self.cluster).failed(Instant::now()) {
@@ -256,7 +256,7 @@ impl Context {
             Some(denied) if denied == *topic => RDKafkaErrorCode::TopicAuthorizationFailed,
             _ => code,
         };
-        self.deliveries.failed_with(DeliveryFailure {
+        self.deliveries.report_failure(DeliveryFailure {
             reason: format!(
                 "Kafka did not accept the row at {} as a record for topic {topic:?} partition {}: {}",
                 record.position.as_deref().unwrap_or("an unknown position"),
@@ -304,7 +304,7 @@ impl Context {
     /// rejected the earlier one moments before (librdkafka #4134).
     pub(super) fn record_unacknowledged(&self, record: &UndeliveredRecord) {
         self.assumed.store(true, Ordering::SeqCst);
-        self.deliveries.failed_with(DeliveryFailure {
+        self.deliveries.report_failure(DeliveryFailure {
             reason: format!(
                 "Kafka acknowledged later records for topic {:?} partition {}, but not the record of the row at {}",
                 record.topic,
@@ -347,7 +347,7 @@ impl Context {
                 warn!(pipeline = self.pipeline, reason, "Kafka producer failed");
                 if reason.contains(NOT_IDEMPOTENT) {
                     // The next producer would fail in the same way.
-                    self.deliveries.failed_with(DeliveryFailure {
+                    self.deliveries.report_failure(DeliveryFailure {
                         reason: format!("Kafka: {reason}. {NEEDS_IDEMPOTENCE}"),
                         permanent: true,
                         refused: None,
@@ -362,7 +362,7 @@ impl Context {
     /// Records librdkafka's statistics.
     pub(super) fn statistics(&self, document: &str) {
         if let Some(statistics) = statistics::read(document.as_bytes()) {
-            self.deliveries.stats().kafka_says(statistics);
+            self.deliveries.stats().record_kafka_statistics(statistics);
         }
     }
 

@@ -289,7 +289,7 @@ impl KafkaSink {
     }
 
     fn with_config(topics: Topics, flush: bool, context: Context) -> Result<Self, SinkError> {
-        check_files(topics.config()).map_err(|error| match error.is_distrust() {
+        check_files(topics.config()).map_err(|error| match error.is_untrusted() {
             // This error is retried, so that changing a file's mode does not halt a running
             // pipeline.
             true => SinkError::Broken(error.to_string()),

@@ -341,8 +341,8 @@ pub struct FileError {
 
 impl FileError {
     /// Returns whether the file is writable by other users. Otherwise, it is missing or unsuitable.
-    pub(crate) fn is_distrust(&self) -> bool {
-        self.error.is_distrust()
+    pub(crate) fn is_untrusted(&self) -> bool {
+        self.error.is_untrusted()
     }
 }
 

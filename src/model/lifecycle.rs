@@ -161,7 +161,7 @@ pub struct Failure {
 
 /// Events that are no longer published because the publication was changed while the pipeline ran.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LeftOut {
+pub struct Omission {
     /// When the change was detected, in microseconds since 1970.
     pub since_micros: u64,
     /// Which events are not delivered, and why.

@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::delivery::stats::{LifecycleSnapshot, Totals};
-use crate::model::lifecycle::{ErrorKind, Failure, KAFKA_DOWN_REMEDY, LeftOut, Outage, State};
+use crate::model::lifecycle::{ErrorKind, Failure, KAFKA_DOWN_REMEDY, Omission, Outage, State};
 use crate::model::rounded;
 
 /// How long events may be in flight while none becomes durable.
@@ -25,7 +25,7 @@ pub enum NotReady {
     /// The session's event loop is stalled.
     EventLoopStalled(Duration),
     /// The publication omits events.
-    LeftOut(LeftOut),
+    Omission(Omission),
 }
 
 impl fmt::Display for NotReady {
@@ -72,7 +72,7 @@ impl fmt::Display for NotReady {
                 let since = rounded::age(since.as_secs_f64());
                 write!(f, "event loop stalled for {since}")
             }
-            Self::LeftOut(left) => f.write_str(&left.what),
+            Self::Omission(left) => f.write_str(&left.what),
         }
     }
 }
@@ -88,7 +88,7 @@ impl NotReady {
             Self::KafkaDown(..)
             | Self::Stuck(..)
             | Self::EventLoopStalled(_)
-            | Self::LeftOut(_) => Some(self.to_string()),
+            | Self::Omission(_) => Some(self.to_string()),
         }
     }
 
@@ -106,7 +106,7 @@ impl NotReady {
             Self::EventLoopStalled(_) => {
                 "Restart Walpost (no events are lost), and report this problem with the log"
             }
-            Self::LeftOut(left) => &left.remedy,
+            Self::Omission(left) => &left.remedy,
         }
     }
 }
@@ -144,7 +144,7 @@ pub(crate) fn why_not_ready(lifecycle: &LifecycleSnapshot, totals: &Totals) -> O
     if is_hung(totals) {
         return Some(NotReady::EventLoopStalled(totals.since_last_iteration));
     }
-    lifecycle.left_out.clone().map(NotReady::LeftOut)
+    lifecycle.left_out.clone().map(NotReady::Omission)
 }
 
 /// Returns when the pipeline became unready for `reason`, in microseconds since 1970.
@@ -168,7 +168,7 @@ pub(crate) fn not_ready_since(
             outage.map_or(lifecycle.since_micros, |outage| outage.began_micros)
         }
         NotReady::Stuck(_, ago) | NotReady::EventLoopStalled(ago) => before(ago),
-        NotReady::LeftOut(left) => left.since_micros,
+        NotReady::Omission(left) => left.since_micros,
     }
 }
 
@@ -233,7 +233,7 @@ mod tests {
         totals.waits = true;
         totals.since_last_progress = Duration::from_secs(9);
         assert_eq!(describe(&lifecycle, &totals), "ready", "short wait");
-        lifecycle.left_out = Some(LeftOut {
+        lifecycle.left_out = Some(Omission {
             since_micros: 5,
             what: "the publication lacks a table".to_owned(),
             remedy: "Add it".to_owned(),

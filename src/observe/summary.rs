@@ -92,7 +92,7 @@ impl Summary {
         dropped: &[DroppedSlot],
         set_aside: &[SetAside],
     ) -> Self {
-        let is_incomplete = matches!(not_ready, Some((NotReady::LeftOut(_), _)));
+        let is_incomplete = matches!(not_ready, Some((NotReady::Omission(_), _)));
         let is_stuck = lifecycle.state == State::Streaming && not_ready.is_some() && !is_incomplete;
         let mut reasons: Vec<Reason> = Vec::new();
         if let Some((reason, _)) = not_ready {

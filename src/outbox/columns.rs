@@ -302,7 +302,7 @@ impl Mapping {
             &settings.payload,
             "payload",
             "a built-in type such as jsonb, json, text or bytea, or a domain over one",
-            |oid| !is_of_user(oid),
+            |oid| !is_user_defined(oid),
         )?;
         let (mut headers, mut header_forms) = (Vec::new(), Vec::new());
         for (name, template) in &settings.headers {
@@ -457,7 +457,7 @@ fn without_domains<'a>(columns: &[TableColumn<'a>], facts: &[ColumnFacts]) -> Ve
 }
 
 /// Returns whether the type is user-defined.
-pub(crate) fn is_of_user(type_oid: u32) -> bool {
+pub(crate) fn is_user_defined(type_oid: u32) -> bool {
     type_oid >= oid::FIRST_USER_OID
 }
 

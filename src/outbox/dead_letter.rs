@@ -68,7 +68,7 @@ impl Extent {
 
 /// The available data of the event.
 #[derive(Clone, Copy)]
-pub enum Remains<'r> {
+pub enum EventContent<'r> {
     /// The event's columns.
     Row(&'r Mapping, &'r Row<'r>),
     /// Bytes that can't be decoded.
@@ -97,7 +97,7 @@ impl Writer {
     pub fn write<'w>(
         &'w mut self,
         topic: &'w str,
-        remains: Remains<'w>,
+        remains: EventContent<'w>,
         identifier: (&str, &[u8]),
         about: &[(&str, &[u8])],
         extent: Extent,
@@ -108,13 +108,13 @@ impl Writer {
         (self.identifier_index, self.event_end) = (0, 1);
         let with_payload = extent.has_payload();
         let (mut key, mut payload, mut timestamp_millis) = match remains {
-            Remains::Row(mapping, row) => self.row(mapping, row, identifier, with_payload),
-            Remains::Bytes(bytes) => {
+            EventContent::Row(mapping, row) => self.row(mapping, row, identifier, with_payload),
+            EventContent::Bytes(bytes) => {
                 self.add(identifier.0, identifier.1);
                 let payload = self.payload_or_length(bytes, bytes.len(), with_payload);
                 (None, payload, None)
             }
-            Remains::Unread(bytes) => {
+            EventContent::Unread(bytes) => {
                 self.add(identifier.0, identifier.1);
                 (None, self.payload_or_length(&[], bytes, false), None)
             }
@@ -419,7 +419,7 @@ mod tests {
                 row[slot] = Some(value.as_bytes());
             }
         }
-        let remains = Remains::Row(&mapping, &row);
+        let remains = EventContent::Row(&mapping, &row);
         describe(&Writer::default().write("dead", remains, IDENTIFIER, &ABOUT, extent))
     }
 
@@ -532,7 +532,7 @@ mod tests {
     #[test]
     fn uses_undecodable_bytes_as_the_payload() {
         let mut writer = Writer::default();
-        let remains = Remains::Bytes(b"?!");
+        let remains = EventContent::Bytes(b"?!");
         let whole = describe(&writer.write("dead", remains, IDENTIFIER, &ABOUT, Extent::Whole));
         let headers = ["walpost-position=POSITION", "walpost-error=oversize"];
         assert_eq!(

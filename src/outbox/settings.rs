@@ -391,7 +391,7 @@ impl OutboxSettings {
 
     /// Returns whether records depend on properties of the columns other than their types.
     #[must_use]
-    pub(crate) fn need_facts(&self) -> bool {
+    pub(crate) fn needs_column_facts(&self) -> bool {
         let is_text = |format| matches!(format, Format::String | Format::Bytes);
         self.null_default
             || self.header_format != HeaderFormat::String

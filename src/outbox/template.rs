@@ -122,7 +122,7 @@ impl Template {
     /// Returns a character in the literal text that is not allowed in topic names, or `None` if all
     /// characters are allowed.
     #[must_use]
-    pub(crate) fn char_in_no_topic(&self) -> Option<char> {
+    pub(crate) fn invalid_topic_char(&self) -> Option<char> {
         let mut literals = self.parts.iter().filter_map(|part| match part {
             Part::Literal(text) => Some(text.as_str()),
             _ => None,

@@ -18,7 +18,7 @@ use tokio::time::Instant;
 
 use crate::delivery::watermark::Confirmed;
 use crate::model::lsn::Lsn;
-use crate::postgres::catalog::slot_state::SlotOf;
+use crate::postgres::catalog::slot_state::SlotIdentity;
 
 /// Minimum interval between writes while events flow.
 const EVENT_INTERVAL: Duration = Duration::from_millis(100);
@@ -65,7 +65,7 @@ struct WriteRequests {
 
 /// The writer's end of the channels.
 pub(super) struct SlotStateWriter {
-    pub(super) slot: SlotOf,
+    pub(super) slot: SlotIdentity,
     wanted: watch::Receiver<Lsn>,
     written: watch::Sender<Lsn>,
     /// When a failure was last logged, or `None` if none has been logged since the last successful
@@ -84,7 +84,7 @@ impl ConfirmationGate {
     /// Creates a gate for a slot whose row already contains `confirmed`, and the writer for later
     /// positions.
     pub(super) fn with_writer(
-        slot: SlotOf,
+        slot: SlotIdentity,
         confirmed: Confirmed,
         now: Instant,
     ) -> (Self, SlotStateWriter) {
@@ -277,7 +277,7 @@ mod tests {
 
     fn start() -> (ConfirmationGate, SlotStateWriter, Instant) {
         let now = Instant::now();
-        let slot = SlotOf {
+        let slot = SlotIdentity {
             pipeline: "p".to_owned(),
             target: Target {
                 outbox: Outbox::Table("public.outbox".parse().expect("table")),

@@ -11,7 +11,7 @@ use crate::outbox::connect::ColumnFacts;
 use crate::postgres::catalog::drop_slot::Outcome;
 use crate::postgres::catalog::journal::Entry;
 use crate::postgres::catalog::set_aside::TableNote;
-use crate::postgres::catalog::slot_state::{FirstStart, FoundState, SlotOf};
+use crate::postgres::catalog::slot_state::{FirstStart, FoundState, SlotIdentity};
 use crate::postgres::catalog::table_state::{Refresh, UncopiedTable};
 use crate::postgres::catalog::{
     Catalog, CatalogError, CopyScope, CreatedAt, HiddenRows, LockedTable, Observed, ObservedTable,
@@ -184,13 +184,13 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
     /// Returns the recorded state of the slot.
     fn slot_state(
         &self,
-        slot: &SlotOf,
+        slot: &SlotIdentity,
     ) -> impl Future<Output = Result<FoundState, CatalogError>> + Send;
 
     /// Records that the slot has not been confirmed above `confirmed`.
     fn write_slot_state(
         &self,
-        slot: &SlotOf,
+        slot: &SlotIdentity,
         confirmed: Lsn,
     ) -> impl Future<Output = Result<(), CatalogError>> + Send;
 
@@ -198,7 +198,7 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
     /// `confirmed`.
     fn is_accounted_for(
         &self,
-        slot: &SlotOf,
+        slot: &SlotIdentity,
         confirmed: Lsn,
         found: Lsn,
     ) -> impl Future<Output = Result<bool, CatalogError>> + Send;
@@ -207,7 +207,7 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
     /// about the events that may be missing.
     fn record_gap_of_other_history(
         &self,
-        slot: &SlotOf,
+        slot: &SlotIdentity,
         found: Lsn,
         first_start: FirstStart,
     ) -> impl Future<Output = Result<(), CatalogError>> + Send;
@@ -222,7 +222,7 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Option<String>, CatalogError>> + Send;
 
     /// Adds a remedy to the error with which the server refused a replication connection.
-    fn explain_refusal(&self, error: &mut ServerError) -> impl Future<Output = ()> + Send;
+    fn explain_rejection(&self, error: &mut ServerError) -> impl Future<Output = ()> + Send;
 
     /// Listens for requests to confirm the position of `slot`.
     fn position_requests(
@@ -242,7 +242,7 @@ pub(crate) trait LockedQueries: Send + Sync {
 
 impl LockedQueries for LockedTable {
     async fn row_order(&self) -> Result<RowOrder<'_>, CatalogError> {
-        LockedTable::row_order(self, CreatedAt::UnlessKeyRises).await
+        LockedTable::row_order(self, CreatedAt::UnlessKeyAscends).await
     }
 }
 
@@ -358,7 +358,7 @@ impl CatalogQueries for Catalog {
     }
 
     async fn order_columns(&self, table: &TableName) -> Result<Vec<OrderColumn>, CatalogError> {
-        Catalog::order_columns(self, table, CreatedAt::UnlessKeyRises).await
+        Catalog::order_columns(self, table, CreatedAt::UnlessKeyAscends).await
     }
 
     async fn write_journal(&self, entry: &Entry<'_>) -> Result<(), CatalogError> {
@@ -378,17 +378,21 @@ impl CatalogQueries for Catalog {
         Catalog::write_set_aside(self, pipeline, target, note).await
     }
 
-    async fn slot_state(&self, slot: &SlotOf) -> Result<FoundState, CatalogError> {
+    async fn slot_state(&self, slot: &SlotIdentity) -> Result<FoundState, CatalogError> {
         Catalog::slot_state(self, slot).await
     }
 
-    async fn write_slot_state(&self, slot: &SlotOf, confirmed: Lsn) -> Result<(), CatalogError> {
+    async fn write_slot_state(
+        &self,
+        slot: &SlotIdentity,
+        confirmed: Lsn,
+    ) -> Result<(), CatalogError> {
         Catalog::write_slot_state(self, slot, confirmed).await
     }
 
     async fn is_accounted_for(
         &self,
-        slot: &SlotOf,
+        slot: &SlotIdentity,
         confirmed: Lsn,
         found: Lsn,
     ) -> Result<bool, CatalogError> {
@@ -397,7 +401,7 @@ impl CatalogQueries for Catalog {
 
     async fn record_gap_of_other_history(
         &self,
-        slot: &SlotOf,
+        slot: &SlotIdentity,
         found: Lsn,
         first_start: FirstStart,
     ) -> Result<(), CatalogError> {
@@ -413,8 +417,8 @@ impl CatalogQueries for Catalog {
         Catalog::record_tables(self, pipeline, target, refresh).await
     }
 
-    async fn explain_refusal(&self, error: &mut ServerError) {
-        Catalog::explain_refusal(self, error).await;
+    async fn explain_rejection(&self, error: &mut ServerError) {
+        Catalog::explain_rejection(self, error).await;
     }
 
     async fn position_requests(&self, slot: &str) -> Result<Arc<Notifications>, CatalogError> {

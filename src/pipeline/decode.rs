@@ -24,7 +24,7 @@ use crate::model::lsn::{Lsn, Position};
 use crate::model::time::from_postgres_micros;
 use crate::outbox::columns::{COLUMNS_MAX, MappingError};
 use crate::outbox::connect::ColumnFacts;
-use crate::outbox::dead_letter::Remains;
+use crate::outbox::dead_letter::EventContent;
 use crate::outbox::envelope::{EnvelopeError, PUBLISHED_BYTES_MAX, Texts};
 use crate::outbox::settings::OutboxSettings;
 use crate::postgres::catalog::set_aside::TableNote;
@@ -466,7 +466,7 @@ impl Core {
                         self.delivery.event(at, mapping, &row, sink)?
                     }
                     Err(error) => {
-                        let remains = Remains::Bytes(content);
+                        let remains = EventContent::Bytes(content);
                         self.delivery.malformed(at, prefix, error, remains, sink)?
                     }
                 }
@@ -603,7 +603,7 @@ impl Core {
             });
         }
         let error = EnvelopeError::Large(content_bytes);
-        let remains = Remains::Unread(content_bytes);
+        let remains = EventContent::Unread(content_bytes);
         let step = self.delivery.malformed(at, prefix, error, remains, sink)?;
         self.advance_if_done(step)
     }
@@ -694,7 +694,7 @@ impl Core {
                 max,
             }
             .into(),
-            error if error.is_of_encoding() && self.snapshot.is_none() => {
+            error if error.is_encoding_error() && self.snapshot.is_none() => {
                 CoreError::Unconvertible {
                     at: self.describe_position(),
                     table: None,

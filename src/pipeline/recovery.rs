@@ -173,7 +173,7 @@ pub(crate) fn catalog_remedy(error: &CatalogError) -> Remedy {
         | CatalogError::TableChanged(_) => Remedy::Reconnect,
         CatalogError::NoJournal { .. }
         | CatalogError::NewerJournal { .. }
-        | CatalogError::CodeOfOthers { .. }
+        | CatalogError::ForeignCode { .. }
         | CatalogError::RowSecurity { .. }
         | CatalogError::Unfit(_)
         | CatalogError::InitRuns { .. }
@@ -305,7 +305,7 @@ pub(crate) fn sink_remedy(error: &SinkError) -> Remedy {
         | SinkError::TopicNotCreated { .. }
         | SinkError::TopicDenied { .. }
         | SinkError::TooLarge { .. }
-        | SinkError::RecordRefused { .. }
+        | SinkError::RecordRejected { .. }
         | SinkError::NoPartition { .. }
         | SinkError::Refused { .. }
         | SinkError::Checkpoint { .. }

@@ -264,7 +264,7 @@ impl Session<'_> {
                     session_state.adaptive_window.record_commit(committed.in_flight, committed.took);
                     core.delivery.watermark.set_window(session_state.adaptive_window.window());
                 }
-                () = core.delivery.watermark.wait_for_room(), if matches!(wait, Wait::Room) => wait = Wait::Nothing,
+                () = core.delivery.watermark.wait_for_space(), if matches!(wait, Wait::Room) => wait = Wait::Nothing,
                 ended = wait.wait() => {
                     match ended? {
                         WaitResult::Topic(topic, prepared) => sink.prepared(topic, prepared)?,
@@ -408,7 +408,7 @@ impl Session<'_> {
         {
             session_state.snapshot_done = true;
             let stats = core.delivery.watermark.stats();
-            stats.snapshot_entered(SnapshotPhase::Done, None);
+            stats.record_snapshot_phase(SnapshotPhase::Done, None);
             copying.record_completion(self.settings, database).await;
             self.copying = None;
         }

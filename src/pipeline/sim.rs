@@ -51,7 +51,7 @@ use crate::outbox::settings::OutboxSettings;
 use crate::postgres::catalog::drop_slot::Outcome;
 use crate::postgres::catalog::journal::Entry;
 use crate::postgres::catalog::set_aside::TableNote;
-use crate::postgres::catalog::slot_state::{FirstStart, FoundState, SlotOf, SlotState};
+use crate::postgres::catalog::slot_state::{FirstStart, FoundState, SlotIdentity, SlotState};
 use crate::postgres::catalog::table_state::{Refresh, UncopiedTable};
 use crate::postgres::catalog::{
     CatalogError, CopyScope, HiddenRows, Observed, ObservedPublication, ObservedSlot,
@@ -230,7 +230,7 @@ impl CatalogQueries for SimDatabase {
                 .to_vec(),
                 types: Vec::new(),
                 facts: Vec::new(),
-                refuses_update: true,
+                rejects_update: true,
                 has_key: true,
                 version: TableVersion::default(),
             }),
@@ -357,7 +357,7 @@ impl CatalogQueries for SimDatabase {
         Err(CatalogError::missing_journal(target))
     }
 
-    async fn slot_state(&self, slot: &SlotOf) -> Result<FoundState, CatalogError> {
+    async fn slot_state(&self, slot: &SlotIdentity) -> Result<FoundState, CatalogError> {
         let world = self.shared.lock();
         let state = world
             .database
@@ -370,7 +370,11 @@ impl CatalogQueries for SimDatabase {
         })))
     }
 
-    async fn write_slot_state(&self, slot: &SlotOf, confirmed: Lsn) -> Result<(), CatalogError> {
+    async fn write_slot_state(
+        &self,
+        slot: &SlotIdentity,
+        confirmed: Lsn,
+    ) -> Result<(), CatalogError> {
         let pause = self.shared.lock().dice.u64(100..5000);
         sleep(Duration::from_micros(pause)).await;
         let mut world = self.shared.lock();
@@ -391,20 +395,25 @@ impl CatalogQueries for SimDatabase {
         Ok(())
     }
 
-    async fn is_accounted_for(&self, _: &SlotOf, _: Lsn, _: Lsn) -> Result<bool, CatalogError> {
+    async fn is_accounted_for(
+        &self,
+        _: &SlotIdentity,
+        _: Lsn,
+        _: Lsn,
+    ) -> Result<bool, CatalogError> {
         Ok(false)
     }
 
     async fn record_gap_of_other_history(
         &self,
-        _: &SlotOf,
+        _: &SlotIdentity,
         _: Lsn,
         _: FirstStart,
     ) -> Result<(), CatalogError> {
         Ok(())
     }
 
-    async fn explain_refusal(&self, _: &mut ServerError) {}
+    async fn explain_rejection(&self, _: &mut ServerError) {}
 
     async fn position_requests(&self, _: &str) -> Result<Arc<Notifications>, CatalogError> {
         Ok(Arc::default())

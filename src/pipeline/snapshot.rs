@@ -72,7 +72,7 @@ fn decide(
             Ok(Decision::Settled("copied"))
         }
         (SnapshotRecord::NoJournal, _) if snapshot_history.has_streamed => Ok(Decision::Stream),
-        (record, _) if record.is_unbegun() && snapshot_history.has_streamed => {
+        (record, _) if record.is_not_started() && snapshot_history.has_streamed => {
             Ok(Decision::Settled(STREAMED_BEFORE))
         }
         (SnapshotRecord::NoJournal, Rows::None) => Ok(Decision::Stream),
@@ -147,7 +147,7 @@ pub(super) async fn plan(
     let snapshots = table_snapshots(target, catalog).await?;
     let slot = observed.slot.as_ref();
     let found = slot.map_or(Lsn::ZERO, |slot| slot.confirmed);
-    let confirmed = confirmed_by_us(found, recorded);
+    let confirmed = position_confirmed_by_walpost(found, recorded);
     let unfinished = Unfinished::search(target, catalog, &snapshots, confirmed).await?;
     // If the checkpoint contains events of the stream and no copy, all copies are in Kafka.
     let is_passed = delivered.is_some_and(|known| known.has_delivered && known.copied.is_none());
@@ -156,7 +156,7 @@ pub(super) async fn plan(
         && settings.snapshot == SnapshotMode::Never
         && copied.is_none()
     {
-        return Ok(Planned::Settled(unfinished.leave_out(settings)));
+        return Ok(Planned::Settled(unfinished.skip_remaining(settings)));
     }
     if let Some(unfinished) = unfinished.filter(|found| !found.is_for(table)) {
         return Err(unfinished.error(settings));
@@ -249,7 +249,7 @@ pub(super) async fn plan(
 
 /// Returns the position that Walpost itself has confirmed, given the slot's position, `found`. If
 /// something else has moved or re-created the slot, `found` is unrelated to the copy of older rows.
-fn confirmed_by_us(found: Lsn, recorded: Option<Lsn>) -> Lsn {
+fn position_confirmed_by_walpost(found: Lsn, recorded: Option<Lsn>) -> Lsn {
     recorded.map_or(found, |recorded| found.min(recorded))
 }
 
@@ -308,7 +308,7 @@ impl Unfinished {
 
     /// Logs that the copy will not be completed because of the configuration, and returns the
     /// journal entry to write.
-    fn leave_out(&self, settings: &PipelineSettings) -> Settlement {
+    fn skip_remaining(&self, settings: &PipelineSettings) -> Settlement {
         let pipeline = &settings.name;
         let (table, snapshot_lsn) = (self.table.clone(), self.snapshot_lsn);
         warn!(
@@ -366,7 +366,9 @@ async fn table_snapshots(
 fn replaced<'s>(snapshots: &'s [TableSnapshot], table: &TableName) -> Option<&'s str> {
     match SnapshotRecord::of_table(snapshots, Some(table)) {
         SnapshotRecord::Nothing => {
-            let mut others = snapshots.iter().filter(|found| !found.record.is_unbegun());
+            let mut others = snapshots
+                .iter()
+                .filter(|found| !found.record.is_not_started());
             others.find_map(|found| found.table.as_deref())
         }
         _ => None,
@@ -419,7 +421,7 @@ async fn decided(
     };
     let table = target.outbox.table();
     let snapshots = table_snapshots(target, catalog).await?;
-    let confirmed = confirmed_by_us(slot.confirmed, recorded);
+    let confirmed = position_confirmed_by_walpost(slot.confirmed, recorded);
     let unfinished = Unfinished::search(target, catalog, &snapshots, confirmed).await?;
     if let Some(unfinished) = unfinished.filter(|found| !found.is_for(table)) {
         return Err(unfinished.error(settings));
@@ -465,7 +467,9 @@ pub(crate) async fn predict_snapshot(
     catalog: &Catalog,
     observed: &Observed,
 ) -> Result<Option<Outlook>, SnapshotError> {
-    let of = catalog.slot_of(&settings.name, &settings.target).await?;
+    let of = catalog
+        .slot_identity(&settings.name, &settings.target)
+        .await?;
     let recorded = match catalog.slot_state(&of).await? {
         FoundState::State(state) => state.map(|state| state.confirmed),
         FoundState::Unusable(_) => None,
@@ -705,7 +709,7 @@ impl Snapshot {
         let (pipeline, target) = (&settings.name, &settings.target);
         let record = catalog.snapshot_record(target).await?;
         let stream_from = self.stream_from();
-        if is_outrun(self.plan.record, record, confirmed, stream_from) {
+        if is_superseded(self.plan.record, record, confirmed, stream_from) {
             return Err(SnapshotError::Outrun);
         }
         if self.plan.before.is_none() && record != SnapshotRecord::Begun(self.snapshot_lsn) {
@@ -742,7 +746,7 @@ impl Snapshot {
         })
         .map_err(CoreError::from)?;
         let stats = core.delivery.watermark.stats();
-        stats.snapshot_entered(SnapshotPhase::Copying, about);
+        stats.record_snapshot_phase(SnapshotPhase::Copying, about);
         info!(
             pipeline, snapshot_lsn = %self.snapshot_lsn, rows = about, host = self.connection.host,
             "snapshot started: copying the rows that are older than the stream"
@@ -762,7 +766,7 @@ impl Snapshot {
 /// Returns whether another instance has used the slot since the snapshot was planned. If so, either
 /// the journal's record has changed, or the slot's confirmed position is after the start of the
 /// stream.
-fn is_outrun(
+fn is_superseded(
     planned: SnapshotRecord,
     record: SnapshotRecord,
     confirmed: Lsn,
@@ -873,7 +877,7 @@ impl Copying {
                 core.end_snapshot().map_err(CoreError::from)?;
                 self.count_rows(core);
                 let stats = core.delivery.watermark.stats();
-                stats.snapshot_entered(SnapshotPhase::Delivering, None);
+                stats.record_snapshot_phase(SnapshotPhase::Delivering, None);
                 // Closing the connection drops the temporary slot and the snapshot.
                 self.connection = None;
                 if let Some(progress) = self.progress.take() {

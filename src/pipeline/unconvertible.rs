@@ -30,7 +30,7 @@ pub(super) async fn stream_end_error(connection: &mut Connection) -> Option<Pipe
         true
     });
     match timeout(REASON_TIMEOUT, preview).await {
-        Ok(Err(error)) if error.is_of_encoding() => {
+        Ok(Err(error)) if error.is_encoding_error() => {
             let error = CoreError::Unconvertible {
                 at: rows.next.unwrap_or_default().to_string(),
                 table: None,

@@ -138,7 +138,7 @@ pub enum CatalogError {
         "statements on table {table} would run code owned by other roles as role {role}: {code}. Nothing was done with \
          the table. Check who created the code, then drop the object that calls it"
     )]
-    CodeOfOthers {
+    ForeignCode {
         table: TableName,
         /// The current role.
         role: String,
@@ -444,7 +444,7 @@ impl Catalog {
                 oid,
                 kind: row.try_get(3)?,
                 persistence: row.try_get(4)?,
-                refuses_update: row.try_get(5)?,
+                rejects_update: row.try_get(5)?,
                 has_key: row.try_get(6)?,
                 // The version is read before the columns, so that a later change to the columns is
                 // detected.

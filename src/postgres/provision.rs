@@ -308,7 +308,7 @@ impl Provision {
             if left == LeftTables::NoSlot && is_new {
                 let step = "record of the new slot";
                 let recorded = catalog
-                    .slot_was_made(&self.pipeline, &self.target, self.first_start)
+                    .record_new_slot(&self.pipeline, &self.target, self.first_start)
                     .await;
                 recorded.map_err(failed(step, LeftTables::Slot))?;
             }
@@ -401,13 +401,13 @@ impl Provision {
         let Some(slot) = catalog.slot(&self.target.slot).await? else {
             return Ok(());
         };
-        let of = catalog.slot_of(&self.pipeline, &self.target).await?;
+        let of = catalog.slot_identity(&self.pipeline, &self.target).await?;
         let gap = catalog.gap_of_other_history(&of, slot.confirmed, self.first_start);
         match gap.await {
             Ok(None) => Ok(()),
             Ok(Some(_)) => {
                 catalog
-                    .slot_was_made(&self.pipeline, &self.target, self.first_start)
+                    .record_new_slot(&self.pipeline, &self.target, self.first_start)
                     .await
             }
             // `run` compares the tables too, with a role that has the privileges.

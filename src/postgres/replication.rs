@@ -93,7 +93,7 @@ impl ConnectionError {
     /// Returns whether the server failed to convert text to UTF-8: untranslatable_character, or
     /// character_not_in_repertoire.
     #[must_use]
-    pub(crate) fn is_of_encoding(&self) -> bool {
+    pub(crate) fn is_encoding_error(&self) -> bool {
         matches!(self, Self::Server(error) if matches!(error.code.as_str(), "22P05" | "22021"))
     }
 
@@ -141,7 +141,7 @@ pub struct Connection {
     large: usize,
     /// Number of bytes that remain to be skipped.
     skipped: usize,
-    last_heard: Instant,
+    last_received_at: Instant,
     /// Bytes read since the last call of [`Connection::take_received_bytes`].
     received: usize,
     row_bytes_max: usize,
@@ -246,7 +246,7 @@ impl Connection {
             wanted: 0,
             large: 0,
             skipped: 0,
-            last_heard: Instant::now(),
+            last_received_at: Instant::now(),
             received: 0,
             row_bytes_max,
             converts: true,
@@ -528,7 +528,7 @@ impl Connection {
             return Err(ConnectionError::Closed);
         }
         self.received += read;
-        self.last_heard = Instant::now();
+        self.last_received_at = Instant::now();
         Ok(())
     }
 
@@ -615,13 +615,13 @@ impl Connection {
     /// Resets the time of the last receipt. Called while nothing is read, because the time without
     /// data then does not indicate whether the connection works.
     pub fn pause(&mut self) {
-        self.last_heard = Instant::now();
+        self.last_received_at = Instant::now();
     }
 
     /// Returns when data was last received.
     #[must_use]
-    pub fn last_heard(&self) -> Instant {
-        self.last_heard
+    pub fn last_received_at(&self) -> Instant {
+        self.last_received_at
     }
 
     /// Reports the durable position to the server, and requests a reply if `reply_requested` is

@@ -29,7 +29,7 @@ pub(super) async fn examine(
     let privileged = catalog.client().query_opt(PRIVILEGED_ROLES, &[]).await;
     if let Some(row) = privileged.map_err(CatalogError::from)? {
         let role = |column| row.try_get(column).map_err(CatalogError::from);
-        return Err(ReplayError::Mighty {
+        return Err(ReplayError::TooPrivileged {
             role: role(0)?,
             through: role(1)?,
         });

@@ -140,7 +140,7 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
                 Step::Done | Step::Answer => break,
                 Step::Full => {
                     if let SendReadiness::Stop =
-                        wait_for_room(&self.delivery.watermark, self.sink, stop).await?
+                        wait_for_space(&self.delivery.watermark, self.sink, stop).await?
                     {
                         return Ok(SendReadiness::Stop);
                     }
@@ -267,7 +267,7 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
 }
 
 /// Resolves when the window may have room for another record.
-async fn wait_for_room(
+async fn wait_for_space(
     watermark: &Watermark,
     sink: &mut impl Sink,
     stop: &mut watch::Receiver<bool>,
@@ -276,7 +276,7 @@ async fn wait_for_room(
     tokio::select! {
         biased;
         () = stopped(stop) => return Ok(SendReadiness::Stop),
-        () = watermark.wait_for_room() => {}
+        () = watermark.wait_for_space() => {}
         () = sleep(SINK_MAINTENANCE_INTERVAL) => sink.tend(),
     }
     Ok(SendReadiness::Ready)

@@ -25,7 +25,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// The state of the table after a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum HandOver {
+pub(crate) enum SetAsideOutcome {
     /// The stream delivers the table again.
     Resumed,
     /// The pipeline has not recorded its decision yet.
@@ -116,7 +116,7 @@ pub(super) async fn hand_over(
     settings: &PipelineSettings,
     catalog: &Catalog,
     ids: &[i64],
-) -> Result<HandOver, ReplayError> {
+) -> Result<SetAsideOutcome, ReplayError> {
     let deadline = Instant::now() + HAND_OVER_TIMEOUT;
     loop {
         let entries = catalog.set_aside(&settings.target).await?;
@@ -126,14 +126,14 @@ pub(super) async fn hand_over(
                 entry.until.is_none() && Some(entry.position.commit) == closed.until
             };
             return Ok(match entries.iter().find(is_next) {
-                Some(next) => HandOver::Missed(next.reason.clone()),
-                None => HandOver::Resumed,
+                Some(next) => SetAsideOutcome::Missed(next.reason.clone()),
+                None => SetAsideOutcome::Resumed,
             });
         }
         let slot = catalog.slot(&settings.target.slot).await?;
         let is_read = slot.is_some_and(|slot| slot.active_pid.is_some());
         if !is_read || Instant::now() >= deadline {
-            return Ok(HandOver::Pending);
+            return Ok(SetAsideOutcome::Pending);
         }
         sleep(POLL_INTERVAL).await;
     }

@@ -89,7 +89,7 @@ impl Sink for StdoutSink {
 fn write_batches(batches: &Receiver<Batch>, deliveries: &Deliveries) {
     for batch in batches {
         if let Err(error) = write(&batch.text) {
-            deliveries.failed_with(DeliveryFailure {
+            deliveries.report_failure(DeliveryFailure {
                 reason: stdout_error(&error).to_string(),
                 permanent: true,
                 refused: None,

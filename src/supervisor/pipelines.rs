@@ -487,7 +487,7 @@ fn spawn(
                 report.ended = Ended::Stopped;
                 drop(report);
                 if *orders.borrow() == Order::Pause {
-                    watch_ended(&settings, stats, orders);
+                    monitor_slot_of_ended_pipeline(&settings, stats, orders);
                 }
             }
             Err(reason) => {
@@ -501,7 +501,7 @@ fn spawn(
                 }
                 report.ended = Ended::Halted;
                 drop(report);
-                watch_ended(&settings, stats, orders);
+                monitor_slot_of_ended_pipeline(&settings, stats, orders);
             }
         }
     });
@@ -562,7 +562,7 @@ async fn run_into_sink(
 
 /// Monitors a pipeline that has ended, until the pipeline is started again or removed. The process
 /// exits when all pipelines have ended.
-fn watch_ended(
+fn monitor_slot_of_ended_pipeline(
     settings: &PipelineSettings,
     stats: Arc<PipelineStats>,
     mut orders: watch::Receiver<Order>,
@@ -572,7 +572,7 @@ fn watch_ended(
             runtime.block_on(async {
                 let _maintenance = maintenance::start(settings);
                 tokio::select! {
-                    () = pipeline::watch_ended(settings, stats) => {}
+                    () = pipeline::monitor_slot_of_ended_pipeline(settings, stats) => {}
                     () = async { while orders.changed().await.is_ok() {} } => {}
                 }
             });

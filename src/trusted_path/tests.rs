@@ -268,12 +268,12 @@ fn checks_every_file_of_a_folder() {
     assert!(
         check_all(&folder)
             .expect_err("writable by other users")
-            .is_distrust()
+            .is_untrusted()
     );
     set_mode(&file, 0o644);
     set_mode(&folder, 0o777);
     for found in [check_all(&folder), check_folder(&folder)] {
-        assert!(found.expect_err("writable by other users").is_distrust());
+        assert!(found.expect_err("writable by other users").is_untrusted());
     }
 }
 
@@ -379,7 +379,7 @@ fn checks_the_interpreter_of_a_script() {
     assert_eq!(check_program(&script), Ok(()));
     set_mode(&interpreter, 0o777);
     let error = check_program(&script).expect_err("writable by other users");
-    assert!(error.is_distrust(), "{error}");
+    assert!(error.is_untrusted(), "{error}");
     let text = format!("#!{}\n", fixture.path("circle").display());
     let circle = fixture.file("circle", &text);
     check_program(&circle).expect_err("an endless chain of interpreters");

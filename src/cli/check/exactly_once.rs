@@ -71,7 +71,9 @@ pub(super) async fn exactly_once(settings: &PipelineSettings, report: &mut Repor
 async fn is_unread(settings: &PipelineSettings) -> bool {
     let query = async {
         let catalog = Catalog::open(&settings.postgres).await?;
-        let identity = catalog.slot_of(&settings.name, &settings.target).await?;
+        let identity = catalog
+            .slot_identity(&settings.name, &settings.target)
+            .await?;
         let slot = catalog.slot(&settings.target.slot).await?;
         let state = match catalog.slot_state(&identity).await? {
             FoundState::State(state) => state,

@@ -62,7 +62,7 @@ pub(super) async fn postgres(
         Err(mut error) => {
             let mut is_explained = false;
             if let Some(error) = error.server_mut() {
-                catalog.explain_refusal(error).await;
+                catalog.explain_rejection(error).await;
                 is_explained = error.hint.is_some();
             }
             let remedy = match is_explained {
@@ -119,8 +119,8 @@ pub(super) async fn postgres(
         }
     }
     if needs_slot {
-        match catalog.used_up(Limit::Slots).await {
-            Ok(Some(used_up)) => report.add("slots", Outcome::Failure, used_up),
+        match catalog.exhausted_limit(Limit::Slots).await {
+            Ok(Some(exhausted_limit)) => report.add("slots", Outcome::Failure, exhausted_limit),
             Ok(None) => {}
             Err(error) => report.add("slots", outcome_of(recovery::catalog_remedy(&error)), error),
         }
@@ -267,7 +267,7 @@ async fn owners(
     let publication = observed.publication.as_ref();
     let tables = publication.map(|found| found.outbox_tables(&target.outbox));
     match catalog
-        .partitions_of_others(&tables.unwrap_or_default())
+        .partitions_with_other_owners(&tables.unwrap_or_default())
         .await
     {
         Ok(found) => {
@@ -574,7 +574,7 @@ async fn tables(
         let message = "each table has the columns for topic, key, headers and payload";
         report.add("columns", Outcome::Ok, message);
     }
-    let accepting = found.iter().filter(|(_, table)| !table.refuses_update);
+    let accepting = found.iter().filter(|(_, table)| !table.rejects_update);
     let accepting: Vec<_> = accepting.map(|(name, _)| name.to_string()).collect();
     if !accepting.is_empty() {
         let message = format!(
@@ -647,7 +647,9 @@ async fn check_moved(
         return;
     };
     let query = async {
-        let identity = catalog.slot_of(&settings.name, &settings.target).await?;
+        let identity = catalog
+            .slot_identity(&settings.name, &settings.target)
+            .await?;
         let first_start = settings.first_start();
         let gap = catalog.gap_of_other_history(&identity, slot.confirmed, first_start);
         if let Some(gap) = gap.await? {
@@ -702,7 +704,7 @@ fn risks(settings: &PipelineSettings, observed: &Observed, report: &mut Report<'
     let target = &settings.target;
     let outbox = &target.outbox;
     if let Some(table) = &observed.table
-        && !table.refuses_update
+        && !table.rejects_update
     {
         report.add(
             "updates",

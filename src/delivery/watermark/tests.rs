@@ -232,7 +232,7 @@ fn does_not_advance_past_a_failed_delivery() {
         reason: "refused".to_owned(),
         permanent: true,
     };
-    watermark.deliveries().failed_with(failure.clone());
+    watermark.deliveries().report_failure(failure.clone());
     deliver(&watermark, &first);
     deliver(&watermark, &second[1..]);
     assert_eq!(watermark.confirmed().lsn(), Lsn(210));
@@ -466,7 +466,7 @@ fn returns_the_first_failure_unless_a_permanent_failure_follows() {
         let watermark = watermark();
         let deliveries = watermark.deliveries();
         for (reason, permanent) in all {
-            deliveries.failed_with(DeliveryFailure {
+            deliveries.report_failure(DeliveryFailure {
                 reason: (*reason).to_owned(),
                 permanent: *permanent,
                 refused: None,
@@ -526,7 +526,7 @@ fn wakes_a_waiting_task_when_a_quarter_of_the_window_is_free() {
         let tags = transaction(&mut watermark, 10, 8);
         let deliveries = watermark.deliveries();
         let wakes = Arc::new(Wakes::default());
-        let mut room = Box::pin(watermark.wait_for_room());
+        let mut room = Box::pin(watermark.wait_for_space());
         assert!(wakes.poll(room.as_mut()).is_pending());
         deliveries.delivered([tags[0]]);
         assert_eq!(wakes.count(), 0, "an eighth");

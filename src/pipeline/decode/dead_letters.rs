@@ -13,7 +13,7 @@ use crate::model::dead_letters::{DeadLetterCounts, LastDeadLetter};
 use crate::model::outage::{Outage, OutageMessage};
 use crate::model::time::{seconds, unix_micros};
 use crate::outbox::dead_letter::{
-    ERROR, ERROR_MESSAGE, Extent, PIPELINE, Remains, SOURCE_PREFIX, SOURCE_TABLE, Writer,
+    ERROR, ERROR_MESSAGE, EventContent, Extent, PIPELINE, SOURCE_PREFIX, SOURCE_TABLE, Writer,
 };
 use crate::outbox::envelope::EnvelopeError;
 use crate::pipeline::settings::{DeadLetterSettings, Undeliverable};
@@ -45,11 +45,11 @@ impl Failure {
     fn from_sink_error(error: &SinkError) -> Option<Self> {
         let kind = match error {
             SinkError::TooLarge { .. }
-            | SinkError::RecordRefused {
+            | SinkError::RecordRejected {
                 cause: RefusalCause::Size,
                 ..
             } => Kind::Oversize,
-            SinkError::RecordRefused {
+            SinkError::RecordRejected {
                 cause: RefusalCause::Timestamp,
                 ..
             } => Kind::BadTimestamp,
@@ -57,7 +57,7 @@ impl Failure {
             | SinkError::TopicMissing { .. }
             | SinkError::TopicDenied { .. }
             | SinkError::TopicNotCreated { .. }
-            | SinkError::RecordRefused { .. } => Kind::Unroutable,
+            | SinkError::RecordRejected { .. } => Kind::Unroutable,
             _ => return None,
         };
         Some(Self {
@@ -145,7 +145,7 @@ impl DeadLetters {
         &mut self,
         failure: &Failure,
         mark: Mark<'_>,
-        remains: Remains<'_>,
+        remains: EventContent<'_>,
         watermark: &mut Watermark,
         sink: &mut impl Sink,
     ) -> Result<Step, Undelivered> {
@@ -173,13 +173,13 @@ impl DeadLetters {
         &mut self,
         failure: &Failure,
         mark: Mark<'_>,
-        remains: Remains<'_>,
+        remains: EventContent<'_>,
         watermark: &mut Watermark,
         sink: &mut impl Sink,
     ) -> Result<Result<Step, SinkError>, OrderError> {
         let table = match remains {
-            Remains::Row(mapping, _) => mapping.table(),
-            Remains::Bytes(_) | Remains::Unread(_) => None,
+            EventContent::Row(mapping, _) => mapping.table(),
+            EventContent::Bytes(_) | EventContent::Unread(_) => None,
         };
         let source = table.map_or((SOURCE_PREFIX, self.prefix.as_str()), |table| {
             (SOURCE_TABLE, table)
@@ -209,7 +209,7 @@ impl DeadLetters {
         Ok(sent)
     }
 
-    fn record_failure(&mut self, failure: &Failure, at: &[u8], remains: Remains<'_>) {
+    fn record_failure(&mut self, failure: &Failure, at: &[u8], remains: EventContent<'_>) {
         match failure.kind {
             Kind::Oversize => self.counts.oversize += 1,
             Kind::Unroutable | Kind::BadTimestamp => self.counts.unroutable += 1,
@@ -238,10 +238,10 @@ impl DeadLetters {
 }
 
 /// Returns a description of the event.
-fn describe(remains: Remains<'_>) -> String {
+fn describe(remains: EventContent<'_>) -> String {
     match remains {
-        Remains::Row(mapping, row) => mapping.describe(row),
-        Remains::Bytes(_) | Remains::Unread(_) => "message".to_owned(),
+        EventContent::Row(mapping, row) => mapping.describe(row),
+        EventContent::Bytes(_) | EventContent::Unread(_) => "message".to_owned(),
     }
 }
 
@@ -249,7 +249,7 @@ fn describe(remains: Remains<'_>) -> String {
 fn is_refused(sent: &Result<Step, SinkError>) -> bool {
     matches!(
         sent,
-        Err(SinkError::TooLarge { .. } | SinkError::RecordRefused { .. })
+        Err(SinkError::TooLarge { .. } | SinkError::RecordRejected { .. })
     )
 }
 

@@ -6,7 +6,7 @@ use super::hand_over::{Mark, Undelivered, send_record};
 use crate::delivery::watermark::Watermark;
 use crate::model::lsn::Position;
 use crate::outbox::columns::{Mapping, Row};
-use crate::outbox::dead_letter::Remains;
+use crate::outbox::dead_letter::EventContent;
 use crate::outbox::envelope::EnvelopeError;
 use crate::outbox::headers::POSITION_HEADER;
 use crate::outbox::route::{RouteError, Router};
@@ -83,7 +83,7 @@ impl Delivery {
         at: Position,
         prefix: &str,
         error: EnvelopeError,
-        remains: Remains<'_>,
+        remains: EventContent<'_>,
         sink: &mut impl Sink,
     ) -> Result<Step, CoreError> {
         if let Some(duplicate_filter) = &mut self.duplicate_filter
@@ -120,7 +120,7 @@ impl Delivery {
         sink: &mut impl Sink,
     ) -> Result<Step, Undelivered> {
         match self.record(mapping, row, mark, sink) {
-            Err(error) => self.dead_letter(error, mark, Remains::Row(mapping, row), sink),
+            Err(error) => self.dead_letter(error, mark, EventContent::Row(mapping, row), sink),
             step => step,
         }
     }
@@ -146,7 +146,7 @@ impl Delivery {
         &mut self,
         error: Undelivered,
         mark: Mark<'_>,
-        remains: Remains<'_>,
+        remains: EventContent<'_>,
         sink: &mut impl Sink,
     ) -> Result<Step, Undelivered> {
         let (Some(letters), Some(failure)) =

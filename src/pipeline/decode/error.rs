@@ -195,7 +195,7 @@ impl CoreError {
             Self::DeadLetter { at, .. } => Some(at.to_string()),
             Self::Produce { at, error, .. } => match error.as_ref() {
                 SinkError::TooLarge { .. }
-                | SinkError::RecordRefused { .. }
+                | SinkError::RecordRejected { .. }
                 | SinkError::NoPartition { .. } => Some(at.to_string()),
                 _ => None,
             },
@@ -237,13 +237,13 @@ fn columns_hint(error: &MappingError, at: &str) -> String {
 fn dead_letter_hint(error: &SinkError) -> String {
     let setting = match error {
         SinkError::TooLarge { .. }
-        | SinkError::RecordRefused {
+        | SinkError::RecordRejected {
             cause: RefusalCause::Size,
             ..
         } => {
             "To send such events of a table to the topic for dead letters without their payload, set on_oversize = \"dead-letter\""
         }
-        SinkError::RecordRefused { .. } | SinkError::NoPartition { .. } => {
+        SinkError::RecordRejected { .. } | SinkError::NoPartition { .. } => {
             "To send such events to the topic for dead letters, set on_unroutable = \"dead-letter\""
         }
         _ => return String::new(),

@@ -186,7 +186,7 @@ fn concerns_one_record(error: &SinkError) -> bool {
         | SinkError::TopicNotCreated { .. }
         | SinkError::TopicDenied { .. }
         | SinkError::TooLarge { .. }
-        | SinkError::RecordRefused { .. }
+        | SinkError::RecordRejected { .. }
         | SinkError::NoPartition { .. } => true,
         SinkError::Refused { .. }
         | SinkError::Configuration(_)

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::delivery::chunks::{CopyProgress, KeyError, KeyType};
 use crate::delivery::stats::PipelineStats;
 use crate::model::lsn::Position;
-use crate::outbox::columns::{Mapping, MappingError, Row, TableColumn, is_of_user};
+use crate::outbox::columns::{Mapping, MappingError, Row, TableColumn, is_user_defined};
 use crate::outbox::connect::ColumnFacts;
 use crate::outbox::settings::OutboxSettings;
 use crate::pipeline::decode::error::CoreError;
@@ -149,9 +149,9 @@ impl TableSource {
     pub(crate) fn lacks_facts(&self, relation: &Relation<'_>) -> bool {
         let has_domains = || {
             let mut columns = relation.columns.iter();
-            columns.any(|column| is_of_user(column.type_oid))
+            columns.any(|column| is_user_defined(column.type_oid))
         };
-        (self.settings.need_facts() || has_domains())
+        (self.settings.needs_column_facts() || has_domains())
             && self.lacks_facts_of(relation.oid)
             && self.outbox.includes(relation.namespace, relation.name)
     }
@@ -161,9 +161,9 @@ impl TableSource {
         let has_domains = || {
             row.columns()
                 .iter()
-                .any(|column| is_of_user(column.type_oid))
+                .any(|column| is_user_defined(column.type_oid))
         };
-        (self.settings.need_facts() || has_domains()) && self.lacks_facts_of(row.oid)
+        (self.settings.needs_column_facts() || has_domains()) && self.lacks_facts_of(row.oid)
     }
 
     fn lacks_facts_of(&self, oid: u32) -> bool {

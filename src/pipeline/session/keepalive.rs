@@ -40,7 +40,7 @@ impl Session<'_> {
         has_more: bool,
     ) -> Result<(Confirmed, Instant), PipelineError> {
         let limit = self.settings.link_timeout;
-        if now.duration_since(self.connection.last_heard()) > limit {
+        if now.duration_since(self.connection.last_received_at()) > limit {
             return Err(ConnectionError::Silent(limit).into());
         }
         let durable = core.delivery.watermark.confirmed();
@@ -70,7 +70,7 @@ impl Session<'_> {
             let status = status_pause(limit);
             // The server does not request replies while it receives frequent status updates, so it
             // may send no data for a long time. Therefore, request a reply from a silent server.
-            let request_reply = now.duration_since(self.connection.last_heard()) >= status;
+            let request_reply = now.duration_since(self.connection.last_received_at()) >= status;
             self.connection
                 .confirm(confirmed, request_reply, limit)
                 .await?;

@@ -115,7 +115,7 @@ pub(super) async fn explain_error(
     catalog: &impl CatalogQueries,
 ) -> ConnectionError {
     if let Some(error) = error.server_mut() {
-        catalog.explain_refusal(error).await;
+        catalog.explain_rejection(error).await;
     }
     error
 }

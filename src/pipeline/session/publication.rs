@@ -67,7 +67,7 @@ impl WatchedPublication {
         let mut seen = self.lock_seen();
         let found = seen.find_omission(&watched.target, publication, &unpublished);
         let found = found.or_else(|| hidden_rows_warning(&watched.target, &hidden));
-        watched.stats().record_left_out(found);
+        watched.stats().record_omission(found);
     }
 
     /// Records in the database how the tables are published. Failures to connect are reported

@@ -19,7 +19,7 @@ use crate::pipeline::order::{Order, drain_ordered};
 use crate::pipeline::settings::PipelineSettings;
 use crate::pipeline::snapshot::{Settlement, Snapshot};
 use crate::postgres::catalog::CatalogError;
-use crate::postgres::catalog::slot_state::{FoundState, SlotOf, SlotState};
+use crate::postgres::catalog::slot_state::{FoundState, SlotIdentity, SlotState};
 use crate::sink::Sink;
 
 mod checked;
@@ -99,7 +99,7 @@ impl<D: Database> Startup<'_, '_, D> {
     async fn slot_state(
         &mut self,
         catalog: &D::Catalog,
-        of: &SlotOf,
+        of: &SlotIdentity,
     ) -> Result<Option<Option<SlotState>>, CatalogError> {
         match catalog.slot_state(of).await? {
             FoundState::State(state) => Ok(Some(state)),

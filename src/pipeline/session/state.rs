@@ -16,7 +16,7 @@ use crate::pipeline::exactly_once::adaptive_window::AdaptiveWindow;
 use crate::pipeline::exactly_once::error::ExactlyOnceError;
 use crate::pipeline::settings::PipelineSettings;
 use crate::pipeline::wal_budget::slot_monitor::Watched;
-use crate::postgres::catalog::slot_state::SlotOf;
+use crate::postgres::catalog::slot_state::SlotIdentity;
 use crate::postgres::replication::Identity;
 
 /// The state that a pipeline keeps from one connection to the next, for example to detect a
@@ -144,7 +144,7 @@ impl SessionState {
         &mut self,
         settings: &PipelineSettings,
         found: &Identity,
-    ) -> SlotOf {
+    ) -> SlotIdentity {
         if self.system_id.is_some() && self.timeline != found.timeline {
             let (from, to) = (self.timeline, found.timeline);
             warn!(
@@ -154,7 +154,7 @@ impl SessionState {
         }
         self.system_id = Some(found.system_id.clone());
         self.timeline = found.timeline;
-        SlotOf {
+        SlotIdentity {
             pipeline: settings.name.clone(),
             target: settings.target.clone(),
             system_id: found.system_id.clone(),
@@ -162,7 +162,7 @@ impl SessionState {
         }
     }
 
-    pub(super) fn warn_unrecorded(&mut self, slot: &SlotOf, why: &str) {
+    pub(super) fn warn_unrecorded(&mut self, slot: &SlotIdentity, why: &str) {
         if !std::mem::replace(&mut self.has_warned_unrecorded, true) {
             warn!(
                 pipeline = slot.pipeline,
@@ -178,7 +178,7 @@ impl SessionState {
     /// recorded, another Walpost process may have moved the slot legitimately.
     pub(super) fn check_slot(
         &mut self,
-        slot: &SlotOf,
+        slot: &SlotIdentity,
         written: Option<Lsn>,
         found: Lsn,
     ) -> Result<(), SlotError> {

@@ -8,7 +8,7 @@ use crate::model::window::Window;
 use crate::pipeline::recovery;
 use crate::pipeline::sim;
 use crate::pipeline::wal_budget::slot_monitor::Watched;
-use crate::postgres::catalog::slot_state::SlotOf;
+use crate::postgres::catalog::slot_state::SlotIdentity;
 use crate::postgres::replication::Identity;
 
 const WINDOW: Window = Window {
@@ -20,14 +20,14 @@ const ABOVE_CONFIRMED: Lsn = Lsn(0x201);
 
 /// Returns the state of a pipeline that has confirmed a position on one cluster, and the identity
 /// of its slot.
-fn session_state() -> (SessionState, SlotOf) {
+fn session_state() -> (SessionState, SlotIdentity) {
     let settings = sim::settings(false, false, &mut fastrand::Rng::with_seed(1));
     let watched = Watched::new(&settings, &Arc::default());
     let mut session_state = SessionState::new(WINDOW, watched);
     session_state.system_id = Some("one".to_owned());
     session_state.timeline = 1;
     session_state.confirmed = Some(Watermark::new(WINDOW, CONFIRMED).confirmed());
-    let slot = SlotOf {
+    let slot = SlotIdentity {
         pipeline: settings.name,
         target: settings.target,
         system_id: "one".to_owned(),

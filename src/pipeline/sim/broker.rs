@@ -149,7 +149,7 @@ impl Producer {
                 .pending_failure
                 .take_if(|(at, _)| Instant::now() >= *at)
             {
-                self.deliveries.failed_with(failure);
+                self.deliveries.report_failure(failure);
             }
             if state.has_failed || !world.cluster.is_up {
                 return;
@@ -213,7 +213,7 @@ impl Producer {
 
     fn fail(&self, state: &mut State, reason: &str) {
         state.has_failed = true;
-        self.deliveries.failed_with(DeliveryFailure {
+        self.deliveries.report_failure(DeliveryFailure {
             refused: None,
             refused_until: None,
             reason: reason.to_owned(),

@@ -78,9 +78,9 @@ fn repeats_an_unfinished_copy_unless_its_snapshot_lsn_is_confirmed() {
 
 #[test]
 fn ignores_slot_positions_above_the_recorded_position() {
-    assert_eq!(confirmed_by_us(AFTER, Some(BEFORE)), BEFORE);
-    assert_eq!(confirmed_by_us(BEFORE, Some(AFTER)), BEFORE);
-    assert_eq!(confirmed_by_us(AFTER, None), AFTER);
+    assert_eq!(position_confirmed_by_walpost(AFTER, Some(BEFORE)), BEFORE);
+    assert_eq!(position_confirmed_by_walpost(BEFORE, Some(AFTER)), BEFORE);
+    assert_eq!(position_confirmed_by_walpost(AFTER, None), AFTER);
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn copies_rows_only_if_no_record_shows_an_earlier_copy() {
 #[test]
 fn rejects_a_snapshot_if_another_instance_has_used_the_slot() {
     for planned in [SnapshotRecord::Nothing, SnapshotRecord::Begun(BEFORE)] {
-        let outrun = |record, confirmed| is_outrun(planned, record, confirmed, SNAPSHOT_LSN);
+        let outrun = |record, confirmed| is_superseded(planned, record, confirmed, SNAPSHOT_LSN);
         assert!(!outrun(planned, BEFORE));
         // The slot may be exactly at the consistent point, with nothing after it confirmed.
         assert!(!outrun(planned, SNAPSHOT_LSN));

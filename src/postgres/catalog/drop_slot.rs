@@ -214,7 +214,7 @@ impl Catalog {
             detail,
         };
         let table = target.outbox.table().map(TableName::to_string);
-        if record.is_unbegun() {
+        if record.is_not_started() {
             // Without this entry, the whole table would be copied when a new slot is created.
             let detail = json!({ SnapshotRecord::STATE: SnapshotRecord::DONE, "table": table, "why": "dropped slot" });
             self.write_journal(&entry(Action::Snapshot, None, detail))

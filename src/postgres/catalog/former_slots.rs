@@ -5,7 +5,7 @@ use std::fmt;
 use postgres_protocol::escape::escape_literal;
 
 use super::own_table::{OwnTable, Use};
-use super::slot_state::{FoundState, SlotOf, is_dropped_at};
+use super::slot_state::{FoundState, SlotIdentity, is_dropped_at};
 use super::table_state::{DATABASE_OID, SYSTEM_ID, VERSION, grant};
 use super::{Catalog, CatalogError};
 use crate::model::lsn::Lsn;
@@ -71,7 +71,7 @@ impl Catalog {
             .run_on_own_table(OwnTable::TableState, target, "", &sql)
             .await
             .map_err(|error| self.with_grant(error, |role| grant(role, "SELECT")))?;
-        let current = self.slot_of(pipeline, target).await?;
+        let current = self.slot_identity(pipeline, target).await?;
         let mut slots = Vec::new();
         for row in &rows {
             let slot = row.get(0).unwrap_or_default();
@@ -84,18 +84,22 @@ impl Catalog {
 
     /// Returns whether the current slot delivers all WAL after the last position of the pipeline's
     /// former slot `slot`, or the journal records the events in the gap.
-    async fn covers_former_slot(&self, current: &SlotOf, slot: &str) -> Result<bool, CatalogError> {
+    async fn covers_former_slot(
+        &self,
+        current: &SlotIdentity,
+        slot: &str,
+    ) -> Result<bool, CatalogError> {
         if self.pipeline_of(current, slot).await?.as_deref() != Some(&current.pipeline) {
             return Ok(false);
         }
-        let former = SlotOf {
+        let former = SlotIdentity {
             target: Target {
                 slot: slot.to_owned(),
                 ..current.target.clone()
             },
             ..current.clone()
         };
-        let state = async |current: &SlotOf| match self.slot_state(current).await? {
+        let state = async |current: &SlotIdentity| match self.slot_state(current).await? {
             FoundState::State(state) => Ok::<_, CatalogError>(state),
             FoundState::Unusable(_) => Ok(None),
         };
@@ -113,7 +117,7 @@ impl Catalog {
     /// Returns the pipeline that most recently read a slot.
     async fn pipeline_of(
         &self,
-        current: &SlotOf,
+        current: &SlotIdentity,
         slot: &str,
     ) -> Result<Option<String>, CatalogError> {
         let sql = format!(

@@ -61,13 +61,13 @@ impl Limit {
 impl Catalog {
     /// If an error was caused by a lack of WAL senders or slots, adds a hint that lists the
     /// sessions or slots in use and the remedy.
-    pub(crate) async fn name_users(&self, error: &mut ServerError) {
+    pub(crate) async fn add_limit_hint(&self, error: &mut ServerError) {
         let Some(limit) = Limit::from_sqlstate(&error.code) else {
             return;
         };
         // If the query fails, the error is left unchanged.
-        if let Ok(Some(used_up)) = self.used_up(limit).await {
-            error.hint = Some(used_up);
+        if let Ok(Some(exhausted_limit)) = self.exhausted_limit(limit).await {
+            error.hint = Some(exhausted_limit);
         }
     }
 
@@ -76,7 +76,10 @@ impl Catalog {
     ///
     /// # Errors
     /// Returns an error if a query fails.
-    pub(crate) async fn used_up(&self, limit: Limit) -> Result<Option<String>, CatalogError> {
+    pub(crate) async fn exhausted_limit(
+        &self,
+        limit: Limit,
+    ) -> Result<Option<String>, CatalogError> {
         let setting = limit.setting();
         let sql = format!("SELECT current_setting('{setting}')::int8");
         let max: i64 = self.client.query_one(&sql, &[]).await?.try_get(0)?;

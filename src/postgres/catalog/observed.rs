@@ -123,7 +123,7 @@ pub(crate) struct ObservedTable {
     /// Other properties of the published columns.
     pub facts: Vec<ColumnFacts>,
     /// Whether the table has the trigger of `sql/no_update.sql`.
-    pub refuses_update: bool,
+    pub rejects_update: bool,
     /// Whether the table has a primary key.
     pub has_key: bool,
     /// The version of the table, read before all other fields.

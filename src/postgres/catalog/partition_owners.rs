@@ -5,7 +5,7 @@ use crate::postgres::table::{TableName, identifier};
 
 /// A partitioned table, and its partitions that belong to other roles.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct PartitionsOfOthers {
+pub(crate) struct PartitionsWithOtherOwners {
     pub(crate) table: String,
     pub(crate) owner: String,
     /// Names of the partitions.
@@ -20,10 +20,10 @@ impl Catalog {
     ///
     /// # Errors
     /// Returns an error if the query fails.
-    pub(crate) async fn partitions_of_others(
+    pub(crate) async fn partitions_with_other_owners(
         &self,
         tables: &[TableName],
-    ) -> Result<Vec<PartitionsOfOthers>, CatalogError> {
+    ) -> Result<Vec<PartitionsWithOtherOwners>, CatalogError> {
         let sql = "WITH RECURSIVE tree (root, owner, oid) AS ( \
                  SELECT c.oid, c.relowner, c.oid FROM unnest($1::text[], $2::text[]) AS t (schema, name) \
                  JOIN pg_namespace n ON n.nspname = t.schema \
@@ -37,7 +37,7 @@ impl Catalog {
         let names: Vec<_> = tables.iter().map(|table| table.name.as_str()).collect();
         let rows = self.client().query(sql, &[&schemas, &names]).await?;
         let found = |row: &tokio_postgres::Row| {
-            Ok(PartitionsOfOthers {
+            Ok(PartitionsWithOtherOwners {
                 table: row.try_get(0)?,
                 owner: row.try_get(1)?,
                 partitions: row.try_get(2)?,
@@ -48,7 +48,7 @@ impl Catalog {
     }
 }
 
-impl PartitionsOfOthers {
+impl PartitionsWithOtherOwners {
     /// Describes the problem, with the statement that fixes it.
     pub(crate) fn warning(&self) -> String {
         let owners: Vec<_> = self.owners.iter().map(|owner| identifier(owner)).collect();
@@ -71,7 +71,7 @@ mod tests {
 
     #[test]
     fn warning_names_the_partitions_and_the_documentation_page() {
-        let found = PartitionsOfOthers {
+        let found = PartitionsWithOtherOwners {
             table: "app.outbox".to_owned(),
             owner: "My shop".to_owned(),
             partitions: vec!["app.outbox_p1".to_owned(), "app.outbox_p2".to_owned()],

@@ -14,8 +14,8 @@ const LOGIN_PRIVILEGES: &str = "SELECT coalesce((SELECT rolreplication OR rolsup
 impl Catalog {
     /// Adds a hint to an error with which the server rejected a replication connection, if the
     /// catalog shows the remedy.
-    pub(crate) async fn explain_refusal(&self, error: &mut ServerError) {
-        self.name_users(error).await;
+    pub(crate) async fn explain_rejection(&self, error: &mut ServerError) {
+        self.add_limit_hint(error).await;
         // insufficient_privilege. The message text can't be matched, because it may be in a
         // different language.
         if error.code != "42501" {

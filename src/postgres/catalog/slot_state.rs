@@ -31,7 +31,7 @@ pub(super) const IN_THIS_DATABASE: &str =
 
 /// A pipeline's slot, together with the cluster and timeline that its LSNs refer to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct SlotOf {
+pub(crate) struct SlotIdentity {
     pub pipeline: String,
     /// The outbox and slot of the pipeline.
     pub target: Target,
@@ -123,7 +123,10 @@ impl Catalog {
     ///
     /// # Errors
     /// Returns an error if a query fails, or if the table is not trusted.
-    pub(crate) async fn slot_state(&self, identity: &SlotOf) -> Result<FoundState, CatalogError> {
+    pub(crate) async fn slot_state(
+        &self,
+        identity: &SlotIdentity,
+    ) -> Result<FoundState, CatalogError> {
         self.query_state(identity, Use::Write).await
     }
 
@@ -136,7 +139,7 @@ impl Catalog {
     /// or journal is not trusted.
     pub(crate) async fn moved(
         &self,
-        identity: &SlotOf,
+        identity: &SlotIdentity,
         found: Lsn,
     ) -> Result<Option<Moved>, CatalogError> {
         let SlotState {
@@ -162,14 +165,17 @@ impl Catalog {
     ///
     /// # Errors
     /// Returns an error if a query fails, or if the table is not trusted.
-    pub(super) async fn has_slot_state(&self, identity: &SlotOf) -> Result<bool, CatalogError> {
+    pub(super) async fn has_slot_state(
+        &self,
+        identity: &SlotIdentity,
+    ) -> Result<bool, CatalogError> {
         let found = self.query_state(identity, Use::Read).await?;
         Ok(matches!(found, FoundState::State(Some(_))))
     }
 
     async fn query_state(
         &self,
-        identity: &SlotOf,
+        identity: &SlotIdentity,
         access: Use,
     ) -> Result<FoundState, CatalogError> {
         if let Some(reason) = self
@@ -188,7 +194,7 @@ impl Catalog {
     /// Returns the rows for a slot of this name that satisfy a condition.
     async fn slot_state_rows(
         &self,
-        identity: &SlotOf,
+        identity: &SlotIdentity,
         condition: &str,
     ) -> Result<Vec<SimpleQueryRow>, CatalogError> {
         let slot = escape_literal(&identity.target.slot);
@@ -198,7 +204,7 @@ impl Catalog {
 
     async fn select_slot_states(
         &self,
-        identity: &SlotOf,
+        identity: &SlotIdentity,
         condition: &str,
     ) -> Result<Vec<SimpleQueryRow>, CatalogError> {
         let select = format!(
@@ -224,7 +230,7 @@ impl Catalog {
     /// Returns an error if the query fails.
     pub(crate) async fn write_slot_state(
         &self,
-        identity: &SlotOf,
+        identity: &SlotIdentity,
         confirmed: Lsn,
     ) -> Result<(), CatalogError> {
         // If two instances are running, the one that lags must not overwrite a later position.
@@ -249,7 +255,7 @@ impl Catalog {
     /// Returns an error if the query fails.
     pub(crate) async fn write_new_slot_state(
         &self,
-        identity: &SlotOf,
+        identity: &SlotIdentity,
         created: Lsn,
     ) -> Result<(), CatalogError> {
         let set = "begun = false, confirmed_lsn = excluded.confirmed_lsn, created_lsn = excluded.created_lsn";
@@ -259,7 +265,7 @@ impl Catalog {
 
     async fn upsert(
         &self,
-        identity: &SlotOf,
+        identity: &SlotIdentity,
         created: Option<Lsn>,
         begun: bool,
         confirmed: Lsn,
@@ -292,7 +298,7 @@ impl Catalog {
     ///
     /// # Errors
     /// Returns an error if a query fails, or if Walpost's tables are not trusted.
-    pub(crate) async fn slot_was_made(
+    pub(crate) async fn record_new_slot(
         &self,
         pipeline: &str,
         target: &Target,
@@ -302,7 +308,7 @@ impl Catalog {
             return Ok(());
         };
         let created = slot.confirmed;
-        let identity = self.slot_of(pipeline, target).await?;
+        let identity = self.slot_identity(pipeline, target).await?;
         if let FoundState::Unusable(why) = self.slot_state(&identity).await? {
             warn!(
                 pipeline,
@@ -338,7 +344,7 @@ impl Catalog {
     /// Returns an error if a query fails, or if Walpost's tables are not trusted.
     pub(crate) async fn record_gap_of_other_history(
         &self,
-        identity: &SlotOf,
+        identity: &SlotIdentity,
         found: Lsn,
         first_start: FirstStart,
     ) -> Result<(), CatalogError> {
@@ -357,7 +363,7 @@ impl Catalog {
     /// Returns the part of a gap that the first run with the slot does not copy.
     async fn uncopied_part(
         &self,
-        identity: &SlotOf,
+        identity: &SlotIdentity,
         gap: Gap,
         first_start: FirstStart,
     ) -> Result<Option<Gap>, CatalogError> {
@@ -374,7 +380,7 @@ impl Catalog {
     /// Returns an error if a query fails, or if Walpost's tables are not trusted.
     pub(crate) async fn gap_of_other_history(
         &self,
-        identity: &SlotOf,
+        identity: &SlotIdentity,
         found: Lsn,
         first_start: FirstStart,
     ) -> Result<Option<Gap>, CatalogError> {
@@ -395,7 +401,10 @@ impl Catalog {
     }
 
     /// Returns the slot that the pipeline read most recently before the current one.
-    async fn former_slot(&self, identity: &SlotOf) -> Result<Option<FormerSlot>, CatalogError> {
+    async fn former_slot(
+        &self,
+        identity: &SlotIdentity,
+    ) -> Result<Option<FormerSlot>, CatalogError> {
         let condition = format!(
             "pipeline = {} AND slot <> {} AND begun AND {} ORDER BY confirmed_lsn DESC LIMIT 1",
             escape_literal(&identity.pipeline),
@@ -412,7 +421,7 @@ impl Catalog {
     /// rows that can't be copied.
     async fn gap_of_former_slot(
         &self,
-        identity: &SlotOf,
+        identity: &SlotIdentity,
         found: Lsn,
         state: Option<SlotState>,
         first_start: FirstStart,
@@ -453,19 +462,25 @@ impl Catalog {
     /// rows of the table.
     async fn is_copied_at_first_start(
         &self,
-        identity: &SlotOf,
+        identity: &SlotIdentity,
         first_start: FirstStart,
     ) -> Result<bool, CatalogError> {
         Ok(matches!(identity.target.outbox, Outbox::Table(_))
             && first_start == FirstStart::CopiesTable
             && self.slot_state_rows(identity, "begun").await?.is_empty()
-            && self.snapshot_record(&identity.target).await?.is_unbegun())
+            && self
+                .snapshot_record(&identity.target)
+                .await?
+                .is_not_started())
     }
 
     /// Returns the gap of rows that tables already contained when they were added to the
     /// publication, if they were added before the first slot existed. `sql/slot.sql` rejects such
     /// tables, but a table can still be added while the slot is being created.
-    async fn gap_of_added_tables(&self, identity: &SlotOf) -> Result<Option<Gap>, CatalogError> {
+    async fn gap_of_added_tables(
+        &self,
+        identity: &SlotIdentity,
+    ) -> Result<Option<Gap>, CatalogError> {
         let (Outbox::Tables(patterns) | Outbox::OneOf { of: patterns, .. }) =
             &identity.target.outbox
         else {
@@ -493,7 +508,7 @@ impl Catalog {
     /// was just created there.
     async fn gap_before(
         &self,
-        identity: &SlotOf,
+        identity: &SlotIdentity,
         found: Lsn,
         filter: HistoryFilter,
     ) -> Result<Option<Gap>, CatalogError> {
@@ -551,7 +566,7 @@ impl Catalog {
     /// individually. Skips entries that an earlier attempt has written.
     async fn write_gap(
         &self,
-        identity: &SlotOf,
+        identity: &SlotIdentity,
         gap: &Gap,
         found: Lsn,
     ) -> Result<(), CatalogError> {
@@ -605,7 +620,7 @@ impl Catalog {
     /// of the former slot that are no longer published.
     async fn gap_tables(
         &self,
-        identity: &SlotOf,
+        identity: &SlotIdentity,
         gap: &Gap,
     ) -> Result<Vec<GapTable>, CatalogError> {
         let target = &identity.target;
@@ -666,7 +681,7 @@ impl Catalog {
     /// Records which tables of the gap are not published. The slot is at `found`.
     async fn record_unpublished_tables(
         &self,
-        identity: &SlotOf,
+        identity: &SlotIdentity,
         gap: &Gap,
         tables: &[GapTable],
         found: Lsn,
@@ -732,11 +747,11 @@ impl Catalog {
     ///
     /// # Errors
     /// Returns an error if the query fails.
-    pub(crate) async fn slot_of(
+    pub(crate) async fn slot_identity(
         &self,
         pipeline: &str,
         target: &Target,
-    ) -> Result<SlotOf, CatalogError> {
+    ) -> Result<SlotIdentity, CatalogError> {
         // After a promotion, the control file contains the old timeline until the next checkpoint.
         let row = self
             .client()
@@ -748,7 +763,7 @@ impl Catalog {
             )
             .await?;
         let timeline: i64 = row.try_get(1)?;
-        Ok(SlotOf {
+        Ok(SlotIdentity {
             pipeline: pipeline.to_owned(),
             target: target.clone(),
             system_id: row.try_get(0)?,
@@ -767,7 +782,7 @@ impl Catalog {
     /// unexpected value.
     pub(crate) async fn is_accounted_for(
         &self,
-        identity: &SlotOf,
+        identity: &SlotIdentity,
         confirmed: Lsn,
         found: Lsn,
     ) -> Result<bool, CatalogError> {
@@ -807,7 +822,7 @@ enum HistoryFilter {
 
 /// Returns the condition that selects the rows of `walpost.slot_state` that belong to the current
 /// history of the database.
-fn same_history_condition(identity: &SlotOf) -> String {
+fn same_history_condition(identity: &SlotIdentity) -> String {
     format!(
         "version = {VERSION} AND system_id = {} AND timeline = {} AND {IN_THIS_DATABASE}",
         escape_literal(&identity.system_id),

@@ -118,7 +118,7 @@ impl SnapshotRecord {
 
     /// Returns whether no run of the pipeline has started to copy the table.
     #[must_use]
-    pub(crate) fn is_unbegun(self) -> bool {
+    pub(crate) fn is_not_started(self) -> bool {
         matches!(self, Self::Nothing | Self::Due { .. })
     }
 }

@@ -48,7 +48,7 @@ pub(crate) enum CreatedAt {
     First,
     /// First, unless the primary key itself increases with time, in which case its index provides
     /// the order.
-    UnlessKeyRises,
+    UnlessKeyAscends,
 }
 
 /// The columns by which rows are ordered, most significant first. The columns are never null. `'t`
@@ -395,7 +395,7 @@ fn ordered(
 ) -> Vec<OrderColumn> {
     let is_first = match created_at {
         CreatedAt::First => !key.is_empty(),
-        CreatedAt::UnlessKeyRises => !key.first().is_some_and(|first| first.rises),
+        CreatedAt::UnlessKeyAscends => !key.first().is_some_and(|first| first.rises),
     };
     if let Some(time) = time.filter(|_| is_first) {
         key.retain(|column| column.name != time.name);
@@ -425,14 +425,14 @@ mod tests {
             let names: Vec<_> = ordered.into_iter().map(|column| column.name).collect();
             names.join(" ")
         };
-        use CreatedAt::{First, UnlessKeyRises};
+        use CreatedAt::{First, UnlessKeyAscends};
         let (rising, random) = ([column("id", true)], [column("id", false)]);
         assert_eq!(names(&rising, time(), First), "created_at id");
-        assert_eq!(names(&rising, time(), UnlessKeyRises), "id");
-        assert_eq!(names(&random, time(), UnlessKeyRises), "created_at id");
+        assert_eq!(names(&rising, time(), UnlessKeyAscends), "id");
+        assert_eq!(names(&random, time(), UnlessKeyAscends), "created_at id");
         assert_eq!(names(&random, None, First), "id");
         assert_eq!(names(&[], time(), First), "");
-        assert_eq!(names(&[], time(), UnlessKeyRises), "created_at");
+        assert_eq!(names(&[], time(), UnlessKeyAscends), "created_at");
         let both = [column("id", false), column("created_at", false)];
         assert_eq!(names(&both, time(), First), "created_at id");
     }

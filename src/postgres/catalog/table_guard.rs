@@ -137,7 +137,7 @@ impl Catalog {
     ///
     /// # Errors
     /// Returns an error if the statement would run code of other roles
-    /// ([`CatalogError::CodeOfOthers`]), row-level security applies to this role, the lock is not
+    /// ([`CatalogError::ForeignCode`]), row-level security applies to this role, the lock is not
     /// available, or the query fails.
     pub(crate) async fn lock_and_examine(
         &self,
@@ -157,7 +157,7 @@ impl Catalog {
         }
         match code.is_empty() {
             true => Ok(()),
-            false => Err(CatalogError::CodeOfOthers { table, role, code }),
+            false => Err(CatalogError::ForeignCode { table, role, code }),
         }
     }
 

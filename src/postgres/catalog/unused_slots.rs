@@ -5,7 +5,7 @@ use std::fmt;
 use bytesize::ByteSize;
 use postgres_protocol::escape::escape_literal;
 
-use super::slot_state::SlotOf;
+use super::slot_state::SlotIdentity;
 use super::{Catalog, CatalogError};
 use crate::postgres::target::Target;
 
@@ -56,13 +56,13 @@ impl Catalog {
              FROM pg_replication_slots WHERE database = current_database() AND plugin = 'pgoutput' \
              AND NOT temporary AND NOT active AND slot_name::text <> ALL ($1) ORDER BY 1";
         let rows = self.client().query(SQL, &[&used]).await?;
-        let own_slot = self.slot_of("", target).await?;
+        let own_slot = self.slot_identity("", target).await?;
         let mut unused = Vec::new();
         for row in rows {
             let name: String = row.try_get(0)?;
             let retained: Option<i64> = row.try_get(1)?;
             if !name.starts_with(DEFAULT_PREFIX) {
-                let identity = SlotOf {
+                let identity = SlotIdentity {
                     target: Target {
                         slot: name.clone(),
                         ..target.clone()

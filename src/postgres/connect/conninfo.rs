@@ -490,7 +490,7 @@ impl Conninfo {
     ///
     /// # Errors
     /// Returns the value found and the value expected, phrased to follow the name of the column.
-    pub(crate) fn check_part_of_row(parameter: &str, value: &str) -> Result<(), String> {
+    pub(crate) fn check_row_parameter(parameter: &str, value: &str) -> Result<(), String> {
         row_parameters::check_part(parameter, value)
     }
 
@@ -498,7 +498,7 @@ impl Conninfo {
     ///
     /// # Errors
     /// Returns the value found and the value expected, phrased to follow the name of the column.
-    pub(crate) fn check_of_row(text: &str) -> Result<(), String> {
+    pub(crate) fn check_row_url(text: &str) -> Result<(), String> {
         row_parameters::check_whole(text)
     }
 

@@ -56,7 +56,7 @@ impl Connection {
             }
             match timeout(REQUEST_INTERVAL, self.receive()).await {
                 Ok(filled) => filled?,
-                Err(_) if self.last_heard().elapsed() > limit => {
+                Err(_) if self.last_received_at().elapsed() > limit => {
                     return Err(ConnectionError::Silent(limit));
                 }
                 Err(_) => self.respond(true, limit).await?,

@@ -134,7 +134,7 @@ fn keeps_the_payload_in_the_dead_letter_of_an_event_with_an_unusable_topic() {
         brokers: String::new(),
         reason: "policy violation".to_owned(),
     };
-    let refused = SinkError::RecordRefused {
+    let refused = SinkError::RecordRejected {
         topic: "t".to_owned(),
         bytes: 1,
         reason: "invalid timestamp".to_owned(),

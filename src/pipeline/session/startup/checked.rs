@@ -17,7 +17,7 @@ use crate::pipeline::session::monitor::monitor_until_lost;
 use crate::pipeline::settings::Delivery;
 use crate::pipeline::snapshot;
 use crate::pipeline::wal_budget::slot_monitor;
-use crate::postgres::catalog::slot_state::{SlotOf, describe_move};
+use crate::postgres::catalog::slot_state::{SlotIdentity, describe_move};
 use crate::postgres::catalog::{
     CatalogError, Observed, ObservedTable, SlotInUse, unpublished_warning,
 };
@@ -172,17 +172,17 @@ impl<C: CatalogQueries> Checked<C> {
             None => start.link(&self.catalog).await?,
         };
         link.connection.pause();
-        let slot_of = start.session_state.record_server(settings, &link.identity);
+        let slot_identity = start.session_state.record_server(settings, &link.identity);
         let checkpoint = match found {
             Some(Err(mut missing)) => {
                 match self
-                    .first_checkpoint(start, &slot_of, &link.identity)
+                    .first_checkpoint(start, &slot_identity, &link.identity)
                     .await?
                 {
                     Some(first) => Some(first),
                     None => {
                         if let ExactlyOnceError::NoCheckpoint { moved, .. } = &mut missing {
-                            *moved = self.describe_move(start, &slot_of).await?;
+                            *moved = self.describe_move(start, &slot_identity).await?;
                         }
                         return Err(missing.into());
                     }
@@ -194,7 +194,7 @@ impl<C: CatalogQueries> Checked<C> {
             catalog: self.catalog,
             observed: self.observed,
             link,
-            slot_of,
+            slot_identity,
             checkpoint,
         })
     }
@@ -207,8 +207,11 @@ impl<C: CatalogQueries> Checked<C> {
     ) -> Result<Option<Link>, PipelineError> {
         let settings = start.settings;
         let mut link = start.link(&self.catalog).await?;
-        let slot_of = start.session_state.record_server(settings, &link.identity);
-        let recorded = start.slot_state(&self.catalog, &slot_of).await?.flatten();
+        let slot_identity = start.session_state.record_server(settings, &link.identity);
+        let recorded = start
+            .slot_state(&self.catalog, &slot_identity)
+            .await?
+            .flatten();
         let recorded = recorded.map(|state| state.confirmed);
         if !snapshot::has_nothing_to_copy(settings, &self.catalog, &self.observed, recorded).await {
             return Ok(None);
@@ -222,9 +225,12 @@ impl<C: CatalogQueries> Checked<C> {
     async fn describe_move<D: Database<Catalog = C>>(
         &self,
         start: &mut Startup<'_, '_, D>,
-        slot_of: &SlotOf,
+        slot_identity: &SlotIdentity,
     ) -> Result<String, CatalogError> {
-        let state = start.slot_state(&self.catalog, slot_of).await?.flatten();
+        let state = start
+            .slot_state(&self.catalog, slot_identity)
+            .await?
+            .flatten();
         let (Some(slot), Some(state)) = (&self.observed.slot, state) else {
             return Ok(String::new());
         };
@@ -232,14 +238,14 @@ impl<C: CatalogQueries> Checked<C> {
         if confirmed >= found
             || self
                 .catalog
-                .is_accounted_for(slot_of, confirmed, found)
+                .is_accounted_for(slot_identity, confirmed, found)
                 .await?
         {
             return Ok(String::new());
         }
         Ok(format!(
             ". But {}",
-            describe_move(&slot_of.target, confirmed, found)
+            describe_move(&slot_identity.target, confirmed, found)
         ))
     }
 
@@ -249,19 +255,22 @@ impl<C: CatalogQueries> Checked<C> {
     async fn first_checkpoint<D: Database<Catalog = C>>(
         &self,
         start: &mut Startup<'_, '_, D>,
-        slot_of: &SlotOf,
+        slot_identity: &SlotIdentity,
         identity: &Identity,
     ) -> Result<Option<Checkpoint>, CatalogError> {
         let Some(slot) = &self.observed.slot else {
             return Ok(None);
         };
-        let state = start.slot_state(&self.catalog, slot_of).await?.flatten();
+        let state = start
+            .slot_state(&self.catalog, slot_identity)
+            .await?
+            .flatten();
         if !state.is_some_and(|state| state.is_untouched(slot.confirmed)) {
             return Ok(None);
         }
         info!(
-            pipeline = slot_of.pipeline,
-            slot = slot_of.target.slot,
+            pipeline = slot_identity.pipeline,
+            slot = slot_identity.target.slot,
             from = %slot.confirmed,
             "first run since walpost init created the slot: none of its events are in Kafka"
         );
@@ -269,13 +278,17 @@ impl<C: CatalogQueries> Checked<C> {
         // another slot did not deliver can no longer be determined. Therefore, record these events
         // now.
         self.catalog
-            .record_gap_of_other_history(slot_of, slot.confirmed, start.settings.first_start())
+            .record_gap_of_other_history(
+                slot_identity,
+                slot.confirmed,
+                start.settings.first_start(),
+            )
             .await?;
         let server = ServerState {
-            system_id: slot_of.system_id.clone(),
-            timeline: slot_of.timeline,
+            system_id: slot_identity.system_id.clone(),
+            timeline: slot_identity.timeline,
             history: Vec::new(),
-            slot: slot_of.target.slot.clone(),
+            slot: slot_identity.target.slot.clone(),
             confirmed: slot.confirmed,
             flushed: identity.flushed,
         };

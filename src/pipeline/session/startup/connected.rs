@@ -12,7 +12,7 @@ use crate::pipeline::session::link::{Link, explain_error};
 use crate::pipeline::snapshot::error::SnapshotError;
 use crate::pipeline::snapshot::{self, Known, Snapshot};
 use crate::postgres::catalog::Observed;
-use crate::postgres::catalog::slot_state::SlotOf;
+use crate::postgres::catalog::slot_state::SlotIdentity;
 
 /// The result of the second phase: a connection that can stream and, with exactly-once delivery,
 /// the checkpoint.
@@ -20,7 +20,7 @@ pub(super) struct Connected<C> {
     pub(super) catalog: C,
     pub(super) observed: Observed,
     pub(super) link: Link,
-    pub(super) slot_of: SlotOf,
+    pub(super) slot_identity: SlotIdentity,
     pub(super) checkpoint: Option<Checkpoint>,
 }
 
@@ -46,7 +46,7 @@ impl<C: CatalogQueries> Connected<C> {
             true => snapshot::Planned::Nothing,
             false => {
                 let recorded = start
-                    .slot_state(&self.catalog, &self.slot_of)
+                    .slot_state(&self.catalog, &self.slot_identity)
                     .await?
                     .flatten();
                 let recorded = recorded.map(|state| state.confirmed);
@@ -63,7 +63,7 @@ impl<C: CatalogQueries> Connected<C> {
             snapshot::Planned::Settled(settlement) => OlderRows::Settled(settlement),
             snapshot::Planned::Copy(plan) => {
                 let stats = start.core.delivery.watermark.stats();
-                stats.snapshot_entered(SnapshotPhase::Making, None);
+                stats.record_snapshot_phase(SnapshotPhase::Making, None);
                 let catalog = &self.catalog;
                 match Snapshot::make(settings, start.database, catalog, &self.link.identity, plan)
                     .await
@@ -79,7 +79,7 @@ impl<C: CatalogQueries> Connected<C> {
         Ok(Planned {
             catalog: self.catalog,
             link: self.link,
-            slot_of: self.slot_of,
+            slot_identity: self.slot_identity,
             checkpoint: self.checkpoint,
             server,
             older,

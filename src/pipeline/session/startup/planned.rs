@@ -8,13 +8,13 @@ use crate::model::lsn::Lsn;
 use crate::pipeline::database::{CatalogQueries, Database};
 use crate::pipeline::error::PipelineError;
 use crate::pipeline::session::link::Link;
-use crate::postgres::catalog::slot_state::SlotOf;
+use crate::postgres::catalog::slot_state::SlotIdentity;
 
 /// The result of the third phase, which determines the position at which the stream must start.
 pub(super) struct Planned<C> {
     pub(super) catalog: C,
     pub(super) link: Link,
-    pub(super) slot_of: SlotOf,
+    pub(super) slot_identity: SlotIdentity,
     pub(super) checkpoint: Option<Checkpoint>,
     pub(super) server: ServerState,
     pub(super) older: OlderRows,
@@ -38,7 +38,7 @@ impl<C: CatalogQueries> Planned<C> {
                 start.take_slot(&mut self.link, &self.catalog, from).await?
             }
         };
-        let state = start.slot_state(&self.catalog, &self.slot_of).await?;
+        let state = start.slot_state(&self.catalog, &self.slot_identity).await?;
         if self.checkpoint.is_none() {
             // A checkpoint is compared with the slot instead, because it is more reliable than the
             // state of this process: another instance may have advanced the slot. If this run
@@ -46,15 +46,16 @@ impl<C: CatalogQueries> Planned<C> {
             let is_copied = matches!(self.older, OlderRows::Copy(_));
             let recorded = state.flatten().filter(|_| !is_copied);
             let recorded = recorded.map(|state| state.confirmed);
-            if let Err(moved) = start
-                .session_state
-                .check_slot(&self.slot_of, recorded, resume)
+            if let Err(moved) =
+                start
+                    .session_state
+                    .check_slot(&self.slot_identity, recorded, resume)
             {
                 match recorded {
                     Some(recorded)
                         if self
                             .catalog
-                            .is_accounted_for(&self.slot_of, recorded, resume)
+                            .is_accounted_for(&self.slot_identity, recorded, resume)
                             .await? => {}
                     _ => return Err(moved.into()),
                 }
@@ -64,7 +65,7 @@ impl<C: CatalogQueries> Planned<C> {
                 // the slot has been read.
                 self.catalog
                     .record_gap_of_other_history(
-                        &self.slot_of,
+                        &self.slot_identity,
                         resume,
                         start.settings.first_start(),
                     )
@@ -75,7 +76,7 @@ impl<C: CatalogQueries> Planned<C> {
             catalog: self.catalog,
             link: self.link,
             recorded: Recorded {
-                slot_of: self.slot_of,
+                slot_identity: self.slot_identity,
                 state,
             },
             checkpoint: self.checkpoint,

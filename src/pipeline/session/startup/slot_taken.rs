@@ -23,7 +23,7 @@ use crate::pipeline::settings::Delivery;
 use crate::pipeline::snapshot;
 use crate::pipeline::snapshot::pace::Pace;
 use crate::postgres::catalog::CatalogError;
-use crate::postgres::catalog::slot_state::{SlotOf, SlotState};
+use crate::postgres::catalog::slot_state::{SlotIdentity, SlotState};
 
 /// insufficient_privilege
 const INSUFFICIENT_PRIVILEGE: &str = "42501";
@@ -187,7 +187,7 @@ impl<D: Database> Startup<'_, '_, D> {
 
 /// The recorded state of the slot when it was acquired.
 pub(super) struct Recorded {
-    pub(super) slot_of: SlotOf,
+    pub(super) slot_identity: SlotIdentity,
     /// The recorded state; `None` if positions can't be recorded, and `Some(None)` if no state has
     /// been recorded.
     pub(super) state: Option<Option<SlotState>>,
@@ -215,12 +215,13 @@ impl Recorded {
             exactly_once && before.is_some_and(|state: SlotState| state.is_untouched(resume));
         let written = match is_unread {
             true => Ok(()),
-            false => catalog.write_slot_state(&self.slot_of, resume).await,
+            false => catalog.write_slot_state(&self.slot_identity, resume).await,
         };
         match written {
             Ok(()) => {
                 let confirmed = start.core.delivery.watermark.confirmed();
-                let (gate, writer) = ConfirmationGate::with_writer(self.slot_of, confirmed, now);
+                let (gate, writer) =
+                    ConfirmationGate::with_writer(self.slot_identity, confirmed, now);
                 Ok((gate, Some(writer)))
             }
             // Without the write, the position in the existing row would be too low.
@@ -228,7 +229,7 @@ impl Recorded {
             Err(error) if recovery::catalog_remedy(&error) == recovery::Remedy::Halt => {
                 start
                     .session_state
-                    .warn_unrecorded(&self.slot_of, &error.to_string());
+                    .warn_unrecorded(&self.slot_identity, &error.to_string());
                 Ok((ConfirmationGate::always_open(), None))
             }
             Err(error) => Err(error),

@@ -426,7 +426,7 @@ impl Catalog {
             }
         }
         if let Some(own) = own
-            && SnapshotRecord::of_table(&snapshots, Some(own)).is_unbegun()
+            && SnapshotRecord::of_table(&snapshots, Some(own)).is_not_started()
             && !self.has_streamed(target).await?
         {
             open.push(own.to_string());

@@ -163,7 +163,7 @@ fn reasons(stack: &ErrorStack) -> String {
 
 /// Returns the error for a local file.
 fn path_error(parameter: &'static str, path: &Path, error: PathError) -> DialError {
-    match error.is_distrust() {
+    match error.is_untrusted() {
         true => DialError::UntrustedFile {
             parameter,
             path: path.to_owned(),
