@@ -550,7 +550,7 @@ fn error_for_an_invalid_value_names_its_key() {
     check(&route("(.*)", "$1_x"), &["route", "group \"1_x\"", "${1}"]);
     check("headers = [[\"a\"]]", &["headers"]);
     check("create_topics = { partitions = 0 }", &["create_topics"]);
-    check("kafka = { acks = 1 }", &["acks", "refused"]);
+    check("kafka = { acks = 1 }", &["acks", "is not allowed"]);
 }
 
 #[test]
