@@ -414,7 +414,7 @@ fn check_and_run_warn_about_unverified_brokers() {
         let log = &finished.stderr;
         assert_eq!(is_there(log), expected.is_some(), "{case}: {log}");
         assert_eq!(
-            log.contains("anyone on the network"),
+            log.contains("impersonate a broker"),
             expected.is_some(),
             "{case}: {log}"
         );
