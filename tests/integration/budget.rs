@@ -456,7 +456,7 @@ fn does_not_replay_or_record_again_a_slot_recorded_but_not_dropped() {
     let replay = || fixture.replay(&["--dropped-slots", "--yes"]).finish();
     replay()
         .expect_code(1)
-        .expect_mentions(&["still exists", "start walpost"]);
+        .expect_mentions(&["still exists", "Start walpost"]);
     assert_eq!(entries(&fixture), 1);
     drop_slot(&fixture);
     assert_eq!(entries(&fixture), 1);
