@@ -315,13 +315,13 @@ fn creates_no_partitions_of_a_table_with_code_of_other_roles(major: u32) {
                 "({column} timestamptz, CONSTRAINT walpost_event_size CHECK (true),
                  FOREIGN KEY (aggregatetype) REFERENCES plot.kinds) PARTITION BY RANGE (created_at)"
             ),
-            "code owned by other roles",
+            "code of other roles",
         ),
         (
             format!(
                 "({column} timestamptz, CONSTRAINT walpost_event_size CHECK (plot.note('check'))) PARTITION BY RANGE (created_at)"
             ),
-            "code owned by other roles",
+            "code of other roles",
         ),
         (
             format!(
