@@ -128,7 +128,8 @@ fn check_reports_an_unresponsive_broker() {
     finished.expect_mentions(&["127.0.0.1:9"]);
 }
 
-/// The unresponsive address takes longest, because it accepts connections but never responds.
+/// The unresponsive address takes longest, because it accepts connections but never responds: 5 s, and
+/// the time that PostgreSQL takes.
 #[test]
 fn check_times_out_soon_if_no_broker_responds() {
     let fixture = Fixture::new();
@@ -164,7 +165,7 @@ fn check_times_out_soon_if_no_broker_responds() {
             .expect_mentions(&[expected]);
         let duration = started.elapsed();
         assert!(
-            duration < Duration::from_secs(7),
+            duration < Duration::from_secs(10),
             "{expected}: {duration:?}"
         );
     }

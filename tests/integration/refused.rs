@@ -126,7 +126,10 @@ fn rejects_kafka_properties_that_break_order_or_durability() {
         ("delivery.timeout.ms", "30000"),
     ] {
         let assignment = format!("{property}={value}");
-        expect_rejection(run(&["-X", &assignment]), &[property, value, "is not allowed"]);
+        expect_rejection(
+            run(&["-X", &assignment]),
+            &[property, value, "is not allowed"],
+        );
     }
     let finished = pipeline("kafka = { acks = '1' }");
     expect_rejection(finished, &["acks", "is not allowed"]);
