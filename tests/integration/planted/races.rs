@@ -312,7 +312,8 @@ fn locks_no_tables_of_a_view_that_replaces_the_inspected_table() {
             shop.mallory
         ));
         shop.attacker.run(
-            "CREATE TABLE plot.bare (a int); GRANT TRIGGER ON plot.bare TO PUBLIC; CREATE TABLE plot.blocker ()",
+            "CREATE TABLE plot.bare (a int); GRANT TRIGGER ON plot.bare TO PUBLIC; CREATE TABLE plot.blocker ();
+             CREATE VIEW plot.replacement WITH (security_invoker) AS SELECT 1 AS a FROM public.outbox, plot.blocker",
         );
         let (holder, examiner) = (session(), session());
         holder.run("BEGIN; LOCK TABLE plot.bare IN ACCESS EXCLUSIVE MODE");
@@ -330,8 +331,7 @@ fn locks_no_tables_of_a_view_that_replaces_the_inspected_table() {
             waits_for("plot.bare")
         });
         let _ = holder.try_run(
-            "ALTER TABLE plot.bare RENAME TO former; CREATE VIEW plot.bare WITH (security_invoker)
-             AS SELECT 1 AS a FROM public.outbox, plot.blocker; COMMIT",
+            "ALTER TABLE plot.bare RENAME TO former; ALTER VIEW plot.replacement RENAME TO bare; COMMIT",
         );
         wait_until("the inspection to end, or to wait again", || {
             examining.is_finished() || waits_for("plot.blocker")
@@ -356,10 +356,13 @@ fn init_locks_no_tables_of_a_view_that_replaces_the_outbox() {
         shop.attacker
             .run("DROP FUNCTION public.walpost_no_update() CASCADE; CREATE TABLE plot.blocker ()");
         let holder = fixture.server.session_as(&shop.mallory, &fixture.name);
+        shop.attacker.run(
+            "CREATE VIEW plot.replacement WITH (security_invoker) AS SELECT 1 AS a FROM public.orders, plot.blocker",
+        );
         holder.run("BEGIN; LOCK TABLE plot.blocker IN ACCESS EXCLUSIVE MODE");
         shop.attacker.run(
-            "BEGIN; DROP TABLE public.outbox; CREATE VIEW public.outbox WITH (security_invoker)
-             AS SELECT 1 AS a FROM public.orders, plot.blocker",
+            "BEGIN; DROP TABLE public.outbox; ALTER VIEW plot.replacement RENAME TO outbox;
+             ALTER VIEW plot.outbox SET SCHEMA public",
         );
         let mut init = shop.init().start();
         let waits =
