@@ -162,5 +162,5 @@ fn does_not_delete_rows_without_a_timestamp() {
     );
     let arguments = ["--retention", "1s", "--delete-rows"];
     let finished = maintain(&fixture, &arguments).expect_code(3);
-    finished.expect_mentions(&["public.outbox has no column created_at", "by hand"]);
+    finished.expect_mentions(&["public.outbox has no column created_at", "manually"]);
 }
