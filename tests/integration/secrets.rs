@@ -269,7 +269,7 @@ fn warns_about_a_configuration_file_with_a_password_readable_by_others() {
         (
             kafka,
             &in_kafka,
-            Some("ssl.key.password of pipeline \"outbox\""),
+            Some("ssl.key.password in pipeline \"outbox\""),
         ),
         (&with_sasl, nowhere, Some("sasl.password in [kafka]")),
         (kafka, nowhere, None),
