@@ -67,11 +67,12 @@ BEGIN
     -- transaction: the schema keeps its name if its row is locked, and the table if it is locked.
     IF is_addable AND (SELECT rolsuper FROM pg_roles WHERE oid = us) THEN
         PERFORM FROM pg_namespace WHERE nspname = in_schema FOR KEY SHARE;
+        is_addable := FOUND;
         -- LOCK TABLE looks the name up again while it waits. If the name then refers to a view, it locks
         -- every table in the view's query.
         PERFORM FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = in_schema
             AND c.relname = current_setting('walpost.table_name') AND c.relowner = us AND c.relkind IN ('r', 'p') FOR KEY SHARE;
-        is_addable := FOUND;
+        is_addable := is_addable AND FOUND;
     ELSIF is_addable THEN
         -- Only a superuser can lock the row, so the owner of the schema must be trusted.
         is_addable := EXISTS (SELECT FROM pg_namespace JOIN pg_roles r ON r.oid = CASE

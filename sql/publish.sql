@@ -16,7 +16,7 @@
 -- functions are replaced, and privileges that were granted or revoked on them are kept. `walpost
 -- init --outbox messages` runs the same.
 --
--- Who may publish: at first, only the owner of the functions. sql/writer.sql
+-- Who may publish: initially, only the owner of the functions may. sql/writer.sql
 -- (`walpost init --writer shop`) allows the role `shop` to publish. If PUBLIC may call the
 -- functions, `walpost check` reports it, with the statements that revoke it.
 --

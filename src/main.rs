@@ -182,8 +182,8 @@ mod error_codes {
         }
     }
 
-    /// Returns the source of a broker's setting. The source is also an enum in the bindings, and
-    /// rdkafka only accepts the values up to `DEFAULT`.
+    /// Returns the source of a broker's setting, or `UNKNOWN` for a source above `DEFAULT`, which
+    /// rdkafka's enum does not contain.
     #[unsafe(no_mangle)]
     unsafe extern "C" fn __wrap_rd_kafka_ConfigEntry_source(entry: *const c_void) -> c_int {
         const UNKNOWN: c_int = 0;

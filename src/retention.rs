@@ -228,7 +228,7 @@ pub(crate) struct RetentionReport {
     pub done: Vec<String>,
     /// Steps that have to wait.
     pub waits: Vec<RemovalWait>,
-    /// Problems that require an operator or another attempt.
+    /// Problems that require operator intervention or a retry.
     pub problems: Vec<RetentionError>,
 }
 

@@ -122,7 +122,7 @@ const KNOWN: &[KnownProperty] = &[
         &["false"],
         Unsupported(
             "prevents Debezium from writing to the database. Walpost records the confirmed position in the table \
-             walpost.slot_state of the primary, and reads its slot there: grant Walpost's role these privileges (sql/role.sql)",
+             walpost.slot_state on the primary, and reads the slot's state there: grant Walpost's role these privileges (sql/role.sql)",
         ),
     ),
     KnownProperty("connection.validation.timeout.ms", &[], WithoutEffect),

@@ -830,8 +830,8 @@ mod tests {
         assert!(failure.reason.contains(expected), "{failure:?}");
     }
 
-    /// Without the check, librdkafka would commit the transaction, and according to the checkpoint,
-    /// Kafka would have the record.
+    /// Without the check, librdkafka would commit the transaction, and the checkpoint would wrongly
+    /// indicate that Kafka has the record.
     #[tokio::test]
     async fn does_not_commit_a_transaction_with_an_unacknowledged_record() {
         let mut settings = ProducerSettings {

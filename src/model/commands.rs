@@ -29,7 +29,7 @@ impl Commands {
         Self(Arc::new(options))
     }
 
-    /// Creates commands for a pipeline whose other options are unknown.
+    /// Creates commands for a pipeline of which only the name is known.
     #[must_use]
     pub(crate) fn for_pipeline(name: &str) -> Self {
         Self::new(Options {

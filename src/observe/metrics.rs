@@ -36,7 +36,7 @@ pub struct Definition {
 
 /// The type of a metric, and a function that computes its value.
 pub enum Source {
-    /// A gauge of the process, with the name of its label, if any. The function returns the label's
+    /// A gauge of the process: the name of its label, if any, and a function that returns the label's
     /// value and the metric's value.
     Process(Option<&'static str>, fn(&Status) -> (String, f64)),
     /// A counter of the process.

@@ -97,7 +97,7 @@ impl Writer {
     pub fn write<'w>(
         &'w mut self,
         topic: &'w str,
-        remains: EventContent<'w>,
+        content: EventContent<'w>,
         identifier: (&str, &[u8]),
         about: &[(&str, &[u8])],
         extent: Extent,
@@ -107,7 +107,7 @@ impl Writer {
         self.headers.clear();
         (self.identifier_index, self.event_end) = (0, 1);
         let with_payload = extent.has_payload();
-        let (mut key, mut payload, mut timestamp_millis) = match remains {
+        let (mut key, mut payload, mut timestamp_millis) = match content {
             EventContent::Row(mapping, row) => self.row(mapping, row, identifier, with_payload),
             EventContent::Bytes(bytes) => {
                 self.add(identifier.0, identifier.1);
@@ -419,8 +419,8 @@ mod tests {
                 row[slot] = Some(value.as_bytes());
             }
         }
-        let remains = EventContent::Row(&mapping, &row);
-        describe(&Writer::default().write("dead", remains, IDENTIFIER, &ABOUT, extent))
+        let content = EventContent::Row(&mapping, &row);
+        describe(&Writer::default().write("dead", content, IDENTIFIER, &ABOUT, extent))
     }
 
     fn text(text: &str) -> Option<String> {
@@ -532,14 +532,14 @@ mod tests {
     #[test]
     fn uses_undecodable_bytes_as_the_payload() {
         let mut writer = Writer::default();
-        let remains = EventContent::Bytes(b"?!");
-        let whole = describe(&writer.write("dead", remains, IDENTIFIER, &ABOUT, Extent::Whole));
+        let content = EventContent::Bytes(b"?!");
+        let whole = describe(&writer.write("dead", content, IDENTIFIER, &ABOUT, Extent::Whole));
         let headers = ["walpost-position=POSITION", "walpost-error=oversize"];
         assert_eq!(
             whole,
             (None, text("?!"), None, headers.map(String::from).to_vec())
         );
-        let cut = describe(&writer.write("dead", remains, IDENTIFIER, &ABOUT, Extent::NoPayload));
+        let cut = describe(&writer.write("dead", content, IDENTIFIER, &ABOUT, Extent::NoPayload));
         assert_eq!((&cut.1, &*cut.3[1]), (&None, "walpost-payload-bytes=2"));
     }
 

@@ -466,8 +466,8 @@ impl Core {
                         self.delivery.event(at, mapping, &row, sink)?
                     }
                     Err(error) => {
-                        let remains = EventContent::Bytes(content);
-                        self.delivery.malformed(at, prefix, error, remains, sink)?
+                        let content = EventContent::Bytes(content);
+                        self.delivery.malformed(at, prefix, error, content, sink)?
                     }
                 }
             }
@@ -603,8 +603,8 @@ impl Core {
             });
         }
         let error = EnvelopeError::Large(content_bytes);
-        let remains = EventContent::Unread(content_bytes);
-        let step = self.delivery.malformed(at, prefix, error, remains, sink)?;
+        let content = EventContent::Unread(content_bytes);
+        let step = self.delivery.malformed(at, prefix, error, content, sink)?;
         self.advance_if_done(step)
     }
 

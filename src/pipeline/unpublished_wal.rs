@@ -38,9 +38,7 @@ fn add_remedy(error: &mut ServerError, target: &Target) {
     let slot = &target.slot;
     let resend = match target.outbox.is_messages() {
         true => target.resend(),
-        false => {
-            "walpost init prints the commands that send the events of the slot again".to_owned()
-        }
+        false => "walpost init prints the commands that resend the slot's events".to_owned(),
     };
     error.hint = Some(format!(
         "The publication did not exist when the next events of slot {slot:?} were committed, so these events can't be read with it. \

@@ -86,7 +86,7 @@ impl Target {
         self.init(&["--slot", &self.slot])
     }
 
-    /// Describes how an operator can send events again that the slot has skipped or lost.
+    /// Describes how an operator can resend events that the slot skipped or lost.
     #[must_use]
     pub(crate) fn resend(&self) -> String {
         match &self.outbox {

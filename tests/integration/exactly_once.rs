@@ -327,7 +327,7 @@ fn halts_if_the_checkpoint_topic_can_delete_records() {
 /// Pipelines share the topic, so the last checkpoint of an idle pipeline can be followed by many of
 /// other pipelines.
 #[test]
-fn finds_a_checkpoint_followed_by_many_of_other_pipelines() {
+fn finds_a_checkpoint_followed_by_many_checkpoints_of_other_pipelines() {
     let broker = Broker::private();
     let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker).exactly_once();
     let aggregate = fixture.aggregate(1);

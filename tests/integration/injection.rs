@@ -315,7 +315,7 @@ fn checkpoint_command_escapes_the_id_of_the_last_event() {
     assert!(json.to_string().contains("fake line"), "{json}");
 }
 
-/// Owners choose the names of their tables, including the names of tables that retention reports.
+/// The owner of a table chooses its name, which the output of retention contains.
 #[test]
 fn escapes_table_and_column_names() {
     let fixture = Fixture::bare();

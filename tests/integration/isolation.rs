@@ -177,7 +177,7 @@ fn delivers_smaller_batches_after_a_topic_limit_is_lowered(exactly_once: bool) {
 /// Asserts that Walpost delivered ids 1 to `last` in order, that no batch was refused, and that no
 /// producer was abandoned with its records.
 fn expect_no_rejection(fixture: &Fixture, topic: &str, log: &str, last: usize) {
-    for trouble in ["refused", "did not accept", "reconnecting"] {
+    for trouble in ["rejected", "did not accept", "reconnecting"] {
         assert!(!log.contains(trouble), "{log}");
     }
     let records = fixture.records();

@@ -193,7 +193,7 @@ fn init_rejects_an_owner_that_the_dba_cannot_act_as() {
             &create,
         ]);
         db.run(&create);
-        // GRANT only issues a warning if the DBA does not have the grant option.
+        // If the DBA does not have the grant option, GRANT merely issues a warning.
         let usage = |role: &str| format!("GRANT USAGE ON SCHEMA public TO \"{role}\"");
         refused(&[&usage(owner)]);
         db.run(&usage(owner));

@@ -292,7 +292,8 @@ fn warns_about_missing_table_state_and_records_no_gap() {
     assert!(!check.stdout.contains(create), "{}", check.stdout);
 }
 
-/// Walpost records the state of the publication from `walpost init` on, before the first `run`.
+/// Walpost records the state of the publication starting with `walpost init`, even before the first
+/// `run`.
 #[test]
 fn reports_rows_left_unpublished_before_the_first_run() {
     let fixture = Fixture::new();

@@ -856,7 +856,7 @@ fn runbook_statements_are_valid_sql() {
             db.run(statement);
         }
     }
-    // None of the statements has dropped a slot that is in use.
+    // The statements did not drop any slot that is in use.
     assert_eq!(db.number("SELECT count(*) FROM pg_replication_slots"), 1);
 }
 

@@ -341,7 +341,7 @@ fn help_explains_where_to_put_a_password() {
     for words in [&["run"][..], &["check"], &["init"], &["checkpoint", "show"]] {
         let help = Invocation::new(words).arg("--help").finish();
         let stdout = help.expect_code(0).stdout;
-        // The help text wraps its lines.
+        // The lines of the help text are wrapped.
         let text = stdout.split_whitespace().collect::<Vec<_>>().join(" ");
         let advice = "Set the password in PGPASSWORD or ~/.pgpass, because other users of this machine can see command lines";
         assert!(text.contains(advice), "{words:?}: {text}");

@@ -75,8 +75,8 @@ fn random_faults_lose_and_reorder_no_event() {
         let lost_a_marker = broker.has_lost_a_marker();
         match outcome {
             Ok(summaries) => report.add(&summaries, round_log),
-            // The broker determines the fate of a transaction whose marker it lost, so the round
-            // does not count.
+            // If the broker lost the marker of a transaction, the outcome depends on the broker, so this
+            // iteration is not counted.
             Err(_) if lost_a_marker => report.void += 1,
             Err(reason) => {
                 round_log.keep(&server, &broker);

@@ -198,7 +198,7 @@ const MISSED_TARGETS: &str = "
   fill the socket, and walsender and reader wake each other a few thousand times a second. TCP combines the writes: over TCP,
   Walpost delivers 2,000,000 rows faster than pg_recvlogical reads them over the Unix-domain socket, and uses less CPU.
 - **100 partitions**: most of the broker's CPU time for 500,000 rows is a fixed cost, because it creates the files of 100
-  partitions at their first record. That takes 2 s of CPU time; an entire drain into few partitions takes little longer. The
+  partitions at their first record. That takes 2 s of CPU time; draining the entire backlog into a small number of partitions takes little longer. The
   table below therefore has a drain of 2,000,000 rows.
 - **1 KB, and 1,000,000 rows in a transaction**: with 1,000,000 rows in a transaction, walsender, Walpost and broker use both
   processors all the time. With 1 KB, each of them waits for a processor, and the walsender also waits for the socket.

@@ -145,11 +145,11 @@ impl DeadLetters {
         &mut self,
         failure: &Failure,
         mark: Mark<'_>,
-        remains: EventContent<'_>,
+        content: EventContent<'_>,
         watermark: &mut Watermark,
         sink: &mut impl Sink,
     ) -> Result<Step, Undelivered> {
-        let sent = self.send(failure, mark, remains, watermark, sink)?;
+        let sent = self.send(failure, mark, content, watermark, sink)?;
         let step = sent.map_err(|error| Undelivered::DeadLetter {
             error,
             reason: failure.reason().to_owned(),
@@ -173,11 +173,11 @@ impl DeadLetters {
         &mut self,
         failure: &Failure,
         mark: Mark<'_>,
-        remains: EventContent<'_>,
+        content: EventContent<'_>,
         watermark: &mut Watermark,
         sink: &mut impl Sink,
     ) -> Result<Result<Step, SinkError>, OrderError> {
-        let table = match remains {
+        let table = match content {
             EventContent::Row(mapping, _) => mapping.table(),
             EventContent::Bytes(_) | EventContent::Unread(_) => None,
         };
@@ -192,7 +192,7 @@ impl DeadLetters {
                 (PIPELINE, self.pipeline.as_bytes()),
             ];
             let topic = &self.settings.topic;
-            let letter = self.writer.write(topic, remains, mark, &about, extent);
+            let letter = self.writer.write(topic, content, mark, &about, extent);
             send_record(&letter, watermark, sink)
         };
         let (first, smaller) = failure.kind.extents(self.settings.oversize);
@@ -204,12 +204,12 @@ impl DeadLetters {
             sent = send(extent)?;
         }
         if sent == Ok(Step::Done) {
-            self.record_failure(failure, mark.1, remains);
+            self.record_failure(failure, mark.1, content);
         }
         Ok(sent)
     }
 
-    fn record_failure(&mut self, failure: &Failure, at: &[u8], remains: EventContent<'_>) {
+    fn record_failure(&mut self, failure: &Failure, at: &[u8], content: EventContent<'_>) {
         match failure.kind {
             Kind::Oversize => self.counts.oversize += 1,
             Kind::Unroutable | Kind::BadTimestamp => self.counts.unroutable += 1,
@@ -222,7 +222,7 @@ impl DeadLetters {
             malformed,
         } = self.counts;
         let (row, reason, at) = (
-            describe(remains),
+            describe(content),
             failure.reason(),
             String::from_utf8_lossy(at),
         );
@@ -238,8 +238,8 @@ impl DeadLetters {
 }
 
 /// Returns a description of the event.
-fn describe(remains: EventContent<'_>) -> String {
-    match remains {
+fn describe(content: EventContent<'_>) -> String {
+    match content {
         EventContent::Row(mapping, row) => mapping.describe(row),
         EventContent::Bytes(_) | EventContent::Unread(_) => "message".to_owned(),
     }

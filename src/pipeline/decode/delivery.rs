@@ -83,7 +83,7 @@ impl Delivery {
         at: Position,
         prefix: &str,
         error: EnvelopeError,
-        remains: EventContent<'_>,
+        content: EventContent<'_>,
         sink: &mut impl Sink,
     ) -> Result<Step, CoreError> {
         if let Some(duplicate_filter) = &mut self.duplicate_filter
@@ -102,7 +102,7 @@ impl Delivery {
         };
         let mark = (POSITION_HEADER, &at.text()[..]);
         let step = letters
-            .deliver(&failure, mark, remains, &mut self.watermark, sink)
+            .deliver(&failure, mark, content, &mut self.watermark, sink)
             .map_err(|error| error.into_core_error(at, || "message".to_owned()))?;
         if let (Some(duplicate_filter), Step::Done) = (&mut self.duplicate_filter, &step) {
             duplicate_filter.record_delivered(at, None);
@@ -146,7 +146,7 @@ impl Delivery {
         &mut self,
         error: Undelivered,
         mark: Mark<'_>,
-        remains: EventContent<'_>,
+        content: EventContent<'_>,
         sink: &mut impl Sink,
     ) -> Result<Step, Undelivered> {
         let (Some(letters), Some(failure)) =
@@ -155,7 +155,7 @@ impl Delivery {
             return Err(error);
         };
         match letters.is_sent_for(&failure) {
-            true => letters.deliver(&failure, mark, remains, &mut self.watermark, sink),
+            true => letters.deliver(&failure, mark, content, &mut self.watermark, sink),
             false => Err(error),
         }
     }

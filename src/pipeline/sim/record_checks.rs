@@ -35,7 +35,7 @@ pub(super) fn check_at_least_once(
     undone: Option<(Range<usize>, usize)>,
 ) -> Result<(), String> {
     let begins_in_stream = copies.is_empty() || copies.iter().any(Vec::is_empty);
-    // The stream, if it starts without a preceding copy or long after a copy.
+    // The index of the events that the stream delivers without a preceding copy, or long after a copy.
     let stream = copies.len();
     copies.push(Vec::new());
     // The possible positions of the reader: a copy, and a number of events in that copy and in the

@@ -371,7 +371,7 @@ impl World {
         database.next_id = old.next_id;
         database.next_time = old.next_time;
         database.next_connection = old.next_connection;
-        // Open transactions of the backup may be committed in the old history.
+        // Transactions that were open when the backup was taken may have been committed later.
         database.open_ids.clear();
         database.confirmed = database.on_disk;
         database.incarnation = old.incarnation;

@@ -17,8 +17,8 @@ use tokio::time::Instant;
 const MEASUREMENT_MIN: Duration = Duration::from_millis(1);
 /// Minimum number of frames in a span for traffic to count as fast: 20,000 per second.
 const FAST_FRAMES: u32 = 20;
-/// Minimum number of bytes in a span for traffic with fewer but large frames to count as fast,
-/// which is 64 MB/s. The span must also contain [`FAST_LARGE_FRAMES`].
+/// Minimum number of bytes in a span for traffic with fewer but large frames to count as fast: 64 MB
+/// per second. The span must also contain [`FAST_LARGE_FRAMES`].
 const FAST_BYTES: u64 = 64 << 10;
 /// Minimum number of large frames in a span for traffic to count as fast. With fewer frames, waking
 /// the reader for each frame takes little time compared to copying the frame, and reading ahead

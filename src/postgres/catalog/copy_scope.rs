@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 
 use postgres_protocol::escape::escape_literal;
 use serde_json::{Value, json};
+use tokio_postgres::Row;
 use tracing::warn;
 
 use super::drop_slot::{DETACHED_PARTITIONS, PARTITIONS};
@@ -26,11 +27,13 @@ const SYSTEM_ID: &str = "system_id";
 /// The reason, in the journal, why events of detached partitions may be missing.
 const REASON: &str = "partitions detached before they were copied";
 
-/// The OIDs of all partitions and child tables, at any level, of the table with the OID `$1`. The
-/// copy may omit a partition whose detachment is pending.
-const DESCENDANTS: &str = "WITH RECURSIVE descendant (oid) AS ( \
-     SELECT inhrelid FROM pg_inherits WHERE inhparent = $1 AND NOT inhdetachpending \
-     UNION SELECT i.inhrelid FROM pg_inherits i JOIN descendant d ON i.inhparent = d.oid WHERE NOT i.inhdetachpending)";
+/// Returns the OIDs of the table with the quoted name `$1`, and of all its partitions and child
+/// tables, at any level. Omits a partition whose detachment is pending, because the copy may omit it,
+/// too.
+const TABLE_AND_DESCENDANTS: &str = "WITH RECURSIVE descendant (oid) AS ( \
+     SELECT inhrelid FROM pg_inherits WHERE inhparent = $1::text::regclass AND NOT inhdetachpending \
+     UNION SELECT i.inhrelid FROM pg_inherits i JOIN descendant d ON i.inhparent = d.oid WHERE NOT i.inhdetachpending) \
+     SELECT $1::text::regclass::oid, ARRAY(SELECT oid FROM descendant ORDER BY oid)";
 
 /// The table that a copy reads and its partitions, in one cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -85,16 +88,13 @@ impl Catalog {
     /// Returns an error if the query fails, or if the table does not exist.
     pub(crate) async fn copy_scope(&self, table: &TableName) -> Result<CopyScope, CatalogError> {
         let client = self.client();
-        let find = "SELECT $1::text::regclass::oid, (SELECT system_identifier::text FROM pg_control_system())";
-        let found = client.query_one(find, &[&table.quoted()]).await?;
-        let relation: u32 = found.try_get(0)?;
-        let list = format!("{DESCENDANTS} SELECT oid FROM descendant ORDER BY oid");
-        let rows = client.query(&list, &[&relation]).await?;
-        let oids: Result<_, _> = rows.iter().map(|row| row.try_get(0)).collect();
+        let found = client
+            .query_one(TABLE_AND_DESCENDANTS, &[&table.quoted()])
+            .await?;
         Ok(CopyScope {
-            system_id: found.try_get(1)?,
-            relation,
-            partitions: oids?,
+            system_id: self.cluster().await?,
+            relation: found.try_get(0)?,
+            partitions: found.try_get(1)?,
         })
     }
 
@@ -116,13 +116,7 @@ impl Catalog {
         if missing.is_empty() {
             return Ok(());
         }
-        let existing = "SELECT c.oid, c.oid::regclass::text FROM pg_class c WHERE c.oid = ANY ($1) ORDER BY c.oid";
-        let rows = self.client().query(existing, &[&missing]).await?;
-        let (mut oids, mut names) = (Vec::<u32>::new(), Vec::<String>::new());
-        for row in rows {
-            oids.push(row.try_get(0)?);
-            names.push(row.try_get(1)?);
-        }
+        let (oids, names) = self.existing_tables(&missing).await?;
         if oids.is_empty() {
             return Ok(());
         }
@@ -157,6 +151,17 @@ impl Catalog {
             replay_command(&target.commands, None)
         );
         Ok(())
+    }
+
+    /// Returns the OIDs and the qualified names of those tables that exist. A partition that was
+    /// dropped has no rows left to send.
+    async fn existing_tables(&self, oids: &[u32]) -> Result<(Vec<u32>, Vec<String>), CatalogError> {
+        let sql = "SELECT c.oid, c.oid::regclass::text FROM pg_class c WHERE c.oid = ANY ($1) ORDER BY c.oid";
+        let rows = self.client().query(sql, &[&oids]).await?;
+        let table = |row: &Row| -> Result<(u32, String), CatalogError> {
+            Ok((row.try_get(0)?, row.try_get(1)?))
+        };
+        rows.iter().map(table).collect()
     }
 
     /// Returns the journal's entries about copies of the table that were not completed, and about

@@ -7,7 +7,7 @@ use crate::postgres::table::TableName;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct EventLimit {
     pub table: TableName,
-    /// Maximum size of payload and headers of an event.
+    /// Maximum combined size of an event's payload and headers.
     pub bytes: u64,
 }
 

@@ -567,7 +567,7 @@ impl Conninfo {
             }
             (Some(_), None, Some(source)) => source.place.to_string(),
             (Some(_), None, None) => {
-                "the connection string of the command line or the environment, which is read only at startup"
+                "the connection string from the command line or the environment, which is read only at startup"
                     .to_owned()
             }
             (None, ..) => match &now.passfile {

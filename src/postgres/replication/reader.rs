@@ -184,7 +184,7 @@ impl ReaderState {
     }
 
     fn run(&self, mut socket: impl Read) {
-        // When data last arrived, while reading.
+        // The time at which data last arrived; `None` between requests.
         let mut last_arrival = None;
         while let Some(mut chunk) = self.wait_for_request() {
             match self.fill_chunk(

@@ -79,7 +79,7 @@ fn printed_statements_do_not_evaluate_an_index_created_between_them() {
             "CREATE INDEX i ON public.outbox (id) WHERE plot.note('index')",
         );
         let printed = shop.print();
-        // The attack happens after the inspection of the table and before the block that reads it.
+        // The attack happens after the table is inspected, but before the DO block reads it.
         let marker = "\nSET walpost.pipeline = ";
         let (before, after) = printed.rsplit_once(marker).expect("the place");
         let output = shop.pipe_into_psql(&format!("{before}\n{attack}{}{after}", &marker[1..]));

@@ -337,9 +337,10 @@ fn locks_no_tables_of_a_view_that_replaces_the_inspected_table() {
             examining.is_finished() || waits_for("plot.blocker")
         });
         let locks = "SELECT count(*) FROM pg_locks WHERE relation = 'public.outbox'::regclass AND mode = 'ShareUpdateExclusiveLock'";
-        assert_eq!(fixture.db.number(locks), 0, "{major}");
+        let count = fixture.db.number(locks);
         shop.attacker.run("ROLLBACK");
         let _ = examining.join().expect("a thread");
+        assert_eq!(count, 0, "{major}");
     }
 }
 
@@ -375,9 +376,10 @@ fn init_locks_no_tables_of_a_view_that_replaces_the_outbox() {
             !init.is_running() || fixture.db.is_true(blocked)
         });
         let locks = "SELECT count(*) FROM pg_locks WHERE relation = 'public.orders'::regclass AND mode = 'ShareRowExclusiveLock'";
-        assert_eq!(fixture.db.number(locks), 0, "{major}");
+        let count = fixture.db.number(locks);
         holder.run("ROLLBACK");
         init.finish();
+        assert_eq!(count, 0, "{major}");
     }
 }
 

@@ -32,7 +32,7 @@ fn column_default_of_megabytes_does_not_stop_delivery() {
 }
 
 #[test]
-fn reports_a_row_filter_of_megabytes() {
+fn reports_a_multi_megabyte_row_filter() {
     if MAJOR < 15 {
         return;
     }

@@ -87,8 +87,8 @@ impl ReplacedTable {
         }
     }
 
-    /// Returns the replaced table if rows of it may be missing. `recorded` contains the rows that
-    /// the journal records as missing or set aside under the name of the table.
+    /// Returns the replaced table if some of its rows may be missing. `recorded` contains the rows
+    /// that the journal lists under the table's name as missing or set aside.
     fn find(
         observed: &TableObservation,
         target: &Target,

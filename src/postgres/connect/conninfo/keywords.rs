@@ -16,7 +16,7 @@ pub(crate) enum Rule {
 }
 use Rule::{Ignored, Only, Refused, Used};
 
-/// A parameter, the environment variable that can set it, and its rule.
+/// A parameter, the environment variable that can set it, and how Walpost handles the parameter.
 pub(crate) struct Keyword {
     pub(crate) name: &'static str,
     pub(crate) variable: Option<&'static str>,

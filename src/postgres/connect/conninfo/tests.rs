@@ -432,7 +432,7 @@ fn password_error_names_the_source_of_the_password() {
     let check = |found: String, expected: &str| assert!(found.starts_with(expected), "{found}");
     check(
         origin("host=h password=x", &[]),
-        "the connection string of the command line or the environment",
+        "the connection string from the command line or the environment",
     );
     check(
         origin("host=h", &[("PGPASSWORD", "x")]),
