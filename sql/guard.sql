@@ -124,19 +124,6 @@ BEGIN
     ELSIF kind NOT IN ('r', 'p') THEN
         RETURN format('%I.%I is not a table', schema_name, table_name);
     END IF;
-    -- The lock blocks VACUUM, so it is acquired only for roles that could lock the outbox themselves,
-    -- and for Walpost's role. For them, ancestors of the outbox are locked, too.
-    IF NOT (has_table_privilege(caller, outbox, 'UPDATE, DELETE, TRUNCATE') OR pg_has_role(caller, table_owner, 'USAGE')
-        OR has_table_privilege(caller, outbox, 'SELECT')
-            AND coalesce(has_table_privilege(caller, to_regclass('walpost.slot_state'), 'UPDATE'), false)) THEN
-        -- The role can read the table, but lacks the privilege that identifies Walpost's role.
-        IF has_table_privilege(caller, outbox, 'SELECT') THEN
-            RAISE EXCEPTION 'permission denied for table walpost.slot_state' USING ERRCODE = 'insufficient_privilege',
-                HINT = format('GRANT USAGE ON SCHEMA walpost TO %1$I; GRANT SELECT, INSERT, UPDATE ON walpost.slot_state TO %1$I', caller);
-        END IF;
-        RAISE EXCEPTION 'permission denied for table %', table_name USING ERRCODE = 'insufficient_privilege';
-    END IF;
-
     -- The outbox, its partitions, and other tables that inherit from it.
     WITH RECURSIVE tree (oid) AS (
         SELECT outbox UNION SELECT inhrelid FROM pg_inherits JOIN tree ON inhparent = tree.oid
@@ -146,6 +133,19 @@ BEGIN
     WITH RECURSIVE ancestors (oid) AS (
         SELECT unnest(tables) UNION SELECT inhparent FROM pg_inherits JOIN ancestors ON inhrelid = ancestors.oid
     ) SELECT array_agg(oid) INTO family FROM ancestors;
+    -- The locks block VACUUM, so they are acquired only for Walpost's role, and for roles that could
+    -- lock the outbox and its ancestors themselves.
+    IF NOT coalesce(has_table_privilege(caller, outbox, 'SELECT')
+        AND has_table_privilege(caller, to_regclass('walpost.slot_state'), 'UPDATE'), false)
+        AND EXISTS (SELECT FROM pg_class WHERE (oid = outbox OR oid = ANY (family) AND oid <> ALL (tables))
+            AND NOT (has_table_privilege(caller, oid, 'UPDATE, DELETE, TRUNCATE') OR pg_has_role(caller, relowner, 'USAGE'))) THEN
+        -- The role can read the table, but lacks the privilege that identifies Walpost's role.
+        IF has_table_privilege(caller, outbox, 'SELECT') THEN
+            RAISE EXCEPTION 'permission denied for table walpost.slot_state' USING ERRCODE = 'insufficient_privilege',
+                HINT = format('GRANT USAGE ON SCHEMA walpost TO %1$I; GRANT SELECT, INSERT, UPDATE ON walpost.slot_state TO %1$I', caller);
+        END IF;
+        RAISE EXCEPTION 'permission denied for table %', table_name USING ERRCODE = 'insufficient_privilege';
+    END IF;
     SELECT n.* INTO foreign_schema FROM pg_namespace n
         WHERE oid IN (SELECT relnamespace FROM pg_class WHERE oid = ANY (family))
         AND CASE WHEN nspowner = to_regrole('pg_database_owner')

@@ -40,6 +40,10 @@ DECLARE
     us oid := (SELECT oid FROM pg_roles WHERE rolname = current_user);
     table_owner oid;
     is_made_by_walpost boolean;
+    -- Names of tables, schemas and roles can contain control characters, which psql would print.
+    unprintable CONSTANT text := E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]';
+    shown text := regexp_replace(outbox, unprintable, '?', 'g');
+    remedy text;
     is_addable boolean;
     owner oid := (SELECT proowner FROM pg_proc WHERE oid = to_regprocedure(format('%I.walpost_no_update()', in_schema)));
 BEGIN
@@ -88,16 +92,21 @@ BEGIN
     END IF;
     IF is_addable THEN
         EXECUTE create_trigger;
-    ELSIF table_owner <> us THEN
-        RAISE NOTICE 'table % accepts UPDATE, which is never published', outbox USING HINT = regexp_replace(
-            format('To reject UPDATE, log in as its owner, role %I: %s;', pg_get_userbyid(table_owner), create_trigger),
-            E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]', '?', 'g');
+        RETURN;
+    END IF;
+    remedy := 'To reject UPDATE: ';
+    IF table_owner <> us THEN
+        remedy := format('To reject UPDATE, log in as its owner, role %I: ', pg_get_userbyid(table_owner));
+    END IF;
+    remedy := regexp_replace(remedy || create_trigger || ';', unprintable, '?', 'g');
+    IF table_owner <> us THEN
+        RAISE NOTICE 'table % accepts UPDATE, which is never published', shown USING HINT = remedy;
     ELSIF is_made_by_walpost THEN
         RAISE NOTICE 'table % accepts UPDATE, which is never published: another role owns its schema, and could replace the table '
-            'with another one while the trigger is being added', outbox USING HINT = format('To reject UPDATE: %s;', create_trigger);
+            'with another one while the trigger is being added', shown USING HINT = remedy;
     ELSE
         RAISE NOTICE 'table % was not created by Walpost and is left unchanged: it accepts UPDATE, which is never published',
-            outbox USING HINT = format('To reject UPDATE: %s;', create_trigger);
+            shown USING HINT = remedy;
     END IF;
 END
 $walpost$;

@@ -19,8 +19,8 @@ pub(crate) mod settings;
 #[cfg(test)]
 pub(crate) mod sim;
 pub(crate) mod snapshot;
-mod unconvertible;
 mod unpublished_wal;
+mod unsendable;
 pub(crate) mod wal_budget;
 
 use std::sync::Arc;
@@ -156,7 +156,7 @@ pub(crate) async fn run<S: Sink>(
                     }
                     Err(error) => {
                         let error = with_rejection(error, core).await;
-                        let error = unconvertible::with_table(error, settings, database).await;
+                        let error = unsendable::with_table(error, settings, database).await;
                         let error = unpublished_wal::with_remedy(error, settings);
                         session_state.record_position(core);
                         is_isolating = match &error {
@@ -191,7 +191,7 @@ pub(crate) async fn run<S: Sink>(
                 }
             }
             Err(error) => {
-                let error = unconvertible::with_table(error, settings, database).await;
+                let error = unsendable::with_table(error, settings, database).await;
                 unpublished_wal::with_remedy(error, settings)
             }
         };

@@ -23,7 +23,7 @@ use crate::pipeline::settings::{Delivery, PipelineSettings, SnapshotMode};
 use crate::postgres::catalog::journal::{Action, Entry, Written};
 use crate::postgres::catalog::slot_state::FoundState;
 use crate::postgres::catalog::{Catalog, CatalogError, Problem};
-use crate::postgres::replication::{Connection, ConnectionError};
+use crate::postgres::replication::{Connection, ConnectionError, UnsendableCause};
 use crate::postgres::target::Outbox;
 use crate::sink::{Sink, SinkError};
 
@@ -110,6 +110,15 @@ pub(crate) enum SkipError {
          \"halted\", or from the header walpost-position"
     )]
     NoSuchRow { slot: String, to: Position },
+    #[error(
+        "PostgreSQL can't send the row at {at}, so Walpost can't list the events after it: {error}. First skip the \
+         transaction that contains the row: {command}"
+    )]
+    UnsendableRow {
+        at: Position,
+        error: ConnectionError,
+        command: String,
+    },
     #[error(
         "slot {slot:?} was at {confirmed}, but something else has moved it in the meantime. Check its current position, \
          and run the command again if you still want to skip"
@@ -324,30 +333,7 @@ async fn plan(
     };
     // If a record already exists at this position, it ends after the position.
     let end_lsn = end.min(Lsn(to.lsn().0 + 1));
-    let mut preview = new_preview()?;
-    let read = read_slot(
-        settings,
-        catalog,
-        end_lsn,
-        TextEncoding::Converted,
-        |data| preview.message(data),
-    );
-    match read.await {
-        // The row to skip is one that the server can't convert.
-        Err(SkipError::Connection(error)) if error.is_encoding_error() => {
-            preview = new_preview()?;
-            let read = read_slot(
-                settings,
-                catalog,
-                end_lsn,
-                TextEncoding::Unconverted,
-                |data| preview.message(data),
-            );
-            read.await?;
-        }
-        read => read?,
-    }
-    let preview = preview.found;
+    let preview = preview_events(settings, catalog, to, end_lsn, new_preview).await?;
     let to = match (to, preview.end) {
         (SkipTarget::Lsn(lsn), _) => lsn,
         (SkipTarget::Position(position), Some((end, rows))) if position.index < rows => end,
@@ -364,6 +350,44 @@ async fn plan(
         is_moved: false,
         in_recovery,
     })
+}
+
+/// Reads the events that would be skipped, up to `end_lsn`. If the server can't send a row of the
+/// transaction at the position `to`, the transaction's remaining events are omitted.
+async fn preview_events(
+    settings: &PipelineSettings,
+    catalog: &Catalog,
+    to: SkipTarget,
+    end_lsn: Lsn,
+    new_preview: impl Fn() -> Result<Preview, SkipError>,
+) -> Result<PreviewReport, SkipError> {
+    let mut encoding = TextEncoding::Converted;
+    loop {
+        let mut preview = new_preview()?;
+        let read = read_slot(settings, catalog, end_lsn, encoding, |data| {
+            preview.message(data)
+        });
+        let error = match read.await {
+            Ok(()) => return Ok(preview.found),
+            Err(SkipError::Connection(error)) => error,
+            Err(error) => return Err(error),
+        };
+        let is_encoding = error.unsendable_cause() == Some(UnsendableCause::Encoding);
+        if is_encoding && encoding == TextEncoding::Converted {
+            encoding = TextEncoding::Unconverted;
+            continue;
+        }
+        let Some(at) = preview.record_unsendable(&error) else {
+            return Err(error.into());
+        };
+        if at.commit < to.lsn() {
+            let position = at.to_string();
+            let skip = ["skip", "--to", &position];
+            let command = settings.target.commands.print(skip);
+            return Err(SkipError::UnsendableRow { at, error, command });
+        }
+        return Ok(preview.found);
+    }
 }
 
 /// The encoding in which the server sends text.
@@ -474,7 +498,7 @@ async fn checkpoint(
 
 /// Returns the detail of the journal entry.
 fn detail(found: &PreviewReport, cluster: &str) -> serde_json::Value {
-    json!({
+    let mut detail = json!({
         "system_id": cluster,
         "events": found.events,
         "dealt_with": found.dealt_with,
@@ -483,7 +507,11 @@ fn detail(found: &PreviewReport, cluster: &str) -> serde_json::Value {
         "topics": found.topics,
         "first": found.first.first().map(|event| event.position().to_string()),
         "last": found.last.map(|last| last.to_string()),
-    })
+    });
+    if let Some(at) = found.unsendable {
+        detail["unsendable"] = at.to_string().into();
+    }
+    detail
 }
 
 /// Writes the checkpoint, unless the current checkpoint differs from `found`.

@@ -71,7 +71,7 @@ pub(crate) fn run(args: &SkipArgs) -> Exit {
     match reason {
         SkipError::Behind { .. } | SkipError::Beyond { .. } => Exit::Usage,
         SkipError::NoSuchRow { .. } => Exit::Usage,
-        SkipError::Copying { .. } => Exit::Halted,
+        SkipError::Copying { .. } | SkipError::UnsendableRow { .. } => Exit::Halted,
         SkipError::Active { .. } | SkipError::Moved { .. } => Exit::Failed,
         SkipError::Catalog(error) => recovery::catalog_remedy(&error).into(),
         SkipError::Connection(error) => recovery::connection_remedy(&error).into(),
@@ -143,6 +143,11 @@ fn print_plan(settings: &PipelineSettings, plan: &SkipPlan) {
     let shown = found.first.len() as u64;
     if found.events > shown {
         say!("{name}:   and {} more", found.events - shown);
+    }
+    if let Some(at) = found.unsendable {
+        say!(
+            "{name}: the transaction may contain events after {at}, which PostgreSQL can't send either"
+        );
     }
     if let Some((_, checkpoint)) = checkpoint {
         say!(

@@ -694,15 +694,11 @@ impl Core {
                 max,
             }
             .into(),
-            error if error.is_encoding_error() && self.snapshot.is_none() => {
-                CoreError::Unconvertible {
-                    at: self.describe_position(),
-                    table: None,
-                    error: error.to_string(),
-                }
-                .into()
-            }
-            error => error.into(),
+            error if self.snapshot.is_some() => error.into(),
+            error => match CoreError::unsendable(&error, self.position) {
+                Some(error) => error.into(),
+                None => error.into(),
+            },
         }
     }
 

@@ -228,7 +228,7 @@ fn core_cause(error: &CoreError) -> Cause<'_> {
         | CoreError::UnexpectedRow { .. }
         | CoreError::Envelope { .. }
         | CoreError::RowTooLarge { .. }
-        | CoreError::Unconvertible { .. }
+        | CoreError::Unsendable { .. }
         | CoreError::UnknownRelation { .. }
         | CoreError::BadTuple { .. }
         | CoreError::BadLine { .. }

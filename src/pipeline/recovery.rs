@@ -136,7 +136,7 @@ fn classify_core(error: &CoreError) -> Classification {
         | CoreError::UnexpectedRow { .. }
         | CoreError::Envelope { .. }
         | CoreError::RowTooLarge { .. }
-        | CoreError::Unconvertible { .. }
+        | CoreError::Unsendable { .. }
         | CoreError::BadLine { .. }
         | CoreError::Route { .. } => (ErrorKind::Row, Remedy::Halt),
         CoreError::Produce { error, .. } | CoreError::DeadLetter { error, .. } => {

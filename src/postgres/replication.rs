@@ -89,12 +89,39 @@ pub enum ConnectionError {
     Protocol(String),
 }
 
+/// Why the server can't send a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UnsendableCause {
+    /// A value has no equivalent in UTF-8.
+    Encoding,
+    /// The row exceeds the size that PostgreSQL can allocate for a message (1 GB).
+    Size,
+}
+
 impl ConnectionError {
-    /// Returns whether the server failed to convert text to UTF-8: untranslatable_character, or
-    /// character_not_in_repertoire.
+    /// Returns the cause if the server reported an error that it reports for a row that it can't
+    /// send. The server reports the same errors for other reasons while no row is being sent.
     #[must_use]
-    pub(crate) fn is_encoding_error(&self) -> bool {
-        matches!(self, Self::Server(error) if matches!(error.code.as_str(), "22P05" | "22021"))
+    pub(crate) fn unsendable_cause(&self) -> Option<UnsendableCause> {
+        let Self::Server(error) = self else {
+            return None;
+        };
+        let is_allocation = || {
+            let allocators = ["palloc", "repalloc", "MemoryContext"];
+            allocators
+                .iter()
+                .any(|name| error.routine.starts_with(name))
+        };
+        match error.code.as_str() {
+            // untranslatable_character, character_not_in_repertoire
+            "22P05" | "22021" => Some(UnsendableCause::Encoding),
+            // program_limit_exceeded
+            "54000" => Some(UnsendableCause::Size),
+            // internal_error: "invalid memory alloc request size". The code for a lack of memory is
+            // different: 53200.
+            "XX000" if is_allocation() => Some(UnsendableCause::Size),
+            _ => None,
+        }
     }
 
     /// Returns the error that the server reported, if any. After several failed attempts, returns

@@ -141,6 +141,10 @@ fn check_times_out_soon_if_no_broker_responds() {
             .invoke("check")
             .args(["--kafka", address, "--exactly-once"])
     };
+    // The time that everything except the timeout takes on this machine.
+    let started = Instant::now();
+    check(address).finish();
+    let overhead = started.elapsed();
     let by_sasl = check(&fixture.broker.sasl_address())
         .args([
             "-Xsecurity.protocol=sasl_plaintext",
@@ -164,8 +168,8 @@ fn check_times_out_soon_if_no_broker_responds() {
             .expect_mentions(&[expected]);
         let duration = started.elapsed();
         assert!(
-            duration < Duration::from_secs(7),
-            "{expected}: {duration:?}"
+            duration < Duration::from_secs(6) + overhead,
+            "{expected}: {duration:?}, and {overhead:?} with a broker that responds"
         );
     }
 }

@@ -347,3 +347,72 @@ fn skips_a_transaction_on_a_standby_that_has_the_slot() {
     assert_eq!(keys(&fixture.wait_for_records(1)), ["after"]);
     walpost.terminate().expect_code(0);
 }
+
+/// Two values whose text exceeds the 1 GB that PostgreSQL can send: the types, and the expressions.
+/// The first one fails when its text is added to the message, the second one when its text is
+/// created.
+const UNSENDABLE: [(&str, &str); 2] = [
+    ("jsonb", "to_jsonb(repeat(chr(1), 180000000))"),
+    ("bytea", "convert_to(repeat('a', 600000000), 'UTF8')"),
+];
+
+#[test]
+fn reports_a_row_larger_than_1_gb_and_can_skip_it() {
+    for (major, (payload, too_large)) in MAJORS.into_iter().zip(UNSENDABLE.into_iter().cycle()) {
+        let fixture =
+            Fixture::bare_with(Outbox::Table, Server::shared(major), Broker::shared(), "");
+        fixture.db.run(&format!(
+            "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload {payload})"
+        ));
+        fixture.init().finish().expect_code(0);
+        let aggregate = fixture.aggregate(1);
+        let insert = |key: &str, value: &str| {
+            fixture.db.run(&format!(
+                "INSERT INTO outbox VALUES (1, '{aggregate}', '{key}', {value})"
+            ));
+        };
+        let small = match payload {
+            "jsonb" => "'{}'",
+            _ => "'a'",
+        };
+        insert("before", small);
+        fixture.db.run("BEGIN");
+        insert("beside", small);
+        insert("too large", too_large);
+        insert("unsent", small);
+        fixture.db.run("COMMIT");
+        insert("after", small);
+        let end = fixture
+            .db
+            .value("SELECT pg_current_wal_flush_lsn()")
+            .expect("an LSN");
+        let halted = fixture.run().finish().expect_code(3);
+        let halted = halted.expect_mentions(&["halted", "more than 1 GB of text", "skip --to"]);
+        let position = position(halted);
+        assert!(position.ends_with(":0000000001"), "{major}: {position}");
+        // The events after the row are unknown, so none of them may be skipped.
+        let refused = fixture.skip(&end).answer(&format!("{}\n", fixture.name));
+        let refused = refused.finish().expect_code(3);
+        refused.expect_mentions(&["can't list the events after it", &position]);
+        let skipped = fixture
+            .skip(&position)
+            .answer(&format!("{}\n", fixture.name));
+        let skipped = skipped.finish().expect_code(0);
+        assert!(
+            skipped.stdout.contains("may contain events after"),
+            "{}",
+            skipped.stdout
+        );
+        let walpost = fixture.start();
+        wait_until("the event after the skipped transaction", || {
+            keys(&fixture.records()).iter().any(|key| key == "after")
+        });
+        walpost.terminate().expect_code(0);
+        let keys = keys(&fixture.records());
+        let sent = |wanted: &str| keys.iter().any(|key| key == wanted);
+        assert!(
+            sent("before") && !sent("too large") && !sent("unsent"),
+            "{keys:?}"
+        );
+    }
+}

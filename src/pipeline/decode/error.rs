@@ -9,6 +9,7 @@ use crate::outbox::columns::MappingError;
 use crate::outbox::envelope::EnvelopeError;
 use crate::outbox::route::RouteError;
 use crate::pipeline::exactly_once::error::HistoryConflict;
+use crate::postgres::replication::{ConnectionError, UnsendableCause};
 use crate::postgres::table::TableName;
 use crate::postgres::target::Outbox;
 use crate::postgres::wire::copy_text::TextError;
@@ -90,17 +91,20 @@ pub enum CoreError {
         /// `max_row_bytes`
         max: usize,
     },
-    /// PostgreSQL can't convert a row.
+    /// PostgreSQL can't send a row.
     #[error(
-        "PostgreSQL can't send the row at {at}, because one of its values has no equivalent in UTF-8: {error}. {}Fix the program \
-         that writes such values, or move the outbox to a database with the encoding UTF8",
-        table.as_ref().map(|table| format!("The row belongs to table {table}. ")).unwrap_or_default()
+        "PostgreSQL can't send the row at {at}, because {}: {error}. {}{}",
+        describe_unsendable(*cause),
+        table.as_ref().map(|table| format!("The row belongs to table {table}. ")).unwrap_or_default(),
+        prevention(*cause)
     )]
-    Unconvertible {
+    Unsendable {
         /// Position of the row.
-        at: String,
+        at: Position,
         /// The table of the row, if it could be determined.
         table: Option<String>,
+        /// Why PostgreSQL can't send the row.
+        cause: UnsendableCause,
         /// The server's error.
         error: String,
     },
@@ -185,9 +189,8 @@ impl CoreError {
     /// if omitting the transaction does not resolve the error.
     pub(crate) fn skip_to(&self) -> Option<String> {
         match self {
-            Self::Mapping { at, .. }
-            | Self::RowTooLarge { at, .. }
-            | Self::Unconvertible { at, .. } => Some(at.clone()),
+            Self::Mapping { at, .. } | Self::RowTooLarge { at, .. } => Some(at.clone()),
+            Self::Unsendable { at, .. } => Some(at.to_string()),
             Self::ForeignTable { at, .. }
             | Self::UnexpectedRow { at, .. }
             | Self::Envelope { at, .. }
@@ -207,6 +210,17 @@ impl CoreError {
             | Self::BadTuple { .. }
             | Self::BadLine { .. } => None,
         }
+    }
+
+    /// Returns an error about the row at `position` if the server can't send this row, according to
+    /// `error`. Returns `None` if the error has another cause, or outside a transaction.
+    pub(crate) fn unsendable(error: &ConnectionError, position: Option<Position>) -> Option<Self> {
+        Some(Self::Unsendable {
+            at: position?,
+            table: None,
+            cause: error.unsendable_cause()?,
+            error: error.to_string(),
+        })
     }
 
     /// Returns a function that converts a mapping error for a row at this position.
@@ -229,6 +243,25 @@ fn columns_hint(error: &MappingError, at: &str) -> String {
             ". The rows at {at} have the columns that the table and the publication had when the rows were written; later changes \
              do not affect these rows"
         ),
+    }
+}
+
+fn describe_unsendable(cause: UnsendableCause) -> &'static str {
+    match cause {
+        UnsendableCause::Encoding => "one of its values has no equivalent in UTF-8",
+        UnsendableCause::Size => "its values have more than 1 GB of text",
+    }
+}
+
+/// Returns how to prevent rows that PostgreSQL can't send.
+fn prevention(cause: UnsendableCause) -> &'static str {
+    match cause {
+        UnsendableCause::Encoding => {
+            "Fix the program that writes such values, or move the outbox to a database with the encoding UTF8"
+        }
+        UnsendableCause::Size => {
+            "To reject such events when they are written, see sql/outbox.sql and sql/publish.sql"
+        }
     }
 }
 
@@ -290,7 +323,7 @@ mod tests {
             | CoreError::UnexpectedRow { .. }
             | CoreError::Envelope { .. }
             | CoreError::RowTooLarge { .. }
-            | CoreError::Unconvertible { .. }
+            | CoreError::Unsendable { .. }
             | CoreError::UnknownRelation { .. }
             | CoreError::TooManyTables { .. }
             | CoreError::BadTuple { .. }
@@ -330,9 +363,10 @@ mod tests {
                 bytes: 2,
                 max: 1,
             },
-            CoreError::Unconvertible {
-                at: place(),
+            CoreError::Unsendable {
+                at,
                 table: Some(outbox()),
+                cause: UnsendableCause::Size,
                 error: String::new(),
             },
             CoreError::UnknownRelation { at, oid: 1 },

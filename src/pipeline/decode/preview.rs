@@ -15,6 +15,7 @@ use crate::outbox::envelope::Texts;
 use crate::outbox::route::Router;
 use crate::outbox::settings::OutboxSettings;
 use crate::pipeline::decode::error::CoreError;
+use crate::postgres::replication::ConnectionError;
 use crate::postgres::target::Outbox;
 use crate::postgres::wire::pgoutput::{Message, Relation};
 
@@ -68,8 +69,12 @@ pub(crate) struct PreviewReport {
     pub first: Vec<PreviewedEvent>,
     /// Position of the last event.
     pub last: Option<Position>,
-    /// End of the transaction with the requested commit record, and its number of row messages.
+    /// End of the transaction with the requested commit record, and its number of row messages. If
+    /// the server can't send one of its rows, an LSN between its commit record and the next record,
+    /// and the number of row messages up to and including this row.
     pub end: Option<(Lsn, u64)>,
+    /// The row that the server can't send, if any. The transaction may contain events after it.
+    pub unsendable: Option<Position>,
 }
 
 /// One event, without its payload.
@@ -228,6 +233,17 @@ impl Preview {
             Meaning::Nontransactional { .. } | Meaning::Ignored => {}
         }
         true
+    }
+
+    /// Counts the next row as an event that can't be converted to a record, and returns its
+    /// position, if the error means that the server can't send this row. No messages follow.
+    pub(crate) fn record_unsendable(&mut self, error: &ConnectionError) -> Option<Position> {
+        let at = self.position?;
+        error.unsendable_cause()?;
+        self.count_event("row".to_owned(), Err(error.to_string()));
+        self.found.end = Some((Lsn(at.commit.0 + 1), at.index + 1));
+        self.found.unsendable = Some(at);
+        Some(at)
     }
 
     fn relation(&mut self, relation: &Relation<'_>) {

@@ -167,7 +167,7 @@ fn concerns_one_table(error: &CoreError) -> bool {
             concerns_one_record(error)
         }
         // The server ends the stream at such a row, even if the row would be omitted.
-        CoreError::Unconvertible { .. }
+        CoreError::Unsendable { .. }
         | CoreError::Decode { .. }
         | CoreError::Order(_)
         | CoreError::History(_)

@@ -12,7 +12,7 @@ use crate::model::lsn::Lsn;
 use crate::pipeline::database::{CatalogQueries, Database};
 use crate::pipeline::error::PipelineError;
 use crate::pipeline::settings::PipelineSettings;
-use crate::pipeline::unconvertible;
+use crate::pipeline::unsendable;
 use crate::postgres::catalog::Problem;
 use crate::postgres::replication::{Connection, ConnectionError, Identity};
 use crate::postgres::target::Outbox;
@@ -73,7 +73,7 @@ impl Link {
         // position of that server's slot is unrelated to the position of this server's slot.
         if slot.active_pid != Some(self.walsender) {
             // Another possible cause is that the server ended the stream at the first row.
-            if let Some(error) = unconvertible::stream_end_error(&mut self.connection).await {
+            if let Some(error) = unsendable::stream_end_error(&mut self.connection).await {
                 return Err(error);
             }
             let (walsender, found) = (self.walsender, slot.active_pid);

@@ -22,6 +22,7 @@ on_each_version! {
     code_of_other_roles_cannot_reset_the_session_authorization
     escapes_control_characters_in_names_of_child_tables
     escapes_control_characters_in_role_names
+    escapes_control_characters_in_notices_about_updates
 }
 
 const REPLAY: [&str; 4] = ["replay", "--aggregate", "order", "--dry-run"];
@@ -299,7 +300,6 @@ fn escapes_control_characters_in_role_names(major: u32) {
     assert!(!message.contains('\u{1b}'), "{message:?}");
 }
 
-/// another role.
 fn code_of_other_roles_cannot_reset_the_session_authorization(major: u32) {
     let mut shop = PlantedFixture::bare(Outbox::Table, major);
     shop.fixture
@@ -345,5 +345,24 @@ fn escapes_control_characters_in_names_of_child_tables(major: u32) {
     let output = try_psql(&shop.fixture, &folder.join("publication.sql"));
     let message = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(message.contains("?[2J?HINT"), "{message:?}");
+    assert!(!message.contains('\u{1b}'), "{message:?}");
+}
+
+fn escapes_control_characters_in_notices_about_updates(major: u32) {
+    let shop = PlantedFixture::bare(Outbox::Table, major);
+    shop.fixture.db.run(
+        "CREATE TABLE public.\"\u{1b}[2J\nHINT:  run this\" (id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb)",
+    );
+    let sql = Path::new(env!("CARGO_MANIFEST_DIR")).join("sql/no_update.sql");
+    let file = reaper::folder("planted").join("control_characters.sql");
+    let text = format!(
+        "\\set table '\\033[2J\\nHINT:  run this'\n\\ir {}\n",
+        sql.display()
+    );
+    fs::write(&file, text).unwrap();
+    let output = try_psql(&shop.fixture, &file);
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(message.contains("accepts UPDATE"), "{message:?}");
+    assert_eq!(message.matches("?[2J?HINT").count(), 2, "{message:?}");
     assert!(!message.contains('\u{1b}'), "{message:?}");
 }

@@ -15,6 +15,7 @@ on_each_version! {
     does_not_detach_partitions_of_a_self_referencing_table
     init_leaves_the_trigger_on_another_role_s_table_to_its_owner
     schema_cannot_be_renamed_while_trigger_creation_waits_for_the_table
+    privileges_on_a_partition_do_not_allow_locking_its_parent
 }
 
 /// PostgreSQL builds a partition's index as the owner of the partition.
@@ -212,4 +213,34 @@ fn schema_cannot_be_renamed_while_trigger_creation_waits_for_the_table(major: u3
     assert!(refused.contains("lock timeout"), "{refused}");
     let triggers = "SELECT count(*) FROM pg_trigger WHERE tgname = 'walpost_no_update'";
     assert_eq!(db.number(triggers), 1);
+}
+
+/// The inspection locks the ancestors of a table with the privileges of a superuser.
+fn privileges_on_a_partition_do_not_allow_locking_its_parent(major: u32) {
+    let shop = PlantedFixture::bare(Outbox::Table, major);
+    let (fixture, mallory) = (&shop.fixture, &shop.mallory);
+    let init = shop.init().arg("--partitioned");
+    init.args(["--owner", mallory]).finish().expect_code(0);
+    let cleaner = format!("{mallory}_cleaner");
+    fixture.db.run(&format!(
+        "CREATE ROLE {cleaner} LOGIN; GRANT USAGE ON SCHEMA walpost TO {cleaner};
+         GRANT DELETE ON public.outbox_default TO {cleaner}"
+    ));
+    let session = fixture.server.session_as(&cleaner, &fixture.name);
+    let inspect = |table: &str| {
+        let sql = format!("SELECT walpost.lock_and_examine('public', '{table}', 'DELETE')");
+        session.try_run(&sql).map_err(|error| format!("{error:?}"))
+    };
+    let refused = inspect("outbox_default").expect_err("no privilege on the parent");
+    let is_accepted = {
+        fixture
+            .db
+            .run(&format!("GRANT DELETE ON public.outbox TO {cleaner}"));
+        inspect("outbox_default").is_ok()
+    };
+    fixture
+        .db
+        .run(&format!("DROP OWNED BY {cleaner}; DROP ROLE {cleaner}"));
+    assert!(refused.contains("permission denied"), "{refused}");
+    assert!(is_accepted);
 }

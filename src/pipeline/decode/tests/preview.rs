@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use super::*;
 use crate::pipeline::decode::preview::{Preview, PreviewReport, Until};
+use crate::postgres::connect::dial::ServerError;
+use crate::postgres::replication::ConnectionError;
 
 fn preview(outbox: Outbox, until: Until, delivered: Option<Delivered>) -> Preview {
     Preview::new(outbox, OutboxSettings::default(), until, delivered).expect("settings fit")
@@ -194,6 +196,52 @@ fn reports_the_end_and_row_count_of_the_requested_transaction() {
     assert_eq!(report(until(), &all).end, Some((Lsn(0x310), 3)));
     let before = table_preview(Until::Before(Lsn(0x310)), None);
     assert_eq!(report(before, &all).end, None);
+}
+
+#[test]
+fn records_only_errors_about_a_row_within_a_transaction() {
+    let error = |code: &str, routine: &str| {
+        let error = ServerError {
+            code: code.to_owned(),
+            routine: routine.to_owned(),
+            ..ServerError::default()
+        };
+        ConnectionError::Server(Box::new(error))
+    };
+    let until = Until::Commit(Lsn(0x200));
+    let messages = [begin(0x200), outbox(), insert("a")];
+    for (code, routine) in [
+        ("22P05", ""),
+        ("22021", ""),
+        ("54000", "enlargeStringInfo"),
+        ("XX000", "palloc"),
+        ("XX000", "MemoryContextSizeFailure"),
+    ] {
+        let mut preview = table_preview(until, None);
+        assert_eq!(preview.record_unsendable(&error(code, routine)), None);
+        for message in &messages {
+            assert!(preview.message(message));
+        }
+        let at = preview.record_unsendable(&error(code, routine));
+        assert_eq!(at, Some(position(0x200, 1)), "{code}");
+        assert_eq!(preview.found.end, Some((Lsn(0x201), 2)));
+        assert_eq!((preview.found.events, preview.found.unroutable), (2, 1));
+    }
+    for (code, routine) in [
+        ("XX000", "ReorderBufferRestoreChanges"),
+        ("53200", "palloc"),
+    ] {
+        let mut preview = table_preview(until, None);
+        for message in &messages {
+            assert!(preview.message(message));
+        }
+        assert_eq!(
+            preview.record_unsendable(&error(code, routine)),
+            None,
+            "{code}"
+        );
+        assert_eq!(preview.found.end, None);
+    }
 }
 
 #[test]

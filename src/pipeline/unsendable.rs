@@ -1,6 +1,5 @@
-//! Locates a row that the server can't convert to UTF-8, and the table that contains the row. The
-//! server's error identifies neither the row nor the table, so the row is read again without
-//! conversion.
+//! Finds the position and the table of a row that the server can't send. The server's error
+//! identifies neither, so the stream is read again from the slot's position.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -13,7 +12,7 @@ use super::decode::error::CoreError;
 use super::error::PipelineError;
 use super::settings::PipelineSettings;
 use crate::model::lsn::{Lsn, Position};
-use crate::postgres::replication::{Connection, ConnectionError};
+use crate::postgres::replication::{Connection, ConnectionError, UnsendableCause};
 use crate::postgres::table::TableName;
 use crate::postgres::target::Outbox;
 use crate::postgres::wire::pgoutput::Message;
@@ -30,49 +29,47 @@ pub(super) async fn stream_end_error(connection: &mut Connection) -> Option<Pipe
         true
     });
     match timeout(REASON_TIMEOUT, preview).await {
-        Ok(Err(error)) if error.is_encoding_error() => {
-            let error = CoreError::Unconvertible {
-                at: rows.next.unwrap_or_default().to_string(),
-                table: None,
-                error: error.to_string(),
-            };
-            Some(error.into())
+        Ok(Err(error @ ConnectionError::Server(_))) => {
+            let unsendable = CoreError::unsendable(&error, rows.next);
+            Some(unsendable.map_or_else(|| error.into(), PipelineError::from))
         }
-        Ok(Err(error @ ConnectionError::Server(_))) => Some(error.into()),
         _ => None,
     }
 }
 
-/// Adds the name of the table to an error about a row that can't be converted. The slot must be
+/// Adds the name of the table to an error about a row that the server can't send. The slot must be
 /// free.
 pub(super) async fn with_table(
-    error: PipelineError,
+    mut error: PipelineError,
     settings: &PipelineSettings,
     database: &impl Database,
 ) -> PipelineError {
-    let (at, error) = match error {
-        PipelineError::Core(CoreError::Unconvertible { at, error, .. }) => (at, error),
-        error => return error,
-    };
-    let table = match at.parse() {
-        Ok(position) => find_table(settings, database, position).await,
-        Err(_) => Ok(None),
-    };
-    if let Err(error) = &table {
-        debug!(%error, "failed to find the table of a row that can't be converted");
+    if let PipelineError::Core(CoreError::Unsendable {
+        at, table, cause, ..
+    }) = &mut error
+    {
+        match find_table(settings, database, *at, *cause).await {
+            Ok(found) => *table = found,
+            Err(error) => debug!(%error, "failed to find the table of a row that can't be sent"),
+        }
     }
-    let table = table.ok().flatten();
-    CoreError::Unconvertible { at, table, error }.into()
+    error
 }
 
+/// Returns the table of the row at `sought`. A row that can't be converted to UTF-8 is read without
+/// conversion. A row that is too large can't be read at all: its table is known only if the server
+/// describes the table immediately before the row.
 async fn find_table(
     settings: &PipelineSettings,
     database: &impl Database,
     sought: Position,
+    cause: UnsendableCause,
 ) -> Result<Option<String>, ConnectionError> {
     let (target, limit) = (&settings.target, settings.link_timeout);
     let mut connection = database.connect(limit, settings.row_bytes_max).await?;
-    connection.disable_conversion().await?;
+    if cause == UnsendableCause::Encoding {
+        connection.disable_conversion().await?;
+    }
     let messages = matches!(target.outbox, Outbox::Messages { .. });
     connection
         .start(&target.slot, Lsn::ZERO, &target.publication, messages)
@@ -80,15 +77,18 @@ async fn find_table(
     let mut rows = Rows::default();
     let mut found = None;
     let upto = Lsn(sought.commit.0 + 1);
-    connection
-        .preview(upto, limit, |data| match rows.message(data) {
-            Some((at, table)) if at == sought => {
-                found = table;
-                false
-            }
-            _ => rows.next.is_none_or(|next| next <= sought),
-        })
-        .await?;
+    let read = connection.preview(upto, limit, |data| match rows.message(data) {
+        Some((at, table)) if at == sought => {
+            found = table;
+            false
+        }
+        _ => rows.next.is_none_or(|next| next <= sought),
+    });
+    match read.await {
+        Err(error) if error.unsendable_cause().is_none() => return Err(error),
+        Err(_) if rows.next == Some(sought) => found = rows.described,
+        Ok(()) | Err(_) => {}
+    }
     // Errors are ignored, because the server may end the stream only after a large transaction.
     let _ = connection.close().await;
     Ok(found)
@@ -100,6 +100,8 @@ struct Rows {
     tables: HashMap<u32, String>,
     /// The position of the next row; `None` outside a transaction.
     next: Option<Position>,
+    /// The table that the server has described since the last row, if any.
+    described: Option<String>,
 }
 
 impl Rows {
@@ -117,8 +119,9 @@ impl Rows {
                 return None;
             }
             Message::Relation(relation) => {
-                let name = TableName::from_catalog(relation.namespace, relation.name);
-                self.tables.insert(relation.oid, name.to_string());
+                let name = TableName::from_catalog(relation.namespace, relation.name).to_string();
+                self.described = Some(name.clone());
+                self.tables.insert(relation.oid, name);
                 return None;
             }
             Message::Insert { relation, .. }
@@ -130,6 +133,7 @@ impl Rows {
             } => None,
             _ => return None,
         };
+        self.described = None;
         let next = self.next.as_mut()?;
         let at = *next;
         next.index += 1;
