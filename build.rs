@@ -1,9 +1,9 @@
-//! Makes the linker replace functions of librdkafka with functions in `src/main.rs`, which call the
-//! original functions.
+//! Makes the linker replace some of librdkafka's functions with wrappers in `src/main.rs`, which
+//! call the originals.
 
 use std::path::PathBuf;
 
-/// Public functions of librdkafka, see `error_codes`.
+/// librdkafka's public functions that return error codes. The module `error_codes` wraps them.
 const RETURN_ERROR_CODES: &[&str] = &[
     "rd_kafka_ConfigEntry_source",
     "rd_kafka_ConfigResource_error",
@@ -23,14 +23,14 @@ const RETURN_ERROR_CODES: &[&str] = &[
     "rd_kafka_topic_result_error",
 ];
 
-/// The private function that `wakeup` replaces.
+/// librdkafka's private function that the module `wakeup` replaces.
 const WAKEUP: &str = "rd_kafka_msgq_allow_wakeup_at";
 
-/// The header of librdkafka that declares the function.
+/// The librdkafka header that declares [`WAKEUP`].
 const WAKEUP_HEADER: &str = "src/rdkafka_msg.h";
 
-/// The function's declaration in librdkafka, which `wakeup` assumes. If the declaration differs, the
-/// function may have a different meaning.
+/// The declaration of [`WAKEUP`] for which `wakeup` was written. If librdkafka declares the
+/// function differently, it may also behave differently, so it is not replaced.
 const WAKEUP_DECLARATION: &str = "rd_bool_t rd_kafka_msgq_allow_wakeup_at(\
     rd_kafka_msgq_t *rkmq, const rd_kafka_msgq_t *dest_rkmq, rd_ts_t *next_wakeup, rd_ts_t now, \
     rd_ts_t linger_us, int32_t batch_msg_cnt, int64_t batch_msg_bytes);";
@@ -56,12 +56,13 @@ fn main() {
     }
 }
 
-/// The linker of `zig cc` does not recognize the option with two dashes.
+/// Redirects calls of a function to its wrapper. The option is spelled with a single dash, because
+/// the linker of `zig cc` does not recognize it with two.
 fn wrap(function: &str) {
     println!("cargo:rustc-link-arg-bins=-Wl,-wrap={function}");
 }
 
-/// Checks that the linked librdkafka declares the function as `wakeup` assumes.
+/// Checks that the linked version of librdkafka declares [`WAKEUP`] as `wakeup` expects.
 fn check_wakeup() -> Result<(), String> {
     let root =
         std::env::var("DEP_RDKAFKA_ROOT").map_err(|_| "its source is not known".to_owned())?;

@@ -1,15 +1,15 @@
-//! Counts the instructions needed to process a row, from its frame to its record, and compares the
-//! counts with stored counts: `./dev instructions`.
+//! Counts the instructions needed to turn a replication message into a Kafka record, and fails if a
+//! count exceeds the stored count by more than a margin. Run it with `./dev instructions`.
 //!
-//! Unlike times, instruction counts are repeatable, so they show a regression on any machine, even
-//! a busy one. The program is run under Valgrind's callgrind, and plays the captured stream into a
-//! sink that discards the records. The count without playing the stream is subtracted, so that
-//! starting the program and building the stream are not included. The socket and librdkafka are not
-//! included either.
+//! Unlike times, instruction counts are repeatable, so they reveal a regression on any machine,
+//! even a busy one. The program runs itself under Valgrind's callgrind. It passes a stream of
+//! replication messages through a pipeline whose sink discards the records. The count of a run that
+//! only prepares the stream is subtracted, so that startup is not included. The socket and
+//! librdkafka are not included either.
 //!
-//! The environment is stored with the counts. With a different compiler, C library or processor, std
-//! and memcpy may differ, so a wider margin applies. Counts for different architectures can't be
-//! compared.
+//! The counts are stored together with a description of the environment. With a different compiler,
+//! C library or processor, other versions of std and memcpy may be used, so a wider margin applies.
+//! Counts for different architectures can't be compared.
 
 #[path = "../tests/support/stream.rs"]
 mod stream;
@@ -24,9 +24,9 @@ use serde::{Deserialize, Serialize};
 use stream::{Kind, Stream, null_pipeline, play, templates};
 use walpost::facade::OutboxSettings;
 
-/// Maximum increase in the same environment, in percent of the stored count.
+/// The increase that is allowed in the same environment, as a percentage of the stored count.
 const MARGIN: f64 = 5.0;
-/// Maximum increase in a different environment, in percent of the stored count.
+/// The increase that is allowed in a different environment, as a percentage of the stored count.
 const OTHER_ENVIRONMENT_MARGIN: f64 = 15.0;
 
 const ROWS: usize = 10_000;
@@ -44,7 +44,7 @@ struct Args {
     bench: bool,
 }
 
-/// A measurement with one type of outbox, transaction size and settings.
+/// A combination of outbox type, transaction size and settings for which instructions are counted.
 struct Case {
     name: &'static str,
     kind: Kind,
@@ -79,9 +79,9 @@ const fn case(name: &'static str, kind: Kind, per_transaction: usize) -> Case {
 struct Figures {
     architecture: String,
     environment: String,
-    /// The number of rows for which each case was counted.
+    /// The number of rows of each case for which instructions were counted.
     rows: usize,
-    /// Instructions per row, by case.
+    /// The number of instructions per row, keyed by the name of the case.
     per_row: BTreeMap<String, f64>,
 }
 
@@ -133,7 +133,8 @@ fn count_all() -> Result<Figures, String> {
     })
 }
 
-/// Returns the number of instructions that this program executes when it plays `rows` rows of a case.
+/// Returns the number of instructions that this program executes when it processes `rows` rows of a
+/// case.
 fn count(case: &str, rows: usize) -> Result<u64, String> {
     let program = env::current_exe().map_err(|error| error.to_string())?;
     let output = run(Command::new("valgrind")
@@ -146,7 +147,7 @@ fn count(case: &str, rows: usize) -> Result<u64, String> {
         .ok_or_else(|| format!("callgrind did not print the number of instructions:\n{output}"))
 }
 
-/// Describes the compiler, the C library and other parts of the environment that influence the
+/// Describes the compiler, the C library and anything else in the environment that affects the
 /// counts.
 fn environment() -> Result<String, String> {
     let mut parts = vec![
@@ -164,7 +165,7 @@ fn environment() -> Result<String, String> {
     Ok(parts.join(", "))
 }
 
-/// Returns the output of a program, or an error if the program fails.
+/// Runs a program and returns its output.
 fn run(command: &mut Command) -> Result<String, String> {
     let program = command.get_program().display().to_string();
     let output = command.output().map_err(|error| {

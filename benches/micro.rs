@@ -1,7 +1,7 @@
-//! Measures the time per row of the components that perform no I/O, using a captured stream:
-//! `./dev micro [FILTER]`.
+//! Measures the time that the components without I/O take to process a row. Run it with `./dev
+//! micro [FILTER]`.
 //!
-//! Times vary between machines and runs. CI checks the instruction counts in `instructions.rs`
+//! Times vary between machines and runs, so CI checks the instruction counts of `instructions.rs`
 //! instead.
 
 #[path = "../tests/support/stream.rs"]
@@ -22,7 +22,7 @@ use walpost::facade::{Lsn, Position};
 use walpost::facade::{Message, Value};
 
 const ROWS: usize = 10_000;
-/// The number of rows in a transaction, for benchmarks in which the number hardly matters.
+/// The number of rows per transaction in benchmarks whose results hardly depend on it.
 const TRANSACTION: usize = 100;
 
 fn main() {
@@ -42,7 +42,8 @@ fn group<'c>(criterion: &'c mut Criterion, name: &str) -> Group<'c> {
     group
 }
 
-/// Measures decoding `CopyData` bodies to frames, and decoding the messages in the frames.
+/// Measures how long it takes to decode the frame in each `CopyData` body, and the message in each
+/// frame.
 fn frame_and_decode(group: &mut Group<'_>) {
     let stream = Stream::rows(Kind::Plain, ROWS, TRANSACTION);
     group.bench_function("frame", |bencher| {
@@ -62,7 +63,8 @@ fn frame_and_decode(group: &mut Group<'_>) {
     });
 }
 
-/// Measures routing rows to records, with the settings and tables whose costs differ most.
+/// Measures how long the router takes to turn rows into records, with the settings and table
+/// layouts whose costs differ most.
 fn route(group: &mut Group<'_>) {
     let cases = [
         ("defaults", Kind::Plain, OutboxSettings::default()),
@@ -148,7 +150,8 @@ fn message_bytes(body: &[u8]) -> &[u8] {
     }
 }
 
-/// Returns the rows of the stream in the layout used by the core, and their mapping.
+/// Returns the stream's rows as a pipeline would pass them to the router, and the mapping of their
+/// columns.
 fn rows<'s>(stream: &'s Stream, kind: Kind, settings: &OutboxSettings) -> (Mapping, Vec<Row<'s>>) {
     let mut mapping = None;
     let mut rows = Vec::new();

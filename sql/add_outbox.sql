@@ -1,14 +1,14 @@
--- Adds a table to the outboxes of a publication, with the rows that it contains: calls
--- walpost.add_outbox of tables.sql, after examining who owns that function.
+-- Adds a table and the rows that it already contains to a publication for several outboxes. Calls
+-- walpost.add_outbox (see tables.sql) after checking who owns that function.
 --
 --   psql -v schema=tenant_42 -v table=outbox -v publication=walpost_tenants -f sql/add_outbox.sql
 --
--- If the pipeline's max_row_bytes is not the default, set the variable max_row_bytes to it, in
--- bytes.
+-- If the pipeline does not use the default max_row_bytes, set the variable max_row_bytes to the
+-- same value, in bytes.
 --
--- Run by: a role that owns the publication and the table, or a superuser; after the slot was
--- created, because the slot delivers the rows. Safe to run again: a table that is already in the
--- publication is not changed.
+-- Run by: a role that owns the publication and the table, or a superuser. Create the slot first,
+-- because a slot delivers only changes that are written after the slot was created. Safe to run
+-- again: if the table is already in the publication, nothing is changed.
 \set ON_ERROR_STOP on
 \if :{?schema}
 \else

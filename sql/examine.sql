@@ -1,15 +1,16 @@
--- Rejects existing objects that could run another role's code as the role that runs these files, or
--- as Walpost. The other files run this file, which changes nothing by itself. Walpost runs it
--- before it reads or writes walpost.journal, and before it reads the outbox table.
+-- Rejects existing objects through which another role could run code with the privileges of
+-- Walpost's role, or of the role that runs these files. The other files include this one, which
+-- changes nothing itself. Walpost also runs it before it accesses walpost.journal or reads the
+-- outbox table.
 --
 --   psql -v schema=public -v table=outbox -v publication=walpost_outbox -v examine='owners journal' -f sql/examine.sql
 --
--- A function, a trigger or a view runs with the privileges of the role that calls it, inserts or
--- selects. Therefore, an existing object is used only if it is owned by a superuser, by the current
--- role, or by a role that can act as the current role. After SET ROLE, its owner must also be able
--- to act as the role that has logged in. The publication, and the functions in the outbox table's
--- schema, may also be owned by the owner of that table; since PostgreSQL 15, walpost run trusts
--- fewer owners of a publication.
+-- The code in a function, a trigger or a view runs with the privileges of the role that calls the
+-- function, writes to the table or reads the view. Therefore, an existing object is used only if it
+-- is owned by a superuser, by the current role, or by a role that can act as the current role.
+-- After SET ROLE, its owner must also be able to act as the role that logged in. The publication,
+-- and the functions in the outbox table's schema, may also be owned by the owner of that table;
+-- since PostgreSQL 15, `walpost run` is stricter about the owner of a publication.
 -- The variable `examine` selects the checks:
 --   owners      the owners of the schema walpost, of Walpost's functions, and of the functions that
 --               the default of the outbox's id and its trigger call; the owner of the publication,
@@ -17,19 +18,18 @@
 --   journal     the owner of walpost.journal, and that the table has only what journal.sql creates
 --   slot_state, table_state, outbox_row
 --               the same for these tables, and that no other role may add a trigger to them
---   read        code of other roles that would run during a SELECT from the outbox table, or the
---               creation of a partition of it. The result is stored in the setting
+--   read        code of other roles that would run during a SELECT from the outbox table, or while
+--               a partition of it is created. The result is stored in the setting
 --               walpost.code_of_others and is valid until the transaction ends: see guard.sql
 --   compare     the same for a SELECT with a condition composed by Walpost
 --   condition   the same for a SELECT with a condition written by the operator
 --   write       the same for DELETE
 --   alter       the same for attaching and detaching a partition
---   present     that the schema walpost exists, and the tables that the other words name
+--   present     that the schema walpost exists, and so do the tables that the other words name
 --
--- Missing objects are not an error without `present`, since the other files create them. Any role
--- that may create schemas can create missing objects immediately afterwards, so the setting
--- walpost.examined lists the objects that were found and accepted, and only these objects may be
--- used.
+-- Without `present`, a missing object is not an error, since the other files create it. However,
+-- any role that may create schemas could create it first. Therefore, the setting walpost.examined
+-- lists the objects that were found and accepted, and only these may be used.
 \set ON_ERROR_STOP on
 \if :{?schema}
 \else
@@ -62,17 +62,20 @@ DECLARE
     in_schema text := current_setting('walpost.schema');
     outbox_name text := current_setting('walpost.table_name');
     own_tables CONSTANT name[] := '{journal,slot_state,table_state,outbox_row}';
-    -- Control characters, and those that change the direction of text: psql prints messages
-    -- unchanged.
+    -- Control characters, and characters that change the direction of text. They are replaced,
+    -- because psql prints messages unchanged, and a name could contain them to disguise the
+    -- message.
     unprintable CONSTANT text := E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]';
-    -- Since PostgreSQL 16, a role can be a member of another role without any of its privileges, or
-    -- with its privileges but without its attributes, such as REPLICATION.
+    -- The privilege that is needed to act as another role. Since PostgreSQL 16, being a member is
+    -- not sufficient: a member may have none of the role's privileges, or its privileges but not
+    -- its attributes, such as REPLICATION.
     act_as text := CASE WHEN current_setting('server_version_num')::int < 160000 THEN 'MEMBER' ELSE 'SET' END;
-    -- Roles that can act as the current role anyway, or can grant themselves that right, and that
-    -- can also act as the roles to which RESET ROLE and RESET SESSION AUTHORIZATION return. Up to
-    -- PostgreSQL 15, a role with CREATEROLE can make itself a member of any role that is not a
-    -- superuser. Since PostgreSQL 16, a role can inherit the privileges of another role, and
-    -- replace functions of that role, without being able to act as that role.
+    -- The trusted roles: those that can already act as the current role, or can grant themselves
+    -- that right, and can also act as the roles to which RESET ROLE and RESET SESSION AUTHORIZATION
+    -- return. Up to PostgreSQL 15, a role with CREATEROLE can make itself a member of any role that
+    -- is not a superuser. Since PostgreSQL 16, a role can inherit another role's privileges, and so
+    -- replace its functions, without being able to act as it. A role from which an untrusted role
+    -- inherits in this way is not trusted either.
     may_be_us oid[] := ARRAY(WITH ours AS (
             SELECT oid, rolsuper FROM pg_roles WHERE rolname IN (current_user, session_user)
                 OR oid = (SELECT usesysid FROM pg_stat_activity WHERE pid = pg_backend_pid())
@@ -86,7 +89,7 @@ DECLARE
         SELECT oid FROM able WHERE oid IN (SELECT oid FROM ours) OR NOT EXISTS (
             SELECT FROM pg_auth_members AS m WHERE m.member NOT IN (SELECT oid FROM able)
                 AND pg_has_role(m.member, able.oid, 'USAGE') AND NOT pg_has_role(m.member, able.oid, act_as)));
-    -- Walpost's objects that exist and belong to a trusted role.
+    -- The existing objects of Walpost that belong to a trusted role.
     examined name[] := '{}';
     code_of_others text;
     kept name;
@@ -95,9 +98,9 @@ DECLARE
     wrong text;
     made_by text;
 BEGIN
-    -- A single query: between two queries, a missing object could be created, and belong to anyone.
-    -- If the query finds the schema and its owner is trusted, nobody else can rename it or create
-    -- objects in it afterwards.
+    -- All objects are looked up in a single query. Between two queries, anyone could create an
+    -- object that was missing. If the query finds the schema and its owner is trusted, nobody else
+    -- can rename the schema or create objects in it afterwards.
     FOR found IN
         WITH outbox AS (SELECT c.oid, c.relowner, c.oid::regclass AS name
             FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = in_schema AND c.relname = outbox_name
@@ -114,7 +117,8 @@ BEGIN
                 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace, aclexplode(relacl)
                 WHERE n.nspname = 'walpost' AND relname = ANY (own_tables) AND relname = ANY (what)
                 AND privilege_type IN ('TRIGGER', 'REFERENCES') AND grantee <> relowner
-            -- Objects in the schema walpost serve every outbox of the database.
+            -- Objects in the schema walpost serve every outbox in the database, so the owner of one
+            -- outbox is not trusted with them.
             UNION ALL SELECT format('function %s', p.oid::regprocedure), p.proowner, n.nspname <> 'walpost',
                     format('DROP FUNCTION %s', p.oid::regprocedure),
                     CASE WHEN p.proname <> 'lock_and_examine' OR p.proargtypes = '25 25 25'::oidvector THEN p.proname END
@@ -122,7 +126,8 @@ BEGIN
                 AND (n.nspname = 'walpost' AND p.proname IN ('publish', 'publish_bytes', 'max_event_bytes', 'add_outbox', 'lock_and_examine')
                     OR n.nspname = in_schema AND p.pronargs = 0 AND p.proname IN ('walpost_uuidv7', 'walpost_no_update')
                         AND what && '{owners}')
-            -- These functions are looked up by OID, because they can be renamed.
+            -- These functions are found through the objects that call them, because they may have
+            -- been renamed.
             UNION ALL SELECT format('function %s, which the default of %s.id calls,', p.oid::regprocedure, outbox.name), p.proowner, true,
                     format('ALTER TABLE %s ALTER id SET DEFAULT ...; DROP FUNCTION %s', outbox.name, p.oid::regprocedure), NULL
                 FROM outbox JOIN pg_attribute a ON a.attrelid = outbox.oid AND a.attname = 'id'
@@ -146,10 +151,11 @@ BEGIN
                 AND what <> '{}'
         ) AS objects (object, owner, serves_outbox, hint, name)
     LOOP
-        -- The owner of the outbox is trusted with objects that serve only that outbox.
+        -- The outbox's owner is trusted with objects that serve only that outbox.
         IF found.owner = ANY (may_be_us) OR found.owner <> 0 AND found.serves_outbox
             AND coalesce(pg_has_role(found.owner, found.outbox_owner, act_as), false) THEN
-            -- With a null element, no comparison below with <> ALL would be true.
+            -- Removes null elements: with a null in the array, the conditions with `<> ALL` below
+            -- would never be true.
             examined := array_remove(examined || found.name, NULL);
             CONTINUE;
         END IF;
@@ -178,10 +184,10 @@ BEGIN
         END IF;
     END IF;
 
-    -- The server evaluates a row filter as the role that reads the slot. PostgreSQL itself rejects
-    -- functions that are not built in. Of the built-in functions, satisfies_hash_partition runs
-    -- functions of a partition key, and functions that are written in SQL may need a snapshot,
-    -- without which decoding crashes. PostgreSQL 14 has no row filters.
+    -- The server evaluates row filters as the role that reads the slot. PostgreSQL itself rejects
+    -- functions that are not built in, but some built-in functions are unsafe too:
+    -- satisfies_hash_partition calls the functions in a partition key, and functions written in SQL
+    -- may need a snapshot, without which decoding crashes. PostgreSQL 14 has no row filters.
     IF 'owners' = ANY (what) THEN
         FOR found IN SELECT b.pubname, r.prrelid::regclass AS name, coalesce(p.oid, called.oid)::regprocedure AS function
             FROM pg_publication b JOIN pg_publication_rel r ON r.prpubid = b.oid
@@ -190,7 +196,7 @@ BEGIN
             LEFT JOIN pg_operator o ON named.kind = 'opno' AND o.oid = number
             CROSS JOIN LATERAL (SELECT CASE kind WHEN 'opno' THEN coalesce(o.oprcode::oid, number) ELSE number END) AS called (oid)
             LEFT JOIN pg_proc p ON p.oid = called.oid
-            -- PostgreSQL's own objects that can't be dropped have lower OIDs.
+            -- OIDs below 12000 belong to built-in objects, which can't be dropped.
             WHERE b.pubname = current_setting('walpost.publication') AND called.oid <> 0 AND (number >= 12000 OR p.oid IS NULL
                 OR p.provolatile <> 'i' OR p.prolang <> (SELECT oid FROM pg_language WHERE lanname = 'internal')
                 OR p.oid = 'pg_catalog.satisfies_hash_partition(oid, integer, integer, "any")'::regprocedure)
@@ -216,7 +222,7 @@ BEGIN
             UNION ALL SELECT format('policy %I', polname) FROM pg_policy WHERE polrelid = its_oid
             UNION ALL SELECT format('statistics %I', stxname) FROM pg_statistic_ext WHERE stxrelid = its_oid
             UNION ALL SELECT format('inheriting table %s', inhrelid::regclass) FROM pg_inherits WHERE inhparent = its_oid
-            -- A role that may write to the parent may also write to this table.
+            -- A role that may write to a parent can write to this table through it.
             UNION ALL SELECT format('parent %s', inhparent::regclass) FROM pg_inherits WHERE inhrelid = its_oid
             UNION ALL SELECT format('type %s', format_type(reloftype, NULL)) FROM pg_class WHERE oid = its_oid AND reloftype <> 0
             UNION ALL SELECT format('index %s', indexrelid::regclass) FROM pg_index
@@ -273,7 +279,7 @@ BEGIN
         code_of_others := walpost.lock_and_examine(in_schema, outbox_name,
             CASE WHEN 'write' = ANY (what) THEN 'DELETE' WHEN 'alter' = ANY (what) THEN 'ALTER'
                 WHEN 'compare' = ANY (what) THEN 'COMPARE' WHEN 'condition' = ANY (what) THEN 'CONDITION' ELSE 'SELECT' END);
-        -- The table was dropped or renamed.
+        -- The function returns NULL if the table was dropped or renamed in the meantime.
         IF code_of_others IS NULL THEN
             RAISE EXCEPTION 'table %.% does not exist', quote_ident(in_schema), quote_ident(outbox_name)
                 USING ERRCODE = 'undefined_table', HINT = 'If it was renamed temporarily, run the same command again.';

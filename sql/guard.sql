@@ -1,43 +1,46 @@
--- Lets Walpost lock a table and examine it before a statement uses it.
+-- Creates walpost.lock_and_examine, which Walpost calls to lock and examine a table before a
+-- statement uses it.
 --
 --   psql -f sql/guard.sql
 --
 -- The owner of a table can add an index, a constraint or statistics that call a function, and the
--- planner evaluates that function as the role that reads the table. An examination finds such
--- objects, but it is useful only if none can be added between the examination and the statement,
--- and if the table keeps its name until then. Walpost's role only has SELECT, which does not allow
--- it to lock the table, so this function locks the table.
+-- planner may evaluate that function as the role that reads the table. Searching the catalogs for
+-- such objects helps only if none can be added between the search and the statement, and if the
+-- table can't be renamed in the meantime. Walpost's role has only SELECT, which does not allow it
+-- to lock the table, so this function locks the table on its behalf.
 --
 --   SELECT walpost.lock_and_examine('public', 'outbox', 'SELECT');
 --
--- Until the transaction ends, nobody can change the definition of the table or of tables that
--- inherit from it, or rename its schema. Rows can still be read and written; VACUUM, CREATE INDEX
--- and ALTER TABLE wait. The result lists objects that would run code of other roles as the caller,
--- and is empty if none exist; the function fails if the table does not exist. The third argument
--- is the kind of statement: SELECT or DELETE, each with conditions on at most created_at and the
--- primary key; COMPARE, a SELECT that compares any column with a literal; CONDITION, a SELECT with
--- a condition written by the operator; or ALTER, which attaches or detaches a partition.
+-- Until the transaction ends, nobody can change the definition of the table or of the tables that
+-- inherit from it, and nobody can rename its schema. Rows can still be read and written, but
+-- VACUUM, CREATE INDEX and ALTER TABLE wait. The function fails if the table does not exist.
+-- Otherwise, it returns a list of the objects that would run other roles' code as the caller, which
+-- is empty if there are none. The third argument is the kind of statement: SELECT or DELETE, whose
+-- conditions may use only created_at and the primary key; COMPARE, a SELECT that compares any
+-- column with a literal; CONDITION, a SELECT with a condition written by the operator; or ALTER,
+-- which attaches or detaches a partition.
 --
--- The type of a column that is compared, and everything that the type consists of, must belong to a
--- trusted role: a literal is parsed by the type's input function, which evaluates the CHECK of a
--- domain in an array or a composite type, and casts from the type of another role would be used. A
--- column whose type is a domain over a built-in type is compared as that type, except in CONDITION.
--- Operators of an extension are called by name, so their schema must belong to a trusted role.
+-- If a column is compared, its type and everything that the type consists of must belong to a
+-- trusted role. Otherwise, parsing a literal could evaluate the CHECK of a domain inside an array
+-- or a composite type, and PostgreSQL would use casts that the type's owner has added. Except in
+-- CONDITION, a column whose type is a domain over a built-in type is compared as the built-in type.
+-- Operators of an extension are looked up by name, so the schema that contains them must also
+-- belong to a trusted role.
 --
--- If a role that is not trusted can change the table, its expressions may use only PostgreSQL's own
--- objects: a function that a superuser owns can also be made to run code of another role, for
--- example populate_record() of hstore, which evaluates the CHECK of a domain.
+-- If an untrusted role can change the table, its expressions may use only PostgreSQL's own objects.
+-- Even a function that is owned by a superuser can be made to run another role's code: for example,
+-- hstore's populate_record() evaluates the CHECK of a domain.
 --
--- Code stays in an object when its owner changes. Therefore functions are examined as well as
--- owners, including those of the casts and checks of a type. DELETE rejects every rule, and every
--- trigger for DELETE: even the condition of a trigger can contain code, as text that ts_rewrite()
--- runs as SQL. The queries of a foreign key find another table, types and operators by name, and run as the
--- owner of that table, so DELETE rejects foreign keys that refer to the table, and ALTER all of its
--- foreign keys.
+-- An object keeps its code when its owner changes. Therefore, it is not sufficient to check an object's owner: the
+-- functions that it calls are checked too, including those in a type's casts and checks. For DELETE, every rule and
+-- every DELETE trigger is rejected, because even a trigger's condition can contain code, in the form of text that
+-- ts_rewrite() runs as SQL. The internal queries of a foreign key look up the other table, types and operators by name,
+-- and run as the owner of that table. Therefore, foreign keys that refer to the table are rejected for DELETE, and all
+-- of its foreign keys for ALTER.
 --
--- Run by: a superuser, since only a superuser can prevent a schema of another role from being
--- renamed. A role that is not a superuser can run it too: tables in schemas of other roles are then
--- rejected. Safe to run again: the function is replaced.
+-- Run by: a superuser, because only a superuser can keep another role from renaming its schema. If
+-- another role runs this file, the function rejects tables in schemas that belong to untrusted
+-- roles. Safe to run again: the function is replaced.
 -- `walpost init` runs the same SQL.
 \set ON_ERROR_STOP on
 \if :{?table}
@@ -47,7 +50,7 @@
 -- Sets search_path to pg_catalog, pg_temp for the rest of the session.
 \ir session.sql
 BEGIN;
--- The objects serve all tables, so no table's owner is trusted with them.
+-- The function serves all tables, so the owner of a single table is not trusted with it.
 \set table_of_session :table
 \set table ''
 \set examine owners
@@ -64,21 +67,26 @@ $walpost$;
 CREATE OR REPLACE FUNCTION walpost.lock_and_examine(
     schema_name pg_catalog.text, table_name pg_catalog.text, statement pg_catalog.text)
 RETURNS pg_catalog.text LANGUAGE plpgsql VOLATILE SECURITY DEFINER
--- JIT compilation of the query below takes seconds, running it milliseconds.
+-- Disables JIT compilation, which takes seconds for the query below. The query itself runs in
+-- milliseconds.
 SET search_path = pg_catalog, pg_temp SET standard_conforming_strings = on SET row_security = off SET jit = off
 AS $walpost$
 DECLARE
     caller name := CASE current_setting('role') WHEN 'none' THEN session_user ELSE current_setting('role') END;
-    -- Since PostgreSQL 16, a role can be a member of another role without any of its privileges, or
-    -- with its privileges but without its attributes, such as REPLICATION.
+    -- The privilege that is needed to act as another role. Since PostgreSQL 16, being a member is
+    -- not sufficient: a member may have none of the role's privileges, or its privileges but not
+    -- its attributes, such as REPLICATION.
     act_as text := CASE WHEN current_setting('server_version_num')::int < 160000 THEN 'MEMBER' ELSE 'SET' END;
-    -- Names can contain these control characters, and psql prints messages unchanged.
+    -- Control characters, and characters that change the direction of text. They are replaced,
+    -- because psql prints messages unchanged, and a name could contain them to disguise the
+    -- message.
     unprintable CONSTANT text := E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]';
-    -- Roles that can act as the caller anyway, or can grant themselves that right, and that can
-    -- also act as the roles to which RESET ROLE and RESET SESSION AUTHORIZATION return. Up to
-    -- PostgreSQL 15, a role with CREATEROLE can make itself a member of any role that is not a
-    -- superuser. Since PostgreSQL 16, a role can inherit the privileges of another role, and
-    -- replace functions of that role, without being able to act as that role.
+    -- The trusted roles: those that can already act as the caller, or can grant themselves that
+    -- right, and can also act as the roles to which RESET ROLE and RESET SESSION AUTHORIZATION
+    -- return. Up to PostgreSQL 15, a role with CREATEROLE can make itself a member of any role that
+    -- is not a superuser. Since PostgreSQL 16, a role can inherit another role's privileges, and so
+    -- replace its functions, without being able to act as it. A role from which an untrusted role
+    -- inherits in this way is not trusted either.
     trusted oid[] := ARRAY(WITH ours AS (
             SELECT oid, rolsuper FROM pg_roles WHERE rolname IN (caller, session_user)
                 OR oid = (SELECT usesysid FROM pg_stat_activity WHERE pid = pg_backend_pid())
@@ -97,20 +105,21 @@ DECLARE
     kind "char";
     table_owner oid;
     schema_oid oid;
-    -- A schema of the table or of a partition that a role which is not trusted can rename.
+    -- A schema that an untrusted role can rename, and that contains the table, a partition or an
+    -- ancestor. Null if there is none.
     foreign_schema pg_namespace;
     tables oid[];
     -- The tables that this session has locked.
     locked oid[];
     missing record;
-    -- The locked tables, and the tables of which they are partitions or from which they inherit.
+    -- These tables and all their ancestors: tables of which they are partitions, or from which they
+    -- inherit.
     family oid[];
-    -- Whether a role that is not trusted can change the table.
+    -- Whether an untrusted role can change any of these tables.
     is_exposed boolean;
     calls text;
 BEGIN
-    -- At a different isolation level, the queries below would see the catalogs as they were before the
-    -- table was locked.
+    -- At any other isolation level, the queries below would see the catalogs as of a time before the table was locked.
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE EXCEPTION 'walpost.lock_and_examine was called in a transaction with isolation level %, expected read committed',
             current_setting('transaction_isolation') USING ERRCODE = 'active_sql_transaction';
@@ -129,7 +138,7 @@ BEGIN
         SELECT outbox UNION SELECT inhrelid FROM pg_inherits JOIN tree ON inhparent = tree.oid
     ) SELECT array_agg(oid) INTO tables FROM tree;
     -- pg_partition_ancestors is not used, because it omits a parent from which a table is being
-    -- detached. The planner evaluates the partition keys of such parents, too.
+    -- detached. The planner still evaluates that parent's partition key.
     WITH RECURSIVE ancestors (oid) AS (
         SELECT unnest(tables) UNION SELECT inhparent FROM pg_inherits JOIN ancestors ON inhrelid = ancestors.oid
     ) SELECT array_agg(oid) INTO family FROM ancestors;
@@ -159,27 +168,28 @@ BEGIN
             AND privilege_type IN ('TRIGGER', 'REFERENCES') AND grantee <> ALL (trusted))
         OR EXISTS (SELECT FROM pg_attribute, aclexplode(attacl) WHERE attrelid = ANY (family)
             AND privilege_type = 'REFERENCES' AND grantee <> ALL (trusted));
-    -- The queries above find neither an owner nor privileges of a table that was dropped after its
-    -- name was looked up, so they would report it as trusted. A table that still exists was included
-    -- in all of them.
+    -- If the table was dropped after its name was looked up, the queries above found neither its owner nor its
+    -- privileges, and it would wrongly count as trusted. If it still exists now, all of them have seen it.
     IF NOT EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
         WHERE c.oid = outbox AND n.oid = schema_oid AND n.nspname = schema_name AND c.relname = table_name) THEN
         RAISE EXCEPTION 'table %.% was replaced by another one while it was being examined', quote_ident(schema_name),
             quote_ident(table_name) USING ERRCODE = 'object_in_use', HINT = 'Run the same command again.';
     END IF;
-    -- If only trusted roles can change the table, it need not be locked.
+    -- A table that only trusted roles can change does not need to be locked.
     IF is_exposed THEN
         IF definer_is_superuser THEN
-            -- Renaming a schema does not lock its tables, but updates this row.
+            -- Keeps the schema from being renamed. Renaming it would not lock its tables, but would
+            -- update this row.
             PERFORM FROM pg_namespace WHERE oid = schema_oid AND nspname = schema_name FOR KEY SHARE;
             IF NOT FOUND THEN
                 RAISE EXCEPTION 'schema % was renamed while table %.% was being examined', quote_ident(schema_name),
                     quote_ident(schema_name), quote_ident(table_name) USING ERRCODE = 'object_in_use',
                         HINT = 'Run the same command again.';
             END IF;
-            -- LOCK TABLE looks the name up again while it waits. If the name then refers to a view, it
-            -- locks every table in the view's query with the privileges of this function's owner.
-            -- Renaming or dropping a table conflicts with this lock; ALTER TABLE and TRUNCATE do not.
+            -- Keeps the table from being renamed or dropped while LOCK TABLE below waits, but does not block other
+            -- forms of ALTER TABLE, or TRUNCATE. LOCK TABLE looks up the name again after it has waited. If the name
+            -- then referred to a view, LOCK TABLE would lock every table in the view's query with the privileges of
+            -- this function's owner.
             PERFORM FROM pg_class WHERE oid = outbox AND relname = table_name AND relnamespace = schema_oid AND relkind = kind
                 FOR KEY SHARE;
             IF NOT FOUND THEN
@@ -196,15 +206,17 @@ BEGIN
         EXCEPTION WHEN insufficient_privilege THEN
             RAISE EXCEPTION 'role % owns function walpost.lock_and_examine but may not lock table %.%', quote_ident(current_user),
                 quote_ident(schema_name), quote_ident(table_name) USING ERRCODE = 'object_not_in_prerequisite_state',
-                    -- ALTER FUNCTION ... OWNER TO is not suggested, because the present owner
-                    -- determines what the function does with the privileges of the next owner.
+                    -- ALTER FUNCTION ... OWNER TO is not suggested: the current owner may have
+                    -- changed the function's body, which would then run with the new owner's
+                    -- privileges.
                     HINT = regexp_replace(format('As a superuser: DROP FUNCTION walpost.lock_and_examine(text, text, text); then '
                         'sql/guard.sql. Or: GRANT %I TO %I', pg_get_userbyid(table_owner), current_user), unprintable, '?', 'g');
         END;
-        -- LOCK TABLE lists all the tables first. While it waits for one table, another table can be
-        -- attached to a table that is not locked yet. LOCK TABLE also omits partitions that are
-        -- being detached. The ancestors are locked, too, because one of them can be attached to
-        -- another table without a lock on a table that is being detached from it.
+        -- LOCK TABLE determines the list of partitions before it locks any of them. While it waits
+        -- for one table, a partition can be attached to another table that is not locked yet. LOCK
+        -- TABLE also omits partitions that are being detached. Ancestors are locked too, because
+        -- attaching an ancestor to another table does not lock a partition that is being detached
+        -- from it.
         FOR attempt IN 1..10 LOOP
             WITH RECURSIVE tree (oid) AS (
                 SELECT outbox UNION SELECT inhrelid FROM pg_inherits JOIN tree ON inhparent = tree.oid
@@ -228,7 +240,8 @@ BEGIN
                 BEGIN
                     EXECUTE format('LOCK TABLE ONLY %I.%I IN SHARE UPDATE EXCLUSIVE MODE', missing.nspname, missing.relname);
                 EXCEPTION WHEN undefined_table OR invalid_schema_name THEN
-                    -- The table was dropped or renamed. The next attempt uses its present name.
+                    -- The table was dropped or renamed. If it still exists, the next attempt uses
+                    -- its current name.
                     NULL;
                 WHEN insufficient_privilege THEN
                     RETURN regexp_replace(format('table %I.%I can be changed by other roles, but role %I, which owns function '
@@ -238,8 +251,8 @@ BEGIN
                 END;
             END LOOP;
         END LOOP;
-        -- The name may have referred to another table until it was locked. Up to PostgreSQL 15, a
-        -- rule can turn an empty table into a view.
+        -- Before the lock was acquired, the name may have referred to another table. Up to
+        -- PostgreSQL 15, a rule can also turn an empty table into a view.
         IF kind IS DISTINCT FROM (SELECT relkind FROM pg_class WHERE oid = outbox) OR outbox <> ALL (locked) THEN
             RAISE EXCEPTION 'table %.% was replaced by another one while it was being examined', quote_ident(schema_name),
                 quote_ident(table_name) USING ERRCODE = 'object_in_use', HINT = 'Run the same command again.';
@@ -247,13 +260,13 @@ BEGIN
             RAISE EXCEPTION 'tables were attached to table %.%, or it was attached to another table, while it was being examined',
                 quote_ident(schema_name), quote_ident(table_name) USING ERRCODE = 'object_in_use', HINT = 'Run the same command again.';
         END IF;
-        -- Partitions in other schemas must keep their names, too.
+        -- Keeps the schemas that contain partitions from being renamed, too.
         IF definer_is_superuser THEN
             PERFORM FROM pg_namespace WHERE oid IN (SELECT relnamespace FROM pg_class WHERE oid = ANY (tables)) FOR KEY SHARE;
         END IF;
     END IF;
 
-    -- PostgreSQL's own objects are pinned and have no entries in pg_depend.
+    -- Built-in objects are pinned, so pg_depend does not contain dependencies on them.
     WITH RECURSIVE ordering (attnum) AS (
         SELECT attnum FROM pg_attribute WHERE attrelid = outbox AND attnum > 0 AND NOT attisdropped
             AND (attname = 'created_at' OR EXISTS (SELECT FROM pg_index
@@ -271,7 +284,7 @@ BEGIN
                 UNION SELECT atttypid, true FROM pg_attribute WHERE attrelid = t.typrelid AND attnum > 0 AND NOT attisdropped
             ) AS next (type, is_part) WHERE next.type <> 0
     ), operators (attname, type, schema, owner) AS (
-        -- The operators that Catalog::order_columns names, and the functions that they call.
+        -- The operators that Catalog::order_columns uses, and the functions that implement them.
         SELECT attname, t.oid, object.schema, object.owner FROM compared JOIN pg_type t ON t.oid = type
             JOIN pg_opclass c ON c.opcintype = t.oid AND c.opcdefault JOIN pg_am ON pg_am.oid = c.opcmethod AND amname = 'btree'
             CROSS JOIN LATERAL (
@@ -285,8 +298,8 @@ BEGIN
             ) AS object (schema, owner)
             WHERE is_ordering AND NOT is_part AND t.typnamespace <> 'pg_catalog'::regnamespace AND statement NOT IN ('DELETE', 'ALTER')
     ), checks (class, object, expressions, type) AS (
-        -- The CHECK constraints of the types that a literal is parsed as. If a column's type is itself
-        -- a domain, the column is compared as the domain's base type.
+        -- The CHECK constraints that are evaluated when a literal is parsed. If a column's own type is a domain, the
+        -- literal is parsed as the domain's base type, except in CONDITION.
         SELECT DISTINCT 'pg_constraint'::regclass, c.oid, conbin::text, type FROM compared JOIN pg_type t ON t.oid = type
             JOIN pg_constraint c ON contypid = type WHERE is_part OR statement = 'CONDITION'
     ), attached (class, object, expressions, is_strict) AS (
@@ -304,12 +317,12 @@ BEGIN
         UNION ALL SELECT class, object, expressions, true FROM checks
     ), used (class, object, used_class, used_object) AS (
         SELECT DISTINCT class, object, refclassid, refobjid FROM attached JOIN pg_depend ON classid = class AND objid = object
-            -- The other dependencies are types of columns.
+            -- A table's other dependencies are only the types of its columns.
             AND (class <> 'pg_class'::regclass OR objsubid = 0)
             WHERE deptype IN ('n', 'a')
             AND (class, object, refclassid, refobjid) NOT IN (SELECT class, object, 'pg_type'::regclass, type FROM checks)
-        -- The type in JSON_VALUE(... RETURNING ...) and the like has no entry in pg_depend. Pinned
-        -- types have lower OIDs.
+        -- pg_depend does not record the type in JSON_VALUE(... RETURNING ...) and similar
+        -- expressions. OIDs below 12000 belong to built-in types.
         UNION SELECT class, object, 'pg_type'::regclass, ids[1]::oid
             FROM attached CROSS JOIN regexp_matches(expressions, ':typid (\d+)', 'g') AS m (ids) WHERE ids[1]::oid >= 12000
     ), called (class, object, function, owner) AS (
@@ -319,11 +332,11 @@ BEGIN
             JOIN pg_operator o ON used_class = 'pg_operator'::regclass AND o.oid = used_object
             JOIN pg_proc p ON p.oid = o.oprcode
     ), called_by_types (attname, type, part, function) AS MATERIALIZED (
-        -- A type can contain code of a role that owned it earlier. Without MATERIALIZED, the
-        -- planner may evaluate this query for each function of a role that is not trusted.
+        -- A type can still call code of a role that formerly owned it. Without MATERIALIZED, the
+        -- planner might evaluate this query once for each function that an untrusted role owns.
         SELECT attname, type, part, function FROM (SELECT DISTINCT attname, type FROM compared) AS types CROSS JOIN LATERAL (
             SELECT format('cast from %s to %s', format_type(castsource, NULL), format_type(casttarget, NULL)), castfunc
-                -- Casts to types of roles that are not trusted are not considered.
+                -- Casts to a type that belongs to an untrusted role are ignored.
                 FROM pg_cast JOIN pg_type target ON target.oid = casttarget
                 WHERE castsource = type AND target.typowner = ANY (trusted)
             UNION ALL SELECT 'range type', f.oid FROM pg_range, unnest(ARRAY[rngcanonical, rngsubdiff]) AS f (oid) WHERE rngtypid = type
@@ -337,31 +350,31 @@ BEGIN
     ), of_others (class, object, text) AS (
         SELECT class, object, format('calls function %s of role %I', function::regprocedure, pg_get_userbyid(owner))
             FROM called WHERE owner <> ALL (trusted)
-        -- The planner also calls the functions of an operator's negator and commutator, which its owner chooses.
+        -- An operator's owner chooses its negator and commutator, whose functions the planner may call as well.
         UNION ALL SELECT class, object, format('uses operator %s of role %I', o.oid::regoperator, pg_get_userbyid(oprowner))
             FROM used JOIN pg_operator o ON used_class = 'pg_operator'::regclass AND o.oid = used_object
             WHERE oprowner <> ALL (trusted)
-        -- For example, populate_record() of hstore evaluates the CHECK of a domain in the type of
-        -- its argument. Base types, which only superusers can create, and enumerations have no such
-        -- code.
+        -- For example, hstore's populate_record() evaluates the CHECK of a domain inside its
+        -- argument's type. Base types, which only superusers can create, and enumerations can't
+        -- contain such code.
         UNION ALL SELECT class, object, format('uses type %s', format_type(t.oid, NULL))
             FROM used JOIN attached USING (class, object) JOIN pg_type t ON used_class = 'pg_type'::regclass AND t.oid = used_object
             LEFT JOIN pg_type e ON e.oid = t.typelem
             WHERE NOT is_strict AND coalesce(e.typtype, t.typtype) NOT IN ('b', 'e')
-        -- satisfies_hash_partition evaluates the partition key of a table that is given by its OID,
-        -- which is not in pg_depend.
+        -- satisfies_hash_partition evaluates the partition key of a table that is passed as an OID,
+        -- which pg_depend does not record.
         UNION ALL SELECT class, object, 'calls function satisfies_hash_partition' FROM attached
             WHERE strpos(expressions, format(':funcid %s ',
                 'pg_catalog.satisfies_hash_partition(oid, integer, integer, "any")'::regprocedure::oid)) > 0
-        -- JSON_ARRAY and the like call the cast from a type to json, which is not in pg_depend and can
-        -- be created at any time. Pinned types have lower OIDs.
+        -- JSON_ARRAY and similar constructors use a type's cast to json. pg_depend does not record the cast, and it can
+        -- be created at any time. OIDs below 12000 belong to built-in types.
         UNION ALL SELECT class, object, format('constructs JSON of type %s, for which a cast to json can be created',
                 format_type(ids[1]::oid, NULL))
             FROM attached CROSS JOIN regexp_matches(expressions, ':[a-z_]*type(?:id)? ([0-9]+)', 'g') AS m (ids)
             WHERE strpos(expressions, '{JSONCONSTRUCTOREXPR ') > 0 AND ids[1]::oid >= 12000
-        -- Some of PostgreSQL's own functions run SQL that is given as text, for example ts_rewrite().
-        -- None of these functions is immutable. Expressions of indexes and partition keys call immutable functions
-        -- only, and other constraints are not evaluated.
+        -- Some of PostgreSQL's own functions, such as ts_rewrite(), run text as SQL. None of them is immutable.
+        -- Expressions in indexes and partition keys can call only immutable functions, and other constraints are not
+        -- evaluated.
         UNION ALL SELECT class, object, format('calls function %s, which is not immutable', p.oid::regprocedure)
             FROM attached CROSS JOIN regexp_matches(expressions, ':(?:funcid|opfuncid) (\d+)', 'g') AS m (ids)
             JOIN pg_proc p ON p.oid = ids[1]::oid WHERE provolatile <> 'i'
@@ -374,26 +387,28 @@ BEGIN
             FROM used JOIN attached USING (class, object)
             WHERE is_strict AND expressions IS NOT NULL AND (class, object) NOT IN (SELECT class, object FROM of_others)
             AND used_class NOT IN ('pg_class'::regclass, 'pg_namespace'::regclass, 'pg_constraint'::regclass, 'pg_am'::regclass)
-            -- The following objects can't run code.
+            -- Enumerations, and PostgreSQL's own collations and text search configurations, can't
+            -- run code.
             AND NOT (used_class = 'pg_type'::regclass
                 AND EXISTS (SELECT FROM pg_type e WHERE e.typtype = 'e' AND used_object IN (e.oid, e.typarray)))
             AND NOT (used_class = 'pg_collation'::regclass
                 AND EXISTS (SELECT FROM pg_collation WHERE oid = used_object AND collnamespace = 'pg_catalog'::regnamespace))
             AND NOT (used_class = 'pg_ts_config'::regclass
                 AND EXISTS (SELECT FROM pg_ts_config WHERE oid = used_object AND cfgnamespace = 'pg_catalog'::regnamespace))
-        -- Rules and triggers are rejected regardless of their owner: a former owner can have left
-        -- code in the condition of a trigger, as text that a function runs as SQL.
-        -- This includes rules for other statements, because their actions run with the privileges
-        -- of the table's owner.
+        -- Rules and triggers are rejected no matter who owns the table: a former owner may have
+        -- left code in a trigger's condition, as text that a function runs as SQL. Rules for
+        -- statements other than DELETE are rejected too, because their actions run with the
+        -- privileges of the table's owner.
         UNION ALL SELECT format('%s runs with the privileges of the owner', pg_describe_object('pg_rewrite'::regclass, oid, 0))
             FROM pg_rewrite WHERE ev_class = ANY (tables) AND statement = 'DELETE'
         UNION ALL SELECT format('%s would run with each DELETE', pg_describe_object('pg_trigger'::regclass, oid, 0)) FROM pg_trigger
             WHERE tgrelid = ANY (tables) AND statement = 'DELETE' AND (tgtype & 8) <> 0 -- TRIGGER_TYPE_DELETE
-            -- Triggers of foreign keys are rejected below.
+            -- The triggers that implement foreign keys are excluded here, because foreign keys are
+            -- rejected below.
             AND NOT (tgisinternal AND tgqual IS NULL
                 AND EXISTS (SELECT FROM pg_constraint WHERE oid = tgconstraint AND contype = 'f'))
-        -- The queries of a foreign key find the other table, types and operators by name, and run as
-        -- the owner of that table.
+        -- A foreign key's internal queries look up the other table, types and operators by name, and run as the owner
+        -- of that table.
         UNION ALL SELECT format('foreign key %I connects it to %s', conname,
                 CASE WHEN confrelid = ANY (tables) AND conrelid = ANY (tables) THEN 'itself'
                     ELSE format('table %s', (CASE WHEN confrelid = ANY (tables) THEN conrelid ELSE confrelid END)::regclass) END)
@@ -402,14 +417,15 @@ BEGIN
         UNION ALL SELECT format('column %I has type %s, whose %s calls function %s of role %I', attname, format_type(type, NULL), part,
                 p.oid::regprocedure, pg_get_userbyid(proowner))
             FROM called_by_types JOIN pg_proc p ON p.oid = function WHERE proowner <> ALL (trusted)
-        -- A cast can be added without a lock on the table, and it is used for an operator that has
-        -- no exact match for the type.
+        -- A type's owner can add a cast without locking the table. PostgreSQL then uses the cast if
+        -- no operator matches the type exactly.
         UNION ALL SELECT CASE WHEN typtype = 'd' THEN format('column %I has type %s of role %I, which can add checks to it', attname,
                     format_type(type, NULL), pg_get_userbyid(typowner))
                 ELSE format('column %I has type %s, to which role %I can add casts', attname, format_type(type, NULL),
                     pg_get_userbyid(typowner)) END
             FROM compared JOIN pg_type t ON t.oid = type
-            -- Casts from a domain are ignored, and a literal is parsed as the domain's base type.
+            -- PostgreSQL ignores casts from a domain, and parses a literal as the domain's base
+            -- type.
             WHERE typowner <> ALL (trusted) AND (typtype <> 'd' OR is_part OR statement = 'CONDITION')
         UNION ALL SELECT format('column %I of type %s is compared with operators that role %I can replace; if they belong to an '
                 'extension, move it to a schema of a superuser with ALTER EXTENSION ... SET SCHEMA', attname, format_type(type, NULL),
@@ -420,7 +436,7 @@ BEGIN
             WHERE changer <> ALL (trusted)
         UNION ALL SELECT format('%s is a foreign table', oid::regclass) FROM pg_class
             WHERE oid = ANY (tables) AND relkind = 'f'
-        -- The operators for ordering and comparing rows are looked up by this type.
+        -- This type determines which operators order and compare rows.
         UNION ALL SELECT format('column %I of the primary key has type %s of role %I', attname, format_type(atttypid, atttypmod),
                 pg_get_userbyid(typowner))
             FROM pg_index JOIN pg_attribute ON attrelid = indrelid AND attnum = ANY (indkey) JOIN pg_type t ON t.oid = atttypid
@@ -430,14 +446,15 @@ BEGIN
 END
 $walpost$;
 
--- The function itself checks the privileges of its caller.
+-- All roles may call the function, because it checks its caller's privileges itself.
 GRANT EXECUTE ON FUNCTION walpost.lock_and_examine(text, text, text) TO PUBLIC;
 COMMENT ON FUNCTION walpost.lock_and_examine(text, text, text)
     IS 'Locks a table and lists the code of other roles that a statement about it would run';
 
--- Another role may have created an object that did not exist when it was first examined.
+-- Examines the objects again, because another role may have created an object that was missing the
+-- first time.
 \set examine 'owners present'
 \ir examine.sql
 COMMIT;
--- Restores the variable for the files that the same psql runs next.
+-- Restores the variable `table` for files that the same psql session runs next.
 \set table :table_of_session

@@ -1,24 +1,23 @@
--- The tables in which Walpost records its work in the database.
+-- Creates the tables in which Walpost keeps its own records.
 --
--- The journal contains operations on pipelines that can't be derived from WAL: events that an
--- operator skipped, that a dropped slot had not delivered, or that were copied by a snapshot or sent
--- again, and tables that were set aside.
+-- walpost.journal contains operations that can't be reconstructed from WAL: events that an operator skipped or resent,
+-- events that a dropped slot had not delivered, rows that a snapshot copied, and tables that were set aside.
 --
--- The state of slots has one row for each slot, with the last position that Walpost may have
--- confirmed. A slot that is ahead of this position was moved, or dropped and re-created, by
--- something else.
+-- walpost.slot_state has one row per slot, with the last position that Walpost may have confirmed.
+-- If a slot is ahead of this position, something other than Walpost has advanced it, or has dropped
+-- and re-created it.
 --
--- The state of tables has one row for each slot and table, with the catalog entries that make the
--- table part of the publication. If these entries are replaced, rows may have been committed while
--- the table was not published.
+-- walpost.table_state has one row per slot and table, with the catalog entries through which the
+-- table is published. If these entries have been replaced, rows may have been committed while the
+-- table was not published.
 --
 --   psql -f sql/journal.sql
 --
--- Run by: a role with CREATE on the database; a second time, any role. Safe to run again: an
--- existing table is examined, and used unchanged. The tables serve all pipelines of the database.
--- sql/role.sql allows Walpost's role to read the journal and add to it, but not to update or delete
--- entries, and to change the states of slots and tables. The tables are in no publication, because
--- their rows are not events.
+-- Run by: a role with CREATE on the database. Any role may run it again: existing tables are
+-- examined but not changed. All pipelines in the database share the tables. sql/role.sql allows
+-- Walpost's role to read the journal and to add entries, but not to change or delete them. The role
+-- may also change the rows of walpost.slot_state and walpost.table_state. None of the tables
+-- belongs to a publication, because their rows are not events.
 \set ON_ERROR_STOP on
 -- Sets search_path to pg_catalog, pg_temp for the rest of the session.
 \ir session.sql
@@ -51,7 +50,7 @@ BEGIN
             pipeline text NOT NULL,
             slot text NOT NULL,
             action text NOT NULL CHECK (action IN ('snapshot', 'skip', 'drop slot', 'replay', 'set aside')),
-            -- The operation affects events after from_lsn, up to to_lsn.
+            -- The operation affects events at positions after from_lsn, up to and including to_lsn.
             from_lsn pg_lsn,
             to_lsn pg_lsn,
             by_role text NOT NULL DEFAULT session_user,
@@ -61,27 +60,27 @@ BEGIN
     END IF;
     IF NOT EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
         WHERE n.nspname = 'walpost' AND c.relname = 'slot_state') THEN
-        -- Half of each page stays free, so that an UPDATE needs no new index entry.
+        -- Half of each page is left free for HOT updates, which add no index entries.
         CREATE TABLE walpost.slot_state (
             slot text PRIMARY KEY,
             pipeline text NOT NULL,
-            -- Version of the format of this row.
+            -- The version of the format of this row.
             version integer NOT NULL,
-            -- The cluster, database and timeline to which the LSNs belong, because this table may
-            -- have been copied to another database.
+            -- The cluster, database and timeline to which the LSNs belong. They reveal whether the
+            -- row was copied from another database.
             system_id text NOT NULL,
             database_oid oid NOT NULL,
             timeline integer NOT NULL,
-            -- The position at which walpost init created the slot; NULL if something else created
+            -- The position at which `walpost init` created the slot. NULL if something else created
             -- it.
             created_lsn pg_lsn,
-            -- Whether anything was read from the slot.
+            -- Whether anything has been read from the slot.
             begun boolean NOT NULL,
-            -- Walpost has not confirmed any later position.
+            -- Walpost has confirmed this position or an earlier one, but not a later one.
             confirmed_lsn pg_lsn NOT NULL,
             at timestamptz NOT NULL,
-            -- Why the pipeline last halted: JSON, with the confirmed position at the halt. If a
-            -- later position has been confirmed since, the pipeline has continued.
+            -- Why the pipeline last halted, as JSON that includes the position confirmed at that
+            -- time. If a later position has been confirmed since, the pipeline has resumed.
             halt text
         ) WITH (fillfactor = 50);
         COMMENT ON TABLE walpost.slot_state IS 'The confirmed position of each of Walpost''s slots, to detect that a slot was moved or re-created';
@@ -92,26 +91,26 @@ BEGIN
             slot text NOT NULL,
             table_schema text NOT NULL,
             table_name text NOT NULL,
-            -- Version of the format of this row.
+            -- The version of the format of this row.
             version integer NOT NULL,
-            -- The cluster and database to which the OIDs belong, because this table may have been
-            -- copied to another database.
+            -- The cluster and database to which the OIDs belong. They reveal whether the row was
+            -- copied from another database.
             system_id text NOT NULL,
             database_oid oid NOT NULL,
             publication text NOT NULL,
             relation oid NOT NULL,
-            -- OIDs in pg_publication_rel, pg_publication_namespace and pg_publication, each of
-            -- which publishes the table.
+            -- The OIDs of all entries in pg_publication_rel, pg_publication_namespace and
+            -- pg_publication through which the table is published.
             memberships text NOT NULL,
-            -- Whether the table was found unpublished, and has not been found published since.
+            -- Whether the table has been seen unpublished, and not seen published since.
             is_out boolean NOT NULL,
-            -- When the table was last found published: the position that the slot had confirmed,
-            -- and the transaction ID, with its epoch, below which everything had been delivered.
-            -- NULL if unknown.
+            -- The slot's confirmed position when the table was last seen published, and a
+            -- transaction ID (including its epoch). All transactions with lower IDs had been
+            -- delivered at that time. NULL if unknown.
             seen_lsn pg_lsn,
             seen_xid text,
-            -- A position at which the table had already left the publication; NULL if the table
-            -- is published, or if the position is unknown.
+            -- A position at which the table had already been removed from the publication. NULL if
+            -- the table is published, or if the position is unknown.
             out_lsn pg_lsn,
             at timestamptz NOT NULL,
             PRIMARY KEY (slot, table_schema, table_name)
@@ -121,7 +120,8 @@ BEGIN
 END
 $walpost$;
 
--- Another role may have created an object that did not exist when it was first examined.
+-- Examines the objects again, because another role may have created an object that was missing the
+-- first time.
 \set examine 'journal slot_state table_state present'
 \ir examine.sql
 COMMIT;

@@ -2,13 +2,14 @@
 --
 --   psql -v schema=public -v table=outbox -f sql/no_update.sql
 --
--- Only inserts are published. A row that is updated, or that INSERT ... ON CONFLICT DO UPDATE finds
--- and changes, is an event that no consumer ever receives; with this trigger, the service gets an
--- error instead.
--- The trigger is added to a table that these files created if the current role owns it. On a table
--- that existed before, it could break a service that marks its rows: such a table only gets the
--- function, and a notice with the command that adds the trigger.
--- For a manual repair: ALTER TABLE ... DISABLE TRIGGER walpost_no_update, and ENABLE afterwards.
+-- Only inserts are published. If a service updates a row, for example with INSERT ... ON CONFLICT
+-- DO UPDATE, no consumer ever receives the change. With this trigger, the service gets an error
+-- instead.
+-- The trigger is added only to a table that these files created and that the current role owns. On
+-- an existing table, the trigger could break a service that marks rows as processed. For such a
+-- table, only the function is created, and a notice shows the command that adds the trigger.
+-- To update rows manually, disable the trigger first: ALTER TABLE ... DISABLE TRIGGER
+-- walpost_no_update. Then enable it again.
 \set ON_ERROR_STOP on
 \if :{?schema}
 \else
@@ -66,26 +67,29 @@ BEGIN
     SELECT relowner INTO table_owner FROM pg_class WHERE oid = outbox::regclass;
     is_made_by_walpost := EXISTS (SELECT FROM pg_constraint WHERE conrelid = outbox::regclass AND conname = 'walpost_event_size');
     is_addable := is_made_by_walpost AND table_owner = us;
-    -- CREATE TRIGGER evaluates the partition key of the table, which can call functions of its
-    -- owner, and finds the table by name. The name must lead to the same table until the end of the
-    -- transaction: the schema keeps its name if its row is locked, and the table if it is locked.
+    -- CREATE TRIGGER finds the table by name and evaluates its partition key, which can call
+    -- functions of the table's owner. Until the transaction ends, the name must refer to the same
+    -- table. Locking the schema's row keeps the schema from being renamed, and locking the table
+    -- keeps the table from being renamed.
     IF is_addable AND (SELECT rolsuper FROM pg_roles WHERE oid = us) THEN
         PERFORM FROM pg_namespace WHERE nspname = in_schema FOR KEY SHARE;
         is_addable := FOUND;
-        -- LOCK TABLE looks the name up again while it waits. If the name then refers to a view, it locks
-        -- every table in the view's query.
+        -- Keeps the table from being renamed while LOCK TABLE below waits. LOCK TABLE looks up the name again after it
+        -- has waited. If the name then referred to a view, LOCK TABLE would lock every table in the view's query.
         PERFORM FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = in_schema
             AND c.relname = current_setting('walpost.table_name') AND c.relowner = us AND c.relkind IN ('r', 'p') FOR KEY SHARE;
         is_addable := is_addable AND FOUND;
     ELSIF is_addable THEN
-        -- Only a superuser can lock the row, so the owner of the schema must be trusted.
+        -- Only a superuser can lock the schema's row. For any other role, the schema's owner must
+        -- be trusted not to rename the schema.
         is_addable := EXISTS (SELECT FROM pg_namespace JOIN pg_roles r ON r.oid = CASE
                 WHEN nspowner = to_regrole('pg_database_owner')
                     THEN (SELECT datdba FROM pg_database WHERE datname = current_database()) ELSE nspowner END
             WHERE nspname = in_schema AND (r.rolsuper OR r.oid = us));
     END IF;
     IF is_addable THEN
-        -- CREATE TRIGGER takes the same lock.
+        -- CREATE TRIGGER acquires the same lock. Acquiring it here ensures that the owner can't
+        -- change between the following check and CREATE TRIGGER.
         EXECUTE format('LOCK TABLE ONLY %s IN SHARE ROW EXCLUSIVE MODE', outbox);
         SELECT relowner INTO table_owner FROM pg_class WHERE oid = outbox::regclass;
         is_addable := table_owner = us;
@@ -111,7 +115,8 @@ BEGIN
 END
 $walpost$;
 
--- Another role may have created an object that did not exist when it was first examined.
+-- Examines the objects again, because another role may have created an object that was missing the
+-- first time.
 \ir examine.sql
 \if :{?outbox_transaction}
 \else

@@ -2,11 +2,11 @@
 --
 --   psql -v schema=public -v table=outbox -f sql/outbox.sql
 --
--- The variable max_event_bytes limits the payload and headers of an event together, in bytes of
--- text: 990000 unless set.
+-- The variable max_event_bytes limits the combined size of an event's payload and headers, in bytes
+-- of text. The default is 990000.
 --
--- Run by: the role that will own the table; needs CREATE on the schema. Safe to run again.
--- An existing table of that name, for example Debezium's, is not changed at all.
+-- Run by: the role that will own the table, which needs CREATE on the schema. Safe to run again.
+-- An existing table of that name, such as one created for Debezium, is not changed at all.
 -- `walpost init` runs the same SQL: uuidv7.sql, this file, no_update.sql.
 \set ON_ERROR_STOP on
 \if :{?schema}
@@ -43,35 +43,37 @@ END
 $walpost$;
 
 CREATE TABLE IF NOT EXISTS :"schema".:"table" (
-    -- Allows consumers to recognize a repeated record: becomes the header `id`.
+    -- Becomes the header `id`, by which consumers recognize duplicate records.
     id            uuid        NOT NULL PRIMARY KEY,
     -- Part of the topic name: outbox.event.<aggregatetype>.
     aggregatetype text        NOT NULL,
-    -- The record's key. Events of one aggregate go to one partition, where their order is
-    -- preserved.
+    -- The record's key. All events of an aggregate are sent to the same partition, which preserves
+    -- their order.
     aggregateid   text        NOT NULL,
     type          text        NOT NULL,
     -- The record's value.
     payload       jsonb,
-    -- Each member becomes a header of the record.
+    -- A JSON object, each member of which becomes a header of the record.
     headers       jsonb,
     created_at    timestamptz NOT NULL DEFAULT now(),
 
     CONSTRAINT walpost_headers_object CHECK (jsonb_typeof(headers) = 'object'),
-    -- An event that Kafka rejects halts the pipeline, and delays every event after it. With this
-    -- limit, the transaction that inserts the event fails instead. By default, a producer sends
-    -- records of at most 1,000,000 bytes (message.max.bytes), and a topic accepts batches of
-    -- 1,048,588 (max.message.bytes). The default here leaves 10,000 bytes for the key, the other
-    -- headers and Kafka's own fields. To allow larger events, raise both Kafka settings first.
-    -- pg_column_size() can return the compressed size, so the length of the text is compared, which
-    -- is what is sent. Computing it costs an insert a few microseconds for a payload of a kilobyte.
+    -- Kafka rejects an event that is too large, which halts the pipeline and delays all later
+    -- events. With this limit, the transaction that inserts the event fails instead. By default, a
+    -- producer sends records of at most 1,000,000 bytes (message.max.bytes), and a topic accepts
+    -- batches of at most 1,048,588 bytes (max.message.bytes). The default limit leaves 10,000 bytes
+    -- for the key, the other headers and Kafka's own fields. To allow larger events, raise both
+    -- Kafka settings first. The check uses the length of the text, because that is what is sent.
+    -- pg_column_size() might return the compressed size. For a payload of one kilobyte, the check
+    -- adds a few microseconds to an insert.
     CONSTRAINT walpost_event_size CHECK (
         coalesce(octet_length(payload::text), 0) + coalesce(octet_length(headers::text), 0) <= :'max_event_bytes'::int8),
-    -- These columns become a topic name, a key and a header. A topic name has at most 249 of these
-    -- characters, of which 'outbox.event.' takes 13. Consumers do not expect keys or headers of
-    -- several megabytes. Without these limits, any role with INSERT could write rows that every
-    -- pipeline of this table has to send to the dead-letter topic. The error that a writer receives
-    -- contains only the constraint's name and the row, so the name states the reason.
+    -- These columns become part of the topic name, the key and a header, respectively. A topic name
+    -- has at most 249 characters, 13 of which are used by the prefix 'outbox.event.'. Consumers do
+    -- not expect keys or headers of several megabytes. Without these limits, any role with INSERT
+    -- could write rows that every pipeline for this table would have to send to the dead-letter
+    -- topic. The error message that a service receives contains only the constraint's name and the
+    -- row, so the name states the limit.
     CONSTRAINT walpost_aggregatetype_fits_topic_name CHECK (aggregatetype ~ '^[a-zA-Z0-9._-]{1,236}$'),
     CONSTRAINT walpost_aggregateid_up_to_1024_bytes CHECK (octet_length(aggregateid) <= 1024),
     CONSTRAINT walpost_type_up_to_1024_bytes CHECK (octet_length(type) <= 1024)
@@ -97,7 +99,8 @@ END
 $walpost$;
 \ir no_update.sql
 
--- Another role may have created an object that did not exist when it was first examined.
+-- Examines the objects again, because another role may have created an object that was missing the
+-- first time.
 \set examine owners
 \ir examine.sql
 \unset outbox_transaction

@@ -1,22 +1,23 @@
--- The outbox table, partitioned by day: old events are removed by dropping a partition, which
--- requires no vacuum and writes hardly any WAL.
+-- The outbox table, partitioned by day. Old events are removed by dropping a partition, which needs
+-- no vacuuming and generates hardly any WAL.
 --
 --   psql -v schema=public -v table=outbox -f sql/outbox_partitioned.sql
 --
--- Run by: the role that will own the table, after guard.sql; needs CREATE on the schema. A
--- superuser can run it too: new partitions belong to the owner of the table. Safe to run again: do
--- so every day, from cron or pg_cron, to keep partitions for today and the next seven days (UTC) in
--- place; or let `walpost maintain` create and drop them, or `walpost run` with `retention`.
+-- Run by: the role that will own the table, which needs CREATE on the schema. Run guard.sql first.
+-- A superuser can run this file too: new partitions belong to the table's owner. Safe to run again.
+-- To always have partitions for today and the next seven days (UTC), run it every day from cron or
+-- pg_cron. Alternatively, `walpost maintain`, or `walpost run` with `retention`, can create and
+-- drop the partitions.
 -- `walpost init --partitioned` runs the same SQL: uuidv7.sql, this file, no_update.sql.
 --
--- To drop a day manually, only after all of its events are in Kafka:
+-- Drop a day's partition manually only after all of its events have been delivered to Kafka:
 --   ALTER TABLE public.outbox DETACH PARTITION public.outbox_p20251101;
 --   SELECT pg_catalog.pg_current_wal_lsn();
 --   -- wait until confirmed_flush_lsn of the slot in pg_replication_slots is above this LSN, then
 --   DROP TABLE public.outbox_p20251101;
--- Detached or dropped rows that have not been delivered yet are still delivered, from WAL. However,
--- if the slot is lost, they can't be sent again. Set lock_timeout: DETACH waits for the
--- transactions that use the table, and inserts queue behind it.
+-- Rows that are detached or dropped before they are delivered are still delivered, because they are
+-- read from WAL. However, if the slot is lost, they can't be resent. Set lock_timeout, because
+-- DETACH waits for all transactions that use the table, and inserts queue up behind it.
 \set ON_ERROR_STOP on
 \if :{?schema}
 \else
@@ -51,9 +52,9 @@ BEGIN
 END
 $walpost$;
 
--- Columns, checks and max_event_bytes are the same as in outbox.sql, which explains them. The
+-- The columns, checks and max_event_bytes are the same as in outbox.sql, which explains them. The
 -- primary key of a partitioned table must contain the partition key, so the server does not enforce
--- that `id` is unique; a UUID is unique anyway.
+-- that `id` alone is unique. UUIDs are unique anyway.
 CREATE TABLE IF NOT EXISTS :"schema".:"table" (
     id            uuid        NOT NULL,
     aggregatetype text        NOT NULL,
@@ -79,7 +80,7 @@ DECLARE
     outbox text := format('%I.%I', in_schema, outbox_name);
     today date := (now() AT TIME ZONE 'UTC')::date;
     day date;
-    -- A name has at most 63 bytes.
+    -- Leaves space for the suffix of a partition, because a name is limited to 63 bytes.
     stem text := left(outbox_name, 53);
     partition_name text;
     table_owner name;
@@ -90,11 +91,12 @@ BEGIN
             USING ERRCODE = 'undefined_function',
                 HINT = 'Create it as a superuser: walpost init --config FILE; or run sql/guard.sql of Walpost in this database';
     END IF;
-    -- A new partition is checked against the constraints of the table, which would run code of
-    -- other roles as the current role. Nobody can change the constraints from here to the end of
-    -- this block.
+    -- A new partition is checked against the table's constraints, which could run other roles' code
+    -- as the current role. From here until the end of this block, nobody can change the
+    -- constraints.
     code_of_others := walpost.lock_and_examine(in_schema, outbox_name, 'ALTER');
-    -- Otherwise, the name of the new table could refer to another table while a statement waits.
+    -- The table must still be the one that was created above: before the table was locked, it could
+    -- have been renamed, and its name given to another table.
     IF current_setting('walpost.table_is_new')::boolean AND code_of_others = '' AND EXISTS (SELECT FROM pg_class
         WHERE oid = to_regclass(format('%I.%I', in_schema, outbox_name))
             AND relowner = (SELECT oid FROM pg_roles WHERE rolname = current_user)) THEN
@@ -105,10 +107,11 @@ BEGIN
             'Becomes part of the topic name: 1 to 236 characters of a to z, A to Z, 0 to 9, ".", "_" and "-"');
         EXECUTE format('COMMENT ON CONSTRAINT walpost_event_size ON %s IS %L', outbox,
             'The maximum size of payload and headers as text, in bytes, so that Kafka accepts the event');
-        -- With a default partition, no insert fails because its partition is missing: if partitions
-        -- were not created in time, or a row has an unusual created_at, the service's transaction
-        -- must still succeed. In return, DETACH ... CONCURRENTLY is not possible, and the partition
-        -- for a day can't be created once the default partition has rows of that day.
+        -- With a default partition, an insert never fails for lack of a partition. The service's
+        -- transaction must succeed even if partitions were not created in time, or if a row has an
+        -- unusual created_at. The drawbacks are that DETACH ... CONCURRENTLY is not possible, and
+        -- that a day's partition can't be created once the default partition contains rows of that
+        -- day.
         EXECUTE format('CREATE TABLE %I.%I PARTITION OF %s DEFAULT', in_schema, stem || '_default', outbox);
     ELSIF (SELECT relkind FROM pg_class WHERE oid = outbox::regclass) <> 'p' THEN
         RAISE EXCEPTION 'table % exists but is not partitioned', outbox
@@ -134,13 +137,13 @@ BEGIN
     FOR day IN SELECT today + ahead FROM generate_series(0, 7) AS ahead LOOP
         partition_name := stem || to_char(day, '"_p"YYYYMMDD');
         CONTINUE WHEN to_regclass(format('%I.%I', in_schema, partition_name)) IS NOT NULL;
-        -- CREATE TABLE ... PARTITION OF would wait for every transaction that uses the outbox, with
-        -- all inserts queueing behind it. ATTACH does not block them.
+        -- CREATE TABLE ... PARTITION OF would wait for every transaction that uses the outbox, and
+        -- all inserts would queue up behind it. ATTACH PARTITION does not block inserts.
         BEGIN
             EXECUTE format('CREATE TABLE %I.%I (LIKE %s INCLUDING DEFAULTS INCLUDING CONSTRAINTS)',
                 in_schema, partition_name, outbox);
-            -- The owner of the table can add indexes to it, and PostgreSQL builds each index as the
-            -- owner of the partition.
+            -- The partition must belong to the table's owner. That role can add indexes to the
+            -- table, and PostgreSQL builds each index as the owner of the partition.
             IF table_owner <> current_user THEN
                 EXECUTE format('ALTER TABLE %I.%I OWNER TO %I', in_schema, partition_name, table_owner);
             END IF;
@@ -155,7 +158,8 @@ END
 $walpost$;
 \ir no_update.sql
 
--- Another role may have created an object that did not exist when it was first examined.
+-- Examines the objects again, because another role may have created an object that was missing the
+-- first time.
 \set examine owners
 \ir examine.sql
 \unset outbox_transaction

@@ -2,18 +2,18 @@
 --
 --   psql -v schema=public -v table=outbox -v owner=shop -f sql/owner.sql
 --
--- Run by: a superuser, or the role that has created the table, if it can act as the new owner. Runs
--- after the other files except slot.sql and snapshot.sql, because they need the privileges of the
--- owner. Safe to run again. `walpost init --owner shop` runs the same SQL.
+-- Run by: a superuser, or the role that created the table if it can act as the new owner. Run it
+-- after the other files, which need the owner's privileges. Only slot.sql and snapshot.sql are run
+-- later. Safe to run again. `walpost init --owner shop` runs the same SQL.
 --
--- The owner is changed for the table that outbox.sql or outbox_partitioned.sql has created, and for
--- its partitions that belong to the current role. A table that belongs to another role, or was
--- created in a different way, is rejected and not changed. The functions walpost_uuidv7 and
--- walpost_no_update keep their owner: an outbox of another application in the same schema calls
--- them too, and their owner could have code executed as its writers. The publication, the journal
--- and Walpost's role also keep their owner.
--- Nothing here runs code of the new owner: its role is never assumed, and changing an owner calls
--- no functions.
+-- Changes the owner of the table that outbox.sql or outbox_partitioned.sql created, and of those
+-- partitions that belong to the current role. A table that belongs to another role, or was created
+-- in another way, is rejected and left unchanged. The functions walpost_uuidv7 and
+-- walpost_no_update keep their owner: outboxes of other applications in the same schema call them
+-- too, so a new owner could run code as the writers of those outboxes. The publication, the journal
+-- and Walpost's role are not changed either.
+-- Nothing here runs code of the new owner: this file never assumes the new owner's role, and
+-- changing an owner calls no functions.
 \set ON_ERROR_STOP on
 \if :{?schema}
 \else
@@ -74,8 +74,8 @@ BEGIN
         END IF;
         given := ARRAY[found.oid];
     END IF;
-    -- A partition has exactly the columns of the table, so its owner can see nothing in it that the
-    -- owner of the table can't.
+    -- It is safe to change the owner of the partitions: they have the same columns as the table, so
+    -- their owner can see nothing that the table's owner can't.
     given := given || ARRAY (WITH RECURSIVE tree (oid) AS (
             SELECT inhrelid FROM pg_inherits WHERE inhparent = found.oid
             UNION SELECT inhrelid FROM pg_inherits JOIN tree ON inhparent = tree.oid
@@ -87,7 +87,8 @@ BEGIN
     END IF;
     FOR found IN SELECT * FROM pg_class WHERE oid = ANY (given) LOOP
         EXECUTE format('ALTER TABLE %s OWNER TO %I', found.oid::regclass, name);
-        -- The owner of the schema can replace the examined table with a different table.
+        -- The schema's owner could have replaced the table with a different one since it was
+        -- examined.
         IF (SELECT relowner FROM pg_class WHERE oid = found.oid) IS DISTINCT FROM wanted THEN
             RAISE EXCEPTION 'table % was replaced by another one in the meantime', found.relname;
         END IF;
@@ -96,14 +97,14 @@ BEGIN
     END LOOP;
     IF NOT has_schema_privilege(wanted, in_schema, 'USAGE') THEN
         EXECUTE format('GRANT USAGE ON SCHEMA %I TO %I', in_schema, name);
-        -- If the current role has the privilege but may not grant it, GRANT only logs a warning.
+        -- Without the grant option, GRANT merely issues a warning, so the result has to be checked.
         IF NOT has_schema_privilege(wanted, in_schema, 'USAGE') THEN
             RAISE EXCEPTION 'role % could not be granted USAGE on schema % by role %', quote_ident(name), quote_ident(in_schema),
                 quote_ident(current_user) USING ERRCODE = 'insufficient_privilege',
                     HINT = format('As the owner of the schema, or a superuser: GRANT USAGE ON SCHEMA %I TO %I;', in_schema, name);
         END IF;
     END IF;
-    -- The default of the id, before PostgreSQL 18.
+    -- Up to PostgreSQL 17, the default of `id` calls this function.
     uuidv7 := to_regprocedure(format('%I.walpost_uuidv7()', in_schema));
     IF uuidv7 IS NOT NULL AND NOT has_function_privilege(wanted, uuidv7, 'EXECUTE') THEN
         EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %I', uuidv7, name);

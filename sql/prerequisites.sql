@@ -1,12 +1,11 @@
--- Fails if the slot can't be created on this server, or would not be usable. By itself, it changes
--- nothing.
+-- Fails if the slot can't be created on this server or would not be usable. Changes nothing.
 --
 --   psql -v slot=walpost_outbox -f sql/prerequisites.sql
 --
--- Run by: the role that will run slot.sql, which runs this file as well. `walpost init` runs it
--- before the first statement that changes anything: a slot can't be created in a transaction that
--- has written, so if the slot were rejected last, the table, role and publication would remain. An
--- existing slot of that name is examined.
+-- Run by: the role that will run slot.sql, which also runs this file. `walpost init` runs this file
+-- before it changes anything. A slot can't be created in a transaction that has written, so the
+-- slot is created last. If only that last step failed, the table, role and publication would
+-- already exist. An existing slot of that name is examined.
 \set ON_ERROR_STOP on
 \if :{?slot}
 \else
@@ -31,8 +30,8 @@ BEGIN
             RAISE EXCEPTION 'this server is a standby in recovery, and slot % must be created on the primary', name
                 USING HINT = 'Connect to the primary. With several hosts in the connection string: target_session_attrs=read-write';
         END IF;
-        -- Since PostgreSQL 19, the first logical slot raises effective_wal_level, for which
-        -- wal_level = replica is sufficient.
+        -- Since PostgreSQL 19, wal_level = replica is sufficient, because creating the first
+        -- logical slot raises effective_wal_level.
         IF current_setting('wal_level') <> 'logical' AND (current_setting('wal_level') = 'minimal'
             OR current_setting('effective_wal_level', true) IS NULL) THEN
             RAISE EXCEPTION 'wal_level is %, but a logical slot requires wal_level = logical', current_setting('wal_level')
@@ -59,9 +58,10 @@ BEGIN
                 USING ERRCODE = 'too_many_connections', HINT = format('List their sessions: SELECT * FROM pg_catalog.pg_stat_replication. '
                     'Or: ALTER SYSTEM SET max_wal_senders = %s; then restart the server.', senders_max + 10);
         END IF;
-        -- The role's attribute proves nothing: on RDS and Aurora the privilege is a membership. WAL
-        -- has no position 0/0, so the call always fails and moves no slot, but the server checks first
-        -- whether the role may use slots.
+        -- Tests whether the role may use slots. The role's attributes do not show that, because on RDS and Aurora the
+        -- privilege comes from membership in another role. The call below always fails without moving a slot, because
+        -- 0/0 is not a valid position. However, the server checks the privilege first, so the error shows whether the
+        -- role has it.
         BEGIN
             PERFORM pg_catalog.pg_replication_slot_advance(name, '0/0');
         EXCEPTION

@@ -1,20 +1,20 @@
--- Creates the publication, which determines which tables' inserts the slot sends. The publication
--- must exist before the slot.
+-- Creates the publication, which selects the tables whose inserts the slot sends. It must exist
+-- before the slot is created.
 --
 --   psql -v schema=public -v table=outbox -v publication=walpost_outbox -f sql/publication.sql
 --
--- Run by: the table's owner; needs CREATE on the database. Since PostgreSQL 15, walpost run rejects
--- a publication unless its owner is a superuser, may replicate, or can act as Walpost's role;
--- docs/tables.md gives the reason. Safe to run again: an existing publication of that name is
--- examined, and changed only if several=on and it lacks walpost.outbox_row.
+-- Run by: the table's owner, who needs CREATE on the database. Since PostgreSQL 15, `walpost run`
+-- rejects a publication unless its owner is a superuser, may replicate, or can act as Walpost's
+-- role; docs/tables.md explains why. Safe to run again: an existing publication of that name is
+-- examined. It is changed only if several=on and it does not contain walpost.outbox_row.
 --
--- A message outbox has no table. With -v table= the publication is empty; pgoutput requires a
--- publication anyway.
--- With -v several=on, the publication is for several outboxes: at first, it contains only
--- walpost.outbox_row (see tables.sql), and add_outbox.sql adds each outbox.
--- The publication publishes only inserts: an event is never changed, and deleting old events is not
--- an event. The publication publishes via the root: rows of every partition, including partitions
--- created later, are sent under the name of the partitioned table.
+-- For a message outbox, which has no table, set -v table= to create an empty publication. pgoutput
+-- requires one anyway.
+-- With -v several=on, the publication is for several outboxes. At first, it contains only
+-- walpost.outbox_row (see tables.sql). add_outbox.sql then adds each outbox.
+-- Only inserts are published, because events never change, and deleting an old event is not itself
+-- an event. With publish_via_partition_root, the rows of all partitions, including those created
+-- later, are sent under the name of the partitioned table.
 \set ON_ERROR_STOP on
 \if :{?schema}
 \else
@@ -52,16 +52,17 @@ DECLARE
     several boolean := current_setting('walpost.several')::boolean;
     found pg_publication;
     child text;
-    -- Control characters, and those that change the direction of text: psql prints messages
-    -- unchanged.
+    -- Control characters, and characters that change the direction of text. They are replaced,
+    -- because psql prints messages unchanged, and a name could contain them to disguise the
+    -- message.
     unprintable CONSTANT text := E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]';
-    -- This is a document because the columns of the view differ from version to version.
+    -- A row of pg_publication_tables, as JSON because its columns depend on the PostgreSQL version.
     entry jsonb;
 BEGIN
     SELECT * INTO found FROM pg_publication WHERE pubname = name;
     IF found IS NULL THEN
-        -- The publication would also contain inheriting tables, whose rows PostgreSQL sends under
-        -- the names of those tables.
+        -- Tables that inherit from the outbox would be published too, and PostgreSQL would send
+        -- their rows under their own names.
         SELECT regexp_replace(format('%I.%I', n.nspname, c.relname), unprintable, '?', 'g') INTO child
             FROM pg_inherits JOIN pg_class c ON c.oid = inhrelid JOIN pg_namespace n ON n.oid = c.relnamespace
             WHERE NOT several AND inhparent = to_regclass(outbox) AND NOT c.relispartition LIMIT 1;
@@ -84,8 +85,9 @@ BEGIN
         END IF;
         IF NOT EXISTS (SELECT FROM pg_publication_tables
             WHERE pubname = name AND schemaname = 'walpost' AND tablename = 'outbox_row') THEN
-            -- The publication was created for a single table, or manually. An error would undo the
-            -- creation of walpost.outbox_row.
+            -- The publication was created for a single table, or manually. Raising an error would
+            -- also undo the creation of walpost.outbox_row, so the table is added if the role may
+            -- do so.
             IF NOT pg_has_role(found.pubowner, 'USAGE') THEN
                 RAISE EXCEPTION 'publication % exists but does not contain table walpost.outbox_row', quote_ident(name)
                     USING HINT = regexp_replace(format('As its owner, %s: walpost init --config FILE; or: '
@@ -132,6 +134,7 @@ BEGIN
 END
 $walpost$;
 
--- Another role may have created an object that did not exist when it was first examined.
+-- Examines the objects again, because another role may have created an object that was missing the
+-- first time.
 \ir examine.sql
 COMMIT;

@@ -1,39 +1,40 @@
--- The outbox without a table: walpost.publish() writes an event only to WAL.
+-- An outbox without a table: walpost.publish() writes events only to WAL.
 --
 --   psql -f sql/publish.sql
 --
 --   SELECT walpost.publish('order', '4711', 'OrderPlaced', '{"total": "12.50"}');
 --
--- The variable max_event_bytes limits the size of an event in bytes; the default is 990000. If the
--- variable is not set, a second run keeps the existing limit.
+-- The variable max_event_bytes limits the size of an event in bytes. The default is 990000. If the
+-- variable is not set when this file is run again, the existing limit is kept.
 --
--- The event is part of the transaction that calls the function: it is delivered if and when that
--- transaction commits, in commit order, and never if it is rolled back, even to a savepoint.
--- Nothing is stored in a table, so there is nothing to vacuum or to delete, but if the slot is
--- lost, the events can't be sent again.
+-- An event belongs to the transaction that calls the function. Events are delivered in commit
+-- order, after their transactions have committed. An event is never delivered if the call is rolled
+-- back, even if only to a savepoint.
+-- No table stores the events, so there is nothing to vacuum or delete. However, if the slot is
+-- lost, the events can't be resent.
 --
--- Run by: a role with CREATE on the database; a second time, the same role. Safe to run again: the
--- functions are replaced, and privileges that were granted or revoked on them are kept. `walpost
--- init --outbox messages` runs the same.
+-- Run by: a role with CREATE on the database. Safe to run again as the same role: the functions are
+-- replaced, but keep the privileges that were granted on them. `walpost init --outbox messages`
+-- runs the same SQL.
 --
--- Who may publish: initially, only the owner of the functions may. sql/writer.sql
--- (`walpost init --writer shop`) allows the role `shop` to publish. If PUBLIC may call the
--- functions, `walpost check` reports it, with the statements that revoke it.
+-- Who may publish: initially, only the functions' owner. sql/writer.sql (`walpost init --writer
+-- shop`) allows the role `shop` to publish. If PUBLIC may call the functions, `walpost check`
+-- reports that, along with the statements that revoke the privilege.
 --
--- Who may forge events: these functions use pg_logical_emit_message(), which PostgreSQL allows
--- every role to call. Any role that may call it can write any event, or a message that is not an
--- event, with any prefix. Therefore, revoke the privilege from PUBLIC as a superuser, in each
--- database with such an outbox; sql/writer.sql has granted it to the writers:
+-- Who may forge events: these functions call pg_logical_emit_message(), which PostgreSQL allows
+-- every role to call. A role that may call it can write any event, and messages that are not
+-- events, with any prefix. Therefore, revoke the privilege from PUBLIC as a superuser, in each
+-- database with a message outbox. Writers keep the privilege, because sql/writer.sql grants it to
+-- them:
 --   REVOKE EXECUTE ON FUNCTION pg_catalog.pg_logical_emit_message(boolean, text, text),
 --       pg_catalog.pg_logical_emit_message(boolean, text, bytea) FROM PUBLIC;
 -- Since PostgreSQL 17, both functions have one more argument: (boolean, text, text, boolean),
 -- (boolean, text, bytea, boolean).
 --
--- The bodies run in the calling session, with its search_path. Therefore every function, operator
--- and type in them is qualified with its schema: if only a name is given, a function in a schema of
--- that path whose argument types match better is called instead. SET search_path on the functions
--- would prevent that too, but would also prevent `publish` from being inlined into the statement
--- that calls it.
+-- The functions run with the caller's search_path. Therefore, every function, operator and type in
+-- their bodies is qualified with its schema. Otherwise, a function of the same name in another
+-- schema could be called instead, if its argument types matched better. SET search_path would
+-- prevent that too, but then `publish` could not be inlined into the calling statement.
 \set ON_ERROR_STOP on
 \if :{?table}
 \else
@@ -46,7 +47,7 @@
 -- Sets search_path to pg_catalog, pg_temp for the rest of the session.
 \ir session.sql
 BEGIN;
--- The functions belong to no table, so no table's owner is trusted with them.
+-- The functions do not belong to a table, so the owner of a table is not trusted with them.
 \set table_of_session :table
 \set table ''
 \set examine owners
@@ -61,7 +62,7 @@ BEGIN
     IF pg_catalog.to_regnamespace('walpost') IS NULL THEN
         CREATE SCHEMA walpost;
     END IF;
-    -- Walpost does not accept a larger message as an event.
+    -- Walpost rejects messages that are larger than this.
     IF max_event_bytes > 16777216 THEN
         RAISE EXCEPTION 'max_event_bytes is %, expected at most 16777216', max_event_bytes
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Use a table for larger events.';
@@ -72,20 +73,22 @@ BEGIN
             RETURN (%L::pg_catalog.int8)
             $ddl$, coalesce(max_event_bytes, 990000));
     END IF;
-    -- Nothing is revoked from functions that already exist.
+    -- Privileges are revoked only from new functions, so that existing ones keep those that were
+    -- granted on them.
     PERFORM pg_catalog.set_config('walpost.publish_is_new', (NOT EXISTS (SELECT FROM pg_catalog.pg_proc
         WHERE pronamespace = 'walpost'::pg_catalog.regnamespace
         AND proname IN ('publish', 'publish_bytes')))::pg_catalog.text, false);
 END
 $walpost$;
 
--- For payloads other than JSON: Avro, Protobuf, or text as convert_to(..., 'UTF8'). NULL is also a
--- payload.
--- `prefix` selects the outbox of the event: it is the pipeline's `prefix`, by default walpost_ and
--- its name. An event with a prefix that no pipeline has is not delivered, and no error is reported.
--- The envelope is documented in src/outbox/envelope.rs. The envelope is a single expression, and
--- the last step is an assignment, because each PL/pgSQL statement has a cost, and PERFORM has the
--- highest.
+-- Publishes a payload other than JSON, such as Avro, Protobuf, or text converted with
+-- convert_to(..., 'UTF8'). The payload can also be NULL.
+-- `prefix` selects the event's outbox. It must match a pipeline's `prefix`, which by default is
+-- walpost_ followed by the pipeline's name. If no pipeline has this prefix, the event is not
+-- delivered, and no error is reported.
+-- The envelope is documented in src/outbox/envelope.rs. For speed, it is built in a single
+-- expression, and the message's LSN is assigned to a variable. Every PL/pgSQL statement adds
+-- overhead, and PERFORM adds the most.
 CREATE OR REPLACE FUNCTION walpost.publish_bytes(
     aggregatetype pg_catalog.text, aggregateid pg_catalog.text, type pg_catalog.text, payload pg_catalog.bytea,
     headers pg_catalog.jsonb DEFAULT NULL, id pg_catalog.uuid DEFAULT pg_catalog.gen_random_uuid(),
@@ -93,7 +96,7 @@ CREATE OR REPLACE FUNCTION walpost.publish_bytes(
 RETURNS pg_catalog.uuid LANGUAGE plpgsql VOLATILE AS $walpost$
 DECLARE
     -- NULL if one of the first three arguments or the id is NULL. Text is converted to UTF-8,
-    -- because a message is sent byte for byte.
+    -- because PostgreSQL sends messages byte for byte, without converting them.
     envelope pg_catalog.bytea := E'\\x01'::pg_catalog.bytea
         OPERATOR(pg_catalog.||) pg_catalog.uuid_send(id)
         OPERATOR(pg_catalog.||) pg_catalog.timestamptz_send(pg_catalog.now())
@@ -116,13 +119,13 @@ BEGIN
     ELSIF pg_catalog.jsonb_typeof(headers) OPERATOR(pg_catalog.<>) 'object' THEN
         RAISE EXCEPTION 'headers of an event must be a JSON object, not %', pg_catalog.jsonb_typeof(headers)
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Each member becomes a header of the record.';
-    -- The limit is the same as walpost_event_size in outbox.sql, which explains it.
+    -- The same limit as the constraint walpost_event_size in outbox.sql, where it is explained.
     ELSIF pg_catalog.octet_length(envelope) OPERATOR(pg_catalog.>) walpost.max_event_bytes() THEN
         RAISE EXCEPTION 'event has % bytes: at most % are allowed', pg_catalog.octet_length(envelope), walpost.max_event_bytes()
             USING ERRCODE = 'program_limit_exceeded',
             HINT = 'Store large data where consumers can fetch it, and send a reference. To allow larger events, raise the limits '
                 'of Kafka, then run: walpost init --max-event-bytes BYTES --config FILE.';
-    -- The limits are those of the constraints in outbox.sql, which explains them.
+    -- The same limits as the constraints in outbox.sql, where they are explained.
     ELSIF pg_catalog.octet_length(aggregatetype) OPERATOR(pg_catalog.>) 236
         OR pg_catalog.octet_length(aggregateid) OPERATOR(pg_catalog.>) 1024
         OR pg_catalog.octet_length(type) OPERATOR(pg_catalog.>) 1024 THEN
@@ -142,8 +145,8 @@ $walpost$;
 COMMENT ON FUNCTION walpost.publish_bytes(text, text, text, bytea, jsonb, uuid, text)
     IS 'Writes an event into WAL, and returns its id';
 
--- For JSON payloads. An SQL function of this form is inlined into the statement that calls it, at
--- no extra cost; its body is parsed when the function is created.
+-- Publishes a JSON payload. PostgreSQL inlines an SQL function of this form into the calling
+-- statement, at no extra cost. Its body is parsed when the function is created.
 CREATE OR REPLACE FUNCTION walpost.publish(
     aggregatetype pg_catalog.text, aggregateid pg_catalog.text, type pg_catalog.text, payload pg_catalog.jsonb,
     headers pg_catalog.jsonb DEFAULT NULL, id pg_catalog.uuid DEFAULT pg_catalog.gen_random_uuid(),
@@ -164,9 +167,10 @@ BEGIN
 END
 $walpost$;
 
--- Another role may have created an object that did not exist when it was first examined.
+-- Examines the objects again, because another role may have created an object that was missing the
+-- first time.
 \set examine 'owners present'
 \ir examine.sql
 COMMIT;
--- Restores the variable for the files that the same psql runs next.
+-- Restores the variable `table` for files that the same psql session runs next.
 \set table :table_of_session

@@ -2,24 +2,25 @@
 --
 --   psql -v schema=public -v table=outbox -v role=walpost -f sql/role.sql
 --
--- Run by: a superuser, or a role that owns outbox and journal and has CREATEROLE and REPLICATION;
--- after journal.sql. Up to PostgreSQL 15, only a superuser may grant REPLICATION: if the role
--- exists and already has REPLICATION, the owner can run this file. Safe to run again. The role gets
--- no password: set a password with \password in psql, or use peer, cert or another method of
--- pg_hba.conf.
+-- Run by: a superuser, or a role that owns the outbox and the journal and has CREATEROLE and
+-- REPLICATION. Run journal.sql first. Up to PostgreSQL 15, only a superuser may grant REPLICATION.
+-- However, if Walpost's role already exists and has REPLICATION, the owner can run this file. Safe
+-- to run again. The role is created without a password: set one with \password in psql, or
+-- configure peer, cert or another authentication method in pg_hba.conf.
 --
--- On Amazon RDS and Aurora, members of the role rds_replication may replicate: there, the role
--- becomes a member, and its attribute remains unset.
+-- On Amazon RDS and Aurora, replication requires membership in the role rds_replication rather than
+-- the attribute REPLICATION, so the role becomes a member of it.
 --
--- REPLICATION is required for reading a slot, and is a powerful privilege: the role can read the
--- whole database from WAL. Configure pg_hba.conf to admit it only from Walpost's address. A logical
--- slot only needs a line for its own database, not a line for `replication`.
--- Rows are read from WAL, which requires no privilege on the outbox. SELECT is needed for rows that
--- are older than the slot, and for commands that compare or send the contents of the table, such as
--- `walpost verify`. For a message outbox, which has no table: -v table=
--- The role can read the journal and add entries to it, but the server fills in who did what and
--- when. The role writes the positions that it has confirmed to walpost.slot_state, and how tables
--- are published to walpost.table_state.
+-- Reading a slot requires REPLICATION, which is a powerful privilege: the role can read the whole
+-- database from WAL. Configure pg_hba.conf so that the role can connect only from Walpost's
+-- address. A logical slot needs only an entry for its own database there, not one for
+-- `replication`.
+-- Reading rows from WAL requires no privilege on the outbox. The role needs SELECT for rows that
+-- are older than the slot, and for commands that compare or send the table's rows, such as `walpost
+-- verify`. For a message outbox, which has no table, set -v table=.
+-- The role can read the journal and add entries to it, but the server fills in who added an entry
+-- and when. The role stores the positions that it has confirmed in walpost.slot_state, and how
+-- tables are published in walpost.table_state.
 \set ON_ERROR_STOP on
 \if :{?schema}
 \else
@@ -75,7 +76,7 @@ BEGIN
             'If you created it: %s Otherwise, the role that created it may know its password: DROP ROLE %I; then run this again.',
             change, name);
     END IF;
-    -- Members of the role can do everything that it can, including read all of WAL.
+    -- Members of the role can do everything that the role can, including reading all of WAL.
     SELECT string_agg(quote_ident(pg_get_userbyid(member)), ', ') INTO members FROM pg_auth_members JOIN pg_roles r ON r.oid = member
         WHERE roleid = (SELECT oid FROM pg_roles WHERE rolname = name) AND NOT r.rolsuper AND r.rolname <> current_user;
     IF members IS NOT NULL THEN
@@ -83,12 +84,12 @@ BEGIN
             quote_ident(name), quote_ident(name),
             regexp_replace(members, E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]', '?', 'g');
     END IF;
-    -- PUBLIC has the privilege unless it was revoked, so usually nothing needs to be granted if the
-    -- current role may not grant it.
+    -- By default, every role has the privilege CONNECT through PUBLIC. In that case, the grant is
+    -- skipped if the current role may not grant the privilege.
     IF has_database_privilege(current_user, current_database(), 'CONNECT WITH GRANT OPTION')
         OR NOT has_database_privilege(name, current_database(), 'CONNECT') THEN
         EXECUTE format('GRANT CONNECT ON DATABASE %I TO %I', current_database(), name);
-        -- If the current role has the privilege but may not grant it, GRANT only logs a warning.
+        -- Without the grant option, GRANT merely issues a warning, so the result has to be checked.
         IF NOT has_database_privilege(name, current_database(), 'CONNECT') THEN
             RAISE EXCEPTION 'role % could not be granted CONNECT on database % by role %', quote_ident(name),
                 quote_ident(current_database()), quote_ident(current_user) USING ERRCODE = 'insufficient_privilege',

@@ -1,22 +1,22 @@
--- Creates the replication slot, which is Walpost's position in WAL. Everything committed after the
--- slot was created is delivered.
+-- Creates the replication slot, which stores Walpost's position in WAL. Every event committed after
+-- the slot is created will be delivered.
 --
 --   PGOPTIONS='-c lock_timeout=10s' psql -v publication=walpost_outbox -v slot=walpost_outbox -f sql/slot.sql
 --
--- Run by: a superuser or a role with REPLICATION, in the outbox's database, not inside a
--- transaction that has written. Safe to run again: an existing slot of that name is examined, never
--- changed.
+-- Run by: a superuser or a role with REPLICATION. It must be connected to the outbox's database,
+-- and must not be in a transaction that has written. Safe to run again: an existing slot of that
+-- name is examined but never changed.
 --
--- The publication must exist first: it is looked up as of each change in WAL. If a slot is older
--- than its publication, it contains changes from before the publication existed; up to PostgreSQL
--- 17, decoding them fails permanently.
--- Creating a slot waits until every transaction that is already open has ended. If lock_timeout
--- expires first, the command fails, and leaves nothing behind.
+-- The publication must exist first, because the server looks it up as of the time of each change.
+-- If the slot is older than the publication, the server also decodes changes from before the
+-- publication existed. Up to PostgreSQL 17, decoding such changes fails permanently.
+-- Creating a slot waits for all open transactions to end. If lock_timeout expires first, the
+-- command fails and leaves nothing behind.
 -- Since PostgreSQL 17, -v failover=', failover => true' makes standbys keep a copy of the slot, so
--- that it survives a failover; docs/standby.md describes what else is required. `walpost init` does
+-- that it survives a failover. docs/standby.md describes what else is required. `walpost init` does
 -- this unless --no-failover is given.
--- From here on, the server retains WAL until Walpost has confirmed it: limit that with
--- max_slot_wal_keep_size, and drop the slot with teardown.sql when Walpost is no longer used.
+-- Once the slot exists, the server retains WAL until Walpost has confirmed it. Limit the amount
+-- with max_slot_wal_keep_size, and drop the slot with teardown.sql when Walpost is no longer used.
 \set ON_ERROR_STOP on
 \if :{?publication}
 \else
@@ -34,7 +34,8 @@
 -- Sets search_path to pg_catalog, pg_temp for the rest of the session.
 \ir session.sql
 
--- The objects are examined and used in the same transaction, which writes nothing.
+-- The objects are examined and used in one transaction. It must not write anything, because a slot
+-- can't be created in a transaction that has written.
 BEGIN;
 \ir prerequisites.sql
 \set examine 'slot_state'
@@ -47,13 +48,14 @@ DO $walpost$
 DECLARE
     name text := current_setting('walpost.slot');
     publication text := current_setting('walpost.publication');
-    -- Tables of a publication for several outboxes.
+    -- The tables in the publication, if it is for several outboxes.
     tables text;
     only_tables text;
     add_again text;
     was_made boolean := false;
-    -- Control characters, and those that change the direction of text: psql prints messages
-    -- unchanged.
+    -- Control characters, and characters that change the direction of text. They are replaced,
+    -- because psql prints messages unchanged, and a name could contain them to disguise the
+    -- message.
     unprintable CONSTANT text := E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]';
 BEGIN
     IF EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = name) THEN
@@ -62,7 +64,8 @@ BEGIN
         RAISE EXCEPTION 'publication % does not exist, but must exist before slot %', quote_ident(publication), name
             USING HINT = 'Run sql/publication.sql of Walpost in this database first';
     END IF;
-    -- Without ONLY, removing a table fails if it has a child that is not in the publication.
+    -- The suggested command uses ONLY, because otherwise, removing a table fails if one of its
+    -- children is not in the publication.
     SELECT string_agg(format('%I.%I', schemaname, tablename), ', '),
             string_agg(format('ONLY %I.%I', schemaname, tablename), ', '),
             string_agg(format('SELECT walpost.add_outbox(%L, %L);', format('%I.%I', schemaname, tablename), publication), ' ')
@@ -73,10 +76,10 @@ BEGIN
     IF tables IS NULL THEN
         RETURN;
     END IF;
-    -- If a slot existed before, under this name or another name, the events that it had not
-    -- delivered are recorded, and walpost replay sends them again. This file can't determine which
-    -- slots a pipeline has had. An object that did not exist during the examination could have been
-    -- created by any role since then.
+    -- If a slot existed before, under this name or another, the events that it had not delivered
+    -- have been recorded, and `walpost replay` can resend them. This file can't determine which
+    -- slots a pipeline has had, so any entry counts. The table is not read unless it was examined:
+    -- if it did not exist at that time, any role could have created it since.
     IF 'slot_state' = ANY (string_to_array(current_setting('walpost.examined'), ' ')) THEN
         IF NOT has_table_privilege('walpost.slot_state', 'SELECT') THEN
             RAISE EXCEPTION 'role % can''t read walpost.slot_state, which shows whether a slot existed before',
@@ -96,9 +99,9 @@ BEGIN
 END
 $walpost$;
 
--- The slot is not created inside the DO block: while a slot waits for its starting point, it
--- replays catalog changes of other sessions. PL/pgSQL can then fail with "snapshot reference is not
--- owned by resource owner", leaving the slot behind.
+-- The slot is not created inside the DO block: while the server waits for a starting point, it
+-- replays catalog changes made by other sessions. PL/pgSQL can then fail with "snapshot reference
+-- is not owned by resource owner", leaving the slot behind.
 SELECT pg_create_logical_replication_slot(:'slot', 'pgoutput':failover)
     WHERE NOT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = :'slot');
 COMMIT;

@@ -1,17 +1,18 @@
 -- Records whether the outbox contains rows that are older than its slot. `walpost run` delivers
--- such rows before the stream.
+-- such rows before it starts streaming.
 --
 --   psql -v pipeline=outbox -v schema=public -v table=outbox -v slot=walpost_outbox -f sql/snapshot.sql
 --
--- Run by: a role that may read the outbox and add to the journal, after journal.sql and slot.sql.
--- Safe to run again: existing entries are kept.
+-- Run by: a role that may read the outbox and add to the journal. Run journal.sql and slot.sql
+-- first. Safe to run again: existing entries are kept.
 --
--- Rows that were committed before the slot was created are not in its stream. Unless snapshot =
--- "never", `walpost run` first copies these rows, together with all rows committed until it starts.
--- If the table is empty after the slot was created, there is nothing to copy, and all events come
--- from the stream, in commit order. The same applies if the slot has already been streamed from.
--- The journal also records that rows have to be copied: until they have been copied, `walpost run`
--- rejects a definition that would skip them.
+-- The slot's stream does not contain rows that were committed before the slot was created. Unless
+-- snapshot = "never", `walpost run` first copies these rows, together with all rows committed by
+-- the time it starts. If the table is empty when the slot has just been created, there is nothing
+-- to copy, and all events come from the stream, in commit order. The same applies if the slot has
+-- already been streamed from. This file adds a journal entry that states whether rows have to be
+-- copied. Until they have been copied, `walpost run` rejects a pipeline definition that would skip
+-- them.
 \set ON_ERROR_STOP on
 \if :{?pipeline}
 \else
@@ -57,14 +58,15 @@ DECLARE
     has_rows boolean;
     was_read boolean;
 BEGIN
-    -- A message outbox has no rows to copy. The pipeline may have been renamed since the copy was started.
+    -- A message outbox has no rows to copy. The journal is searched by slot, because the pipeline may have been renamed
+    -- since the copy was started.
     IF outbox_name = '' OR EXISTS (SELECT FROM walpost.journal j
         WHERE j.slot = its_slot AND j.action = 'snapshot' AND j.detail ->> 'state' IS DISTINCT FROM 'due') THEN
         RETURN;
     END IF;
     SELECT confirmed_flush_lsn INTO STRICT confirmed FROM pg_replication_slots WHERE slot_name = its_slot;
     was_read := EXISTS (SELECT FROM pg_stat_replication_slots WHERE slot_name = its_slot AND total_txns > 0);
-    -- If startup failed before any position was confirmed, the slot is unchanged since walpost init created it.
+    -- If `walpost run` failed before it confirmed any position, the slot is unchanged since `walpost init` created it.
     IF was_read AND has_table_privilege('walpost.slot_state', 'SELECT') THEN
         was_read := NOT EXISTS (SELECT FROM walpost.slot_state s WHERE s.slot = its_slot AND NOT s.begun AND s.created_lsn = confirmed
             AND s.system_id = (SELECT system_identifier::text FROM pg_control_system())
@@ -75,16 +77,17 @@ BEGIN
     ELSE
         SELECT coalesce(sum(pg_relation_size(relid)), 0) > 0 INTO has_rows FROM (
             SELECT outbox::regclass AS relid UNION SELECT relid FROM pg_partition_tree(outbox::regclass)) AS parts;
-        -- A query could run code of other roles as the current role: in that case, walpost run
-        -- examines the table later.
+        -- If querying the table could run other roles' code as the current role, it is not queried.
+        -- `walpost run` will examine it later.
         IF has_rows AND current_setting('walpost.code_of_others') = '' THEN
             EXECUTE format('SELECT EXISTS (SELECT FROM %s AS t)', outbox) INTO has_rows;
         END IF;
         IF has_rows THEN
             RAISE NOTICE 'table % has rows that may be older than slot %: walpost run delivers these rows first', outbox, its_slot
                 USING HINT = 'If they were already delivered, or must not be delivered, set snapshot = "never".';
-            -- The journal may have been restored from a different cluster, but the OIDs and the position
-            -- belong to this one. The copy can't include partitions that are detached before it starts.
+            -- The OIDs and the position are valid only in this cluster, but the journal may later be restored in
+            -- another one. The partitions are recorded because the copy can't include any that are detached before it
+            -- starts.
             its_detail := its_detail || jsonb_build_object('state', 'due', 'relation', outbox::regclass::oid::text,
                 'partitions', (WITH RECURSIVE descendant (oid) AS (
                     SELECT inhrelid FROM pg_inherits WHERE inhparent = outbox::regclass AND NOT inhdetachpending

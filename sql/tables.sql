@@ -4,30 +4,29 @@
 --
 --   SELECT walpost.add_outbox('tenant_42.outbox', 'walpost_tenants');
 --
--- From then on, the events of the table are delivered, whether Walpost is already running or is
--- started later. Before them, in the same transaction, the rows that the table already contains are
--- delivered. These rows are written to walpost.outbox_row, which is in the publication, and deleted
--- again, so they are in WAL exactly once, before everything that the table receives later. The
--- result is the number of these rows, or NULL if the table was already in the publication. If a
--- table was published before and then removed, it is added without its rows, since most of them
--- were delivered. Walpost records the rows that were committed while the table was not published as
--- missing until walpost replay --dropped-slots sends them.
+-- After this call, the table's events are delivered, whether Walpost is already running or is
+-- started later. The rows that the table already contains are delivered first, as part of the same
+-- transaction. To get them into WAL exactly once, and before anything that the table receives
+-- later, the function writes them to walpost.outbox_row, which is in the publication, and deletes
+-- them again. It returns the number of these rows, or NULL if the table was already in the
+-- publication. If a table was removed from the publication earlier, it is added again without its
+-- rows, since most of them have been delivered. Walpost records the rows that were committed in
+-- between as missing until `walpost replay --dropped-slots` sends them.
 --
--- Sessions that want to write to the table wait until the transaction ends, and the function waits
--- until the transactions of earlier writers end. Each row is written to WAL once more. If the table
--- is too large to be written again, add it with ALTER PUBLICATION, and send its rows with walpost
--- replay.
+-- The function waits until all transactions that have written to the table end, and it blocks other
+-- writers until its own transaction ends. It writes each row to WAL once more. If the table is too
+-- large for that, add it with ALTER PUBLICATION, and send its rows with `walpost replay`.
 --
--- Run by: a role with CREATE on the database, after guard.sql and journal.sql; a second time, the
--- same role. Safe to run again: an existing table is examined, the function is replaced, and
--- privileges that were granted or revoked on both are kept.
--- `walpost init` runs the same SQL for a pipeline with `tables`.
+-- Run by: a role with CREATE on the database. Run guard.sql and journal.sql first. Safe to run
+-- again as the same role: an existing table is examined, the function is replaced, and both keep
+-- the privileges that were granted on them. `walpost init` runs the same SQL for a pipeline with
+-- `tables`.
 --
--- Who may add a table: a role that owns the publication and the table, both of which PostgreSQL
--- requires, and may insert into and delete from walpost.outbox_row. A role with these privileges on
--- walpost.outbox_row can write any event of any table, so grant them to the role that runs
--- migrations, not to an application. A role without LOGIN can hold these privileges for several
--- such roles; docs/tables.md contains the statements.
+-- Who may add a table: a role that owns the publication and the table, as PostgreSQL requires, and
+-- may insert into and delete from walpost.outbox_row. With these privileges on walpost.outbox_row,
+-- a role can forge any event of any table, so grant them to the role that runs migrations, not to
+-- an application. If several roles run migrations, grant the privileges to a role without LOGIN and
+-- make them members of it; docs/tables.md contains the statements.
 --   GRANT USAGE ON SCHEMA walpost TO migrator;
 --   GRANT INSERT, DELETE, SELECT ON walpost.outbox_row TO migrator;
 --   GRANT INSERT, UPDATE, SELECT ON walpost.table_state TO migrator;
@@ -43,7 +42,7 @@
 -- Sets search_path to pg_catalog, pg_temp for the rest of the session.
 \ir session.sql
 BEGIN;
--- The objects serve all tables, so no table's owner is trusted with them.
+-- The function serves all tables, so the owner of a single table is not trusted with it.
 \set table_of_session :table
 \set table ''
 \set examine 'owners outbox_row table_state'
@@ -59,16 +58,17 @@ BEGIN
     IF to_regclass('walpost.outbox_row') IS NOT NULL THEN
         RETURN;
     END IF;
-    -- The key is needed in case another publication that publishes deletes includes this table.
+    -- Without a primary key, DELETE would fail if another publication that publishes deletes
+    -- contained this table.
     CREATE TABLE walpost.outbox_row (
         id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
         publication text NOT NULL,
         relation oid NOT NULL,
         table_schema text NOT NULL,
         table_name text NOT NULL,
-        -- JSON: names of the columns and OIDs of their types.
+        -- A JSON array with the name and the type OID of each column.
         column_list text NOT NULL,
-        -- JSON: the values of these columns as text, or null.
+        -- A JSON array with the value of each of these columns, as text or null.
         row_values text NOT NULL
     );
     COMMENT ON TABLE walpost.outbox_row IS 'Rows that are being written to WAL while walpost.add_outbox adds their table; otherwise empty';
@@ -77,13 +77,13 @@ $walpost$;
 
 CREATE OR REPLACE FUNCTION walpost.add_outbox(outbox pg_catalog.regclass, publication pg_catalog.name DEFAULT 'walpost_outbox')
 RETURNS pg_catalog.int8 LANGUAGE plpgsql VOLATILE
--- The settings that Walpost uses for values in its stream.
+-- Values must be formatted as they are in the stream, for which Walpost uses the same settings.
 SET search_path = pg_catalog, pg_temp SET standard_conforming_strings = on SET row_security = off SET datestyle = 'ISO' SET intervalstyle = 'postgres'
 SET extra_float_digits = 3 SET bytea_output = 'hex' SET timezone = 'UTC'
 AS $walpost$
 DECLARE
-    -- The size of a row that Walpost reads by default, with allowance for the other columns; or the
-    -- value set by walpost init.
+    -- The maximum size of a row: the value that `walpost init` set, or Walpost's default minus an
+    -- allowance for the other columns.
     row_bytes_max CONSTANT int8 := coalesce(nullif(current_setting('walpost.row_bytes_max', true), '')::int8, 60000000);
     its_schema name;
     its_name name;
@@ -95,30 +95,33 @@ DECLARE
     longest int;
     code_of_others text;
     related text;
-    -- Control characters, and those that change the direction of text: psql prints messages
-    -- unchanged.
+    -- Control characters, and characters that change the direction of text. They are replaced,
+    -- because psql prints messages unchanged, and a name could contain them to disguise the
+    -- message.
     unprintable CONSTANT text := E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]';
-    -- Values of system_id and database_oid in walpost.table_state.
+    -- This database's values for the columns system_id and database_oid of walpost.table_state.
     system text := (SELECT system_identifier::text FROM pg_control_system());
     here oid := (SELECT oid FROM pg_database WHERE datname = current_database());
     was_published boolean;
     former_timeout CONSTANT text := current_setting('lock_timeout');
-    -- Another session may hold a lock for any length of time.
+    -- By default, a statement waits indefinitely for a lock that another session holds.
     timeout CONSTANT text := CASE former_timeout WHEN '0' THEN '10s' ELSE former_timeout END;
     publication_oid oid;
     via_root boolean;
-    -- The tables that are in the publication, among the outbox, its partitions, its partition
-    -- ancestors and walpost.outbox_row.
+    -- The OIDs of the outbox, its partitions, its partition ancestors and walpost.outbox_row.
+    -- Tables that are not in the publication are left out.
     members oid[];
     holders text;
 BEGIN
     PERFORM set_config('lock_timeout', timeout, true);
-    -- An older snapshot would miss the rows of transactions that were open when it was taken.
+    -- At any other isolation level, the snapshot might be older than the lock, and would miss the
+    -- rows of transactions that were open when it was taken.
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE EXCEPTION 'walpost.add_outbox was called in a transaction with isolation level %, expected read committed',
             current_setting('transaction_isolation') USING ERRCODE = 'active_sql_transaction';
     END IF;
-    -- The table is examined for the current role of the session.
+    -- lock_and_examine checks what a statement would do as the session's role, so this function
+    -- must run as that role, too.
     IF current_user <> (CASE current_setting('role') WHEN 'none' THEN session_user ELSE current_setting('role') END) THEN
         RAISE EXCEPTION 'walpost.add_outbox was called by a function that runs as role %', quote_ident(current_user)
             USING ERRCODE = 'insufficient_privilege', HINT = 'Call it directly, or in a function that is SECURITY INVOKER.';
@@ -126,20 +129,21 @@ BEGIN
     SELECT n.nspname, c.relname, c.relkind INTO STRICT its_schema, its_name, kind
         FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = outbox;
     SELECT b.oid, b.pubviaroot INTO publication_oid, via_root FROM pg_publication b WHERE b.pubname = add_outbox.publication;
-    -- From here on, the name can't refer to another table.
+    -- After this call, the name can't be made to refer to another table.
     code_of_others := walpost.lock_and_examine(its_schema, its_name, 'SELECT');
     IF outbox IS DISTINCT FROM to_regclass(format('%I.%I', its_schema, its_name)) THEN
         RAISE EXCEPTION 'table %.% was replaced by another one while it was being added', quote_ident(its_schema),
             quote_ident(its_name) USING ERRCODE = 'object_in_use', HINT = 'Add it again.';
     END IF;
-    -- Once the table is locked, all transactions that have written to the table have ended, and
-    -- later transactions see it in the publication.
+    -- Once the table is locked, all transactions that wrote to it have ended, and any later
+    -- transaction sees that it is published.
     EXECUTE format('LOCK TABLE %I.%I IN SHARE ROW EXCLUSIVE MODE', its_schema, its_name);
     IF kind NOT IN ('r', 'p') THEN
         RAISE EXCEPTION '%.% is not a table', quote_ident(its_schema), quote_ident(its_name)
             USING ERRCODE = 'wrong_object_type';
     END IF;
-    -- The view pg_publication_tables locks every table of the publication since PostgreSQL 17.
+    -- pg_publication_tables is not used, because since PostgreSQL 17, this view locks every table
+    -- in the publication.
     WITH RECURSIVE tree (oid) AS (
         SELECT outbox::oid UNION SELECT inhrelid FROM pg_inherits JOIN tree ON inhparent = tree.oid
     ) SELECT array_agg(c.oid) INTO members FROM pg_class c JOIN pg_publication b ON b.oid = publication_oid
@@ -154,8 +158,8 @@ BEGIN
                 OR c.oid IN (SELECT a.relid FROM pg_partition_ancestors($2) AS a) OR c.oid = to_regclass(''walpost.outbox_row''))'
             INTO members USING members, outbox::oid, publication_oid;
     END IF;
-    -- Without publish_via_partition_root, PostgreSQL sends rows as those of the partitions of a
-    -- published table.
+    -- If a partition ancestor is published without publish_via_partition_root, PostgreSQL already
+    -- sends this table's rows under this table's name.
     IF outbox = ANY (members) OR NOT via_root AND EXISTS (
             SELECT FROM pg_partition_ancestors(outbox) AS a WHERE a.relid = ANY (members)) THEN
         PERFORM set_config('lock_timeout', former_timeout, true);
@@ -172,14 +176,16 @@ BEGIN
                 HINT = format('Create it: walpost init --config FILE; or run sql/publication.sql of Walpost in this database. If it exists: '
                     'ALTER PUBLICATION %I ADD TABLE walpost.outbox_row', publication);
     END IF;
-    -- A slot does not send WAL from before it was created.
+    -- The slot must exist before the rows are written to WAL below, because a slot does not send
+    -- changes that were written before the slot was created.
     IF NOT EXISTS (SELECT FROM pg_replication_slots WHERE plugin = 'pgoutput' AND NOT temporary
         AND database = current_database() AND confirmed_flush_lsn IS NOT NULL) THEN
         RAISE EXCEPTION 'no replication slot of database % could deliver the rows of table %.%', quote_ident(current_database()),
             quote_ident(its_schema), quote_ident(its_name) USING ERRCODE = 'object_not_in_prerequisite_state',
                 HINT = 'Create it: walpost init --config FILE; or run sql/slot.sql of Walpost in this database. Then add the table';
     END IF;
-    -- PostgreSQL would send the rows of an inheriting table under the name of that table.
+    -- If another table inherits from this one, PostgreSQL would send its rows under the other
+    -- table's name.
     SELECT regexp_replace(format('%I.%I', n.nspname, c.relname), unprintable, '?', 'g') INTO related
         FROM pg_inherits JOIN pg_class c ON c.oid = inhrelid JOIN pg_namespace n ON n.oid = c.relnamespace
         WHERE inhparent = outbox AND NOT c.relispartition LIMIT 1;
@@ -189,8 +195,8 @@ BEGIN
                 HINT = format('As the owner of %2$I.%3$I, insert its rows there, and end the inheritance: ALTER TABLE %1$s NO INHERIT %2$I.%3$I',
                     related, its_schema, its_name);
     END IF;
-    -- The rows of the partition are already sent as rows of the published table, and would be
-    -- delivered twice.
+    -- If an ancestor is published, this partition's rows are already sent as rows of the ancestor,
+    -- and would be delivered twice.
     SELECT regexp_replace(format('%I.%I', n.nspname, c.relname), unprintable, '?', 'g') INTO related
         FROM pg_partition_ancestors(outbox) AS a JOIN pg_class c ON c.oid = a.relid JOIN pg_namespace n ON n.oid = c.relnamespace
         WHERE c.oid = ANY (members) AND a.relid <> outbox LIMIT 1;
@@ -199,7 +205,7 @@ BEGIN
             quote_ident(its_name), related, quote_ident(publication) USING ERRCODE = 'object_not_in_prerequisite_state',
                 HINT = 'Its rows are already delivered as rows of that table.';
     END IF;
-    -- The rows of a published partition would be copied together with those of the other
+    -- If a partition is already published, its rows would be copied with those of the other
     -- partitions, and delivered twice.
     SELECT regexp_replace(format('%I.%I', n.nspname, c.relname), unprintable, '?', 'g') INTO related
         FROM pg_partition_tree(outbox) AS t JOIN pg_class c ON c.oid = t.relid JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -218,23 +224,23 @@ BEGIN
             HINT = format('Grant it: GRANT SELECT, INSERT, UPDATE ON walpost.table_state TO %I', current_user);
     END IF;
     EXECUTE format('ALTER PUBLICATION %I ADD TABLE %I.%I', publication, its_schema, its_name);
-    -- A slot of the publication has sent rows of this same table: sending all rows again would
-    -- repeat them. The rows committed in between are recorded as missing when Walpost next compares
-    -- this row with the publication.
+    -- If a slot of the publication has already sent rows of this table, sending all of them again
+    -- would duplicate them. Rows that were committed while the table was not published are recorded
+    -- as missing when Walpost next compares this entry with the publication.
     SELECT EXISTS (SELECT FROM walpost.table_state s WHERE s.publication = add_outbox.publication AND s.relation = outbox
         AND s.version = 1 AND s.system_id = system AND s.database_oid = here) INTO was_published;
     INSERT INTO walpost.table_state AS s (slot, table_schema, table_name, version, system_id, database_oid, publication, relation,
             memberships, is_out, seen_lsn, seen_xid, out_lsn, at)
         SELECT k.slot, its_schema, its_name, 1, system, here, add_outbox.publication, outbox, r.oid::text, was_published,
             CASE WHEN was_published THEN last.seen_lsn ELSE pg_current_wal_insert_lsn() END,
-            -- All transactions that have written to the table have ended, because it is locked.
+            -- The table is locked, so all transactions that wrote to it have ended.
             CASE WHEN was_published THEN last.seen_xid ELSE pg_snapshot_xmin(pg_current_snapshot())::text END,
             CASE WHEN was_published THEN last.out_lsn END, now()
         FROM (SELECT DISTINCT slot FROM walpost.table_state WHERE table_state.publication = add_outbox.publication
             AND version = 1 AND system_id = system AND database_oid = here) AS k
         JOIN pg_publication b ON b.pubname = add_outbox.publication
         JOIN pg_publication_rel r ON r.prpubid = b.oid AND r.prrelid = outbox
-        -- Looked up by OID, because the table may have had another name.
+        -- Finds the entry by OID, because the table may have been renamed.
         LEFT JOIN LATERAL (SELECT t.seen_lsn, t.seen_xid, t.out_lsn FROM walpost.table_state t WHERE t.slot = k.slot AND t.relation = outbox
             AND t.version = 1 AND t.system_id = system AND t.database_oid = here ORDER BY t.at DESC LIMIT 1) AS last ON true
         ON CONFLICT (slot, table_schema, table_name) DO UPDATE SET version = excluded.version, system_id = excluded.system_id,
@@ -249,7 +255,7 @@ BEGIN
         RETURN 0;
     END IF;
 
-    -- concat() formats a value as in the stream; a cast to text would format some types
+    -- concat() formats values as they are in the stream. A cast to text would format some types
     -- differently.
     SELECT json_agg(json_build_array(attname, atttypid::int8) ORDER BY attnum)::text,
             string_agg(format('CASE num_nulls(o.%1$I) WHEN 0 THEN concat(o.%1$I) END', attname), ', ' ORDER BY attnum)
@@ -267,7 +273,7 @@ BEGIN
     GET DIAGNOSTICS added = ROW_COUNT;
     IF added > 0 THEN
         -- JSON escapes quotes, backslashes and control characters, so a row can be several times as
-        -- long here as in its table.
+        -- long in walpost.outbox_row as in its own table.
         SELECT max(octet_length(r.row_values) + octet_length(r.column_list) + octet_length(r.publication)) + 1000
             INTO longest FROM walpost.outbox_row r;
         IF longest > row_bytes_max THEN
@@ -307,9 +313,10 @@ BEGIN
 END
 $walpost$;
 
--- Another role may have created an object that did not exist when it was first examined.
+-- Examines the objects again, because another role may have created an object that was missing the
+-- first time.
 \set examine 'owners outbox_row present'
 \ir examine.sql
 COMMIT;
--- Restores the variable for the files that the same psql runs next.
+-- Restores the variable `table` for files that the same psql session runs next.
 \set table :table_of_session

@@ -1,14 +1,14 @@
--- Ends an outbox's replication: drops the slot, then the publication. Only an operator runs this
--- file; Walpost never runs it.
+-- Stops the replication of an outbox: drops the slot, then the publication. This file is meant for
+-- operators. Walpost never runs it.
 --
 --   psql -v schema=public -v table=outbox -v publication=walpost_outbox -v slot=walpost_outbox -v role=walpost \
 --        -f sql/teardown.sql
 --
--- Stop `walpost run` first. Events that have not been delivered stay in the table but will not be
--- delivered. This can't be undone: a new slot delivers only events that are committed after it was
--- created. In a message outbox (-v table=), such events are lost with the slot. Safe to run
--- again.
--- Run by: the owner of the publication who may also drop slots (REPLICATION), or a superuser.
+-- Stop `walpost run` first. Events that have not been delivered yet stay in the table, but will
+-- never be delivered: a new slot delivers only events that are committed after it is created. This
+-- can't be undone. In a message outbox (-v table=), undelivered events are lost together with the
+-- slot. Safe to run again.
+-- Run by: a superuser, or the owner of the publication if it may also drop slots (REPLICATION).
 \set ON_ERROR_STOP on
 \if :{?schema}
 \else
@@ -57,7 +57,8 @@ BEGIN
         RAISE NOTICE 'slot % dropped; it was confirmed up to %, and WAL ended at %',
             name, found.confirmed_flush_lsn, pg_current_wal_lsn();
     END IF;
-    -- If the row remained, a new slot of this name would be reported as moved by something else.
+    -- If the row remained, Walpost would report that something else had moved a new slot of the
+    -- same name.
     FOR kept IN SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = 'walpost'
         AND c.relname IN ('slot_state', 'table_state')
         AND c.relname = ANY (string_to_array(current_setting('walpost.examined'), ' '))

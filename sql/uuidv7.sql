@@ -1,10 +1,11 @@
--- UUIDv7 for servers older than PostgreSQL 18. `outbox.sql` and `outbox_partitioned.sql` run this file first.
+-- Creates walpost_uuidv7() on servers older than PostgreSQL 18, which lack uuidv7(). `outbox.sql` and
+-- `outbox_partitioned.sql` run this file first.
 --
 --   psql -v schema=public -f sql/uuidv7.sql
 --
--- Version 7 (RFC 9562, section 5.7) starts with the time, so new rows go to the right edge of the
--- primary key's index. The time does not indicate the commit order, which Walpost derives only from
--- WAL.
+-- A version 7 UUID (RFC 9562, section 5.7) begins with a timestamp, so new rows are added at the
+-- right edge of the primary key's index. The timestamp does not indicate the commit order, which
+-- Walpost takes only from WAL.
 \set ON_ERROR_STOP on
 \if :{?schema}
 \else
@@ -26,17 +27,17 @@ DECLARE
     in_schema text := current_setting('walpost.schema');
     owner oid := (SELECT proowner FROM pg_proc WHERE oid = to_regprocedure(format('%I.walpost_uuidv7()', in_schema)));
 BEGIN
-    -- An existing function may be bound to functions or operators of other schemas, if it was
-    -- created with a different search_path. Therefore it is replaced if the role may do so. Here, the
-    -- body is bound to functions and operators of pg_catalog, regardless of the search_path of the
-    -- session that inserts.
+    -- Replaces an existing function if the role may do so: if the function was created with a different search_path, it
+    -- may call functions or operators in other schemas. The body created here is bound to functions and operators in
+    -- pg_catalog, regardless of the inserting session's search_path.
     IF to_regprocedure('pg_catalog.uuidv7()') IS NOT NULL
         OR owner IS NOT NULL AND NOT (pg_has_role(owner, 'USAGE') AND has_schema_privilege(in_schema, 'CREATE')) THEN
         RETURN;
     END IF;
-    -- 48 bits of milliseconds, 4 bits of version, 12 bits with the fraction of the millisecond
-    -- (section 6.2, method 3, as in PostgreSQL 18), then the variant and 62 random bits, both taken
-    -- from a version 4 UUID. Two calls within the same microsecond are in random order.
+    -- The UUID consists of 48 bits of milliseconds, 4 version bits, a 12-bit fraction of the
+    -- millisecond (section 6.2, method 3, as in PostgreSQL 18), and the variant and 62 random bits,
+    -- which are taken from a version 4 UUID. The order of UUIDs generated within the same
+    -- microsecond is random.
     EXECUTE format($ddl$
         CREATE OR REPLACE FUNCTION %I.walpost_uuidv7() RETURNS uuid
         LANGUAGE sql VOLATILE PARALLEL SAFE
@@ -53,7 +54,8 @@ BEGIN
 END
 $walpost$;
 
--- Another role may have created an object that did not exist when it was first examined.
+-- Examines the objects again, because another role may have created an object that was missing the
+-- first time.
 \ir examine.sql
 \if :{?outbox_transaction}
 \else

@@ -1,16 +1,15 @@
--- Allows a role to send events: the role of a service, which is not a superuser and does not own
--- the outbox.
+-- Allows a service's role to send events. Superusers and the outbox's owner do not need this.
 --
 --   psql -v schema=public -v table=outbox -v writer=shop -f sql/writer.sql
 --
--- Run by: the owner of the outbox, or of the functions for a message outbox (-v table=, after
--- publish.sql). For messages, either a superuser runs it, or PUBLIC must still be allowed to call
--- pg_logical_emit_message(). Run it once for each role. Safe to run again.
+-- Run by: the owner of the outbox. For a message outbox (-v table=), run publish.sql first. Then,
+-- this file can be run by the owner of the functions or, once PUBLIC may no longer call
+-- pg_logical_emit_message(), only by a superuser. Run it once for each role. Safe to run again.
 -- `walpost init --writer shop` runs the same SQL. This file revokes nothing.
 --
--- For a table, the role gets INSERT on it and the privileges that inserting requires. For a message
--- outbox, the role gets walpost.publish and publish_bytes, and the functions that they call. A role
--- that may send events can send any event.
+-- For a table, the role is granted INSERT and the other privileges that inserting requires. For a
+-- message outbox, it may call walpost.publish, walpost.publish_bytes and the functions that these
+-- call. A role that may send events can send any event: it can't be limited to some aggregates.
 \set ON_ERROR_STOP on
 \if :{?schema}
 \else
@@ -56,8 +55,8 @@ BEGIN
         EXECUTE pg_catalog.format(
             'GRANT EXECUTE ON FUNCTION walpost.publish(text, text, text, jsonb, jsonb, uuid, text), '
             'walpost.publish_bytes(text, text, text, bytea, jsonb, uuid, text), walpost.max_event_bytes() TO %I', name);
-        -- The privilege is granted to the role itself, so that the role keeps it when PUBLIC loses
-        -- it.
+        -- Grants the privilege to the role itself, so that the role keeps it if it is revoked from
+        -- PUBLIC.
         IF pg_catalog.has_function_privilege(emit, 'EXECUTE WITH GRANT OPTION') THEN
             EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION %s TO %I', emit, name);
         ELSIF NOT pg_catalog.has_function_privilege(name, emit, 'EXECUTE') THEN
@@ -70,12 +69,13 @@ BEGIN
         EXECUTE pg_catalog.format('GRANT USAGE ON SCHEMA %I TO %I', in_schema, name);
     END IF;
     EXECUTE pg_catalog.format('GRANT INSERT ON %s TO %I', outbox, name);
-    -- The default of the id, before PostgreSQL 18.
+    -- Up to PostgreSQL 17, the default of `id` calls this function.
     uuidv7 := pg_catalog.to_regprocedure(pg_catalog.format('%I.walpost_uuidv7()', in_schema));
     IF uuidv7 IS NOT NULL AND NOT pg_catalog.has_function_privilege(name, uuidv7, 'EXECUTE') THEN
         EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION %s TO %I', uuidv7, name);
     END IF;
-    -- For serial columns; identity columns require no privilege.
+    -- An insert into a serial column requires USAGE on its sequence. Identity columns require no
+    -- privilege.
     FOR sequence IN SELECT d.objid::pg_catalog.regclass FROM pg_catalog.pg_depend d
         JOIN pg_catalog.pg_class c ON c.oid = d.objid AND c.relkind = 'S'
         WHERE d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.refobjid = outbox::pg_catalog.regclass
@@ -83,7 +83,7 @@ BEGIN
     LOOP
         EXECUTE pg_catalog.format('GRANT USAGE ON SEQUENCE %s TO %I', sequence, name);
     END LOOP;
-    -- If the grantor has a privilege but may not grant it, GRANT only logs a warning.
+    -- Without the grant option, GRANT merely issues a warning, so the result has to be checked.
     SELECT pg_catalog.string_agg(line, ' ') INTO lacking FROM (VALUES
         (pg_catalog.has_schema_privilege(name, in_schema, 'USAGE'),
             pg_catalog.format('GRANT USAGE ON SCHEMA %I TO %I;', in_schema, name)),

@@ -36,7 +36,7 @@ use crate::trusted_path;
 
 /// Maximum number of pipelines queried concurrently.
 const CONCURRENT_QUERIES_MAX: usize = 8;
-/// If there are more pipelines than this, a summary precedes the details.
+/// With more pipelines than this, commands print a summary before the details.
 const SHORT_LIST_MAX: usize = 3;
 
 /// Examples shown after the program's help.
@@ -53,7 +53,7 @@ Documentation: README.md and docs/, which packages install in /usr/share/doc/wal
 #[derive(Debug, Parser)]
 #[command(name = "walpost", version, max_term_width = 100, after_help = EXAMPLES)]
 pub(crate) struct Cli {
-    /// The flags for logging.
+    /// Command-line flags that configure logging.
     #[command(flatten)]
     pub log: LogArgs,
     /// The subcommand.
@@ -79,7 +79,7 @@ pub(crate) enum Command {
     #[command(subcommand)]
     Import(import::ImportCommand),
     /// Create partitions of the table in advance, and drop delivered partitions that are older than
-    /// the retention
+    /// the retention period
     Maintain(maintain::MaintainArgs),
     /// Deliver the outbox to Kafka until SIGTERM or SIGINT
     Run(run::RunArgs),
@@ -118,7 +118,7 @@ impl From<&ReadError> for Exit {
 }
 
 impl From<Remedy> for Exit {
-    /// Returns the exit code of a command that does not retry.
+    /// Returns the exit code for a command that reports its error instead of retrying.
     fn from(remedy: Remedy) -> Self {
         match remedy {
             Remedy::Halt => Self::Halted,
@@ -130,9 +130,9 @@ impl From<Remedy> for Exit {
 /// Runs the command line. Exits the process if the command line is invalid or requests help.
 #[must_use]
 pub fn main() -> Exit {
-    // Initialize OpenSSL before librdkafka does, because only this initialization prevents OpenSSL
-    // from cleaning up when the process exits. If a thread were performing a handshake at that
-    // moment, the process would crash with a signal instead of returning the exit code.
+    // Initialize OpenSSL before librdkafka does. If librdkafka initialized OpenSSL, OpenSSL would
+    // free its data when the process exits. A thread in the middle of a handshake could then crash
+    // the process before the exit code is returned.
     openssl::init();
     handle_file_size_signal();
     let read = help::command().try_get_matches().and_then(|matches| {
@@ -145,11 +145,12 @@ pub fn main() -> Exit {
     }
 }
 
-/// Makes writes that exceed the file size limit fail. By default, such a write terminates the
-/// process with SIGXFSZ and no message. The signal is handled rather than ignored, because programs
-/// started by Walpost would inherit an ignored signal.
+/// Makes a write that exceeds the file size limit fail with an error. By default, SIGXFSZ would
+/// terminate the process without a message. The signal is handled rather than ignored, because
+/// child processes inherit ignored signals.
 fn handle_file_size_signal() {
-    // The handler remains installed after the runtime is dropped.
+    // Installing the handler requires a runtime, but the handler remains after the runtime is
+    // dropped.
     if let Ok(runtime) = supervisor::runtime() {
         let _entered = runtime.enter();
         let _ = signal(SignalKind::from_raw(Signal::XFSZ.as_raw()));
@@ -158,7 +159,7 @@ fn handle_file_size_signal() {
 
 fn run(cli: Cli, matches: &ArgMatches) -> Exit {
     let _flushed = cli.log.start().unwrap_or_else(|reason| {
-        // Reports the error like clap, because logging has not been started.
+        // Report the error the way clap does, because logging isn't available yet.
         help::command()
             .error(ErrorKind::InvalidValue, Escaped(reason))
             .exit()
@@ -189,7 +190,7 @@ fn run(cli: Cli, matches: &ArgMatches) -> Exit {
 }
 
 fn write_manual(folder: &Path) -> Exit {
-    // Another user could have created links in the directory.
+    // If other users can write to the directory, they could have planted symbolic links there.
     let written = trusted_path::check_private_folder(folder)
         .map_err(|error| error.to_string())
         .and_then(|()| {
@@ -207,12 +208,13 @@ fn write_manual(folder: &Path) -> Exit {
     }
 }
 
-/// Loads the settings from flags, environment variables and the file, or logs the error.
+/// Loads the settings from flags, environment variables and the configuration file. Logs the error
+/// if this fails.
 fn load(given: &Given<'_>) -> Result<Vec<PipelineSettings>, Exit> {
     log_loaded(config::load(given, &variable, variables())).map(log_missing)
 }
 
-/// Like [`load`], for commands that create the pipelines' database objects.
+/// Like [`load`], but for commands that create the pipelines' database objects.
 fn load_to_administer(given: &Given<'_>) -> Result<Vec<PipelineSettings>, Exit> {
     log_loaded(config::load_to_administer(given, &variable, variables())).map(log_missing)
 }
@@ -222,12 +224,13 @@ fn variable(name: &str) -> Option<String> {
 }
 
 fn variables() -> impl Iterator<Item = (String, String)> {
-    // Skips variables that are not valid Unicode, because Walpost's variables always are.
+    // Variables that are not valid Unicode can be skipped, because they can't be Walpost's.
     std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
 }
 
-/// Logs the error if loading failed, or else the insecure settings of the loaded pipelines.
+/// Logs the error if loading failed. Otherwise, warns about insecure settings of the loaded
+/// pipelines.
 fn log_loaded(loaded: Result<Loaded, ConfigError>) -> Result<Loaded, Exit> {
     let loaded = loaded.map_err(|reason| {
         error!("{reason}");
@@ -238,7 +241,8 @@ fn log_loaded(loaded: Result<Loaded, ConfigError>) -> Result<Loaded, Exit> {
     Ok(loaded)
 }
 
-/// Returns the pipelines, and logs an error for each source whose pipelines are missing.
+/// Returns the loaded pipelines. Logs an error for each source, such as a file, that failed to
+/// load.
 fn log_missing(
     Loaded {
         pipelines,
@@ -251,14 +255,14 @@ fn log_missing(
     pipelines
 }
 
-/// Like [`load`], and also creates a runtime for queries.
+/// Like [`load`], but also creates a runtime in which to run queries.
 fn load_with_runtime(
     given: &Given<'_>,
 ) -> Result<(Vec<PipelineSettings>, tokio::runtime::Runtime), Exit> {
     Ok((load(given)?, runtime()?))
 }
 
-/// Creates the runtime of a command, or logs the error.
+/// Creates a command's asynchronous runtime. Logs the error if this fails.
 pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, Exit> {
     supervisor::runtime().map_err(|reason| {
         error!("failed to start the asynchronous runtime: {reason}");

@@ -39,25 +39,26 @@ use crate::pipeline::settings::PipelineSettings;
 use crate::postgres::connect::conninfo::Conninfo;
 use crate::supervisor::definitions::{Defined, Definitions, Reading};
 
-/// The flags and environment variables that concern pipelines.
+/// A command's flags and environment variables that concern pipelines.
 pub(crate) struct Given<'a> {
-    /// The flags of all commands.
+    /// The flags for the database connection, which all commands accept.
     pub connection: &'a ConnectionArgs,
-    /// The flags for records and their delivery, if the command has them.
+    /// The flags that configure records and their delivery. `None` if the command does not accept
+    /// them.
     pub records: Option<&'a RecordArgs>,
     pub sink: GivenSink,
     /// Whether the command can be limited to one of several tables with `--table`.
     pub accepts_single_table: bool,
 }
 
-/// The sink that a command uses, or the rule that determines the sink.
+/// Determines which sink a command uses.
 #[derive(Clone, Copy)]
 pub(crate) enum GivenSink {
-    /// The command delivers events or checks their delivery, with this sink or, if `None`, with the
-    /// sink of the file. The sink must support the pipeline's delivery mode.
+    /// The command delivers events or checks their delivery. It uses this sink or, if `None`, the
+    /// one in the configuration file. The sink must support the pipeline's delivery mode.
     ForDelivery(Option<SinkName>),
-    /// The command does not deliver events. It uses this sink instead of the one in the file,
-    /// whatever the pipeline's delivery mode is.
+    /// The command does not deliver events. It uses this sink instead of the one in the
+    /// configuration file, regardless of the pipeline's delivery mode.
     Instead(SinkName),
 }
 
@@ -74,8 +75,8 @@ type Env<'e> = &'e dyn Fn(&str) -> Option<String>;
 #[derive(Debug)]
 pub(crate) struct Loaded {
     pub pipelines: Vec<PipelineSettings>,
-    /// Errors from the pipeline sources that could not be used, whose pipelines are missing from
-    /// `pipelines`.
+    /// Errors from pipeline sources that could not be used. The pipelines of these sources are
+    /// missing from `pipelines`.
     pub failures: Vec<String>,
 }
 
@@ -103,8 +104,8 @@ pub(crate) fn load(
     Ok(define(given, env, env_vars.collect(), &mut answers)?.into())
 }
 
-/// Like [`load`], but does not connect to any server. Sources that query a database are reported
-/// as failures.
+/// Like [`load`], but does not connect to any server. A source that would query a database is
+/// reported as a failure.
 ///
 /// # Errors
 /// Same as [`load`].
@@ -117,8 +118,8 @@ pub(crate) fn load_offline(
     Ok(define(given, env, env_vars.collect(), &mut answers)?.into())
 }
 
-/// Like [`load`], but also returns the pipelines' definitions, which are compared when the
-/// configuration changes.
+/// Like [`load`], but also returns the pipelines' definitions, so that a reload can determine which
+/// pipelines changed.
 fn define(
     given: &Given<'_>,
     env: Env<'_>,
@@ -134,8 +135,8 @@ fn define(
     })
 }
 
-/// Returns the file with the pipelines from all its sources, and the errors from sources that
-/// could not be used.
+/// Reads the file and the pipelines from all its sources. Returns the combined file, and the errors
+/// of sources that could not be used.
 fn read_sources(
     path: &Path,
     given: &Given<'_>,
@@ -173,8 +174,8 @@ fn read_sources(
         }
     };
     let taken: HashSet<_> = match all.queries().next() {
-        // Invalid pipelines are skipped here, because their errors are reported when their settings
-        // are loaded.
+        // Skip invalid pipelines here; their errors are reported later, when their settings are
+        // loaded.
         Some(_) => all.pipeline.iter().flat_map(&validate).flatten().collect(),
         None => HashSet::new(),
     };
@@ -183,7 +184,7 @@ fn read_sources(
     Ok((all, failures))
 }
 
-/// Returns the resources that the pipeline must not share with another one.
+/// Returns the resources that the pipeline must not share with another pipeline.
 fn exclusive_resources(settings: &PipelineSettings) -> Vec<ExclusiveResource> {
     let topics = settings
         .own_topics()
@@ -201,8 +202,8 @@ fn exclusive_resources(settings: &PipelineSettings) -> Vec<ExclusiveResource> {
         .collect()
 }
 
-/// The source of the pipelines that flags, environment variables and files define. It can be read
-/// repeatedly.
+/// Reads the pipelines defined by flags, environment variables and files. Reading them again picks
+/// up changes.
 pub(crate) struct Configured {
     connection: ConnectionArgs,
     records: RecordArgs,
@@ -213,7 +214,7 @@ pub(crate) struct Configured {
 }
 
 impl Configured {
-    /// Creates the source of the pipelines that these flags and variables define.
+    /// Creates a reader for the pipelines that these flags and variables define.
     pub(crate) fn new(
         connection: ConnectionArgs,
         records: RecordArgs,
@@ -254,22 +255,23 @@ impl Definitions for Configured {
         let Some(path) = &self.connection.config else {
             return Vec::new();
         };
-        // If the file can't be read, only the file itself is watched until it changes.
+        // If the file can't be read, the directories that it names are unknown, so watch only the
+        // file.
         let directories =
             file::read(path).map_or_else(|_| Vec::new(), |file| file.directories(path));
         std::iter::once(path.clone()).chain(directories).collect()
     }
 }
 
-/// A pipeline's definition in the files. Passwords are not part of the definition, because they
-/// are read again for each connection.
+/// A pipeline's definition in the files, which is compared on reload. Excludes passwords, because
+/// these are read again for each connection.
 #[derive(PartialEq)]
 pub(crate) struct Definition {
     pipeline: FilePipeline,
     postgres: Vec<(String, String)>,
     kafka: BTreeMap<String, file::Scalar>,
-    /// The reserved topics that the pipeline's rows could use. They also depend on the other
-    /// pipelines.
+    /// The reserved topics to which the pipeline's rows could be routed. These also depend on the
+    /// other pipelines.
     reserved: ReservedTopics,
 }
 
@@ -293,9 +295,9 @@ impl Definition {
     }
 }
 
-/// Like [`load`], for commands that create the pipelines' database objects. If the file defines
-/// several pipelines, `--postgres` is an administrator's connection: it supplies the server and
-/// the role, and each pipeline supplies its own database.
+/// Like [`load`], but for commands that create the pipelines' database objects. If the file defines
+/// several pipelines, `--postgres` is an administrator's connection, which supplies the server and
+/// the role. Each pipeline supplies its own database.
 ///
 /// # Errors
 /// Returns an error that names the invalid setting.
@@ -347,8 +349,8 @@ pub(crate) fn load_to_administer(
     })
 }
 
-/// Checks that all pipelines use the same server. Otherwise, an administrator's connection, which
-/// is to a single server, would create the objects of pipelines on other servers there too.
+/// Checks that all pipelines use the same server. An administrator's connection is to a single
+/// server, so the objects of all pipelines would be created on that server.
 fn check_same_server(pipelines: &[PipelineSettings]) -> Result<(), ConfigError> {
     let [first, others @ ..] = pipelines else {
         return Ok(());
@@ -367,11 +369,12 @@ fn check_same_server(pipelines: &[PipelineSettings]) -> Result<(), ConfigError> 
     Ok(())
 }
 
-/// Returns the address for metrics, health and status from the flag or its variable, or else from
-/// the file. Returns `None` if neither sets the address.
+/// Returns the address for metrics, health checks and status. The flag takes precedence over its
+/// environment variable, which takes precedence over the file. Returns `None` if the address is not
+/// set.
 ///
 /// # Errors
-/// Returns an error if the file can't be used.
+/// Returns an error if the file can't be read or is invalid.
 pub(crate) fn http(
     given: Option<&str>,
     file: Option<&Path>,
@@ -383,11 +386,11 @@ pub(crate) fn http(
     Ok(file.and_then(|file| file.http))
 }
 
-/// Returns the additional host names that HTTP requests may use, from the flag or its variable, or
-/// else from the file.
+/// Returns the additional host names that HTTP requests may use. The flag takes precedence over its
+/// environment variable, which takes precedence over the file.
 ///
 /// # Errors
-/// Returns an error if the file can't be used.
+/// Returns an error if the file can't be read or is invalid.
 pub(crate) fn http_hosts(
     given: &[String],
     file: Option<&Path>,
@@ -399,13 +402,13 @@ pub(crate) fn http_hosts(
     Ok(file.map(|file| file.http_hosts).unwrap_or_default())
 }
 
-/// Returns the path of the socket for `walpost pipeline`, from the flag or its variable, or else
-/// from the file. If neither sets the path, the socket is in the runtime directory that systemd
-/// created for the service. Returns `None` if that directory does not exist either, or if the
-/// socket is disabled.
+/// Returns the path of the socket for `walpost pipeline`. The flag takes precedence over its
+/// environment variable, which takes precedence over the file. If the path is not set, the socket
+/// is in the runtime directory that systemd created for the service. Returns `None` if there is no
+/// such directory or the socket is disabled.
 ///
 /// # Errors
-/// Returns an error if the file can't be used.
+/// Returns an error if the file can't be read or is invalid.
 pub(crate) fn control(
     given: Option<&Path>,
     file: Option<&Path>,
@@ -432,7 +435,8 @@ pub(crate) fn control(
         .filter(|path| path != Path::new(OFF)))
 }
 
-/// Returns the settings of the selected pipelines. If there is a file, it defines the pipelines.
+/// Returns the settings of the selected pipelines. Without a file, flags and variables define the
+/// pipelines.
 fn load_file(
     read: Option<(&Path, File)>,
     given: &Given<'_>,
@@ -472,7 +476,7 @@ impl Given<'_> {
     }
 }
 
-/// Checks that no pipeline name is used in two files.
+/// Checks that no two files define pipelines with the same name.
 fn check_unique_files(pipelines: &[FilePipeline]) -> Result<(), ConfigError> {
     for (index, second) in pipelines.iter().enumerate() {
         let is_other =

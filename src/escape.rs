@@ -1,9 +1,9 @@
 //! Escapes untrusted text before it is displayed.
 //!
-//! An error message of a server, an ID, a key or a table name can contain anything: escape
-//! sequences for terminals, line feeds that start a forged log line, and characters that change the
-//! displayed order of the text. All output is escaped where it is written, so that individual
-//! messages do not have to be.
+//! A server's error message, an ID, a key or a table name can contain anything: escape sequences
+//! for terminals, line feeds that start a forged log line, and characters that change the displayed
+//! order of the text. All output is escaped where it is written, so that individual messages do not
+//! have to be.
 //!
 //! Control characters (C0, DEL, C1), line and paragraph separators, and the formatting characters
 //! for bidirectional text (Unicode 16, UAX #9, table 4) are displayed as escapes. All other
@@ -61,14 +61,15 @@ impl<W: Write + ?Sized> Write for Escaping<'_, W> {
     }
 }
 
-/// Quotes the text as one word for a shell.
+/// Quotes the text as a single shell word.
 #[must_use]
 pub(crate) fn shell_quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }
 
-/// Returns the text as one word for a shell, quoted only if necessary. Commands in error messages
-/// are pasted into a shell, and other users can choose the names of files in them.
+/// Returns the text as a single shell word, quoted only if necessary. Operators paste the commands
+/// in error messages into a shell, and these commands can contain file names that another user has
+/// chosen.
 #[must_use]
 pub(crate) fn shell_word(text: &str) -> String {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-+:@%,".contains(&byte);
@@ -79,7 +80,7 @@ pub(crate) fn shell_word(text: &str) -> String {
 }
 
 /// Like [`shell_word`], but on a single line, for logs: control characters are written in the
-/// format that bash and zsh support, `$'...'`.
+/// `$'...'` format, which bash and zsh support.
 #[must_use]
 pub(crate) fn shell_word_on_one_line(text: &str) -> String {
     if !text.contains(char::is_control) {
@@ -121,9 +122,8 @@ pub(crate) fn in_json(json: &str) -> Cow<'_, str> {
     Cow::Owned(text)
 }
 
-/// Returns the value of a metric's label with control characters escaped. Line feeds remain
-/// unchanged, because the encoder of Prometheus' text format escapes them, along with backslashes
-/// and quotes.
+/// Returns a metric label's value with control characters escaped. Line feeds remain unchanged,
+/// because the encoder for Prometheus' text format escapes them, along with backslashes and quotes.
 #[must_use]
 pub(crate) fn in_label(value: &str) -> Cow<'_, str> {
     let is_meant = |c| c != '\n' && is_control(c);
@@ -144,10 +144,10 @@ pub(crate) fn in_label(value: &str) -> Cow<'_, str> {
 mod tests {
     use super::*;
 
-    /// Commands in messages are pasted into a shell, and other users can choose the names of
-    /// tables. The names of pipelines don't have to be quoted.
+    /// Operators paste the commands in messages into a shell, and other users can choose the names
+    /// of tables, slots and publications. Pipeline names need no quoting.
     #[test]
-    fn commands_in_messages_quote_names_for_a_shell() {
+    fn commands_in_messages_quote_names_for_the_shell() {
         let mut folders = vec![std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src")];
         while let Some(folder) = folders.pop() {
             for entry in std::fs::read_dir(folder).expect("a folder") {
@@ -168,7 +168,8 @@ mod tests {
         }
     }
 
-    /// At least one character of each kind, including the first and the last of each range.
+    /// Characters to escape: at least one of each kind, including the first and the last of each
+    /// range.
     const CONTROLS: [char; 26] = [
         '\0', '\x07', '\x08', '\t', '\n', '\r', '\x1b', '\x1f', '\x7f', '\u{80}', '\u{85}',
         '\u{9b}', '\u{9d}', '\u{9f}', '\u{61c}', '\u{200e}', '\u{200f}', '\u{2028}', '\u{2029}',
@@ -221,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn quotes_text_as_one_word_for_a_shell() {
+    fn quotes_text_as_a_single_shell_word() {
         for text in [
             "/etc/walpost/a.toml",
             "",
@@ -244,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn quotes_text_for_a_shell_on_one_line() {
+    fn shell_quoting_produces_a_single_line() {
         assert_eq!(shell_word_on_one_line("a = 'b'"), r"'a = '\''b'\'''");
         assert_eq!(shell_word_on_one_line("a\\b"), r"'a\b'");
         assert_eq!(

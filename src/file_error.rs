@@ -1,4 +1,4 @@
-//! Explains errors from writing a file: which limit was reached, and how to raise it.
+//! Explains errors that occur when a file is written: which limit was reached, and how to raise it.
 
 use std::io;
 
@@ -11,7 +11,7 @@ pub(crate) fn explained(file: &str, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), text)
 }
 
-/// Returns the system's error message, and the remedy if a limit was reached.
+/// Returns the system's error message, followed by the remedy if a limit was reached.
 pub(crate) fn reason(error: &io::Error) -> String {
     let remedy = error.raw_os_error().and_then(|code| {
         let limit = |resource| getrlimit(resource).current;
@@ -27,8 +27,8 @@ fn remedy(error: Errno, limit: impl Fn(Resource) -> Option<u64>) -> Option<Strin
     Some(match error {
         Errno::FBIG => match limit(Resource::Fsize) {
             Some(bytes) => format!(
-                "The limit for the size of a file is {bytes} bytes (RLIMIT_FSIZE). Raise it: ulimit -f unlimited, or in a systemd unit \
-                 LimitFSIZE=infinity"
+                "The maximum size of a file is {bytes} bytes (RLIMIT_FSIZE). Raise it: ulimit -f unlimited, or in a \
+                 systemd unit LimitFSIZE=infinity"
             ),
             None => "The file system does not allow a larger file. Write to another file system"
                 .to_owned(),
@@ -38,12 +38,12 @@ fn remedy(error: Errno, limit: impl Fn(Resource) -> Option<u64>) -> Option<Strin
                 .to_owned()
         }
         Errno::MFILE => format!(
-            "The limit for open files and connections is {} (RLIMIT_NOFILE). Raise it: ulimit -n 65536, or in a systemd unit \
-             LimitNOFILE=65536",
+            "The limit on open files and connections is {} (RLIMIT_NOFILE). Raise it: ulimit -n 65536, or in a systemd \
+             unit LimitNOFILE=65536",
             limit(Resource::Nofile).unwrap_or_default()
         ),
         Errno::NFILE => {
-            "The system-wide limit for open files was reached. Raise it: sysctl fs.file-max=NUMBER"
+            "The system-wide limit on open files has been reached. Raise it: sysctl fs.file-max=NUMBER"
                 .to_owned()
         }
         _ => return None,

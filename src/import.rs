@@ -1,12 +1,12 @@
-//! Converts configurations of other tools to walpost.toml. A comment above each line names its
-//! origin, and a report lists how each property was handled.
+//! Converts other tools' configuration to walpost.toml. A comment above each line names the
+//! property from which the line was derived, and a report lists how each property was handled.
 //!
 //! [`source`] reads the file in any of its formats. The modules [`connector`], [`chain`],
-//! [`router`], [`converters`] and [`producer`] take properties from it and convert them to lines of
-//! walpost.toml. [`known`] handles the remaining properties, or reports them as unknown.
+//! [`router`], [`converters`] and [`producer`] take properties from the source and convert them to
+//! lines of walpost.toml. [`known`] handles the remaining properties, or reports them as unknown.
 //! [`document`] writes the lines, [`report`] collects the findings for the user, and
-//! [`switch_over`] contains the commands. These modules are pure: they do not connect to a server,
-//! and read no other files.
+//! [`switch_over`] lists the commands that replace the other tool with Walpost. These modules do no
+//! I/O: they neither connect to a server nor read other files.
 
 mod chain;
 mod connector;
@@ -36,11 +36,11 @@ pub(crate) struct Imported {
     pub(crate) findings: Vec<Finding>,
 }
 
-/// Imports the configuration of a Debezium connector. `worker` contains the properties of the Kafka
+/// Imports the configuration of a Debezium connector. `worker` is the properties file of the Kafka
 /// Connect worker that runs the connector.
 ///
 /// # Errors
-/// Returns an error if the text is not a connector's configuration, or if Walpost can't replace the
+/// Returns an error if the text is not a connector configuration, or if Walpost can't replace the
 /// connector.
 pub(crate) fn debezium(given: &str, worker: Option<&str>) -> Result<Imported, ImportError> {
     let mut report = Report::default();
@@ -96,8 +96,9 @@ pub(crate) fn debezium(given: &str, worker: Option<&str>) -> Result<Imported, Im
         document.pipelines.push(section.append(&common));
     }
     if tables.len() > 1 {
-        let message = "become one pipeline each, and each pipeline delivers in commit order. Debezium delivers the events of all \
-         tables in commit order: if two pipelines share a topic, the order between their events can differ";
+        let message = "become separate pipelines, each of which delivers its events in commit order. Debezium delivers \
+         the events of all tables in commit order: if two pipelines share a topic, their events can be interleaved \
+         differently";
         report.different("several tables", message);
     }
     report.different(
@@ -131,7 +132,7 @@ pub(crate) fn debezium(given: &str, worker: Option<&str>) -> Result<Imported, Im
     })
 }
 
-/// Checks the connector's class.
+/// Checks that the connector is Debezium's PostgreSQL connector.
 ///
 /// # Errors
 /// Returns an error if the connector does not read PostgreSQL.
@@ -160,7 +161,7 @@ fn plain_name(name: &str) -> String {
     plain.trim_end_matches('_').to_owned()
 }
 
-/// Returns a name that no other pipeline of the document uses.
+/// Returns a name that no other pipeline in the document uses.
 fn pipeline_name(base: &str, table: &str, are_several: bool, document: &Document) -> String {
     const MAX: usize = 48;
     let name = match (base, are_several) {
@@ -169,7 +170,7 @@ fn pipeline_name(base: &str, table: &str, are_several: bool, document: &Document
         (base, false) => base.to_owned(),
     };
     let name = if name.is_empty() { "outbox" } else { &name };
-    // The name is ASCII, so it can be cut at any byte.
+    // The name is ASCII, so it can be truncated at any byte.
     let cut = |name: &str, length: usize| {
         name.get(..length.min(name.len()))
             .unwrap_or_default()

@@ -7,7 +7,7 @@
 
 use std::process::ExitCode;
 
-/// The allocator of the program and of librdkafka, whose `malloc` is replaced at link time.
+/// The allocator for the program and for librdkafka, whose `malloc` is replaced at link time.
 /// librdkafka allocates each record on one thread and frees it on another, which is slow with the
 /// system's allocator.
 #[global_allocator]
@@ -18,14 +18,13 @@ static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 #[unsafe(export_name = "malloc_conf")]
 pub static MALLOC_CONF: &[u8] = b"dirty_decay_ms:100\0";
 
-/// Changes when librdkafka's threads check their queues again.
+/// Makes librdkafka's threads sleep instead of spin while a batch waits for an earlier request.
 ///
-/// When a batch is ready, it is either sent at once or, if a request to its partition is in flight,
-/// has to wait. In the latter case, librdkafka polls with a timeout of 0 until the response arrives,
-/// which uses a whole CPU core (librdkafka 2.12, `rd_kafka_toppar_producer_serve`, in which
-/// `rktp_msgs_inflight` counts records, but is compared as if it counted requests). The response
-/// wakes the thread anyway, so it may sleep. This module is left out if `build.rs` finds a
-/// different declaration in librdkafka's source.
+/// When a batch is ready while a request to its partition is in flight, librdkafka polls with a
+/// timeout of 0 until the response arrives, which keeps a CPU core busy. (In librdkafka 2.12,
+/// `rd_kafka_toppar_producer_serve` compares `rktp_msgs_inflight`, a number of records, with a
+/// number of requests.) The thread can sleep instead, because the response wakes it. This module is
+/// not compiled if `build.rs` finds a different declaration in librdkafka's source.
 #[cfg(all(target_os = "linux", replaces_wakeup))]
 mod wakeup {
     use std::ffi::{c_uchar, c_void};
@@ -60,7 +59,7 @@ mod wakeup {
         batch_records: i32,
         batch_bytes: i64,
     ) -> c_uchar {
-        // SAFETY: these are the arguments that librdkafka passes; `next` is valid or null.
+        // SAFETY: librdkafka's arguments are passed on unchanged; `next` is valid or null.
         unsafe {
             let before = next.as_ref().copied();
             let is_ready = __real_rd_kafka_msgq_allow_wakeup_at(
@@ -82,12 +81,12 @@ mod wakeup {
     }
 }
 
-/// Replaces error codes returned by brokers that librdkafka's enumeration lacks.
+/// Replaces error codes that a broker returns but librdkafka's enumeration does not contain.
 ///
-/// The bindings declare the codes as a Rust enum, so any other number is undefined behavior, which
-/// can crash the process with all its pipelines. The linker replaces librdkafka's functions with
-/// the functions in this module, as configured in `build.rs`, for both rdkafka and this crate. No
-/// other function returns a broker's code to Rust.
+/// The bindings declare the codes as a Rust enum, so any other number is undefined behavior and can
+/// crash the process with all its pipelines. As configured in `build.rs`, the linker replaces
+/// librdkafka's functions with the functions in this module, for both rdkafka and this crate. No
+/// other function returns a broker's error code to Rust.
 #[cfg(target_os = "linux")]
 mod error_codes {
     use std::ffi::{c_char, c_int, c_void};
@@ -104,7 +103,7 @@ mod error_codes {
 
             #[unsafe(no_mangle)]
             unsafe extern "C" fn $wrap($($argument: $type),*) -> c_int {
-                // SAFETY: these are the caller's own arguments.
+                // SAFETY: the caller's arguments are passed on unchanged.
                 replace_unknown(unsafe { $real($($argument),*) })
             }
         )* };
@@ -156,10 +155,10 @@ mod error_codes {
     /// Replaces an error code in place.
     ///
     /// # Safety
-    /// The pointer is null, or points to a code.
+    /// The pointer must be null or point to an error code.
     unsafe fn replace(code: *mut c_int) {
-        // SAFETY: guaranteed by the caller. librdkafka allocates the memory of the codes that it
-        // returns, so they are writable.
+        // SAFETY: guaranteed by the caller. The codes are in memory that librdkafka has allocated,
+        // so they are writable.
         if let Some(code) = unsafe { code.as_mut() } {
             *code = replace_unknown(*code);
         }
@@ -168,7 +167,7 @@ mod error_codes {
     /// Replaces the error codes of the partitions in a list.
     ///
     /// # Safety
-    /// The list is valid, or the pointer is null.
+    /// The pointer must be null or point to a valid list.
     unsafe fn replace_in(list: *mut rd_kafka_topic_partition_list_t) {
         if list.is_null() {
             return;
@@ -188,7 +187,7 @@ mod error_codes {
     unsafe extern "C" fn __wrap_rd_kafka_ConfigEntry_source(entry: *const c_void) -> c_int {
         const UNKNOWN: c_int = 0;
         const DEFAULT: c_int = 5;
-        // SAFETY: this is the caller's own argument.
+        // SAFETY: the caller's argument is passed on unchanged.
         match unsafe { __real_rd_kafka_ConfigEntry_source(entry) } {
             source @ UNKNOWN..=DEFAULT => source,
             _ => UNKNOWN,
@@ -199,7 +198,7 @@ mod error_codes {
     /// message.
     #[unsafe(no_mangle)]
     unsafe extern "C" fn __wrap_rd_kafka_event_message_next(event: *mut c_void) -> *mut c_int {
-        // SAFETY: this is the caller's own argument, and the event owns the message.
+        // SAFETY: the caller's argument is passed on unchanged, and the event owns the message.
         unsafe {
             let message = __real_rd_kafka_event_message_next(event);
             replace(message);
@@ -213,7 +212,8 @@ mod error_codes {
         messages: *mut *mut c_int,
         size: usize,
     ) -> usize {
-        // SAFETY: these are the caller's own arguments, and `count` elements of `messages` are set.
+        // SAFETY: the caller's arguments are passed on unchanged, and librdkafka has set the first
+        // `count` elements of `messages`.
         unsafe {
             let count = __real_rd_kafka_event_message_array(event, messages, size);
             for at in 0..count {
@@ -231,9 +231,9 @@ mod error_codes {
         metadata: *mut *const rd_kafka_metadata,
         millis: c_int,
     ) -> c_int {
-        // SAFETY: these are the caller's own arguments. `metadata` is set if there is no error, and
-        // its arrays have the lengths stored next to them. No reference is created to memory that
-        // may contain an unknown code.
+        // SAFETY: the caller's arguments are passed on unchanged. `metadata` is set if there is no
+        // error, and its arrays have the lengths stored next to them. No reference is created to
+        // memory that may contain an unknown code.
         unsafe {
             let code = __real_rd_kafka_metadata(client, all_topics, topic, metadata, millis);
             let found = if code == 0 { *metadata } else { null() };
@@ -256,7 +256,7 @@ mod error_codes {
         list: *mut rd_kafka_topic_partition_list_t,
         millis: c_int,
     ) -> c_int {
-        // SAFETY: these are the caller's own arguments.
+        // SAFETY: the caller's arguments are passed on unchanged.
         unsafe {
             let code = __real_rd_kafka_offsets_for_times(client, list, millis);
             replace_in(list);
@@ -269,7 +269,7 @@ mod error_codes {
         client: *mut c_void,
         list: *mut rd_kafka_topic_partition_list_t,
     ) -> c_int {
-        // SAFETY: these are the caller's own arguments.
+        // SAFETY: the caller's arguments are passed on unchanged.
         unsafe {
             let code = __real_rd_kafka_position(client, list);
             replace_in(list);
@@ -283,9 +283,9 @@ mod openssl_configuration {
     use std::ffi::{c_int, c_void};
     use std::ptr::null;
 
-    // openssl/crypto.h of OpenSSL 3.
+    // Defined in openssl/crypto.h of OpenSSL 3.
     const OPENSSL_INIT_NO_LOAD_CONFIG: u64 = 0x80;
-    /// Prevents OpenSSL from freeing its memory when the process exits, while other threads may
+    /// Prevents OpenSSL from freeing its memory when the process exits, because other threads may
     /// still use that memory.
     const OPENSSL_INIT_NO_ATEXIT: u64 = 0x80000;
 

@@ -2,8 +2,8 @@
 //!
 //! A pipeline records its activity in its [`PipelineStats`](crate::delivery::stats::PipelineStats).
 //! [`status::Status`] is a snapshot of these statistics, from which [`metrics`], [`health`] and the
-//! status page are derived. Its [`summary`] is shown first. The [`watchdog`] checks the pipelines
-//! once a second.
+//! status page are derived. `walpost status` and the status page show the [`summary`] of each
+//! pipeline first. The [`watchdog`] checks the pipelines once a second.
 
 pub(crate) mod client;
 pub(crate) mod health;

@@ -1,11 +1,11 @@
-//! Turns rows of the outbox table into records for Kafka. Pure, and independent of PostgreSQL's
-//! protocol and of Kafka.
+//! Turns rows of the outbox table into records for Kafka. Performs no I/O, and is independent of
+//! PostgreSQL's protocol and of Kafka's client library.
 //!
 //! [`settings`] assigns meanings to columns, and [`columns`] matches them with the columns of the
 //! actual table. [`route`] creates a record from a row. If that is not possible, [`dead_letter`]
-//! preserves what it can of the event. [`reserved_topics`] lists the topics that events must not be
-//! written to. [`envelope`] decodes an event that was sent as a logical decoding message, and
-//! presents it as a row.
+//! preserves as much of the event as possible. [`reserved_topics`] lists the topics that events
+//! must not be written to. [`envelope`] decodes an event that was sent as a logical decoding
+//! message, and presents it as a row.
 //!
 //! Four modules produce the same bytes as Debezium with Kafka Connect's converters: [`connect`]
 //! maps columns to Debezium's types, `converted` encodes keys, values and headers, `expand` expands
@@ -32,15 +32,15 @@ pub(crate) mod settings;
 pub(crate) mod template;
 pub(crate) mod timestamp;
 
-/// A record for Kafka, borrowed from its row and from the router's scratch space.
+/// A record for Kafka, which borrows its contents from the row and from the router's scratch space.
 #[derive(Clone, Copy)]
 pub struct Record<'r> {
-    /// The topic, whose name is valid.
+    /// The topic's name, which has been validated.
     pub topic: &'r str,
     /// The partition, if a column contains it. Otherwise, the partitioner chooses one based on the
     /// key.
     pub partition: Option<i32>,
-    /// Milliseconds since 1970-01-01 UTC, if a column contains them.
+    /// The timestamp in milliseconds since 1970-01-01 UTC, if a column contains one.
     pub timestamp_millis: Option<i64>,
     pub key: Option<&'r [u8]>,
     /// The value. `None` is a tombstone.
@@ -49,7 +49,7 @@ pub struct Record<'r> {
 }
 
 impl std::fmt::Debug for Record<'_> {
-    // Shows only lengths: a payload must not be logged.
+    // Shows only the lengths of the key and the payload, because payloads must not be logged.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Record")
             .field("topic", &self.topic)

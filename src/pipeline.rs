@@ -1,8 +1,8 @@
-//! The main loop of a pipeline, which connects the stages and reacts to errors.
+//! The main loop of a pipeline: connects its stages and decides how to respond to errors.
 //!
 //! [`session`] streams over one connection, [`decode`] converts frames to records,
-//! [`watermark`](crate::delivery::watermark) determines the LSN that may be confirmed, and
-//! [`recovery`] determines the remedy for an error.
+//! [`watermark`](crate::delivery::watermark) computes the LSN that may be confirmed, and
+//! [`recovery`] chooses how to recover from an error.
 
 pub(crate) mod access;
 mod confirmation_gate;
@@ -53,12 +53,12 @@ use crate::model::window::Window;
 use crate::postgres::catalog::Problem;
 use crate::sink::{Sink, SinkError};
 
-/// How long to wait for a failed producer to report which delivery has failed.
+/// How long to wait for a failed producer to report which delivery failed.
 const PRODUCER_ERROR_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Keeps monitoring the slot of a pipeline that has halted or was stopped, while the process runs
-/// for other pipelines. The slot is never dropped, because an operator has to act anyway, and the
-/// server may be the wrong one. Never returns.
+/// Keeps monitoring the slot of a pipeline that has halted or been stopped, while the process still
+/// runs other pipelines. Never returns. Never drops the slot, even if it exceeds the WAL budget: an
+/// operator has to intervene anyway, and Walpost may be connected to the wrong server.
 pub(crate) async fn monitor_slot_of_ended_pipeline(
     settings: &PipelineSettings,
     stats: Arc<PipelineStats>,
@@ -78,19 +78,19 @@ pub(crate) async fn monitor_slot_of_ended_pipeline(
     }
 }
 
-/// The state that outlives a connection to PostgreSQL, so that records in flight survive a
-/// reconnect.
+/// State that outlives a connection to PostgreSQL, so that records in flight survive a reconnect.
 struct Carrier<S> {
     core: Core,
     sink: S,
 }
 
-/// Runs a pipeline until it is asked to drain or hits an error that requires an operator. Progress
-/// is recorded in `stats`. `make_sink` creates the first sink, and every later one that replaces a
-/// failed sink.
+/// Runs a pipeline until it is asked to drain or encounters an error that requires operator
+/// intervention. Progress is recorded in `stats`. `make_sink` creates the initial sink and any
+/// replacement for a failed sink.
 ///
 /// # Errors
-/// Returns an error that requires an operator.
+/// Returns an error only if it requires operator intervention. After any other error, the pipeline
+/// recovers on its own.
 pub(crate) async fn run<S: Sink>(
     settings: &PipelineSettings,
     database: &impl Database,
@@ -121,7 +121,7 @@ pub(crate) async fn run<S: Sink>(
     let mut outage = Outage::default();
     let mut standby = Outage::default();
     let mut backoff = Backoff::default();
-    // PID of the last process, other than Walpost, that was logged as the holder of the slot.
+    // PID of the non-Walpost process that was last logged as the slot's holder.
     let mut logged_holder = None;
     loop {
         let mut held_session = None;
@@ -169,8 +169,8 @@ pub(crate) async fn run<S: Sink>(
                             _ => false,
                         };
                         if !is_isolating && recovery::remedy(&error) == Remedy::Halt {
-                            // An operator may advance the slot past the event that can't be
-                            // delivered. The events read before this event must not be lost.
+                            // An operator may advance the slot past the undeliverable event, so the
+                            // events read before it must be delivered first.
                             record_error(&stats, &error, Remedy::Halt);
                             let until = tokio::time::Instant::now() + settings.drain_timeout;
                             session.drain(core, sink, &mut session_state, until).await;
@@ -210,8 +210,8 @@ pub(crate) async fn run<S: Sink>(
             .access
             .classify(error, &settings.postgres, now);
         let remedy = match recovery::remedy(&error) {
-            // After a reconnect, the records in the open Kafka transaction would be produced a
-            // second time, so the transaction is abandoned.
+            // After a reconnect, the records in the open Kafka transaction are produced again, so
+            // that transaction must be abandoned.
             Remedy::Reconnect if exactly_once => Remedy::RebuildSink,
             _ if is_isolating => Remedy::RebuildSink,
             remedy => remedy,
@@ -243,8 +243,8 @@ pub(crate) async fn run<S: Sink>(
                     PipelineError::Problem(Problem::HeldByOther { pid, .. }) => Some(*pid),
                     _ => None,
                 };
-                // A refusal eventually halts the pipeline unless an operator intervenes, so it is
-                // always logged.
+                // If PostgreSQL keeps refusing the role, the pipeline eventually halts unless an
+                // operator intervenes, so every refusal is logged.
                 let must_log = matches!(error, PipelineError::Refused(_))
                     || holder.is_some() && holder != logged_holder;
                 logged_holder = holder.or(logged_holder);
@@ -280,9 +280,9 @@ pub(crate) async fn run<S: Sink>(
                     carrier.core.resume_counts(ignored_counts, dead_letters);
                     carrier.core.restore_table_names(table_names);
                     if let Some(mut session) = held_session {
-                        // The next session waits for Kafka before it acquires the slot, and
-                        // PostgreSQL may invalidate an inactive slot
-                        // (idle_replication_slot_timeout).
+                        // The next session acquires the slot only once Kafka responds. Until then,
+                        // keep this session's connection alive: PostgreSQL may invalidate a slot
+                        // that is inactive (idle_replication_slot_timeout).
                         tokio::select! {
                             biased;
                             () = drain_ordered(&mut orders) => {}
@@ -301,16 +301,16 @@ pub(crate) async fn run<S: Sink>(
     }
 }
 
-/// If `error` only reports that the producer is broken, but the broker rejected a batch, returns
-/// that rejection instead. A producer stops accepting records as soon as it fails, which may be
-/// before it reports the rejected batch. If the rejection were lost, each new producer would send
-/// the same batch again, indefinitely.
+/// If `error` only reports that the producer is broken, and the reason is that the broker rejected
+/// a batch, returns the error about the rejection instead. A producer stops accepting records as
+/// soon as it fails, which may be before it reports the rejected batch. If the rejection were lost,
+/// each new producer would resend the same batch indefinitely.
 async fn with_rejection(error: PipelineError, core: &Core) -> PipelineError {
     if !matches!(error.cause(), Cause::Sink(SinkError::Broken(_))) {
         return error;
     }
-    // If only the connection is broken, the wait lasts for the whole timeout, because all records
-    // stay in flight until they time out.
+    // If the cause is only a broken connection, this waits for the whole timeout: the records stay
+    // in flight until they expire, which takes even longer.
     let _ = timeout(PRODUCER_ERROR_TIMEOUT, core.delivery.watermark.empty()).await;
     match core.delivery.watermark.deliveries().failure() {
         Some(failure) => StreamError::Delivery(failure).into(),
@@ -318,7 +318,7 @@ async fn with_rejection(error: PipelineError, core: &Core) -> PipelineError {
     }
 }
 
-/// Records the error that ended a session, and the resulting state of the pipeline.
+/// Records the error that ended a session, and updates the pipeline's state.
 fn record_error(stats: &PipelineStats, error: &PipelineError, remedy: Remedy) {
     let (kind, message) = (recovery::kind(error), error.message(&stats.about.commands));
     match remedy {

@@ -1,7 +1,7 @@
-//! All code specific to PostgreSQL.
+//! All code that is specific to PostgreSQL.
 //!
 //! [`connect`] opens connections, [`replication`] implements the streaming replication protocol,
-//! [`wire`] decodes the messages received, and [`catalog`] runs SQL queries on a separate
+//! [`wire`] decodes messages from the server, and [`catalog`] runs SQL queries on a separate
 //! connection. [`provision`] runs the files in `sql/`.
 
 pub(crate) mod catalog;

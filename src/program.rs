@@ -1,9 +1,9 @@
 //! Runs a configured program that prints a secret: a password or a token.
 //!
-//! The program runs without a shell and with a time limit. Its output is only returned to the
-//! caller. Its standard error is discarded: error messages appear in the log and on the
-//! unauthenticated status page, and standard error may contain the secret, in any encoding, or the
-//! program's own credentials.
+//! The program runs without a shell and with a time limit. Its standard output is returned to the
+//! caller and not used for anything else. Its standard error is discarded instead of being included
+//! in error messages, because these appear in the log and on the unauthenticated status page, and
+//! standard error may contain the secret, in any encoding, or the program's own credentials.
 //!
 //! The permissions of the program and of every folder in its path are checked before each run,
 //! because they may change at any time after Walpost has read its configuration.
@@ -38,9 +38,10 @@ use crate::trusted_path::{self, PathError};
 pub(crate) const RUN_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum size of a secret, in bytes.
 const MAX_SECRET_BYTES: usize = 64 << 10;
-/// How often to check whether a program has exited while another process keeps its output open.
+/// If another process keeps a program's output open, how often to check whether the program itself
+/// has exited.
 const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// How long to wait for the descendants of a killed program to end. Only processes of another user
+/// How long to wait for the descendants of a killed program to end. Only another user's processes
 /// take longer, because Walpost can't kill them.
 const KILL_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -54,7 +55,7 @@ pub(crate) struct Program {
 /// The reason why a program did not print a secret.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProgramError {
-    /// The program may have been modified by another user.
+    /// Another user could have modified the program.
     #[error("was not run: {0}")]
     Untrusted(Box<PathError>),
     /// The operating system could not start the program.
@@ -172,8 +173,8 @@ impl Program {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::null());
-        // SAFETY: `isolate` only makes system calls. It neither allocates nor takes a lock, which
-        // another thread could have held at the time of the fork.
+        // SAFETY: `isolate` only makes system calls. It neither allocates memory nor acquires a
+        // lock that another thread might have held at the time of the fork.
         unsafe { command.pre_exec(isolate) };
         command.spawn()
     }
@@ -220,8 +221,7 @@ fn parse_descriptor(name: &[u8]) -> Option<RawFd> {
     std::str::from_utf8(name).ok()?.parse().ok()
 }
 
-/// Reads the output of the program until the program exits; returns `None` if `until` is reached
-/// first.
+/// Reads the program's output until the program exits. Returns `None` if `until` is reached first.
 fn wait_for_exit(
     child: &mut Child,
     output: &mut Output<impl Read + AsFd>,
@@ -241,7 +241,7 @@ fn wait_for_exit(
             Some(_) => _ = output.wait(left.min(EXIT_POLL_INTERVAL))?,
         }
         if let Some(status) = child.try_wait()? {
-            // The pipe now contains everything that the program wrote. Don't wait for its end,
+            // The pipe now contains everything that the program wrote. Don't wait for end of file,
             // because another process that inherited the pipe may keep it open indefinitely.
             while output.wait(Duration::ZERO)? {
                 if Instant::now() >= until {
@@ -254,19 +254,19 @@ fn wait_for_exit(
 }
 
 /// Kills the program and every process that it started, including those that have left its session.
-/// Processes that run as another user on its behalf, for example through sudo, survive, because
-/// Walpost may not signal them.
+/// Processes that it runs as another user, for example through sudo, survive, because Walpost is
+/// not permitted to signal them.
 fn kill(child: &mut Child) {
     let Some(root) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) else {
         return;
     };
-    // An error means that a process has ended in the meantime, or belongs to another user. While
-    // the program is stopped, it can't start more processes, and its descendants can't become
-    // children of init.
+    // Stop the program first, so that it can't start more processes and its descendants can't
+    // become children of init. Errors from sending signals are ignored: they mean that a process
+    // has ended in the meantime, or belongs to another user.
     let _ = kill_process(root, Signal::STOP);
     let until = Instant::now() + KILL_TIMEOUT;
     let mut killed = HashSet::new();
-    // One pass can miss a process that starts while /proc is being read.
+    // A single scan can miss a process that starts while /proc is being read.
     let mut quiet_passes = 0;
     while quiet_passes < 2 && Instant::now() < until {
         let descendants = descendants(root);
@@ -284,7 +284,7 @@ fn kill(child: &mut Child) {
     let _ = kill_process_group(root, Signal::KILL);
     let _ = kill_process(root, Signal::KILL);
     let _ = child.wait();
-    // If Walpost is the first process of a container, no other process reaps the killed ones.
+    // If Walpost is the first process in a container, no other process reaps the killed processes.
     if getpid() == Pid::INIT {
         for pid in killed {
             let _ = waitpid(Some(pid), WaitOptions::NOHANG);
@@ -334,7 +334,7 @@ fn parent(stat: &[u8]) -> Option<Pid> {
 
 /// The output of the program.
 struct Output<R> {
-    /// `None` once the pipe has been closed.
+    /// The pipe, or `None` once it has been closed.
     pipe: Option<R>,
     bytes: Vec<u8>,
 }
@@ -436,10 +436,10 @@ mod tests {
             "echo hunter2hunter2; echo got hunter2h >&2; exit 1".to_owned(),
             "echo hunter2hunter2; echo hunter2hunter2 | base64 >&2; exit 1".to_owned(),
             "echo hunter2hunter2; echo hunter2hunter2 | rev >&2; exit 1".to_owned(),
-            // Standard error contains only the end of the secret. This part is longer than the part
+            // Standard error contains only the end of the secret. This end is longer than the part
             // of standard error that an earlier version included in error messages.
             format!("echo hunter2{long}; echo {long} >&2; exit 1"),
-            // The program's own credentials.
+            // Standard error contains the program's own credentials.
             "echo x; echo 'curl -u hunter2' >&2; exit 1".to_owned(),
         ] {
             let error = run(&script).expect_err("it fails");
@@ -459,8 +459,8 @@ mod tests {
     fn kills_all_descendants_of_a_program_that_times_out() {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("pids");
-        // The script starts a child, a process in its own session, and a process whose parents have
-        // ended and which has a child of its own.
+        // The script starts a child, a process in its own session, and an orphaned process that has
+        // a child.
         let script = format!(
             "exec 9>>{}; sleep 1000 & echo $! >&9; setsid sh -c 'echo $$ >&9; sleep 1000' & \
              (setsid env -i sh -c 'echo $$ >&9; sleep 1000 & echo $! >&9; wait' &) & wait",
@@ -490,7 +490,7 @@ mod tests {
             .lines()
             .filter_map(|line| line.split(" -> ").nth(1))
             .collect();
-        // The fourth descriptor belongs to ls.
+        // ls itself opens the fourth descriptor.
         assert_eq!(targets.len(), 4, "{listed}");
         drop(file);
     }

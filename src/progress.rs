@@ -21,7 +21,7 @@ static BARS: LazyLock<MultiProgress> = LazyLock::new(MultiProgress::new);
 pub(crate) struct Progress {
     label: String,
     pace: PaceMeter,
-    /// `None` if standard error is not a terminal.
+    /// The progress bar, or `None` if standard error is not a terminal.
     bar: Option<ProgressBar>,
 }
 
@@ -47,8 +47,8 @@ impl Progress {
         }
     }
 
-    /// Advances by `count` items. This function reads the clock, so call it for batches of items if
-    /// processing an item is fast.
+    /// Advances by `count` items. Reads the clock, so call it once per batch if processing an item
+    /// is fast.
     pub(crate) fn advance(&mut self, count: u64) {
         match &self.bar {
             Some(bar) => {
@@ -63,7 +63,7 @@ impl Progress {
         }
     }
 
-    /// Returns the number of items that are done.
+    /// Returns the number of completed items.
     #[must_use]
     pub(crate) fn done(&self) -> u64 {
         self.pace.done
@@ -114,7 +114,7 @@ fn log_progress(label: &str, measurement: &Measurement, is_over: bool) {
     info!(count = done, total, per_second, left, "{label} so far");
 }
 
-/// Determines when to log the progress, and the values to log. Does no I/O.
+/// Determines when to log the progress and which values to log. Performs no I/O.
 struct PaceMeter {
     total: Option<u64>,
     done: u64,
@@ -128,7 +128,7 @@ struct Measurement {
     done: u64,
     total: Option<u64>,
     per_second: u64,
-    /// The remaining time, if the total is known and some items are done.
+    /// The remaining time, if the total is known and at least one item has been completed.
     left: Option<Duration>,
 }
 
@@ -168,8 +168,8 @@ impl PaceMeter {
     }
 }
 
-/// Writes log lines to standard error, and hides the progress bars while writing. Blocks while the
-/// reader of standard error is not reading.
+/// Writes log lines to standard error, and hides the progress bars while writing. Blocks while
+/// nothing reads from standard error.
 pub(crate) struct BarSafeStderr;
 
 #[expect(

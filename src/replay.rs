@@ -1,30 +1,31 @@
-//! Sends rows of the outbox table again.
+//! Resends rows of the outbox table.
 //!
 //! [`ReplayPlan::new`] determines which rows a [`Selection`] contains, [`ReplayPlan::resume`]
-//! resumes an interrupted run, and [`ReplayPlan::send`] sends the rows. Rows are read with [`copy`]
-//! in the table's order, and mapped and routed like rows of the stream. A window limits the records
-//! that Kafka has not acknowledged. A run has its own producer and uses neither the slot nor the
-//! checkpoint, so the pipeline can run at the same time.
+//! resumes an interrupted run, and [`ReplayPlan::send`] sends the rows. Rows are read with
+//! [`copy`], in the order of `created_at` and the primary key, and are mapped and routed like rows
+//! from the stream. A window limits the records that Kafka has not acknowledged. A run has its own
+//! producer and uses neither the slot nor the checkpoint, so the pipeline can run at the same time.
 //!
 //! The WAL position of a row in the table is unknown, so its record has the header
 //! `walpost-replay`, with the ID of the run, instead of `walpost-position`. A row that can't be
 //! delivered becomes a dead letter if the settings enable dead letters for the stream.
 //!
-//! The journal records the progress of a run: one entry at the start, occasional entries with the
-//! key of a row up to which all rows are in Kafka, and one entry at the end. When a run is resumed,
-//! it sends rows again that were sent after the last of these entries.
+//! The journal records the progress of a run. It contains an entry written when the run starts, an
+//! entry written when it ends, and occasional entries in between. Each entry in between contains
+//! the key of a row; this row and all preceding rows are in Kafka. When a run is resumed, rows that
+//! were sent after the last of these entries are sent twice.
 //!
-//! [`ReplayPlan::for_dropped_slots`] sends rows that may be missing after slots were dropped. The
-//! end of such a run closes the journal entries about these slots.
+//! [`ReplayPlan::for_dropped_slots`] sends rows that may be missing after slots were dropped. When
+//! the run ends, the journal entries about these slots are closed.
 //!
-//! [`ReplayPlan::for_set_aside`] sends the rows that may be missing if a table is set aside. The
-//! end of such a run records the LSN before which it has sent all rows. The pipeline then records
-//! whether the stream resumes delivery at this LSN.
+//! [`ReplayPlan::for_set_aside`] sends the rows that may be missing because a table is set aside.
+//! When the run ends, it records an LSN. All rows that were committed before this LSN have been
+//! sent. The pipeline then records whether the stream resumes delivery at this LSN.
 //!
 //! Not every role that can add entries to the journal is trusted with the privileges of the role
 //! that resumes a run. Therefore Walpost never runs SQL from the journal: the selection is stored
-//! as values, from which the condition is built again; the operator specifies `--where` again; and
-//! the topic comes from the settings.
+//! as values, from which the condition is rebuilt; the operator specifies `--where` again; and the
+//! topic comes from the settings.
 
 use tokio::sync::watch;
 use tracing::warn;
@@ -70,23 +71,25 @@ mod set_aside;
 const DROPPED_SLOTS_FLAG: &str = "--dropped-slots";
 const SET_ASIDE_FLAG: &str = "--set-aside";
 
-/// An error that prevents rows from being sent again.
+/// An error that prevents rows from being resent.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ReplayError {
     /// The outbox has no table.
     #[error(
-        "the outbox uses logical {0}, so there is no table from which events can be sent again. The application has to publish \
-         the events again"
+        "the outbox uses logical decoding {0}, so there is no table from which events can be sent again. The \
+         application has to publish the events again"
     )]
     NoTable(Outbox),
-    /// The outbox has several tables, and a single one is required.
+    /// The outbox has several tables, but a replay requires a single one.
     #[error(
         "the outbox has several tables ({0}), but replay sends events of a single table. Specify the table: --table \
          SCHEMA.TABLE"
     )]
     Several(TablePatterns),
     /// The table has no primary key, which a run requires so that it can be resumed.
-    #[error("table {0} has no primary key, which determines the order in which rows are sent")]
+    #[error(
+        "table {0} has no primary key, which is required to determine the order in which rows are sent"
+    )]
     NoKey(TableName),
     /// A flag requires a column that the table does not have.
     #[error("table {table} has no column {column}, which {flag} requires. Use --where instead")]
@@ -116,8 +119,8 @@ pub(crate) enum ReplayError {
     },
     /// A flag specifies a position that no record has.
     #[error(
-        "{flag}: can't find the row at position {position}, because only its record contains the position: {reason}. \
-         Specify a time, or the id of a row"
+        "{flag}: can't find the row at position {position} without its Kafka record, which contains the position: \
+         {reason}. Specify a time, or the id of a row"
     )]
     NoRecord {
         position: Position,
@@ -152,10 +155,11 @@ pub(crate) enum ReplayError {
         "table {table} is not set aside: the journal has no open entry about the table for slot {slot:?}"
     )]
     NotSetAside { table: TableName, slot: String },
-    /// A slot that the journal marked to be dropped still exists.
+    /// A slot still exists although a journal entry marks it to be dropped.
     #[error(
-        "slot {slot:?}, which journal entry {entry} marked to be dropped, still exists (confirmed up to {confirmed}) and \
-         retains undelivered events. Start walpost, which drops the slot or delivers the events; then run the replay again"
+        "slot {slot:?} still exists (confirmed up to {confirmed}) and retains undelivered events, although journal \
+         entry {entry} marked it to be dropped. Start walpost, which drops the slot or delivers the events; then run \
+         the replay again"
     )]
     NotDropped {
         slot: String,
@@ -184,7 +188,8 @@ pub(crate) enum ReplayError {
     Open,
     /// The journal does not contain the run.
     #[error(
-        "the journal has no replay {run} of pipeline {pipeline:?}. To list all entries: SELECT * FROM walpost.journal"
+        "the journal does not contain replay {run} of pipeline {pipeline:?}. To list all entries: SELECT * FROM \
+         walpost.journal"
     )]
     NoRun {
         pipeline: String,
@@ -206,7 +211,7 @@ pub(crate) enum ReplayError {
         flag: &'static str,
         holder: LockHolder,
     },
-    /// The SQL condition would run with too many privileges.
+    /// The session's privileges are too broad to run an SQL condition safely.
     #[error(
         "--where runs functions with all privileges of the session, even in a read-only transaction, and role {role} \
          {}. Connect as a role that is not a superuser and can read the table, such as the role of walpost run",
@@ -215,7 +220,7 @@ pub(crate) enum ReplayError {
     TooPrivileged {
         /// The session's role.
         role: String,
-        /// The role with too many privileges.
+        /// The role that has these privileges.
         through: String,
     },
     /// The SQL condition contains a parameter.
@@ -225,7 +230,7 @@ pub(crate) enum ReplayError {
     Parameters,
     /// The run was started with a different condition, or without a condition.
     #[error(
-        "replay {run}, which role {} started at {}, {}. The condition in the journal is compared but never run: {}",
+        "replay {run}, started by role {} at {}, {}. The condition in the journal is only compared with yours, and never executed: {}",
         begun.by_role,
         begun.at,
         match expected {
@@ -334,7 +339,7 @@ pub(crate) enum ReplayError {
     /// The sink accepted a record but could not make it durable.
     #[error("{}", .0.reason)]
     Delivery(DeliveryFailure),
-    /// A bug in Walpost.
+    /// Walpost has a bug.
     #[error("rows of the replay are out of order: {0}")]
     Order(#[from] OrderError),
 }
@@ -377,13 +382,13 @@ impl ReplayError {
     /// rejected the flag's value.
     fn from_statement_error(flag: &'static str, error: CatalogError) -> Self {
         match &error {
-            // Raised by the files in sql/, for example because one of Walpost's functions is
+            // The files in sql/ raise this error, for example because one of Walpost's functions is
             // missing.
             CatalogError::Server(server) if server.routine == "exec_stmt_raise" => {
                 Self::Catalog(error)
             }
-            // Data exception; syntax error or access rule violation, except for a missing
-            // privilege.
+            // SQLSTATE class 22 (data exception) or class 42 (syntax error or access rule
+            // violation), except 42501 (insufficient privilege).
             CatalogError::Server(server)
                 if server.code.starts_with("22")
                     || server.code.starts_with("42") && server.code != "42501" =>
@@ -408,10 +413,10 @@ pub(crate) struct ReplayPlan<'s> {
     /// The connection that writes the journal.
     writer: Catalog,
     planned: PlannedRows,
-    /// The SQL condition for the rows that the journal entries describe; empty if the operator
+    /// The SQL condition for the rows that the journal entries describe, or empty if the operator
     /// selected rows instead.
     recorded_rows: String,
-    /// The condition for the rows, formatted for display; empty for all rows.
+    /// The condition for the rows, formatted for display, or empty if all rows are sent.
     described: String,
     /// The ID of the run.
     pub run: Uuid,
@@ -447,8 +452,7 @@ impl<'s> ReplayPlan<'s> {
     ) -> Result<Self, ReplayError> {
         let table = table(settings)?;
         let writer = Catalog::open(&settings.postgres).await?;
-        // Fails early if the journal can't be read, because rows are sent only if the run can be
-        // recorded.
+        // Fail early if the journal can't be read. Rows are sent only if the run can be recorded.
         writer.journal(&settings.name, &settings.target).await?;
         let mut plan = Self::start_run(settings, table, writer).await?;
         let rows = Table {
@@ -537,7 +541,7 @@ impl<'s> ReplayPlan<'s> {
     ) -> Result<Self, ReplayError> {
         let table = table(settings)?;
         let writer = Catalog::open(&settings.postgres).await?;
-        // The journal's entries about the run can change until the run is locked.
+        // Lock the run first, because its journal entries can change until the lock is held.
         lock(&writer, run).await?;
         let RecordedRun {
             entry,
@@ -646,7 +650,7 @@ impl<'s> ReplayPlan<'s> {
         }
         copy::prepare(reader.client()).await?;
         // All rows are read from one snapshot, in a read-only transaction. The module `condition`
-        // describes what functions in a condition can do nevertheless.
+        // describes what functions in a condition can do despite this.
         let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
         let begun = reader.client().batch_execute(begin).await;
         begun.map_err(CatalogError::from)?;
@@ -681,21 +685,21 @@ impl<'s> ReplayPlan<'s> {
         })
     }
 
-    /// Returns whether the end of the run closes journal entries. If so, the end is recorded even
-    /// if the run has no rows.
+    /// Returns whether journal entries are closed when the run ends. If so, the end is recorded
+    /// even if the run has no rows.
     #[must_use]
     pub(crate) fn closes(&self) -> bool {
         !self.closes.is_empty() || self.is_for_set_aside_table()
     }
 
-    /// Returns whether the run sends rows of a table that is set aside, which the stream can
-    /// deliver again after the run ends.
+    /// Returns whether the run sends rows of a table that is set aside. The stream may resume
+    /// delivery of this table when the run ends.
     #[must_use]
     pub(crate) fn is_for_set_aside_table(&self) -> bool {
         !self.planned.set_aside.is_empty()
     }
 
-    /// Waits until the pipeline has recorded whether it resumes delivery of the table.
+    /// Waits until the pipeline has recorded whether it will resume delivery of the table's rows.
     ///
     /// # Errors
     /// Returns an error if a catalog query failed.
@@ -747,8 +751,8 @@ impl<'s> ReplayPlan<'s> {
     /// previous call.
     ///
     /// # Errors
-    /// Returns an error if a row can't be read, routed or delivered. The journal shows the
-    /// progress.
+    /// Returns an error if a row can't be read, routed or delivered. The progress up to the error
+    /// is recorded in the journal.
     pub(crate) async fn send(
         &self,
         sink: &mut impl Sink,
@@ -795,7 +799,7 @@ impl<'s> ReplayPlan<'s> {
         let DeadLetterCounts {
             oversize,
             unroutable,
-            // Rows are never malformed.
+            // Only logical decoding messages can be malformed.
             malformed: _,
         } = counts;
         if oversize + unroutable > 0 {
@@ -870,7 +874,7 @@ fn resume_command(
     settings.target.commands.print_words(&words)
 }
 
-/// Returns the values of a row that contains a key, whose columns are never null.
+/// Returns the key that a row of the result contains. The columns of a primary key are never null.
 fn key_values(row: &SimpleQueryRow) -> Result<Vec<String>, CatalogError> {
     let value = |index| {
         let value = row.get(index).map(str::to_owned);
@@ -884,7 +888,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn does_not_attribute_examination_errors_to_a_flag() {
+    fn attributes_an_error_to_the_where_flag_only_if_its_condition_caused_it() {
         let error = |routine: &str| {
             let error = ServerError {
                 code: "42883".to_owned(),

@@ -1,18 +1,18 @@
-//! Retention of an outbox that is partitioned by time: partitions are created ahead of time, and
-//! partitions that are delivered and old enough are detached and dropped. In a table without
-//! partitions, rows are deleted according to the same rules, if the settings allow it.
+//! Applies the retention period to an outbox that is partitioned by time: creates partitions ahead
+//! of time, and detaches and drops partitions that have been delivered and are old enough. In a
+//! table without partitions, rows are deleted according to the same rules if the settings allow it.
 //!
-//! WAL positions determine what is removed, never the time alone. When the time range of a
-//! partition has ended, the partition is marked with the current WAL position. Once the slots have
-//! passed this position, the partition is marked with the current time. From then on, the partition
-//! is kept for the duration of the retention, which leaves time to send events again if a slot was
-//! lost and replaced. Then the partition is detached, and marked with the current WAL position: any
-//! late transaction that inserted into the partition was committed before this position. Once the
-//! slots have passed this position too, the partition is dropped. See [`mark`] for the format of
-//! marks, and [`plan`] for their effects.
+//! Removal depends on WAL positions, never on time alone. When the time range of a partition has
+//! ended, the partition is marked with the current WAL position. Once the slots have passed this
+//! position, the partition is marked with the current time. The partition is then kept for the
+//! retention period, which leaves time to resend events if a slot was lost and replaced. After this
+//! period, the partition is detached and marked with the current WAL position: even a long-running
+//! transaction that inserted into the partition must have been committed before this position. Once
+//! the slots have passed this position as well, the partition is dropped. See [`mark`] for the
+//! format of marks, and [`plan`] for how they determine the next step.
 //!
 //! Writers never wait for Walpost longer than [`LOCK_TIMEOUT`]: a statement that holds or waits for
-//! a conflicting lock is canceled after this timeout, and retried.
+//! a conflicting lock is canceled after this timeout and retried.
 
 pub(crate) mod maintenance;
 pub(crate) mod mark;
@@ -41,27 +41,30 @@ use crate::postgres::target::{Outbox, Target};
 /// How long a statement may wait for a lock, and how long it may run while it blocks writers.
 pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// Maximum number of attempts to run a statement if its lock is not available.
+/// Maximum number of times that a maintenance pass attempts a transaction if a lock is not
+/// available.
 const LOCK_ATTEMPTS_MAX: u32 = 5;
 
-/// How long a pass waits for slots that are about to pass a position.
+/// How long a maintenance pass waits for slots to reach a position. After this timeout, the step is
+/// left to the next pass.
 const SLOT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How often the positions of slots are queried while waiting.
+/// How often the slots' positions are queried while waiting for the slots to catch up.
 const SLOT_POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// How long to wait for the claim on a table, because the server may not have ended the session of
-/// the previous pass yet.
+/// How long to wait for the advisory lock with which a process claims a table for maintenance. If
+/// the server has not ended the session of the previous maintenance pass yet, the lock is not
+/// available immediately.
 const CLAIM_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The examination must read the catalogs as of the time when the lock is granted, not as of the
-/// start of the transaction.
+/// READ COMMITTED ensures that after a lock has been granted, the table is examined as it is now
+/// rather than as it was when the transaction started.
 const BEGIN_READ_COMMITTED: &str = "BEGIN ISOLATION LEVEL READ COMMITTED";
 
 /// A problem that prevents a table from being maintained as configured.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RetentionError {
-    /// A catalog query failed, or the server rejects a statement.
+    /// A catalog query failed, or the server rejected a statement.
     #[error(transparent)]
     Catalog(#[from] CatalogError),
     /// The outbox, the publication or the slot does not meet the requirements.
@@ -77,7 +80,7 @@ pub(crate) enum RetentionError {
         /// The command that creates a partitioned table.
         init: String,
     },
-    /// The table has no partitions, and no column that shows the age of its rows.
+    /// The table has no partitions, and no column that indicates the age of its rows.
     #[error(
         "table {0} has no column created_at of type timestamptz, timestamp or date, so Walpost can't determine the age \
          of its rows. Delete the rows manually"
@@ -89,7 +92,7 @@ pub(crate) enum RetentionError {
          determine the age of its partitions. Create and drop the partitions manually"
     )]
     NotByTime(TableName),
-    /// The table has no partition from which the length of new partitions can be derived.
+    /// The table has no partition from which to derive the length of new partitions.
     #[error(
         "table {0} has no partition with both a lower and an upper bound, so Walpost can't determine the length of new \
          partitions. Create the first partition manually, as the owner of the table: CREATE TABLE ... PARTITION OF {0} \
@@ -99,22 +102,23 @@ pub(crate) enum RetentionError {
     /// The session's role lacks the privileges of the table's owner.
     #[error(
         "role {user} lacks the privileges of {owner}, the owner of table {table}, which are required to create and drop \
-         its partitions. Grant them: GRANT {owner} TO {user}. docs/retention.md describes other ways"
+         its partitions. Grant them: GRANT {owner} TO {user}. docs/retention.md describes alternatives"
     )]
     NotOwner {
-        /// The role of the session.
+        /// The session's role.
         user: String,
         owner: String,
         table: TableName,
     },
     /// The owner is a superuser, whose privileges Walpost's role must not have.
     #[error(
-        "table {table} belongs to the superuser {owner}, whose privileges role {user} must not have: creating and \
-         dropping partitions requires the privileges of the owner. Transfer the table and its partitions to a role that \
-         is not a superuser, such as the application's role: ALTER TABLE {table} OWNER TO OWNER; then: GRANT OWNER TO {user}"
+        "table {table} belongs to the superuser {owner}: creating and dropping partitions requires the owner's \
+         privileges, but role {user} must not have the privileges of a superuser. Transfer the table and its partitions \
+         to a role that is not a superuser, such as the application's role: ALTER TABLE {table} OWNER TO OWNER; then: \
+         GRANT OWNER TO {user}"
     )]
     SuperuserOwns {
-        /// The role of the session.
+        /// The session's role.
         user: String,
         owner: String,
         table: TableName,
@@ -125,7 +129,7 @@ pub(crate) enum RetentionError {
          SCHEMA {schema} TO {user}"
     )]
     NoCreate {
-        /// The role of the session.
+        /// The session's role.
         user: String,
         schema: String,
     },
@@ -139,15 +143,15 @@ pub(crate) enum RetentionError {
         default: TableName,
         range: TimeRange,
     },
-    /// Another object has the name of a partition to create.
+    /// Another object already has the name of a partition that would be created.
     #[error(
         "can't create partition {0}: another object has this name. Rename that object: ALTER TABLE {0} RENAME TO ..."
     )]
     NameTaken(TableName),
-    /// A lock was not available.
+    /// A lock could not be acquired, even after several attempts.
     #[error(
-        "table {table} was in use: no lock within {limit:?} in {attempts} attempts. A transaction or a VACUUM is using \
-         the table: see pg_locks. Walpost will try again in the next pass"
+        "table {table} was in use: {attempts} attempts to lock it within {limit:?} failed. A transaction or a VACUUM is \
+         using the table (see pg_locks). Walpost will try again in the next pass"
     )]
     Busy {
         table: TableName,
@@ -156,29 +160,30 @@ pub(crate) enum RetentionError {
         /// Number of attempts.
         attempts: u32,
     },
-    /// Events of the table may not be in any slot, and have not been sent again.
+    /// Some of the table's events may not have been delivered from any slot, and have not been
+    /// resent.
     #[error(
         "nothing is removed from table {table}: {cause}, and {what} may exist only in the table. Send these events \
          again: {replay}"
     )]
     DroppedSlots {
         table: TableName,
-        /// The command that sends the events.
+        /// The command that resends the events.
         replay: String,
         /// Why the events may be missing.
         cause: &'static str,
         /// The events that may be missing.
         what: String,
     },
-    /// Events of the table may not be in the stream, and the journal does not record these events
-    /// yet.
+    /// Some of the table's events may be missing from the stream, and the journal does not record
+    /// them yet.
     #[error(
         "nothing is removed from table {table}: the table is not in the publication, or was temporarily missing from \
          it, so some events may exist only in the table. walpost run records these events when the table is in the \
          publication, and logs the command that sends them"
     )]
     NotPublished { table: TableName },
-    /// The table is set aside, and its events have not been sent again.
+    /// The table is set aside, and its events have not been resent.
     #[error(
         "nothing is removed from table {table}: {what}. Fix the cause, then send the rows of the table: {replay}"
     )]
@@ -189,22 +194,23 @@ pub(crate) enum RetentionError {
         /// A description of the journal entry.
         what: String,
     },
-    /// Something else has moved the slot, so its position does not show which rows were delivered.
-    #[error("rows that may not have been delivered are kept: {0}")]
+    /// Another process has moved the slot, so its position does not show which rows were delivered.
+    #[error("rows that might not have been delivered are kept: {0}")]
     Moved(Moved),
-    /// The recorded state of the slot belongs to a different history of the database.
-    #[error("rows that slot {slot:?} may not have delivered are kept: {what}. {next_step}")]
+    /// The recorded state of the slot belongs to a different history of the database, for example
+    /// because a backup was restored.
+    #[error("rows that slot {slot:?} might not have delivered are kept: {what}. {next_step}")]
     OtherHistory {
         slot: String,
         /// The events that may be missing.
         what: String,
         next_step: String,
     },
-    /// Another Walpost process has claimed the table.
+    /// Another Walpost process has claimed the table for maintenance.
     #[error("another Walpost process is maintaining table {0}; nothing was done")]
     Claimed(TableName),
-    /// A role that lacks the privileges to maintain the table holds the claim, which is an advisory
-    /// lock.
+    /// The advisory lock with which processes claim the table is held by a role that lacks the
+    /// privileges to maintain the table.
     #[error(
         "table {table} is not maintained: PID {pid} of role {role}, which lacks the privileges of the table's owner, \
          holds the advisory lock that Walpost requires for maintenance. Terminate that session: SELECT \
@@ -212,23 +218,23 @@ pub(crate) enum RetentionError {
     )]
     ClaimedByOther {
         table: TableName,
-        /// The role of the session that holds the claim.
+        /// The role whose session holds the advisory lock.
         role: String,
         /// The PID of the session's server process.
         pid: i32,
     },
 }
 
-/// The result of a pass.
+/// The result of a maintenance pass.
 #[derive(Debug, Default)]
 pub(crate) struct RetentionReport {
-    /// Number of tables that the pass covered.
+    /// Number of tables that the maintenance pass covered.
     pub tables: usize,
     /// Steps that were performed or, in a dry run, that would be performed.
     pub done: Vec<String>,
-    /// Steps that have to wait.
+    /// Steps that can't be performed yet.
     pub waits: Vec<RemovalWait>,
-    /// Problems that require operator intervention or a retry.
+    /// Problems that need operator intervention or a retry.
     pub problems: Vec<RetentionError>,
 }
 
@@ -254,11 +260,11 @@ pub(crate) async fn pass(
     Ok(all)
 }
 
-/// Returns a target for each table of `target`. If the outbox consists of several tables, returns
-/// the tables in the publication.
+/// Returns a target for each of the outbox's tables. If the outbox can consist of several tables,
+/// only those in the publication are included.
 ///
 /// # Errors
-/// Returns an error if a catalog query failed.
+/// Returns an error if a catalog query fails.
 async fn tables(catalog: &Catalog, target: &Target) -> Result<Vec<Target>, CatalogError> {
     let outboxes = match &target.outbox {
         Outbox::Messages { .. } => Vec::new(),
@@ -280,12 +286,13 @@ async fn tables(catalog: &Catalog, target: &Target) -> Result<Vec<Target>, Catal
     Ok(outboxes.into_iter().map(with_outbox).collect())
 }
 
-/// Performs the steps that are due for the table of `target`. `table_count` is the number of tables
-/// in the whole pass. Commands in the errors include the command-line options of this process.
+/// Performs the steps that are due for the outbox table of `target`. `table_count` is the number of
+/// tables that the maintenance pass covers. Commands suggested in errors include this process's
+/// command-line options.
 ///
 /// # Errors
-/// Returns an error if the connection broke or a catalog query failed. Problems with the table or
-/// with individual partitions are in the report instead.
+/// Returns an error if the connection is lost or a catalog query fails. Problems with the table or
+/// with individual partitions are added to the report instead.
 async fn pass_of_table(
     catalog: &Catalog,
     settings: &PipelineSettings,
@@ -376,8 +383,9 @@ async fn maintain(
     Ok(report)
 }
 
-/// Examines the table, and returns the error if it must not be used. Each transaction of a pass
-/// examines the table again; this check is for a dry run, and for a pass that has nothing to do.
+/// Examines the table, and returns an error if it is not safe to use. Each transaction of a
+/// maintenance pass examines the table again, but dry runs and passes that have nothing to do rely
+/// on this check alone.
 async fn examine_table(
     catalog: &Catalog,
     maintained: &MaintainedTable,
@@ -392,17 +400,18 @@ async fn examine_table(
         Err(error @ (CatalogError::ForeignCode { .. } | CatalogError::RowSecurity { .. })) => {
             Ok(Some(error.into()))
         }
-        // The pass retries until the lock is available.
+        // Failing to acquire the lock is not an error here, because the transactions of the pass
+        // are retried.
         Err(CatalogError::Server(error)) if is_busy(&error.code) => Ok(None),
         examined => examined.map(|()| None),
     }
 }
 
-/// Returns the former partitions of this table that have been detached but not dropped, or are
-/// being detached. A query of the table does not return their rows.
+/// Returns partitions of this table that are being detached, or that have been detached but not
+/// dropped. Queries of the table do not return the rows of these partitions.
 ///
 /// # Errors
-/// Returns an error if a catalog query failed.
+/// Returns an error if a catalog query fails.
 pub(crate) async fn detached_partitions(
     catalog: &Catalog,
     table: &TableName,
@@ -415,7 +424,7 @@ pub(crate) async fn detached_partitions(
 }
 
 impl MaintainedTable {
-    /// Returns the kind of statement that a pass runs on the table.
+    /// Returns the kind of statement that a maintenance pass runs on the table.
     fn statement(&self) -> Statement {
         match self.partitioning {
             Some(_) => Statement::Alter,
@@ -423,7 +432,7 @@ impl MaintainedTable {
         }
     }
 
-    /// Returns a problem that prevents partitions from being created or dropped, if any.
+    /// Returns the first problem, if any, that prevents maintenance of the table.
     fn find_problem(&self, target: &Target, retention: Retention) -> Option<RetentionError> {
         let table = self.name.clone();
         let user = || identifier(&self.user);
@@ -458,7 +467,7 @@ impl MaintainedTable {
 }
 
 impl RetentionStep {
-    /// Describes the step for a dry run.
+    /// Describes what the step would do, for a dry run.
     fn intent(&self) -> String {
         match self {
             Self::Create(name, range) => format!("create partition {name} for {range}"),
@@ -474,18 +483,20 @@ impl RetentionStep {
     }
 }
 
-/// One pass over one table.
+/// A maintenance pass over one table.
 struct Pass<'a> {
     catalog: &'a Catalog,
     client: &'a Client,
     settings: &'a PipelineSettings,
     outbox: &'a MaintainedTable,
-    /// How long to wait for slots that are about to pass a mark. The more tables the pass has, the
-    /// shorter this timeout, because the next pass finds that the slots have passed the mark.
+    /// How long to wait for slots to reach the WAL position in a mark. The timeout is shorter if
+    /// the maintenance pass covers many tables. A timeout does no harm, because the next pass
+    /// continues where this one stopped.
     slot_timeout: Duration,
     report: &'a mut RetentionReport,
-    /// Whether the pass has verified that no events of the table are missing. Events that go
-    /// missing later are too recent to be removed in this pass.
+    /// Whether this maintenance pass has verified that none of the table's events are missing from
+    /// the stream. This is checked only once: rows that are inserted later are too recent to be
+    /// removed in this pass.
     is_complete: bool,
 }
 
@@ -501,9 +512,10 @@ impl Pass<'_> {
         Ok(found)
     }
 
-    /// Returns the slot with the lowest position, and this position, which is limited to what
-    /// Walpost has confirmed. Returns `None` if the slots don't show which rows were delivered, for
-    /// example because a slot was dropped.
+    /// Returns the slot with the lowest position, and that position. If another process has moved a
+    /// slot, the last position that Walpost confirmed is used in place of the slot's current one.
+    /// Returns `None` if the slots don't show which rows were delivered, for example because a slot
+    /// was dropped.
     async fn slowest(&mut self, target: &Target) -> Result<Option<(String, Lsn)>, CatalogError> {
         let table = &self.outbox.name;
         let readers = self
@@ -518,8 +530,8 @@ impl Pass<'_> {
             Err(error) => return Err(error),
         };
         let slots = facts::slots(self.client, target, table, &readers).await?;
-        // Must be queried after the slots: if a slot is dropped and replaced, its journal entry is
-        // written before the new slot exists.
+        // Query the journal after the slots: if a slot is dropped and replaced, its journal entry
+        // is written before the new slot exists.
         let entries = match self.catalog.dropped_slots_of_table(target, table).await {
             Ok(entries) => entries,
             Err(error @ CatalogError::Server(_)) => {
@@ -547,8 +559,8 @@ impl Pass<'_> {
         Ok(None)
     }
 
-    /// Returns whether events that were committed while the table was not published may be missing,
-    /// or whether this can't be determined. Adds the reason to the report.
+    /// Returns true if events that were committed while the table was not published may be missing,
+    /// or if this can't be determined. In both cases, adds the reason to the report.
     async fn may_lack_events(&mut self, target: &Target) -> Result<bool, CatalogError> {
         if self.is_complete {
             return Ok(false);
@@ -568,8 +580,8 @@ impl Pass<'_> {
         Ok(may_lack)
     }
 
-    /// Returns whether the table is set aside, or whether this can't be determined. Adds the reason
-    /// to the report.
+    /// Returns true if the table is set aside, or if this can't be determined. In both cases, adds
+    /// the reason to the report.
     async fn is_set_aside(&mut self, target: &Target) -> Result<bool, CatalogError> {
         let table = &self.outbox.name;
         let (name, relation) = (table.to_string(), self.outbox.origin.table);
@@ -599,7 +611,8 @@ impl Pass<'_> {
                 slot: slot.clone(),
                 ..target.clone()
             };
-            // The former slots of other pipelines are unknown here.
+            // The names of other pipelines are unknown here, so their former slots can't be looked
+            // up.
             let pipeline = match is_own {
                 true => self.settings.name.as_str(),
                 false => "",
@@ -637,7 +650,7 @@ impl Pass<'_> {
         Ok(slots.into_iter().min_by_key(|(_, confirmed)| *confirmed))
     }
 
-    /// Removes the partitions that are delivered and old enough.
+    /// Removes partitions that have been delivered and are old enough.
     async fn remove_partitions(
         &mut self,
         target: &Target,
@@ -670,7 +683,7 @@ impl Pass<'_> {
         }
     }
 
-    /// Performs a step, and adds the result to the report. Returns false if the step fails.
+    /// Performs a step and adds the result to the report. Returns false if the step fails.
     async fn perform_step(&mut self, step: &RetentionStep) -> Result<bool, CatalogError> {
         let (table, sql, done) = match step {
             RetentionStep::Create(name, range) => (
@@ -728,9 +741,9 @@ impl Pass<'_> {
         }
     }
 
-    /// Waits until every transaction that has used the table ends. Such a transaction may still
-    /// treat the partition being detached as part of the table, and FINALIZE waits only for running
-    /// statements.
+    /// Waits until every transaction that has used the table has ended. Such a transaction may
+    /// still treat the partition being detached as part of the table, and FINALIZE waits only for
+    /// running statements.
     async fn wait_for_users(&mut self) -> Result<bool, CatalogError> {
         let table = self.outbox.name.clone();
         let lock = format!(
@@ -750,7 +763,7 @@ impl Pass<'_> {
         Ok(self.report_failed(table, failed))
     }
 
-    /// If statements on this table failed, adds the failure to the report and returns false.
+    /// If `failed` contains an error, adds it to the report and returns false.
     fn report_failed(&mut self, table: &TableName, failed: Option<Failed>) -> bool {
         let Some(failed) = failed else {
             return true;
@@ -774,8 +787,8 @@ impl Pass<'_> {
         Ok(self.client.batch_execute("COMMIT").await?)
     }
 
-    /// Runs statements in a transaction, which is left open. Retries several times if a lock is not
-    /// available.
+    /// Runs statements in a transaction and leaves the transaction open. Retries several times if a
+    /// lock is not available.
     async fn attempt(&self, sql: &str) -> Result<Option<Failed>, CatalogError> {
         let mut attempts = 0;
         loop {
@@ -808,15 +821,15 @@ impl Pass<'_> {
         self.catalog
             .lock_and_examine(&self.outbox.name, self.outbox.statement())
             .await?;
-        // The examination locks the table only if an untrusted role can change it. However, a
-        // trusted role can transfer the table to another role.
+        // Lock the table explicitly. Examining the table locks it only if an untrusted role can
+        // change it, but a trusted role could transfer it to an untrusted one.
         if self.outbox.partitioning.is_some() {
             let table = self.outbox.name.quoted();
             let lock = format!("LOCK TABLE ONLY {table} IN SHARE UPDATE EXCLUSIVE MODE");
             self.client.batch_execute(&lock).await?;
         }
-        // The properties from which the statements were composed may have changed before the table was
-        // locked.
+        // The statements were composed from properties that may have changed before the table was
+        // locked, so query these again.
         let now = facts::query_maintained_table(self.client, &self.outbox.name).await?;
         if now.as_ref() != Some(self.outbox) {
             return Err(CatalogError::TableChanged(self.outbox.name.clone()));
@@ -826,7 +839,7 @@ impl Pass<'_> {
 
     fn step_error(&self, step: &RetentionStep, failed: Failed) -> RetentionError {
         match (step, failed.code.as_str(), &self.outbox.default) {
-            // check_violation
+            // SQLSTATE check_violation: rows in the default partition belong in the new one.
             (RetentionStep::Create(name, range), "23514", Some(default)) => {
                 RetentionError::DefaultHasRows {
                     partition: name.clone(),
@@ -834,17 +847,17 @@ impl Pass<'_> {
                     range: *range,
                 }
             }
-            // duplicate_table
+            // SQLSTATE duplicate_table.
             (RetentionStep::Create(name, _), "42P07", _) => RetentionError::NameTaken(name.clone()),
             _ => failed.error.into(),
         }
     }
 
     /// Returns statements that detach the partition and mark it. DETACH CONCURRENTLY would not
-    /// block writers while it waits for its lock, but it can't be part of the transaction that
-    /// examines the table, and PostgreSQL rejects it if a default partition exists. While plain
-    /// DETACH holds its lock, no transaction has uncommitted rows in the partition, so the mark can
-    /// be set immediately.
+    /// block writers while it waits for its lock, but it can't run in the transaction that examines
+    /// the table, and PostgreSQL rejects it if a default partition exists. While plain DETACH holds
+    /// its lock, no transaction has uncommitted rows in the partition, so the mark can be set
+    /// immediately.
     fn detach_sql(&self, partition: &Partition) -> String {
         let name = &partition.name;
         format!(
@@ -855,8 +868,8 @@ impl Pass<'_> {
         )
     }
 
-    /// Returns a statement that replaces Walpost's line in the table's comment. The other lines,
-    /// which can have any length, are never sent to Walpost.
+    /// Returns a statement that replaces the mark in the comment on the table. The server itself
+    /// copies the comment's other lines, which can have any length, so Walpost never reads them.
     fn mark_sql(&self, table: &TableName, kind: MarkKind) -> String {
         let (start, expression) = kind.parts();
         let start = escape_literal(&start);
@@ -870,7 +883,8 @@ impl Pass<'_> {
     }
 }
 
-/// Returns statements that drop the table, if it has not changed since it was examined.
+/// Returns statements that drop a detached partition, provided that it has not changed since it was
+/// examined.
 fn drop_sql(table: &Detached) -> String {
     let Detached {
         oid,
@@ -888,7 +902,7 @@ fn drop_sql(table: &Detached) -> String {
         escape_literal(&name.quoted())
     );
     let block = escape_literal(&block);
-    // The lock on the outbox does not prevent changes to the schema of a detached table.
+    // Lock the detached table itself. The lock on the outbox does not prevent changes to it.
     format!(
         "{}LOCK TABLE {name} IN ACCESS EXCLUSIVE MODE; DO {block}; DROP TABLE {name}",
         examine_sql(name, Statement::Alter),
@@ -902,9 +916,9 @@ fn bounded(statements: &str) -> String {
     format!("SET LOCAL statement_timeout = {limit}; {statements}")
 }
 
-/// The error of statements that failed.
+/// The error from statements that failed.
 struct Failed {
-    /// SQLSTATE
+    /// The SQLSTATE error code.
     code: String,
     error: CatalogError,
     attempts: u32,
@@ -920,7 +934,8 @@ impl Failed {
     }
 }
 
-/// lock_not_available, query_canceled (the statement took too long), deadlock_detected
+/// Returns whether the SQLSTATE is lock_not_available, query_canceled (the statement took too long)
+/// or deadlock_detected.
 fn is_busy(code: &str) -> bool {
     matches!(code, "55P03" | "57014" | "40P01")
 }

@@ -1,4 +1,4 @@
-//! The destination of records: the boundary between the pipeline and Kafka.
+//! The interface between a pipeline and the destination of its records, which is usually Kafka.
 
 pub(crate) mod on_demand;
 pub(crate) mod stdout;
@@ -12,32 +12,32 @@ use crate::escape::shell_word_on_one_line;
 use crate::model::lsn::Position;
 use crate::outbox::Record;
 
-/// A destination for records. A sink reports each delivery, identified by a tag, to the
-/// [`Deliveries`](crate::delivery::watermark::Deliveries) that the sink was created with.
+/// A destination for records. A sink reports each delivery, identified by the record's tag, to the
+/// [`Deliveries`](crate::delivery::watermark::Deliveries) with which the sink was created.
 pub trait Sink {
     /// Passes one record to the sink. Never blocks. A record is accepted completely or not at all,
     /// and accepted records keep their order within a partition.
     ///
     /// # Errors
-    /// Returns an error if the sink can't accept the record, and would not accept it later.
+    /// Returns an error if the sink can't accept the record and a retry would not help.
     fn produce(&mut self, record: &Record<'_>, tag: Tag) -> Result<Produced, SinkError>;
 
     /// Called when no more records are available at the moment. The sink should send its records
-    /// without lingering, unless traffic is `busy` and more records are about to follow.
+    /// without lingering, unless `busy` is true, which means that more records are about to follow.
     ///
     /// # Errors
     /// Returns an error if the sink can't accept any more records.
     fn flush(&mut self, busy: bool) -> Result<(), SinkError>;
 
-    /// Prepares `topic` before its first record. Only called if the sink returned
-    /// [`Produced::NewTopic`]. `ahead` returns the topics of records that are likely to follow, for
-    /// a sink that can prepare several topics at once.
+    /// Prepares `topic` for its first record. Called only if the sink returned
+    /// [`Produced::NewTopic`]. `ahead` returns the topics of records that are likely to follow, so
+    /// that a sink can prepare several topics at once.
     fn prepare(&mut self, _topic: &str, _ahead: impl FnOnce() -> Vec<String>) -> Preparation {
         Box::pin(std::future::ready(Ok(Prepared::Usable { partitions: 1 })))
     }
 
-    /// Completes the preparation of `topic`. If the topic is unusable, [`Sink::produce`] returns
-    /// the error from now on, until the sink looks the topic up again.
+    /// Completes the preparation of `topic`. If the topic is unusable, [`Sink::produce`] returns an
+    /// error for its records until the sink looks up the topic again.
     ///
     /// # Errors
     /// Returns an error if the sink can't use the topic.
@@ -45,25 +45,26 @@ pub trait Sink {
         Ok(())
     }
 
-    /// Called when more rows have been read from the stream. Earlier broker responses about
-    /// partitions may not apply to these rows.
+    /// Called when more rows have been read from the stream. Brokers' earlier responses about a
+    /// topic's partitions may be out of date for these rows.
     fn read_more(&mut self) {}
 
-    /// For exactly-once delivery: fences every earlier producer of the pipeline, aborts its open
-    /// transaction, and returns the last checkpoint, if any. After this call, records are not
-    /// visible to consumers of committed records until [`Sink::commit`].
+    /// For exactly-once delivery: fences all earlier producers of the pipeline, aborts any
+    /// transaction that they left open, and returns the last checkpoint, if any. After this call,
+    /// consumers that read only committed records don't see new records until [`Sink::commit`] is
+    /// called.
     fn take_over(&mut self) -> TakeOver<'_> {
         Box::pin(std::future::ready(Err(transactions_unsupported())))
     }
 
-    /// For exactly-once delivery: commits `checkpoint` and the records produced since the last
-    /// commit in one transaction. The sink adds the partition counts of its topics to the
+    /// For exactly-once delivery: in a single transaction, commits `checkpoint` and the records
+    /// produced since the last commit. The sink adds the partition counts of its topics to the
     /// checkpoint. No record may be produced until the returned future resolves.
     fn commit(&mut self, _checkpoint: &mut Checkpoint) -> Commit {
         Box::pin(std::future::ready(Err(transactions_unsupported())))
     }
 
-    /// Waits until the destination responds, even if it rejects the connection.
+    /// Waits until the destination responds. A rejected connection also counts as a response.
     fn wait_for_response(&mut self) -> Answer {
         Box::pin(std::future::ready(()))
     }
@@ -79,22 +80,22 @@ pub trait Sink {
     }
 }
 
-/// Resolves to the last checkpoint, if any.
+/// A future that resolves to the last checkpoint, if any.
 pub(crate) type TakeOver<'s> =
     Pin<Box<dyn Future<Output = Result<Option<Checkpoint>, SinkError>> + Send + 's>>;
 
-/// Resolves when the transaction is committed.
+/// A future that resolves when the transaction is committed.
 pub(crate) type Commit = Pin<Box<dyn Future<Output = Result<(), SinkError>> + Send>>;
 
-/// Returns the error for a sink that was created without transactions.
+/// Returns the error for a sink that does not support transactions.
 pub(crate) fn transactions_unsupported() -> SinkError {
     SinkError::Configuration("the sink does not support transactions".to_owned())
 }
 
-/// Resolves when the destination responds.
+/// A future that resolves when the destination responds.
 pub(crate) type Answer = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Resolves when it is certain whether the topic can be used.
+/// A future that resolves once it is known whether the topic can be used.
 pub(crate) type Preparation = Pin<Box<dyn Future<Output = Result<Prepared, SinkError>> + Send>>;
 
 /// The result of [`Sink::prepare`].
@@ -102,8 +103,8 @@ pub(crate) type Preparation = Pin<Box<dyn Future<Output = Result<Prepared, SinkE
 pub enum Prepared {
     /// The topic exists.
     Usable { partitions: usize },
-    /// Records can't be sent to the topic, and the configuration turns such events into dead
-    /// letters. Without that configuration, the preparation returns an error instead.
+    /// The topic can't be used, and the pipeline is configured to turn the topic's events into dead
+    /// letters. Otherwise, the preparation would fail with an error.
     Unusable,
 }
 
@@ -118,7 +119,7 @@ pub enum Produced {
     NewTopic,
 }
 
-/// Returns the remedy for a topic that the brokers refuse to create.
+/// Returns advice about a topic that the brokers refused to create.
 fn creation_remedy(reason: &str) -> &'static str {
     // Kafka 4.0, `Topic.hasCollision`.
     match reason.contains("collides with existing topic") {
@@ -130,10 +131,10 @@ fn creation_remedy(reason: &str) -> &'static str {
     }
 }
 
-/// An error that a sink can't recover from.
+/// An error from which a sink can't recover.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SinkError {
-    /// The topic does not exist, and is not created automatically.
+    /// The topic does not exist and was not created automatically.
     #[error(
         "topic {topic:?} does not exist at {brokers}, and was not created automatically. Create it: \
          kafka-topics.sh --bootstrap-server {servers} --create --topic {topic} --partitions 12 \
@@ -170,39 +171,40 @@ pub enum SinkError {
     },
     /// The record is larger than the producer's limit.
     #[error(
-        "the record for topic {topic:?} has {bytes} bytes, but message.max.bytes is {limit}. Set \"message.max.bytes\" = \"{needed}\" \
-         in [kafka], and raise the topic's limit: kafka-configs.sh --bootstrap-server {servers} --alter --entity-type topics \
-         --entity-name {topic} --add-config max.message.bytes={needed}",
+        "the record for topic {topic:?} is {bytes} bytes long, but message.max.bytes is {limit}. Set \
+         \"message.max.bytes\" = \"{needed}\" in [kafka], and raise the topic's limit: kafka-configs.sh \
+         --bootstrap-server {servers} --alter --entity-type topics --entity-name {topic} --add-config \
+         max.message.bytes={needed}",
         needed = needed_limit(*bytes),
         servers = shell_word_on_one_line(brokers)
     )]
     TooLarge {
         topic: String,
-        /// Size of key, value and headers, in bytes.
+        /// Combined size of the key, value and headers, in bytes.
         bytes: usize,
         /// `message.max.bytes`.
         limit: u32,
         /// `bootstrap.servers`.
         brokers: String,
     },
-    /// A broker has rejected the record when it was sent alone.
+    /// A broker rejected the record even when it was sent by itself.
     #[error(
         "Kafka rejected the record for topic {topic:?} (key and value: {bytes} bytes): {reason}"
     )]
     RecordRejected {
         topic: String,
-        /// Size of key and value, in bytes.
+        /// Combined size of the key and value, in bytes.
         bytes: usize,
         /// The broker's message, and how to fix the problem.
         reason: String,
-        /// Position of the row.
+        /// Position of the row from which the record was created.
         at: Position,
         cause: RefusalCause,
     },
     /// The topic has no such partition.
     #[error(
-        "topic {topic:?} does not have partition {partition}, which the partition column contains. Add partitions to the topic, or \
-         correct the program that writes the column"
+        "topic {topic:?} does not have partition {partition}, which is the value of the partition column. Add \
+         partitions to the topic, or correct the program that writes the column"
     )]
     NoPartition { topic: String, partition: i32 },
     /// Authentication failed.
@@ -218,26 +220,26 @@ pub enum SinkError {
     /// The producer can't be created from its properties.
     #[error("Kafka producer: {0}. Correct [kafka] in the configuration")]
     Configuration(String),
-    /// The last record for the pipeline in the checkpoint topic is not a valid checkpoint.
+    /// The pipeline's last record in the checkpoint topic is not a valid checkpoint.
     #[error("the checkpoint of pipeline {pipeline:?} at {place}: {error}")]
     Checkpoint {
         pipeline: String,
-        /// Topic and offset.
+        /// The topic and offset of the record.
         place: String,
         /// Why the record is not valid.
         error: CheckpointError,
     },
-    /// The checkpoint topic could lose a checkpoint.
+    /// The checkpoint topic's settings could cause a checkpoint to be lost.
     #[error("topic {topic:?} can't store checkpoints: {found}. To fix this: {remedy}")]
     CheckpointTopic {
         topic: String,
         /// The setting that is wrong.
         found: String,
-        /// The command that fixes it.
+        /// The command that corrects the setting.
         remedy: String,
     },
-    /// Another producer of the same pipeline is running.
-    #[error("another instance of this pipeline has taken over (its producer fenced ours): {0}")]
+    /// Another producer for the same pipeline has fenced this one.
+    #[error("another instance of this pipeline has taken over (its producer fenced this one): {0}")]
     Fenced(String),
     /// The principal is not authorized to use transactions.
     #[error("Kafka transactions: {reason}. Grant the principal the required permission: {grant}")]
@@ -247,7 +249,7 @@ pub enum SinkError {
         /// The command that grants access.
         grant: String,
     },
-    /// The producer can't accept any more records, and must be re-created.
+    /// The producer can't accept any more records and must be re-created.
     #[error("Kafka producer: {0}")]
     Broken(String),
     /// Writing to standard output failed.
@@ -261,8 +263,8 @@ pub enum SinkError {
     StdoutClosed,
 }
 
-/// Returns a Kafka size limit that accepts records of this size, with some margin for the overhead
-/// that Kafka adds to a record and its batch.
+/// Returns a Kafka size limit that is high enough for a record of this size, with a margin for the
+/// overhead that Kafka adds to a record and its batch.
 #[must_use]
 pub(crate) fn needed_limit(bytes: usize) -> usize {
     const ADDED: usize = 10_000;
@@ -270,7 +272,8 @@ pub(crate) fn needed_limit(bytes: usize) -> usize {
 }
 
 impl SinkError {
-    /// Returns the position that `walpost skip` needs to skip the transaction of a rejected record.
+    /// If a record was rejected, returns the position to pass to `walpost skip` to skip its
+    /// transaction.
     #[must_use]
     pub(crate) fn skip_to(&self) -> Option<String> {
         match self {
@@ -280,10 +283,10 @@ impl SinkError {
     }
 }
 
-/// Returns the remedy for a rejected connection, depending on librdkafka's reason.
+/// Returns advice about a rejected connection, depending on the reason that librdkafka reports.
 fn refusal_remedy(reason: &str) -> &'static str {
     match reason {
-        // The broker's response to a SASL request that it did not expect.
+        // This is how brokers respond to SASL requests on a listener without SASL.
         _ if reason.contains("not valid in current SASL state") => {
             "The listener on this port does not use SASL. Use the port of a SASL listener, or set security.protocol to plaintext or ssl"
         }
@@ -293,7 +296,8 @@ fn refusal_remedy(reason: &str) -> &'static str {
 }
 
 impl From<&RefusedRecord> for SinkError {
-    /// Creates the error for a record that was rejected earlier, which is not produced again.
+    /// Creates the error for a record that was rejected earlier, without producing the record
+    /// again.
     fn from(refused: &RefusedRecord) -> Self {
         Self::RecordRejected {
             topic: refused.topic.clone(),

@@ -1,7 +1,7 @@
 //! Advances a slot past events that an operator has decided to skip.
 //!
 //! The journal is written first, then the checkpoint, and then the slot is advanced. If the process
-//! ends between these steps, the journal may record a skip that was not completed, and the
+//! terminates between these steps, the journal may record a skip that was not completed, and the
 //! checkpoint may be ahead of the slot, in which case the next `run` resumes from the checkpoint.
 //! In each case, running the same command again advances the slot.
 
@@ -27,7 +27,7 @@ use crate::postgres::replication::{Connection, ConnectionError, UnsendableCause}
 use crate::postgres::target::Outbox;
 use crate::sink::{Sink, SinkError};
 
-/// The size limit of rows. No row can be larger, because this is PostgreSQL's own limit for a
+/// The size limit for rows. No row can be larger, because this is PostgreSQL's own limit for a
 /// message.
 const ROW_BYTES_MAX: usize = 1 << 30;
 
@@ -125,8 +125,8 @@ pub(crate) enum SkipError {
     )]
     Moved { slot: String, confirmed: Lsn },
     #[error(
-        "not all rows that are older than slot {slot:?} have been delivered, and events can be skipped only after these \
-         rows. Let walpost run deliver the rows first, or omit them: snapshot = \"never\". A row that can't be \
+        "not all rows that are older than slot {slot:?} have been delivered, and no event can be skipped until they \
+         have been. Let walpost run deliver the rows first, or omit them: snapshot = \"never\". A row that can't be \
          delivered must be corrected or deleted"
     )]
     Copying { slot: String },
@@ -137,11 +137,11 @@ pub(crate) struct SkipPlan {
     pub(crate) confirmed: Lsn,
     pub(crate) to: Lsn,
     pub(crate) found: PreviewReport,
-    /// With exactly-once delivery: the existing checkpoint, and the new one.
+    /// The existing checkpoint and the new one; set only with exactly-once delivery.
     pub(crate) checkpoint: Option<(Checkpoint, Checkpoint)>,
-    /// Whether something else has already moved the slot to this position.
+    /// Whether another program has already advanced the slot to this position.
     pub(crate) is_moved: bool,
-    /// Whether the server is a standby, so that the journal can't be written.
+    /// Whether the server is a standby, on which the journal can't be written.
     in_recovery: bool,
 }
 
@@ -154,7 +154,7 @@ pub(crate) struct Skip<'s> {
 }
 
 impl<'s> Skip<'s> {
-    /// Determines the changes to make, without making them.
+    /// Determines the changes without making them.
     ///
     /// # Errors
     /// Returns an error if the skip is not possible, or if a server query failed.
@@ -166,7 +166,7 @@ impl<'s> Skip<'s> {
         // The slot is moved only if the journal can be read, so the journal is queried first.
         let journal = catalog.journal(&settings.name, &settings.target).await?;
         let plan = plan(settings, &catalog, to).await?;
-        // Includes snapshots of tables that the pipeline had earlier.
+        // The result includes snapshots of tables that the pipeline no longer reads.
         let snapshots = catalog.table_snapshots(&settings.target).await?;
         let begun = snapshots
             .iter()
@@ -192,7 +192,7 @@ impl<'s> Skip<'s> {
     /// Performs the skip.
     ///
     /// # Errors
-    /// Returns an error if something else has moved the slot or the checkpoint, or if a server
+    /// Returns an error if another process has moved the slot or the checkpoint, or if a server
     /// rejects the change.
     pub(crate) async fn run(self) -> Result<(), SkipError> {
         let Self {
@@ -248,7 +248,7 @@ impl<'s> Skip<'s> {
     }
 }
 
-/// Determines the changes to make, without making them.
+/// Determines the changes without making them.
 async fn plan(
     settings: &PipelineSettings,
     catalog: &Catalog,
@@ -331,7 +331,7 @@ async fn plan(
         preview.describe_columns(HashMap::clone(&facts));
         Ok::<_, SkipError>(preview)
     };
-    // If a record already exists at this position, it ends after the position.
+    // If a WAL record starts at this position, its end is greater than the position.
     let end_lsn = end.min(Lsn(to.lsn().0 + 1));
     let preview = preview_events(settings, catalog, to, end_lsn, new_preview).await?;
     let to = match (to, preview.end) {
@@ -395,12 +395,12 @@ async fn preview_events(
 enum TextEncoding {
     /// UTF-8
     Converted,
-    /// The encoding of the database.
+    /// The database's encoding.
     Unconverted,
 }
 
-/// Passes the messages that the slot would send to `on_message`, until `on_message` returns false
-/// or all messages before `end_lsn` were sent.
+/// Calls `on_message` with each message that the slot would send, until `on_message` returns false
+/// or all messages before `end_lsn` have been sent.
 async fn read_slot(
     settings: &PipelineSettings,
     catalog: &Catalog,
@@ -409,7 +409,7 @@ async fn read_slot(
     on_message: impl FnMut(&[u8]) -> bool,
 ) -> Result<(), SkipError> {
     let (target, limit) = (&settings.target, settings.link_timeout);
-    // The row to skip may be too large for the pipeline.
+    // Don't use the pipeline's limit, because the row to skip may exceed it.
     let mut connection = Connection::open(&settings.postgres, limit, ROW_BYTES_MAX).await?;
     if encoding == TextEncoding::Unconverted {
         connection.disable_conversion().await?;
@@ -496,7 +496,7 @@ async fn checkpoint(
     Ok(Some((found, resumed)))
 }
 
-/// Returns the detail of the journal entry.
+/// Returns the `detail` column of the journal entry.
 fn detail(found: &PreviewReport, cluster: &str) -> serde_json::Value {
     let mut detail = json!({
         "system_id": cluster,

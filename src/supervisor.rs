@@ -1,5 +1,5 @@
-//! Runs many pipelines in one process, each on its own thread, so that a pipeline never waits for
-//! another one.
+//! Runs many pipelines in one process, each on its own thread, so that no pipeline has to wait for
+//! another.
 
 use std::future::pending;
 use std::io;
@@ -31,14 +31,14 @@ mod pipelines;
 mod systemd;
 pub(crate) mod watched_files;
 
-/// How often the state of the pipelines is sampled.
+/// How often the pipelines' state is sampled.
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Runs the pipelines in `first`, and those that `definitions` returns later, until all have ended.
+/// Runs the pipelines in `first`, and any that `definitions` returns later, until all have ended.
 ///
-/// `watched` is the state of the configuration files before `first` was read. The state of the
-/// pipelines is served over HTTP on `listener`, and requests from `control` are carried out. The
-/// first SIGTERM or SIGINT drains the pipelines, and the second one stops the process immediately;
+/// `watched` is the state of the configuration files before `first` was read. The pipelines' state
+/// is served over HTTP on `listener`, and requests that arrive on `control` are carried out. The
+/// first SIGTERM or SIGINT drains the pipelines, and a second one stops the process immediately.
 /// SIGHUP reloads the definitions. A pipeline that halts is reported and does not affect the other
 /// pipelines.
 #[must_use]
@@ -58,7 +58,7 @@ pub(crate) fn run<D: Definitions>(
     }
 }
 
-/// Creates a runtime on the calling thread.
+/// Creates a single-threaded runtime for the calling thread.
 pub(crate) fn runtime() -> io::Result<Runtime> {
     runtime::Builder::new_current_thread().enable_all().build()
 }
@@ -143,7 +143,7 @@ async fn supervise<D: Definitions>(
                 "second signal: stopping immediately; events in flight will be sent again"
             );
             drop(control);
-            // Skip the shutdown of the runtime and of librdkafka, which can take seconds.
+            // Skip shutting down the runtime and librdkafka, because that can take seconds.
             logging::flush();
             std::process::exit(i32::from(Exit::Failed.code()));
         }
@@ -154,7 +154,7 @@ async fn supervise<D: Definitions>(
     supervisor.pipelines.exit()
 }
 
-/// Returns the next request, or waits indefinitely if there is no control socket.
+/// Waits for the next request. Never returns if there is no control socket.
 async fn next_request(request_rx: &mut mpsc::Receiver<ControlRequest>) -> ControlRequest {
     match request_rx.recv().await {
         Some(request) => request,
@@ -162,9 +162,9 @@ async fn next_request(request_rx: &mut mpsc::Receiver<ControlRequest>) -> Contro
     }
 }
 
-/// The state that changes while the process runs.
+/// The supervisor's mutable state.
 struct Supervisor<D> {
-    /// Sends requests to reload the configuration.
+    /// Used to request a reload of the configuration.
     reload_tx: std::sync::mpsc::Sender<ReloadRequest>,
     pipelines: Pipelines<D>,
     registry: Arc<Registry>,
@@ -175,7 +175,7 @@ impl<D: PartialEq> Supervisor<D> {
         let Reading { defined, failures } = first;
         if !failures.is_empty() {
             let failures = failures.join("; ");
-            error!("some pipelines are missing until their source can be used: {failures}");
+            error!("some pipelines are missing because their sources can't be used: {failures}");
             self.registry.reloaded(Some(failures));
         }
         self.pipelines.apply(defined);
@@ -186,8 +186,8 @@ impl<D: PartialEq> Supervisor<D> {
         let _ = self.reload_tx.send(request);
     }
 
-    /// Applies a reloaded configuration. Rejects a configuration that would remove most pipelines
-    /// of a source, unless the request accepts this.
+    /// Applies a reloaded configuration. Rejects one that would remove most of a source's
+    /// pipelines, unless the request explicitly accepts this.
     fn apply_reload(&mut self, ReloadResult { request, result }: ReloadResult<D>) {
         let cause = request.cause;
         let mut response = Answer::default();
@@ -282,7 +282,7 @@ impl<D: PartialEq> Supervisor<D> {
     }
 }
 
-/// Starts serving the state of the pipelines over HTTP.
+/// Starts serving the pipelines' state over HTTP.
 fn serve_http(listener: http::Listener, registry: Arc<Registry>) -> io::Result<()> {
     let address = listener.address()?;
     let serving = listener.serve(registry)?;
@@ -291,7 +291,7 @@ fn serve_http(listener: http::Listener, registry: Arc<Registry>) -> io::Result<(
     Ok(())
 }
 
-/// Samples the state of the pipelines periodically, and logs their problems.
+/// Samples the pipelines' state periodically and logs their problems.
 async fn sample_periodically(registry: Arc<Registry>) {
     let mut interval = tokio::time::interval(SAMPLE_INTERVAL);
     interval.set_missed_tick_behavior(MissedTickBehavior::Delay);

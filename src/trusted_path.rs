@@ -2,26 +2,27 @@
 //! another user could have written.
 //!
 //! A user who can replace a configuration file, a certificate authority or a password program can
-//! use Walpost's privileges. Therefore, this module does not rely on the kernel to resolve a path,
-//! but resolves one component at a time: each folder, each symbolic link and the file itself may be
+//! use Walpost's privileges. Therefore, this module does not let the kernel resolve a path, but
+//! resolves it one component at a time. Each folder, each symbolic link and the file itself may be
 //! writable only by root and by the user that Walpost runs as. The file is then opened in the
 //! folder that was examined, and compared with the file that was examined.
 //!
-//! Programs, and files that a library opens by name, can't be passed as an open descriptor: for
-//! example, the kernel would pass `/dev/fd/N` to the interpreter of a script. They are examined
-//! immediately before they are used. Between the examination and the use, only trusted users can
-//! change a component of the path, so other users can't exploit the delay.
+//! Programs, and files that a library opens by name, can't be passed as open descriptors: for
+//! example, the kernel would pass `/dev/fd/N` to the interpreter of a script. These files are
+//! examined immediately before they are used. In the meantime, only trusted users can change a
+//! component of the path, so other users can't exploit the delay.
 //!
 //! There are three exceptions:
-//! - In a sticky folder, other users can create files but can't replace those of root or of this
-//!   user. Such a folder may be part of a path, but it may not be a folder whose files are listed
-//!   or looked up.
+//! - In a sticky folder, other users can create files but can't replace files that belong to root
+//!   or to the current user. A sticky folder may therefore be part of a path, but not a folder in
+//!   which Walpost lists files or a library looks them up.
 //! - In a container, only the administrator of the machine can have mounted a read-only file
 //!   system. For example, Kubernetes mounts ConfigMaps read-only, with folders whose mode allows
-//!   every user to write. The image sets [`TRUST_READ_ONLY_MOUNTS`] for this. Outside of
-//!   containers, other users may be able to write to the same file system: for a service with
-//!   `ProtectSystem=strict`, systemd mounts all file systems read-only. The exception never applies
-//!   to FUSE file systems, because their contents may come from the user who mounted them.
+//!   every user to write. The image therefore sets [`TRUST_READ_ONLY_MOUNTS`]. Outside of
+//!   containers, other users may be able to write to the same file system through another mount:
+//!   for a service with `ProtectSystem=strict`, systemd mounts all file systems read-only. The
+//!   exception never applies to FUSE file systems, because their contents may come from the user
+//!   who mounted them.
 //! - The owner of a symbolic link matters only in a sticky folder, because in other folders no
 //!   other user can replace the link.
 
@@ -43,18 +44,20 @@ use rustix::process::geteuid;
 
 use crate::escape::shell_word;
 
-/// The environment variable that makes files on read-only mounts trusted, if its value is `true`. A
-/// user who can set the variable can also choose which program runs.
+/// The environment variable that makes Walpost trust files on read-only mounts if its value is
+/// `true`. This does not weaken the check, because a user who can set the variable can also choose
+/// which program runs.
 const TRUST_READ_ONLY_MOUNTS: &str = "WALPOST_TRUST_READ_ONLY_MOUNTS";
 /// Maximum size of a file that is read.
 pub(crate) const MAX_FILE_BYTES: u64 = 16 << 20;
-/// Maximum number of symbolic links in a path, as in the kernel (path_resolution(7)).
+/// Maximum number of symbolic links in a path; the same as in the kernel (path_resolution(7)).
 const MAX_LINKS: u32 = 40;
-/// Maximum number of nested interpreters of a script, as in the kernel (execve(2)).
+/// Maximum number of nested interpreters of a script; the same as in the kernel (execve(2)).
 const MAX_INTERPRETERS: u32 = 5;
-/// Number of bytes at the start of a script in which the kernel searches for an interpreter.
+/// How many bytes at the start of a script the kernel searches for the name of an interpreter.
 const INTERPRETER_LINE_BYTES: u64 = 256;
-/// In a folder with this bit, only the owner of a file can remove or rename it.
+/// The sticky bit. In a folder with this bit, only the owner of a file, or of the folder, can
+/// remove or rename the file.
 const STICKY: u32 = 0o1000;
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 /// The type of a FUSE file system; see statfs(2).
@@ -71,7 +74,7 @@ pub enum PathError {
         /// The operating system's message.
         reason: String,
     },
-    /// This user may not read the file, or enter a folder of its path.
+    /// The current user may not read the file, or enter a folder in its path.
     #[error(
         "the user with ID {user} may not {action} {place} (owner: user ID {owner}, mode: {mode:04o}). {remedy}"
     )]
@@ -86,7 +89,7 @@ pub enum PathError {
         owner: u32,
         /// The mode of the file or folder.
         mode: u32,
-        /// The remedy, with the command.
+        /// How to fix the problem, including the command.
         remedy: String,
     },
     /// Other users can write to a component of the path.
@@ -98,9 +101,9 @@ pub enum PathError {
         place: String,
         /// The owner or mode of the component, and the expected owner or mode.
         found: String,
-        /// The command that fixes it.
+        /// The command that fixes the owner or mode.
         remedy: String,
-        /// An additional remedy if the file system is mounted read-only; otherwise empty.
+        /// An additional remedy if the file system is mounted read-only; empty otherwise.
         read_only: &'static str,
     },
     /// Other users can create files in the folder.
@@ -111,10 +114,10 @@ pub enum PathError {
     Shared {
         /// The folder.
         place: String,
-        /// The mode of the file or folder.
+        /// The mode of the folder.
         mode: u32,
     },
-    /// The path leads to a file of a different type.
+    /// The path leads to a file of an unexpected type.
     #[error("{place} is {found}, expected {expected}")]
     Kind {
         /// The resolved path.
@@ -125,7 +128,7 @@ pub enum PathError {
         expected: &'static str,
     },
     /// The file is too large for its purpose.
-    #[error("{place} has more than {MAX_FILE_BYTES} bytes")]
+    #[error("{place} is larger than {MAX_FILE_BYTES} bytes")]
     TooLarge {
         /// The resolved path.
         place: String,
@@ -138,8 +141,8 @@ impl PathError {
         matches!(self, Self::Io { kind, .. } if *kind == ErrorKind::NotFound)
     }
 
-    /// Returns whether other users could have written the file. Otherwise, the file is missing or
-    /// unsuitable.
+    /// Returns whether the file was rejected because other users could have written it. If not, the
+    /// file is missing or unsuitable.
     pub(crate) fn is_untrusted(&self) -> bool {
         matches!(self, Self::Writable { .. } | Self::Shared { .. })
     }
@@ -168,7 +171,7 @@ pub(crate) fn read(path: &Path) -> Result<Vec<u8>, PathError> {
     open(path)?.read()
 }
 
-/// Opens a regular file. Never blocks, as opening a FIFO would.
+/// Opens a regular file. Unlike a plain open, never blocks on a FIFO.
 ///
 /// # Errors
 /// Returns a [`PathError`] if the path is not trusted or can't be examined.
@@ -186,8 +189,8 @@ pub(crate) fn check(path: &Path) -> Result<(), PathError> {
     resolve(path)?.expect_file()
 }
 
-/// Checks a file, or a folder with all its files, that a library will open by its path. The library
-/// may open a new file in the folder later, so other users must not be able to create files there.
+/// Checks a file, or a folder and all its files, that a library will open by its path. The library
+/// may later open new files in the folder, so other users must not be able to create files there.
 ///
 /// # Errors
 /// Returns a [`PathError`] if the path is not trusted or can't be examined.
@@ -219,8 +222,8 @@ pub(crate) fn check_folder(path: &Path) -> Result<(), PathError> {
     resolved.expect_unshared()
 }
 
-/// Checks a folder in which a file of this user is about to be created: other users must not be
-/// able to create files in it, even if the folder is sticky.
+/// Checks a folder in which Walpost is about to create a file: other users must not be able to
+/// create files there, even if the folder is sticky.
 ///
 /// # Errors
 /// Returns a [`PathError`] if the path is not trusted or can't be examined.
@@ -233,8 +236,8 @@ pub(crate) fn check_private_folder(path: &Path) -> Result<(), PathError> {
     }
 }
 
-/// Checks a folder in which a file of this user is about to be opened without following a link:
-/// other users must not be able to change where the path of the folder leads.
+/// Checks a folder in which Walpost is about to open one of the current user's files without
+/// following a link. Other users must not be able to change where the folder's path leads.
 ///
 /// # Errors
 /// Returns a [`PathError`] if the path is not trusted or can't be examined.
@@ -242,10 +245,10 @@ pub(crate) fn check_folder_path(path: &Path) -> Result<(), PathError> {
     resolve(path)?.expect_folder()
 }
 
-/// Returns the owner of the folder that contains a server's socket. Only root, this user and the
-/// owner can change where the path leads. Other users, such as the members of the folder's group,
-/// may be able to create files in the folder itself, so the caller must compare the owner with the
-/// user of the process that responds.
+/// Returns the owner of the folder that contains a server's socket. Only root, the current user and
+/// the owner can change where the path leads. Other users, such as the members of the folder's
+/// group, may be able to create files in the folder itself, so the caller must compare the owner
+/// with the user of the process that responds.
 ///
 /// # Errors
 /// Returns a [`PathError`] if the path is not trusted or can't be examined.
@@ -264,7 +267,7 @@ pub(crate) fn socket_folder_owner(path: &Path) -> Result<u32, PathError> {
 }
 
 /// Checks a program that is about to be executed and, if the program is a script, its interpreter.
-/// Programs that the interpreter looks up in PATH, and arguments, are not checked.
+/// The script's arguments, and programs that the interpreter looks up in PATH, are not checked.
 ///
 /// # Errors
 /// Returns a [`PathError`] if the path is not trusted or can't be examined.
@@ -273,7 +276,8 @@ pub(crate) fn check_program(path: &Path) -> Result<(), PathError> {
     for _ in 0..MAX_INTERPRETERS {
         let resolved = resolve(&program)?;
         resolved.expect_file()?;
-        // A program that can't be read is not a script.
+        // A program that the current user can't read is not a script, because the interpreter could
+        // not read it.
         let Ok(file) = resolved.open() else {
             return Ok(());
         };
@@ -289,7 +293,7 @@ pub(crate) fn check_program(path: &Path) -> Result<(), PathError> {
     Err(Errno::LOOP.into())
 }
 
-/// Returns the interpreter that a script names in its first line.
+/// Returns the interpreter that is named in the first line of a script.
 fn interpreter(script: &[u8]) -> Option<PathBuf> {
     let line = script
         .strip_prefix(b"#!")?
@@ -300,7 +304,7 @@ fn interpreter(script: &[u8]) -> Option<PathBuf> {
     Some(PathBuf::from(OsString::from_vec(interpreter.to_vec())))
 }
 
-/// A regular file that only root and this user could have written.
+/// A regular file that only root and the current user could have written.
 #[derive(Debug)]
 pub(crate) struct TrustedFile {
     file: File,
@@ -378,7 +382,8 @@ impl Resolved {
         }
     }
 
-    /// Returns whether other users can create files in the folder (which then is sticky).
+    /// Returns whether other users can create files in the folder, which is possible only if the
+    /// folder is sticky.
     fn is_shared(&self) -> bool {
         self.stat.st_mode & WRITABLE_BY_OTHERS != 0
     }
@@ -391,7 +396,7 @@ impl Resolved {
     }
 
     /// Checks that other users can't create files in the folder. A folder on a trusted read-only
-    /// mount is accepted: Kubernetes gives such folders mode 1777.
+    /// mount is accepted, because the folders that Kubernetes mounts have mode 1777.
     fn expect_unshared(&self) -> Result<(), PathError> {
         match self.is_shared() && !is_trusted_mount(&self.folder)? {
             true => Err(self.shared()),
@@ -432,7 +437,7 @@ fn kind_name(kind: FileType) -> &'static str {
     }
 }
 
-/// The target of a path.
+/// The result of resolving a path.
 enum Walked {
     Found(Resolved),
     /// The next component does not exist in this folder.
@@ -513,7 +518,8 @@ fn walk_for(path: &Path, server: Option<u32>) -> Result<Walked, PathError> {
     Ok(Walked::Found(Resolved::folder(folder, stat, place)))
 }
 
-/// Pushes the components onto the stack, with the first one on top. The root folder is omitted.
+/// Pushes the components onto the stack, so that the first one is on top. The root folder is
+/// omitted.
 fn push_components(pending: &mut Vec<OsString>, path: &Path) {
     let components = path
         .components()
@@ -526,7 +532,8 @@ fn push_components(pending: &mut Vec<OsString>, path: &Path) {
     pending.extend(components);
 }
 
-/// Opens a component without following it, and without side effects on a device or a FIFO.
+/// Opens a component without following it if it is a link, and without side effects if it is a
+/// device or a FIFO.
 fn open_component(
     folder: impl AsFd,
     name: impl rustix::path::Arg,
@@ -537,8 +544,8 @@ fn open_component(
     Ok((entry, stat))
 }
 
-/// Returns the error for a file that this user may not read, or a folder that this user may not
-/// enter.
+/// Returns the error for a file that the current user may not read, or a folder that the current
+/// user may not enter.
 fn denied(action: &'static str, place: &Path, stat: &Stat) -> PathError {
     let user = geteuid().as_raw();
     let place = place.display().to_string();
@@ -546,8 +553,7 @@ fn denied(action: &'static str, place: &Path, stat: &Stat) -> PathError {
     PathError::Denied {
         remedy: match action {
             "read" => format!("To allow this: chown {user} {word} && chmod 0600 {word}"),
-            // For example, the folder is /etc/walpost, which the packages create for the group
-            // walpost.
+            // For example, the packages create /etc/walpost for the group walpost.
             _ if stat.st_mode & 0o010 != 0 => format!(
                 "Run the command as root or as a member of the group with ID {}, or allow all users to enter it: chmod o+x {word}",
                 stat.st_gid
@@ -566,8 +572,8 @@ fn examine(place: &Path, entry: impl AsFd, stat: &Stat) -> Result<(), PathError>
     distrust(place, entry, fault(stat, own()))
 }
 
-/// Examines a link. A link itself can't be written to, and can be replaced only by users who can
-/// write to its folder; in a sticky folder, only by the owner of the link or the folder.
+/// Examines a link. A link can't be written to, but users who can write to its folder can replace
+/// it. In a sticky folder, only the owner of the link or of the folder can do so.
 fn examine_link(
     place: &Path,
     entry: impl AsFd,
@@ -579,7 +585,8 @@ fn examine_link(
     distrust(place, entry, fault)
 }
 
-/// Returns an error for the fault, unless the component is on a read-only mount that is trusted.
+/// Returns an error if other users can write to the component (`fault`), unless it is on a
+/// read-only mount that is trusted.
 fn distrust(place: &Path, entry: impl AsFd, fault: Option<Fault>) -> Result<(), PathError> {
     let Some(fault) = fault else {
         return Ok(());
@@ -612,7 +619,7 @@ fn distrust(place: &Path, entry: impl AsFd, fault: Option<Fault>) -> Result<(), 
     })
 }
 
-/// Returns whether the file is on a read-only mount, and [`TRUST_READ_ONLY_MOUNTS`] is set.
+/// Returns `true` if the file is on a read-only mount and [`TRUST_READ_ONLY_MOUNTS`] is set.
 fn is_trusted_mount(entry: impl AsFd) -> Result<bool, PathError> {
     static IS_SET: LazyLock<bool> =
         LazyLock::new(|| std::env::var_os(TRUST_READ_ONLY_MOUNTS).is_some_and(|set| set == "true"));
@@ -636,7 +643,7 @@ enum Fault {
         /// The expected owner.
         expected: String,
     },
-    /// The mode that allows other users to write.
+    /// The file's mode, which allows other users to write.
     Mode(u32),
 }
 
@@ -644,9 +651,10 @@ fn fault(stat: &Stat, own: u32) -> Option<Fault> {
     owner_fault(stat, own).or_else(|| mode_fault(stat))
 }
 
-/// Like [`fault`], for a folder in the path to the socket of the user `server`. This user may own
-/// the folder if other users can't write to the parent folder: in a sticky folder, any user could
-/// create a folder with the expected name. The last folder in the path can have any mode.
+/// Like [`fault`], for a folder in the path to the socket of the user `server`. The user `server`
+/// may own the folder if other users can't write to the parent folder. In a sticky parent folder,
+/// any user could create a folder with the expected name. The last folder in the path may have any
+/// mode.
 fn server_fault(stat: &Stat, parent: &Stat, server: u32, is_last: bool) -> Option<Fault> {
     let is_server_folder = stat.st_uid == server && parent.st_mode & WRITABLE_BY_OTHERS == 0;
     let owner = match is_server_folder {
@@ -678,8 +686,8 @@ fn own() -> u32 {
 }
 
 /// Returns the permission bits that must be clear so that other users can't read the file, and the
-/// recommended mode. If the file has another owner, such as root, this user needs the group's
-/// permission to read the file.
+/// recommended mode. If the file has another owner, such as root, the current user needs the
+/// group's permission to read it.
 pub(crate) fn private_mode(owner: u32) -> (u32, &'static str) {
     match owner == own() {
         true => (0o077, "0600"),
@@ -687,8 +695,8 @@ pub(crate) fn private_mode(owner: u32) -> (u32, &'static str) {
     }
 }
 
-/// Returns the file's mode and the command that fixes it, if the mode allows more access than
-/// [`private_mode`] recommends.
+/// If the mode allows more access than [`private_mode`] recommends, returns the file's mode and the
+/// command that fixes it.
 pub(crate) fn exposure(path: &Path) -> Option<(u32, String)> {
     let found = path.metadata().ok()?;
     let (forbidden, remedy) = private_mode(found.uid());

@@ -7,9 +7,10 @@
 //! topics ─record▶ spill ─┘                       └─ first of its event ─▶ journal ──▶ order, gaps
 //! ```
 //!
-//! Each row and record is reduced to a few bytes, which are kept in memory up to a limit, and above
-//! the limit in temporary files. Neither the table nor the topics have to fit into memory, and both
-//! are read only once. The table is read first, because its rows determine the topics.
+//! Each row and record is reduced to a few bytes. These are kept in memory until a limit is
+//! reached, and in temporary files after that. Neither the table nor the topics have to fit into
+//! memory, and both are read only once. The table is read first, because its rows determine the
+//! topics.
 //!
 //! An event that is not in a topic may not have been delivered yet. Therefore, before it queries
 //! the end offsets of the topics, `verify` waits until the slot's confirmed position covers the
@@ -50,7 +51,8 @@ mod topics;
 /// How much earlier the time of a record may be than the time of its row, because the clocks of the
 /// two machines may differ.
 const CLOCK_SKEW_MAX: Duration = Duration::from_secs(600);
-/// A note about missing events if dead letters are not enabled.
+/// The note that is added if dead letters are not enabled, because dead letters may then be
+/// mistakenly counted as missing events.
 const UNKNOWN_DEAD_LETTERS: &str = "dead letters are not enabled in these settings. If walpost run uses other settings \
  (on_oversize, on_unroutable, dead_letter_topic), events that became dead letters may be counted as missing: run verify \
  with the same settings, preferably from the same file";
@@ -99,7 +101,8 @@ impl Range {
 pub(crate) enum VerifyError {
     /// The outbox has no table to compare the topics with.
     #[error(
-        "the outbox uses logical messages, so there is no table to compare the topics with. verify requires outbox = \"table\""
+        "the outbox uses logical decoding messages, so there is no table to compare the topics with. verify requires \
+         outbox = \"table\""
     )]
     NoTable,
     /// The outbox has several tables, but only a single table can be compared.
@@ -117,7 +120,7 @@ pub(crate) enum VerifyError {
          \"{{id}}\" }}. Only records created after that will contain the header"
     )]
     NoIdHeader,
-    /// The times of the rows are unknown.
+    /// The table has no suitable column with the time of each row.
     #[error(
         "column {column:?} of table {table} {found}, but --since and --until require a column with the time of each \
          row. Specify the column with --time-column"
@@ -161,7 +164,7 @@ pub(crate) struct Report {
     pub notes: Vec<String>,
 }
 
-/// A function that receives the findings.
+/// A function that is called with each finding.
 pub(crate) type Tell<'t> = &'t mut dyn FnMut(&Finding) -> io::Result<()>;
 
 /// Counts and reports findings.
@@ -221,7 +224,7 @@ pub(crate) fn verify(
         on_finding,
     };
     // The memory limit is divided between the entries and the journal, which are filled at the same
-    // time. Transactions are processed afterwards, when this memory is free again.
+    // time. Transactions are processed afterwards, when this memory has been released.
     let mut entries = Spill::new(options.memory / 4 * 3);
     let mut journal = Journal::new(options.memory / 4);
     let database = runtime.block_on(async {
@@ -248,7 +251,7 @@ pub(crate) fn verify(
     let plan = topics::Plan {
         reader: &reader,
         id: &database.id,
-        // A configured timestamp is unrelated to the time when a record was produced.
+        // If timestamps come from a column, they don't show when the records were produced.
         since: match settings.outbox.timestamp {
             None => options
                 .range
@@ -331,14 +334,14 @@ struct Database {
     journal: JournalFindings,
 }
 
-/// Information from the journal that affects the verification.
+/// Information from the journal that affects the verification's result.
 #[derive(Default)]
 struct JournalFindings {
     /// Descriptions of events that were intentionally not delivered. The rows of these events can't
     /// be identified, because the WAL position of a row is unknown.
     undelivered: Vec<String>,
-    /// The commit positions of copied rows. If a copy was restarted, rows of the previous copy
-    /// remain.
+    /// The commit positions of copied rows. If a copy was restarted, this includes the position
+    /// used by the previous attempt, whose records remain in the topics.
     copies: Vec<Lsn>,
 }
 
@@ -424,8 +427,8 @@ impl DatabaseReader<'_> {
         Ok(journal)
     }
 
-    /// Adds notes about settings that cause rows to be omitted, or event numbers to be missing from
-    /// the topics. Returns the commit position after which gaps are significant.
+    /// Adds notes about settings that cause rows to be omitted, or a transaction's event numbers to
+    /// have gaps. Returns the commit position after which a gap means that an event is missing.
     fn note_omissions(&self, observed: &Observed, reporter: &mut Reporter<'_>) -> Lsn {
         let target = &self.settings.target;
         let Some(publication) = &observed.publication else {
@@ -457,8 +460,9 @@ impl DatabaseReader<'_> {
         Lsn::ZERO
     }
 
-    /// Waits until the contents of the table have been delivered, while a process reads the slot.
-    /// Returns whether they have been delivered, and the confirmed position.
+    /// Waits until the contents of the table have been delivered. Stops waiting if no process reads
+    /// the slot, or after the time that the options specify. Returns whether the contents have been
+    /// delivered, and the confirmed position.
     async fn wait(
         &self,
         catalog: &Catalog,
@@ -489,7 +493,7 @@ impl DatabaseReader<'_> {
             if found.active_pid.is_none() || Instant::now() >= deadline {
                 let reason = match found.active_pid {
                     None => "no process is reading the slot",
-                    Some(_) => "waiting took longer than --wait",
+                    Some(_) => "the --wait limit was reached",
                 };
                 reporter.add_note(format!(
                     "replication slot {slot:?} is confirmed up to {confirmed}, but the table was read at {goal}, and \

@@ -39,8 +39,8 @@ const DHAT_FILE: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/dhat-heap.json");
 
 fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
-    // With more threads, the harness would run each test on its own thread and allocate
-    // concurrently.
+    // With more than one thread, the harness would run each test on its own thread, and the
+    // allocations of concurrent tests would be counted together.
     arguments.test_threads = Some(1);
     let plain = |per_transaction| Stream::rows(Kind::Plain, ROWS, per_transaction);
     let defaults = OutboxSettings::default;
@@ -49,9 +49,9 @@ fn main() -> ExitCode {
             streamed(Kind::Plain, defaults(), &plain(100));
         }),
         test("transactions_of_one_row_allocate_nothing", move || {
-            // A third of the stream contains more transactions than the window can hold in flight.
-            // The watermark allocates the memory of a slot when the slot is first used, so every
-            // slot has been used before counting starts.
+            // The first third of the stream contains more transactions than the window can hold in
+            // flight, so every slot of the watermark has been used before counting starts. A slot's
+            // memory is allocated when the slot is first used.
             let stream = Stream::rows(Kind::Plain, 2 * ROWS, 1);
             streamed(Kind::Plain, defaults(), &stream);
         }),
@@ -102,7 +102,7 @@ fn main() -> ExitCode {
     libtest_mimic::run(&arguments, tests).exit_code()
 }
 
-/// Returns pipeline settings with this format for the key, value, envelope and headers.
+/// Creates pipeline settings with the given format for the key, value, envelope and headers.
 fn in_format(format: Format) -> OutboxSettings {
     OutboxSettings {
         key_format: format,
@@ -128,7 +128,8 @@ fn profiler() -> Profiler {
     Profiler::builder().testing().file_name(DHAT_FILE).build()
 }
 
-/// Asserts that nothing was allocated during this profiler's lifetime, so no buffer has grown.
+/// Asserts that nothing was allocated during this profiler's lifetime, which means that no buffer
+/// has grown.
 fn assert_nothing_allocated(profiler: Profiler) {
     assert_allocated_at_most(0, profiler);
 }
@@ -144,8 +145,8 @@ fn assert_allocated_at_most(blocks: u64, profiler: Profiler) {
     drop(profiler);
 }
 
-/// Plays a third of `stream`, so that every buffer grows to its final size, then counts the
-/// allocations made while the rest is played.
+/// Processes the first third of `stream`, so that every buffer grows to its final size, then counts
+/// the allocations made while processing the rest.
 fn streamed(kind: Kind, settings: OutboxSettings, stream: &Stream) {
     let (mut core, mut sink) = null_pipeline(kind, settings);
     let mut bodies = stream.bodies();
@@ -156,7 +157,7 @@ fn streamed(kind: Kind, settings: OutboxSettings, stream: &Stream) {
     assert_delivered(&mut core, &mut sink, stream);
 }
 
-/// Like [`streamed`], but sends the stream through a connection.
+/// Like [`streamed`], but receives the stream over a connection.
 fn received(stream: &Stream) {
     let folder = tempfile::tempdir().unwrap();
     let listener = UnixListener::bind(folder.path().join(".s.PGSQL.5432")).unwrap();
@@ -179,8 +180,8 @@ fn received(stream: &Stream) {
             .start("slot", Lsn::ZERO, "publication", false)
             .await
             .unwrap();
-        // Without this signal to the server, the rows would arrive together with the response,
-        // which is read before the buffer exists.
+        // The server sends no rows before this signal. Otherwise, they would arrive together with
+        // the response to START_REPLICATION, which is read before the buffer exists.
         begin.send(()).unwrap();
         let (mut core, mut sink) = null_pipeline(Kind::Plain, OutboxSettings::default());
         let warm_up = stream.len() / 3;
@@ -207,9 +208,9 @@ async fn receive(connection: &mut Connection, core: &mut Core, sink: &mut NullSi
         {
             assert_eq!(core.frame(&frame, sink).unwrap(), Step::Done);
             connection.consume();
-            // The core is called for every frame rather than once per read, because the amount of
-            // data per read differs from run to run, and so would the number of transactions in the
-            // watermark.
+            // Query the confirmed position after every frame rather than once per read: the amount
+            // of data per read differs from run to run, and the number of transactions in the
+            // watermark would differ with it.
             core.delivery.watermark.confirmed();
             left -= 1;
         }
@@ -220,9 +221,9 @@ async fn receive(connection: &mut Connection, core: &mut Core, sink: &mut NullSi
 }
 
 /// Like [`streamed`], but delivers to librdkafka's mock broker. Allocations made by librdkafka
-/// itself, in C, are not counted; allocations in the Rust code that handles its delivery reports
-/// are. rdkafka allocates twice for each batch of reports, regardless of the number of records in
-/// the batch.
+/// itself, in C, are not counted, but those in the Rust code that handles its delivery reports are.
+/// rdkafka allocates twice for each batch of reports, regardless of the number of records in the
+/// batch.
 fn produced(stream: &Stream) {
     const TOPIC: &str = "outbox.event.order";
     let broker = MockCluster::new(1).unwrap();
@@ -272,7 +273,8 @@ async fn produce<'s>(
     core.delivery.watermark.empty().await;
 }
 
-/// A server that streams `bytes` to the first client after `begins` receives a message.
+/// Accepts a connection as a server would, waits for a message on the channel `begins`, and then
+/// streams `bytes` to the client.
 fn walsender(listener: &UnixListener, begins: &mpsc::Receiver<()>, bytes: &[u8]) {
     const AUTHENTICATION_OK: &[u8] = b"R\0\0\0\x08\0\0\0\0";
     const READY_FOR_QUERY: &[u8] = b"Z\0\0\0\x05I";
@@ -291,7 +293,7 @@ fn walsender(listener: &UnixListener, begins: &mpsc::Receiver<()>, bytes: &[u8])
     socket.write_all(bytes).unwrap();
 }
 
-/// Reads a simple query and returns its text.
+/// Reads a Query message and returns its text.
 fn read_query(socket: &mut UnixStream) -> Vec<u8> {
     let mut tag = [0];
     socket.read_exact(&mut tag).unwrap();
@@ -299,7 +301,7 @@ fn read_query(socket: &mut UnixStream) -> Vec<u8> {
     read_message(socket)
 }
 
-/// Reads a length and a message body of that length, and returns the body.
+/// Reads a length field and a message body of that length, and returns the body.
 fn read_message(socket: &mut UnixStream) -> Vec<u8> {
     let mut len = [0; 4];
     socket.read_exact(&mut len).unwrap();
@@ -308,7 +310,7 @@ fn read_message(socket: &mut UnixStream) -> Vec<u8> {
     body
 }
 
-/// Asserts that the rows reached the sink: the end of the stream can be confirmed.
+/// Asserts that the rows reached the sink, by checking that the end of the stream can be confirmed.
 fn assert_delivered(core: &mut Core, sink: &mut NullSink, stream: &Stream) {
     sink.deliver();
     assert_eq!(core.delivery.watermark.confirmed().lsn(), stream.end());

@@ -1,11 +1,11 @@
-//! Checks the dependencies between the top-level modules of `src/`: a module may only refer to
+//! Checks the dependencies between the top-level modules of `src/`: a module may refer only to
 //! modules of lower ranks.
 //!
-//! Every path that begins with `crate`, `super` or `self` is read from the tokens of every file, in
-//! imports, bodies and macros, and resolved to a top-level module. A path to a module of a higher
-//! rank, or to another module of the same rank, is an error. Files that refer to each other,
-//! directly or through other files, are also an error. The same rules apply to tests in `src/`: a
-//! unit test that needs a higher module belongs in that module. Comments and strings are ignored.
+//! Finds every path that begins with `crate`, `super` or `self`, whether in an import, a body or a
+//! macro, and resolves it to a top-level module. A path to a module of a higher rank, or to another
+//! module of the same rank, is an error. Cyclic references between files are also an error. The
+//! same rules apply to tests in `src/`: a unit test that needs a higher module belongs in that
+//! module. Comments and strings are ignored.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -15,8 +15,8 @@ use std::str::FromStr;
 
 use proc_macro2::{Delimiter, Ident, TokenStream, TokenTree};
 
-/// The top-level modules, from the highest rank to the lowest. A module may refer to modules of
-/// lower ranks, and to itself.
+/// The top-level modules, from the highest rank to the lowest. A module may refer to itself and to
+/// modules of lower ranks.
 const RANKS: &[&[&str]] = &[
     &["fuzz"],
     &["cli"],
@@ -24,8 +24,8 @@ const RANKS: &[&[&str]] = &[
     &["supervisor"],
     &["observe"],
     &["replay", "skip", "verify"],
-    // Replay uses retention to determine which partitions have been detached, so that there is only
-    // one implementation.
+    // Replay and retention must agree on which partitions have been detached, so replay uses the
+    // implementation in retention.
     &["retention"],
     &["pipeline"],
     &["kafka", "postgres"],
@@ -33,14 +33,14 @@ const RANKS: &[&[&str]] = &[
     &["delivery"],
     &["outbox"],
     &["model"],
-    // These modules work with text and numbers, and use no other types of Walpost.
+    // These modules deal only with text and numbers, not with any of Walpost's own types.
     &["authorities", "file_error", "program", "progress"],
-    // Every other module reads files through trusted_path.
+    // Every other module must read files through trusted_path.
     &["trusted_path"],
     &["escape"],
 ];
 
-/// Crates that only one module may refer to; other modules use its wrappers.
+/// Crates that only one module may use directly. Other modules use that module's wrappers.
 const OWNERS: &[(&str, &str)] = &[
     ("rdkafka", "kafka"),
     ("rdkafka_sys", "kafka"),
@@ -48,28 +48,28 @@ const OWNERS: &[(&str, &str)] = &[
     ("tokio_postgres", "postgres"),
 ];
 
-/// A path in a file, starting at the crate's root.
+/// A path to an item in this crate, relative to the crate's root.
 #[derive(Debug, PartialEq, Eq)]
 struct InternalPath {
     line: usize,
     path: Vec<String>,
 }
 
-/// A restricted external crate that a file refers to.
+/// A reference to an external crate that only one module may use.
 #[derive(Debug, PartialEq, Eq)]
 struct ExternalCrate {
     line: usize,
     name: String,
 }
 
-/// All references in a file.
+/// All references that a file contains.
 #[derive(Debug, Default)]
 struct References {
     internal: Vec<InternalPath>,
     external: Vec<ExternalCrate>,
 }
 
-/// A path that breaks a rule.
+/// A reference that breaks a rule.
 #[derive(Debug, PartialEq, Eq)]
 struct Violation {
     file: String,
@@ -83,7 +83,7 @@ impl fmt::Display for Violation {
     }
 }
 
-/// Returns the references in a file with the contents `text`, whose module is `module`.
+/// Returns the references in the source code `text` of the given module.
 fn references(text: &str, module: &[String]) -> References {
     let tokens = TokenStream::from_str(text).expect("a Rust file");
     let mut references = References::default();
@@ -97,7 +97,8 @@ fn walk(tokens: TokenStream, module: &[String], references: &mut References) {
     while at < tokens.len() {
         match &tokens[at] {
             TokenTree::Ident(ident) if ident == "mod" => {
-                // `mod name { ... }` is an inline module; `mod name;` is another file.
+                // `mod name { ... }` is an inline module, whereas `mod name;` refers to another
+                // file.
                 if let (Some(TokenTree::Ident(name)), Some(TokenTree::Group(body))) =
                     (tokens.get(at + 1), tokens.get(at + 2))
                     && body.delimiter() == Delimiter::Brace
@@ -147,8 +148,8 @@ fn begins_with_separator(tokens: &[TokenTree]) -> bool {
     is_punct(tokens.first(), ':') && is_punct(tokens.get(1), ':')
 }
 
-/// Returns whether these tokens end with a `::` within a path. A `::` at the beginning of a path
-/// refers to a crate instead.
+/// Returns whether these tokens end with a `::` that continues a path. A `::` at the beginning of a
+/// path refers to a crate instead.
 fn is_separator(before: &[TokenTree]) -> bool {
     let ends = before.len() >= 2
         && is_punct(before.last(), ':')
@@ -169,7 +170,8 @@ fn is_import(tokens: &[TokenTree], at: usize) -> bool {
         || at > 1 && matches!(&tokens[at - 2], TokenTree::Ident(ident) if ident == "extern")
 }
 
-/// Reads the path that begins at `at` and continues `prefix`, and returns the index after the path.
+/// Reads a path that begins at the token `at` and is relative to `prefix`. Returns the index after
+/// the path.
 fn path(
     tokens: &[TokenTree],
     mut at: usize,
@@ -201,7 +203,8 @@ fn path(
                 at += 1;
                 break;
             }
-            // `Vec::<crate::A>::new`: generic arguments are processed like all other tokens.
+            // The `::` in `Vec::<crate::A>::new` precedes generic arguments, which the caller
+            // processes like all other tokens.
             _ => break,
         }
         if !begins_with_separator(&tokens[at..]) {
@@ -209,7 +212,7 @@ fn path(
         }
         at += 2;
     }
-    // The receiver of a method, `pub(crate)` and a single `$crate` do not refer to a module.
+    // A method's receiver, `pub(crate)` and a lone `$crate` do not refer to a module.
     if is_glob || prefix.len() > 1 {
         let path = resolve(module, &prefix);
         references.internal.push(InternalPath { line, path });
@@ -217,7 +220,7 @@ fn path(
     at
 }
 
-/// Returns the path from the crate's root.
+/// Resolves a path in the given module to one that starts at the crate's root.
 fn resolve(module: &[String], path: &[String]) -> Vec<String> {
     let mut base = Vec::new();
     let mut rest = path.iter().peekable();
@@ -237,7 +240,7 @@ fn resolve(module: &[String], path: &[String]) -> Vec<String> {
     base
 }
 
-/// Returns the module of a file in `src/`.
+/// Returns the module that a file in `src/` contains.
 fn module(file: &Path) -> Vec<String> {
     let path = file.with_extension("");
     let parts = path.iter().map(|part| part.to_string_lossy().into_owned());
@@ -252,10 +255,10 @@ fn rank(top_module: &str) -> Option<usize> {
     RANKS.iter().position(|rank| rank.contains(&top_module))
 }
 
-/// Returns the rule violations in `file`, which has the contents `text`.
+/// Returns the rule violations in the source code `text` of the file.
 fn violations(file: &Path, text: &str) -> Vec<Violation> {
     let module = module(file);
-    // src/lib.rs declares all top-level modules.
+    // src/lib.rs is exempt, because it declares all top-level modules.
     let Some(top_module) = module.first() else {
         return Vec::new();
     };
@@ -318,7 +321,7 @@ fn files(folder: &Path, found: &mut Vec<PathBuf>) {
 }
 
 #[test]
-fn modules_refer_only_to_lower_modules() {
+fn modules_refer_only_to_modules_in_lower_layers() {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut found = Vec::new();
     files(&src, &mut found);
@@ -336,8 +339,8 @@ fn modules_refer_only_to_lower_modules() {
     assert!(violations.is_empty(), "{}", violations.join("\n"));
 }
 
-/// Returns the cycles of references between the files of `src/`, as lists of modules. References
-/// of a file to its parent module are ignored. `texts` contains the module and the contents of each
+/// Returns each cycle of references between the files of `src/` as a list of modules. Ignores a
+/// file's references to its parent modules. `texts` contains the module and the source code of each
 /// file.
 fn cycles(texts: &[(Vec<String>, String)]) -> Vec<String> {
     let file_of = |path: &[String]| {
@@ -377,7 +380,7 @@ fn cycles(texts: &[(Vec<String>, String)]) -> Vec<String> {
 }
 
 #[test]
-fn files_form_no_reference_cycles() {
+fn source_files_have_no_reference_cycles() {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut found = Vec::new();
     files(&src, &mut found);
@@ -417,7 +420,7 @@ fn detects_direct_and_indirect_reference_cycles() {
 }
 
 #[test]
-fn every_top_level_module_exists_and_has_one_rank() {
+fn every_top_level_module_exists_and_has_one_layer_rank() {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let top_modules = RANKS.concat();
     for top_module in &top_modules {
@@ -433,7 +436,7 @@ fn every_top_level_module_exists_and_has_one_rank() {
     }
 }
 
-/// Returns the paths to which a file with the contents `text`, whose module is `module`, refers.
+/// Returns the paths that the source code `text` of the given module refers to.
 fn paths(module: &str, text: &str) -> Vec<String> {
     let module: Vec<_> = module.split("::").map(str::to_owned).collect();
     let internal = references(text, &module).internal;
@@ -444,7 +447,7 @@ fn paths(module: &str, text: &str) -> Vec<String> {
 }
 
 #[test]
-fn resolves_groups_globs_and_aliases_of_imports() {
+fn resolves_import_groups_globs_and_aliases() {
     assert_eq!(
         paths("a::b", "use crate::x::{self, y::{z as w, *}, super_ish};"),
         ["x::self", "x::y::z", "x::y", "x::super_ish"]
@@ -471,7 +474,7 @@ fn resolves_super_and_self_relative_to_their_module() {
 }
 
 #[test]
-fn reads_paths_in_bodies_types_macros_and_attributes() {
+fn finds_module_paths_in_bodies_types_macros_and_attributes() {
     assert_eq!(
         paths(
             "a",
@@ -503,7 +506,7 @@ fn reads_paths_in_bodies_types_macros_and_attributes() {
 }
 
 #[test]
-fn reports_an_upward_or_sideways_path_with_file_and_line() {
+fn reports_references_to_higher_or_equal_modules_with_file_and_line() {
     let check = |file: &str, text: &str| -> Vec<_> {
         let found = violations(Path::new(file), text);
         found.iter().map(ToString::to_string).collect()
@@ -562,7 +565,7 @@ fn only_the_owning_module_refers_to_a_restricted_crate() {
     assert_eq!(check("pipeline.rs", fields), 0);
 }
 
-/// Subcommands that messages tell operators to run.
+/// Subcommands that messages can tell operators to run.
 const SUBCOMMANDS: &[&str] = &[
     "check",
     "checkpoint",
@@ -576,7 +579,7 @@ const SUBCOMMANDS: &[&str] = &[
     "verify",
 ];
 
-/// Collects the string literals, except documentation and literals in tests.
+/// Collects the string literals and their line numbers, except those in documentation and tests.
 fn literals(tokens: TokenStream, found: &mut Vec<(usize, String)>) {
     let tokens: Vec<_> = tokens.into_iter().collect();
     let mut at = 0;
@@ -615,9 +618,9 @@ fn literals(tokens: TokenStream, found: &mut Vec<(usize, String)>) {
     }
 }
 
-/// Returns whether the text suggests a Walpost command without the options that select its
-/// configuration. A suggested command follows a colon or has a flag; `walpost run` within a
-/// sentence only names the command.
+/// Returns whether the text tells the operator to run a Walpost command but lacks the options that
+/// select a configuration. A command after a colon or with a flag is meant to be run, whereas
+/// `walpost run` within a sentence is only a name.
 fn suggests_bare_command(text: &str) -> bool {
     if ["--config", "--http"]
         .iter()
@@ -672,7 +675,7 @@ fn messages_contain_commands_with_their_required_options() {
 }
 
 #[test]
-fn distinguishes_suggested_commands_from_command_names() {
+fn distinguishes_suggested_commands_from_mentions_of_command_names() {
     for text in [
         "leave it out: walpost skip --to {at}",
         "Create it: walpost init",

@@ -1,15 +1,15 @@
-//! Checks that SQL statements which operators paste, from messages, SQL files and documentation,
-//! call PostgreSQL's functions regardless of `search_path`.
+//! Checks SQL statements that operators paste from messages, SQL files and documentation. They must
+//! call PostgreSQL's own functions, whatever the `search_path`.
 //!
-//! The owner of a database can put another schema before `pg_catalog`, and any role that can create
-//! objects in a schema of the path can create a function whose arguments match better than those of
-//! PostgreSQL's own function (CVE-2018-1058). The administrator who pastes a statement would then
-//! run this function.
+//! A database owner can put another schema before `pg_catalog` in the path. A role that can create
+//! objects in that schema can then create a function that matches the arguments better than
+//! PostgreSQL's own (CVE-2018-1058). The administrator who pastes a statement would then run this
+//! function.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Functions in statements that administrators are asked to run.
+/// Functions called by statements that administrators are asked to run.
 const FUNCTIONS: &[&str] = &[
     "pg_drop_replication_slot",
     "pg_replication_slot_advance",
@@ -32,7 +32,7 @@ fn files(at: &Path, extensions: &[&str], found: &mut Vec<PathBuf>) {
     }
 }
 
-/// Returns the lines in which one of the functions is called without its schema.
+/// Returns the numbers of the lines that call one of the functions without its schema name.
 fn unqualified_calls(text: &str) -> Vec<usize> {
     let is_unqualified = |line: &str| {
         FUNCTIONS.iter().any(|function| {
@@ -50,8 +50,8 @@ fn unqualified_calls(text: &str) -> Vec<usize> {
         .collect()
 }
 
-/// Returns the first lines of SQL blocks that use unqualified names of PostgreSQL's catalogs
-/// without setting search_path.
+/// Returns the first line of each SQL block that uses an unqualified name from pg_catalog but does
+/// not set search_path.
 fn blocks_without_a_path(page: &str) -> Vec<String> {
     let blocks = page.split("```sql\n").skip(1);
     let blocks = blocks.filter_map(|rest| rest.split("```").next());
@@ -122,8 +122,8 @@ fn detects_unqualified_calls_and_blocks_without_search_path() {
     assert!(blocks_without_a_path(&safe).is_empty());
 }
 
-/// Returns the names of the functions in a file whose literals have a different meaning if the
-/// caller has turned standard_conforming_strings off.
+/// Returns the names of the functions that contain a literal whose meaning changes if the caller
+/// has turned standard_conforming_strings off.
 fn functions_that_depend_on_string_syntax(sql: &str) -> Vec<String> {
     let functions = sql.split("CREATE OR REPLACE FUNCTION ").skip(1);
     let functions = functions.filter_map(|rest| {
@@ -140,7 +140,7 @@ fn functions_that_depend_on_string_syntax(sql: &str) -> Vec<String> {
     functions.collect()
 }
 
-/// Returns the literals in a line that contain a backslash and are not preceded by E.
+/// Returns the literals in a line that contain a backslash but have no E prefix.
 fn backslashes_outside_escapes(line: &str) -> Vec<&str> {
     let parts: Vec<_> = line.split('\'').collect();
     let literals = (1..parts.len()).step_by(2);
@@ -190,7 +190,7 @@ fn detects_literals_that_depend_on_standard_conforming_strings() {
     }
 }
 
-/// Returns the DDL statements on the outbox in a file.
+/// Returns the DDL statements in a file that affect the outbox table.
 fn ddl_on_the_outbox(sql: &str) -> Vec<&str> {
     let ddl = [
         "'ALTER TABLE %s ",
@@ -208,7 +208,7 @@ fn ddl_on_the_outbox(sql: &str) -> Vec<&str> {
 }
 
 #[test]
-fn ddl_on_the_outbox_follows_a_check_of_its_owner() {
+fn ddl_on_the_outbox_is_preceded_by_an_owner_check() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut found = Vec::new();
     files(&root.join("sql"), &["sql"], &mut found);

@@ -62,7 +62,7 @@ pub(crate) enum PartName {
     /// The drain with different numbers of rows, payloads, transaction sizes, partitions and
     /// compression types; and without a table
     Growth,
-    /// The drain with each format of records: those of Connect's converters, and expanded payloads
+    /// The drain with each record format: the formats of Kafka Connect's converters, and expanded payloads
     Forms,
     /// The drains that miss their targets, repeated without their bottleneck
     Tuned,
@@ -108,7 +108,7 @@ impl Args {
         ALL.into_iter().filter(is_selected).collect()
     }
 
-    /// Returns whether the page is generated without measuring.
+    /// Returns whether to generate only the page, from stored results.
     pub(crate) fn renders_only(&self) -> bool {
         self.part_names == [PartName::Render]
     }
@@ -127,7 +127,7 @@ impl Args {
         self.rounds.unwrap_or(if self.quick { 1 } else { 3 })
     }
 
-    /// Returns a number of rows, reduced for a quick run.
+    /// Returns the given number of rows, or a small fraction of it with `--quick`.
     pub(crate) fn scaled(&self, rows: usize) -> usize {
         if self.quick {
             (rows / 25).clamp(1, 20_000)
@@ -136,7 +136,7 @@ impl Args {
         }
     }
 
-    /// Returns Walpost, connected to the database over this link.
+    /// Returns a Walpost program that connects to the database over the given link.
     pub(crate) fn walpost(&self, link: Link) -> Program {
         Program::Walpost {
             link,

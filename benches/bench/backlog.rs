@@ -1,5 +1,5 @@
-//! Writes backlogs of rows to the WAL, and creates the slots that read them. In the benchmark, every
-//! event is called a row, including logical decoding messages.
+//! Writes backlogs of rows to the WAL and creates the slots that read them. The benchmark calls
+//! every event a row, even if it is a logical decoding message.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
@@ -12,20 +12,22 @@ use crate::support::wait::wait_until;
 pub(crate) const TABLE: &str = "public.outbox";
 pub(crate) const PUBLICATION: &str = "walpost_outbox";
 
-/// The publication that contains the tables created by the part `tables`.
+/// The publication that contains the tables created by the `tables` part of the benchmark.
 pub(crate) const TABLES_PUBLICATION: &str = "bench_tables";
-/// A publication without tables. PostgreSQL sends logical decoding messages with any publication.
+/// A publication without tables. pgoutput requires a publication, but sends logical decoding
+/// messages regardless of the tables in it.
 const EMPTY_PUBLICATION: &str = "walpost_log";
-/// The default prefix of `walpost.publish`.
+/// The message prefix that `walpost.publish` uses by default.
 const PREFIX: &str = "walpost_outbox";
 
-/// A slot that never moves. Each measurement reads from a copy of this slot.
+/// A slot that is never advanced. Each measurement reads from a copy of it, so that all of them
+/// read the same backlog.
 const ORIGIN: &str = "origin";
 
-/// Creates rows like those of an online shop, with 10,000 keys and payloads of about 220 bytes. If a
-/// size is given, payloads have this size, and contain text that does not compress. `payload`
-/// contains no subquery, so that PostgreSQL can inline the function: otherwise, each call would cost
-/// several times as much as the measured operation.
+/// Creates rows like those of an online shop, with 10,000 keys and payloads of about 220 bytes. If
+/// a size is given, payloads have that size and consist of incompressible text. `payload` contains
+/// no subquery, so that PostgreSQL can inline the function. If the function weren't inlined, each
+/// call would cost several times as much as the measured operation.
 const SCHEMA: &str = "
 CREATE TABLE outbox (id uuid PRIMARY KEY, aggregatetype text NOT NULL, aggregateid text NOT NULL,
     type text NOT NULL, payload jsonb NOT NULL);
@@ -61,7 +63,7 @@ DECLARE at bigint := 1; last bigint; BEGIN
     COMMIT; at := last + 1;
   END LOOP; END $$";
 
-/// The type of an outbox.
+/// The kind of outbox to which events are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Kind {
@@ -69,7 +71,7 @@ pub(crate) enum Kind {
     Table,
     /// Logical decoding messages, written with `walpost.publish`.
     Messages,
-    /// The tables of the part `tables`. Each transaction writes to a different table.
+    /// The outbox tables of the `tables` part. Transactions are distributed among them round-robin.
     Tables,
 }
 
@@ -82,7 +84,7 @@ impl Kind {
         }
     }
 
-    /// Returns the arguments of `walpost run`.
+    /// Returns the `walpost run` arguments that select this kind of outbox.
     pub(crate) fn arguments(self) -> &'static [&'static str] {
         match self {
             Self::Table => &["--publication", PUBLICATION, "--table", TABLE],
@@ -98,7 +100,7 @@ impl Kind {
         }
     }
 
-    /// Returns the options that make pgoutput send the events.
+    /// Returns the pgoutput options needed to receive the events.
     pub(crate) fn options(self) -> Vec<String> {
         let publication = |name| format!("publication_names={name}");
         match self {
@@ -115,12 +117,13 @@ pub(crate) fn install(db: &Session) {
     // Omits psql's meta-commands, which begin with a backslash.
     let publish: Vec<_> = publish.filter(|line| !line.starts_with('\\')).collect();
     db.run(&publish.join("\n"));
-    // The file limits the session's search_path to pg_catalog.
+    // publish.sql sets search_path to pg_catalog, but the tables of the benchmark belong in
+    // `public`.
     db.run("RESET search_path");
     db.run(SCHEMA);
 }
 
-/// The requested properties of a backlog.
+/// The parameters of a backlog to write.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
     pub(crate) kind: Kind,
@@ -129,12 +132,14 @@ pub(crate) struct Shape {
     pub(crate) batch: usize,
     /// The approximate length of a payload as text, in bytes. `None` for the default payloads.
     pub(crate) payload_bytes: Option<usize>,
-    /// The number of aggregate types, or of tables, among which the rows are distributed in turn.
+    /// The number of aggregate types, which are assigned to rows round-robin. For [`Kind::Tables`],
+    /// the number of tables, which are assigned to transactions round-robin.
     pub(crate) types: usize,
 }
 
 impl Shape {
-    /// Returns a backlog of a table, with the default transaction size and payload.
+    /// Returns the parameters of a single-table backlog with the default transaction size and
+    /// payload.
     pub(crate) fn with_rows(rows: usize) -> Self {
         Self {
             kind: Kind::Table,
@@ -146,7 +151,7 @@ impl Shape {
     }
 }
 
-/// Returns the aggregate type of row `n`, like the function in the database.
+/// Returns the aggregate type of row `n`. Must match the SQL function of the same name.
 pub(crate) fn aggregate_type(n: usize, types: usize) -> String {
     match types {
         1 => "order".to_owned(),
@@ -154,7 +159,7 @@ pub(crate) fn aggregate_type(n: usize, types: usize) -> String {
     }
 }
 
-/// A backlog that was written.
+/// A backlog that has been written to the WAL.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Backlog {
     pub(crate) kind: Kind,
@@ -162,7 +167,7 @@ pub(crate) struct Backlog {
     pub(crate) batch: usize,
     /// The average length of a payload as text, in bytes.
     pub(crate) payload_bytes: f64,
-    /// The WAL that writing the backlog generated.
+    /// The amount of WAL that was generated while writing the backlog.
     pub(crate) wal_bytes: u64,
     /// How long one session took to write the backlog.
     pub(crate) write_seconds: f64,
@@ -205,7 +210,7 @@ pub(crate) fn fill(db: &Session, shape: Shape) -> Backlog {
     }
 }
 
-/// Removes the rows and the slot [`ORIGIN`], so that the server can remove the WAL.
+/// Deletes the rows and drops the slot [`ORIGIN`], so that the server no longer retains WAL for it.
 pub(crate) fn empty(db: &Session) {
     let exists = format!("SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{ORIGIN}'");
     if db.number(&exists) > 0 {
@@ -215,13 +220,13 @@ pub(crate) fn empty(db: &Session) {
     db.run("CHECKPOINT");
 }
 
-/// Returns the end of the WAL, in bytes.
+/// Returns the current end of the WAL as a byte position.
 pub(crate) fn position(db: &Session) -> u64 {
     let position = db.number("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint");
     u64::try_from(position).unwrap()
 }
 
-/// The slot of one measurement. The slot is dropped together with this value.
+/// A slot for one measurement. Dropping this value drops the slot.
 pub(crate) struct Slot<'a> {
     db: &'a Session,
     pub(crate) name: String,
@@ -257,7 +262,7 @@ fn create_slot(name: &str) -> String {
     format!("SELECT pg_create_logical_replication_slot('{name}', 'pgoutput')")
 }
 
-/// Drops a slot. Waits until its walsender has noticed that the client has exited.
+/// Drops a slot. Retries until its walsender has noticed that the client has exited.
 fn drop_slot(db: &Session, name: &str) {
     let drop = format!("SELECT pg_drop_replication_slot('{name}')");
     wait_until("the slot to be free", || db.try_run(&drop).is_ok());

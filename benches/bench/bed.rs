@@ -1,4 +1,4 @@
-//! Starts the servers that all measurements use.
+//! Starts the PostgreSQL server and the Kafka broker that most measurements share.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -16,7 +16,8 @@ use crate::topic::TopicSettings;
 
 pub(crate) const DATABASE: &str = "postgres";
 
-/// PostgreSQL's settings: as durable as in production, but without checkpoints during a measurement.
+/// PostgreSQL settings: as durable as in production, but with checkpoints so rare that none
+/// disturbs a measurement.
 pub(crate) const POSTGRES_SETTINGS: &str = "fsync = on
 shared_buffers = 256MB
 max_wal_size = 16GB
@@ -29,28 +30,29 @@ max_wal_senders = 520
 /// Options that set the heap size of the broker's JVM.
 pub(crate) const BROKER_JVM: [&str; 2] = ["-Xms512m", "-Xmx512m"];
 
-/// Number of rows in each drain of the warm-up.
+/// Number of rows drained in each warm-up run.
 pub(crate) const WARM_UP_ROWS: usize = 500_000;
 
-/// The minimum and maximum number of drains in the warm-up.
+/// Minimum and maximum number of warm-up runs.
 pub(crate) const WARM_UPS: RangeInclusive<usize> = 8..=12;
 
-/// A PostgreSQL server and a Kafka broker that only the benchmark uses.
+/// A PostgreSQL server and a Kafka broker that are used only by the benchmark.
 pub(crate) struct TestBed {
     pub(crate) server: Server,
     pub(crate) broker: Broker,
     pub(crate) db: Session,
-    /// A consumer that queries offsets.
+    /// A consumer that only queries offsets, to count the records that have arrived.
     pub(crate) observer: BaseConsumer,
 }
 
 impl TestBed {
-    /// Starts the servers, and warms up the broker.
+    /// Starts the servers and warms up the broker.
     pub(crate) fn new(args: &Args) -> Self {
         let server = Server::private(MAJOR, POSTGRES_SETTINGS);
         let broker = Broker::with_jvm(&BROKER_JVM);
         let db = server.session(DATABASE);
-        // Speeds up writing a backlog. The rows are on disk before they are read.
+        // Asynchronous commits make writing a backlog faster. The results are unaffected, because
+        // the rows are flushed to disk before they are read.
         db.run("SET synchronous_commit = off");
         backlog::install(&db);
         let observer = broker.reader();
@@ -72,9 +74,9 @@ impl TestBed {
         }
     }
 
-    /// Runs drains whose results are discarded, until the broker's JVM has compiled the code that a
-    /// drain executes. Before that, the broker uses several times as much CPU time, which slows down
-    /// other processes on the same cores.
+    /// Runs drains and discards their results until the broker's JVM has compiled its hot code.
+    /// Before that, the broker uses several times as much CPU time, which slows down other
+    /// processes on the same cores.
     fn warm_up(&self, args: &Args) {
         eprintln!("warming up:");
         let backlog = backlog::fill(&self.db, Shape::with_rows(args.scaled(WARM_UP_ROWS)));
@@ -93,6 +95,7 @@ impl TestBed {
     }
 }
 
-/// A measurement fails if it makes no progress for this long. The time is long because PostgreSQL
-/// decodes a transaction of millions of rows completely before it sends the first row.
+/// A measurement fails if it makes no progress for this long. The timeout is generous because
+/// PostgreSQL decodes a whole transaction, even one with millions of rows, before it sends the
+/// first row.
 pub(crate) const STALL_TIMEOUT: Duration = Duration::from_secs(180);

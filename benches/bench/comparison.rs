@@ -1,5 +1,5 @@
-//! The part `drain`: compares Walpost, the limit and the peers with the same backlogs, and measures
-//! memory while the broker is frozen.
+//! The `drain` part compares the throughput of Walpost, the database alone and other programs on
+//! the same backlogs, and measures Walpost's memory while the broker is frozen.
 
 use crate::args::Args;
 use crate::backlog::{self, Shape};
@@ -10,9 +10,9 @@ use crate::program::Link;
 use crate::results::Comparison;
 use crate::topic::TopicSettings;
 
-/// The series with the first backlog, to which most figures refer.
+/// The series that drains the first backlog. Most published figures come from this series.
 pub(crate) const SERIES: &str = "drain";
-/// The series with the second, larger backlog.
+/// The series that drains the second, larger backlog.
 pub(crate) const MORE_ROWS: &str = "drain of more rows";
 
 pub(crate) fn measure(bed: &TestBed, args: &Args) -> Comparison {

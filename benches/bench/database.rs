@@ -1,4 +1,5 @@
-//! The part `database`: measures the load on the database for each method of delivering events.
+//! The `database` part measures how much load each method of delivering events puts on the
+//! database.
 
 pub(crate) mod poller;
 
@@ -38,7 +39,7 @@ const PUBLISH: &str = "published :=
 /// A method of delivering events.
 #[derive(Clone, Copy)]
 enum DeliveryMethod {
-    /// No program reads the events.
+    /// Nothing reads the events. The other methods are compared with this baseline.
     None,
     Walpost(Kind),
     Polling(Settlement),
@@ -68,7 +69,7 @@ pub(crate) fn measure(bed: &TestBed, args: &Args) -> Vec<Cost> {
     costs
 }
 
-/// Measures one method of delivery. The events are written and delivered at the same time.
+/// Measures one delivery method. Events are delivered while more are being written.
 fn run(bed: &TestBed, args: &Args, method: DeliveryMethod, events: usize, round: usize) -> Cost {
     prepare(bed, method);
     let topic = Topic::new(bed, &TopicSettings::default());
@@ -89,8 +90,8 @@ fn run(bed: &TestBed, args: &Args, method: DeliveryMethod, events: usize, round:
     });
     deliverer.settle(events);
     let reader_cpu = deliverer.reader_cpu_seconds() - reader_before;
-    // The sessions stay open until their CPU usage has been read, because the usage of a process
-    // that exits in the meantime may be lost.
+    // The sessions must stay open until their CPU usage has been read: it is no longer available
+    // after the server process exits.
     let writers_cpu: f64 = writers.iter().map(session_cpu_seconds).sum();
     let rest_cpu = server() - cpu_before - writers_cpu - reader_cpu;
     drop(writers);
@@ -118,8 +119,8 @@ fn run(bed: &TestBed, args: &Args, method: DeliveryMethod, events: usize, round:
     }
 }
 
-/// Creates the table, unless the method uses messages, and the procedure `add`, which commits each
-/// event in its own transaction, like a service.
+/// Creates the procedure `add`, which commits each event in its own transaction, as a service
+/// would. Also creates the table, unless the method uses messages.
 fn prepare(bed: &TestBed, method: DeliveryMethod) {
     let write = match method.kind() {
         Kind::Table | Kind::Tables => {
@@ -138,7 +139,8 @@ fn prepare(bed: &TestBed, method: DeliveryMethod) {
     bed.db.run("CHECKPOINT");
 }
 
-/// The state of the table after all events were delivered. All values are 0 without a table.
+/// The table's size and bloat after all events have been delivered. All values are 0 if there is no
+/// table.
 #[derive(Default)]
 struct TableState {
     table_bytes: u64,
@@ -147,7 +149,7 @@ struct TableState {
 }
 
 impl TableState {
-    /// Measures the table, and drops it.
+    /// Measures the table and drops it.
     fn measure_and_drop(bed: &TestBed) -> Self {
         let number = |sql: &str| u64::try_from(bed.db.number(sql)).unwrap();
         let dead_tuples =
@@ -165,8 +167,8 @@ impl TableState {
     }
 }
 
-/// Writes `each` events in each session, and returns the sessions. Commits are asynchronous, because
-/// waiting for the disk uses no CPU time.
+/// Writes `each` events in each session and returns the sessions. Commits are asynchronous: only
+/// CPU time is compared, and waiting for the disk uses none.
 fn write(bed: &TestBed, each: usize) -> Vec<Session> {
     let sessions = (0..WRITERS).map(|_| {
         let db = bed.server.session(DATABASE);
@@ -181,7 +183,7 @@ fn write(bed: &TestBed, each: usize) -> Vec<Session> {
     written.collect()
 }
 
-/// Returns the CPU time that the server process of a session has used so far, in seconds.
+/// Returns the CPU time used so far by a session's server process, in seconds.
 fn session_cpu_seconds(session: &Session) -> f64 {
     let pid = u32::try_from(session.number("SELECT pg_backend_pid()")).unwrap();
     cpu_seconds(pid).expect("an open session")
@@ -199,7 +201,7 @@ enum Deliverer<'a> {
 }
 
 impl DeliveryMethod {
-    /// Returns where the events are written.
+    /// Returns the kind of outbox to which events are written.
     fn kind(self) -> Kind {
         match self {
             Self::Walpost(kind) => kind,
@@ -219,7 +221,7 @@ impl DeliveryMethod {
 }
 
 impl<'a> Deliverer<'a> {
-    /// Starts the program, and returns when it is ready for the first event.
+    /// Starts the program and waits until it is ready for the first event.
     fn start(bed: &'a TestBed, args: &Args, method: DeliveryMethod, topic: &Topic<'_>) -> Self {
         match method {
             DeliveryMethod::None => Self::None,
@@ -258,7 +260,7 @@ impl<'a> Deliverer<'a> {
         }
     }
 
-    /// Returns the CPU time of the server process that reads events, at the last sample.
+    /// Returns the CPU time of the server process from which the program reads events, in seconds.
     fn reader_cpu_seconds(&self) -> f64 {
         match self {
             Self::None => 0.0,
@@ -267,7 +269,7 @@ impl<'a> Deliverer<'a> {
         }
     }
 
-    /// Waits until all rows have been deleted or marked as sent, if the program polls the table.
+    /// If the program polls the table, waits until all rows have been deleted or marked as sent.
     fn settle(&mut self, events: usize) {
         self.sample();
         if let Self::Poller(poller) = self {

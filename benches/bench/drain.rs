@@ -1,4 +1,4 @@
-//! Measures the drain of a backlog.
+//! Measures how fast programs deliver a backlog.
 
 use std::ops::Range;
 use std::process::{Child, Command};
@@ -19,10 +19,11 @@ use crate::usage::{
 
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Maximum time until a Kafka transaction that contains records is committed.
+/// With Kafka transactions, a drain is complete only after no record has arrived for this long,
+/// because another transaction may still be committed.
 const COMMIT_DELAY_MAX: Duration = Duration::from_millis(500);
 
-/// A measurement that is repeated once per round.
+/// One program with its settings, measured once in each round.
 pub(crate) struct Lap {
     point: String,
     program: Program,
@@ -38,24 +39,27 @@ impl Lap {
         }
     }
 
-    /// Measures the throughput of pg_recvlogical alone.
+    /// Creates a [`Lap`] that measures pg_recvlogical, whose throughput is the limit for every
+    /// program.
     pub(crate) fn limit(link: Link) -> Self {
         Self::new(Program::Limit { link }, TopicSettings::default())
     }
 
-    /// Measures the limit and a program over the same link, at one point.
+    /// Creates two [`Lap`]s for one point of a series: one for pg_recvlogical, and one for a
+    /// program that connects in the same way.
     pub(crate) fn with_limit(program: Program, topic: TopicSettings, point: &str) -> [Self; 2] {
         [Self::limit(program.link()), Self::new(program, topic)].map(|lap| lap.at_point(point))
     }
 
-    /// Sets the point in the series that this lap measures.
+    /// Sets the point in the series that this [`Lap`] measures.
     pub(crate) fn at_point(mut self, point: &str) -> Self {
         point.clone_into(&mut self.point);
         self
     }
 }
 
-/// Drains the backlog with each lap once per round. Each round starts with a different lap.
+/// Runs each [`Lap`] once per round. Each round starts with a different lap, so that no program
+/// benefits from the order.
 pub(crate) fn rounds(
     bed: &TestBed,
     series: &str,
@@ -104,8 +108,8 @@ fn print_drain(drain: &Drain) {
     );
 }
 
-/// Measures the walsender while its output is discarded. Progress is measured in bytes, so that the
-/// output does not have to be parsed.
+/// Measures pg_recvlogical, which discards the walsender's output. Progress is measured in bytes,
+/// because counting rows would require parsing the output.
 fn limit(bed: &TestBed, link: Link, backlog: &Backlog) -> Measured {
     let slot = Slot::at_backlog(&bed.db);
     let mut walsender = Walsender::new(&bed.db, &slot.name);
@@ -114,7 +118,8 @@ fn limit(bed: &TestBed, link: Link, backlog: &Backlog) -> Measured {
     let mut client = receive(bed, link, backlog.kind, &slot.name, &end);
     let (mut cpu, mut waiting, mut peak) = (0.0, 0.0, 0);
     loop {
-        // Takes one more sample after the end, because a short run might end before the first sample.
+        // Checks for the end before sampling, so that even a run that ends immediately is sampled
+        // once.
         let ended = has_ended(client.id());
         walsender.sample();
         cpu = cpu_seconds(client.id()).unwrap_or(cpu);
@@ -185,7 +190,8 @@ fn drain(
     let mut arrivals = Arrivals::new();
     let mut running = program.start(bed, &task);
     let all = backlog.rows as u64;
-    // With transactions, the offsets also count transaction markers, not only records.
+    // The offsets also include transaction markers, so reaching the number of rows does not mean
+    // that all records have arrived.
     let may_commit_more = |arrivals: &Arrivals| {
         program.has_transactions() && arrivals.since_last() < COMMIT_DELAY_MAX
     };
@@ -193,7 +199,8 @@ fn drain(
         running.assert_running();
         arrivals.assert_progress();
         walsender.sample();
-        // Querying a thousand topics every 10 ms would put load on the broker.
+        // Querying the offsets of a thousand topics every 10 ms would itself put load on the
+        // broker.
         sleep(SAMPLE_INTERVAL * if settings.topics > 1 { 10 } else { 1 });
     }
     walsender.sample();
@@ -232,7 +239,7 @@ fn drain(
     }
 }
 
-/// The number of rows or bytes that have arrived, over time.
+/// Tracks how many rows or bytes have arrived, and when.
 struct Arrivals {
     began: Instant,
     first: Option<(Instant, u64)>,
@@ -249,7 +256,7 @@ impl Arrivals {
         }
     }
 
-    /// Records that `amount` rows or bytes have arrived in total. Returns `amount`.
+    /// Records that a total of `amount` rows or bytes have arrived so far. Returns `amount`.
     fn record(&mut self, amount: u64) -> u64 {
         if amount > self.last.1 {
             self.last = (Instant::now(), amount);
@@ -267,7 +274,7 @@ impl Arrivals {
         assert!(elapsed < STALL_TIMEOUT, "nothing arrived in {elapsed:?}");
     }
 
-    /// Returns the time since the last arrival.
+    /// Returns the time since rows or bytes last arrived.
     fn since_last(&self) -> Duration {
         self.last.0.elapsed()
     }
@@ -281,8 +288,9 @@ impl Arrivals {
         (self.last.0 - self.began).as_secs_f64()
     }
 
-    /// Returns the rate after the first sample with any arrivals, extrapolated to `rows`. Returns
-    /// `None` if at least half had already arrived at that sample.
+    /// Returns the number of rows per second, measured from the first sample at which anything had
+    /// arrived. Returns `None` if at least half had arrived by then, because the remainder is too
+    /// small to measure.
     fn per_second(&self, rows: usize) -> Option<f64> {
         let ((first, early), (last, all)) = (self.first?, self.last);
         let part = (all - early) as f64 / all as f64;

@@ -1,4 +1,4 @@
-//! The part `forms`: delivers the same backlog in each format of records.
+//! The `forms` part delivers the same backlog in each record format.
 
 use crate::args::Args;
 use crate::backlog::{self, Shape};

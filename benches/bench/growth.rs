@@ -1,5 +1,5 @@
-//! The part `growth`: increases one parameter at a time, and compares a table with logical decoding
-//! messages.
+//! The `growth` part varies one parameter at a time, such as the payload size, and compares an
+//! outbox table with logical decoding messages.
 
 use crate::args::Args;
 use crate::backlog::{self, Kind, Shape};
@@ -15,7 +15,7 @@ pub(crate) const TRANSACTIONS: &str = "transactions";
 pub(crate) const PARTITIONS: &str = "partitions";
 pub(crate) const COMPRESSION: &str = "compression";
 pub(crate) const TOPICS: &str = "topics";
-/// The series that compares a table with messages.
+/// The series that compares an outbox table with logical decoding messages.
 pub(crate) const OUTBOX: &str = "outbox";
 
 pub(crate) fn measure(bed: &TestBed, args: &Args) -> Vec<Drain> {
@@ -65,7 +65,7 @@ pub(crate) fn measure(bed: &TestBed, args: &Args) -> Vec<Drain> {
         add(TRANSACTIONS, point, shape, rounds);
     }
 
-    // These points differ only in the topic.
+    // The following series vary only the topic's settings, so they share one backlog.
     let backlog = backlog::fill(&bed.db, Shape::with_rows(args.rows()));
     let walpost = |topic, point| Lap::new(args.walpost(Link::Unix), topic).at_point(point);
     let mut laps = vec![Lap::limit(Link::Unix)];
@@ -101,7 +101,7 @@ pub(crate) fn measure(bed: &TestBed, args: &Args) -> Vec<Drain> {
         0..args.rounds(),
     ));
 
-    // Writes the backlog again in each round, because writing is measured too.
+    // Each round writes its own backlog, because this series also compares how long writing takes.
     for round in 0..args.rounds() {
         let mut kinds = [Kind::Table, Kind::Messages];
         kinds.rotate_left(round % 2);
@@ -121,7 +121,8 @@ pub(crate) fn measure(bed: &TestBed, args: &Args) -> Vec<Drain> {
             ));
         }
     }
-    // Runs last, because the broker remains busy with a thousand topics for a while.
+    // Runs last, because a thousand topics keep the broker busy for a while, even after they are
+    // deleted.
     for (point, topics) in [("1", 1), ("1,000", args.scaled(1_000))] {
         let shape = Shape {
             types: topics,
@@ -146,7 +147,7 @@ pub(crate) fn measure(bed: &TestBed, args: &Args) -> Vec<Drain> {
     drains
 }
 
-/// Returns laps for Walpost and the limit at one point.
+/// Returns two [`Lap`]s for one point of a series: one for Walpost and one for pg_recvlogical.
 fn walpost_and_limit(args: &Args, point: &str) -> [Lap; 2] {
     Lap::with_limit(args.walpost(Link::Unix), TopicSettings::default(), point)
 }

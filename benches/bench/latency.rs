@@ -1,4 +1,4 @@
-//! The part `latency`: measures the latency from commit to consumer at steady rates, and CPU usage
+//! The `latency` part measures the latency from commit to consumer at steady rates, and CPU usage
 //! while idle.
 
 mod receiver;
@@ -21,20 +21,20 @@ use crate::usage::{family_cpu_seconds, family_resident_bytes};
 /// Transactions per second.
 pub(crate) const RATES: [u32; 2] = [500, 2_000];
 
-/// The durations of the phases.
+/// The duration of each phase of a measurement.
 #[derive(Clone, Copy)]
 struct Times {
-    /// The pause after a program has delivered its first record, before measuring.
+    /// The pause between a program's first record and the start of the measurement.
     settle: Duration,
     idle: Duration,
     warm_up: Duration,
     steady: Duration,
 }
 
-/// The times of one event, in microseconds since 1970.
+/// Timestamps of one event, in microseconds since the Unix epoch.
 #[derive(Clone, Copy)]
 struct Sample {
-    /// When the transaction was due.
+    /// When the transaction was scheduled to start.
     due: i64,
     /// When the event was inserted.
     inserted: i64,
@@ -72,7 +72,7 @@ pub(crate) fn measure(bed: &TestBed, args: &Args) -> Latency {
     latency
 }
 
-/// Starts a program, and measures it first while it is idle, and then at each of the rates.
+/// Starts a program and measures it while it is idle, then at each rate.
 fn run(bed: &TestBed, program: &Program, round: usize, times: Times, latency: &mut Latency) {
     backlog::empty(&bed.db);
     let slot = Slot::at_end(&bed.db);
@@ -139,7 +139,7 @@ fn run(bed: &TestBed, program: &Program, round: usize, times: Times, latency: &m
     running.stop();
 }
 
-/// Returns the time from `since` until each record was received, in milliseconds.
+/// Returns each record's latency in milliseconds, measured from the timestamp that `since` selects.
 fn latencies(samples: &[Sample], since: fn(&Sample) -> i64) -> Vec<f64> {
     samples
         .iter()
@@ -161,12 +161,12 @@ impl Percentiles {
     }
 }
 
-/// Returns the current time in microseconds since 1970.
+/// Returns the current time in microseconds since the Unix epoch.
 fn now() -> i64 {
     jiff::Timestamp::now().as_microsecond()
 }
 
-/// Sleeps until the given time.
+/// Sleeps until the given time, in microseconds since the Unix epoch.
 fn sleep_until(due: i64) {
     if let Ok(remaining) = u64::try_from(due - now()) {
         sleep(Duration::from_micros(remaining));

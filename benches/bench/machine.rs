@@ -10,7 +10,7 @@ use crate::bed::TestBed;
 use crate::support::postgres::dependencies;
 use crate::support::walpost::Invocation;
 
-/// The properties of a machine, not including its name.
+/// The machine's hardware and operating system.
 #[derive(PartialEq, Serialize, Deserialize)]
 pub(crate) struct Machine {
     pub(crate) processor: String,
@@ -20,7 +20,7 @@ pub(crate) struct Machine {
     pub(crate) kernel: String,
 }
 
-/// The versions of the programs. The version of a program that was not used is empty.
+/// The versions of all programs involved. Empty for a program that is not installed.
 #[derive(PartialEq, Serialize, Deserialize)]
 pub(crate) struct Versions {
     pub(crate) walpost: String,
@@ -74,7 +74,7 @@ fn system() -> String {
     name.unwrap_or("unknown").trim_matches('"').to_owned()
 }
 
-/// Returns Kafka's version, which is part of the name of the broker's jar.
+/// Returns Kafka's version, taken from the file name of the broker's JAR.
 fn kafka() -> String {
     let jars = fs::read_dir(dependencies().join("kafka/lib")).unwrap();
     let version = jars.filter_map(|jar| {

@@ -1,15 +1,16 @@
-//! Measures Walpost's throughput, latency and cost, and compares them with the database's limit and
-//! with other programs. `./dev bench --help` describes the usage, and `docs/benchmarks.md` contains
-//! the results.
+//! Measures Walpost's throughput, latency and cost, and compares them with those of the database
+//! alone and of other programs. See `./dev bench --help` for usage and `docs/benchmarks.md` for the
+//! results.
 //!
 //! [`bed`] starts the servers, [`backlog`] writes the rows, [`topic`] counts the records that
-//! arrive, [`program`] starts the measured program and [`usage`] reads its resource usage. The
-//! parts of the benchmark use these modules: [`comparison`], [`growth`], [`forms`] and [`tuned`]
-//! through [`drain`]; [`latency`], [`database`], [`tables`], [`shards`] and [`profile`] directly.
-//! [`results`] stores the measurements, from which [`report`] creates tables, charts and the page.
+//! arrive, [`program`] starts the measured program and [`usage`] reads its resource usage. Each
+//! part of the benchmark has its own module: [`comparison`], [`growth`], [`forms`] and [`tuned`],
+//! which measure with [`drain`], and [`latency`], [`database`], [`tables`], [`shards`] and
+//! [`profile`]. [`results`] stores the measurements, and [`report`] turns them into tables, charts
+//! and the page.
 //!
-//! All programs run on one machine, one measurement at a time, so ratios are more meaningful than
-//! absolute figures.
+//! The database, the broker and the measured program share one machine, so ratios are more
+//! meaningful than absolute figures. Measurements run one at a time.
 #![allow(
     clippy::unwrap_used,
     reason = "a benchmark that can't continue has failed"
@@ -64,8 +65,8 @@ fn main() {
     }
 }
 
-/// Measures the selected parts. Prints and stores the results of each part when the part is
-/// complete.
+/// Measures the selected parts. The results of each part are printed, and stored if requested, as
+/// soon as it is complete.
 fn measure(args: &Args, results: &mut Results) {
     let bed = TestBed::new(args);
     for part_name in args.parts() {

@@ -1,5 +1,4 @@
-//! Measures Walpost's memory before, during and after an outage of the broker in the middle of a
-//! drain.
+//! Measures Walpost's memory before, during and after a broker outage in the middle of a drain.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -14,7 +13,7 @@ use crate::usage::{MEBIBYTE, family_resident_bytes};
 
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Measures an outage with the existing backlog.
+/// Drains the existing backlog. After a third of the rows, freezes the broker for a while.
 pub(crate) fn measure(bed: &TestBed, args: &Args, rows: usize) -> Outage {
     let frozen_for = Duration::from_secs(if args.quick { 1 } else { 10 });
     let slot = Slot::at_backlog(&bed.db);

@@ -1,4 +1,4 @@
-//! The part `profile`: uses Linux's perf(1) to find where Walpost spends CPU time during a drain.
+//! The `profile` part uses Linux's perf(1) to find where Walpost spends CPU time during a drain.
 
 use std::cmp::Reverse;
 use std::path::Path;
@@ -24,11 +24,11 @@ pub(crate) struct Profile {
     pub(crate) process: Frame,
 }
 
-/// A function, as called by its parent frame.
+/// One function in the call stacks, with the functions that it called.
 #[derive(Default, Serialize, Deserialize)]
 pub(crate) struct Frame {
     pub(crate) name: String,
-    /// The number of samples in which the function, or a function that it called, was running.
+    /// The number of samples in which the function or one of its callees was running.
     pub(crate) samples: usize,
     pub(crate) callees: Vec<Frame>,
 }
@@ -36,10 +36,11 @@ pub(crate) struct Frame {
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// Sampling frequency in Hz.
 const FREQUENCY: &str = "999";
-/// Frames with a smaller share of all samples are omitted, because they would be too narrow to show
-/// in the chart.
+/// Frames with less than this share of all samples are omitted, because they would be too narrow to
+/// see in the chart.
 const SHARE_MIN: f64 = 0.002;
-/// Prefixes of functions to omit from stacks: thread startup and calls of closures.
+/// Functions with these prefixes are omitted from stacks. They start threads and call closures, and
+/// would only add depth to the chart.
 const SCAFFOLDING: [&str; 9] = [
     "std::",
     "core::",
@@ -81,7 +82,7 @@ pub(crate) fn measure(bed: &TestBed, args: &Args) -> Option<Profile> {
     })
 }
 
-/// Drains the backlog while perf takes samples.
+/// Drains the backlog while perf samples Walpost's stacks.
 fn record(bed: &TestBed, args: &Args, rows: usize, file: &Path) {
     let slot = Slot::at_backlog(&bed.db);
     let topic = Topic::new(bed, &TopicSettings::default());
@@ -91,12 +92,12 @@ fn record(bed: &TestBed, args: &Args, rows: usize, file: &Path) {
     let mut wait_for = |records| {
         running.wait_until("records", POLL_INTERVAL, || topic.records() >= records);
     };
-    // Starts perf late, because it does not sample threads that start after it, and the reader thread
-    // starts only when rows arrive fast.
+    // Starts perf only after some rows have arrived, because perf does not sample threads that
+    // start after it. The reader thread starts only when rows arrive at a high rate.
     wait_for(rows / 20);
     let mut perf = Command::new("perf")
         .args(["record", "--quiet", "--freq", FREQUENCY])
-        // The binary has no frame pointers.
+        // The binary is built without frame pointers, so perf has to unwind using DWARF.
         .args(["--call-graph", "dwarf", "--pid", &pid, "--output"])
         .arg(file)
         .stdout(Stdio::null())
@@ -140,7 +141,7 @@ fn without_hash(symbol: &str) -> &str {
 }
 
 impl Frame {
-    /// Adds a sample with these functions, outermost first.
+    /// Adds a sample, given as the names of its functions, outermost first.
     fn add<'n>(&mut self, names: impl Iterator<Item = &'n str>) {
         self.samples += 1;
         let mut frame = self;
@@ -158,7 +159,8 @@ impl Frame {
         }
     }
 
-    /// Removes callees with fewer than `min_samples` samples, and sorts the remaining ones.
+    /// Removes callees with fewer than `min_samples` samples and sorts the rest, most samples
+    /// first.
     fn prune(&mut self, min_samples: f64) {
         self.callees
             .retain(|callee| callee.samples as f64 >= min_samples);

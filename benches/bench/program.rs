@@ -30,19 +30,18 @@ pub(crate) enum Link {
     Tcp,
 }
 
-/// A program that delivers events to Kafka, or the limit, which is the throughput of the database
-/// alone.
+/// A program to measure.
 #[derive(Clone, Debug)]
 pub(crate) enum Program {
-    /// `pg_recvlogical` writing to /dev/null: includes decoding and the socket, but no processing of
-    /// the output.
+    /// `pg_recvlogical` writing to /dev/null. It receives decoded events without processing them,
+    /// so no program that delivers the events can be faster.
     Limit {
         link: Link,
     },
     Walpost {
         link: Link,
         properties: Vec<String>,
-        /// Additional settings of the pipeline, in walpost.toml's syntax.
+        /// Additional pipeline settings, in the syntax of walpost.toml.
         settings: String,
         exactly_once: bool,
     },
@@ -52,27 +51,27 @@ pub(crate) enum Program {
     },
 }
 
-/// The limit's name in results.
+/// The name under which [`Program::Limit`] appears in results.
 pub(crate) const LIMIT: &str = "pg_recvlogical";
-/// Walpost's name in results, with at-least-once delivery.
+/// Walpost's name in results when it delivers at least once.
 pub(crate) const WALPOST: &str = "Walpost";
-/// Walpost's name in results, with exactly-once delivery.
+/// Walpost's name in results when it delivers exactly once.
 pub(crate) const EXACTLY_ONCE: &str = "Walpost, exactly-once";
 /// Debezium's name in results.
 pub(crate) const DEBEZIUM: &str = "Debezium";
 
 /// The parameters of one run of a program.
 pub(crate) struct Task<'a> {
-    /// The kind of outbox. Peers support only tables.
+    /// The kind of outbox to deliver. Peers support only a single table.
     pub(crate) kind: Kind,
     pub(crate) slot: &'a str,
-    /// The name of the topic, or the template for the topic of each row.
+    /// The topic's name, or a template from which each row's topic is derived.
     pub(crate) topic: &'a str,
     pub(crate) compression: Option<&'a str>,
 }
 
 impl<'a> Task<'a> {
-    /// Creates a task that uses the program's default compression.
+    /// Creates a task with the program's default compression.
     pub(crate) fn new(kind: Kind, slot: &'a Slot<'_>, topic: &'a Topic<'_>) -> Self {
         Self {
             kind,
@@ -84,7 +83,7 @@ impl<'a> Task<'a> {
 }
 
 impl Program {
-    /// Returns Debezium on Kafka Connect, which `./dev bench --peers` has downloaded.
+    /// Returns Debezium on Kafka Connect. `./dev bench --peers` downloads both.
     pub(crate) fn debezium() -> Self {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/debezium");
         Self::Peer {
@@ -93,7 +92,8 @@ impl Program {
         }
     }
 
-    /// Returns Walpost with additional settings of the pipeline, in walpost.toml's syntax.
+    /// Sets additional pipeline settings, in the syntax of walpost.toml. Ignored by programs other
+    /// than Walpost.
     pub(crate) fn with_settings(mut self, text: &str) -> Self {
         if let Self::Walpost { settings, .. } = &mut self {
             text.clone_into(settings);
@@ -101,7 +101,7 @@ impl Program {
         self
     }
 
-    /// Returns Walpost with a property of librdkafka, as `NAME=VALUE`.
+    /// Adds a librdkafka property, given as `NAME=VALUE`. Ignored by programs other than Walpost.
     pub(crate) fn with_property(mut self, property: &str) -> Self {
         if let Self::Walpost { properties, .. } = &mut self {
             properties.push(property.to_owned());
@@ -109,7 +109,7 @@ impl Program {
         self
     }
 
-    /// Returns Walpost with exactly-once delivery.
+    /// Enables exactly-once delivery. Ignored by programs other than Walpost.
     pub(crate) fn exactly_once(mut self) -> Self {
         if let Self::Walpost { exactly_once, .. } = &mut self {
             *exactly_once = true;
@@ -121,8 +121,8 @@ impl Program {
         matches!(self, Self::Walpost { .. })
     }
 
-    /// Returns whether the program uses Kafka transactions. Their records become readable when the
-    /// transaction is committed, and the transaction marker also uses an offset.
+    /// Returns whether the program uses Kafka transactions. If so, offsets can't be used to count
+    /// records, because transaction markers occupy offsets too.
     pub(crate) fn has_transactions(&self) -> bool {
         matches!(
             self,
@@ -144,8 +144,8 @@ impl Program {
         }
     }
 
-    /// Returns the program's link. Peers use TCP, because some drivers don't support Unix-domain
-    /// sockets.
+    /// Returns how the program connects to the database. Peers use TCP, because some drivers don't
+    /// support Unix-domain sockets.
     pub(crate) fn link(&self) -> Link {
         match self {
             Self::Limit { link } | Self::Walpost { link, .. } => *link,
@@ -169,8 +169,7 @@ impl Program {
                     arguments.extend(["--config", file.to_str().unwrap()]);
                 }
                 if *exactly_once {
-                    // Uses a separate pipeline for each measurement, because checkpoints belong to a
-                    // pipeline.
+                    // Checkpoints are stored per pipeline, so each measurement needs its own.
                     arguments.extend(["--pipeline", task.slot]);
                     adopt_checkpoint(bed, *link, task, &arguments);
                     arguments.extend(["--delivery", "exactly-once"]);
@@ -185,7 +184,7 @@ impl Program {
     }
 }
 
-/// Sets the first checkpoint of a pipeline.
+/// Writes a pipeline's first checkpoint, without which exactly-once delivery does not start.
 fn adopt_checkpoint(bed: &TestBed, link: Link, task: &Task<'_>, arguments: &[&str]) {
     Invocation::new(["checkpoint", "adopt", "--yes", "--slot", task.slot])
         .args(["--postgres", &bed.conninfo(link)])
@@ -195,7 +194,7 @@ fn adopt_checkpoint(bed: &TestBed, link: Link, task: &Task<'_>, arguments: &[&st
         .expect_code(0);
 }
 
-/// Starts `walpost run`. `arguments` selects the outbox, and may contain other options.
+/// Starts `walpost run`. `arguments` must select the outbox, and may contain other options.
 pub(crate) fn start_walpost(
     bed: &TestBed,
     link: Link,
@@ -207,8 +206,8 @@ pub(crate) fn start_walpost(
         .compression
         .map(|codec| format!("compression.type={codec}"));
     let walpost = Invocation::new(["run", "--slot", task.slot, "--topic", task.topic])
-        // Disables the snapshot, because only the stream is measured. An outbox of several tables
-        // does not support this option.
+        // Disables the snapshot, because only the stream is measured. With several tables, Walpost
+        // never takes a snapshot, and rejects the option.
         .args(match task.kind {
             Kind::Tables => &[][..],
             _ => &["--snapshot", "never"],
@@ -232,8 +231,8 @@ pub(crate) enum Running {
 }
 
 impl Running {
-    /// Starts Walpost with the pipelines in `text`, in walpost.toml's syntax. All pipelines use the
-    /// test bed's broker.
+    /// Starts Walpost with the pipelines defined in `text`, in the syntax of walpost.toml. All of
+    /// them use the test bed's broker.
     pub(crate) fn start_pipelines(bed: &TestBed, text: &str) -> Self {
         let file = config_file(format!(
             "[kafka]\n\"bootstrap.servers\" = \"{}\"\n{text}",
@@ -290,7 +289,7 @@ impl Running {
         }
     }
 
-    /// Asks the program to stop, and waits until it exits.
+    /// Asks the program to stop and waits for it to exit.
     pub(crate) fn stop(self) {
         match self {
             Self::Walpost(walpost) => assert_eq!(walpost.terminate().code, Some(0)),
@@ -299,7 +298,7 @@ impl Running {
     }
 }
 
-/// A process of another program. The process is stopped when this value is dropped.
+/// The process of a program other than Walpost. It is stopped when this value is dropped.
 pub(crate) struct Peer {
     name: String,
     folder: PathBuf,

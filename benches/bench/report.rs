@@ -1,5 +1,4 @@
-//! Creates the output from the results: tables for the terminal, and docs/benchmarks.md with its
-//! charts.
+//! Formats the results as tables for the terminal, and generates docs/benchmarks.md and its charts.
 
 mod charts;
 mod numbers;
@@ -22,8 +21,8 @@ use crate::tuned;
 use crate::usage::MEBIBYTE;
 use numbers::{one_place, spread, two_places, whole};
 
-/// The series in which a parameter varies. Each has a name, a title and a description of the
-/// parameter.
+/// The series in which a single parameter varies, each with its name, its title and a description
+/// of the parameter.
 const SERIES: [(&str, &str, &str); 6] = [
     (growth::ROWS, "Rows in the backlog", "rows in the backlog"),
     (growth::PAYLOAD, "Size of the payload", "payload"),
@@ -41,7 +40,8 @@ const SERIES: [(&str, &str, &str); 6] = [
     (growth::TOPICS, "Topics", "topics"),
 ];
 
-/// Returns the tables for a part of the benchmark, or an empty text if the part was not measured.
+/// Returns the tables for one part of the benchmark, or an empty string if the part was not
+/// measured.
 pub(crate) fn part(results: &Results, part_name: PartName) -> String {
     let mut text = String::new();
     match part_name {
@@ -134,14 +134,15 @@ pub(crate) fn write(results: &Results) {
     fs::write(docs.join("benchmarks.md"), page::render(results)).unwrap();
 }
 
-/// Describes the backlog of a series in a sentence.
+/// Returns a sentence that describes a series' backlog.
 fn describe_backlog(drains: &[Drain], series: &str) -> String {
     let Some(drain) = drains.iter().find(|drain| drain.series == series) else {
         return String::new();
     };
     let backlog = &drain.backlog;
     format!(
-        "{} rows in transactions of {}, payloads of {} bytes on average, {} MB of WAL; {} partitions.",
+        "The backlog has {} rows in transactions of {}, with payloads of {} bytes on average, and generates {} MB of WAL; \
+         the topic has {} partitions.",
         whole(backlog.rows as f64),
         whole(backlog.batch as f64),
         whole(backlog.payload_bytes),
@@ -150,17 +151,17 @@ fn describe_backlog(drains: &[Drain], series: &str) -> String {
     )
 }
 
-/// Describes the time until events of a new table are delivered in a sentence.
+/// Returns a sentence that states how soon after a table is added its first event is delivered.
 fn describe_added_tables(tables: &Tables) -> String {
     let seconds = Spread::from_values(tables.added_seconds.iter().copied());
     format!(
-        "Time from adding an empty table with `walpost.add_outbox` until its first event is in Kafka: {} s, for {} tables.",
+        "It took {} s from adding an empty table with `walpost.add_outbox` until its first event was in Kafka, measured with {} tables.",
         spread(seconds, two_places),
         tables.added_seconds.len()
     )
 }
 
-/// Describes the memory usage during the outage in a sentence.
+/// Returns a sentence that compares memory usage before, during and after the outage.
 fn describe_outage(comparison: &Comparison) -> String {
     let outage = &comparison.outage;
     let peak = |from: f64, to: f64| {
@@ -173,8 +174,8 @@ fn describe_outage(comparison: &Comparison) -> String {
     };
     let (frozen, thawed) = (outage.frozen_at_seconds, outage.thawed_at_seconds);
     format!(
-        "Broker frozen for {:.0} s during a drain of {} rows: RSS at most {} MiB before, {} MiB during, {} MiB \
-         after; {} records arrived.",
+        "The broker was frozen for {:.0} s during a drain of {} rows; RSS was at most {} MiB before, {} MiB during \
+         and {} MiB after the freeze, and {} records arrived.",
         thawed - frozen,
         whole(outage.rows as f64),
         peak(0.0, frozen),

@@ -1,4 +1,4 @@
-//! The measurements of all rounds, as stored in docs/benchmarks.json.
+//! The results of all rounds, as stored in docs/benchmarks.json.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::profile::Profile;
 use crate::program::Link;
 use crate::topic::TopicSettings;
 
-/// The last measurement of each part.
+/// The latest results of each part.
 #[derive(Default, Serialize, Deserialize)]
 pub(crate) struct Results {
     pub(crate) drain: Option<Part<Comparison>>,
@@ -27,13 +27,13 @@ pub(crate) struct Results {
     pub(crate) profile: Option<Part<Profile>>,
 }
 
-/// The result of measuring one part, and its environment.
+/// The results of one part and the environment in which it was measured.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Part<T> {
-    /// The time at which the measurement began, in UTC.
+    /// When the measurement began, in UTC.
     pub(crate) date: String,
     pub(crate) minutes: f64,
-    /// The arguments of `./dev bench`.
+    /// The arguments that were passed to `./dev bench`.
     pub(crate) arguments: Vec<String>,
     pub(crate) machine: Machine,
     pub(crate) versions: Versions,
@@ -50,10 +50,10 @@ pub(crate) struct Comparison {
 /// One drain of one backlog.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Drain {
-    /// The series. Drains of one series were measured in turn.
+    /// The name of the series to which the drain belongs.
     pub(crate) series: String,
-    /// The value of the parameter that varies in the series. Empty for a limit that applies to all
-    /// values.
+    /// The value of the parameter that varies in the series. Empty for pg_recvlogical if one
+    /// measurement serves all values.
     pub(crate) point: String,
     pub(crate) round: usize,
     pub(crate) program: String,
@@ -63,29 +63,32 @@ pub(crate) struct Drain {
     pub(crate) measured: Measured,
 }
 
-/// The measurements of one drain. Costs cover the time from the program's start until its last
+/// The results of one drain. CPU and waiting times are measured from program startup until the last
 /// record.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Measured {
-    /// The number of records in the topic after the program has stopped.
+    /// The number of records in the topic after the program stopped. A peer may have delivered some
+    /// rows twice.
     pub(crate) records: usize,
-    /// Time from the program's start until the first record.
+    /// Time from program startup until the first record arrived.
     pub(crate) first_seconds: f64,
-    /// Time from the program's start until the last record.
+    /// Time from program startup until the last record arrived.
     pub(crate) last_seconds: f64,
-    /// The rate from the first record to the last, or `None` if most records arrived at once.
+    /// The rate between the first record and the last, or `None` if most records arrived at once.
     pub(crate) rows_per_second: Option<f64>,
     /// User and system CPU time in seconds.
     pub(crate) cpu: ByProcess,
-    /// Time that threads spent waiting for a processor, in seconds. For the broker, only threads
-    /// that exist at the end are counted.
+    /// How long runnable threads waited for a processor, in seconds. Threads that exited earlier
+    /// are not included.
     pub(crate) waiting: ByProcess,
     pub(crate) peak_rss_bytes: u64,
-    /// The topic's size on the broker's disk, or 0 for the limit.
+    /// The size of the topics on the broker's disk, or 0 for pg_recvlogical, which writes to no
+    /// topic.
     pub(crate) topic_bytes: u64,
 }
 
-/// Seconds for each process of a drain.
+/// Times in seconds during a drain, one for each process: either CPU time, or time spent waiting
+/// for a processor.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct ByProcess {
     pub(crate) program: f64,
@@ -93,12 +96,12 @@ pub(crate) struct ByProcess {
     pub(crate) broker: f64,
 }
 
-/// Walpost's memory while the broker does not respond, in the middle of a drain.
+/// Walpost's memory usage during a drain in which the broker is frozen for a while.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Outage {
     pub(crate) frozen_at_seconds: f64,
     pub(crate) thawed_at_seconds: f64,
-    /// Samples of the resident memory: seconds since startup, and bytes.
+    /// Samples of the resident memory: the time since startup in seconds, and the number of bytes.
     pub(crate) rss: Vec<(f64, u64)>,
     pub(crate) rows: usize,
     pub(crate) records: usize,
@@ -107,13 +110,13 @@ pub(crate) struct Outage {
 /// The part `latency`.
 #[derive(Default, Serialize, Deserialize)]
 pub(crate) struct Latency {
-    /// The latency from a producer to the consumer, without a database or connector.
+    /// The latency from a producer directly to the consumer: a lower bound for every program.
     pub(crate) floor: Vec<Percentiles>,
     pub(crate) idle: Vec<Idle>,
     pub(crate) steady: Vec<Steady>,
 }
 
-/// An idle program.
+/// A program's CPU usage while no events are written.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Idle {
     pub(crate) program: String,
@@ -122,7 +125,7 @@ pub(crate) struct Idle {
     pub(crate) cpu_seconds: f64,
 }
 
-/// A program at a steady rate of single-row transactions.
+/// A program's results at a steady rate of single-row transactions.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Steady {
     pub(crate) program: String,
@@ -131,13 +134,13 @@ pub(crate) struct Steady {
     pub(crate) per_second: u32,
     pub(crate) seconds: f64,
     pub(crate) records: usize,
-    /// Latency from `clock_timestamp()` in the INSERT.
+    /// Latency measured from the `clock_timestamp()` that the INSERT stores.
     pub(crate) from_insert: Percentiles,
-    /// Latency from the time at which the transaction was due.
+    /// Latency measured from the time for which the transaction was scheduled.
     pub(crate) from_schedule: Percentiles,
-    /// Time from the start of the INSERT until the session received the result of the commit.
+    /// Time from sending the INSERT until the session received the result of the commit.
     pub(crate) commit: Percentiles,
-    /// The program's CPU time over `seconds`.
+    /// The CPU time that the program used during the time given by `seconds`.
     pub(crate) cpu_seconds: f64,
     pub(crate) rss_bytes: u64,
 }
@@ -156,72 +159,76 @@ pub(crate) struct Percentiles {
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Tables {
     pub(crate) drains: Vec<Drain>,
-    /// Time from before adding an empty table until its first event is in Kafka.
+    /// How long it took to add an empty table and deliver its first event to Kafka, in seconds for
+    /// each table.
     pub(crate) added_seconds: Vec<f64>,
-    /// Measurements with one slot and with many slots, while rows are written to another table.
+    /// Results with one slot and with many, while rows are written to a table that is not an
+    /// outbox.
     pub(crate) fleets: Vec<Fleet>,
-    /// The measurement while nothing is written.
+    /// The result while nothing is written.
     pub(crate) idle: Fleet,
 }
 
-/// Pipelines without events.
+/// The cost of pipelines that have no events to deliver.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Fleet {
     pub(crate) round: usize,
-    /// The number of slots, each with a pipeline.
+    /// The number of slots, each of which has its own pipeline.
     pub(crate) slots: usize,
     pub(crate) tables: usize,
     /// The number of rows written to a table that is not an outbox.
     pub(crate) rows: usize,
     pub(crate) walsenders_cpu: f64,
-    /// CPU time of Walpost. Like the CPU time of the walsenders, it covers the time from before the
-    /// first row until all walsenders have reached the end of the WAL, or without rows, `seconds`.
+    /// Walpost's CPU time. Like the walsenders' CPU time, it is measured from before the first row
+    /// is written until all walsenders have reached the end of the WAL. If no rows are written, it
+    /// is measured for `seconds`.
     pub(crate) program_cpu: f64,
-    /// Time from the last row until all walsenders have reached the end of the WAL, or without
-    /// rows, the duration of the measurement.
+    /// Time from the last row until all walsenders have reached the end of the WAL. If no rows are
+    /// written, the duration of the measurement.
     pub(crate) seconds: f64,
     pub(crate) threads: usize,
     pub(crate) rss_bytes: u64,
 }
 
-/// Backlogs of several databases, delivered by one process.
+/// The results of one process that delivers the backlogs of several databases.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Shards {
     pub(crate) round: usize,
     pub(crate) pipelines: usize,
-    /// The total number of rows of all pipelines.
+    /// The total number of rows across all pipelines.
     pub(crate) rows: usize,
-    /// The rate from the first record of any pipeline to the last record of all.
+    /// The total rate, measured from the first record of any pipeline until the last record.
     pub(crate) rows_per_second: f64,
     pub(crate) program_cpu: f64,
     pub(crate) broker_cpu: f64,
     pub(crate) threads: usize,
     pub(crate) peak_rss_bytes: u64,
-    /// The number of records of the slowest pipeline relative to the average, when half of all
-    /// records had arrived.
+    /// The number of records that the slowest pipeline had delivered when half of all records had
+    /// arrived, relative to the average of all pipelines. A low value means that the pipeline was
+    /// starved.
     pub(crate) least_at_half: f64,
-    /// The same ratio for the fastest pipeline.
+    /// Like `least_at_half`, but for the fastest pipeline.
     pub(crate) most_at_half: f64,
 }
 
-/// The cost of one delivery method for the database.
+/// How much load one delivery method puts on the database.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Cost {
     pub(crate) way: String,
     pub(crate) round: usize,
     pub(crate) events: usize,
-    /// Time until all events were committed.
+    /// How long it took to commit all events.
     pub(crate) write_seconds: f64,
-    /// Time until all events were in Kafka, or `None` if they were not delivered.
+    /// How long it took until all events were in Kafka, or `None` if they were not delivered.
     pub(crate) carry_seconds: Option<f64>,
     /// User and system CPU time of the sessions that write events, in seconds.
     pub(crate) writers_cpu: f64,
-    /// CPU time of the walsender, or of the session that polls.
+    /// CPU time of the walsender or of the polling session.
     pub(crate) reader_cpu: f64,
-    /// CPU time of all other processes of the server.
+    /// CPU time of all other server processes.
     pub(crate) rest_cpu: f64,
     pub(crate) wal_bytes: u64,
-    /// The size of the table and its indexes after all events were delivered.
+    /// The size of the table and its indexes after all events have been delivered.
     pub(crate) table_bytes: u64,
     pub(crate) dead_tuples: u64,
     pub(crate) vacuum_cpu: f64,
@@ -244,15 +251,16 @@ impl<T> Part<T> {
         }
     }
 
-    /// Returns the machine and the versions of the programs.
+    /// Returns the environment in which this part was measured, for comparison with those of other
+    /// parts.
     pub(crate) fn setting(&self) -> (&Machine, &Versions) {
         (&self.machine, &self.versions)
     }
 }
 
 impl Results {
-    /// Loads the file if `is_needed` is true. Otherwise, or if the file does not exist, returns
-    /// empty results.
+    /// Loads the stored results. Returns empty results if `is_needed` is false or nothing has been
+    /// stored yet.
     pub(crate) fn load_if(is_needed: bool) -> Self {
         if !is_needed || !file().exists() {
             return Self::default();
@@ -269,7 +277,7 @@ impl Results {
     }
 }
 
-/// Returns the directory of the results and the generated files.
+/// Returns the directory that contains the stored results and the generated page.
 pub(crate) fn docs() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("docs")
 }

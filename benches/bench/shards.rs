@@ -1,5 +1,5 @@
-//! The part `shards`: one process delivers the backlogs of many databases concurrently. The result
-//! is compared with one database that contains all rows.
+//! The `shards` part compares a process that delivers the backlogs of many databases concurrently
+//! with one that delivers the same number of rows from a single database.
 
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
@@ -15,8 +15,8 @@ use crate::topic::{self, Topic, TopicSettings};
 use crate::usage::{MEBIBYTE, cpu_seconds, family_cpu_seconds, family_peak_bytes, threads};
 
 const ROWS: usize = 1_000_000;
-/// The settings of the servers. Each database has its own server, because on a shared server, each
-/// walsender would decode the WAL of all databases.
+/// The settings of each database's server. Databases don't share a server, because each walsender
+/// would then have to read the WAL of all databases.
 const POSTGRES_SETTINGS: &str =
     "shared_buffers = 32MB\nmax_wal_size = 16GB\ncheckpoint_timeout = 1h\n";
 
@@ -25,8 +25,8 @@ pub(crate) fn measure(bed: &TestBed, args: &Args) -> Vec<Shards> {
     let rows = args.scaled(ROWS);
     let fleets = [Fleet::new(bed, 1, rows), Fleet::new(bed, many, rows)];
     let mut measured = Vec::new();
-    // The first round is discarded, because the broker creates the files of a partition when it
-    // receives the first record.
+    // The first round is discarded, because it includes the time that the broker takes to create
+    // the partitions' files.
     for round in 0..=args.rounds() {
         for fleet in &fleets {
             let shards = fleet.drain(round);
@@ -83,7 +83,7 @@ impl<'a> Fleet<'a> {
         }
     }
 
-    /// Drains all backlogs with one process.
+    /// Drains all backlogs with a single Walpost process.
     fn drain(&self, round: usize) -> Shards {
         let mut text = String::new();
         let slots: Vec<_> = self
@@ -148,7 +148,7 @@ impl<'a> Fleet<'a> {
         shards
     }
 
-    /// Returns the number of records in the topic of each pipeline.
+    /// Returns the number of records in each pipeline's topic.
     fn records(&self) -> Vec<usize> {
         let topics: Vec<_> = self.shards.iter().map(|shard| &shard.topic).collect();
         topic::records(&topics)

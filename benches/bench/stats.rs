@@ -1,7 +1,7 @@
 //! Calculates medians, spreads and percentiles.
 
-/// Returns the middle value, or the mean of the two middle values if their number is even. Returns
-/// `None` if there are no values.
+/// Returns the median of the values, or `None` if there are none. For an even number of values,
+/// this is the mean of the two middle ones.
 pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     let mut values: Vec<f64> = values.into_iter().collect();
     values.sort_by(f64::total_cmp);
@@ -23,7 +23,7 @@ pub(crate) struct Spread {
 }
 
 impl Spread {
-    /// Returns the spread of the values, or `None` if there are none.
+    /// Returns the median and range of the values, or `None` if there are no values.
     pub(crate) fn from_values(values: impl IntoIterator<Item = f64>) -> Option<Self> {
         let values: Vec<f64> = values.into_iter().collect();
         Some(Self {
@@ -34,8 +34,8 @@ impl Spread {
     }
 }
 
-/// Returns the smallest value such that at least the given fraction of the values does not exceed
-/// it. `sorted` must not be empty.
+/// Returns the smallest value that is at least as large as the given fraction of all values.
+/// `sorted` must not be empty.
 pub(crate) fn percentile(sorted: &[f64], part: f64) -> f64 {
     #[expect(
         clippy::cast_possible_truncation,

@@ -1,5 +1,5 @@
-//! The part `tables`: compares many outbox tables that share a slot with a single table, and with
-//! one slot per table; and measures many idle pipelines.
+//! The `tables` part compares many outbox tables that share one slot with a single table and with
+//! one slot per table. It also measures many idle pipelines.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -18,14 +18,15 @@ use crate::usage::{MEBIBYTE, cpu_seconds, family_cpu_seconds, family_resident_by
 
 pub(crate) const SERIES: &str = "tables";
 
-/// Number of rows written to a table that is not an outbox. Every walsender decodes these rows too.
+/// Number of rows written to a table that is not an outbox. No slot delivers these rows, but every
+/// walsender has to read past them.
 const UNRELATED: usize = 300_000;
-/// The number of tables that are added while Walpost is running.
+/// The number of tables that are added to the publication while Walpost is running.
 const ADDED: usize = 10;
-/// How long an idle process is measured.
+/// How long idle pipelines are measured.
 const IDLE: Duration = Duration::from_secs(30);
 
-/// The settings that select the tables.
+/// The pipeline settings that select all outbox tables of the benchmark.
 const SETTINGS: &str = "tables = [\"bench_*.outbox\"]";
 
 pub(crate) fn measure(bed: &TestBed, args: &Args) -> Tables {
@@ -36,8 +37,8 @@ pub(crate) fn measure(bed: &TestBed, args: &Args) -> Tables {
     install(bed, many);
     let walpost = args.walpost(Link::Unix).with_settings(SETTINGS);
     let mut drains: Vec<Drain> = Vec::new();
-    // Each round writes its own backlogs, so that the measurements of one round are only minutes
-    // apart.
+    // Each round writes its own backlogs. If each backlog were reused for all rounds, the
+    // measurements that are compared with each other would be much further apart in time.
     for round in 0..args.rounds() {
         for tables in [1, some, many] {
             let shape = Shape {
@@ -92,8 +93,8 @@ fn print_fleet(fleet: &Fleet) {
     );
 }
 
-/// Creates `many` tables in a publication, and [`ADDED`] further tables that are not in the
-/// publication.
+/// Creates `many` tables in a publication, and [`ADDED`] more tables that are added to the
+/// publication later.
 fn install(bed: &TestBed, many: usize) {
     let all = many + ADDED;
     bed.db.run(&format!(
@@ -104,7 +105,7 @@ fn install(bed: &TestBed, many: usize) {
          END LOOP; END $$"
     ));
     bed.db.run("CREATE TABLE unrelated (id bigint, note text)");
-    // `init` also creates a slot, which the benchmark does not need.
+    // `init` also creates a slot, which the benchmark does not need and drops below.
     let file = config_file(format!("[[pipeline]]\n{SETTINGS}\n"));
     Invocation::new(["init", "--no-role", "--slot", "bench_init"])
         .args(["--config", file.to_str().unwrap()])
@@ -133,8 +134,8 @@ fn remove(bed: &TestBed, all: usize) {
         .run(&format!("DROP PUBLICATION {TABLES_PUBLICATION}"));
 }
 
-/// Measures the time from before adding a table until its first event is in Kafka, for several
-/// tables.
+/// Adds several tables, one at a time. Returns how long each took until its first event was in
+/// Kafka.
 fn measure_added_tables(bed: &TestBed, walpost: &Program, many: usize) -> Vec<f64> {
     let slot = Slot::at_end(&bed.db);
     let topic = Topic::new(bed, &TopicSettings::default());
@@ -148,7 +149,7 @@ fn measure_added_tables(bed: &TestBed, walpost: &Program, many: usize) -> Vec<f6
             "INSERT INTO bench_{table}.outbox VALUES (gen_random_uuid(), 'order', '1', 'OrderCreated', '{{}}')"
         ));
     };
-    // Waits until the stream is running.
+    // Waits until Walpost is streaming, so that its startup is not measured.
     insert(1);
     wait_for_records(1);
     let seconds = (1..=ADDED).map(|number| {
@@ -167,7 +168,7 @@ fn measure_added_tables(bed: &TestBed, walpost: &Program, many: usize) -> Vec<f6
     seconds
 }
 
-/// Pipelines that share `tables` tables, and their slots.
+/// Running pipelines and their slots.
 struct Pipelines<'a> {
     bed: &'a TestBed,
     slots: Vec<Slot<'a>>,
@@ -176,14 +177,16 @@ struct Pipelines<'a> {
 }
 
 impl<'a> Pipelines<'a> {
-    /// Starts a single pipeline for all tables, or one pipeline per table if there are several slots.
+    /// Starts one pipeline per slot. If there is only one pipeline, it reads all tables. Otherwise,
+    /// each pipeline reads one table.
     fn start(bed: &'a TestBed, slots: usize, tables: usize) -> Self {
         let slots: Vec<_> = (0..slots).map(|_| Slot::at_end(&bed.db)).collect();
         let mut text = String::new();
         for (index, slot) in slots.iter().enumerate() {
             let table = index + 1;
             let outbox = match slots.len() {
-                // An outbox of several tables has no snapshot that could be disabled.
+                // A pipeline with several tables never takes a snapshot, so `snapshot` must not be
+                // set.
                 1 => format!("{SETTINGS}\npublication = \"{TABLES_PUBLICATION}\""),
                 _ => {
                     bed.db.run(&format!(
@@ -229,7 +232,7 @@ impl<'a> Pipelines<'a> {
     }
 }
 
-/// Returns the position of each walsender, by PID.
+/// Returns the position up to which each walsender has sent the WAL, by PID.
 fn walsenders(bed: &TestBed) -> BTreeMap<u32, u64> {
     let rows = bed.db.rows(
         "SELECT pid, (sent_lsn - '0/0')::bigint FROM pg_stat_replication WHERE state = 'streaming'",
@@ -240,7 +243,8 @@ fn walsenders(bed: &TestBed) -> BTreeMap<u32, u64> {
         .collect()
 }
 
-/// Measures the cost of heavy writes to a table that is not an outbox.
+/// Measures how much CPU time pipelines use while many rows are written to a table that is not an
+/// outbox.
 fn measure_unrelated_writes(
     bed: &TestBed,
     args: &Args,
@@ -289,7 +293,7 @@ fn measure_unrelated_writes(
     fleet
 }
 
-/// Measures the cost of idle pipelines.
+/// Measures how much CPU time and memory idle pipelines use.
 fn measure_idle(bed: &TestBed, count: usize) -> Fleet {
     let pipelines = Pipelines::start(bed, count, count);
     sleep(IDLE / 2);

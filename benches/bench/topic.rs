@@ -1,4 +1,4 @@
-//! Creates and queries the topics of one measurement.
+//! Creates the topics for a measurement and counts the records in them.
 
 use std::collections::HashMap;
 use std::fs;
@@ -17,14 +17,14 @@ use crate::backlog::aggregate_type;
 use crate::bed::{STALL_TIMEOUT, TestBed};
 use crate::support::wait::wait_for;
 
-/// The settings of the topics.
+/// The topics to create, and how records sent to them are compressed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct TopicSettings {
-    /// The number of topics. If there are several, the aggregate type determines the topic.
+    /// The number of topics. If there are several, the aggregate type determines a record's topic.
     pub(crate) topics: usize,
     /// The number of partitions of each topic.
     pub(crate) partitions: i32,
-    /// librdkafka's `compression.type`, or `None` for the program's default.
+    /// A value for librdkafka's `compression.type`, or `None` for the program's default.
     pub(crate) compression: Option<String>,
 }
 
@@ -38,10 +38,11 @@ impl Default for TopicSettings {
     }
 }
 
-/// The topic or topics of a measurement. They are deleted when this value is dropped.
+/// The topics of one measurement, usually just one. They are deleted when this value is dropped.
 pub(crate) struct Topic<'a> {
     bed: &'a TestBed,
-    /// The topic to configure in a program: with several topics, the template for their names.
+    /// The topic setting of the measured program: the name of the topic, or a template if there are
+    /// several topics.
     pub(crate) name: String,
     names: Vec<String>,
     partitions: i32,
@@ -67,8 +68,8 @@ impl<'a> Topic<'a> {
         };
         bed.broker
             .create_topics(&topic.names(), topic.partitions, &[]);
-        // Directly after the topic was created, offset queries may fail, because the broker may not
-        // yet have become the leader.
+        // Immediately after a topic is created, offset queries may fail, because its partitions may
+        // not have a leader yet.
         wait_for("the end offsets of a new topic", || try_records(&[&topic]));
         topic
     }
@@ -77,13 +78,13 @@ impl<'a> Topic<'a> {
         self.names.iter().map(String::as_str).collect()
     }
 
-    /// Returns the current number of records.
+    /// Returns the current number of records in all topics.
     pub(crate) fn records(&self) -> usize {
         records(&[self]).iter().sum()
     }
 
-    /// Reads and counts the committed records. With transactions, offsets can't be used to count
-    /// records, because transaction markers also have offsets.
+    /// Counts the committed records by reading them. If they were written in transactions, offsets
+    /// can't be used to count them, because transaction markers occupy offsets too.
     pub(crate) fn committed_records(&self) -> usize {
         let reader = self.bed.broker.reader();
         reader
@@ -104,7 +105,7 @@ impl<'a> Topic<'a> {
         records
     }
 
-    /// Returns the size of the topic's segments on the broker's disk, in bytes.
+    /// Returns the total size of the topics' segments on the broker's disk, in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         let data = self.bed.broker.data();
         let folders = self.names.iter().flat_map(|name| {
@@ -124,7 +125,7 @@ impl<'a> Topic<'a> {
         }
     }
 
-    /// Returns all partitions, each with the given offset.
+    /// Returns a list of all partitions, each with the given offset.
     pub(crate) fn partitions_at(&self, offset: Offset) -> TopicPartitionList {
         let mut list = TopicPartitionList::new();
         self.add_to(&mut list);
@@ -133,8 +134,8 @@ impl<'a> Topic<'a> {
     }
 }
 
-/// Returns the current number of records in each topic. Sends one query for all partitions of all
-/// topics.
+/// Returns the current number of records for each of `topics`. Queries the offsets of all
+/// partitions at once.
 pub(crate) fn records(topics: &[&Topic<'_>]) -> Vec<usize> {
     wait_for("the end offsets", || try_records(topics))
 }

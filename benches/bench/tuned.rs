@@ -1,5 +1,5 @@
-//! The part `tuned`: repeats the drains that miss their targets without their bottleneck, to show
-//! what the bottleneck is.
+//! The `tuned` part repeats the drains that miss their targets, but with the suspected bottleneck
+//! removed. If a drain then meets its target, the suspicion is confirmed.
 
 use crate::args::Args;
 use crate::backlog::{self, Kind, Shape};
@@ -55,7 +55,8 @@ pub(crate) fn measure(bed: &TestBed, args: &Args) -> Vec<Drain> {
     };
     add(MESSAGES, shape, walpost_over(Link::Tcp), default_topic());
 
-    // Runs last, because the broker remains busy with a thousand topics for a while.
+    // Runs last, because a thousand topics keep the broker busy for a while, even after they are
+    // deleted.
     let topics = args.scaled(1_000);
     let shape = Shape {
         types: topics,

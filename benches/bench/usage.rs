@@ -8,8 +8,8 @@ use crate::support::session::Session;
 
 pub(crate) const MEBIBYTE: f64 = 1_048_576.0;
 
-/// Returns the user and system CPU time of a process and of the children that it has waited for, in
-/// seconds, or `None` if the process does not exist.
+/// Returns the user and system CPU time of a process in seconds, including children that it has
+/// waited for. Returns `None` if the process does not exist.
 pub(crate) fn cpu_seconds(pid: u32) -> Option<f64> {
     let stat = process(pid)?.stat().ok()?;
     let children = stat.cutime + stat.cstime;
@@ -22,15 +22,16 @@ pub(crate) fn family_cpu_seconds(pid: u32) -> f64 {
     family(pid).into_iter().filter_map(cpu_seconds).sum()
 }
 
-/// Returns the time that the existing threads of a process spent waiting for a processor, in
-/// seconds, from Linux's /proc/PID/task/TID/schedstat. Returns `None` if the process does not exist.
+/// Returns how long a process's current threads have waited for a processor, in seconds. Returns
+/// `None` if the process does not exist. Reads /proc/PID/task/TID/schedstat, which no longer
+/// contains threads that have exited.
 pub(crate) fn waiting_seconds(pid: u32) -> Option<f64> {
     let tasks = process(pid)?.tasks().ok()?;
     let waits = tasks.filter_map(|task| Some(task.ok()?.schedstat().ok()?.run_delay));
     Some(waits.sum::<u64>() as f64 / 1e9)
 }
 
-/// Returns the time that a process and all its descendants spent waiting for a processor, in seconds.
+/// Returns how long a process and all its descendants have waited for a processor, in seconds.
 pub(crate) fn family_waiting_seconds(pid: u32) -> f64 {
     family(pid).into_iter().filter_map(waiting_seconds).sum()
 }
@@ -42,23 +43,23 @@ pub(crate) fn threads(pid: u32) -> usize {
         .map_or(0, Iterator::count)
 }
 
-/// Returns the peak resident memory of a process.
+/// Returns the peak resident memory of a process, in bytes.
 pub(crate) fn peak_bytes(pid: u32) -> Option<u64> {
     Some(process(pid)?.status().ok()?.vmhwm? * 1024)
 }
 
-/// Returns the sum of the peak resident memory of a process and all its descendants.
+/// Returns the total peak resident memory of a process and all its descendants, in bytes.
 pub(crate) fn family_peak_bytes(pid: u32) -> u64 {
     family(pid).into_iter().filter_map(peak_bytes).sum()
 }
 
-/// Returns the resident memory of a process and its descendants.
+/// Returns the total resident memory of a process and all its descendants, in bytes.
 pub(crate) fn family_resident_bytes(pid: u32) -> u64 {
     let resident = |pid| process(pid)?.status().ok()?.vmrss;
     family(pid).into_iter().filter_map(resident).sum::<u64>() * 1024
 }
 
-/// Returns a process and all its descendants.
+/// Returns the PIDs of a process and all its descendants.
 pub(crate) fn family(pid: u32) -> Vec<u32> {
     let parents: Vec<(u32, u32)> = all_processes()
         .unwrap()
@@ -80,14 +81,15 @@ pub(crate) fn family(pid: u32) -> Vec<u32> {
     family
 }
 
-/// Returns whether a child process has exited. Until its parent waits for it, its CPU time and
-/// written bytes remain available.
+/// Returns whether a child process has exited. Unlike `Child::try_wait`, this does not reap the
+/// process, so its CPU time and written bytes can still be read.
 pub(crate) fn has_ended(pid: u32) -> bool {
     let stat = process(pid).and_then(|process| process.stat().ok());
     stat.is_none_or(|stat| stat.state == 'Z')
 }
 
-/// Returns the number of bytes that a process has written to files so far, not including sockets.
+/// Returns the number of bytes that a process has written to files so far. Data sent over sockets
+/// does not count.
 pub(crate) fn written_bytes(pid: u32) -> Option<u64> {
     Some(process(pid)?.io().ok()?.wchar)
 }
@@ -96,15 +98,16 @@ fn process(pid: u32) -> Option<Process> {
     Process::new(i32::try_from(pid).ok()?).ok()
 }
 
-/// The walsenders that stream from a slot, one after the other.
+/// Tracks the resource usage of a slot's walsender, including that of earlier walsenders if the
+/// client has reconnected.
 pub(crate) struct Walsender<'a> {
     db: &'a Session,
     slot: String,
     pid: Option<u32>,
-    /// CPU and waiting time of the current process.
+    /// CPU time and waiting time of the current walsender process.
     seconds: f64,
     waiting: f64,
-    /// CPU and waiting time of earlier processes.
+    /// CPU time and waiting time of earlier walsender processes.
     seconds_before: f64,
     waiting_before: f64,
     next_query: Instant,
@@ -124,8 +127,8 @@ impl<'a> Walsender<'a> {
         }
     }
 
-    /// Reads the resource usage of the process. Must be called frequently, because usage after the
-    /// last call is lost when the process exits.
+    /// Reads the walsender's resource usage. Must be called frequently: when the process exits, its
+    /// usage since the last call is lost.
     pub(crate) fn sample(&mut self) {
         const QUERY_INTERVAL: Duration = Duration::from_millis(50);
         if self.pid.is_none() && Instant::now() >= self.next_query {
@@ -146,17 +149,17 @@ impl<'a> Walsender<'a> {
         }
     }
 
-    /// Returns the user and system CPU time at the last sample, in seconds.
+    /// Returns the total user and system CPU time as of the last sample, in seconds.
     pub(crate) fn cpu_seconds(&self) -> f64 {
         self.seconds_before + self.seconds
     }
 
-    /// Returns the time spent waiting for a processor at the last sample, in seconds.
+    /// Returns the total time spent waiting for a processor as of the last sample, in seconds.
     pub(crate) fn waiting_seconds(&self) -> f64 {
         self.waiting_before + self.waiting
     }
 
-    /// Returns whether a walsender is streaming from the slot.
+    /// Returns whether a walsender was streaming from the slot at the last sample.
     pub(crate) fn is_running(&self) -> bool {
         self.pid.is_some()
     }

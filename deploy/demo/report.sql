@@ -1,15 +1,16 @@
--- Compares the records on standard input (partition, offset, id) with the transactions that the witness slot has decoded.
--- Prints one row: committed, delivered, missing, repeated, out of order, never committed.
+-- Compares the records on standard input (partition, offset, id) with the committed events in the slot demo_witness.
+-- Prints one row of counts: committed, delivered, missing, repeated, out of order, never committed.
 BEGIN;
 
 CREATE TEMPORARY TABLE received (partition int, "offset" bigint, id uuid) ON COMMIT DROP;
 \copy received FROM pstdin
 
--- A consumer that lost its broker may read a record twice; both lines are the same record.
+-- A consumer that has lost its broker may print a record twice, so lines with the same partition and offset are merged.
 WITH delivered AS (
     SELECT DISTINCT partition, "offset", id FROM received
 ), committed AS (
-    -- test_decoding shows transactions in commit order. Peeking keeps them in the slot for the next report.
+    -- test_decoding returns transactions in commit order. Peeking does not consume them, so the next report sees them
+    -- too.
     SELECT substring(data FROM 'id\[uuid\]:''([^'']+)''')::uuid AS id, nth
     FROM pg_logical_slot_peek_changes('demo_witness', NULL, NULL) WITH ORDINALITY AS change (lsn, xid, data, nth)
     WHERE data LIKE 'table public.outbox: INSERT:%'

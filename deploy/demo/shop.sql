@@ -1,4 +1,5 @@
--- A small shop: its own table, and functions for its two steps. Each function writes its event in the same transaction.
+-- A small shop: a table of orders, and two functions that place and pay for an order. Each function writes its event in
+-- the same transaction as its change to the order.
 SET client_min_messages = warning;
 
 CREATE TABLE IF NOT EXISTS orders (
@@ -31,6 +32,7 @@ CREATE OR REPLACE FUNCTION pay_order(order_id bigint) RETURNS bigint LANGUAGE sq
     SELECT id FROM settled
 $$;
 
--- The witness slot that the report uses: another slot, with another plugin, which is independent of Walpost.
+-- The slot from which the report reads what was committed. It uses a different output plugin than Walpost's slot, so
+-- that the report depends on neither the slot nor the code that it checks.
 SELECT pg_create_logical_replication_slot('demo_witness', 'test_decoding')
 WHERE NOT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = 'demo_witness');

@@ -64,7 +64,8 @@ pub(crate) fn run(args: &CheckArgs) -> Exit {
         .map(|settings| pipeline(settings, &shared))
         .buffered(CONCURRENT_QUERIES_MAX);
     let found: Vec<_> = runtime.block_on(checked.collect());
-    // A slot may belong to a pipeline that was not selected or could not be loaded.
+    // Unless all pipelines were checked, a slot that seems unused may belong to a pipeline that was
+    // not selected or failed to load.
     let is_complete = args.connection.pipeline.is_empty() && loaded.failures.is_empty();
     let mut findings = source_findings(loaded.failures, Outcome::Failure);
     findings.extend(found.into_iter().flatten());
@@ -78,10 +79,12 @@ pub(crate) fn run(args: &CheckArgs) -> Exit {
 /// State shared by pipelines that are checked concurrently.
 #[derive(Default)]
 struct Shared<'s> {
-    /// Held while a replication connection is open, because a server accepts only a few and running
-    /// pipelines also need one each.
+    /// Held while a replication connection is open, so that only one is open at a time: a server
+    /// accepts only a limited number of them (max_wal_senders), and each running pipeline needs
+    /// one.
     replication: Mutex<()>,
-    /// The findings about producers, with the properties of each producer.
+    /// Findings about the producers that have already been checked, each with the properties of its
+    /// producer.
     producers: Mutex<Vec<(&'s Properties, ProducerFinding)>>,
 }
 
@@ -105,7 +108,8 @@ async fn pipeline<'s>(settings: &'s PipelineSettings, shared: &Shared<'s>) -> Ve
     findings
 }
 
-/// Reports how Walpost interprets the configuration, without connecting to any server.
+/// Checks the configuration and reports how Walpost interprets it, without connecting to any
+/// server.
 fn offline(given: &Given<'_>, json: bool) -> Exit {
     let loaded = match log_loaded(config::load_offline(given, &variable, variables())) {
         Ok(loaded) => loaded,
@@ -141,7 +145,8 @@ fn offline(given: &Given<'_>, json: bool) -> Exit {
             if let Some(invalid) = invalid_login(|name| properties.get(name).map(String::as_str)) {
                 report.add("kafka login", Outcome::Warning, invalid);
             }
-            // The configuration may be used on another machine, where these files exist.
+            // Missing files cause only a warning, because they may exist on the machine that will
+            // use this configuration.
             if let Err(error) = check_files(&client_config(properties, "walpost-check")) {
                 report.add("kafka files", Outcome::Warning, error);
             }
@@ -186,7 +191,7 @@ async fn retention(settings: &PipelineSettings, report: &mut Report<'_>) {
         report.add("retention", Outcome::Warning, error);
     }
     if errors.is_empty() {
-        let message = "delivered rows that are older than the retention can be removed";
+        let message = "delivered rows that are older than the retention period can be removed";
         report.add("retention", Outcome::Ok, message);
     }
 }

@@ -55,7 +55,7 @@ pub(crate) struct AdoptArgs {
     records: RecordArgs,
 }
 
-/// The reason why a checkpoint can't be shown or set.
+/// An error that prevents a checkpoint from being shown or set.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
     #[error(transparent)]
@@ -68,7 +68,7 @@ enum Failure {
     SlotInUse(#[from] SlotInUse),
     #[error(transparent)]
     Sink(#[from] SinkError),
-    #[error("not confirmed: the answer was not the name of pipeline {0:?}. Nothing was changed")]
+    #[error("not confirmed: the text entered was not the pipeline name {0:?}. Nothing was changed")]
     NotConfirmed(String),
 }
 
@@ -112,7 +112,8 @@ pub(crate) fn run(command: CheckpointCommand) -> Exit {
             Failure::Catalog(error) => recovery::catalog_remedy(&error).into(),
             Failure::Connection(error) => recovery::connection_remedy(&error).into(),
             Failure::Problem(problem) => recovery::problem_remedy(&problem).into(),
-            // The slot becomes free when the process that uses it exits.
+            // A retry may succeed, because the slot is released when the process that uses it
+            // exits.
             Failure::SlotInUse(_) => Exit::Failed,
             Failure::Sink(error) => recovery::sink_remedy(&error).into(),
         };
@@ -156,13 +157,15 @@ async fn show_checkpoint(settings: &PipelineSettings, json: bool) -> Result<(), 
 
 pub(super) fn describe(checkpoint: &Checkpoint) -> String {
     let delivered = match &checkpoint.delivered {
-        None => "no event delivered since the checkpoint was set".to_owned(),
+        None => "no events delivered since the checkpoint was set".to_owned(),
         Some(Delivered::UpTo(last)) => format!(
             "last event {} at {}",
             last.event_id.as_deref().unwrap_or("without ID"),
             last.position()
         ),
-        Some(Delivered::Before(lsn)) => format!("delivered transactions committed before {lsn}"),
+        Some(Delivered::Before(lsn)) => {
+            format!("transactions committed before {lsn} were delivered")
+        }
     };
     let copied = match &checkpoint.snapshot {
         Some(copied) if !copied.is_complete() => {
@@ -171,7 +174,7 @@ pub(super) fn describe(checkpoint: &Checkpoint) -> String {
         _ => String::new(),
     };
     format!(
-        "epoch {}, safe up to {}, {delivered}{copied}; slot {}, cluster {}, timeline {}",
+        "epoch {}, covers events up to {}, {delivered}{copied}; slot {}, cluster {}, timeline {}",
         checkpoint.epoch,
         checkpoint.safe_lsn,
         checkpoint.slot,
@@ -180,7 +183,7 @@ pub(super) fn describe(checkpoint: &Checkpoint) -> String {
     )
 }
 
-/// Queries the state of the server and the slot, and the PID of the process that uses the slot.
+/// Queries the state of the server and slot, and the PID of the process that is using the slot.
 async fn query_server(settings: &PipelineSettings) -> Result<(ServerState, Option<i32>), Failure> {
     let target = &settings.target;
     let catalog = Catalog::open(&settings.postgres).await?;
@@ -238,7 +241,7 @@ async fn adopt(settings: &PipelineSettings, yes: bool) -> Result<(), Failure> {
     match snapshot::predict_snapshot(settings, &catalog, &observed).await {
         Ok(Some(older)) => say!("{name}: {older}"),
         Ok(None) => {}
-        // The pipeline halts with this error when it starts.
+        // Only print the error; when the pipeline starts, it will halt with the same error.
         Err(error) => say!("{name}: {error}"),
     }
     let slot = catalog.slot_identity(name, &settings.target).await?;
@@ -246,7 +249,8 @@ async fn adopt(settings: &PipelineSettings, yes: bool) -> Result<(), Failure> {
     if !yes && !consent::is_given(name).await {
         return Err(Failure::NotConfirmed(name.clone()));
     }
-    // When a pipeline starts with a checkpoint, it replaces the recorded state of the previous slot.
+    // Record now which events may be missing: once the pipeline starts with this checkpoint, it
+    // overwrites the recorded state of the previous slot.
     catalog
         .record_gap_of_other_history(&slot, server.confirmed, settings.first_start())
         .await?;
@@ -257,8 +261,8 @@ async fn adopt(settings: &PipelineSettings, yes: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Prints the events that may be missing because no slot delivers them, with the command that sends
-/// these events again.
+/// Prints which events may be missing because they were not delivered from any slot, and the
+/// command that resends them.
 async fn print_gaps(
     settings: &PipelineSettings,
     catalog: &Catalog,

@@ -1,4 +1,4 @@
-//! Finds passwords on the command line, which every user of the machine can read (`ps`,
+//! Finds passwords on the command line, where every user of the machine can read them (`ps`,
 //! `/proc/PID/cmdline`).
 
 use clap::ArgMatches;
@@ -12,12 +12,12 @@ use crate::postgres::connect::conninfo::Conninfo;
 #[must_use]
 pub(crate) fn passwords(matches: &ArgMatches) -> Vec<String> {
     let mut flags = matches;
-    // The flags belong to the innermost subcommand.
+    // Flags are stored in the matches of the innermost subcommand.
     while let Some((_, inner)) = flags.subcommand() {
         flags = inner;
     }
     let is_flag = |id| {
-        // Some commands don't accept this flag.
+        // `try_contains_id` returns an error if the command doesn't accept the flag.
         flags.try_contains_id(id).unwrap_or_default()
             && flags.value_source(id) == Some(ValueSource::CommandLine)
     };
@@ -49,13 +49,13 @@ pub(crate) fn passwords(matches: &ArgMatches) -> Vec<String> {
 
 fn warning(flag: &str, remedy: &str) -> String {
     format!(
-        "{flag}: a password is on the command line, where every user of this machine can read it. \
-         Set the password in {remedy}"
+        "{flag}: a password was passed on the command line, where any user on this machine can read it. Set the \
+         password in {remedy}"
     )
 }
 
-/// Removes an unexpected argument from a usage error if the argument may be a connection string or
-/// a property whose flag was forgotten.
+/// Removes an unexpected argument from a usage error if the argument may contain a password. For
+/// example, the user may have left out the flag before a connection string or a property.
 #[must_use]
 pub(crate) fn without_stray_values(mut error: clap::Error) -> clap::Error {
     for kind in [ContextKind::InvalidArg, ContextKind::InvalidSubcommand] {
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn usage_errors_do_not_repeat_values_whose_flag_was_forgotten() {
+    fn usage_errors_do_not_echo_unexpected_values() {
         for words in [
             ["walpost", "run", "postgresql://u:hunter2@h/d"].as_slice(),
             &["walpost", "run", "sasl.password=hunter2"],

@@ -1,6 +1,6 @@
-//! The help of each command, which lists the command's own flags, followed by shared flags grouped
-//! by topic. Flags that a command does not use are hidden but still accepted, because environment
-//! variables and scripts pass the same settings to every command.
+//! Builds the help of each command. The help lists the command's own flags, followed by shared
+//! flags grouped by topic. Flags that a command does not use are hidden but still accepted, because
+//! environment variables and scripts pass the same settings to every command.
 
 use clap::{Command, CommandFactory};
 
@@ -24,7 +24,7 @@ const DRAIN: &[&str] = &["drain_timeout"];
 const RETENTION: &[&str] = &["retention", "partitions_ahead", "delete_rows"];
 const WAL_BUDGET: &[&str] = &["wal_budget_warn", "wal_budget_max", "wal_budget_on_max"];
 
-/// The flags of `run` that a command does not use.
+/// Flags of `run` that another command accepts but does not use.
 type Unused = &'static [&'static [&'static str]];
 
 const CHECK: Unused = &[WINDOW, LINK, DRAIN];
@@ -63,7 +63,8 @@ const CHECKPOINT: Unused = &[
     WAL_BUDGET,
 ];
 
-/// Returns the definition of the command line.
+/// Returns the clap command. Hides from each subcommand's help the flags that the subcommand does
+/// not use.
 pub(super) fn command() -> Command {
     let without = |unused: Unused| {
         move |command: Command| {
@@ -91,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hides_only_flags_that_the_command_accepts() {
+    fn every_flag_hidden_from_help_exists() {
         for (path, unused) in [
             (&["check"][..], CHECK),
             (&["verify"], VERIFY),

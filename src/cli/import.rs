@@ -70,7 +70,8 @@ fn imported(args: &DebeziumArgs) -> Result<Imported, String> {
         .map_err(|reason| format!("{} can't be imported: {reason}", args.file.display()))?;
     match &args.output {
         Some(path) => write(path, &imported.toml)?,
-        // Strings are quoted for TOML, and comments were escaped.
+        // No further escaping is needed: strings are quoted as TOML, and comments are already
+        // escaped.
         None => out::script(&imported.toml),
     }
     Ok(imported)
@@ -81,7 +82,7 @@ fn read(path: &Path) -> Result<String, String> {
         true => Ok(Box::new(io::stdin())),
         #[expect(
             clippy::disallowed_methods,
-            reason = "the file is converted for the user, and its contents are not used"
+            reason = "the file is only converted; Walpost does not run with its contents"
         )]
         false => fs::File::open(path).map(|file| Box::new(file) as Box<dyn Read>),
     };
@@ -116,7 +117,8 @@ fn write(path: &Path, toml: &str) -> Result<(), String> {
     })
 }
 
-/// Prints the findings to standard error, for the user who migrates.
+/// Prints the findings to standard error, so that standard output contains only the converted
+/// configuration.
 fn print_findings(findings: &[Finding]) {
     for group in Group::ALL {
         let mut in_group = findings
@@ -143,7 +145,7 @@ fn print_findings(findings: &[Finding]) {
         .filter(|finding| finding.needs_action)
         .count();
     out::aside(&match to_do {
-        0 => "No item requires action. The file ends with the commands for the switch-over".to_owned(),
+        0 => "No items require action. The file ends with the commands for the switch-over".to_owned(),
         1 => "1 item marked TO DO requires action before the switch-over. The file ends with the commands for the switch-over".to_owned(),
         to_do => format!(
             "{to_do} items marked TO DO require action before the switch-over. The file ends with the commands for the switch-over"

@@ -69,7 +69,8 @@ pub(crate) struct InitArgs {
     /// of this size [default: 990000]
     #[arg(long, env = "WALPOST_MAX_EVENT_BYTES", value_name = "SIZE")]
     max_event_bytes: Option<String>,
-    /// How long a statement may wait for a lock, and the creation of a slot for running transactions
+    /// How long a statement may wait for a lock, and how long creating a slot may wait for running
+    /// transactions
     #[arg(
         long,
         env = "WALPOST_LOCK_TIMEOUT",
@@ -112,7 +113,7 @@ pub(crate) fn run(args: &InitArgs) -> Exit {
         Ok(pipelines) => pipelines,
         Err(exit) => return exit,
     };
-    // An empty variable counts as unset.
+    // Treat an empty environment variable as if it were not set.
     let owner = args.owner.clone().filter(|name| !name.is_empty());
     let writers = args.writer.iter().filter(|name| !name.is_empty());
     let writers: Vec<_> = writers.cloned().collect();
@@ -159,8 +160,8 @@ pub(crate) fn run(args: &InitArgs) -> Exit {
             max_event_bytes,
             first_start: settings.first_start(),
         };
-        // `init` does not accept flags of `run` such as `--payload`, so all settings of the pipeline
-        // are known only if there is a file.
+        // `init` does not accept flags of `run` such as `--payload`, so the pipeline's settings are
+        // complete only if there is a configuration file.
         let columns = match args.connection.config {
             Some(_) => Columns::Compared,
             None => Columns::Unknown,
@@ -180,8 +181,8 @@ pub(crate) fn run(args: &InitArgs) -> Exit {
     exit
 }
 
-/// Logs the commands to run next. Without a file, these commands connect as the role that was
-/// created, and contain the flag for the brokers.
+/// Logs the commands to run next. Without a configuration file, these commands connect as the new
+/// role and name the Kafka brokers, or a placeholder for them.
 fn log_next(settings: &PipelineSettings, args: &InitArgs) {
     let role = (!args.no_role).then_some(&*args.role);
     let commands = settings.target.commands.after_init(role);
@@ -193,7 +194,8 @@ fn log_next(settings: &PipelineSettings, args: &InitArgs) {
     );
 }
 
-/// Prints the scripts for psql, including the scripts for each table that would be added.
+/// Prints the SQL scripts for psql, including those for each table that `init` would add to the
+/// publication.
 ///
 /// # Errors
 /// Returns an error if the tables can't be listed.
@@ -202,8 +204,8 @@ fn print(settings: &PipelineSettings, provision: &Provision, several: bool) -> R
     if several {
         let database = settings.postgres.dbname();
         say!("-- pipeline {:?}, in database {database:?}", settings.name);
-        // The name is quoted twice: as a value in a connection string, and as an argument of a psql
-        // command.
+        // Quote the name twice: as a value in a connection string, and then as an argument to a
+        // psql meta-command.
         let value = quote_value(database).replace('"', "\"\"");
         say!("\\connect -reuse-previous=on \"dbname={value}\"");
         print_session_settings();
@@ -216,8 +218,9 @@ fn print(settings: &PipelineSettings, provision: &Provision, several: bool) -> R
     Ok(())
 }
 
-/// Prints settings that make psql stop at the first error, and PostgreSQL parse literals as
-/// intended. Without them, the owner of the database could choose other settings for its sessions.
+/// Prints settings that make psql stop at the first error and make PostgreSQL parse literals as
+/// intended. Otherwise, the database's owner could use ALTER DATABASE ... SET to change how the
+/// script is parsed.
 fn print_session_settings() {
     say!("\\set ON_ERROR_STOP on");
     say!("\\encoding UTF8");
@@ -226,8 +229,8 @@ fn print_session_settings() {
     say!("SET search_path = pg_catalog, pg_temp;");
 }
 
-/// Prints the scripts, each in the same transaction as the examination of the objects that it uses,
-/// like [`apply`] runs them.
+/// Prints the scripts. As in [`apply`], each script runs in the same transaction as the statements
+/// that examine the objects it uses.
 fn print_scripts(provision: &Provision) {
     let Scripts { together, after } = provision.scripts();
     print_transaction(&together);
@@ -249,12 +252,12 @@ fn print_script(script: &Script) {
     out::script(&format!("{}\n", script.sql));
 }
 
-/// Whether the columns that a table needs are known.
+/// Whether all settings that determine a table's columns are known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Columns {
-    /// The settings are complete, and the columns of tables that are added are compared with them.
+    /// The settings are complete, so each added table's columns are compared with them.
     Compared,
-    /// The settings are incomplete, because some of them may be flags of `walpost run`.
+    /// The settings may be incomplete, because some may be passed to `walpost run` as flags.
     Unknown,
 }
 
@@ -262,7 +265,8 @@ pub(super) enum Columns {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Readiness {
     Ready,
-    /// Child tables of an outbox contain rows that are not delivered. The error was logged.
+    /// Child tables of an outbox table contain rows that are not delivered. The error has already
+    /// been logged.
     HasHiddenRows,
 }
 
@@ -275,10 +279,10 @@ impl Readiness {
     }
 }
 
-/// Creates the objects of one pipeline, or logs the error.
+/// Creates the objects of one pipeline. Logs the error if this fails.
 ///
 /// # Errors
-/// Returns the exit code of the program.
+/// Returns the program's exit code if the objects can't be created.
 pub(super) fn apply(
     settings: &PipelineSettings,
     provision: &Provision,
@@ -341,8 +345,8 @@ pub(super) fn apply(
             if let Some(error) = unfit {
                 warn!(
                     pipeline, %database,
-                    "not ready yet: {error}. To use the table unchanged, specify its columns with --payload, --topic, --key and \
-                     --header of walpost run"
+                    "not ready yet: {error}. To use the table unchanged, specify its columns with the walpost run \
+                     options --payload, --topic, --key and --header"
                 );
                 return Ok(Readiness::Ready);
             }
@@ -358,11 +362,11 @@ pub(super) fn apply(
     };
     let hint = match (&error.reason, error.left) {
         (reason, LeftTables::NoSlot) if is_lock_timeout(reason) => {
-            ". Creating a slot waits for every transaction that was running: see pg_stat_activity; \
-             then run init again, or raise --lock-timeout"
+            ". A slot can be created only after all transactions that are already running have ended (see \
+             pg_stat_activity). Run init again, or raise --lock-timeout"
         }
         (reason, _) if is_lock_timeout(reason) => {
-            ". Another transaction holds the lock: see pg_locks; then run init again, or raise --lock-timeout"
+            ". Another transaction holds the lock (see pg_locks). Run init again, or raise --lock-timeout"
         }
         (CatalogError::Server(error), _) if error.code == "42501" => &format!(
             ". Run init as the owner of the table or functions, with REPLICATION, or as a superuser{}",
@@ -379,7 +383,8 @@ pub(super) fn apply(
         _ => "",
     };
     let ProvisionError { reason, left, .. } = &error;
-    // The error may end with a hint from the server, which is a sentence or a statement.
+    // The error may end with a hint from the server. A hint is a sentence or an SQL statement, and
+    // has its own punctuation.
     let error = error.to_string();
     let error = error.trim_end_matches(['.', ';']);
     error!(pipeline, %database, "{error}{hint}. {left}");
@@ -389,13 +394,13 @@ pub(super) fn apply(
     })
 }
 
-/// The name of the superuser created by PostgreSQL's packages, in the server and in the operating
-/// system.
+/// The superuser that PostgreSQL packages create, both as a database role and as an operating
+/// system user.
 const SUPERUSER: &str = "postgres";
 
 /// Returns a colon and the command that connects as the superuser through a Unix-domain socket, or
 /// an empty string if the connection is not local. The command does not use the configuration file,
-/// which the operating system's user may not be able to read.
+/// because the operating system user `postgres` may not be able to read it.
 fn as_superuser(settings: &PipelineSettings) -> String {
     let target = &settings.target;
     let [Host { place, port }] = &settings.postgres.hosts[..] else {
@@ -431,7 +436,7 @@ async fn has_role(catalog: &Catalog, role: Option<&str>) -> Option<bool> {
 
 /// Parses the maximum size of an event.
 fn event_size(text: &str) -> Result<u64, String> {
-    // PostgreSQL sends at most 1 GB in a message.
+    // PostgreSQL's protocol messages are limited to about 1 GB.
     const MAX: u64 = 1_000_000_000;
     match parse_size(text)?.0 {
         size @ 1..=MAX => Ok(size),
@@ -439,8 +444,8 @@ fn event_size(text: &str) -> Result<u64, String> {
     }
 }
 
-/// Warns if the table already existed with a different limit than requested, because existing tables
-/// stay unchanged.
+/// Warns if the table already existed with a limit other than the one requested, because `init`
+/// does not change existing tables.
 async fn warn_of_unchanged_limit(provision: &Provision, catalog: &Catalog) {
     let (Some(requested), Some(table)) = (
         provision.max_event_bytes,
@@ -457,7 +462,7 @@ async fn warn_of_unchanged_limit(provision: &Provision, catalog: &Catalog) {
     }
     let limit = match found {
         Some(limit) => format!("still limits events to {} bytes", limit.bytes),
-        None => "still has no limit for the size of an event".to_owned(),
+        None => "still has no limit on the size of an event".to_owned(),
     };
     warn!(
         pipeline = provision.pipeline,
@@ -470,8 +475,8 @@ async fn warn_of_unchanged_limit(provision: &Provision, catalog: &Catalog) {
     );
 }
 
-/// Returns a description of rows that SELECT returns for an outbox but PostgreSQL does not send, and
-/// the command that fixes the problem.
+/// Returns a description of rows that are visible when querying an outbox table but are not part of
+/// the replication stream, and the command that fixes the problem.
 async fn hidden_rows(
     catalog: &Catalog,
     target: &Target,
@@ -493,12 +498,12 @@ async fn hidden_rows(
     })
 }
 
-/// Adds every existing table that matches the patterns of the outbox but is not in the publication,
-/// like `walpost init --table`. If a table can't be added, the other tables still are.
+/// Like `walpost init --table`, adds tables to the publication: every existing table that matches
+/// the outbox's patterns but is not yet published. A table that can't be added does not prevent the
+/// others from being added.
 ///
 /// # Errors
-/// Returns the exit code of the program if the tables can't be listed or one of them can't be
-/// added.
+/// Returns the program's exit code if the tables can't be listed or one of them can't be added.
 fn add_tables(
     settings: &PipelineSettings,
     provision: &Provision,
@@ -518,7 +523,7 @@ fn add_tables(
     }
 }
 
-/// Returns the existing tables that match the patterns of the outbox but are not in the publication.
+/// Returns the existing tables that match the outbox's patterns but are not in the publication.
 fn unpublished(settings: &PipelineSettings) -> Result<Vec<TableName>, Exit> {
     let target = &settings.target;
     let Outbox::Tables(patterns) = &target.outbox else {

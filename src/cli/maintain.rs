@@ -1,4 +1,5 @@
-//! `walpost maintain`: creates partitions in advance, and applies the retention.
+//! `walpost maintain`: creates partitions in advance, and drops those that are older than the
+//! retention period.
 
 use clap::Args;
 use tracing::{error, warn};
@@ -27,7 +28,7 @@ pub(crate) struct MaintainArgs {
     connection: ConnectionArgs,
 }
 
-/// Runs one pass for each pipeline.
+/// Runs one maintenance pass for each pipeline.
 #[must_use]
 pub(crate) fn run(args: &MaintainArgs) -> Exit {
     let records = RecordArgs {
@@ -63,14 +64,14 @@ async fn pass(settings: &PipelineSettings, dry_run: bool) -> Result<RetentionRep
     retention::pass(&catalog, settings, dry_run).await
 }
 
-/// Prints the results of a pass.
+/// Prints what a maintenance pass did.
 fn print_report(settings: &PipelineSettings, report: &RetentionReport) -> Exit {
     let name = &settings.name;
     let target = &settings.target;
     if report.tables == 0 && !target.outbox.is_messages() {
         let (outbox, publication) = (&target.outbox, &target.publication);
         say!(
-            "{name}: publication {publication:?} does not contain any table of the outbox yet ({outbox})"
+            "{name}: publication {publication:?} does not contain any of the outbox's tables yet ({outbox})"
         );
     }
     for done in &report.done {
@@ -80,7 +81,7 @@ fn print_report(settings: &PipelineSettings, report: &RetentionReport) -> Exit {
         say!("{name}: {wait}");
     }
     if target.outbox.is_messages() {
-        say!("{name}: an outbox with logical decoding messages has no partitions");
+        say!("{name}: an outbox that uses logical decoding messages has no partitions");
     } else if settings.retention.keep.is_none() {
         say!(
             "{name}: nothing is removed: set --retention, or retention in walpost.toml, to remove delivered rows"
@@ -103,7 +104,7 @@ fn print_report(settings: &PipelineSettings, report: &RetentionReport) -> Exit {
     exit
 }
 
-/// Returns whether another attempt may succeed.
+/// Returns whether the error is temporary, in which case another attempt may succeed.
 fn is_temporary(error: &RetentionError) -> bool {
     match error {
         RetentionError::Busy { .. } | RetentionError::Claimed(_) => true,

@@ -1,5 +1,5 @@
-//! Prints the output of commands. Untrusted text is escaped here, so the crate's lints forbid
-//! `println!` and direct access to standard output in other modules.
+//! Prints the output of commands. This module escapes untrusted text. Other modules can't bypass
+//! it, because the crate's lints forbid `println!` and direct access to standard output.
 
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
@@ -20,7 +20,7 @@ macro_rules! say {
 }
 pub(super) use say;
 
-/// Whether some output could not be printed.
+/// Whether any attempt to print output has failed.
 static HAS_FAILED: AtomicBool = AtomicBool::new(false);
 
 /// See [`say!`].
@@ -28,7 +28,7 @@ pub(super) fn line(text: fmt::Arguments<'_>) {
     print(&format!("{}\n", Escaped(text)));
 }
 
-/// The colour of the mark at the start of a line.
+/// The colour of the status mark that starts a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tone {
     Good,
@@ -47,8 +47,8 @@ impl Tone {
     }
 }
 
-/// Prints a mark and text on one line, like [`say!`]. On a terminal, the mark is coloured, unless
-/// NO_COLOR is set (no-color.org).
+/// Prints a status mark and text on one line, escaped as in [`say!`]. On a terminal, the mark is
+/// coloured unless NO_COLOR is set (no-color.org).
 pub(super) fn marked(tone: Tone, mark: &str, text: &str) {
     let is_coloured =
         is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
@@ -59,7 +59,7 @@ pub(super) fn marked(tone: Tone, mark: &str, text: &str) {
     });
 }
 
-/// A table, followed by notes.
+/// The contents of a terminal screen: a table, followed by notes.
 pub(super) struct Screen {
     /// Lines of the table. Long lines are truncated, because the first columns are the most
     /// important.
@@ -80,7 +80,7 @@ impl Screen {
         }
     }
 
-    /// Returns the lines that fit into a terminal.
+    /// Returns the lines that fit on a terminal of this size.
     fn fitted(&self, size: Size) -> Vec<String> {
         let mut lines = Vec::new();
         let cut = |line: &String| {
@@ -133,7 +133,7 @@ fn wrap(text: &str, columns: usize, lines: &mut Vec<String>) {
         let end = rest.char_indices().nth(width).map(|(at, _)| at);
         let at = match end {
             None => rest.len(),
-            // Breaks a word that is longer than a line.
+            // If a word is longer than a line, break within the word.
             Some(end) => match rest.get(..=end).and_then(|line| line.rfind(' ')) {
                 Some(space) if space > 0 => space,
                 _ => end,
@@ -149,35 +149,36 @@ fn wrap(text: &str, columns: usize, lines: &mut Vec<String>) {
     }
 }
 
-/// Prints all lines of the screen in one write, escaped like those of [`say!`]. Returns false if
-/// printing failed.
+/// Prints all lines of the screen in one write, escaped as in [`say!`]. Returns false if printing
+/// failed.
 pub(super) fn lines(screen: &Screen) -> bool {
     let Screen { table, notes } = screen.escaped();
     let lines = table.iter().chain(&notes);
     print(&lines.map(|line| format!("{line}\n")).collect::<String>())
 }
 
-/// Like [`lines`], but on a terminal replaces the previous output.
+/// Like [`lines`], but on a terminal, replaces the previous output.
 pub(super) fn frame(screen: &Screen, is_first: bool) -> bool {
     if !is_terminal() {
         return lines(screen);
     }
     let size = Size::from_terminal();
     let drawn = drawn(&screen.escaped().fitted(size), size.columns);
-    // Moves the current contents of the screen into the scrollback buffer, where the user can still
-    // read them.
+    // Before the first frame, move the screen's current contents into the scrollback buffer, where
+    // the user can still read them.
     let scroll = "\n".repeat(if is_first { size.rows } else { 0 });
     print(&(scroll + &drawn))
 }
 
 /// Returns the control sequences that make a terminal display only these lines (ECMA-48: CUP, EL,
-/// ED). Does not clear the screen first, which would cause flicker.
+/// ED). The screen is not cleared first, because that would cause flicker.
 fn drawn(lines: &[String], columns: usize) -> String {
-    // After a resize, a line may be longer than the terminal is wide. Disables DECAWM so that the
-    // terminal does not wrap such a line.
+    // After a resize, a line may be longer than the terminal is wide. Disable auto-wrap (DECAWM) so
+    // that such a line does not continue on the next row.
     let mut text = "\x1b[?7l".to_owned();
     for (row, line) in (1..).zip(lines) {
-        // After a full line, the cursor is still on the last character, which EL would erase.
+        // After a line that fills the row, the cursor stays on the row's last character, which EL
+        // would erase.
         let erase = match line.chars().count() < columns {
             true => "\x1b[K",
             false => "",
@@ -199,32 +200,33 @@ pub(super) fn json(document: &impl Serialize) -> bool {
     }
 }
 
-/// Like [`json`], for a document that is already text.
+/// Like [`json`], but for a document that is already serialized.
 pub(super) fn json_text(text: &str) -> bool {
     print(&format!("{}\n", escape::in_json(text)))
 }
 
-/// Prints text for a shell or psql without escaping it. The caller must quote untrusted text
-/// according to the rules of that language.
+/// Prints input for a shell, psql or another parser without escaping it. The caller must quote
+/// untrusted text according to the rules of that language.
 pub(super) fn script(text: &str) {
     print(text);
 }
 
-/// Prints a line for the user to standard error, because a program may read standard output.
-/// Errors are ignored.
+/// Prints a line to standard error, for text that must not be mixed with output that a program may
+/// parse. Ignores errors.
 #[expect(clippy::disallowed_methods, reason = "this module prints all output")]
 pub(super) fn aside(text: &str) {
     let _ = writeln!(io::stderr().lock(), "{}", Escaped(text));
 }
 
-/// Prints a question without a line break. Returns false if printing failed.
+/// Prints a question without a trailing newline. Returns false if printing failed.
 pub(super) fn question(text: &str) -> bool {
-    // Preceding log lines may explain the question.
+    // Flush the log first, because preceding log lines may explain the question.
     logging::flush();
     print(&Escaped(text).to_string())
 }
 
-/// Returns the program's exit code: a failure if some output could not be printed, or else `exit`.
+/// Returns the program's exit code: `exit`, or a failure if the command succeeded but some of its
+/// output could not be printed.
 pub(super) fn checked(exit: Exit) -> Exit {
     match exit {
         Exit::Done if HAS_FAILED.load(Ordering::Relaxed) => Exit::Failed,
@@ -237,7 +239,7 @@ fn is_terminal() -> bool {
     io::stdout().is_terminal()
 }
 
-/// Prints and flushes text. Logs the first failure, whereas `println!` would panic.
+/// Prints and flushes text. Logs the first failure instead of panicking like `println!`.
 #[expect(clippy::disallowed_methods, reason = "this module prints all output")]
 fn print(text: &str) -> bool {
     let mut out = io::stdout().lock();
@@ -300,7 +302,7 @@ mod tests {
         assert_eq!(lines, ["ÄÖÜäö", "üÄÖÜä", "öü ß"]);
     }
 
-    /// A terminal that implements the control sequences used to draw a frame.
+    /// An emulated terminal that implements the control sequences used to draw a frame.
     struct Terminal {
         cells: Vec<Vec<char>>,
         cursor: (usize, usize),
@@ -361,7 +363,7 @@ mod tests {
                         .strip_prefix('[')
                         .and_then(|p| p.strip_suffix(";1H"));
                     let row: usize = row.and_then(|row| row.parse().ok()).expect(command);
-                    // The terminal limits the row to its last row.
+                    // Terminals clamp the requested row to their last row.
                     self.cursor = (row.min(self.cells.len()) - 1, 0);
                 }
             }
@@ -390,7 +392,7 @@ mod tests {
         }
     }
 
-    /// The terminal shrinks after its size was queried.
+    /// The terminal shrinks after its size is queried but before the frame is drawn.
     #[test]
     fn frame_does_not_scroll_if_the_terminal_shrinks() {
         let mut terminal = Terminal::filled(size(10, 3));

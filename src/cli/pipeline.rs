@@ -56,7 +56,7 @@ pub(crate) struct ReloadArgs {
     socket: SocketArgs,
 }
 
-/// Sends the request to the process, and prints the result.
+/// Sends the request to the running process and prints the result.
 #[must_use]
 pub(crate) fn run(command: &PipelineCommand) -> Exit {
     let (socket, request) = match command {

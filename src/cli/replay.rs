@@ -1,4 +1,4 @@
-//! `walpost replay`: sends rows of the outbox table again.
+//! `walpost replay`: resends rows of the outbox table.
 
 use clap::Args;
 use jiff::Timestamp;
@@ -95,7 +95,7 @@ pub(crate) struct ReplayArgs {
     records: RecordArgs,
 }
 
-/// The reason why some or all rows were not sent.
+/// An error that kept some or all rows from being sent.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
     #[error(transparent)]
@@ -106,13 +106,13 @@ enum Failure {
         command: String,
     },
     #[error(
-        "the table stays set aside: {0}. Run the same command again, which sends only these rows. If rows arrive too fast, \
-         stop the pipeline while the command runs"
+        "the table remains set aside: {0}. Run the same command again; it sends only these rows. If rows arrive too \
+         fast, stop the pipeline while the command runs"
     )]
     StillSetAside(String),
     #[error("failed to install signal handlers: {0}")]
     Signals(std::io::Error),
-    #[error("not confirmed: the answer was not the name of pipeline {0:?}. Nothing was sent")]
+    #[error("not confirmed: the text entered was not the pipeline name {0:?}. Nothing was sent")]
     NotConfirmed(String),
     #[error(
         "no rows of table {0} are selected. Select rows with --from, --to, --aggregate, --id, --where or \
@@ -131,7 +131,8 @@ enum Failure {
 }
 
 impl Failure {
-    /// Adds the options of this process to the command that the error suggests.
+    /// If the error suggests a command, adds the flags that the command needs to use this process's
+    /// configuration.
     fn with_commands(self, commands: &Commands) -> Self {
         match self {
             Self::Replay(reason) => Self::Replay(reason.with_commands(commands)),
@@ -144,7 +145,7 @@ impl Failure {
     }
 }
 
-/// Sends rows of one pipeline's table again.
+/// Resends rows of one pipeline's table.
 #[must_use]
 pub(crate) fn run(args: &ReplayArgs) -> Exit {
     let given = Given {
@@ -267,7 +268,7 @@ async fn replay(settings: &PipelineSettings, args: &ReplayArgs) -> Result<Replay
         let remark = if previous.is_ours {
             ""
         } else {
-            ", which is not the role of this session"
+            " (not the role of this session)"
         };
         say!(
             "{name}: started by role {}{remark}, at {}",
@@ -312,8 +313,8 @@ async fn replay(settings: &PipelineSettings, args: &ReplayArgs) -> Result<Replay
             create_topics,
             credentials,
         } => {
-            // Not transactional, because a producer with the pipeline's transactional ID would
-            // fence the pipeline's own producer.
+            // The producer is not transactional, because a second producer with the pipeline's
+            // transactional ID would fence the pipeline's own producer.
             let sink = KafkaSink::new(
                 name,
                 properties,
@@ -328,7 +329,7 @@ async fn replay(settings: &PipelineSettings, args: &ReplayArgs) -> Result<Replay
     }
 }
 
-/// Records that events reported as possibly missing were delivered.
+/// Records in the journal that the events reported as possibly missing were delivered.
 async fn record_delivered(
     settings: &PipelineSettings,
     args: &ReplayArgs,
@@ -397,23 +398,26 @@ async fn send(
     }
 }
 
-/// After all rows of a table that is set aside were sent, waits until the stream delivers the table
-/// again.
+/// Called after all rows of a table that was set aside have been sent. Waits until the stream has
+/// resumed delivering the table.
 async fn hand_over(plan: &ReplayPlan<'_>, name: &str) -> Result<ReplayEnd, Failure> {
     match plan.hand_over().await? {
         SetAsideOutcome::Resumed => {
-            say!("{name}: events of the table are delivered from the stream once more");
+            say!("{name}: the stream has resumed delivering the table's events");
             Ok(ReplayEnd::Complete)
         }
         SetAsideOutcome::Pending => {
-            say!("{name}: the stream will deliver the table again once walpost run is running");
+            say!(
+                "{name}: the stream will resume delivering the table's events once walpost run is running"
+            );
             Ok(ReplayEnd::Complete)
         }
         SetAsideOutcome::Missed(reason) => Err(Failure::StillSetAside(reason)),
     }
 }
 
-/// Parses one end of a range. A duration is subtracted from the current time.
+/// Parses one end of the range of rows. A duration, such as `1h`, is subtracted from the current
+/// time.
 fn parse_bound(text: &str) -> Result<Bound, String> {
     match values::parse_duration(text) {
         Ok(_) => {
@@ -423,8 +427,8 @@ fn parse_bound(text: &str) -> Result<Bound, String> {
     }
 }
 
-/// Returns a receiver that becomes true at the first SIGTERM or SIGINT. A second signal terminates
-/// the process.
+/// Returns a receiver whose value becomes true at the first SIGTERM or SIGINT. A second signal
+/// terminates the process.
 fn stop_at_signals() -> std::io::Result<watch::Receiver<bool>> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;

@@ -1,4 +1,4 @@
-//! `walpost run`: delivers events until the process receives a signal to stop.
+//! `walpost run`: delivers events until a signal stops the process.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -60,7 +60,7 @@ pub(crate) struct RunArgs {
     records: RecordArgs,
 }
 
-/// Runs the pipelines until the process receives a signal to stop, or they can't continue.
+/// Runs the pipelines until a signal stops the process or no pipeline can continue.
 #[must_use]
 pub(crate) fn run(args: &RunArgs) -> Exit {
     let mut definitions = Configured::new(
@@ -95,8 +95,8 @@ pub(crate) fn run(args: &RunArgs) -> Exit {
             .iter()
             .map(|pipeline| init_as_own_role(&pipeline.settings));
         let failures: Vec<Exit> = attempts.filter_map(Result::err).collect();
-        // If there are several pipelines, only those that could not be initialized halt: the owner
-        // of one database must not be able to stop the others.
+        // If there are several pipelines, continue: those that could not be initialized halt on
+        // their own. The owner of one database must not be able to stop the other pipelines.
         if let (Some(exit), 1) = (failures.first(), first.defined.len()) {
             return *exit;
         }
@@ -110,7 +110,7 @@ fn init_as_own_role(settings: &PipelineSettings) -> Result<(), Exit> {
         pipeline: settings.name.clone(),
         target: settings.target.clone(),
         partitioned: false,
-        // The role exists, because the connection uses it.
+        // The role already exists, because this connection uses it.
         role: None,
         owner: None,
         writers: Vec::new(),
@@ -136,8 +136,8 @@ fn control(args: &RunArgs) -> Result<Option<Control>, Exit> {
     })
 }
 
-/// Starts listening for HTTP requests. This happens before pipelines start, so that a process that
-/// can't be monitored as configured does not start.
+/// Starts listening for HTTP requests. Call this before pipelines start, so that no pipeline runs
+/// unless it can be monitored as configured.
 fn listen(args: &RunArgs) -> Result<Option<http::Listener>, Exit> {
     let address = config::http(args.http.as_deref(), args.connection.config.as_deref());
     let hosts = config::http_hosts(&args.http_host, args.connection.config.as_deref());
@@ -154,7 +154,8 @@ fn listen(args: &RunArgs) -> Result<Option<http::Listener>, Exit> {
     listening.map_err(|reason| {
         error!("{reason}");
         match reason {
-            // Another process may use the address only temporarily. systemd restarts Walpost.
+            // The address may be in use only temporarily, so exit with a code for which systemd
+            // restarts Walpost.
             http::ListenError::InUse(_) => Exit::Failed,
             http::ListenError::Other { .. } | http::ListenError::Host(_) => Exit::Usage,
         }

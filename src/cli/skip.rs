@@ -33,16 +33,16 @@ pub(crate) struct SkipArgs {
     records: RecordArgs,
 }
 
-/// The reason why nothing was skipped.
+/// An error that kept events from being skipped.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
     #[error(transparent)]
     Skip(#[from] SkipError),
-    #[error("not confirmed: the answer was not the name of pipeline {0:?}. Nothing was changed")]
+    #[error("not confirmed: the text entered was not the pipeline name {0:?}. Nothing was changed")]
     NotConfirmed(String),
 }
 
-/// Moves the slot of one pipeline.
+/// Shows which events would be skipped and, once confirmed, advances one pipeline's slot past them.
 #[must_use]
 pub(crate) fn run(args: &SkipArgs) -> Exit {
     let given = Given {
@@ -108,8 +108,8 @@ fn print_plan(settings: &PipelineSettings, plan: &SkipPlan) {
     } = plan;
     if *is_moved {
         say!(
-            "{name}: slot {} is at {to}, but Walpost confirmed it only up to {confirmed}: events committed between these positions that \
-             have not been delivered will be skipped, but Walpost can't list these events",
+            "{name}: slot {} is at {to}, but Walpost confirmed it only up to {confirmed}: undelivered events committed \
+             between these positions will be skipped, and Walpost can't list them",
             settings.target.slot
         );
         return;
@@ -146,7 +146,7 @@ fn print_plan(settings: &PipelineSettings, plan: &SkipPlan) {
     }
     if let Some(at) = found.unsendable {
         say!(
-            "{name}: the transaction may contain events after {at}, which PostgreSQL can't send either"
+            "{name}: PostgreSQL can't send the row at {at}, so any later events in the transaction are not listed"
         );
     }
     if let Some((_, checkpoint)) = checkpoint {
@@ -158,11 +158,11 @@ fn print_plan(settings: &PipelineSettings, plan: &SkipPlan) {
     match &settings.target.outbox {
         Outbox::Tables(tables) => {
             say!(
-                "{name}: the rows stay in their tables, {tables}, from which replay --table can send them"
+                "{name}: the rows remain in their tables ({tables}), and replay --table can send them"
             )
         }
         Outbox::Table(table) | Outbox::OneOf { table, .. } => {
-            say!("{name}: the rows stay in table {table}, from which walpost replay can send them")
+            say!("{name}: the rows remain in table {table}, and walpost replay can send them")
         }
         Outbox::Messages { .. } => say!("{name}: no table contains the skipped events"),
     }

@@ -33,11 +33,11 @@ use crate::observe::{client, http};
 use crate::pipeline::settings::PipelineSettings;
 use crate::postgres::catalog::{Catalog, CatalogError};
 
-/// The interval at which `--watch` refreshes.
+/// How often `--watch` refreshes the output.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
-/// Timeout for queries of the database.
+/// Timeout for database queries.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(5);
-/// The text for an unknown value.
+/// Printed in place of an unknown value.
 const UNKNOWN: &str = "-";
 
 /// Flags of `walpost status`.
@@ -64,19 +64,19 @@ struct StatusReport {
     healthy: bool,
     connector: Connector,
     pipelines: Vec<Found>,
-    /// Slots of Walpost that no pipeline of the configuration uses and no process reads. Empty unless
-    /// all pipelines of a file are queried.
+    /// Walpost slots that no configured pipeline uses and no process reads. Empty unless all
+    /// pipelines of a configuration file are queried.
     unused_slots: Vec<String>,
-    /// The current time according to the running process, or this machine if there is none, in
-    /// seconds since 1970.
+    /// The current time in seconds since 1970, according to the running process or, if it can't be
+    /// reached, to this machine's clock.
     #[serde(skip)]
     now: f64,
 }
 
-/// The running process.
+/// The status of the running process.
 #[derive(Debug, Serialize)]
 struct Connector {
-    /// The address that was queried, or `None` if the server is disabled.
+    /// The HTTP address that was queried, or `None` if HTTP is off.
     address: Option<String>,
     reachable: bool,
     error: Option<String>,
@@ -87,7 +87,7 @@ struct Connector {
 }
 
 impl Connector {
-    /// Returns the error of the last reload if it failed, and the time of that reload.
+    /// If the last reload failed, returns its error and time.
     fn failed_reload(&self) -> Option<(&str, f64)> {
         let reload = self.reload.as_ref()?;
         Some((reload.error.as_deref()?, reload.at))
@@ -98,11 +98,12 @@ impl Connector {
 #[derive(Debug, Serialize)]
 struct Found {
     name: String,
-    /// The problems of the pipeline.
+    /// The pipeline's problems.
     problems: Vec<String>,
-    /// The status according to the running process.
+    /// The status according to the running process. `None` if the process did not report this
+    /// pipeline.
     connector: Option<PipelineStatus>,
-    /// The status according to the database, if it was queried.
+    /// The status according to the database. `None` if the database was not queried.
     database: Option<Database>,
 }
 
@@ -112,11 +113,11 @@ impl Found {
         self.problems.is_empty() && connector.is_none_or(|connector| connector.ready)
     }
 
-    /// Returns the sort key that lists pipelines with problems first, as on the status page.
+    /// Returns a sort key that places pipelines with problems first, as on the status page.
     fn rank(&self) -> u8 {
         match (&self.connector, self.problems.is_empty()) {
             (Some(connector), true) => connector.summary.rank,
-            // The database may report a problem that the process does not report.
+            // The database may reveal a problem that the running process does not report.
             (Some(connector), false) => connector.summary.rank.min(2),
             (None, true) => u8::MAX,
             (None, false) => 1,
@@ -137,15 +138,15 @@ struct Database {
     safe_wal_bytes: Option<i64>,
     lag_bytes: Option<u64>,
     retained_bytes: Option<u64>,
-    /// A description of the process that uses the slot, if that process is not Walpost.
+    /// The process that is using the slot, if it is not Walpost.
     #[serde(skip)]
     held: Option<String>,
     #[serde(skip)]
     problems: Vec<Problem>,
-    /// Why the pipeline halted, if no process has read the slot since.
+    /// Why the pipeline last halted. `None` if a process is reading the slot again.
     last_halt: Option<LastHalt>,
-    /// Dropped slots whose events were not sent again. `None` if the journal does not exist or can't
-    /// be read.
+    /// Dropped slots whose events have not been resent. `None` if the journal does not exist or
+    /// can't be read.
     dropped_slots: Option<Vec<DroppedSlot>>,
     /// Tables that are set aside. `None` if the journal does not exist or can't be read.
     set_aside: Option<Vec<SetAside>>,
@@ -187,7 +188,7 @@ pub(crate) fn run(args: &StatusArgs) -> Exit {
         Ok(runtime) => runtime,
         Err(exit) => return exit,
     };
-    // A slot may belong to a pipeline that was not selected.
+    // Unless all pipelines were selected, a slot that seems unused may belong to another pipeline.
     let is_complete = args.connection.config.is_some() && args.connection.pipeline.is_empty();
     let exit = runtime.block_on(async {
         let mut is_first = true;
@@ -203,7 +204,7 @@ pub(crate) fn run(args: &StatusArgs) -> Exit {
                 (false, false) => out::lines(&format_report(&report)),
             };
             is_first = false;
-            // If printing fails, the reader of the output has exited.
+            // Stop if printing fails, usually because the program that reads the output has exited.
             if !args.watch || !printed {
                 return match report.healthy {
                     true => Exit::Done,
@@ -217,7 +218,7 @@ pub(crate) fn run(args: &StatusArgs) -> Exit {
     exit
 }
 
-/// Queries the running process, and the database of each pipeline.
+/// Queries the running process and each pipeline's database.
 async fn query_all(
     address: Option<&str>,
     settings: &[PipelineSettings],
@@ -250,7 +251,7 @@ async fn query_all(
             database: Some(database),
         });
     }
-    // Without a configuration, adds the pipelines that the running process reports.
+    // Without a configuration, list the pipelines that the running process reports.
     let is_requested = |status: &PipelineStatus| match settings.is_empty() {
         true => requested.is_empty() || requested.contains(&status.about.name),
         false => false,
@@ -280,8 +281,8 @@ async fn query_all(
     }
 }
 
-/// Returns, for all databases, Walpost's slots that no pipeline uses. Databases that don't respond
-/// are skipped, because the status of their pipelines contains the error.
+/// Returns the Walpost slots that no pipeline uses, in the databases of all pipelines. Skips
+/// databases that don't respond, because the status of their pipelines already contains the error.
 async fn unused_slots(pipelines: &[PipelineSettings]) -> Vec<String> {
     let used: Vec<_> = pipelines
         .iter()
@@ -339,7 +340,7 @@ async fn query_database(settings: &PipelineSettings) -> Database {
         let is_read = vitals.slot.as_ref().is_some_and(|slot| slot.active);
         let last_halt = match is_read {
             true => None,
-            // If this query fails, the rest of the status is still shown.
+            // If this query fails, still show the rest of the status.
             false => catalog.last_halt(&settings.target).await.ok().flatten(),
         };
         Ok::<_, CatalogError>((vitals, held, last_halt))
@@ -375,7 +376,7 @@ async fn query_database(settings: &PipelineSettings) -> Database {
     Database {
         slot: name.clone(),
         server,
-        // Without a status, the slot does not exist.
+        // `wal_status` is `None` if the slot does not exist.
         active: slot.wal_status.is_some().then_some(slot.active),
         confirmed: slot.confirmed,
         restart: slot.restart,
@@ -406,7 +407,8 @@ fn problems(
         remedy: String::new(),
         since: None,
     };
-    // If the database was queried, its results take precedence.
+    // If the database was queried successfully, its results take precedence over what the process
+    // reported.
     let queried = database.filter(|database| database.error.is_none());
     match (status, &connector.address) {
         (Some(pipeline), _) => {
@@ -421,7 +423,8 @@ fn problems(
         (None, None) => {}
     }
     if let Some(database) = queried {
-        // A running process that has the pipeline reports its current state instead.
+        // If a running process reports the pipeline, the pipeline's current state makes its last
+        // halt irrelevant.
         if let (None, Some(halt)) = (status, &database.last_halt) {
             reasons.push(Reason {
                 source: Source::Database,
@@ -430,15 +433,15 @@ fn problems(
             });
         }
         for problem in &database.problems {
-            // If the process already reports that the pipeline is not ready, that also explains why
-            // the slot is not read.
+            // If the process reports that the pipeline is not ready, there is no need to add that
+            // the slot is not being read.
             let is_reported = problem.kind == Kind::NotStreaming
                 && status.is_some_and(|pipeline| !pipeline.ready);
             if !is_reported {
                 summary::add(&mut reasons, Reason::from_problem(problem));
             }
         }
-        // If this role can't read the journal, use the entries that the process has read.
+        // If this role can't read the journal, use the entries that the running process reported.
         let dropped = database.dropped_slots.as_ref();
         let dropped = dropped.or_else(|| status?.dropped_slots.as_ref());
         summary::add_dropped_slots(&mut reasons, commands, dropped.map_or(&[], Vec::as_slice));
@@ -469,7 +472,7 @@ const TITLES: [&str; 12] = [
     "IN FLIGHT",
     "CONFIRMED",
 ];
-/// Whether each column contains numbers. Columns with numbers are right-aligned.
+/// The columns that contain numbers, and are therefore right-aligned.
 const IS_NUMBER: [bool; TITLES.len()] = [
     false, false, true, true, true, true, true, true, false, true, true, true,
 ];
@@ -516,8 +519,8 @@ fn summary(pipelines: &[&Found]) -> String {
     Escaped(line).to_string()
 }
 
-/// Returns the state that the running process reports, or else the state of the slot in the
-/// database.
+/// Returns the pipeline's state as reported by the running process. If there is no report, returns
+/// the slot's state according to the database.
 fn state(found: &Found) -> Option<String> {
     let slot_state = || match found.database.as_ref()?.active? {
         true => Some("in use".to_owned()),
@@ -556,8 +559,8 @@ fn notes(pipelines: &[&Found], report: &StatusReport) -> Vec<String> {
     if let Some((error, at)) = report.connector.failed_reload() {
         let age = rounded::age((report.now - at).max(0.0));
         notes.push(format!(
-            "configuration: the reload {age} ago failed, and the pipelines still run with the previous configuration: {error}. \
-             Correct the configuration, and reload it"
+            "configuration: the reload {age} ago failed, and the pipelines are still running with the previous \
+             configuration: {error}. Correct the configuration, and reload it"
         ));
     }
     for found in pipelines {
@@ -606,7 +609,7 @@ fn row(found: &Found, now: f64) -> [String; TITLES.len()] {
     let (connector, database) = (found.connector.as_ref(), found.database.as_ref());
     let shown = |known: Option<String>| known.unwrap_or_else(|| UNKNOWN.to_owned());
     let health = connector.and_then(|status| status.slot_health.as_ref());
-    // The database's values are the most recent.
+    // Prefer the values from the database, which are more recent.
     let lag = database
         .and_then(|database| database.lag_bytes)
         .or_else(|| connector?.lag.bytes);

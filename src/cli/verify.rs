@@ -24,7 +24,7 @@ use crate::pipeline::settings::{Delivery, PipelineSettings};
 use crate::trusted_path;
 use crate::verify::{Counts, Finding, Options, Range, Report, VerifyError, verify};
 
-/// Minimum for `--memory`. With less memory, the rows would have to be read in too many passes.
+/// Minimum for `--memory`. With less memory, reading the rows would take too many passes.
 const MEMORY_MIN: u64 = 4 << 20;
 
 /// Flags of `walpost verify`.
@@ -73,20 +73,21 @@ pub(crate) struct VerifyArgs {
     records: RecordArgs,
 }
 
-/// The result for one pipeline.
+/// The result of verifying one pipeline.
 #[derive(Serialize)]
 struct Outcome {
     pipeline: String,
     ok: bool,
     #[serde(flatten)]
     report: Report,
-    /// The first findings, up to the limit.
+    /// The first findings, up to the requested maximum.
     findings: Vec<Finding>,
 }
 
-/// Creates a file that only this user can read, because the findings identify rows, or truncates an
-/// existing file of this user. Rejects directories that other users can write to, because they could
-/// have created a link to another file there, or a file that they can read.
+/// Creates a file that only the current user can read, because findings identify rows. Truncates
+/// the file if it exists and belongs to the current user. Rejects directories that other users can
+/// write to: such users could have placed a file there that they can read, or a link to another
+/// file.
 fn create_private(path: &PathBuf) -> io::Result<File> {
     let folder = path.parent().filter(|folder| *folder != Path::new(""));
     trusted_path::check_folder_path(folder.unwrap_or(Path::new(".")))
@@ -102,8 +103,8 @@ fn create_private(path: &PathBuf) -> io::Result<File> {
     let found = file.metadata()?;
     if !found.is_file() || found.uid() != geteuid().as_raw() || found.nlink() != 1 {
         return Err(io::Error::other(
-            "the path exists, but is not a regular file owned by this user without other hard links. Remove it, or choose another \
-             file",
+            "the path exists, but is not a regular file that is owned by this user and has only one hard link. Remove \
+             it, or choose another file",
         ));
     }
     file.set_permissions(Permissions::from_mode(0o600))?;
@@ -219,7 +220,7 @@ fn verify_pipeline(
             findings.push(finding.clone());
         }
         if let Some(output) = &mut output {
-            // The file may be viewed in a terminal, for example with `less`.
+            // Escape control characters, because the file may be displayed in a terminal.
             let line = serde_json::to_string(finding)?;
             let written = writeln!(output, "{}", escape::in_json(&line));
             written.map_err(|error| output_error(args, &error))?;
@@ -235,7 +236,7 @@ fn verify_pipeline(
     })
 }
 
-/// Returns the number of findings that are errors.
+/// Returns how many findings count as errors, given the delivery guarantee and the flags.
 fn errors(counts: &Counts, delivery: &Delivery, args: &VerifyArgs) -> u64 {
     let allowed = match delivery {
         Delivery::AtLeastOnce => !args.forbid_repeats,
@@ -317,7 +318,7 @@ fn print(settings: &PipelineSettings, outcome: &Outcome, args: &VerifyArgs) {
         ("replayed", counts.replayed),
         ("without id", counts.without_id),
     ] {
-        // Counts that need no attention are printed only if they are not zero.
+        // Always print the most important counts. Print the others only if they are not zero.
         let is_shown = count > 0
             || ["delivered", "missing", "repeated", "out of order", "gaps"].contains(&what);
         if is_shown {
@@ -343,14 +344,14 @@ mod tests {
         create_private(&link).expect_err("a symbolic link is rejected");
         fs::hard_link(&own, &second).expect("a file");
         let error = create_private(&second).expect_err("a second hard link is rejected");
-        assert!(error.to_string().contains("other hard links"), "{error}");
+        assert!(error.to_string().contains("only one hard link"), "{error}");
         assert_eq!(fs::read(&own).expect("a file"), b"kept");
         fs::remove_file(&second).expect("a file");
         fs::set_permissions(&own, Permissions::from_mode(0o644)).expect("a file");
         create_private(&own).expect("a file");
         let found = fs::metadata(&own).expect("a file");
         assert_eq!((found.len(), found.mode() & 0o777), (0, 0o600));
-        // Any user could have created the link in this directory.
+        // The directory is world-writable, so any user could have created the link.
         fs::write(&own, "kept").expect("a file");
         let shared = folder.path().join("shared");
         fs::create_dir(&shared).expect("a folder");

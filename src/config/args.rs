@@ -25,7 +25,7 @@ pub(crate) mod heading {
     pub(crate) const LOG: &str = "Logging";
 }
 
-/// The flags for logging.
+/// Command-line flags that configure logging.
 #[derive(Debug, Args)]
 #[command(next_help_heading = heading::LOG)]
 pub(crate) struct LogArgs {
@@ -60,7 +60,7 @@ impl LogArgs {
     }
 }
 
-/// The flags for the database and the outbox.
+/// Command-line flags that select the database and the outbox.
 #[derive(Clone, Default, Args)]
 #[command(next_help_heading = heading::PIPELINES)]
 pub(crate) struct ConnectionArgs {
@@ -102,7 +102,7 @@ pub(crate) struct ConnectionArgs {
     pub slot: Option<String>,
 }
 
-/// The flags for records and their delivery.
+/// Command-line flags that configure records and their delivery.
 #[derive(Clone, Default, Args)]
 pub(crate) struct RecordArgs {
     /// Kafka's bootstrap servers
@@ -277,15 +277,15 @@ pub(crate) struct RecordArgs {
         hide_short_help = true
     )]
     pub drain_timeout: Option<String>,
-    /// The flags for the retention of the table.
+    /// Command-line flags that configure how long the table's rows are kept.
     #[command(flatten)]
     pub retention: RetentionArgs,
-    /// The flags for the WAL budget of the slot.
+    /// Command-line flags that configure the slot's WAL budget.
     #[command(flatten)]
     pub wal_budget: WalBudgetArgs,
 }
 
-/// The flags for the retention of the table.
+/// Command-line flags that configure how long the table's rows are kept.
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = heading::RETENTION)]
 pub(crate) struct RetentionArgs {
@@ -305,7 +305,7 @@ pub(crate) struct RetentionArgs {
     pub delete_rows: bool,
 }
 
-/// The flags for the WAL budget of the slot.
+/// Command-line flags that configure the slot's WAL budget.
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = heading::WAL)]
 pub(crate) struct WalBudgetArgs {
@@ -332,7 +332,7 @@ impl WalBudgetArgs {
 }
 
 impl fmt::Debug for ConnectionArgs {
-    // Connection strings may contain passwords.
+    // Omit the connection string, because it may contain a password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ConnectionArgs")
             .field("config", &self.config)
@@ -342,7 +342,7 @@ impl fmt::Debug for ConnectionArgs {
 }
 
 impl fmt::Debug for RecordArgs {
-    // Kafka properties may contain passwords.
+    // Omit the Kafka properties, because they may contain passwords.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RecordArgs").finish_non_exhaustive()
     }
@@ -358,7 +358,7 @@ impl ConnectionArgs {
             || ["PGHOST", "PGHOSTADDR", "PGDATABASE"].iter().any(from_env)
     }
 
-    /// Returns whether any of these flags concerns a single pipeline.
+    /// Returns whether any flag is set that applies to only one pipeline.
     #[must_use]
     pub(crate) fn is_for_one_pipeline(&self) -> bool {
         self.outbox.is_some()
@@ -375,7 +375,7 @@ impl ConnectionArgs {
 }
 
 impl RecordArgs {
-    /// Returns whether any of these flags concerns a single pipeline.
+    /// Returns whether any flag is set that applies to only one pipeline.
     #[must_use]
     pub(crate) fn is_for_one_pipeline(&self) -> bool {
         self.topic.is_some()

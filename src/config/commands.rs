@@ -1,5 +1,5 @@
-//! The options that commands in messages need in order to use the same configuration as this
-//! process.
+//! Determines the flags to include in the commands that messages suggest, so that these commands
+//! use the same configuration as this process.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,8 +14,7 @@ use crate::kafka::topics::CreateTopics;
 use crate::model::commands::{Commands, Options};
 use crate::postgres::connect::conninfo::Conninfo;
 
-/// Environment variables for a database connection, and the equivalent keywords of a connection
-/// string.
+/// Environment variables for a database connection, and the equivalent connection string keywords.
 const POSTGRES_VARIABLES: [(&str, &str); 7] = [
     ("PGHOST", "host"),
     ("PGHOSTADDR", "hostaddr"),
@@ -28,8 +27,9 @@ const POSTGRES_VARIABLES: [(&str, &str); 7] = [
 
 type Flags = Vec<(&'static str, String)>;
 
-/// Creates the commands for the named pipeline. `has_postgres` is true if the file contains the
-/// pipeline's database connection. `kafka` contains the properties set by environment variables.
+/// Creates the commands to suggest for the named pipeline. `has_postgres` indicates whether the
+/// file contains the pipeline's database connection. `kafka` contains the properties set by
+/// environment variables.
 pub(super) fn commands(
     pipeline: &str,
     path: Option<&Path>,
@@ -55,7 +55,8 @@ pub(super) fn commands(
     Commands::new(Options { common, records })
 }
 
-/// Returns the connection string, unchanged unless it contains a password.
+/// Returns the connection string without passwords. A connection string that contains none is
+/// returned unchanged.
 fn without_passwords(url: &str) -> String {
     match Conninfo::contains_password(url) {
         false => url.to_owned(),
@@ -140,7 +141,7 @@ fn given<const N: usize>(flags: [(&'static str, Option<String>); N]) -> Flags {
         .collect()
 }
 
-/// Returns the name by which the flag accepts this value.
+/// Returns the spelling of this value on the command line.
 fn value_name(value: impl ValueEnum) -> Option<String> {
     Some(value.to_possible_value()?.get_name().to_owned())
 }
@@ -173,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_contain_every_flag_but_no_password() {
+    fn suggested_commands_contain_every_flag_but_no_password() {
         let connection = ConnectionArgs {
             postgres: Some("postgresql://shop:hunter2@db/shop".to_owned()),
             table: Some("shop.outbox".to_owned()),
@@ -203,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_contain_the_database_from_the_environment() {
+    fn suggested_commands_contain_the_database_name_from_the_environment() {
         let env = |name: &str| match name {
             "PGHOST" => Some("/var/run/my socket".to_owned()),
             "PGDATABASE" => Some("shop".to_owned()),

@@ -6,7 +6,7 @@ use crate::kafka::properties::PropertyError;
 use crate::postgres::connect::conninfo::ConninfoError;
 use crate::trusted_path::PathError;
 
-/// An invalid configuration. Exit code 2.
+/// An invalid configuration. The program exits with code 2.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConfigError {
     /// The file can't be read.
@@ -16,7 +16,7 @@ pub(crate) enum ConfigError {
     #[error("configuration file {}, line {line}: {reason}", path.display())]
     File {
         path: PathBuf,
-        /// The line, counted from 1.
+        /// The line number, starting at 1.
         line: usize,
         reason: String,
     },
@@ -43,7 +43,7 @@ pub(crate) enum ConfigError {
     Kafka {
         pipeline: String,
         error: PropertyError,
-        /// The source of the property, if it is not the configuration file.
+        /// Where the property was set, if not in the configuration file.
         origin: String,
     },
     /// `--pipeline` names a pipeline that is not in the file.
@@ -55,11 +55,11 @@ pub(crate) enum ConfigError {
         found: String,
     },
     /// Two pipelines use the same name, slot or topic.
-    #[error("pipelines {first:?} and {second:?} have the same {what}; each needs its own")]
+    #[error("pipelines {first:?} and {second:?} use the same {what}; each needs its own")]
     Twice {
         first: String,
         second: String,
-        /// A description of the shared name, slot or topic.
+        /// Describes the shared resource: the name, the slot or a topic.
         what: &'static str,
     },
     /// Two files define pipelines with the same name.
@@ -71,19 +71,18 @@ pub(crate) enum ConfigError {
         first: String,
         second: String,
     },
-    /// A source of pipelines can't be used, and no previous result of the source can be used
-    /// instead.
+    /// A source of pipelines can't be used, and no earlier result can be used in its place.
     #[error("{name}: {reason}")]
     Source { name: String, reason: String },
-    /// Flags for one pipeline are set, but there are several pipelines.
+    /// Flags that apply to a single pipeline are set, but the file defines several pipelines.
     #[error(
         "flags or WALPOST_* variables for a single pipeline are set, but the configuration file defines several: {0}. Select one with --pipeline NAME, or move the values into the file"
     )]
     Several(String),
-    /// A program does not exist, or is not safe to run.
+    /// A configured program does not exist or is not safe to run.
     #[error("{owner}: {key}: {}: {error}", program.display())]
     Program {
-        /// The part of the configuration that names the program.
+        /// The pipeline or source whose configuration names the program.
         owner: String,
         key: &'static str,
         program: PathBuf,

@@ -21,7 +21,7 @@ use crate::pipeline::wal_budget::budget::OnMax;
 use crate::postgres::connect::conninfo::Conninfo;
 use crate::trusted_path::{self, PathError};
 
-/// The contents of the file.
+/// The contents of walpost.toml itself, without the pipelines that its sources define.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct File {
@@ -32,17 +32,17 @@ pub(crate) struct File {
     pub http_hosts: Vec<String>,
     /// The path of the socket for `walpost pipeline`.
     pub control: Option<String>,
-    /// Other sources of pipelines.
+    /// Sources of additional pipelines, such as directories.
     #[serde(default)]
     pub fleet: FileFleet,
-    /// librdkafka's properties for all pipelines.
+    /// librdkafka properties that apply to all pipelines.
     #[serde(default)]
     pub kafka: BTreeMap<String, Scalar>,
     #[serde(default)]
     pub pipeline: Vec<FilePipeline>,
 }
 
-/// Other sources of pipelines.
+/// Sources of pipelines other than walpost.toml itself.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct FileFleet {
@@ -56,7 +56,7 @@ pub(crate) struct FileFleet {
 pub(crate) enum FileSource {
     /// A directory. Each file in it whose name ends in `.toml` defines pipelines.
     Directory(PathBuf),
-    /// A query. Each row of its result defines a pipeline.
+    /// A database query. Each row of its result defines a pipeline.
     Query(QuerySource),
 }
 
@@ -99,15 +99,15 @@ impl TryFrom<WrittenSource> for FileSource {
     }
 }
 
-/// The location of a pipeline's definition.
+/// Where a pipeline is defined.
 #[derive(Clone, Debug, Default)]
 pub(crate) enum Origin {
-    /// Flags and environment variables only.
+    /// Not in a file: the pipeline is defined only by flags and environment variables.
     #[default]
     Nowhere,
     /// walpost.toml.
     File(PathBuf),
-    /// A file in the directory of a source.
+    /// A file in a source directory.
     Part(PathBuf),
     /// A row of a query's result.
     Row {
@@ -126,7 +126,8 @@ impl PartialEq for Origin {
             (Self::File(path), Self::File(other)) | (Self::Part(path), Self::Part(other)) => {
                 path == other
             }
-            // Equal regardless of the query that returned the row.
+            // Ignore which query returned the row, so that changing a query does not restart its
+            // pipelines.
             (
                 Self::Row { file, rows, .. },
                 Self::Row {
@@ -151,8 +152,8 @@ impl fmt::Display for Origin {
 }
 
 impl Origin {
-    /// Returns the name of the source. A source may define several pipelines, and is valid only if
-    /// all of them are.
+    /// Returns the name of the source. A source may define several pipelines, and is invalid if any
+    /// of them is invalid.
     pub(super) fn source(&self) -> String {
         match self {
             Self::Part(path) => path.parent().unwrap_or(path).display().to_string(),
@@ -162,7 +163,7 @@ impl Origin {
     }
 }
 
-/// A file in the directory of a source. Such a file contains only pipelines.
+/// A file in a source directory. Such a file contains only pipelines.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PartFile {
@@ -170,7 +171,7 @@ struct PartFile {
     pipeline: Vec<FilePipeline>,
 }
 
-/// One `[[pipeline]]`. All keys are optional: flags and defaults fill in missing values.
+/// A `[[pipeline]]` table. All keys are optional, because flags and defaults supply missing values.
 #[derive(Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct FilePipeline {
@@ -235,7 +236,7 @@ pub(crate) enum OutboxName {
     /// A table.
     #[default]
     Table,
-    /// Logical decoding messages in WAL, which `walpost.publish` writes.
+    /// Logical decoding messages, which `walpost.publish` writes to WAL.
     Messages,
 }
 
@@ -261,7 +262,7 @@ pub(crate) enum DeliveryName {
     ExactlyOnce,
 }
 
-/// The checkpoints for exactly-once delivery.
+/// Checkpoint settings for exactly-once delivery.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(
     deny_unknown_fields,
@@ -284,7 +285,7 @@ pub(crate) struct FileRoute {
     pub replacement: String,
 }
 
-/// How null members of an expanded payload are written.
+/// How null members in an expanded payload are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum FileNull {
@@ -292,8 +293,8 @@ pub(crate) enum FileNull {
     OptionalBytes,
 }
 
-/// How empty arrays of an expanded payload are written. `optional-bytes` is also accepted, because
-/// `expand_null` uses that value.
+/// How empty arrays in an expanded payload are written. `optional-bytes` is accepted as an alias,
+/// because `expand_null` has a value of that name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum FileEmptyArray {
@@ -302,8 +303,8 @@ pub(crate) enum FileEmptyArray {
     OptionalString,
 }
 
-/// Names and templates of headers. Headers from a table are sorted by name; headers from an array
-/// of pairs keep their order.
+/// The names of headers and the templates for their values. Headers given as a TOML table are
+/// sorted by name; those given as an array of pairs keep their order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FileHeaders(pub Vec<(String, String)>);
 
@@ -341,7 +342,7 @@ impl<'de> Deserialize<'de> for FileHeaders {
     }
 }
 
-/// The WAL budget of the slot.
+/// The slot's WAL budget.
 #[derive(Clone, Default, PartialEq, Deserialize)]
 #[serde(
     deny_unknown_fields,
@@ -353,7 +354,7 @@ pub(crate) struct FileWalBudget {
     pub on_max: Option<OnMax>,
 }
 
-/// A string, number or boolean. librdkafka accepts all of them as text.
+/// A string, number or boolean, all of which are passed to librdkafka as text.
 #[derive(Clone, PartialEq)]
 pub(crate) enum Scalar {
     /// A quoted string.
@@ -387,8 +388,8 @@ impl<'de> Deserialize<'de> for Scalar {
                 Ok(Scalar::Boolean(truth))
             }
 
-            // The names of librdkafka properties contain dots. In TOML, an unquoted name with a dot
-            // defines a table.
+            // librdkafka property names contain dots. In TOML, an unquoted key with a dot defines a
+            // table.
             fn visit_map<A: MapAccess<'de>>(self, _: A) -> Result<Scalar, A::Error> {
                 Err(de::Error::custom(
                     "found a table, expected a quoted string, an integer, true or false. Put a name that contains dots \
@@ -412,14 +413,14 @@ impl fmt::Display for Scalar {
 }
 
 impl fmt::Debug for Scalar {
-    // The value may be a password.
+    // Omit the value, because it may be a password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("...")
     }
 }
 
 impl fmt::Debug for FilePipeline {
-    // Connection strings may contain passwords.
+    // Omit the connection string, because it may contain a password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("FilePipeline")
             .field("name", &self.name)
@@ -447,7 +448,7 @@ impl FilePipeline {
 }
 
 impl Given<'_> {
-    /// Overrides values of the file with those of flags and environment variables.
+    /// Overrides the file's values with those of flags and environment variables.
     pub(super) fn overlay(&self, file: &mut FilePipeline) {
         fn overlay<T: Clone>(file: &mut Option<T>, given: Option<&T>) {
             if let Some(given) = given {
@@ -517,7 +518,7 @@ impl Given<'_> {
     }
 }
 
-/// Reads the file without its sources.
+/// Reads the file, but not the sources that it names.
 ///
 /// # Errors
 /// Returns an error if the file can't be read, or contains an invalid key or value.
@@ -529,7 +530,7 @@ pub(crate) fn read(path: &Path) -> Result<File, ConfigError> {
     Ok(file)
 }
 
-/// Reads the file, and the files in the directories that it names, sorted by name.
+/// Reads the file, followed by the files in its source directories in order of their names.
 ///
 /// # Errors
 /// Same as [`read`]. Also returns an error if a directory can't be read.
@@ -554,7 +555,7 @@ pub(crate) fn read_all(path: &Path) -> Result<Vec<(PathBuf, File)>, ConfigError>
         .collect())
 }
 
-/// Reads the pipelines in one of the files of a source.
+/// Reads the pipelines in a file that belongs to a source directory.
 ///
 /// # Errors
 /// Same as [`read`].
@@ -562,13 +563,13 @@ pub(super) fn read_part(path: &Path) -> Result<Vec<FilePipeline>, ConfigError> {
     Ok(read_as(path, parse::<PartFile>)?.pipeline)
 }
 
-/// Resolves a path relative to the directory of the file that contains the path.
+/// Resolves a path that occurs in a configuration file relative to that file's directory.
 pub(super) fn resolve_path(file: &Path, path: &Path) -> PathBuf {
     file.parent().unwrap_or(Path::new("")).join(path)
 }
 
-/// Returns the files in a directory that define pipelines. Hidden files are ignored, because
-/// editors may create them temporarily.
+/// Returns the files in a directory that define pipelines. Ignores hidden files, because these may
+/// be an editor's temporary files.
 fn files_in(directory: &Path) -> Result<Vec<PathBuf>, ConfigError> {
     let unreadable = |error: PathError| ConfigError::Unreadable {
         path: directory.to_owned(),
@@ -624,7 +625,7 @@ pub(super) fn exposed(path: &Path, file: &File) -> Option<String> {
 }
 
 impl File {
-    /// Returns the paths of the sources that are directories.
+    /// Returns the paths of all source directories.
     pub(super) fn directories(&self, path: &Path) -> Vec<PathBuf> {
         let directories = self.fleet.source.iter().filter_map(|source| match source {
             FileSource::Directory(directory) => Some(resolve_path(path, directory)),
@@ -633,7 +634,7 @@ impl File {
         directories.collect()
     }
 
-    /// Returns the sources that are queries.
+    /// Returns all sources that are database queries.
     pub(super) fn queries(&self) -> impl Iterator<Item = &QuerySource> {
         self.fleet.source.iter().filter_map(|source| match source {
             FileSource::Directory(_) => None,

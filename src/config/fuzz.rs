@@ -11,7 +11,7 @@ use crate::pipeline::settings::SinkSettings;
 
 /// A password that the fuzzer is unlikely to generate by chance.
 const PASSWORD: &str = "q7Zr0vT2mXw9";
-/// Lines with the password in places where no output may show it.
+/// Lines in which the password is part of a value that must never appear in any output.
 const SECRETS: [&str; 6] = [
     "\"sasl.password\" = \"q7Zr0vT2mXw9\"",
     "\"ssl.key.password\" = \"q7Zr0vT2mXw9\"",
@@ -21,17 +21,18 @@ const SECRETS: [&str; 6] = [
     "postgres = \"host=h user=u password=q7Zr0vT2mXw9 sslmode=none\"",
 ];
 
-/// Loads `data` as walpost.toml. Each line that consists of `$` and a digit is first replaced by a
+/// Loads `data` as walpost.toml, after replacing each line that consists of `$` and a digit with a
 /// line that contains a secret.
 ///
 /// # Panics
-/// Panics if output contains a secret, or settings don't match the documentation.
+/// Panics if any output contains a secret, or if the settings violate documented rules.
 pub fn config(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else {
         return;
     };
     let must_hide_password = !text.contains(PASSWORD) && !text.contains(['\'', '\\']) && {
-        // Excludes multi-line strings, whose lines could look like secrets.
+        // Within a multi-line string, the inserted lines would be ordinary text rather than
+        // settings that contain secrets.
         !text.contains("\"\"\"")
     };
     let lines = text.lines().map(|line| match line.strip_prefix('$') {
@@ -54,8 +55,8 @@ pub fn config(data: &[u8]) {
     assert!(!must_hide_password || !shown.contains(PASSWORD), "{shown}");
 }
 
-/// Loads the text without flags or variables. Returns the file's debug representation and the
-/// settings, or text that contains the display and debug representations of the error.
+/// Loads the text without flags or environment variables. Returns the file's `Debug` output and the
+/// settings or, on failure, the error's `Display` and `Debug` output.
 fn loaded(text: &str) -> Result<(String, Vec<PipelineSettings>), String> {
     let file: super::File = syntax::parse(text).map_err(|(line, reason)| {
         let lines = text.matches('\n').count() + 1;
@@ -111,7 +112,7 @@ fn check_settings(settings: &PipelineSettings) {
     }
 }
 
-/// Compares sizes and durations with the results of a separate parser for simple values.
+/// Checks how sizes and durations were parsed, using an independent parser for simple values.
 fn check_values(pipeline: &FilePipeline) {
     let sizes = [&pipeline.window_bytes, &pipeline.max_row_bytes];
     for text in sizes.into_iter().flatten().map(ToString::to_string) {
@@ -141,7 +142,7 @@ const SIZES: [(&str, u64); 10] = [
     ("GiB", 1 << 30),
     ("TiB", 1 << 40),
 ];
-/// Units of durations, in milliseconds.
+/// The units of durations, each with its length in milliseconds.
 const DURATIONS: [(&str, u64); 5] = [
     ("ms", 1),
     ("s", 1000),
@@ -150,7 +151,7 @@ const DURATIONS: [(&str, u64); 5] = [
     ("d", 86_400_000),
 ];
 
-/// Parses a number of up to five digits with one of these units.
+/// Parses a number of up to five digits that is followed by one of these units.
 fn parse_simple(text: &str, units: &[(&str, u64)]) -> Option<u64> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);

@@ -1,4 +1,4 @@
-//! The Kafka properties of a pipeline, and the credentials for the brokers.
+//! A pipeline's Kafka properties, and its credentials for the brokers.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -40,7 +40,8 @@ pub(super) fn sink(
         }
         for property in &records.kafka_property {
             let (name, value) = property.split_once('=').ok_or_else(|| {
-                // The text after the name may be a password.
+                // Quote only the name in the error, because the text that follows may be a
+                // password.
                 let is_name = |c: &char| c.is_ascii_alphanumeric() || ".-_".contains(*c);
                 let name: String = property.chars().take_while(is_name).collect();
                 ConfigError::Flag(format!("--kafka-property {name:?}: expected NAME=VALUE"))
@@ -61,8 +62,8 @@ pub(super) fn sink(
         )?),
         false => None,
     };
-    // A user who is allowed to write the file is not necessarily allowed to run programs as
-    // Walpost's user.
+    // Only a flag can allow properties that run code, because a user who may edit the file is not
+    // necessarily allowed to run programs as Walpost's user.
     let may_run_code = given
         .records
         .is_some_and(|records| records.allow_code_in_kafka_properties);
@@ -72,7 +73,7 @@ pub(super) fn sink(
     };
     let checked = checked.and_then(|()| {
         match properties::check_files(&client_config(&properties, "walpost")) {
-            // If the file is missing, the command that opens the connection reports an error.
+            // Ignore missing files here; an error is reported when the connection is opened.
             Err(error) if error.is_untrusted() => Err(PropertyError::File(error)),
             _ => Ok(()),
         }
@@ -115,9 +116,8 @@ pub(super) fn sink(
     })
 }
 
-/// Returns the program that prints tokens for SASL/OAUTHBEARER. The program must be configured if
-/// that mechanism is used without a different source of tokens, and must not be configured
-/// otherwise.
+/// Returns the program that prints tokens for SASL/OAUTHBEARER. The program is required if that
+/// mechanism is used without another source of tokens, and rejected otherwise.
 fn token_command(
     reader: &Reader,
     file: &FilePipeline,
@@ -143,14 +143,14 @@ fn token_command(
         return Err(reader.error(token_endpoint::METHOD, unused()));
     }
     let Some(argv) = &file.kafka_token_command else {
-        // librdkafka can also create unsecured tokens, which are intended for tests.
+        // librdkafka can also generate unsecured tokens, which are meant for testing.
         let is_given =
             is_fetched || properties.contains_key("enable.sasl.oauthbearer.unsecure.jwt");
         if is_used && !is_given {
             return Err(error(
-                "sasl.mechanisms is OAUTHBEARER, but no source of tokens is configured. Specify a program that prints a \
-                 token, like [\"/usr/bin/...\", \"...\"], or set \"sasl.oauthbearer.method\" = \"oidc\" in [kafka] to use \
-                 a token endpoint"
+                "sasl.mechanisms is OAUTHBEARER, but no token source is configured. Specify a program that prints a \
+                 token, like [\"/usr/bin/...\", \"...\"], or set \"sasl.oauthbearer.method\" = \"oidc\" in [kafka] to \
+                 use a token endpoint"
                     .to_owned(),
             ));
         }
@@ -167,9 +167,9 @@ fn token_command(
     Program::new(argv).map(Some).map_err(error)
 }
 
-/// Returns the token endpoint that the properties configure, and removes these properties. The
-/// client's secret is read again for each token, unless `overrides`, whose properties take
-/// precedence over the file, contains the secret.
+/// Creates the token endpoint from the properties that configure it, and removes these properties.
+/// The client secret is read from the file again for each token, unless `overrides` contains it:
+/// overrides take precedence over the file.
 fn endpoint(
     reader: &Reader,
     path: Option<&Path>,
@@ -197,7 +197,7 @@ fn endpoint(
     endpoint.map_err(|reason| reader.error("kafka", reason))
 }
 
-/// Returns the properties that the file contains for a pipeline.
+/// Returns the pipeline's properties from the file, including those that apply to all pipelines.
 fn file_properties(kafka: &BTreeMap<String, file::Scalar>, pipeline: &FilePipeline) -> Properties {
     let own = pipeline.kafka.iter().flatten();
     kafka
@@ -207,15 +207,16 @@ fn file_properties(kafka: &BTreeMap<String, file::Scalar>, pipeline: &FilePipeli
         .collect()
 }
 
-/// Reads the file again, and returns the properties that it contains for a pipeline.
+/// Reads the file again, and returns the pipeline's current properties.
 fn reread_properties(path: &Path, origin: &Origin, pipeline: &str) -> Result<Properties, String> {
     let current = read_again(path, origin, pipeline);
     let (kafka, current) = current.map_err(|error| error.to_string())?;
     Ok(file_properties(&kafka, &current))
 }
 
-/// Returns the credentials for the brokers, which may change in the file. The properties in
-/// `overrides` take precedence over the file and don't change.
+/// Returns the credentials for the brokers. The file is read again, because the credentials may
+/// have changed since it was last read. The properties in `overrides` take precedence over the file
+/// and are not read again.
 fn credentials(
     path: Option<&Path>,
     origin: &Origin,
@@ -226,7 +227,8 @@ fn credentials(
         Some(path) if !overrides.contains_key("sasl.password") => path.to_owned(),
         _ => {
             return Credentials::fixed(format!(
-                "-X sasl.password or the environment variable {KAFKA_VARIABLE_PREFIX}SASL_PASSWORD, which are read only at startup"
+                "-X sasl.password or the environment variable {KAFKA_VARIABLE_PREFIX}SASL_PASSWORD, which are only read \
+                 at startup"
             ));
         }
     };

@@ -47,8 +47,8 @@ pub(super) fn settings(
     {
         postgres = with_reread_password(postgres, path, &file.origin, &name);
     }
-    // The password command belongs to the file's connection. For a connection from the command
-    // line, the user supplies the password.
+    // The password command belongs to the connection in the file. It must not be used for a
+    // connection given on the command line.
     if let Some(argv) = &file.password_command
         && given.connection.postgres.is_none()
     {
@@ -81,7 +81,7 @@ pub(super) fn settings(
     };
     let window_bytes = size("window_bytes", &file.window_bytes, 8 << 20)?;
     let row_bytes_max = size("max_row_bytes", &file.max_row_bytes, 64 << 20)?;
-    // PostgreSQL does not send larger messages.
+    // PostgreSQL does not send messages larger than 1 GiB.
     let row_bytes_max = usize::try_from(row_bytes_max.min(1 << 30)).unwrap_or(1 << 30);
     let window_records = file.window_records.unwrap_or(100_000);
     if window_records == 0 || window_bytes == 0 || row_bytes_max < 1024 {
@@ -136,7 +136,8 @@ fn retention(
 ) -> Result<Retention, ConfigError> {
     let is_given = file.retention.is_some() || file.partitions_ahead.is_some();
     if is_given && outbox.is_messages() {
-        let reason = "an outbox with logical decoding messages has no table to clean up. Remove retention and partitions_ahead";
+        let reason = "an outbox that uses logical decoding messages has no table to clean up. Remove retention and \
+             partitions_ahead";
         return Err(reader.error("retention", reason));
     }
     let keep = reader.parse("retention", file.retention.as_ref(), parse_duration)?;
@@ -189,7 +190,7 @@ fn wal_budget(
     if budget.on_max == OnMax::DropSlot && outbox.table().is_none() {
         let reason = match outbox.is_messages() {
             true => {
-                "an outbox with logical decoding messages has no table from which events could be sent again; \
+                "an outbox that uses logical decoding messages has no table from which events could be sent again; \
                  expected hold"
             }
             false => "drop-slot requires an outbox with exactly one table; expected hold",
@@ -220,7 +221,8 @@ fn delivery(reader: &Reader, file: &FilePipeline) -> Result<Delivery, ConfigErro
     }))
 }
 
-/// Rejects a topic that is reserved for a different purpose, including by other processes.
+/// Rejects a topic whose name is reserved for a different purpose, even if only another Walpost
+/// process would use it.
 fn own_topic(topic: &str, usage: TopicUse) -> Result<(), String> {
     match ReservedTopics::default().find(topic) {
         Some(other) if other != usage => Err(format!(
@@ -243,9 +245,11 @@ fn dead_letters(
         oversize: file.on_oversize.unwrap_or_default(),
         unroutable: file.on_unroutable.unwrap_or_default(),
         malformed: match target.outbox.is_messages() {
-            // Rows can't be malformed. A flag may set on_malformed for other pipelines in the file.
+            // Rows can't be malformed. Ignore on_malformed rather than rejecting it, because a flag
+            // may set it for other pipelines in the file.
             false => Undeliverable::Halt,
-            // By default, any role that can connect can write a malformed message.
+            // Don't halt by default, because in PostgreSQL any role that can connect is allowed to
+            // write a malformed message unless this privilege is revoked.
             true => file.on_malformed.unwrap_or(Undeliverable::DeadLetter),
         },
         topic: file.dead_letter_topic.clone().unwrap_or(default.topic),
@@ -262,16 +266,17 @@ fn dead_letters(
     records::check_topic_name(topic).map_err(|reason| reader.error(TOPIC, reason))?;
     own_topic(topic, TopicUse::DeadLetters).map_err(|reason| reader.error(TOPIC, reason))?;
     if events.constant() == Some(topic) {
-        let reason = format!("topic {topic:?} is the topic for events; choose another topic");
+        let reason = format!("topic {topic:?} is already used for events; choose another topic");
         return Err(reader.error(TOPIC, reason));
     }
     if matches!(delivery, Delivery::ExactlyOnce(checkpoint) if checkpoint.topic == *topic) {
-        let reason = format!("topic {topic:?} is the topic for checkpoints; choose another topic");
+        let reason =
+            format!("topic {topic:?} is already used for checkpoints; choose another topic");
         return Err(reader.error(TOPIC, reason));
     }
     if target.outbox.is_messages() && settings.oversize == Undeliverable::DeadLetter {
-        let reason = "a dead letter for an oversize event does not contain the payload, and an outbox with logical decoding \
-                      messages does not store it anywhere else. Use halt, and raise message.max.bytes";
+        let reason = "a dead letter for an oversize event does not contain the payload, and an outbox that uses logical \
+                      decoding messages does not store it anywhere else. Use halt, and raise message.max.bytes";
         return Err(reader.error("on_oversize", reason));
     }
     Ok(settings)
@@ -292,8 +297,8 @@ fn postgres(name: &str, url: Option<&str>, env: Env<'_>) -> Result<Conninfo, Con
     })
 }
 
-/// Returns the connection string with a password source that reads the file again, because the
-/// password in the file may change.
+/// Returns the connection string with a password source that reads the file again for each
+/// connection, because the password in the file may change.
 fn with_reread_password(
     postgres: Conninfo,
     path: &Path,

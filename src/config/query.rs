@@ -16,17 +16,18 @@ use crate::postgres::text_rows::{TextRow, TextRows, text_rows};
 use crate::program::Program;
 use crate::supervisor;
 
-/// Timeout for the query.
+/// Timeout for the query that returns the rows.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(10);
 const INTERVAL_DEFAULT: Duration = Duration::from_secs(30);
 const INTERVAL_MIN: Duration = Duration::from_secs(1);
 
-/// The key of a regular expression, which may contain braces.
+/// The key whose value contains a regular expression. Braces in it do not refer to columns.
 const ROUTE: &str = "route";
-/// The keys whose values are programs to run. Values of rows must not influence them.
+/// The keys whose values are programs to run. Row values must not be inserted into these programs
+/// or their arguments.
 const COMMAND_KEYS: [&str; 2] = [PASSWORD_COMMAND, TOKEN_COMMAND];
 
-/// A `[[fleet.source]]` with a query.
+/// A `[[fleet.source]]` table that contains a query.
 #[derive(Clone)]
 pub(crate) struct QuerySource {
     pub postgres: String,
@@ -37,7 +38,7 @@ pub(crate) struct QuerySource {
 }
 
 impl fmt::Debug for QuerySource {
-    // The connection string and the template may contain passwords.
+    // Omit the connection string and the template, because they may contain passwords.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("QuerySource")
             .field("query", &self.query)
@@ -85,13 +86,13 @@ impl QuerySource {
         found
     }
 
-    /// Returns the program that the template contains at this key.
+    /// Returns the program that the template specifies for this key.
     pub(super) fn template_program(&self, key: &str) -> Option<String> {
         let program = self.template.get(key)?.as_array()?.first()?;
         program.as_str().map(str::to_owned)
     }
 
-    /// Returns the name by which messages refer to the source.
+    /// Returns the source's name for use in messages.
     pub(super) fn describe(&self, env: Env<'_>) -> String {
         match Conninfo::parse(&self.postgres, env) {
             Ok(conninfo) => format!("fleet.source in {}", conninfo.describe()),
@@ -102,7 +103,7 @@ impl QuerySource {
     /// Runs the query. Blocks until the result arrives.
     ///
     /// # Errors
-    /// Returns an error that describes why there is no result.
+    /// Returns an error if the connection or the query fails.
     pub(super) fn run(&self, env: Env<'_>) -> Result<TextRows, String> {
         let conninfo = Conninfo::parse(&self.postgres, env);
         let mut conninfo = conninfo.map_err(|error| format!("postgres: {error}"))?;
@@ -116,12 +117,12 @@ impl QuerySource {
         }
         let runtime = supervisor::runtime().map_err(|error| error.to_string())?;
         let rows = runtime.block_on(text_rows(&conninfo, &self.query, QUERY_TIMEOUT));
-        // Don't wait for threads of the runtime that may still be resolving a host name.
+        // Don't wait for the runtime's threads: one of them may still be resolving a host name.
         runtime.shutdown_background();
         rows.map_err(|error| error.to_string())
     }
 
-    /// Returns the name by which messages refer to a row.
+    /// Returns a row's name for use in messages.
     pub(super) fn row_name(&self, row: &TextRow) -> String {
         let template = self.template.get("name").and_then(Value::as_str);
         match template.map(|template| Place::new("name").filled(template, row)) {
@@ -133,8 +134,8 @@ impl QuerySource {
     /// Returns the template filled with the values of the row.
     ///
     /// # Errors
-    /// Returns an error if the row lacks a value, or has a value that the template does not accept
-    /// in that place.
+    /// Returns an error if the row lacks a value, or if a value is not allowed where the template
+    /// uses it.
     pub(super) fn fill_template(&self, row: &TextRow) -> Result<Table, String> {
         let mut table = self.template.clone();
         for (key, value) in &mut table {
@@ -146,11 +147,11 @@ impl QuerySource {
     }
 }
 
-/// Checks the requirements that the template must meet for every row.
+/// Checks the requirements that a template must meet regardless of the rows' values.
 ///
 /// # Errors
-/// Returns an error if all pipelines would have the same name, or if the template inserts a value
-/// of the row where rows must not supply one. The message suggests a fix.
+/// Returns an error if all pipelines would have the same name, or if the template uses row values
+/// where they are not allowed. The message suggests a fix.
 pub(super) fn check_template(template: &Table) -> Result<(), String> {
     if !template.contains_key("name") {
         return Err(
@@ -171,18 +172,18 @@ pub(super) fn check_template(template: &Table) -> Result<(), String> {
     row_values::check(template)
 }
 
-/// The rows of the last result, by the pipelines that they define.
+/// The rows of the last result, keyed by the names of the pipelines that they define.
 #[derive(Debug, Default)]
 pub(crate) struct LastRows(Mutex<BTreeMap<String, TextRow>>);
 
 impl LastRows {
-    /// Sets the row of the pipeline.
+    /// Stores the row that defines the pipeline.
     pub(super) fn set(&self, pipeline: &str, row: &TextRow) {
         let mut rows = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         rows.insert(pipeline.to_owned(), row.clone());
     }
 
-    /// Returns the row of the pipeline.
+    /// Returns the row that defines the pipeline.
     pub(super) fn get(&self, pipeline: &str) -> Option<TextRow> {
         let rows = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         rows.get(pipeline).cloned()
@@ -211,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn replaces_columns_in_a_template_with_values_of_the_row() {
+    fn replaces_template_columns_with_values_from_the_row() {
         let row = row(&[("name", Some("a")), ("host", Some("h1")), ("none", None)]);
         let table = filled(
             r#"
@@ -243,8 +244,8 @@ mod tests {
         assert_eq!(table, Ok(expected));
     }
 
-    /// Values of a row are always literal text. A value in braces would otherwise insert another
-    /// column of the outbox.
+    /// Row values are inserted as literal text. If braces were not escaped, a value could refer to
+    /// other columns of the outbox.
     #[test]
     fn escapes_braces_in_values() {
         let row = row(&[("v", Some("{payload}{{")), ("name", Some("a"))]);
@@ -272,7 +273,7 @@ mod tests {
         assert!(ours.is_same_query(&source("postgresql://r:new@h/shards", "SELECT 1")));
         for other in [
             source("postgresql://r:old@h/shards", "SELECT 2"),
-            // The results of different databases must not be confused during an outage.
+            // During an outage, earlier results from a different database must not be used.
             source("postgresql://r:old@h/tenants", "SELECT 1"),
             source("postgresql://r:old@h2/shards", "SELECT 1"),
         ] {
@@ -404,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn rejects_templates_with_values_that_rows_must_not_supply() {
+    fn rejects_templates_that_let_rows_set_restricted_parameters() {
         for (template, says) in [
             ("postgres = 'postgresql://u@h/d?sslmode={x}'", "{x}"),
             ("postgres = 'postgresql://u@h/d?options={x}'", "{x}"),
@@ -425,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn error_names_the_column_that_can_not_be_filled() {
+    fn error_names_the_column_that_is_missing_or_null() {
         let row = row(&[("name", Some("a")), ("none", None)]);
         for (template, says) in [
             (

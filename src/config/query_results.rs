@@ -1,4 +1,4 @@
-//! The results of the queries in walpost.toml, kept between reloads of the file.
+//! The results of the queries in walpost.toml, which are kept when the file is reloaded.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -15,25 +15,26 @@ use super::query::{LastRows, QuerySource};
 use crate::outbox::reserved_topics::TopicUse;
 use crate::postgres::text_rows::TextRow;
 
-/// The results of the queries, and when to run the queries again.
+/// The results of all queries, and when to run each query again.
 #[derive(Default)]
 pub(crate) struct QueryResults {
     queried: Vec<QueriedSource>,
     last_rows: Arc<LastRows>,
-    /// Whether the file was read before, so that running pipelines can continue if a query fails.
+    /// Whether the file was read successfully before. If so, a new query that fails causes the
+    /// reload to be rejected, and running pipelines continue.
     was_read: bool,
-    /// When to retry a new query that failed.
+    /// When to retry after a query caused the reload to be rejected.
     retry_at: Option<Instant>,
-    /// Whether queries must not be run.
+    /// Whether to skip all queries.
     is_offline: bool,
 }
 
-/// A source and its results.
+/// A source, and the results of its query.
 struct QueriedSource {
     source: QuerySource,
     /// When to run the query again.
     due: Instant,
-    /// The last result, even if it could not be used.
+    /// The last result, even if its rows were rejected.
     last: Result<Vec<TextRow>, String>,
     /// The rows in use, from the last usable result.
     rows: Vec<TextRow>,
@@ -47,8 +48,8 @@ pub(super) enum ExclusiveResource {
         slot: String,
         database: String,
     },
-    /// A topic reserved for Walpost. Several pipelines can share such a topic, but only for the
-    /// same purpose: a dead letter must not be mistaken for a checkpoint.
+    /// A topic reserved for Walpost. Several pipelines can share it only for the same purpose, so
+    /// that a dead letter is never mistaken for a checkpoint.
     Topic {
         name: String,
         usage: TopicUse,
@@ -68,15 +69,15 @@ impl QueryResults {
         }
     }
 
-    /// Runs the queries in the file at `path`, and returns the pipelines that their rows define,
-    /// and errors about sources and rows that could not be used.
+    /// Runs the queries in the file at `path`. Returns the pipelines that their rows define, and
+    /// errors about sources and rows that could not be used.
     ///
     /// A row whose pipeline needs a resource in `taken` is rejected. If a source can't be used, its
     /// previous rows remain in use. At startup, rows that can't be used are skipped.
     ///
     /// # Errors
-    /// Returns an error if a new source can't be used although the file was read before, or if
-    /// previously used rows are no longer valid with the current file.
+    /// Returns an error if a source that was added in a reload can't be used, or if rows that define
+    /// running pipelines are not valid together with the current file.
     pub(super) fn read(
         &mut self,
         path: &Path,
@@ -150,7 +151,8 @@ impl QueryResults {
         Ok((pipelines, failures))
     }
 
-    /// Runs the queries that are due. Returns whether the file has to be read again.
+    /// Runs the queries that are due. Returns whether the file must be read again, because a result
+    /// has changed or a retry is due.
     pub(super) fn have_changed(&mut self, env: Env<'_>) -> bool {
         let now = Instant::now();
         let mut have_changed = self.retry_at.take_if(|time| *time <= now).is_some();
@@ -164,7 +166,7 @@ impl QueryResults {
 }
 
 impl ExclusiveResource {
-    /// Returns the resources that conflict with this one if another pipeline uses them.
+    /// Returns the resources that other pipelines must not use if a pipeline uses this one.
     pub(super) fn excluded(&self) -> Vec<Self> {
         match self {
             Self::Name(_) | Self::Slot { .. } => vec![self.clone()],
@@ -225,8 +227,8 @@ fn query_rows(source: &QuerySource, is_new: bool, env: Env<'_>) -> Result<Vec<Te
     let mut found = source.run(env)?;
     if found.as_superuser && is_new {
         warn!(
-            "{}: the query runs as a superuser, so the owner of any table, view or function that it uses can run code as a \
-             superuser. Use a role that can read only the tables of the query",
+            "{}: the query runs as a superuser, so the owner of any table, view or function that it uses can run code \
+             as a superuser. Use a role that can read only the tables that the query uses",
             source.describe(env)
         );
     }
@@ -234,9 +236,9 @@ fn query_rows(source: &QuerySource, is_new: bool, env: Env<'_>) -> Result<Vec<Te
     Ok(found.rows)
 }
 
-/// Returns the names and slots that occur in several rows. All of these rows are rejected.
-/// Otherwise, any role that can add a row could take over another pipeline's slot and checkpoint
-/// with a row that sorts first.
+/// Returns the names and slots that occur in several rows, all of which are rejected. If the first
+/// row were accepted, any role that can add a row that sorts first could take over another
+/// pipeline's slot and checkpoint.
 fn duplicates<'p>(
     valid: impl Iterator<Item = &'p (FilePipeline, Vec<ExclusiveResource>)>,
 ) -> HashSet<ExclusiveResource> {
@@ -249,8 +251,8 @@ fn duplicates<'p>(
     shared
 }
 
-/// Fills the template with each row. Returns the rows that define valid pipelines, and the error
-/// of the first row that does not define one.
+/// Fills the template with each row's values. Returns the rows that define valid pipelines, and an
+/// error about the first row that does not.
 fn fill_rows(
     source: &QuerySource,
     origin: &Origin,

@@ -1,8 +1,8 @@
-//! Parses the values of one pipeline, and adds the pipeline and the key to errors.
+//! Parses the values of one pipeline. Errors name the pipeline and the key.
 
 use super::error::ConfigError;
 
-/// Parses values, and adds the pipeline and the key to errors.
+/// Parses values. Errors name the pipeline and the key.
 pub(super) struct Reader {
     pub(super) pipeline: String,
 }

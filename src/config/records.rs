@@ -1,4 +1,4 @@
-//! Builds the settings that determine topics, keys, values and headers of records.
+//! Builds the settings that determine the topics, keys, values and headers of records.
 
 use super::error::ConfigError;
 use super::file::{FileEmptyArray, FileHeaders, FileNull, FilePipeline};
@@ -70,7 +70,7 @@ pub(super) fn outbox(reader: &Reader, file: &FilePipeline) -> Result<OutboxSetti
         },
         timestamp: file.timestamp.clone(),
         partition: file.partition.clone(),
-        // Set later, when the settings of all pipelines are known.
+        // Set later, because it depends on the settings of all pipelines.
         reserved_topics: ReservedTopics::default(),
     })
 }
@@ -98,8 +98,7 @@ fn topic(reader: &Reader, file: &FilePipeline) -> Result<Option<Topic>, ConfigEr
     Ok(Some(Topic::Route(route)))
 }
 
-/// Returns an error message if the template's literal text prevents every topic name from being
-/// valid.
+/// Returns an error message if the template's literal text makes every topic name invalid.
 fn invalid_topic_text(template: &Template) -> Option<String> {
     if let Some(topic) = template.constant() {
         return check_topic_name(topic).err();
@@ -150,7 +149,7 @@ fn expansion(reader: &Reader, file: &FilePipeline) -> Result<Option<Expansion>, 
     }
 }
 
-/// Returns the columns of the envelope, each with the name of its member.
+/// Returns the columns included in the envelope, each with the name of its JSON member.
 fn envelope(reader: &Reader, file: &FilePipeline) -> Result<Vec<(String, String)>, ConfigError> {
     let mut members: Vec<(String, String)> = Vec::new();
     for given in file.envelope.iter().flatten() {

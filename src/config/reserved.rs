@@ -1,5 +1,5 @@
-//! Reserves the checkpoint and dead-letter topics of all pipelines in each pipeline of the process,
-//! so that a row of one pipeline can't forge a checkpoint of another.
+//! Prevents each pipeline's rows from being routed to any pipeline's checkpoint or dead-letter
+//! topic, so that a row of one pipeline can't forge another's checkpoint.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,12 +13,12 @@ use crate::outbox::template::Template;
 use crate::pipeline::settings::PipelineSettings;
 use crate::supervisor::definitions::Defined;
 
-/// The topics that pipelines use, by their [`collision_key`]s.
+/// Topics named in pipelines' settings, keyed by [`collision_key`].
 #[derive(Default)]
 pub(super) struct NamedTopics {
-    /// Topics for checkpoints and dead letters.
+    /// Topics for checkpoints or dead letters.
     own: BTreeMap<String, TopicUse>,
-    /// Constant topics for events.
+    /// Event topics that don't depend on rows.
     constant: BTreeSet<String>,
 }
 
@@ -70,10 +70,11 @@ impl NamedTopics {
     }
 }
 
-/// Reserves the topics in `named`, and each pipeline's own topics, in all pipelines.
+/// Reserves the topics in `named`, and each pipeline's own topics, so that no pipeline's events can
+/// be routed to them.
 ///
 /// # Errors
-/// Returns an error if a pipeline's constant topic for events is reserved.
+/// Returns an error if a pipeline writes all events to one topic, and this topic is reserved.
 pub(super) fn reserve(
     named: NamedTopics,
     defined: &mut [Defined<Definition>],
@@ -87,11 +88,11 @@ pub(super) fn reserve(
     for pipeline in defined {
         let outbox = &mut pipeline.settings.outbox;
         outbox.reserved_topics = all.clone();
-        // The definition contains only the reserved topics that the pipeline's own rows could use,
-        // so that other changes don't restart the pipeline.
+        // The definition contains only those reserved topics that the pipeline's rows could be
+        // routed to, so that changes to other topics don't restart the pipeline.
         pipeline.definition.reserved = outbox.topic.reachable(&all);
-        // A topic in a row must not make the pipelines of a file invalid. Instead, the events of
-        // the row's pipeline are unroutable.
+        // If the topic comes from a row of a query's result, it must not make the whole file
+        // invalid. Instead, the events of that row's pipeline are treated as unroutable.
         if !pipeline.definition.pipeline.origin.is_row() {
             let reader = Reader {
                 pipeline: pipeline.settings.name.clone(),
@@ -102,7 +103,7 @@ pub(super) fn reserve(
     Ok(())
 }
 
-/// Rejects a constant topic for events that is reserved.
+/// Rejects settings that route all events to a reserved topic.
 ///
 /// # Errors
 /// Returns an error if all events would be written to a reserved topic.

@@ -1,8 +1,8 @@
-//! Fills the text of a template with the values of a row.
+//! Fills a template with the values of a row.
 //!
-//! The author of a row can choose a host or a name, but can't change the surrounding text. Each
-//! place in a template has a rule for the values that it accepts, and rows with other values are
-//! rejected.
+//! A user who can write rows can choose a host or a name, for example, but can't change the
+//! surrounding text. Each place in a template defines which values it accepts; a row with any other
+//! value is rejected.
 
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use toml::{Table, Value};
@@ -13,8 +13,8 @@ use crate::postgres::connect::conninfo::{Conninfo, is_host, is_port};
 use crate::postgres::table::TableName;
 use crate::postgres::text_rows::TextRow;
 
-/// The prefix that marks a query's columns in templates in which braces usually contain columns of
-/// the outbox.
+/// The prefix for columns of the query's result in templates where braces otherwise refer to
+/// columns of the outbox.
 const SOURCE_PREFIX: &str = "source.";
 
 /// The Kafka properties for which a row may supply a value.
@@ -27,7 +27,7 @@ const PLAIN_KAFKA_PROPERTIES: [&str; 6] = [
     "sasl.username",
 ];
 
-/// A place in a template, which determines the values that it accepts.
+/// A place in a template. Determines which values may be inserted there.
 #[derive(Clone, Copy)]
 pub(super) enum Place<'k> {
     /// A PostgreSQL connection string.
@@ -48,7 +48,7 @@ pub(super) enum Place<'k> {
 }
 
 impl<'k> Place<'k> {
-    /// Returns the place for the value of a pipeline's key.
+    /// Returns the place in a template that corresponds to a key of a pipeline.
     pub(super) fn new(key: &'k str) -> Self {
         match key {
             "postgres" => Self::Postgres,
@@ -60,8 +60,7 @@ impl<'k> Place<'k> {
         }
     }
 
-    /// Returns the place for the key `inner` in the table that is the value of the pipeline's key
-    /// `key`.
+    /// Returns the place in a template that corresponds to the key `inner` of the TOML table `key`.
     fn within(self, key: &str, inner: &'k str) -> Self {
         match (key, inner) {
             ("kafka", property) => Self::Kafka(property),
@@ -71,11 +70,11 @@ impl<'k> Place<'k> {
     }
 }
 
-/// Inserts the row's values into the value of a template's key.
+/// Inserts the row's values into the template's value for a key.
 ///
 /// # Errors
-/// Returns an error that names the column if the row lacks the column, or has a value that this
-/// place in the template does not accept.
+/// Returns an error that names the column if the row lacks the column, or if this place in the
+/// template does not accept the column's value.
 pub(super) fn fill_value(key: &str, value: &mut Value, row: &TextRow) -> Result<(), String> {
     fill_at(Place::new(key), key, value, row)
 }
@@ -102,10 +101,11 @@ fn fill_at(place: Place<'_>, key: &str, value: &mut Value, row: &TextRow) -> Res
     Ok(())
 }
 
-/// Checks that no place in the template causes every row to be rejected.
+/// Checks that the template inserts row values only in places that allow them, whatever the values
+/// are.
 ///
 /// # Errors
-/// Returns an error that names such a place.
+/// Returns an error that names the first place that does not allow row values.
 pub(super) fn check(template: &Table) -> Result<(), String> {
     if let Some(text) = template.get("postgres").and_then(Value::as_str)
         && sole_column(text).is_none()
@@ -125,8 +125,8 @@ pub(super) fn check(template: &Table) -> Result<(), String> {
             && !has_text(text)
         {
             return Err(format!(
-                "template: {key}: with {text:?}, a row could name another pipeline's topic for events, which would then be \
-                 reserved; add literal text, like '{text}.walpost'"
+                "template: {key}: with {text:?}, a row could reserve a topic that another pipeline uses for its events; \
+                 add literal text, like '{text}.walpost'"
             ));
         }
     }
@@ -139,7 +139,7 @@ pub(super) fn check(template: &Table) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns whether the text contains columns, which are replaced by values of a row.
+/// Returns whether the text contains columns to be replaced with a row's values.
 fn has_values(text: &str) -> bool {
     let segments = segments(text).unwrap_or_default();
     segments
@@ -147,7 +147,7 @@ fn has_values(text: &str) -> bool {
         .any(|segment| matches!(segment, Segment::Column(_)))
 }
 
-/// Returns whether the text contains characters that do not come from a row.
+/// Returns whether the text contains anything besides columns.
 fn has_text(text: &str) -> bool {
     let segments = segments(text).unwrap_or_default();
     segments
@@ -202,13 +202,14 @@ fn segments(text: &str) -> Result<Vec<Segment<'_>>, String> {
     Ok(segments)
 }
 
-/// Returns the name of the column if the text consists of nothing but one column in braces.
+/// Returns the column's name if the text consists solely of a column in braces.
 fn sole_column(text: &str) -> Option<&str> {
     let name = text.strip_prefix('{')?.strip_suffix('}')?;
     (!name.contains(['{', '}'])).then_some(name)
 }
 
-/// Returns the text with its columns replaced by values, each of which `check` must accept.
+/// Returns the text with its columns replaced by the row's values. Returns an error if `check`
+/// rejects a value.
 fn checked(
     text: &str,
     row: &TextRow,
@@ -255,7 +256,7 @@ fn value<'r>(name: &str, row: &'r TextRow) -> Result<&'r str, String> {
     }
 }
 
-/// Fills in values for the server, database and user. Values must not change any other connection
+/// Fills in the server, database and user. A row's values must not change any other connection
 /// parameter.
 fn postgres(text: &str, row: &TextRow) -> Result<String, String> {
     if let Some(name) = sole_column(text) {
@@ -279,7 +280,7 @@ fn postgres(text: &str, row: &TextRow) -> Result<String, String> {
     Ok(filled)
 }
 
-/// Returns, for each column, the connection parameter that the column's value is part of.
+/// Returns, for each column, the connection parameter in which it occurs.
 fn parameters(segments: &[Segment<'_>]) -> Result<Vec<&'static str>, String> {
     let marker = |index: usize| format!("walpost{index}value");
     let mut marked = String::new();
@@ -312,8 +313,8 @@ fn parameters(segments: &[Segment<'_>]) -> Result<Vec<&'static str>, String> {
     columns.map(parameter).collect()
 }
 
-/// Fills in values, each of which must be a name or part of a name. A value can't be a pattern, and
-/// can't consist of several names.
+/// Fills in values, each of which must be a name or part of one. A value can't be a pattern or
+/// consist of several names.
 fn table(text: &str, row: &TextRow) -> Result<String, String> {
     if let Some(name) = sole_column(text) {
         let table = value(name, row)?.parse::<TableName>();
@@ -347,8 +348,8 @@ fn check_identifier(in_quotes: bool, value: &str) -> Result<(), String> {
         true => (!value.contains(['"', '\0']), "a name without double quotes"),
         false => (
             value.chars().all(is_plain),
-            "a name of letters, digits, _ and $. If the name contains other characters, put the column in double quotes in \
-             the template",
+            "a name that consists of letters, digits, _ and $. If the name contains other characters, put the column in \
+             double quotes in the template",
         ),
     };
     match fits && !value.is_empty() {
@@ -357,7 +358,8 @@ fn check_identifier(in_quotes: bool, value: &str) -> Result<(), String> {
     }
 }
 
-/// Replaces columns of the query by their values. Columns of the outbox remain in the text.
+/// Replaces columns of the query's result with their values. Columns of the outbox remain in the
+/// text.
 fn fill_record_template(place: Place<'_>, text: &str, row: &TextRow) -> Result<String, String> {
     if !text.contains("{source.") {
         return Ok(text.to_owned());
@@ -431,7 +433,7 @@ fn check_broker_part(value: &str) -> Result<(), String> {
     }
 }
 
-/// Checks that a value is a list of brokers without protocols.
+/// Checks that a value is a list of brokers, none of them with a protocol prefix.
 fn check_brokers(value: &str) -> Result<(), String> {
     let is_broker = |broker: &str| {
         let (host, port) = match broker.strip_prefix('[') {

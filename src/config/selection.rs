@@ -6,8 +6,8 @@ use std::path::Path;
 use super::error::ConfigError;
 use super::file::{self, File, FilePipeline, Origin};
 
-/// Returns the selected pipelines of the file. Without a file, returns a pipeline for each
-/// requested name, or a single unnamed one, without any other settings.
+/// Returns the selected pipelines of the file. Without a file, returns pipelines with no settings
+/// but their names: one for each requested name, or a single unnamed pipeline.
 pub(super) fn choose(
     file: File,
     requested: &[String],
@@ -50,8 +50,8 @@ pub(super) fn names(pipelines: &[FilePipeline]) -> String {
     names.join(", ")
 }
 
-/// Reads the file again. Returns the Kafka properties that apply to all pipelines, and the current
-/// definition of the pipeline at `origin`. The definition is empty if the pipeline no longer
+/// Reads the file again. Returns the Kafka properties that apply to all pipelines, and the
+/// pipeline's current definition at `origin`. The definition is empty if the pipeline no longer
 /// exists.
 pub(super) fn read_again(
     path: &Path,

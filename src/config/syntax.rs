@@ -8,18 +8,18 @@ use toml::de::{DeTable, DeValue};
 
 use super::values::variable_for;
 
-/// A line number, counted from 1, and a description of the error in that line.
+/// A line number, starting at 1, and a description of the error on that line.
 pub(super) type SyntaxError = (usize, String);
 
-/// A key whose value may contain `${NAME}`, because Java's replacement syntax uses this form for
-/// named groups.
+/// A key whose value may contain `${NAME}`, which refers to a named group in Java's replacement
+/// syntax.
 const ROUTE_KEY: &str = "route";
 
 /// Parses the text of a configuration file.
 ///
 /// # Errors
-/// Returns an error if the text is not TOML, or contains a key or value that is not allowed. The
-/// message never quotes the line, which may contain a password.
+/// Returns an error if the text is not valid TOML or contains an unsupported key or value. The
+/// message never quotes the line, because it may contain a password.
 pub(super) fn parse<T: DeserializeOwned>(text: &str) -> Result<T, SyntaxError> {
     let document = DeTable::parse(text)
         .map_err(|error| (line_number(text, error.span()), explain(error.message())))?;
@@ -42,7 +42,7 @@ fn line_number(text: &str, span: Option<Range<usize>>) -> usize {
     before.matches('\n').count() + 1
 }
 
-/// Adds the most likely cause to an error message of the TOML parser.
+/// Adds the most likely cause to an error message from the TOML parser.
 fn explain(message: &str) -> String {
     match message.starts_with("unexpected key or value")
         || message.starts_with("string values must be quoted")
@@ -52,8 +52,8 @@ fn explain(message: &str) -> String {
     }
 }
 
-/// Describes an error that serde reported for the value at this path, such as "unknown field `a`,
-/// expected one of `b`, `c`".
+/// Turns an error message from serde, such as "unknown field `a`, expected one of `b`, `c`", into a
+/// message for users. `path` is the location of the value.
 fn describe(path: &str, message: &str) -> String {
     let unknown = message.strip_prefix("unknown field `");
     if let Some((key, _)) = unknown.and_then(|rest| rest.split_once('`'))
@@ -94,7 +94,8 @@ fn describe(path: &str, message: &str) -> String {
     }
 }
 
-/// For a key that other programs use, describes where walpost.toml contains the same setting.
+/// Describes how to specify a setting in walpost.toml, given the key that other programs use for
+/// it.
 fn setting_location(key: &str) -> Option<&'static str> {
     match key {
         "broker" | "brokers" | "bootstrap_servers" | "kafka_brokers" => {
@@ -102,15 +103,15 @@ fn setting_location(key: &str) -> Option<&'static str> {
         }
         "database" | "database_url" | "dbname" | "dsn" | "host" | "password" | "port" | "url"
         | "user" | "username" => Some(
-            "set the connection in a single string: postgres = \"postgresql://USER@HOST:PORT/DATABASE\". Put the password in \
-             PGPASSWORD or ~/.pgpass",
+            "specify the connection as a single string: postgres = \"postgresql://USER@HOST:PORT/DATABASE\". Put the \
+             password in PGPASSWORD or ~/.pgpass",
         ),
         _ => None,
     }
 }
 
-/// Returns the known key or value that is most similar to the unknown one. The message from serde
-/// contains both in backticks.
+/// Extracts the unknown key or value from serde's message, and the known ones, which the message
+/// quotes in backticks. Returns the known key or value that is most similar to the unknown one.
 fn nearest_known(message: &str) -> Option<&str> {
     let is_unknown =
         message.starts_with("unknown field ") || message.starts_with("unknown variant ");
@@ -123,8 +124,8 @@ fn nearest_known(message: &str) -> Option<&str> {
         .map(|(_, known)| known)
 }
 
-/// Rejects values such as `"${KAFKA_PASSWORD}"`. Other tools expand variables, whereas Walpost
-/// would send the text itself to a server as a password.
+/// Rejects values such as `"${KAFKA_PASSWORD}"`. Some tools expand variables, but Walpost would use
+/// the text itself as the password.
 fn reject_variables(text: &str, table: &DeTable<'_>) -> Result<(), SyntaxError> {
     for (key, value) in table {
         if key.get_ref() != ROUTE_KEY {
@@ -159,7 +160,7 @@ fn reject_variables_in(
     }
 }
 
-/// Returns the name in the first `${NAME}`.
+/// Returns the name in the first `${NAME}` in a value.
 fn variable_in(value: &str) -> Option<&str> {
     value.split("${").skip(1).find_map(|rest| {
         let (name, _) = rest.split_once('}')?;
@@ -168,7 +169,7 @@ fn variable_in(value: &str) -> Option<&str> {
     })
 }
 
-/// Returns a hint about the environment variable that can be set instead of the key.
+/// Returns a hint that names the environment variable to set instead of the key.
 fn replacement_hint(key: &str) -> String {
     match key {
         "postgres" => {

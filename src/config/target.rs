@@ -39,7 +39,7 @@ pub(super) fn target(
             }
         },
         OutboxName::Messages if file.snapshot == Some(SnapshotMode::Initial) => {
-            let reason = "an outbox with logical decoding messages has no table with older rows. Remove snapshot";
+            let reason = "an outbox that uses logical decoding messages has no table with older rows. Remove snapshot";
             return Err(reader.error("snapshot", reason));
         }
         OutboxName::Messages => Outbox::Messages {
@@ -63,7 +63,7 @@ fn reject_prefix(reader: &Reader, file: &FilePipeline) -> Result<(), ConfigError
     Err(reader.error("prefix", reason))
 }
 
-/// Parses the patterns for several tables that share a slot.
+/// Parses the patterns that select the outbox tables.
 fn tables(
     reader: &Reader,
     file: &FilePipeline,
@@ -81,7 +81,8 @@ fn tables(
     TablePatterns::new(patterns).map_err(|error| reader.error("tables", error))
 }
 
-/// Selects one of the outbox's tables, for a command that can be limited to a single table.
+/// Limits the outbox to the table named by `--table`. Returns an error if the command does not
+/// accept that flag.
 fn select_table(
     reader: &Reader,
     tables: TablePatterns,
@@ -122,7 +123,7 @@ fn prefix(reader: &Reader, file: &FilePipeline, default: String) -> Result<Strin
         ("tables", file.tables.is_some()),
     ];
     if let Some((key, _)) = given.into_iter().find(|(_, is_given)| *is_given) {
-        let reason = "an outbox with logical decoding messages has no table. Remove this key, or set outbox to table";
+        let reason = "an outbox that uses logical decoding messages has no table. Remove this key, or set outbox to table";
         return Err(reader.error(key, reason));
     }
     let prefix = file.prefix.clone().unwrap_or(default);

@@ -88,7 +88,7 @@ fn fills_in_defaults_for_a_minimal_file() {
 }
 
 #[test]
-fn reads_every_key_of_a_pipeline() {
+fn reads_every_configuration_key_of_a_pipeline() {
     let settings = from_toml(
         r#"
         [kafka]
@@ -218,7 +218,7 @@ fn reads_every_key_of_a_pipeline() {
 }
 
 #[test]
-fn accepts_a_prefix_but_rejects_a_table_with_logical_messages() {
+fn message_outbox_accepts_a_prefix_but_not_a_table() {
     let outbox = |lines: &str| from_toml(&format!("{MINIMAL}\noutbox = \"messages\"\n{lines}"));
     let prefix = |prefix: &str| Outbox::Messages {
         prefix: prefix.to_owned(),
@@ -232,7 +232,7 @@ fn accepts_a_prefix_but_rejects_a_table_with_logical_messages() {
         .expect_err("both")
         .to_string();
     assert!(
-        text.contains("table: an outbox with logical decoding messages has no table"),
+        text.contains("table: an outbox that uses logical decoding messages has no table"),
         "{text}"
     );
     let text = error(&format!("{MINIMAL}\nprefix = \"x\""));
@@ -282,12 +282,12 @@ fn requires_a_separate_topic_for_dead_letters() {
     }
     assert_rejected(
         &format!("{}topic = \"t\"", topic("t")),
-        &["dead_letter_topic", "the topic for events"],
+        &["dead_letter_topic", "already used for events"],
     );
     let checkpoints = "delivery = \"exactly-once\"\ncheckpoint = { topic = \"c\" }";
     assert_rejected(
         &format!("{}{checkpoints}", topic("c")),
-        &["dead_letter_topic", "the topic for checkpoints"],
+        &["dead_letter_topic", "already used for checkpoints"],
     );
     assert_rejected(
         "dead_letter_topic = \"d\"",
@@ -366,10 +366,10 @@ fn rejects_topics_used_for_checkpoints_and_dead_letters() {
     let both = format!("{MINIMAL}\n{dead}\"x\"\n{other}{exactly_once}\"x\" }}");
     let text = error(&both);
     assert!(
-        text.contains("have the same topic for different purposes"),
+        text.contains("use the same topic for different purposes"),
         "{text}"
     );
-    // Several pipelines may use a topic for the same purpose.
+    // Several pipelines may share a topic if they use it for the same purpose.
     let same = format!("{MINIMAL}\n{dead}\"x\"\n{other}{dead}\"x\"");
     let loaded = load_text(
         &same,
@@ -381,7 +381,7 @@ fn rejects_topics_used_for_checkpoints_and_dead_letters() {
 }
 
 #[test]
-fn reserves_the_topics_of_every_pipeline_in_each_pipeline() {
+fn reserves_checkpoint_topics_of_pipelines_that_are_not_selected() {
     let other = "[[pipeline]]\nname = \"b\"\npostgres = \"host=h user=u dbname=d\"\n\
                  delivery = \"exactly-once\"\ncheckpoint = { topic = \"of-b\" }\n";
     let text = format!("{MINIMAL}\nname = \"a\"\ntopic = \"{{aggregatetype}}\"\n{other}");
@@ -393,7 +393,7 @@ fn reserves_the_topics_of_every_pipeline_in_each_pipeline() {
         let found = load_text(&text, connection, &RecordArgs::default(), &[]);
         found.expect("loads").remove(0).outbox.reserved_topics
     };
-    // The topic is also reserved if pipeline b is not selected, because another process may run it.
+    // Pipeline b's topic is reserved even if b is not selected, because another process may run it.
     for selected in [&[][..], &["a"]] {
         assert_eq!(load(selected).find("of-b"), Some(TopicUse::Checkpoints));
         assert_eq!(load(selected).find("of-a"), None);
@@ -401,7 +401,7 @@ fn reserves_the_topics_of_every_pipeline_in_each_pipeline() {
 }
 
 #[test]
-fn flags_override_variables_and_variables_override_the_file() {
+fn flags_override_environment_variables_which_override_the_configuration_file() {
     let records = RecordArgs {
         kafka: Some("flag:1".to_owned()),
         kafka_property: vec!["linger.ms=1".to_owned()],
@@ -425,7 +425,7 @@ fn flags_override_variables_and_variables_override_the_file() {
 }
 
 #[test]
-fn error_names_a_variable_for_an_unknown_property() {
+fn error_names_the_environment_variable_that_sets_an_unknown_property() {
     let env = [("WALPOST_KAFKA_SERVICE_HOST", "10.0.0.1")];
     let error = load_text(
         MINIMAL,
@@ -570,7 +570,7 @@ fn keeps_the_order_of_headers_in_an_array_and_sorts_those_in_a_table() {
 }
 
 #[test]
-fn replaces_the_topic_with_a_route() {
+fn accepts_a_route_instead_of_a_topic() {
     let line = "route = { column = \"kind\", regex = '(?<all>.*)', replacement = 'e.${all}.$$' }";
     let settings = from_toml(&format!("{MINIMAL}\n{line}\n"))
         .expect("loads")
@@ -582,7 +582,7 @@ fn replaces_the_topic_with_a_route() {
 }
 
 #[test]
-fn selects_pipelines_by_name_and_rejects_a_shared_slot() {
+fn selects_pipelines_by_name_and_rejects_pipelines_that_share_a_slot() {
     let two = format!(
         "{MINIMAL}\n[[pipeline]]\nname = \"b\"\npostgres = \"postgresql://walpost@db/shop\"\n"
     );
@@ -663,7 +663,7 @@ fn with_tables(
 }
 
 #[test]
-fn selects_one_of_several_tables_only_for_commands_that_support_it() {
+fn rejects_the_table_flag_for_commands_that_require_all_tables() {
     const TABLES: &str = "tables = [\"tenant_*.outbox\", \"Shop\"]";
     let all = with_tables(TABLES, None, false).expect("loads");
     assert_eq!(all.to_string(), "tables tenant_*.outbox, public.shop");
@@ -711,7 +711,7 @@ fn syntax_error(text: &str) -> (usize, String) {
 }
 
 #[test]
-fn error_names_the_variable_that_replaces_a_property() {
+fn error_for_a_placeholder_suggests_an_environment_variable() {
     let (line, reason) = syntax_error("[kafka]\n\"sasl.password\" = \"${KAFKA_PW}\"\n");
     assert_eq!(line, 2);
     for word in [
@@ -736,7 +736,7 @@ fn rejects_variables_in_arrays_and_nested_tables() {
 }
 
 #[test]
-fn accepts_replacement_groups_and_other_dollar_signs() {
+fn accepts_dollar_signs_that_do_not_refer_to_variables() {
     for value in ["$1", "${", "${}", "${a b}", "$A"] {
         let text = format!("[[pipeline]]\ntopic = {value:?}\n");
         assert!(super::syntax::parse::<super::File>(&text).is_ok(), "{text}");
@@ -764,7 +764,7 @@ fn error_suggests_the_nearest_key_before_listing_all_keys() {
 }
 
 #[test]
-fn error_describes_the_expected_format_without_rust_types() {
+fn error_describes_the_expected_format_without_naming_rust_types() {
     for (setting, expected) in [
         (
             "create_topics = 12",

@@ -1,6 +1,6 @@
-//! Checks the programs that walpost.toml names. If another user could have written one of these
-//! programs, the command exits before it has any effect. [`crate::program`] checks each program
-//! again before it is executed.
+//! Checks the programs that walpost.toml names, so that a command fails early, before it has any
+//! effect, if another user could have modified one of them. [`crate::program`] checks each program
+//! again before executing it.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use super::file::File;
 use super::values::{PASSWORD_COMMAND, TOKEN_COMMAND};
 use crate::trusted_path;
 
-/// Checks every program that the file names.
+/// Checks every program that the configuration file names.
 ///
 /// # Errors
 /// Returns an error if a program does not exist, or if other users can write to it.
@@ -40,7 +40,7 @@ fn check_program(
     key: &'static str,
     program: Option<&String>,
 ) -> Result<(), ConfigError> {
-    // `Program::new` rejects a relative path.
+    // Ignore relative paths here; `Program::new` rejects them.
     let Some(program) = program
         .map(Path::new)
         .filter(|program| program.is_absolute())

@@ -1,15 +1,15 @@
-//! Sizes, durations and times, and the names of keys that several modules use.
+//! Parses sizes, durations and times, and defines the key names that several modules use.
 
 use std::time::Duration;
 
-/// The keys whose values are programs.
+/// Keys whose values are programs to run.
 pub(super) const PASSWORD_COMMAND: &str = "password_command";
 pub(super) const TOKEN_COMMAND: &str = "kafka_token_command";
 
-/// The prefix of environment variables for librdkafka's properties.
+/// The prefix of environment variables that set librdkafka properties.
 pub(super) const KAFKA_VARIABLE_PREFIX: &str = "WALPOST_KAFKA_";
 
-/// Returns the environment variable for a property of librdkafka.
+/// Returns the name of the environment variable that sets a librdkafka property.
 pub(super) fn variable_for(property: &str) -> String {
     let name = property.to_uppercase().replace('.', "_");
     format!("{KAFKA_VARIABLE_PREFIX}{name}")
@@ -19,7 +19,7 @@ pub(super) fn variable_for(property: &str) -> String {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Bytes(pub u64);
 
-/// Parses a size: bytes, or a number with a unit (`16MiB`, `900kB`).
+/// Parses a size: a number of bytes, or a number with a unit (`16MiB`, `900kB`).
 ///
 /// # Errors
 /// Returns an error that describes the expected format.
@@ -34,8 +34,8 @@ pub(crate) fn parse_size(text: &str) -> Result<Bytes, String> {
 /// Parses a duration with a unit (`500ms`, `30s`, `1m30s`, `7d`, `2 weeks`). A day has 24 hours.
 ///
 /// # Errors
-/// Returns an error that describes the expected format if the text is not a duration, or contains
-/// a unit without a fixed length, such as a month.
+/// Returns an error that describes the expected format if the text is not a duration, or if it
+/// contains a unit whose length varies, such as a month.
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     text.parse::<jiff::Span>()
         .and_then(|span| span.to_duration(jiff::SpanRelativeTo::days_are_24_hours()))
@@ -49,7 +49,7 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
 }
 
 /// Parses a time with an offset from UTC (`2026-11-21T09:05:00Z`), a date with an optional time in
-/// UTC (`2026-11-21`, `2026-11-21 09:05`), or a duration before `now` (`24h`).
+/// UTC (`2026-11-21`, `2026-11-21 09:05`), or a time before `now`, given as a duration (`24h`).
 ///
 /// # Errors
 /// Returns an error that describes the expected formats.
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn parses_times_dates_and_durations_before_now() {
+    fn parses_dates_times_and_durations_relative_to_now() {
         let now: jiff::Timestamp = "2026-11-21T12:00:00Z".parse().expect("a time");
         let check = |text: &str, expected: &str| {
             let found = parse_time(text, now).map(|time| time.to_string());

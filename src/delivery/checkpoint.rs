@@ -1,10 +1,10 @@
-//! Checkpoints, which describe the events that are in Kafka. Determines whether the available WAL
-//! continues from the last of these events.
+//! Checkpoints, which record the events that are already in Kafka. This module also determines
+//! whether the available WAL continues from the last of these events.
 //!
 //! With exactly-once delivery, a checkpoint is written in the same Kafka transaction as the records
-//! that it describes, so neither can exist without the other. A pipeline starts from the last
-//! checkpoint: the records in Kafka are exactly those of the row messages described by
-//! [`Delivered`]. This module performs no I/O.
+//! that it describes, so neither can exist without the other. A pipeline resumes from the last
+//! checkpoint, in which [`Delivered`] describes exactly the row messages whose records are in
+//! Kafka. This module performs no I/O.
 
 use std::collections::BTreeMap;
 
@@ -13,10 +13,10 @@ use serde::{Deserialize, Serialize};
 use super::chunks::CopyProgress;
 use crate::model::lsn::{Lsn, Position};
 
-/// Version of the text format.
+/// Version of the checkpoint's text format.
 const VERSION: u32 = 1;
 
-/// Size of an entry of [`Checkpoint::partitions`] without the topic's name: quotes, a colon, a
+/// Size of an entry in [`Checkpoint::partitions`], excluding the topic's name: quotes, a colon, a
 /// number and a comma.
 const PARTITION_ENTRY_BYTES: usize = 16;
 
@@ -25,8 +25,8 @@ const PARTITION_ENTRY_BYTES: usize = 16;
 #[serde(deny_unknown_fields)]
 pub struct Checkpoint {
     version: u32,
-    /// The number of the database's history. Incremented each time the pipeline continues with a
-    /// different history.
+    /// Identifies the WAL history that the events come from. Incremented whenever the pipeline
+    /// continues with a different history, for example after a failover that lost transactions.
     pub epoch: u32,
     /// The cluster's system identifier.
     pub system_id: String,
@@ -35,18 +35,18 @@ pub struct Checkpoint {
     /// All transactions that end at or before this LSN are in Kafka, so this LSN may be confirmed
     /// to PostgreSQL.
     pub safe_lsn: Lsn,
-    /// The row messages that have been processed; `None` if no row message has been processed.
+    /// The row messages that have been processed; `None` if there are none.
     pub delivered: Option<Delivered>,
-    /// Number of partitions of each topic when its first record was sent. If the number of topics
-    /// is very large, some topics are missing: see [`Checkpoint::record_partitions`].
+    /// Each topic's number of partitions when its first record was sent. If there are very many
+    /// topics, some are missing: see [`Checkpoint::record_partitions`].
     pub partitions: BTreeMap<String, usize>,
-    /// The copied rows that are older than the stream; `None` when the stream has passed their
-    /// snapshots.
+    /// Progress of the copy of existing rows. `None` if no rows were copied, or once the stream has
+    /// passed the LSNs of the copy's snapshots.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub snapshot: Option<CopyProgress>,
 }
 
-/// The row messages that are already in Kafka, although the server may send them again.
+/// The row messages that are already in Kafka, although the server may resend them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Delivered {
@@ -56,15 +56,15 @@ pub enum Delivered {
     Before(Lsn),
 }
 
-/// The last row message that was processed, with the data that identifies the message when the
-/// server sends it again.
+/// The last row message that was processed, with the data needed to recognize it when the server
+/// resends it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Last {
     /// LSN of the commit record of the message's transaction.
     pub commit_lsn: Lsn,
-    /// Index of the message among all row messages of the transaction, including those without a
-    /// record.
+    /// Index of the message among all row messages of the transaction, including those that
+    /// produced no record.
     pub index: u64,
     /// ID of the message's transaction.
     pub xid: u32,
@@ -75,7 +75,7 @@ pub struct Last {
 }
 
 impl Last {
-    /// Returns the position in the WAL.
+    /// Returns the message's position in the WAL.
     #[must_use]
     pub fn position(&self) -> Position {
         Position {
@@ -85,19 +85,20 @@ impl Last {
     }
 }
 
-/// The state of a server, with which a checkpoint is compared.
+/// The server state to compare with a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerState {
     /// The cluster's system identifier.
     pub system_id: String,
     pub timeline: u32,
-    /// The earlier timelines, with the LSN at which each one ended.
+    /// The earlier timelines, each with the LSN at which it ended.
     pub history: Vec<Switch>,
     pub slot: String,
     /// The slot's confirmed LSN.
     pub confirmed: Lsn,
-    /// The end of the WAL on disk, which was queried after the checkpoint was read. A walsender
-    /// does not send WAL after this LSN.
+    /// The end of the WAL on disk; a walsender sends no WAL beyond it. Must be queried after the
+    /// checkpoint is read, because the checkpoint could otherwise cover WAL that was written after
+    /// the query.
     pub flushed: Lsn,
 }
 
@@ -105,32 +106,33 @@ pub struct ServerState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Switch {
     pub timeline: u32,
-    /// The LSN at which the timeline ended. Later timelines do not contain its WAL after this LSN.
+    /// The LSN at which the timeline ended. WAL that was written on this timeline after this LSN is
+    /// not part of later timelines.
     pub at: Lsn,
 }
 
 /// How to continue from a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resume {
-    /// The epoch of the events that follow.
+    /// The epoch of the events that will be delivered next.
     pub epoch: u32,
     /// The LSN that may be confirmed immediately.
     pub safe_lsn: Lsn,
-    /// The row messages that are in Kafka.
+    /// The row messages that are already in Kafka.
     pub delivered: Option<Delivered>,
-    /// The copied rows that are in Kafka.
+    /// The copied rows that are already in Kafka.
     pub snapshot: Option<CopyProgress>,
     /// Records in Kafka whose transactions are no longer in the WAL.
     pub phantom: Option<Phantom>,
 }
 
 impl Resume {
-    /// Returns the highest LSN that was read before. The server's WAL must extend at least to this
-    /// LSN.
+    /// Returns the LSN up to which WAL has already been read. If the server's WAL ends before this
+    /// LSN, the server was restored to an earlier state.
     #[must_use]
     pub fn reach(&self) -> Lsn {
         let delivered = match &self.delivered {
-            // The commit record was read completely.
+            // The commit record itself was read, so the WAL must extend past its LSN.
             Some(Delivered::UpTo(last)) => Lsn(last.commit_lsn.0.saturating_add(1)),
             Some(Delivered::Before(lsn)) => *lsn,
             None => Lsn::ZERO,
@@ -146,12 +148,12 @@ impl Resume {
 pub struct Phantom {
     /// The LSN at which the timeline ended.
     pub from: Lsn,
-    /// The last position that was published.
+    /// The position up to which events may have been published.
     pub to: Position,
 }
 
-/// Hint for errors that also occur if two servers run the same pipeline. Each process then
-/// overwrites the other's checkpoint, which looks like a change of history.
+/// Hint for errors that can also mean that the same pipeline runs on two servers. Each of the two
+/// processes then overwrites the other's checkpoint, so the WAL appears to have diverged.
 const SECOND_SERVER_HINT: &str = "If a second server, such as a clone of the disk, delivers events of this pipeline to the same brokers, stop one of the two servers";
 
 /// The reason why a pipeline can't resume from a checkpoint.
@@ -182,7 +184,7 @@ pub enum HistoryError {
          from it: the cluster was restored, or a standby that did not follow timeline {expected} was promoted"
     )]
     OtherTimeline {
-        /// Current timeline of the cluster.
+        /// The cluster's current timeline.
         found: u32,
         /// The timeline in the checkpoint.
         expected: u32,
@@ -195,28 +197,28 @@ pub enum HistoryError {
     )]
     SlotAhead {
         slot: String,
-        /// Confirmed LSN of the slot.
+        /// The slot's confirmed LSN.
         confirmed: Lsn,
-        /// Safe LSN of the checkpoint.
+        /// The checkpoint's safe LSN.
         safe: Lsn,
     },
-    /// The WAL ends before a position that was already published.
+    /// The WAL ends before the position up to which it has already been read.
     #[error(
-        "the server's WAL ends at {flushed}, but Walpost has already read WAL up to {reach} on the same timeline: the database was \
-         restored to an earlier state (a snapshot of its disk or machine, or a base backup that was started without \
-         recovery). New events have the same positions as different events that are already in Kafka. Slot {slot:?} is at \
-         {confirmed}. {SECOND_SERVER_HINT}"
+        "the server's WAL ends at {flushed}, but Walpost has already read WAL up to {reach} on the same timeline: the \
+         database was restored to an earlier state (a snapshot of its disk or machine, or a base backup that was \
+         started without recovery). New events have the same positions as other events that are already in Kafka. Slot \
+         {slot:?} is at {confirmed}. {SECOND_SERVER_HINT}"
     )]
     LogEndsBefore {
-        /// End of the WAL.
+        /// The LSN at which the WAL ends.
         flushed: Lsn,
         /// The LSN to which the WAL must extend.
         reach: Lsn,
         slot: String,
-        /// Confirmed LSN of the slot.
+        /// The slot's confirmed LSN.
         confirmed: Lsn,
     },
-    /// The transaction at the checkpoint's position is a different one.
+    /// The transaction at the checkpoint's position is not the one that was published.
     #[error(
         "the transaction with commit LSN {commit} has {what} {found}, but had {expected} when it was published: the WAL \
          of this server has diverged from the delivered WAL. {SECOND_SERVER_HINT}"
@@ -231,7 +233,7 @@ pub enum HistoryError {
         /// The value of the property in the checkpoint.
         expected: String,
     },
-    /// The checkpoint's last transaction should have been sent again, but was not.
+    /// The server should have resent the checkpoint's last transaction, but did not.
     #[error(
         "the last published transaction, with commit LSN {commit}, is missing from the WAL, which continues at {next}: the \
          WAL of this server has diverged from the delivered WAL. {SECOND_SERVER_HINT}"
@@ -242,8 +244,8 @@ pub enum HistoryError {
         /// Commit LSN of the transaction that was sent instead.
         next: Lsn,
     },
-    /// The WAL contains an event that was not published, although all events up to its position
-    /// were.
+    /// The WAL contains an event that was never published, at a position up to which all events
+    /// should have been published.
     #[error(
         "the transaction with commit LSN {commit} has an event that is not in Kafka, although all WAL up to {safe} was \
          delivered: the WAL of this server has diverged from the delivered WAL. {SECOND_SERVER_HINT}"
@@ -251,7 +253,7 @@ pub enum HistoryError {
     NotPublished {
         /// LSN of the commit record.
         commit: Lsn,
-        /// Safe LSN of the checkpoint.
+        /// The checkpoint's safe LSN.
         safe: Lsn,
     },
 }
@@ -270,8 +272,8 @@ pub enum CheckpointError {
 }
 
 impl Checkpoint {
-    /// Creates the first checkpoint of a history. No events have been published, and all
-    /// transactions that end at or before the slot's confirmed LSN count as processed.
+    /// Creates the first checkpoint of an epoch. No events have been published yet, and all
+    /// transactions that end at or before the slot's confirmed LSN are considered processed.
     #[must_use]
     pub fn first(epoch: u32, server: &ServerState) -> Self {
         Self {
@@ -287,10 +289,10 @@ impl Checkpoint {
         }
     }
 
-    /// Parses the text format, which is a JSON object.
+    /// Parses a checkpoint from its text format, which is a JSON object.
     ///
     /// # Errors
-    /// Returns an error if the text is malformed or has a different version.
+    /// Returns an error if the text is malformed or its version is not supported.
     pub fn decode(text: &[u8]) -> Result<Self, CheckpointError> {
         #[derive(Deserialize)]
         struct Versioned {
@@ -304,18 +306,18 @@ impl Checkpoint {
         serde_json::from_slice(text).map_err(unreadable)
     }
 
-    /// Returns the text format.
+    /// Encodes the checkpoint in its text format.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
-        serde_json::to_vec(self).expect("texts and numbers are JSON")
+        serde_json::to_vec(self).expect("strings and numbers can be serialized as JSON")
     }
 
-    /// Records a topic's number of partitions, and returns the number that was recorded before.
+    /// Records a topic's number of partitions, and returns the previously recorded number.
     ///
-    /// The size of all topics is limited to `bytes_max`, because a checkpoint is a single record
-    /// that is written with every commit. If the limit is exceeded, topics that are not `in_use`
-    /// are removed. If all topics are in use, the new topic is not recorded. As a result, Walpost
-    /// does not detect a change in the number of partitions of a topic that is not recorded.
+    /// The total size of the recorded topics is limited to `bytes_max`, because a checkpoint is a
+    /// single record that is written with every commit. If the limit is exceeded, topics that are
+    /// not `in_use` are removed. If all topics are in use, the new topic is not recorded, so
+    /// Walpost won't detect a change in its number of partitions.
     pub fn record_partitions(
         &mut self,
         topic: &str,
@@ -336,7 +338,8 @@ impl Checkpoint {
         if bytes > bytes_max && self.partitions.remove(topic).is_some() {
             bytes -= size(topic);
         }
-        // If the limit is still exceeded, the topics were recorded with a higher limit.
+        // Removing topics that are not in use was not enough: the limit was higher when the topics
+        // were recorded. Remove topics in use, too.
         while bytes > bytes_max
             && let Some((known, _)) = self.partitions.pop_last()
         {
@@ -345,13 +348,13 @@ impl Checkpoint {
         before
     }
 
-    /// Returns the epoch of a history that replaces the current one.
+    /// Returns the epoch to use when the pipeline continues with a different WAL history.
     #[must_use]
     pub fn next_epoch(&self) -> u32 {
         self.epoch.saturating_add(1)
     }
 
-    /// Returns the equivalent checkpoint for `server`, given the result of [`Self::resume`].
+    /// Returns this checkpoint, updated with the result of [`Self::resume`] for `server`.
     #[must_use]
     pub fn resumed(&self, server: &ServerState, resume: &Resume) -> Self {
         Self {
@@ -364,12 +367,13 @@ impl Checkpoint {
         }
     }
 
-    /// Returns the checkpoint after an operator has skipped all transactions whose commit record
+    /// Returns the checkpoint to store when an operator skips all transactions whose commit record
     /// precedes `to`.
     #[must_use]
     pub fn skipped(&self, to: Lsn) -> Self {
         let delivered = match &self.delivered {
-            // The existing value is more precise.
+            // `delivered` already covers the skipped transactions, and replacing it would lose
+            // information.
             Some(Delivered::UpTo(last)) if last.commit_lsn >= to => self.delivered.clone(),
             Some(Delivered::Before(lsn)) if *lsn >= to => self.delivered.clone(),
             _ => Some(Delivered::Before(to)),
@@ -381,7 +385,7 @@ impl Checkpoint {
         }
     }
 
-    /// Returns how to continue from this checkpoint on `server`.
+    /// Determines how to resume from this checkpoint on `server`.
     ///
     /// # Errors
     /// Returns an error if Walpost can't determine which events are already in Kafka.
@@ -450,10 +454,10 @@ impl Checkpoint {
         Ok(resume)
     }
 
-    /// Returns which copied rows are in Kafka, adjusted for the history of `server`.
+    /// Returns which copied rows are in Kafka, adjusted to the timeline history of `server`.
     ///
     /// # Errors
-    /// Returns an error if the server's WAL has diverged from the delivered WAL.
+    /// Returns an error if the server's WAL has diverged from the WAL whose events were delivered.
     pub fn copy_progress_on(
         &self,
         server: &ServerState,
@@ -472,8 +476,8 @@ impl Checkpoint {
         })
     }
 
-    /// Returns the LSN at which the checkpoint's timeline ended; `None` if it is the current
-    /// timeline.
+    /// Returns the LSN at which the checkpoint's timeline ended; `None` if that timeline is still
+    /// the current one.
     fn timeline_end(&self, server: &ServerState) -> Result<Option<Lsn>, HistoryError> {
         if self.timeline == server.timeline {
             return Ok(None);

@@ -1,9 +1,9 @@
-//! For exactly-once delivery: tracks which events the copy of existing rows has delivered.
+//! For exactly-once delivery, tracks which existing rows have been copied to Kafka.
 //!
-//! An interrupted copy resumes after the last key, with a newer snapshot. The newer snapshot also
-//! contains the rows that were committed since the previous snapshot. Therefore, a row of the
-//! stream is already in Kafka if its key belongs to a chunk whose snapshot includes the row's
-//! transaction. This module performs no I/O.
+//! An interrupted copy resumes after the last copied key, with a newer snapshot that also contains
+//! the rows committed since the previous snapshot. Therefore, a row received from the stream is
+//! already in Kafka if its key belongs to a chunk whose snapshot includes the row's transaction.
+//! This module performs no I/O.
 
 use std::cmp::Ordering;
 
@@ -19,7 +19,7 @@ pub struct CopyProgress {
     pub key: Vec<String>,
     /// Number of copied rows.
     pub rows: u64,
-    /// The chunks, in the order of their keys. Never empty.
+    /// The chunks, ordered by key. Never empty.
     pub chunks: Vec<Chunk>,
 }
 
@@ -27,34 +27,34 @@ pub struct CopyProgress {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Chunk {
-    /// The snapshot includes the transactions whose commit record precedes this LSN.
+    /// The snapshot includes all transactions whose commit record precedes this LSN.
     pub snapshot_lsn: Lsn,
     /// Key of the last row in the chunk; `None` if the chunk extends to the end of the table.
     pub upto: Option<Vec<String>>,
 }
 
-/// How the text values of a key column are compared, to match the server's order.
+/// How to compare the text values of a key column, so that the result matches the server's order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyType {
     /// The values are compared as numbers.
     Integer,
     /// The values are compared byte by byte.
     Bytes,
-    /// The values are compared byte by byte. The query must specify the collation, because the
+    /// The values are compared byte by byte. The query must specify the "C" collation, because the
     /// server otherwise uses a different order.
     Text,
     /// The values are compared byte by byte, which is correct only for four-digit years.
     Time,
 }
 
-/// The error for a key that can't be compared.
+/// The error returned for a key that can't be compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the row's key can't be compared")]
 pub struct KeyError;
 
 impl KeyType {
     /// Returns how to compare columns of this type, or `None` if Walpost can't compare them. The
-    /// OIDs are from PostgreSQL 18, `src/include/catalog/pg_type.dat`.
+    /// OIDs are those in `src/include/catalog/pg_type.dat` of PostgreSQL 18.
     #[must_use]
     pub fn from_type_oid(type_oid: u32) -> Option<Self> {
         match type_oid {
@@ -74,8 +74,8 @@ impl KeyType {
         let is_comparable = match self {
             Self::Integer => integer(text).is_some(),
             Self::Bytes | Self::Text => true,
-            // Fractional seconds are also in byte order, because `.` sorts after `+`, and a longer
-            // string sorts after its prefix.
+            // Fractional seconds also sort correctly by byte, because `.` sorts after `+`, and a
+            // longer string sorts after its prefix.
             Self::Time => {
                 text.get(4) == Some(&b'-')
                     && text[..4].iter().all(u8::is_ascii_digit)
@@ -106,7 +106,7 @@ impl CopyProgress {
         self.chunks.last().is_some_and(|chunk| chunk.upto.is_none())
     }
 
-    /// Returns the LSN at which the stream starts.
+    /// Returns the LSN of the first snapshot. The stream starts at this LSN.
     #[must_use]
     pub fn first_snapshot_lsn(&self) -> Lsn {
         self.chunks
@@ -114,15 +114,16 @@ impl CopyProgress {
             .map_or(Lsn::ZERO, |chunk| chunk.snapshot_lsn)
     }
 
-    /// Returns the LSN at and after which the stream contains no copied rows.
+    /// Returns the LSN of the last snapshot. Transactions with a commit record at or after this LSN
+    /// contain no copied rows.
     #[must_use]
     pub fn last_snapshot_lsn(&self) -> Lsn {
         let snapshot_lsns = self.chunks.iter().map(|chunk| chunk.snapshot_lsn);
         snapshot_lsns.max().unwrap_or(Lsn::ZERO)
     }
 
-    /// Adjusts the snapshots to a timeline that ended at `at`. Later WAL contains different
-    /// transactions.
+    /// Lowers each snapshot's LSN to at most `at`, the LSN at which the timeline ended. After this
+    /// LSN, the new timeline contains different transactions.
     #[must_use]
     pub fn truncated_at(mut self, at: Lsn) -> Self {
         for chunk in &mut self.chunks {
@@ -131,8 +132,8 @@ impl CopyProgress {
         self
     }
 
-    /// Returns whether the row with this key, whose transaction has its commit record at `commit`,
-    /// was copied. `key` contains the value and type of each column.
+    /// Returns whether the copy contains the row with this key, given the LSN of the commit record
+    /// of the row's transaction. `key` contains each column's value and type.
     ///
     /// # Errors
     /// Returns an error if the key can't be compared.
@@ -179,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn recognizes_copied_rows_by_the_snapshot_of_their_chunk() {
+    fn recognizes_copied_rows_by_their_key_and_chunk_snapshot() {
         let three = [
             chunk(100, Some(&["9", "b"])),
             chunk(200, Some(&["10", "a"])),
@@ -240,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn selects_the_comparison_by_column_type() {
+    fn compares_values_according_to_their_column_type() {
         let check = |name, types: &[u32], kind| {
             for type_oid in types {
                 assert_eq!(

@@ -11,10 +11,10 @@ use crate::outbox::headers::POSITION_HEADER;
 pub struct DeliveryFailure {
     /// The sink's description of the failure, including the topic.
     pub reason: String,
-    /// Whether the same record would fail again.
+    /// Whether another attempt to deliver the same record would fail too.
     pub permanent: bool,
-    /// The rejected record, or the first record of a rejected batch, if a broker has rejected it
-    /// because of its content.
+    /// The rejected record, or the first record of a rejected batch; `None` unless a broker
+    /// rejected it because of its content.
     pub refused: Option<Box<RefusedRecord>>,
     /// The last row of the rejected batch.
     pub refused_until: Option<Position>,
@@ -38,15 +38,16 @@ pub struct RefusedRecord {
     pub topic: String,
     /// Size of the key and the value, in bytes.
     pub bytes: usize,
-    /// A hash of the record's content, see [`content`]. On a different timeline, a different record
-    /// may have the same position.
+    /// A hash of the record's content; see [`content`]. The hash is needed because a different
+    /// record may have the same position on a different timeline.
     pub content: u64,
     pub cause: RefusalCause,
     /// The broker's message, and how to fix the problem.
     pub reason: String,
 }
 
-/// Returns a hash that distinguishes a record from a different record at the same position.
+/// Returns a hash of a record's content, to distinguish the record from another one at the same
+/// position.
 #[must_use]
 pub(crate) fn content(key: Option<&[u8]>, payload: Option<&[u8]>) -> u64 {
     let mut hasher = DefaultHasher::new();
@@ -70,8 +71,9 @@ impl RefusedRecord {
             && self.content == content(record.key, record.payload)
     }
 
-    /// Returns whether a record of the same topic at position `at` may be the rejected record,
-    /// because both have the same position or both were copied.
+    /// Returns whether a record of the same topic at the position `at` could be the rejected
+    /// record. This is the case if the two positions are equal, or if both records were copied:
+    /// copied rows get a new position in each attempt.
     pub(super) fn is_at(&self, at: Position) -> bool {
         self.at == at || self.at.is_copied() && at.is_copied()
     }

@@ -25,7 +25,7 @@ pub(crate) const BOUNDS_MICROS: [u64; 17] = [
 
 const BUCKET_COUNT: usize = BOUNDS_MICROS.len() + 1;
 
-/// Counts of durations by bucket.
+/// Number of durations in each bucket.
 #[derive(Debug, Default)]
 pub struct Histogram {
     counts: [AtomicU64; BUCKET_COUNT],
@@ -54,7 +54,7 @@ impl Histogram {
         self.sum_micros.fetch_add(sum, Ordering::Relaxed);
     }
 
-    /// Returns the current values.
+    /// Returns a copy of the current values.
     #[must_use]
     pub fn counts(&self) -> Counts {
         Counts {
@@ -71,7 +71,7 @@ impl Counts {
         self.counts.iter().sum()
     }
 
-    /// Returns each bound, in microseconds, with the number of durations that do not exceed it.
+    /// Returns each upper bound, in microseconds, with the number of durations at or below it.
     pub fn cumulative(&self) -> impl Iterator<Item = (u64, u64)> {
         let mut sum = 0;
         BOUNDS_MICROS
@@ -94,8 +94,8 @@ impl Counts {
         since
     }
 
-    /// Returns the quantile for `share`, in microseconds, or `None` if there are no durations.
-    /// Durations are assumed to be evenly distributed within a bucket, as in Prometheus'
+    /// Returns the `share` quantile in microseconds, or `None` if there are no durations. Durations
+    /// are assumed to be evenly distributed within a bucket, as in Prometheus'
     /// `histogram_quantile`.
     #[must_use]
     #[expect(
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_a_duration_in_the_first_bucket_whose_bound_it_does_not_exceed() {
+    fn counts_each_duration_in_the_smallest_bucket_that_contains_it() {
         let histogram = Histogram::default();
         for micros in [0, 500, 501, 1_000, 300_000_000, 300_000_001, u64::MAX / 2] {
             histogram.record(micros);

@@ -1,15 +1,15 @@
 //! Finds the record that causes brokers to reject a batch.
 //!
-//! A broker rejects a batch as a whole, because of one record or because of the batch's total size.
-//! The librdkafka producer then fails, along with all records in its queue. Therefore, a new
-//! producer produces the records again in batches of one record. Starting with the first record of
-//! the rejected batch, each record is produced only when the preceding record is durable. A record
-//! that is rejected alone is the cause. The next attempt halts immediately before this record, or
-//! delivers a dead letter instead, when all preceding records are durable. If no record is rejected
-//! alone, the batch was too large, and later batches are smaller.
+//! A broker rejects a batch as a whole, either because of one record or because of the batch's
+//! total size. librdkafka then fails the producer, along with all records in its queue. A new
+//! producer therefore sends the records again in batches of one record. Starting with the first
+//! record of the rejected batch, each record is sent only after the preceding one is durable. A
+//! record that is rejected alone is the cause. Once all preceding records are durable, the next
+//! attempt halts immediately before this record, or delivers a dead letter in its place. If no
+//! record is rejected alone, the batch was too large, and later batches are smaller.
 //!
-//! When rows are copied, each attempt makes a new copy with its own consistent point, so a row is
-//! identified by its number and content.
+//! Each attempt to copy existing rows starts over with a new consistent point, so a copied row is
+//! identified by its number and content rather than by its position.
 
 use std::ops::RangeInclusive;
 
@@ -29,19 +29,19 @@ pub struct Batching {
     pub single: bool,
     /// Divisor for the configured batch size; zero is treated as one.
     pub divisor: u32,
-    /// The records that the brokers reject and the sink must not produce.
+    /// The records that the brokers are known to reject, so that the sink does not produce them.
     pub refused: Vec<RefusedRecord>,
 }
 
 impl Batching {
-    /// Returns the batch size, in bytes, for a configured size.
+    /// Returns the batch size to use, in bytes, given the configured size.
     #[must_use]
     pub fn batch_bytes(&self, configured: u32) -> u32 {
         (configured / self.divisor.max(1)).max(BATCH_BYTES_MIN.min(configured))
     }
 }
 
-/// The state of the search for a rejected record. This state outlives individual producers.
+/// The state of the search for a rejected record. This state is kept when the producer is replaced.
 #[derive(Debug, Default)]
 pub(crate) struct Isolation {
     batching: Batching,
@@ -55,20 +55,21 @@ impl Isolation {
         &self.batching
     }
 
-    /// Returns the rows that must be produced one at a time, each row only when the preceding row
-    /// is durable.
+    /// Returns the rows that must be produced one at a time, each only after the preceding row is
+    /// durable.
     pub(crate) fn suspects(&self) -> Option<RangeInclusive<Position>> {
         self.suspects.clone()
     }
 
-    /// Records a failed delivery, with the records and bytes that were in flight. Returns whether a
-    /// new sink, created with [`Isolation::batching`], can make progress. Otherwise, an operator is
-    /// required.
+    /// Handles a delivery failure, given the number and size of the records that were in flight.
+    /// Returns whether a new sink, created with [`Isolation::batching`], can make progress. If not,
+    /// an operator must intervene.
     pub(crate) fn record_failure(&mut self, failure: &DeliveryFailure, in_flight: Window) -> bool {
         let Some(record) = &failure.refused else {
             return false;
         };
-        // A smaller dead letter that replaces a rejected record is a different record.
+        // Compare the content too, because a smaller dead letter that replaces a rejected record
+        // has the same position.
         let is_known = |known: &RefusedRecord| {
             let is_same = known.content == record.content && known.topic == record.topic;
             is_same && known.is_at(record.at)
@@ -87,7 +88,8 @@ impl Isolation {
                 self.batching.single = false;
                 self.suspects = None;
             }
-            // A record before the suspects was rejected.
+            // No search is in progress, or the rejected record precedes the suspected ones. Start a
+            // search at the rejected record.
             _ => {
                 self.batching.single = true;
                 self.suspects = Some(record.at..=until);
@@ -96,7 +98,8 @@ impl Isolation {
         true
     }
 
-    /// Records that the brokers accepted each of the suspects individually.
+    /// Ends the search after the brokers have accepted each suspect individually. The batch as a
+    /// whole must have been too large, so later batches are smaller.
     pub(crate) fn record_accepted_suspects(&mut self) {
         self.batching.single = false;
         self.batching.divisor = self
@@ -107,9 +110,9 @@ impl Isolation {
         self.suspects = None;
     }
 
-    /// Removes records that PostgreSQL will not send again, because their transactions end before
-    /// `confirmed`. A copied record is kept if its copy ends exactly at `confirmed`, because the slot
-    /// may be at this position before any row was copied.
+    /// Removes records that PostgreSQL won't resend, because their transactions end before
+    /// `confirmed`. A copied record is kept if its copy ends exactly at `confirmed`, because the
+    /// slot may already have been at this LSN before any row was copied.
     pub(crate) fn remove_confirmed(&mut self, confirmed: Lsn) {
         self.batching.refused.retain(|record| {
             let Position { commit, .. } = record.at;
@@ -154,12 +157,12 @@ mod tests {
     }
 
     #[test]
-    fn identifies_a_record_that_is_rejected_alone_and_requires_an_operator_the_second_time() {
+    fn marks_a_record_that_is_rejected_alone_and_halts_on_its_second_rejection() {
         let mut isolation = Isolation::default();
         assert!(isolation.record_failure(&failure(5), in_flight(40)));
         assert!(isolation.batching().single);
         assert_eq!(isolation.suspects(), Some(position(5)..=position(15)));
-        // A record before the suspects is rejected together with other records, so it becomes the
+        // If a record before the suspects is rejected together with other records, it becomes the
         // first suspect.
         assert!(isolation.record_failure(&failure(2), in_flight(40)));
         assert_eq!(isolation.suspects(), Some(position(2)..=position(12)));
@@ -173,10 +176,10 @@ mod tests {
         assert!(isolation.batching().refused.is_empty());
     }
 
-    /// With other records in flight, the batch itself may be the cause, and the record would be
-    /// omitted for no reason.
+    /// If other records are in flight, the batch as a whole may be the cause of the rejection.
+    /// Omitting only this record would then be wrong.
     #[test]
-    fn requires_an_operator_if_a_suspect_is_rejected_together_with_others() {
+    fn halts_if_a_suspected_record_is_rejected_while_others_are_in_flight() {
         for in_flight in [in_flight(0), in_flight(2)] {
             let mut isolation = Isolation::default();
             assert!(isolation.record_failure(&failure(5), in_flight));
@@ -186,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn reduces_batches_if_all_records_are_accepted_individually() {
+    fn reduces_the_batch_size_if_all_records_are_accepted_individually() {
         let mut isolation = Isolation::default();
         assert!(isolation.record_failure(&failure(5), in_flight(40)));
         isolation.record_accepted_suspects();
@@ -220,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn keeps_a_rejected_copied_record_until_its_snapshot_lsn_is_exceeded() {
+    fn remembers_a_rejected_copied_record_until_a_later_lsn_is_confirmed() {
         let mut failure = failure(5);
         failure.refused.as_mut().expect("a record").at.commit = Lsn(0x1ff);
         let mut isolation = Isolation::default();
@@ -234,7 +237,7 @@ mod tests {
 
     /// Each attempt copies the rows again, so the rows have new positions.
     #[test]
-    fn recognizes_a_rejected_record_in_the_next_copy() {
+    fn recognizes_a_rejected_record_when_its_row_is_copied_again() {
         let refused = |snapshot_lsn: u64, index| {
             let mut failure = failure(index);
             let record = failure.refused.as_mut().expect("a record");
@@ -248,8 +251,8 @@ mod tests {
         };
         let mut isolation = Isolation::default();
         assert!(isolation.record_failure(&refused(0x200, 5), in_flight(40)));
-        // The number of this record is lower than those of the suspects. The consistent points do
-        // not matter.
+        // This record's number is lower than those of the suspects, so it becomes the first
+        // suspect. The copies have different consistent points, but these are ignored.
         assert!(isolation.record_failure(&refused(0x300, 2), in_flight(40)));
         assert!(isolation.record_failure(&refused(0x400, 7), in_flight(1)));
         assert_eq!(isolation.suspects(), None);
@@ -269,14 +272,14 @@ mod tests {
         };
         assert!(is(0x4ff, b"payload"));
         assert!(!is(0x4ff, b"another"));
-        // This record is not from the copy but from the stream.
+        // This record comes from the stream, not from a copy.
         assert!(!is(0x500, b"payload"));
-        // A second rejection requires an operator.
+        // If the record is rejected again, an operator must intervene.
         assert!(!isolation.record_failure(&refused(0x500, 8), in_flight(1)));
     }
 
     #[test]
-    fn requires_an_operator_if_the_failure_does_not_concern_a_record() {
+    fn halts_if_the_failure_does_not_name_a_record() {
         let mut failure = failure(5);
         failure.refused = None;
         assert!(!Isolation::default().record_failure(&failure, in_flight(1)));

@@ -1,5 +1,5 @@
-//! A pipeline's state, last error and outages. A lock protects these values, because they change
-//! rarely.
+//! A pipeline's state, last error and outages. These values change rarely, so protecting them with
+//! a lock costs little.
 
 use std::collections::VecDeque;
 
@@ -43,13 +43,14 @@ pub struct LifecycleSnapshot {
     pub kafka_down: Option<String>,
     /// The tables or rows that the publication omits.
     pub left_out: Option<Omission>,
-    /// The snapshot, if a snapshot has been created since this process started.
+    /// The stage of the last snapshot; `None` if no snapshot has been created since this process
+    /// started.
     pub snapshot: Option<SnapshotStage>,
 }
 
 impl Lifecycle {
-    /// Records the start of an outage, or another failed attempt during an open outage. At most two
-    /// outages are open at a time: one of the brokers, and one of any other kind.
+    /// Records the start of an outage, or another failed attempt during an ongoing outage. At most
+    /// two outages are ongoing at a time: one for the brokers, and one for everything else.
     pub(crate) fn record_outage(&mut self, kind: ErrorKind, reason: &str) {
         let open = |outage: &&mut Outage| {
             outage.ended_micros.is_none()
@@ -73,7 +74,7 @@ impl Lifecycle {
         });
     }
 
-    /// Ends the open outages for which `which` returns true.
+    /// Ends each ongoing outage for which the predicate `which` returns true.
     pub(crate) fn end_outages(&mut self, now: u64, which: impl Fn(&&mut Outage) -> bool) {
         for outage in self.outages.iter_mut().filter(which) {
             outage.ended_micros.get_or_insert(now);

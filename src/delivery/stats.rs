@@ -1,8 +1,8 @@
 //! Statistics of one pipeline, written by its threads and read by monitoring.
 //!
-//! No values are written for individual rows. The session writes totals after each read and at
-//! regular intervals, and the sink's threads write totals after each batch of delivery reports. A
-//! lock protects values that change rarely.
+//! To keep the overhead low, nothing is written for individual rows. The session writes totals
+//! after each read and at regular intervals, and the sink's threads write totals after each batch
+//! of delivery reports. Values that change rarely are protected by a lock.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -27,7 +27,7 @@ use crate::model::lifecycle::{
 };
 use crate::model::time::unix_micros;
 
-/// The parts of a pipeline's description that don't change while it runs.
+/// Properties of a pipeline that don't change while it runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct About {
     /// Name of the pipeline.
@@ -41,11 +41,11 @@ pub struct About {
     pub sink: String,
     /// Delivery guarantee.
     pub delivery: String,
-    /// `wal_budget.warn`, if it is set.
+    /// The value of `wal_budget.warn`, if it is set.
     pub wal_budget_warn_bytes: Option<u64>,
-    /// `wal_budget.max`, if it is set.
+    /// The value of `wal_budget.max`, if it is set.
     pub wal_budget_max_bytes: Option<u64>,
-    /// The commands that messages suggest for this pipeline.
+    /// The commands that log and error messages suggest for this pipeline.
     #[serde(skip)]
     pub(crate) commands: Commands,
 }
@@ -55,14 +55,14 @@ pub struct About {
 pub struct Progress {
     /// Records and bytes that the sink has accepted since it was created.
     pub taken: Window,
-    /// Number of complete transactions with records.
+    /// Number of complete transactions that contain records.
     pub transactions: u64,
     /// The highest LSN received.
     pub received: Lsn,
     /// The LSN that may be confirmed to PostgreSQL.
     pub confirmed: Lsn,
-    /// Commit time of the oldest transaction that is not durable, in microseconds since 1970; zero
-    /// if all transactions are durable.
+    /// Commit time of the oldest transaction whose records are not all durable, in microseconds
+    /// since 1970; zero if all records are durable.
     pub oldest_micros: u64,
     /// Commit time of the last transaction with events, in microseconds since 1970.
     pub last_micros: u64,
@@ -80,9 +80,9 @@ pub struct PipelineStats {
     pub started_micros: u64,
     session: Session,
     sink: SinkSide,
-    /// Time from the end of reading a transaction until it is durable.
+    /// Time from when a transaction was read until its records are durable in the sink.
     pub delivery: Histogram,
-    /// Time from the commit of a transaction until it is durable.
+    /// Time from a transaction's commit until its records are durable in the sink.
     pub commit_to_delivery: Histogram,
     /// Duration of Kafka commits.
     pub kafka_commit: Histogram,
@@ -99,23 +99,24 @@ pub struct PipelineStats {
     /// When the last checkpoint was committed, in microseconds since 1970.
     checkpointed_micros: AtomicU64,
     lifecycle: Mutex<Lifecycle>,
-    /// Number of rows received from each table, if the outbox has several.
+    /// Number of rows received from each table, if the outbox has several tables.
     tables: Mutex<BTreeMap<String, u64>>,
 }
 
-/// Maximum number of tables that are counted individually. Without a limit, the number would grow
-/// when tenants are added and removed while the process runs.
+/// Maximum number of tables that are counted individually. Without a limit, memory use would grow
+/// as tenants are added and removed while the process runs.
 const TABLES_MAX: usize = 10_000;
-/// Name under which all other tables are counted. It differs from every table's name, because these
-/// names include a schema.
+/// Name under which the remaining tables are counted. No table has this name, because table names
+/// include a schema.
 const OTHER_TABLES: &str = "others";
 
-/// Values that only the session's thread writes. They have their own cache lines.
+/// Values that only the session's thread writes. They are on separate cache lines to avoid false
+/// sharing with the sink's threads.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Session {
-    /// Totals of previous sinks: the records that they accepted, and the records in flight that
-    /// were lost with them.
+    /// Totals of previous sinks: the records that they accepted, and the records that were lost in
+    /// flight.
     before_events: AtomicU64,
     before_bytes: AtomicU64,
     before_transactions: AtomicU64,
@@ -132,7 +133,7 @@ struct Session {
     oldest_micros: AtomicU64,
     last_micros: AtomicU64,
     waits: AtomicBool,
-    /// When the session last completed an iteration, and when it last made progress, in
+    /// When the session last completed an iteration of its loop, and when it last made progress, in
     /// microseconds since `epoch`.
     last_iteration: AtomicU64,
     last_progress: AtomicU64,
@@ -144,7 +145,7 @@ struct Session {
 struct SinkSide {
     events: AtomicU64,
     bytes: AtomicU64,
-    /// When a record last became durable, in microseconds since `epoch`.
+    /// When a record or a checkpoint last became durable, in microseconds since `epoch`.
     last_progress: AtomicU64,
 }
 
@@ -157,7 +158,7 @@ pub struct Totals {
     pub delivered: u64,
     /// Records in flight.
     pub in_flight: u64,
-    /// Bytes in flight, as counted for the window.
+    /// How many bytes of the window the records in flight use.
     pub in_flight_bytes: u64,
     /// The current limits for records in flight.
     pub window: Window,
@@ -169,17 +170,18 @@ pub struct Totals {
     pub received: Lsn,
     /// The LSN that may be confirmed to PostgreSQL; zero if no LSN may be confirmed.
     pub confirmed: Lsn,
-    /// Commit time of the oldest transaction that is not durable, in microseconds since 1970; zero
-    /// if all transactions are durable.
+    /// Commit time of the oldest transaction whose records are not all durable, in microseconds
+    /// since 1970; zero if all records are durable.
     pub oldest_micros: u64,
     /// Commit time of the last transaction with events, in microseconds since 1970; zero if no
     /// transaction had events.
     pub last_micros: u64,
     /// Whether the session is waiting for the sink.
     pub waits: bool,
-    /// Time since the session last completed an iteration.
+    /// Time since the session last completed an iteration of its loop.
     pub since_last_iteration: Duration,
-    /// Time since a record last became durable, or since no records were waiting for the sink.
+    /// Time since progress was last made: a record or checkpoint became durable, the confirmed LSN
+    /// advanced, or the session did not have to wait for the sink.
     pub since_last_progress: Duration,
     /// Number of attempts to restart a session.
     pub reconnects: u64,
@@ -247,7 +249,8 @@ impl PipelineStats {
         u64::try_from(self.epoch.elapsed().as_micros()).unwrap_or(u64::MAX)
     }
 
-    /// Records the session's progress after an iteration. Must be called from a single thread.
+    /// Records the session's progress after an iteration of its loop. Must be called from a single
+    /// thread.
     pub fn record_progress(&self, progress: &Progress) {
         let session = &self.session;
         let now = self.elapsed_micros();
@@ -275,7 +278,7 @@ impl PipelineStats {
         }
     }
 
-    /// Records the limits for records in flight.
+    /// Records the current limits for records in flight.
     pub fn record_window(&self, window: Window) {
         store(&self.session.window_events, window.records);
         store(&self.session.window_bytes, window.bytes);
@@ -293,8 +296,8 @@ impl PipelineStats {
         store(&self.sink.last_progress, self.elapsed_micros());
     }
 
-    /// Records that the sink was dropped with its records in flight. `taken` and `transactions` are
-    /// the sink's totals.
+    /// Accounts for records that were still in flight when the sink was dropped. `taken` and
+    /// `transactions` are the sink's totals.
     pub fn record_abandoned_records(&self, taken: Window, transactions: u64) {
         let session = &self.session;
         let sum = |before: &AtomicU64, all: &AtomicU64, more: u64| {
@@ -316,7 +319,7 @@ impl PipelineStats {
         store(&session.oldest_micros, 0);
     }
 
-    /// Records that a checkpoint is durable, and how long its commit took.
+    /// Records that a checkpoint has become durable, and how long its commit took.
     pub fn checkpointed(&self, took: Duration) {
         store(&self.checkpointed_micros, unix_micros());
         let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
@@ -324,7 +327,7 @@ impl PipelineStats {
         store(&self.sink.last_progress, self.elapsed_micros());
     }
 
-    /// Records that the pipeline has entered a state.
+    /// Sets the pipeline's current state.
     pub fn entered(&self, state: State) {
         let mut lifecycle = self.lifecycle();
         let now = unix_micros();
@@ -352,7 +355,7 @@ impl PipelineStats {
         });
     }
 
-    /// Records that a session is being restarted, and the reason.
+    /// Records a restart of the session, and the reason for it.
     pub fn record_reconnect(&self, kind: ErrorKind, reason: &str) {
         add(&self.reconnects, 1);
         self.lifecycle().record_outage(kind, reason);
@@ -366,7 +369,7 @@ impl PipelineStats {
         }
     }
 
-    /// Records that no broker can be reached.
+    /// Marks Kafka as unreachable, and records the reason.
     pub fn record_kafka_outage(&self, reason: &str) {
         {
             let mut lifecycle = self.lifecycle();
@@ -380,13 +383,13 @@ impl PipelineStats {
         );
     }
 
-    /// Returns whether the brokers were unreachable according to the last report.
+    /// Returns whether the brokers are currently marked as unreachable.
     #[must_use]
     pub fn is_kafka_down(&self) -> bool {
         self.lifecycle().kafka_down.is_some()
     }
 
-    /// Records that a broker has responded.
+    /// Marks Kafka as reachable, after a broker has responded.
     pub fn record_kafka_response(&self) {
         let mut lifecycle = self.lifecycle();
         lifecycle.kafka_down = None;
@@ -395,8 +398,7 @@ impl PipelineStats {
     }
 
     /// Records which tables or rows the publication omits, and the command that fixes the
-    /// publication.
-    /// `None` means that nothing is omitted.
+    /// publication. `None` means that nothing is omitted.
     pub fn record_omission(&self, found: Option<(String, String)>) {
         let mut lifecycle = self.lifecycle();
         let since = lifecycle.left_out.as_ref().map(|left| left.since_micros);
@@ -407,7 +409,7 @@ impl PipelineStats {
         });
     }
 
-    /// Records values queried from the database.
+    /// Records values that were queried from the database.
     pub fn record_database_state(&self, vitals: Vitals) {
         self.lifecycle().database = Some((vitals, unix_micros()));
     }
@@ -490,8 +492,8 @@ impl PipelineStats {
         load(&self.left_out_rows)
     }
 
-    /// Adds to the number of rows received from each of these tables. Called rarely, for many rows
-    /// at once.
+    /// Adds to the number of rows received from each of these tables. Meant to be called rarely,
+    /// for many rows at once.
     pub fn rows_of_tables(&self, more: impl IntoIterator<Item = (impl Display, u64)>) {
         let mut tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
         for (table, rows) in more {
@@ -507,7 +509,7 @@ impl PipelineStats {
     }
 
     /// Returns the number of rows received from each table if the outbox has several tables.
-    /// `others` is the total of all tables after the first 10,000.
+    /// `others` is the total for all tables after the first 10,000.
     #[must_use]
     pub fn tables(&self) -> BTreeMap<String, u64> {
         let tables = self.tables.lock();
@@ -521,7 +523,7 @@ impl PipelineStats {
         store(&self.malformed_dead_letters, counts.malformed);
     }
 
-    /// Records that a dead letter was passed to the sink.
+    /// Records a dead letter that was passed to the sink.
     pub fn record_dead_letter(&self, letter: LastDeadLetter) {
         let mut last = self
             .last_dead_letter
@@ -581,7 +583,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_all_tables_above_the_maximum_together() {
+    fn uses_one_shared_counter_for_tables_above_the_limit() {
         let stats = PipelineStats::default();
         stats.rows_of_tables((0..TABLES_MAX).map(|n| (format!("tenant_{n}.outbox"), 1)));
         stats.rows_of_tables([

@@ -2,13 +2,13 @@
 //! confirmed.
 //!
 //! Each transaction with records has a counter of records in flight. Each delivery decrements the
-//! counter, and deliveries of one transaction that are reported together are subtracted at once.
-//! The LSN to confirm is the end of the last transaction for which this counter, and those of all
-//! earlier transactions, are zero. Transactions without records and keepalives do not need a
-//! counter: they raise the end of the preceding transaction.
+//! counter; deliveries that are reported together are subtracted in one step. The LSN to confirm is
+//! the end of the last transaction for which this counter, and those of all earlier transactions,
+//! are zero. Keepalives and transactions without records do not need a counter: they raise the end
+//! LSN recorded for the preceding transaction.
 //!
-//! Only this module can create a [`Confirmed`], so no other module can determine which LSN is
-//! confirmed to PostgreSQL.
+//! Only this module can create a [`Confirmed`], so no other module can cause an LSN to be confirmed
+//! to PostgreSQL.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -34,18 +34,19 @@ impl Confirmed {
     }
 }
 
-/// Maximum number of transactions with records that have been read but are not durable.
+/// Maximum number of transactions with records that are not durable yet.
 const TRANSACTIONS_MAX: usize = 1 << SLOT_BITS;
 const SLOT_BITS: u32 = 16;
 const COST_MAX: u64 = (1 << (u64::BITS - SLOT_BITS)) - 1;
 
 /// Value that is added to the counter of an open transaction, so that the counter can't reach zero
-/// before the commit.
+/// before the commit is received.
 const OPEN_TRANSACTION: u64 = 1 << 63;
 
-/// The tag that is passed to the sink with each record and returned with its delivery. It
-/// identifies the transaction's counter and contains the record's cost. A tag is one word, so that
-/// it fits in the pointer that the sink stores for each record, and is never zero.
+/// The tag that is passed to the sink with each record and returned when the record is delivered.
+/// It identifies the transaction's counter, and contains the number of bytes that the record uses
+/// in the window. A tag is a single nonzero word, so that it fits in the pointer that the sink
+/// stores for each record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tag(u64);
 
@@ -56,13 +57,13 @@ impl Tag {
         self.0
     }
 
-    /// Creates the tag from the result of [`Tag::to_word`].
+    /// Re-creates the tag from the result of [`Tag::to_word`].
     #[must_use]
     pub fn from_word(word: u64) -> Self {
         Self(word)
     }
 
-    /// Returns how much of the window the record uses, in bytes.
+    /// Returns how many bytes of the window the record uses.
     #[must_use]
     pub fn cost(self) -> u64 {
         self.0 >> SLOT_BITS
@@ -74,38 +75,38 @@ impl Tag {
     }
 }
 
-/// The session's part of the watermark: tracks which records were sent, and up to which LSN they
-/// are durable.
+/// The session's part of the watermark: tracks which records were sent, and up to which LSN all
+/// records are durable.
 pub struct Watermark {
     deliveries: Arc<Deliveries>,
     window: Window,
     /// See [`Watermark::set_one_at_a_time`].
     one_at_a_time: bool,
-    /// Ends of the complete transactions that have a counter, oldest first.
+    /// End LSNs of the complete transactions that have a counter, oldest first.
     ends: VecDeque<Lsn>,
     /// Index of the oldest transaction's counter.
     head: usize,
     open: Option<OpenTransaction>,
     sent: Window,
-    /// The delivered totals when they were last read. The sink's threads update the actual totals
-    /// constantly, so reading the totals for each record would cause a cache miss.
+    /// The delivered totals, as last read. The sink's threads update the actual totals constantly,
+    /// so reading the actual totals for each record would cause frequent cache misses.
     delivered: Window,
-    /// The highest LSN of a keepalive, an empty transaction or a commit.
+    /// The highest LSN received in a keepalive or at the end of a transaction.
     received: Lsn,
-    /// End of the last transaction with records on this connection.
+    /// End LSN of the last transaction with records on this connection.
     last_records_end: Lsn,
     confirmed: Confirmed,
-    /// With exactly-once delivery, the LSN that the last committed checkpoint covers. No higher LSN
-    /// may be confirmed.
+    /// With exactly-once delivery, the last committed checkpoint covers all transactions up to this
+    /// LSN. No higher LSN may be confirmed.
     checkpointed: Option<Lsn>,
-    /// With exactly-once delivery, the ends and times of transactions that no checkpoint covers
+    /// With exactly-once delivery, the end LSNs and times of transactions that no checkpoint covers
     /// yet.
     uncovered: VecDeque<(Lsn, Times)>,
-    /// Number of transactions with records.
+    /// Number of complete transactions that contain records.
     transactions: u64,
     /// Commit time of the last transaction with records, in microseconds since 1970.
     last_micros: u64,
-    /// Commit time of the last transaction that has started; zero if unknown.
+    /// Commit time of the most recently started transaction; zero if unknown.
     commit_micros: u64,
     /// Current time, as of the last tick.
     now_micros: u64,
@@ -123,16 +124,18 @@ struct Times {
     read: u64,
 }
 
-/// A violation of the replication protocol. Confirming a later position could lose events.
+/// A violation of the replication protocol. If it were ignored, confirming a later position could
+/// lose events.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OrderError {
     /// A transaction begins inside another transaction.
     #[error("a transaction with commit LSN {0} begins inside the transaction with commit LSN {1}")]
     Nested(Lsn, Lsn),
-    /// A commit does not match the open transaction, or its end is not after its commit record.
+    /// A commit does not match the open transaction, or the transaction's end does not follow its
+    /// commit record.
     #[error("the commit at {0} (end {1}) does not match the open transaction")]
     Unmatched(Lsn, Lsn),
-    /// A row occurs outside a transaction.
+    /// A row was received outside a transaction.
     #[error("a row is outside a transaction")]
     Stray,
     /// A commit LSN is lower than an LSN that was already received.
@@ -148,7 +151,7 @@ impl Watermark {
         Self::observed(window, resume, Arc::default())
     }
 
-    /// Same as [`Watermark::new`], but records deliveries in `stats`.
+    /// Like [`Watermark::new`], but records deliveries in `stats`.
     #[must_use]
     pub fn observed(window: Window, resume: Lsn, stats: Arc<PipelineStats>) -> Self {
         stats.record_window(window);
@@ -187,12 +190,12 @@ impl Watermark {
         Arc::clone(&self.deliveries)
     }
 
-    /// Records that a new connection starts at `resume`, the slot's `confirmed_flush_lsn`. The
-    /// server sends transactions that end after this LSN again.
+    /// Continues on a new connection, which starts at `resume`, the slot's `confirmed_flush_lsn`.
+    /// The server resends transactions that end after this LSN.
     ///
-    /// Records in flight keep their counters, which precede those of the transactions that are sent
-    /// again. However, their delivery does not raise the confirmed LSN, because the server may be a
-    /// different one, whose WAL ends before their LSNs.
+    /// Records in flight keep their counters, which precede the counters of the resent
+    /// transactions. However, delivering these records does not raise the confirmed LSN: the new
+    /// connection may be to a different server whose WAL ends before their LSNs.
     pub fn reconnected(&mut self, resume: Lsn) {
         if let Some(open) = self.open.take() {
             self.seal(open.records, Lsn::ZERO, Times::default());
@@ -210,17 +213,17 @@ impl Watermark {
     /// Returns an error if another transaction is open, or `commit` is lower than an LSN that was
     /// already received.
     pub fn begin(&mut self, commit: Lsn) -> Result<(), OrderError> {
-        // The commit record must not precede the highest LSN received so far.
+        // Passing `commit` for both LSNs makes `begin_copy` reject a commit record that precedes
+        // the highest LSN received so far.
         self.begin_copy(commit, commit)
     }
 
     /// Begins a copy of the rows that were committed before `snapshot_lsn`. The copy is treated as
     /// a transaction with its commit record at `commit` and its end at `snapshot_lsn`. The stream
-    /// has not started yet, so the consistent point may be equal to the LSN at which the stream
-    /// resumes.
+    /// has not started yet, so `snapshot_lsn` may be equal to the LSN at which the stream resumes.
     ///
     /// # Errors
-    /// Returns an error if a transaction is open, or the stream resumes after the consistent point.
+    /// Returns an error if a transaction is open, or if the stream resumes after `snapshot_lsn`.
     pub fn begin_copy(&mut self, commit: Lsn, snapshot_lsn: Lsn) -> Result<(), OrderError> {
         if let Some(open) = &self.open {
             return Err(OrderError::Nested(commit, open.commit));
@@ -233,9 +236,9 @@ impl Watermark {
         Ok(())
     }
 
-    /// Begins the next row of a table. Rows that are read from a table are not read from the WAL,
-    /// so each row becomes durable separately, and its number is used in place of an LSN. A
-    /// watermark is used either for a stream, or for rows of a table, whose numbers start at zero.
+    /// Begins the next row that is read directly from a table. A row read from a table does not
+    /// come from the WAL, so it is treated as a transaction, with its number in place of an LSN. A
+    /// watermark tracks either a stream or the rows of a table, which are numbered from zero.
     ///
     /// # Errors
     /// Returns an error if the preceding row has not ended.
@@ -243,7 +246,7 @@ impl Watermark {
         self.begin(self.received)
     }
 
-    /// Ends the row after its record or a dead letter was passed to the sink.
+    /// Ends the row after its record, or a dead letter, was passed to the sink.
     ///
     /// # Errors
     /// Returns an error if no row has begun.
@@ -251,7 +254,7 @@ impl Watermark {
         self.commit(self.received, Lsn(self.received.0 + 1))
     }
 
-    /// Returns the number of rows up to the first row that is not durable.
+    /// Returns the number of consecutive durable rows, starting with the first row.
     pub fn durable_rows(&mut self) -> u64 {
         self.confirmed().lsn().0
     }
@@ -266,12 +269,13 @@ impl Watermark {
         self.now_micros = now_micros;
     }
 
-    /// Counts another record, which uses `cost` bytes of the window, as in flight. Returns the
-    /// record's tag, or `None` if the window is full. A record that is larger than the whole window
-    /// is allowed when no other records are in flight.
+    /// Counts a record as in flight and returns its tag, or `None` if the window is full or too
+    /// many transactions are in flight. `cost` is the number of bytes that the record uses in the
+    /// window. A record that is larger than the whole window is allowed if no other records are in
+    /// flight.
     ///
-    /// The record is counted before it is passed to the sink, because the sink may deliver it
-    /// immediately. If the sink does not accept it, call [`Watermark::release`].
+    /// Must be called before the record is passed to the sink, because the sink may deliver the
+    /// record immediately. If the sink does not accept the record, call [`Watermark::release`].
     ///
     /// # Errors
     /// Returns an error if no transaction is open.
@@ -295,7 +299,7 @@ impl Watermark {
         Ok(Some(tag))
     }
 
-    /// Reverts [`Watermark::reserve`] for a record that the sink has not accepted.
+    /// Undoes [`Watermark::reserve`] for a record that the sink did not accept.
     pub fn release(&mut self, tag: Tag) {
         if let Some(open) = &mut self.open {
             open.records -= 1;
@@ -307,7 +311,8 @@ impl Watermark {
     /// Ends the open transaction at `end`.
     ///
     /// # Errors
-    /// Returns an error if `commit` is not the commit LSN of the open transaction.
+    /// Returns an error if `commit` is not the commit LSN of the open transaction, or `end` is not
+    /// after it.
     pub fn commit(&mut self, commit: Lsn, end: Lsn) -> Result<(), OrderError> {
         let records = match &self.open {
             Some(open) if open.commit == commit && end > commit => open.records,
@@ -331,7 +336,7 @@ impl Watermark {
     }
 
     /// Records a keepalive, which means that the server has no data to send below `lsn`. Inside a
-    /// transaction, a keepalive counts only if `lsn` is not after the transaction's commit record.
+    /// transaction, a keepalive is ignored if `lsn` is after the transaction's commit record.
     pub fn record_keepalive(&mut self, lsn: Lsn) {
         if lsn > self.received && self.open.as_ref().is_none_or(|open| lsn <= open.commit) {
             self.received = lsn;
@@ -339,12 +344,12 @@ impl Watermark {
         }
     }
 
-    /// Returns the LSN that may be confirmed to PostgreSQL now. On one connection, this LSN never
+    /// Returns the LSN that may be confirmed to PostgreSQL now. Within a connection, this LSN never
     /// decreases, and never exceeds the highest LSN received.
     ///
     /// # Panics
-    /// Panics if the LSN exceeds the highest LSN received. This would be a bug, and the LSN must
-    /// not be confirmed to PostgreSQL.
+    /// Panics if the LSN exceeds the highest LSN received. This would be a bug, and confirming the
+    /// LSN to PostgreSQL could lose events.
     pub fn confirmed(&mut self) -> Confirmed {
         while let Some(&end) = self.ends.front() {
             let counter = &self.deliveries.slots.slot_at(self.head).counter;
@@ -357,8 +362,8 @@ impl Watermark {
             self.confirmed = self.confirmed.max(Confirmed(end));
         }
         if self.ends.is_empty() && self.open.is_none() {
-            // No slot is in use, so continue with the first slot. With low traffic, only the first
-            // segment is then used.
+            // No counter is in use, so start over at the first counter. With low traffic, this
+            // means that only the first segment is ever allocated.
             self.head = 0;
         }
         assert!(
@@ -373,12 +378,12 @@ impl Watermark {
         }
     }
 
-    /// Records that a checkpoint that covers all transactions up to `lsn` is durable. After the
-    /// first call, no position after the last checkpoint is confirmed.
+    /// Records a durable checkpoint that covers all transactions up to `lsn`. After the first call,
+    /// no LSN above the last checkpoint's is confirmed.
     ///
     /// # Panics
     /// Panics if the checkpoint covers less than the preceding one. This would be a bug, and events
-    /// would be repeated.
+    /// would be delivered twice.
     pub fn record_checkpoint(&mut self, lsn: Lsn) {
         let before = self.checkpointed.replace(lsn);
         assert!(
@@ -394,8 +399,8 @@ impl Watermark {
         }
     }
 
-    /// Same as [`Watermark::record_checkpoint`], but has no effect unless a checkpoint with a lower LSN
-    /// was recorded before.
+    /// Like [`Watermark::record_checkpoint`], but has no effect unless a checkpoint with a lower
+    /// LSN was recorded before.
     pub fn raise_checkpoint(&mut self, lsn: Lsn) {
         if self.checkpointed.is_some_and(|before| before < lsn) {
             self.record_checkpoint(lsn);
@@ -409,7 +414,7 @@ impl Watermark {
     }
 
     /// Returns the current progress, for monitoring. `confirmed` is the result of
-    /// [`Watermark::confirmed`], and `waits` states whether the session is waiting for the sink.
+    /// [`Watermark::confirmed`], and `waits` indicates whether the session is waiting for the sink.
     #[must_use]
     pub fn progress(&self, confirmed: Confirmed, waits: bool) -> Progress {
         let oldest = match (self.uncovered.front(), &self.open) {
@@ -417,7 +422,8 @@ impl Watermark {
             (None, _) if !self.ends.is_empty() => {
                 self.deliveries.slots.slot_at(self.head).times().committed
             }
-            // If the first row waits for its topic, it has not been counted as sent yet.
+            // A record that is still waiting for its topic is not counted yet. If it is the
+            // transaction's first, `open.records` is zero even though the session is waiting.
             (None, Some(open)) if open.records > 0 || waits => self.commit_micros,
             (None, _) => 0,
         };
@@ -438,7 +444,7 @@ impl Watermark {
         &self.deliveries.stats
     }
 
-    /// Returns the number of transactions with records.
+    /// Returns the number of complete transactions that contain records.
     #[must_use]
     pub fn transactions(&self) -> u64 {
         self.transactions
@@ -450,13 +456,14 @@ impl Watermark {
         self.received
     }
 
-    /// Returns the end of the last transaction with records that was received on this connection.
+    /// Returns the end LSN of the last transaction with records that was received on this
+    /// connection.
     #[must_use]
     pub fn last_records_end(&self) -> Lsn {
         self.last_records_end
     }
 
-    /// Sets the limits for records in flight. Records that are already in flight remain in flight
+    /// Sets the limits for records in flight. Records that are already in flight are not affected,
     /// even if they exceed the new limits.
     pub fn set_window(&mut self, window: Window) {
         self.window = window;
@@ -475,8 +482,8 @@ impl Watermark {
         self.sent.minus(self.deliveries.total())
     }
 
-    /// Returns whether the window has space for another record, according to the delivered totals
-    /// when they were last read.
+    /// Returns whether the window has space for another record, based on the delivered totals as
+    /// last read.
     fn fits(&self, cost: u64) -> bool {
         let in_flight = self.sent.minus(self.delivered);
         in_flight.records == 0
@@ -485,9 +492,8 @@ impl Watermark {
                 && in_flight.bytes.saturating_add(cost) <= self.window.bytes
     }
 
-    /// Waits until [`Watermark::reserve`] may succeed, or a delivery has failed. If the window is
-    /// full, waits until a quarter of the window is free, so that the task is not woken for each
-    /// record.
+    /// Waits until [`Watermark::reserve`] may succeed or a delivery fails. If the window is full,
+    /// waits until a quarter of the window is free, so that the task is not woken for each record.
     pub async fn wait_for_space(&self) {
         if self.one_at_a_time {
             return self.empty().await;
@@ -502,7 +508,7 @@ impl Watermark {
         .await;
     }
 
-    /// Waits until no records are in flight, or a delivery has failed.
+    /// Waits until no records are in flight or a delivery fails.
     pub async fn empty(&self) {
         self.wait_for(Window {
             records: 0,
@@ -512,7 +518,8 @@ impl Watermark {
     }
 
     async fn wait_for(&self, at_most: Window) {
-        // Convert the limit to delivered totals, because the sink's part counts those.
+        // The sink counts deliveries, so convert the limit to the delivery totals at which to stop
+        // waiting.
         let enough = Window {
             records: self.sent.records.saturating_sub(at_most.records),
             bytes: self.sent.bytes.saturating_sub(at_most.bytes),
@@ -526,13 +533,15 @@ impl Watermark {
         }
     }
 
-    /// Sets the counter of the ended transaction to the number of its records in flight.
+    /// After a transaction has ended, sets its counter to the number of its records that are still
+    /// in flight.
     fn seal(&mut self, records: u64, end: Lsn, mut times: Times) {
         if records == 0 {
             return;
         }
         if self.checkpointed.is_some() {
-            // Consumers can read the transaction only when a checkpoint covers it.
+            // Consumers can't read the transaction until a checkpoint covers it, so record its
+            // durations at that point.
             if self.uncovered.len() < TRANSACTIONS_MAX {
                 self.uncovered.push_back((end, times));
             }
@@ -559,7 +568,7 @@ impl Watermark {
     }
 }
 
-/// The sink's part of the watermark, which the sink's threads call.
+/// The sink's part of the watermark, which the sink's threads update.
 pub struct Deliveries {
     slots: Slots,
     stats: Arc<PipelineStats>,
@@ -631,8 +640,8 @@ impl Deliveries {
 
     /// Returns the totals of all records delivered so far.
     fn total(&self) -> Window {
-        // Load the number of records first. It is updated last, so the bytes include at least these
-        // records.
+        // Load the number of records first. That number is updated last, so the bytes loaded
+        // afterwards include at least these records.
         let records = self.records.load(Ordering::SeqCst);
         Window {
             records,
@@ -641,8 +650,8 @@ impl Deliveries {
     }
 
     /// Reports that the sink has failed to deliver a record. The counter of the record's
-    /// transaction never reaches zero, so no later position is confirmed. The pipeline restarts
-    /// from the confirmed LSN.
+    /// transaction never reaches zero, so no later LSN is confirmed. The pipeline restarts from the
+    /// confirmed LSN.
     pub fn report_failure(&self, failure: DeliveryFailure) {
         {
             let mut first = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
@@ -678,9 +687,9 @@ impl Deliveries {
     }
 }
 
-/// The counters of the transactions in flight. A segment is allocated when one of its slots is used
-/// for the first time, so that a pipeline with few transactions in flight does not require memory
-/// for [`TRANSACTIONS_MAX`] transactions.
+/// The counters of the transactions in flight. A segment is allocated when one of its counters is
+/// used for the first time, so that a pipeline with few transactions in flight does not require
+/// memory for [`TRANSACTIONS_MAX`] transactions.
 #[derive(Default)]
 struct Slots(
     [OnceLock<Box<[Slot; SEGMENT_TRANSACTIONS]>>; TRANSACTIONS_MAX / SEGMENT_TRANSACTIONS],
@@ -729,9 +738,9 @@ impl Slot {
     }
 }
 
-/// Maximum number of transactions that are recorded with the times of the first one, if they become
-/// durable together. These transactions are adjacent in the WAL, and reading the times of each
-/// transaction would take as long as counting its records.
+/// Maximum number of transactions that share the times of the first one when they become durable
+/// together. These transactions are adjacent in the WAL, and reading the times of each one would
+/// take as long as counting its records.
 const SHARED_TIMES_MAX: u64 = 16;
 
 /// Records the durations of transactions that become durable together.
@@ -751,7 +760,7 @@ impl<'s> Settled<'s> {
         }
     }
 
-    /// Adds a transaction that has become durable or, with exactly-once delivery, visible to
+    /// Counts a transaction that has become durable or, with exactly-once delivery, visible to
     /// consumers.
     fn add(&mut self, times: impl FnOnce() -> Times) {
         if self.alike == 0 {
@@ -786,8 +795,8 @@ impl Drop for Settled<'_> {
     }
 }
 
-/// Wakes one waiting task when its target is reached. If no task is waiting, this requires only one
-/// load.
+/// Wakes one waiting task when its target is reached. If no task is waiting, the check costs only
+/// one atomic load.
 ///
 /// The task arms the waiter and then reads the totals. The sink's threads update the totals and
 /// then check whether the waiter is armed. All these operations are in a single total order

@@ -32,7 +32,7 @@ fn files(folder: &str) -> Vec<PathBuf> {
 }
 
 #[test]
-fn passes_the_corpus_of_every_fuzz_target() {
+fn every_fuzz_target_passes_on_its_corpus() {
     let mut failed = Vec::new();
     for (name, target) in TARGETS {
         let corpus = files(&format!("fuzz/corpus/{name}"));

@@ -1,5 +1,4 @@
-//! Reads the chain of transforms: the outbox event router, the condition under which records reach
-//! the router, and the other transforms.
+//! Reads the chain of transforms: the outbox event router, its predicate, and the other transforms.
 
 use super::java_regex::{self, Pattern};
 use super::report::Report;
@@ -12,24 +11,24 @@ const ROUTER: &str = "io.debezium.transforms.outbox.EventRouter";
 pub(super) struct Chain {
     /// The prefix of the router's properties: `transforms.outbox.`.
     pub(super) prefix: String,
-    /// The condition under which records reach the router, if there is one.
+    /// The predicate that selects the records to which the router is applied, if there is one.
     pub(super) filter: Option<Filter>,
     others: Vec<OtherTransform>,
 }
 
-/// A predicate on the topics of change events.
+/// A predicate that selects change events by topic.
 #[derive(Debug)]
 pub(super) struct Filter {
-    /// The name of the property with the predicate, as written in the file.
+    /// The name of the property that sets the predicate, as written in the file.
     pub(super) written: String,
-    /// The pattern for the topics of change events, in Java's syntax.
+    /// The regular expression that topics must match, in Java's syntax.
     pub(super) java: String,
     pattern: Pattern,
     negate: bool,
 }
 
 impl Filter {
-    /// Returns whether the change events of the topic are accepted.
+    /// Returns whether the predicate accepts change events in this topic.
     #[must_use]
     pub(super) fn accepts(&self, topic: &str) -> bool {
         self.pattern.matches_whole(topic) != self.negate
@@ -54,10 +53,10 @@ struct OtherTransform {
 #[derive(Debug)]
 enum Condition {
     Always,
-    /// The value is null.
+    /// The predicate accepts only tombstones, whose value is null.
     Tombstones,
     Matches(Filter),
-    /// The condition can't be determined, which has already been reported.
+    /// The condition can't be determined. This has already been reported.
     Unknown,
 }
 
@@ -86,8 +85,8 @@ pub(super) fn read(source: &mut Source, report: &mut Report) -> Result<Chain, Im
             continue;
         }
         if class.value.trim() == ROUTER {
-            let message = "is a second outbox event router, but only one is imported: import the second router separately, from a copy of \
-             the file without the first, and append its [[pipeline]] to this file";
+            let message = "is a second outbox event router, but only one can be imported at a time: import this router \
+             separately, from a copy of the file without the first router, and append its [[pipeline]] to this file";
             report.unsupported(&class.written, message);
         } else {
             others.push(OtherTransform {
@@ -107,7 +106,7 @@ pub(super) fn read(source: &mut Source, report: &mut Report) -> Result<Chain, Im
         _ => None,
     };
     source.raw("predicates");
-    // Discard the properties of transforms and predicates that are not in use.
+    // Discard properties of transforms and predicates that are not in use.
     let unused = source.unrequested().filter(|(name, _)| {
         name.starts_with("predicates.")
             || name.starts_with("transforms.") && !name.starts_with(&prefix)
@@ -137,7 +136,7 @@ fn condition(prefix: &str, source: &mut Source, report: &mut Report) -> Conditio
     let class = class.map(|class| class.value).unwrap_or_default();
     let condition = match class.trim().rsplit('.').next().unwrap_or_default() {
         "TopicNameMatches" => topic_condition(&properties, &predicate, negate, source, report),
-        // The router discards tombstones itself.
+        // The router discards tombstones anyway.
         "RecordIsTombstone" if negate => Condition::Always,
         "RecordIsTombstone" => Condition::Tombstones,
         _ => {
@@ -153,7 +152,8 @@ fn condition(prefix: &str, source: &mut Source, report: &mut Report) -> Conditio
     condition
 }
 
-/// Reads the condition of the predicate whose properties have this prefix, a pattern for topics.
+/// Reads a predicate that matches topic names. `prefix` is the prefix of the predicate's
+/// properties.
 fn topic_condition(
     prefix: &str,
     predicate: &Taken,
@@ -177,7 +177,7 @@ fn topic_condition(
         }),
         Err(reason) => {
             let message = format!(
-                "can't be converted: {reason}. Write the table whose records match the pattern into walpost.toml"
+                "can't be converted: {reason}. In walpost.toml, set table to the table whose records match the pattern"
             );
             report.unsupported(&java.written, message);
             Condition::Unknown
@@ -186,21 +186,23 @@ fn topic_condition(
 }
 
 impl Chain {
-    /// Reports the effects of the transforms other than the router. `topics` are the topics of the
-    /// outbox's change events before they reach the router.
+    /// Reports whether Walpost can replace the transforms other than the router. `topics` are the
+    /// topics of the outbox's change events before the router is applied.
     pub(super) fn report_others(&self, topics: &[String], report: &mut Report) {
         for other in &self.others {
             let short = other.class.rsplit('.').next().unwrap_or_default();
             let applies_to_outbox = match &other.condition {
                 Condition::Always | Condition::Unknown => true,
                 Condition::Tombstones => !other.is_before,
-                // The router changes the topic.
+                // The topic names are known only for transforms before the router, because the
+                // router changes them.
                 Condition::Matches(filter) if other.is_before => {
                     topics.iter().any(|topic| filter.accepts(topic))
                 }
                 Condition::Matches(_) => true,
             };
-            // The router sets the topic regardless of its previous value.
+            // A transform that only changes the topic has no effect if it precedes the router,
+            // because the router sets the topic regardless of its previous value.
             let only_topic = other.is_before
                 && ["RegexRouter", "ByLogicalTableRouter", "TimestampRouter"].contains(&short);
             if !applies_to_outbox || only_topic {
@@ -213,10 +215,11 @@ impl Chain {
                      topic or route"
                 ),
                 ("InsertHeader" | "HeaderFrom" | "DropHeaders", _) => {
-                    format!("{short} changes headers: write them into headers, which accepts templates and constant values")
+                    format!("{short} changes headers: make these changes in headers, which accepts templates and \
+                         constant values")
                 }
-                ("Filter", _) => "Filter omits records, and Walpost delivers every row: change the service so that it writes \
-                 rows that must not be delivered to another table"
+                ("Filter", _) => "Filter drops records, but Walpost delivers every row: if some rows must not be \
+                 delivered, change the service so that it writes them to another table"
                     .to_owned(),
                 ("ActivateTracingSpan", _) => "ActivateTracingSpan creates spans, but Walpost does not: the header \
                  traceparent is read from a column"

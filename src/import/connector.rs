@@ -1,4 +1,4 @@
-//! The connector's own properties: the connection, the tables and the starting position.
+//! Converts the connector's own properties: the connection, the tables and the starting position.
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
@@ -11,10 +11,10 @@ use super::source::{Source, Taken};
 use crate::postgres::connect::conninfo::Conninfo;
 use crate::postgres::table::{TableName, identifier};
 
-/// The placeholder for a name that the user has to fill in.
+/// Placeholder for a name that the user has to fill in.
 const CHANGE_ME: &str = "change-me";
 
-/// All characters except the unreserved characters of RFC 3986.
+/// The characters to percent-encode in a URL: all except the unreserved characters of RFC 3986.
 const RESERVED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
     .remove(b'.')
@@ -26,7 +26,8 @@ pub(super) fn encoded(text: &str) -> String {
     utf8_percent_encode(text, RESERVED).to_string()
 }
 
-/// Takes the property, or else the property that had the same meaning in earlier versions.
+/// Takes the property. If it is not set, takes the property that served the same purpose in earlier
+/// Debezium versions.
 pub(super) fn take_or_obsolete(
     source: &mut Source,
     name: &str,
@@ -47,17 +48,16 @@ pub(super) fn take_or_obsolete(
     Some(taken)
 }
 
-/// The roles that connect to the database.
+/// The roles that the imported configuration and its commands use to connect to the database.
 #[derive(Debug)]
 pub(super) struct Roles {
-    /// The role of the pipeline.
+    /// The role that the pipelines connect as.
     pub(super) user: String,
-    /// The connection string of an administrator of the pipelines' database.
+    /// A connection string for an administrator of the pipelines' database.
     pub(super) administrator: String,
 }
 
-/// Writes the connection string of the pipelines. Returns the roles for the commands of the
-/// switch-over.
+/// Writes the pipelines' connection string. Returns the roles to use in the switch-over commands.
 pub(super) fn connection(source: &mut Source, section: &mut Section, report: &mut Report) -> Roles {
     let mut written = Vec::new();
     let mut missing = Vec::new();
@@ -74,7 +74,7 @@ pub(super) fn connection(source: &mut Source, section: &mut Section, report: &mu
                 }
                 None => {
                     if !source.contains(name) {
-                        report.task(name, "is not in this file: write it into postgres");
+                        report.task(name, "is not in this file: specify it in postgres");
                     }
                     missing.push(name);
                     default.to_owned()
@@ -96,7 +96,7 @@ pub(super) fn connection(source: &mut Source, section: &mut Section, report: &mu
             Some(_) => report.carried(&taken.written, "postgres"),
             None => report.unsupported(
                 &taken.written,
-                "is not a port: write a number from 1 to 65535 into postgres",
+                "is not a port number: specify one from 1 to 65535 in postgres",
             ),
         }
         port
@@ -128,7 +128,7 @@ pub(super) fn connection(source: &mut Source, section: &mut Section, report: &mu
     if let Err(error) = Conninfo::parse(&url, &|_| None) {
         report.unsupported(
             "database.*",
-            format!("does not result in a valid connection string: {error}. Write postgres"),
+            format!("does not result in a valid connection string: {error}. Set postgres"),
         );
         url = format!("postgresql://{CHANGE_ME}@change-me.invalid/{CHANGE_ME}");
         administrator.clone_from(&url);
@@ -148,8 +148,8 @@ pub(super) fn connection(source: &mut Source, section: &mut Section, report: &mu
     }
 }
 
-/// Formats hosts for a URL. Debezium appends the port to the list of hosts that it passes to JDBC,
-/// so the port applies to the last host.
+/// Formats a list of hosts for a URL. Debezium appends the port to the list that it passes to JDBC,
+/// so the port applies to the last host only.
 fn hosts_in_url(list: &str, port: Option<u16>) -> String {
     let hosts: Vec<_> = list.split(',').map(str::trim).collect();
     let last = hosts.len() - 1;
@@ -160,7 +160,8 @@ fn hosts_in_url(list: &str, port: Option<u16>) -> String {
         match (own, port) {
             (Some((name, own)), _) => format!("{}:{own}", host_in_url(name)),
             (None, Some(port)) if index == last => format!("{}:{port}", host_in_url(host)),
-            // Writes the default port, because a single port in a URL would apply to all hosts.
+            // Write the default port explicitly, because a single port in a libpq URL would apply
+            // to all hosts.
             (None, Some(_)) => format!("{}:5432", host_in_url(host)),
             (None, None) => host_in_url(host),
         }
@@ -185,18 +186,21 @@ fn password(source: &mut Source, section: &mut Section, report: &mut Report) {
         let is_reference = super::source::reference(source.kind, &taken.value);
         let what = match is_reference {
             Some(reference) => format!("is {reference}, which Walpost can't look up"),
-            None => "is a secret, which is not written here".to_owned(),
+            None => "is a secret, which was not copied".to_owned(),
         };
         let places = match name {
             "database.password" => PLACES,
-            _ => "sslpassword in postgres, in walpost.toml with mode 0600 or in WALPOST_POSTGRES",
+            _ => {
+                "the sslpassword parameter of postgres (in walpost.toml with mode 0600, or in WALPOST_POSTGRES)"
+            }
         };
         report.task(&taken.written, format!("{what}: set it in {places}"));
         section.add_comment(format!("{}: set it in {places}", taken.written));
     }
 }
 
-/// Converts JDBC's TLS parameters to those of libpq.
+/// Converts the TLS properties, which have the same meaning as in the JDBC driver, to libpq
+/// parameters.
 fn tls(source: &mut Source, report: &mut Report) -> Vec<(String, String)> {
     let mut parameters = Vec::new();
     if let Some(taken) = source.take_property("database.sslmode", report) {
@@ -208,7 +212,7 @@ fn tls(source: &mut Source, report: &mut Report) -> Vec<(String, String)> {
             }
             "allow" => {
                 let message = "allows Debezium to send the password before it tries TLS, which Walpost never does: \
-                 sslmode=prefer is written, which tries TLS first";
+                 sslmode=prefer is used instead, which tries TLS first";
                 report.different(&taken.written, message);
                 parameters.push(("sslmode".to_owned(), "prefer".to_owned()));
             }
@@ -242,7 +246,7 @@ fn tls(source: &mut Source, report: &mut Report) -> Vec<(String, String)> {
     parameters
 }
 
-/// Returns the outbox tables. If no table can be determined, returns Walpost's default table.
+/// Returns the outbox tables. If they can't be determined, returns Walpost's default table.
 pub(super) fn tables(
     source: &mut Source,
     prefix: Option<&str>,
@@ -281,8 +285,8 @@ pub(super) fn tables(
             .any(|c| c.is_ascii_uppercase())
         {
             let message = format!(
-                "contains {schema}.{name}: Debezium ignores the case of letters, but in walpost.toml a name in double quotes is \
-                 case-sensitive. Compare this name with the name of the table"
+                "contains {schema}.{name}: Debezium ignores the case of letters, but in walpost.toml a name in double \
+                 quotes is case-sensitive. Make sure that this name has the same case as the table's name"
             );
             report.task(&from, message);
         }
@@ -295,11 +299,11 @@ pub(super) fn tables(
         let (from, message) = match &listed {
             Some(listed) => (
                 listed.written.as_str(),
-                "contains no plain table name: write the name of the outbox table into table",
+                "contains no plain table name: set table to the name of the outbox table",
             ),
             None => (
                 "table.include.list",
-                "is not in this file, so Debezium reads all tables: write the name of the outbox table into table",
+                "is not in this file, so Debezium reads all tables: set table to the name of the outbox table",
             ),
         };
         report.task(from, message);
@@ -346,7 +350,8 @@ impl Table {
     }
 }
 
-/// Returns the schema and the name of the table if the regular expression is a plain name.
+/// Returns the table's schema and name if the regular expression matches only a single, literal
+/// name.
 fn literal(pattern: &str) -> Option<(String, String)> {
     let pattern = pattern.strip_prefix('^').unwrap_or(pattern);
     let pattern = pattern.strip_suffix('$').unwrap_or(pattern);
@@ -361,7 +366,8 @@ fn literal(pattern: &str) -> Option<(String, String)> {
     (is_name(schema) && is_name(table)).then(|| (schema.to_owned(), table.to_owned()))
 }
 
-/// Returns the table whose records the predicate accepts, if there is exactly one.
+/// Returns the only table whose records the predicate accepts, or `None` if the predicate may
+/// accept those of several tables.
 fn filtered_table(prefix: Option<&str>, filter: Option<&Filter>) -> Option<Table> {
     let filter = filter.filter(|filter| !filter.is_negated())?;
     let rest = filter.java.trim_start_matches('^');
@@ -387,17 +393,18 @@ pub(super) fn slot(source: &mut Source, report: &mut Report) -> String {
     let slot = taken.value.trim();
     let is_legal = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'_';
     if slot.is_empty() || slot.len() > 63 || !slot.bytes().all(is_legal) {
-        let message = "is not a valid name of a slot, and PostgreSQL rejects it too: expected 1 to 63 characters of a-z, 0-9 and _";
+        let message = "is not a valid slot name, and PostgreSQL would reject it too: expected 1 to 63 characters of \
+             a-z, 0-9 and _";
         report.unsupported(&taken.written, message);
         return DEFAULT.to_owned();
     }
-    let message = "remains Debezium's. Walpost creates its own slot and publication, so that no event is missed and you can switch \
-     back";
+    let message = "remains in use by Debezium. Walpost creates its own slot and publication, so that no event is missed \
+     and you can switch back";
     report.different(&taken.written, message);
     slot.to_owned()
 }
 
-/// Writes whether older rows are delivered.
+/// Writes the setting that determines whether rows older than the slot are delivered.
 pub(super) fn snapshot(source: &mut Source, section: &mut Section, report: &mut Report) {
     let taken = source.take_property("snapshot.mode", report);
     let mode = taken.as_ref().map_or("initial", |taken| taken.value.trim());
@@ -412,14 +419,16 @@ pub(super) fn snapshot(source: &mut Source, section: &mut Section, report: &mut 
         other => {
             let message = match other {
                 "always" => {
-                    "copies the table whenever the connector starts. Walpost copies the table only once: snapshot = \"initial\" is written; walpost \
-                     replay sends rows again"
+                    "copies the table whenever the connector starts. Walpost copies the table only once: snapshot = \
+                     \"initial\" is used instead; walpost replay sends rows again"
                 }
                 "initial_only" => {
-                    "copies the table and then stops. Walpost continues with new rows: snapshot = \"initial\" is written"
+                    "copies the table and then stops. Walpost continues with new rows: snapshot = \"initial\" is used \
+                     instead"
                 }
                 _ => {
-                    "is not a mode of Walpost: expected initial or never. snapshot = \"initial\" is written"
+                    "is not a snapshot mode that Walpost supports: expected initial or never. snapshot = \"initial\" is \
+                     used instead"
                 }
             };
             report.unsupported(from, message);
@@ -431,15 +440,15 @@ pub(super) fn snapshot(source: &mut Source, section: &mut Section, report: &mut 
     }
     let comment = match mode {
         "initial" => format!(
-            "{from}: rows that are older than the slot are delivered in the first run. If Debezium has delivered them, as in \
-             the switch-over below, write \"never\""
+            "{from}: rows that are older than the slot are delivered in the first run. If Debezium has delivered them, \
+             as in the switch-over below, set snapshot to \"never\""
         ),
         _ => from.to_owned(),
     };
     section.set("snapshot", text(mode), comment);
 }
 
-/// Handles the statement of heartbeats, which may delete rows.
+/// Handles the SQL statement that Debezium runs at each heartbeat. The statement may delete rows.
 pub(super) fn heartbeat(source: &mut Source, section: &mut Section, report: &mut Report) {
     let Some(taken) = source.take_property("heartbeat.action.query", report) else {
         return;
@@ -450,20 +459,21 @@ pub(super) fn heartbeat(source: &mut Source, section: &mut Section, report: &mut
          removes delivered rows, or drops partitions; see docs/retention.md";
         report.unsupported(&taken.written, message);
         let note = format!(
-            "{} removes rows. Here, retention removes delivered rows once both lines are uncommented",
+            "{} removes rows. In Walpost, retention removes delivered rows if both of these lines are uncommented",
             taken.written
         );
         section.add_comment(note);
         section.add_comment("   retention = \"7d\"");
         section.add_comment("   delete_rows = true");
     } else {
-        let message = "has no equivalent and is not needed: Walpost also confirms WAL of other tables. Drop the table that this \
-         statement writes to after Debezium is removed";
+        let message = "has no equivalent and is not needed: Walpost also confirms WAL of other tables. After Debezium \
+         is removed, drop the table that this statement writes to";
         report.different(&taken.written, message);
     }
 }
 
-/// Writes the remaining settings of the connector, each of which corresponds to one line.
+/// Writes the connector's remaining settings, each of which corresponds to one line of
+/// walpost.toml.
 pub(super) fn remaining(
     source: &mut Source,
     prefix: Option<&Taken>,
@@ -493,7 +503,7 @@ pub(super) fn remaining(
             true => {
                 section.set("delivery", text("exactly-once"), taken.written.clone());
                 let message = "delivery = \"exactly-once\". Walpost records its position in the topic \
-                 walpost-checkpoints, and needs privileges for that topic: see docs/exactly-once.md";
+                 walpost-checkpoints, and needs privileges on that topic: see docs/exactly-once.md";
                 report.task(&taken.written, message);
             }
             false => report.without_effect(&taken.written),
@@ -523,15 +533,14 @@ fn topics(source: &mut Source, section: &mut Section, report: &mut Report) {
         if let Some(taken) = replication {
             report.task(
                 &taken.written,
-                "is set without a number of partitions: write create_topics, or create the topics \
-             yourself",
+                "is set without a number of partitions: set create_topics, or create the topics yourself",
             );
         }
         return;
     };
     let Some(count) = number(&partitions).filter(|count| *count > 0) else {
-        let message = "leaves the number of partitions to the broker, but Walpost's create_topics requires a number: write one, or \
-         create the topics yourself";
+        let message = "leaves the number of partitions to the broker, but Walpost's create_topics requires a number: \
+         specify one, or create the topics yourself";
         return report.task(&partitions.written, message);
     };
     let mut entries = vec![("partitions", count.to_string())];
@@ -539,7 +548,7 @@ fn topics(source: &mut Source, section: &mut Section, report: &mut Report) {
     report.carried(&partitions.written, "create_topics");
     if let Some(taken) = replication {
         match number(&taken) {
-            // -1 means the broker's default, which also applies if the property is not set.
+            // -1 selects the broker's default, which also applies if the property is not set.
             Some(-1) => report.without_effect(&taken.written),
             Some(factor) if (1..=i32::from(i16::MAX)).contains(&factor) => {
                 entries.push(("replication", factor.to_string()));
@@ -548,7 +557,7 @@ fn topics(source: &mut Source, section: &mut Section, report: &mut Report) {
             }
             _ => report.unsupported(
                 &taken.written,
-                "is not a number of replicas: expected 1 or more",
+                "is not a valid number of replicas: expected 1 or more",
             ),
         }
     }

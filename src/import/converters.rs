@@ -1,4 +1,4 @@
-//! Translates Kafka Connect's converters to formats of keys, values and headers.
+//! Translates Kafka Connect converters to Walpost's formats for keys, values and headers.
 
 use super::document::{Section, text};
 use super::report::Report;
@@ -37,7 +37,7 @@ pub(super) struct Formats {
     pub(super) key: Format,
     pub(super) value: Format,
     pub(super) header: Format,
-    /// Whether NULL in a column with a DEFAULT is delivered as the column's default value.
+    /// Whether a NULL in a column with a DEFAULT is delivered as the column's default value.
     pub(super) null_default: bool,
 }
 
@@ -54,8 +54,9 @@ pub(super) fn read(source: &mut Source, section: &mut Section, report: &mut Repo
         read_converter("header"),
     );
     if header.format == Format::String {
-        let message = "writes the values of headers as Java formats them: times as numbers, and bytea as the name of an object. \
-         Walpost writes the text of the column: if a header's column has such a type, compare the header before the switch-over";
+        let message = "writes header values as Java formats them: times as numbers, and bytea as the name of an object. \
+         Walpost writes the column's text: if a header comes from a column of such a type, compare the values before \
+         the switch-over";
         report.different(&header.from, message);
     }
     if key.format != Format::String {
@@ -83,7 +84,8 @@ fn converter(role: &str, source: &mut Source, report: &mut Report) -> FoundForma
     let class = class(role, source, report);
     let setting = |source: &mut Source, name: &str, report: &mut Report| {
         let own = source.take_property(&format!("{role}.converter.{name}"), report);
-        // Debezium Server also supports settings that apply to all converters.
+        // In Debezium Server, the name of a setting need not say whether it applies to keys, values
+        // or headers. Without that part, the setting applies to all converters.
         let shared = source.take_property(&format!("converter.{name}"), report);
         own.or(shared)
     };
@@ -135,7 +137,7 @@ fn converter(role: &str, source: &mut Source, report: &mut Report) -> FoundForma
             break;
         };
         match name.as_str() {
-            // The settings of an unsupported converter have no effect.
+            // The converter itself has been reported as unsupported, so its settings don't matter.
             _ if !is_supported => report.without_effect(&taken.written),
             "schemas.cache.size" => report.without_effect(&taken.written),
             "encoding" | "converter.encoding" if taken.is("UTF-8") || taken.is("UTF8") => {
@@ -168,7 +170,7 @@ const DELEGATE_HINT: &str = "writes values that are not bytea: if the payload co
 const DEFAULT_OF_HEADERS: &str = "the default of header.converter";
 const DEFAULTS: [&str; 1] = [DEFAULT_OF_HEADERS];
 
-/// Returns the class of a converter, and the property that names it.
+/// Returns a converter's class, and the property that specifies it.
 fn class(role: &str, source: &mut Source, report: &mut Report) -> Taken {
     let taken = |written: &str, value: &str| Taken {
         written: written.to_owned(),
@@ -204,13 +206,14 @@ fn class(role: &str, source: &mut Source, report: &mut Report) -> Taken {
         );
     }
     let property = format!("{role}.converter");
-    let message = "is not in this file, so the Connect worker's setting applies. This assumes JsonConverter with schemas, the \
-     default of the worker files that Kafka ships: pass the worker's file with --worker";
+    let message = "is not in this file, so the Connect worker's setting applies. JsonConverter with schemas is assumed, \
+     because it is the default in the worker files that Kafka ships. To use the actual setting, pass the worker's file \
+     with --worker";
     report.task(&property, message);
     taken(&format!("{property}, which the worker sets"), JSON)
 }
 
-/// Describes why a converter is not supported, and an alternative.
+/// Explains why a converter is not supported, and suggests an alternative.
 fn unsupported_message(role: &str, class: &str) -> String {
     let instead = match role {
         "header" => "Headers are written in the format of SimpleHeaderConverter",

@@ -1,4 +1,5 @@
-//! Writes walpost.toml. A comment above each line names the line's origin.
+//! Writes walpost.toml. A comment above each line names the property from which the line was
+//! derived.
 
 use std::fmt::Write;
 
@@ -6,20 +7,21 @@ use toml_writer::{ToTomlKey, ToTomlValue, TomlKeyBuilder, TomlStringBuilder};
 
 use crate::escape::{Escaped, is_control};
 
-/// A key and its value in TOML syntax, or only comments.
+/// A key and its value in TOML syntax, with preceding comments. An entry without a key consists of
+/// comments only.
 #[derive(Clone, Debug)]
 struct Entry {
     comments: Vec<String>,
     line: Option<(String, String)>,
 }
 
-/// A table of the file.
+/// A TOML table in the file.
 #[derive(Debug, Default)]
 pub(super) struct Section(Vec<Entry>);
 
 impl Section {
-    /// Adds a key and its value in TOML syntax, which is the result of [`text`], [`list`] or
-    /// [`table`], or a number or boolean.
+    /// Adds a key and its value. `value` must be in TOML syntax: a number, a boolean, or the result
+    /// of [`text`], [`list`] or [`table`].
     pub(super) fn set(&mut self, name: &str, value: String, comment: impl Into<String>) {
         self.0.push(Entry {
             comments: vec![comment.into()],
@@ -63,16 +65,16 @@ impl Section {
 /// The contents of the file.
 #[derive(Debug, Default)]
 pub(super) struct Document {
-    /// Comments at the top.
+    /// Comments at the top of the file.
     pub(super) head: Vec<String>,
     pub(super) kafka: Section,
     pub(super) pipelines: Vec<Section>,
-    /// Comments at the end. An indented comment stays on one line.
+    /// Comments at the end of the file. An indented comment is never wrapped.
     pub(super) tail: Vec<String>,
 }
 
 impl Document {
-    /// Returns whether a pipeline contains the key with this value in TOML syntax.
+    /// Returns whether any pipeline contains the key with this value, which must be in TOML syntax.
     #[must_use]
     pub(super) fn has_line(&self, name: &str, value: &str) -> bool {
         let name = key(name);
@@ -107,8 +109,8 @@ impl Document {
 /// Maximum width of comments.
 const LINE_CHARS_MAX: usize = 118;
 
-/// Writes a comment, wrapped to as many lines as necessary. Indented comments, which are commands,
-/// stay on one line.
+/// Writes a comment, wrapped to as many lines as necessary. Indented comments contain commands,
+/// which stay on one line so that users can copy them.
 fn write_comment(comment: &str, text: &mut String) {
     let comment = Escaped(comment).to_string();
     if comment.is_empty() {
@@ -165,7 +167,7 @@ pub(super) fn list<'v>(values: impl IntoIterator<Item = &'v str>) -> String {
     format!("[{}]", values.join(", "))
 }
 
-/// Formats an inline table of names and values in TOML syntax, in this order.
+/// Formats names and values as a TOML inline table, in the given order.
 #[must_use]
 pub(super) fn table<'v>(entries: impl IntoIterator<Item = (&'v str, String)>) -> String {
     let entries = entries
@@ -180,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn toml_parser_reads_written_values_back() {
+    fn parsing_a_written_document_returns_the_original_values() {
         let odd = "a\"b\\c\n\u{1b}'é\u{7f}\u{9b}\u{202e}#";
         let mut document = Document {
             head: vec![odd.to_owned()],

@@ -1,11 +1,11 @@
-//! Parses the options of a JAAS configuration: `MODULE required NAME="VALUE" ...;`
+//! Parses the options in a JAAS configuration: `MODULE required NAME="VALUE" ...;`
 
-/// Returns the value of an option.
+/// Returns the value of the option with this name.
 pub(super) fn option(jaas: &str, name: &str) -> Option<String> {
     Options(jaas).find_map(|(found, value)| (found == name).then_some(value))
 }
 
-/// Returns the options whose names begin with `prefix`, without the prefix.
+/// Returns the options whose names begin with `prefix`, with the prefix removed from their names.
 pub(super) fn options_with_prefix<'j>(
     jaas: &'j str,
     prefix: &str,
@@ -25,7 +25,7 @@ impl<'j> Iterator for Options<'j> {
             let end = rest.find(|c: char| c.is_whitespace() || c == '=')?;
             let (name, rest) = rest.split_at(end);
             let rest = rest.trim_start();
-            // Skips the module and its flag, which have no value.
+            // Skip the login module and its control flag, which are not followed by `=`.
             let Some(value) = rest.strip_prefix('=') else {
                 self.0 = rest;
                 continue;

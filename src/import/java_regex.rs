@@ -1,9 +1,9 @@
-//! Translates regular expressions of `java.util.regex` to the syntax of the crate `regex`. A
-//! translated expression has the same meaning as the original. Expressions that the crate can't
-//! represent are rejected, with an error that states the reason.
+//! Translates `java.util.regex` regular expressions to the syntax of the `regex` crate. A
+//! translated expression matches the same topic names as the original. Expressions that the crate
+//! can't represent are rejected, with an error that states the reason.
 //!
-//! The dot is not translated. In Java, a dot excludes more line terminators than in Rust, but topic
-//! names do not contain line terminators.
+//! Dots are kept as they are. In Java, a dot excludes more line terminators than in Rust, but topic
+//! names never contain line terminators.
 //!
 //! Spec: Java 17, `Pattern` and `Matcher.replaceFirst`.
 
@@ -16,14 +16,14 @@ use regex::Regex;
 /// The maximum nesting depth of character classes.
 const CLASS_DEPTH_MAX: usize = 100;
 
-/// A pattern whose meaning is the same in Rust as in Java.
+/// A pattern that was translated from Java to Rust.
 #[derive(Debug)]
 pub(super) struct Pattern {
     /// The pattern in Rust's syntax.
     pub(super) text: String,
-    /// The pattern, anchored so that it must match the entire text.
+    /// The compiled pattern, anchored so that it must match the entire text.
     whole: Regex,
-    /// The names of the groups, by group number. Group 0 is the whole match.
+    /// The names of the capture groups, by group number. Group 0 is the whole match.
     groups: Vec<Option<String>>,
 }
 
@@ -38,7 +38,7 @@ impl Pattern {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Part {
     Literal(String),
-    /// The number of a group, or 0 for the whole match.
+    /// The text of a capture group, given by its number, or of the whole match if the number is 0.
     Group(usize),
 }
 
@@ -53,8 +53,8 @@ pub(super) fn pattern(java: &str) -> Result<Pattern, String> {
     };
     translator.run()?;
     let text = translator.rust;
-    // The crate's syntax errors consist of several lines, which also show the location. The last
-    // line contains the reason.
+    // The crate's syntax errors span several lines, which show the location of the error. Keep only
+    // the last line, which contains the reason.
     let invalid = |error: regex::Error| match error {
         regex::Error::Syntax(text) => {
             let last = text.lines().last().unwrap_or_default().to_owned();
@@ -81,8 +81,8 @@ struct Translator<'j> {
 const LOOK_AROUND: &str = "look-around is not supported";
 const POSSESSIVE: &str = "possessive quantifiers are not supported";
 
-/// Java's names of POSIX character classes in `\p{...}`, and the names of the same classes in POSIX
-/// syntax.
+/// Names of POSIX character classes in Java (`\p{Lower}`), and the equivalent names in Rust
+/// (`[:lower:]`).
 const POSIX: &[(&str, &str)] = &[
     ("Lower", "lower"),
     ("Upper", "upper"),
@@ -122,8 +122,7 @@ impl Translator<'_> {
         Ok(())
     }
 
-    /// Returns whether the brace that was just written ends a repetition such as `{2}`, `{2,}` or
-    /// `{2,3}`.
+    /// Returns whether the translated text ends with a repetition such as `{2}`, `{2,}` or `{2,3}`.
     fn ends_with_repetition(&self) -> bool {
         let Some(rust) = self.rust.strip_suffix('}') else {
             return false;
@@ -132,7 +131,7 @@ impl Translator<'_> {
         before.ends_with('{') && rust[before.len()..].starts_with(|c: char| c.is_ascii_digit())
     }
 
-    /// Translates the text after an opening parenthesis.
+    /// Translates the start of a group, such as `(?:`, whose parenthesis has already been read.
     fn group(&mut self) -> Result<(), String> {
         self.rust.push('(');
         if self.rest.next_if_eq(&'?').is_none() {
@@ -168,7 +167,7 @@ impl Translator<'_> {
         Ok(())
     }
 
-    /// Translates a character class after its opening bracket.
+    /// Translates a character class whose opening bracket has already been read.
     fn class(&mut self, depth: usize) -> Result<(), String> {
         if depth > CLASS_DEPTH_MAX {
             return Err(format!(
@@ -214,12 +213,13 @@ impl Translator<'_> {
         Ok(())
     }
 
-    /// Translates the text after a backslash.
+    /// Translates an escape sequence whose backslash has already been read.
     fn escape(&mut self, in_class: bool) -> Result<(), String> {
         let Some(c) = self.rest.next() else {
             return Err("the text ends with a backslash".to_owned());
         };
-        // Java's predefined classes contain only ASCII characters.
+        // Write the members explicitly, because Java's predefined classes contain only ASCII
+        // characters.
         let class = |members: &str| format!("[{members}]");
         match c {
             'd' | 'D' | 'w' | 'W' | 's' | 'S' => {
@@ -248,7 +248,7 @@ impl Translator<'_> {
             'Q' if !in_class => self.quoted(),
             '1'..='9' | 'k' => return Err("back-references are not supported".to_owned()),
             c if c.is_ascii_alphanumeric() => return Err(format!("\\{c} is not supported")),
-            // In Rust, `\<` and `\>` match word boundaries.
+            // Don't keep the backslash: in Rust, `\<` and `\>` match word boundaries.
             c => self.literal(c),
         }
         Ok(())
@@ -261,7 +261,7 @@ impl Translator<'_> {
         }
     }
 
-    /// Translates `\p{Name}` or `\pL` after the `p`.
+    /// Translates `\p{Name}` or `\pL`, of which `\p` has already been read.
     fn property(&mut self, is_negated: bool) -> Result<(), String> {
         let name: String = match self.rest.next() {
             Some('{') => {
@@ -289,7 +289,7 @@ impl Translator<'_> {
         Ok(())
     }
 
-    /// Translates literal characters up to `\E`.
+    /// Translates literal text up to `\E`. The preceding `\Q` has already been read.
     fn quoted(&mut self) {
         while let Some(c) = self.rest.next() {
             if c == '\\' && self.rest.next_if_eq(&'E').is_some() {
@@ -300,7 +300,7 @@ impl Translator<'_> {
     }
 }
 
-/// Returns the parts of a replacement for matches of `pattern`.
+/// Parses a replacement string in Java's syntax. The groups in it refer to `pattern`.
 ///
 /// # Errors
 /// Returns an error if Java would reject the replacement.
@@ -360,7 +360,7 @@ pub(super) fn replacement(java: &str, pattern: &Pattern) -> Result<Vec<Part>, St
     Ok(parts)
 }
 
-/// Formats a replacement in the syntax of the crate `regex`.
+/// Formats a replacement in the syntax of the `regex` crate.
 #[must_use]
 pub(super) fn in_rust(parts: &[Part], pattern: &Pattern) -> String {
     let mut text = String::new();
@@ -395,8 +395,8 @@ mod tests {
         pattern(java).map(|pattern| pattern.text).expect_err(java)
     }
 
-    /// Asserts that the translated pattern matches each text in `matching` entirely, and no text in
-    /// `others`.
+    /// Asserts that the translated pattern matches each text in `matching` entirely, and matches no
+    /// text in `others`.
     fn check(java: &str, matching: &[&str], others: &[&str]) {
         let pattern = pattern(java).unwrap_or_else(|error| panic!("{java}: {error}"));
         for text in matching {
@@ -464,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn error_explains_why_a_construct_can_not_be_translated() {
+    fn error_explains_why_a_construct_cannot_be_translated() {
         for (java, reason) in [
             ("(?!internal).*", LOOK_AROUND),
             ("(?=a)a", LOOK_AROUND),

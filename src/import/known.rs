@@ -2,38 +2,39 @@
 //! Server. Properties that correspond to a line of walpost.toml are handled by the modules that
 //! write these lines.
 //!
-//! Debezium 3.7, Kafka Connect 4.3.
+//! Covers the properties of Debezium 3.7 and Kafka Connect 4.3.
 
 use super::report::Report;
 use super::source::{Source, Taken};
 
-/// How a property is reported unless it has a harmless value.
+/// How to report a property whose value makes a difference to the import.
 #[derive(Clone, Copy)]
 enum Handling {
-    /// Neither consumers nor operators would notice that Walpost lacks the property.
+    /// Walpost has no equivalent setting, but neither consumers nor operators will notice a
+    /// difference.
     WithoutEffect,
     Different(&'static str),
-    /// Like `Different`, but the user has to act.
+    /// Like `Different`, but requires action by the user.
     ToDo(&'static str),
     Unsupported(&'static str),
 }
 use Handling::{Different, ToDo, Unsupported, WithoutEffect};
 
-/// The name of a property, or a prefix of properties followed by `*`; the harmless values; and how
-/// other values are reported.
+/// The name of a property, or a prefix of property names followed by `*`; the values that make no
+/// difference to the import; and how other values are reported.
 struct KnownProperty(&'static str, &'static [&'static str], Handling);
 
 const TYPES: Handling = ToDo(
-    "changes how columns of some types are written as key, header or envelope. Walpost writes them as Debezium does with this \
-     property's default: compare those columns before the switch-over",
+    "changes how columns of some types are written to the key, headers or envelope. Walpost writes them as Debezium \
+     does with this property's default: compare those columns before the switch-over",
 );
 const SKIPS: Handling = Different(
     "makes Debezium skip events that fail. Walpost does not skip events: it halts, or sends a dead letter with on_unroutable = \
      \"dead-letter\"",
 );
 const COLUMNS: Handling = Unsupported(
-    "changes the values of columns. Walpost delivers the values in the table: change the service so that it writes them in this \
-     form",
+    "changes the values of columns. Walpost delivers the values in the table: change the service so that it writes the \
+     values that consumers expect",
 );
 const COPY: Handling = Different(
     "configures Debezium's snapshot. Walpost copies all rows that are older than its slot, or none; walpost replay sends \
@@ -132,7 +133,7 @@ const KNOWN: &[KnownProperty] = &[
         "database.initial.statements",
         &[""],
         Unsupported(
-            "runs SQL in each session. Put settings into the connection string instead: options='-c NAME=VALUE'",
+            "runs SQL in each session. Set parameters in the connection string instead: options='-c NAME=VALUE'",
         ),
     ),
     KnownProperty(
@@ -178,8 +179,8 @@ const KNOWN: &[KnownProperty] = &[
         "converters",
         &[""],
         Unsupported(
-            "are custom converters for columns, which Walpost does not support: Walpost writes these columns like Debezium does \
-             without them",
+            "are custom converters for columns, which Walpost does not support: Walpost writes these columns as \
+             Debezium does without custom converters",
         ),
     ),
     KnownProperty(
@@ -214,7 +215,7 @@ const KNOWN: &[KnownProperty] = &[
     ),
     KnownProperty("transaction.metadata.factory", &[], WithoutEffect),
     KnownProperty("unavailable.value.placeholder", &[], WithoutEffect),
-    // Values.
+    // Conversion of values.
     KnownProperty("time.precision.mode", &["adaptive"], TYPES),
     KnownProperty("decimal.handling.mode", &["precise"], TYPES),
     KnownProperty("hstore.handling.mode", &["json"], TYPES),
@@ -234,7 +235,7 @@ const KNOWN: &[KnownProperty] = &[
     KnownProperty("field.name.adjustment.mode", &["none"], TYPES),
     KnownProperty("column.propagate.source.type", &[""], TYPES),
     KnownProperty("datatype.propagate.source.type", &[""], TYPES),
-    // Failures.
+    // Handling of failures.
     KnownProperty("event.processing.failure.handling.mode", &["fail"], SKIPS),
     KnownProperty(
         "event.converting.failure.handling.mode",
@@ -262,7 +263,7 @@ const KNOWN: &[KnownProperty] = &[
         "notification.enabled.channels",
         &[""],
         Different(
-            "has no equivalent: the state of a pipeline is in its metrics, /status and walpost status",
+            "has no equivalent: the state of a pipeline is available in its metrics, in /status and from walpost status",
         ),
     ),
     KnownProperty("notification.*", &[], WithoutEffect),
@@ -277,7 +278,7 @@ const KNOWN: &[KnownProperty] = &[
     ),
     KnownProperty("topic.heartbeat.prefix", &[], WithoutEffect),
     KnownProperty("topic.heartbeat.name", &[], WithoutEffect),
-    // Topic names, which the router replaces.
+    // Topic names, which don't matter because the router replaces them.
     KnownProperty("topic.naming.strategy", &[], WithoutEffect),
     KnownProperty("topic.delimiter", &[], WithoutEffect),
     KnownProperty("topic.cache.size", &[], WithoutEffect),
@@ -321,14 +322,14 @@ const KNOWN: &[KnownProperty] = &[
     KnownProperty(
         "debezium.sink.*",
         &[],
-        Unsupported("belongs to a sink that Walpost does not have"),
+        Unsupported("belongs to a sink that Walpost does not support"),
     ),
     KnownProperty("debezium.api.*", &[], WithoutEffect),
     KnownProperty("quarkus.*", &[], WithoutEffect),
 ];
 
-/// The properties that correspond to lines of walpost.toml, for suggestions if a name is
-/// misspelled.
+/// Properties that correspond to lines of walpost.toml. If the name of an unknown property
+/// resembles one of these, it is suggested as the correct name.
 const CONVERTED_PROPERTIES: &[&str] = &[
     "connector.class",
     "name",
@@ -368,7 +369,8 @@ const CONVERTED_PROPERTIES: &[&str] = &[
     "debezium.sink.type",
 ];
 
-/// Names of earlier versions and common mistakes, with the intended names.
+/// Names that users commonly write by mistake, and names from earlier versions, each with the
+/// correct name.
 pub(super) const OBSOLETE: &[(&str, &str)] = &[
     ("table.whitelist", "table.include.list"),
     ("table.blacklist", "table.exclude.list"),
@@ -398,8 +400,8 @@ pub(super) const OBSOLETE: &[(&str, &str)] = &[
     ("bootstrap.servers", "producer.override.bootstrap.servers"),
 ];
 
-/// Current and former names of properties. If the current name is not set, the value of the former
-/// name is imported.
+/// Current and former names of properties. A property that is set under its former name is imported
+/// unless it is also set under the current one.
 pub(super) const FORMER_NAMES: &[(&str, &str)] = &[
     ("table.include.list", "table.whitelist"),
     ("schema.include.list", "schema.whitelist"),
@@ -432,7 +434,8 @@ pub(super) fn report_remaining(source: &mut Source, report: &mut Report) {
     }
 }
 
-/// Returns the members of the given list properties. The members are prefixes of other properties.
+/// Returns the members of the given list properties. The members are prefixes of other properties'
+/// names.
 fn list_members(source: &Source, lists: &[&str]) -> Vec<String> {
     let lists = source
         .unrequested()
@@ -466,7 +469,8 @@ fn report_property(
     }
 }
 
-/// Removes the secret from a name: `column.mask.hash.SHA-256.with.salt.SECRET`.
+/// Removes the salt from a property name such as `column.mask.hash.SHA-256.with.salt.SECRET`,
+/// because it is secret.
 fn without_secret(written: &str) -> String {
     match written.split_once(".with.salt.") {
         Some((name, _)) => format!("{name}.with.salt..."),
@@ -474,7 +478,7 @@ fn without_secret(written: &str) -> String {
     }
 }
 
-/// Describes an unknown property, and suggests a known name if one is similar.
+/// Returns the message for an unknown property. Suggests a similar known name if there is one.
 fn unknown_message(name: &str) -> String {
     if let Some((_, meant)) = OBSOLETE.iter().find(|(obsolete, _)| *obsolete == name) {
         return format!(
@@ -520,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_all_properties_without_effect_in_one_finding() {
+    fn lists_ineffective_properties_in_a_single_finding() {
         let found = findings(&[
             ("tasks.max", "1"),
             ("poll.interval.ms", "10"),
@@ -537,7 +541,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_values_that_have_an_effect() {
+    fn reports_normally_ignored_properties_whose_value_changes_behavior() {
         for (name, value, group) in [
             ("errors.tolerance", "all", Group::Different),
             ("read.only", "true", Group::Unsupported),
@@ -597,7 +601,7 @@ mod tests {
     }
 
     #[test]
-    fn omits_the_salt_from_property_names() {
+    fn findings_omit_the_salt_in_column_mask_property_names() {
         let found = findings(&[("column.mask.hash.SHA-256.with.salt.hunter2", "a")]);
         assert!(!format!("{found:?}").contains("hunter2"), "{found:?}");
     }

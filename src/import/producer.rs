@@ -1,4 +1,4 @@
-//! Translates properties of the Java producer to those of librdkafka.
+//! Translates the Java producer's properties to librdkafka properties.
 
 use super::document::{Section, text};
 use super::jaas::option;
@@ -8,7 +8,7 @@ use super::report::Report;
 use super::source::{Source, Taken};
 use super::tokens;
 
-/// How a property is handled.
+/// How to handle a property of the Java producer.
 #[derive(Clone, Copy)]
 enum Rule {
     /// librdkafka supports the property under this name.
@@ -24,14 +24,16 @@ const WAITING_RULE: Rule = Different(
 );
 const CODE_RULE: Rule = Unsupported("is a Java class, which Walpost can't load");
 const TOKEN_RULE: Rule = Unsupported(
-    "configures a login with tokens through Java classes. Instead, set kafka_token_command to a program that prints a token, or \
-     \"sasl.oauthbearer.method\" = \"oidc\" in [kafka] to fetch tokens from a token endpoint: see docs/managed.md",
+    "configures token authentication through Java classes. Instead, set kafka_token_command to a program that prints a \
+     token, or \"sasl.oauthbearer.method\" = \"oidc\" in [kafka] to fetch tokens from a token endpoint: see \
+     docs/managed.md",
 );
 const KERBEROS_RULE: Rule = Unsupported(
-    "configures a login with Kerberos, which Walpost does not support: use a listener with SCRAM, tokens or certificates",
+    "configures Kerberos authentication, which Walpost does not support: use a listener that accepts SCRAM, tokens or \
+     certificates",
 );
 
-/// The rules by name. A `*` at the end matches any suffix.
+/// Rules by property name. A `*` at the end of a name matches any suffix.
 const RULES: &[(&str, Rule)] = &[
     ("sasl.mechanism", Renamed("sasl.mechanisms")),
     ("max.request.size", Renamed("message.max.bytes")),
@@ -64,7 +66,7 @@ const RULES: &[(&str, Rule)] = &[
     (
         "ssl.cipher.suites",
         Unsupported(
-            "contains Java's names of cipher suites: write OpenSSL's names into [kafka], or omit this property",
+            "contains Java cipher suite names: use OpenSSL's names in [kafka], or omit this property",
         ),
     ),
     ("retries", WAITING_RULE),
@@ -72,7 +74,8 @@ const RULES: &[(&str, Rule)] = &[
     (
         "buffer.memory",
         Different(
-            "has no equivalent: window_bytes limits the records that were read but not yet acknowledged, by default to 8MiB",
+            "has no equivalent: window_bytes limits the size of the records that were read but not yet acknowledged \
+             (8MiB by default)",
         ),
     ),
     ("partitioner.class", CODE_RULE),
@@ -87,12 +90,14 @@ const RULES: &[(&str, Rule)] = &[
     (
         "partitioner.ignore.keys",
         Unsupported(
-            "makes Debezium choose partitions without the key. Walpost always sends the same key to the same partition",
+            "makes Debezium ignore the key when it chooses a partition. Walpost always sends the same key to the same \
+             partition",
         ),
     ),
 ];
 
-/// Properties that Java and librdkafka have in common, followed by those with special handling.
+/// Properties that have the same name and meaning in librdkafka. [`HANDLED_SEPARATELY`] lists
+/// properties that need special handling.
 const SAME_IN_LIBRDKAFKA: &[&str] = &[
     "bootstrap.servers",
     "client.id",
@@ -157,7 +162,8 @@ pub(super) fn read(source: &mut Source, kafka: &mut Section, report: &mut Report
         let property = format!("producer.{name}");
         match source.take_property(&property, report) {
             Some(taken) => apply_rule(&name, &taken, kafka, report),
-            // The value is a reference, and `take_property` has reported it.
+            // The property is set, but its value is a reference, which `take_property` has
+            // reported.
             None if source.raw(&property).is_none() => break,
             None => {}
         }
@@ -172,17 +178,17 @@ fn brokers(source: &mut Source, kafka: &mut Section, report: &mut Report) {
         set(kafka, NAME, taken.value.trim(), &taken, report);
     }
     if !kafka.contains(NAME) {
-        let message = "is not in this file: the worker file of Kafka Connect contains the brokers. Pass the worker file with \
-         --worker, or write the brokers into walpost.toml";
+        let message = "is not in this file: the Kafka Connect worker's file contains the brokers. Pass the worker's \
+         file with --worker, or set the brokers in walpost.toml";
         report.task(NAME, message);
-        let comment = "CHANGE THIS: write the brokers here, and the settings for authentication and TLS below \
+        let comment = "CHANGE THIS: set the brokers here, and configure authentication and TLS below \
          (docs/configuration.md, \"Kafka\")";
         kafka.set(NAME, text(NO_BROKER), comment);
     }
 }
 
-/// Reports properties that have a fixed value in Walpost, because the order and durability of
-/// records depend on them.
+/// Reports properties that can't be changed in Walpost, because the order and durability of records
+/// depend on them.
 fn fixed_properties(source: &mut Source, report: &mut Report) {
     for (name, harmless, message) in [
         (
@@ -198,7 +204,7 @@ fn fixed_properties(source: &mut Source, report: &mut Report) {
         (
             "max.in.flight.requests.per.connection",
             &["1"],
-            "has no equivalent: Walpost has one request in flight per broker, and five with delivery = \"exactly-once\"",
+            "has no equivalent: Walpost allows one request in flight per broker, or five with delivery = \"exactly-once\"",
         ),
         (
             "transactional.id",
@@ -213,7 +219,7 @@ fn fixed_properties(source: &mut Source, report: &mut Report) {
             }
         }
     }
-    // Walpost's default is the same as the Java producer's default partitioner.
+    // Walpost's default partitioner is equivalent to the Java producer's.
     let is_default = |taken: &Taken| {
         let name = taken.value.rsplit('.').next().unwrap_or_default();
         ["", "DefaultPartitioner", "null"].contains(&name)
@@ -244,7 +250,7 @@ fn jaas(source: &mut Source, kafka: &mut Section, report: &mut Report) {
         .iter()
         .any(|known| module.ends_with(known))
     {
-        let message = "configures a login through a Java class other than PlainLoginModule and ScramLoginModule: \
+        let message = "configures authentication through a Java class other than PlainLoginModule and ScramLoginModule: \
          docs/configuration.md and librdkafka's CONFIGURATION.md list the mechanisms and their properties";
         return report.unsupported(&taken.written, message);
     }
@@ -252,16 +258,18 @@ fn jaas(source: &mut Source, kafka: &mut Section, report: &mut Report) {
         Some(user) => set(kafka, "sasl.username", &user, &taken, report),
         None => report.unsupported(
             &taken.written,
-            "contains no username: write sasl.username into [kafka]",
+            "contains no username: set sasl.username in [kafka]",
         ),
     }
-    let message = "contains a password, which is not written here: set it in WALPOST_KAFKA_SASL_PASSWORD, or as \"sasl.password\" \
-     in [kafka] with mode 0600";
+    let message = "contains a password, which was not copied: set it in WALPOST_KAFKA_SASL_PASSWORD, or as \
+     \"sasl.password\" in [kafka] with mode 0600";
     report.task(&taken.written, message);
-    kafka.add_comment("sasl.password is in the environment: WALPOST_KAFKA_SASL_PASSWORD");
+    kafka.add_comment(
+        "sasl.password comes from the environment variable WALPOST_KAFKA_SASL_PASSWORD",
+    );
 }
 
-/// Translates the trust store.
+/// Translates the trust store to a file of CA certificates.
 fn authorities(source: &mut Source, kafka: &mut Section, report: &mut Report) {
     const PEM: &str = "/etc/walpost/kafka-ca.pem";
     let kind = source.take_property("producer.ssl.truststore.type", report);
@@ -289,7 +297,7 @@ fn authorities(source: &mut Source, kafka: &mut Section, report: &mut Report) {
     set(kafka, "ssl.ca.location", PEM, &taken, report);
 }
 
-/// Translates the client certificate.
+/// Translates the key store, which contains the client certificate.
 fn certificate(source: &mut Source, kafka: &mut Section, report: &mut Report) {
     const PKCS12: &str = "/etc/walpost/kafka.p12";
     let kind = source.take_property("producer.ssl.keystore.type", report);
@@ -302,7 +310,7 @@ fn certificate(source: &mut Source, kafka: &mut Section, report: &mut Report) {
         set(kafka, "ssl.certificate.pem", &taken.value, &taken, report);
     }
     if let Some(taken) = source.raw("producer.ssl.keystore.key") {
-        let message = "is a private key, which is not written here: put it into a file with mode 0600, and set \
+        let message = "is a private key, which was not copied: put it into a file with mode 0600, and set \
          \"ssl.key.location\" in [kafka] to that file";
         report.task(&taken.written, message);
     }
@@ -312,9 +320,8 @@ fn certificate(source: &mut Source, kafka: &mut Section, report: &mut Report) {
     ] {
         if let Some(taken) = source.raw(&format!("producer.{name}")) {
             let variable = property.to_uppercase().replace('.', "_");
-            let message = format!(
-                "is a secret, which is not written here: set it in WALPOST_KAFKA_{variable}"
-            );
+            let message =
+                format!("is a secret, which was not copied: set it in WALPOST_KAFKA_{variable}");
             report.task(&taken.written, message);
         }
     }
@@ -343,7 +350,7 @@ fn certificate(source: &mut Source, kafka: &mut Section, report: &mut Report) {
     }
 }
 
-/// Handles a property according to [`RULES`].
+/// Handles a property as specified in [`RULES`].
 fn apply_rule(name: &str, taken: &Taken, kafka: &mut Section, report: &mut Report) {
     let matches = |known: &str| match known.strip_suffix('*') {
         Some(prefix) => name.starts_with(prefix),

@@ -1,14 +1,14 @@
-//! Writes properties of librdkafka.
+//! Writes librdkafka properties to walpost.toml.
 
 use super::document::{Section, text};
 use super::report::Report;
 use super::source::Taken;
 use crate::kafka::properties::{Properties, check};
 
-/// The placeholder for brokers. Its host name never resolves (RFC 2606).
+/// Placeholder for the list of brokers. Its host name never resolves (RFC 2606).
 pub(super) const NO_BROKER: &str = "change-me.invalid:9092";
 
-/// Writes a property if librdkafka accepts it, or reports why it does not.
+/// Writes a property if librdkafka accepts it. Otherwise, reports the reason.
 pub(super) fn set(
     kafka: &mut Section,
     name: &str,
@@ -23,9 +23,9 @@ pub(super) fn set(
     let properties: Properties = properties
         .map(|(name, value)| (name.to_owned(), value.to_owned()))
         .into();
-    // librdkafka would truncate a value at a NUL character.
+    // Reject NUL characters, at which librdkafka would truncate the value.
     let checked = match value.contains('\0') {
-        true => Err("it contains a NUL character".to_owned()),
+        true => Err("The value contains a NUL character".to_owned()),
         false => check(&properties).map_err(|error| error.to_string()),
     };
     match checked {

@@ -1,6 +1,6 @@
-//! The report for the user who migrates, which lists how each property was handled.
+//! The report for the user, which lists how each property was handled.
 
-/// The group of findings that a finding belongs to.
+/// The heading under which a finding is reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Group {
     Carried,
@@ -10,7 +10,7 @@ pub(crate) enum Group {
 }
 
 impl Group {
-    /// All groups, in the order of the output.
+    /// All groups, in the order in which they are printed.
     pub(crate) const ALL: [Self; 4] = [
         Self::Carried,
         Self::Different,
@@ -33,9 +33,9 @@ impl Group {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Finding {
     pub(crate) group: Group,
-    /// The name of the property as written in the file, or another subject.
+    /// The subject of a sentence: usually the property's name as written in the file.
     pub(crate) property: String,
-    /// The rest of a sentence that begins with the property, such as `is not a port`.
+    /// The rest of the sentence that starts with `property`, such as `is not a port`.
     pub(crate) message: String,
     /// Whether the user must act before using the configuration.
     pub(crate) needs_action: bool,
@@ -74,7 +74,7 @@ impl Report {
         self.add(Group::Different, property, message, false);
     }
 
-    /// Like [`different`](Self::different), but the user has to act.
+    /// Like [`different`](Self::different), but requires action by the user.
     pub(super) fn task(&mut self, property: &str, message: impl Into<String>) {
         self.add(Group::Different, property, message, true);
     }
@@ -87,8 +87,8 @@ impl Report {
         self.add(Group::Unknown, property, message, true);
     }
 
-    /// Reports a property that Walpost does not need: neither consumers nor operators would notice
-    /// that it is missing.
+    /// Reports a property that has no counterpart in Walpost, but whose absence neither consumers
+    /// nor operators will notice.
     pub(super) fn without_effect(&mut self, property: &str) {
         self.without_effect.push(property.to_owned());
     }

@@ -1,4 +1,5 @@
-//! Translates the properties of the outbox event router to settings for records.
+//! Translates the outbox event router's properties to settings that determine the contents of
+//! records.
 
 use super::chain::Chain;
 use super::converters::{Format, Formats};
@@ -34,7 +35,8 @@ const KEYS: &[&str] = &[
     "tracing.with.context.field.only",
 ];
 
-/// Common mistakes and names from earlier versions, with the intended names.
+/// Property names that users commonly write by mistake, and names from earlier versions, each with
+/// the correct name.
 const OBSOLETE: &[(&str, &str)] = &[
     ("debezium.expand.json.payload", "table.expand.json.payload"),
     ("expand.json.payload", "table.expand.json.payload"),
@@ -67,9 +69,9 @@ struct Router<'s> {
     report: &'s mut Report,
 }
 
-/// A property or its default.
+/// A property's value, or its default if the property is not set.
 struct Given {
-    /// The origin of the value, for comments.
+    /// The origin of the value, to be named in a comment.
     from: String,
     value: String,
     taken: Option<Taken>,
@@ -81,7 +83,7 @@ impl Router<'_> {
             .take_property(&format!("{}{name}", self.prefix), self.report)
     }
 
-    /// Returns the property unless its value is empty.
+    /// Returns the property, or `None` if it is not set or its value is empty.
     fn named(&mut self, name: &str) -> Option<Taken> {
         self.take_property(name)
             .filter(|taken| !taken.value.trim().is_empty())
@@ -103,8 +105,8 @@ impl Router<'_> {
         }
     }
 
-    /// Like [`given`](Self::given), for a property that contains a regular expression or refers to
-    /// its groups.
+    /// Like [`given`](Self::given), but for a property that contains a regular expression or refers
+    /// to its groups.
     fn given_regex(&mut self, name: &str, default: &str) -> Given {
         let taken = self.source.raw(&format!("{}{name}", self.prefix));
         let kind = self.source.kind;
@@ -132,8 +134,8 @@ impl Router<'_> {
         }
     }
 
-    /// Returns a template that consists only of the column, or reports that the column's name can't
-    /// be used in a template.
+    /// Returns a template that consists solely of the column. Reports a column whose name can't be
+    /// used in a template.
     fn column(&mut self, given: &Given) -> Option<String> {
         let template = column(&given.value);
         if template.is_none() {
@@ -144,14 +146,14 @@ impl Router<'_> {
     }
 }
 
-/// Returns a template that consists only of the named column.
+/// Returns a template that consists solely of the named column.
 fn column(name: &str) -> Option<String> {
     let text = format!("{{{name}}}");
     let template: Template = text.parse().ok()?;
     matches!(template.parts(), [template::Part::Column(column)] if column == name).then_some(text)
 }
 
-/// Writes the settings for records.
+/// Writes the settings that determine the contents of records.
 pub(super) fn read(
     chain: &Chain,
     source: &mut Source,
@@ -198,14 +200,14 @@ pub(super) fn read(
     router.unknown();
 }
 
-/// The result of placing additional columns.
+/// The result of [`Router::place_columns`].
 struct Placed {
     has_envelope: bool,
 }
 
 impl Router<'_> {
-    /// Writes the topic as a template if the topic consists of the routed value and constant text,
-    /// or as a route otherwise.
+    /// Writes the `topic` template if the topic consists of the routed value and constant text.
+    /// Otherwise, writes a `route`.
     fn route(&mut self, section: &mut Section) {
         let by = self.given("route.by.field", "aggregatetype");
         let regex = self.given_regex("route.topic.regex", "(?<routedByValue>.*)");
@@ -216,7 +218,7 @@ impl Router<'_> {
             Ok(pattern) => pattern,
             Err(reason) => {
                 let message = format!(
-                    "can't be converted: {reason}. Until you write topic or route, all events go to the default topic"
+                    "can't be converted: {reason}. Until you set topic or route, all events go to the default topic"
                 );
                 self.report.unsupported(&regex.from, message);
                 return self.default_topic(&by, section);
@@ -228,10 +230,10 @@ impl Router<'_> {
                 let is_reference = reference(self.source.kind, &replacement.value).is_some();
                 let message = match is_reference {
                     true => {
-                        "refers to a value that Walpost can't look up: write the topic into topic"
+                        "refers to a value that Walpost can't look up: set topic to the actual topic"
                             .to_owned()
                     }
-                    false => format!("is not valid in Java either: {reason}. Write topic or route"),
+                    false => format!("is not valid in Java either: {reason}. Set topic or route"),
                 };
                 self.report.unsupported(&replacement.from, message);
                 return self.default_topic(&by, section);
@@ -264,7 +266,7 @@ impl Router<'_> {
         );
     }
 
-    /// Writes headers, the envelope and the partition.
+    /// Writes the settings for headers, the envelope and the partition.
     fn place_columns(&mut self, section: &mut Section, formats: Formats) -> Placed {
         let id = self.given("table.field.event.id", "id");
         let placement = self.take_property("table.fields.additional.placement");
@@ -310,7 +312,8 @@ impl Router<'_> {
                 }
                 _ => {
                     let message = format!(
-                        "contains {placed:?}; expected a column and header, envelope or partition"
+                        "contains {placed:?}; expected COLUMN:PLACEMENT or COLUMN:PLACEMENT:ALIAS, where the placement is header, envelope \
+                         or partition"
                     );
                     self.report.unsupported(&written, message);
                 }
@@ -322,7 +325,8 @@ impl Router<'_> {
                 .carried(&placement.written, "headers, envelope, partition");
         }
         let has_more = headers.len() > 1;
-        // A table does not preserve the order of headers, but sorts them by name.
+        // Write a TOML table only if the headers are sorted by name, because the order of the
+        // table's keys is not preserved.
         let value =
             match headers.is_sorted() && headers.windows(2).all(|pair| pair[0].0 != pair[1].0) {
                 true => {
@@ -350,10 +354,10 @@ impl Router<'_> {
         section.set(
             "headers_column",
             text(""),
-            "Debezium has no column with headers",
+            "Debezium does not read headers from a column",
         );
         if !has_more {
-            let message = "is a header. If the table has columns traceparent and tracestate, they become headers too";
+            let message = "becomes a header. If the table has columns traceparent and tracestate, they become headers too";
             self.report.different("table.field.event.id", message);
         }
         let placement = placement.map(|taken| taken.written).unwrap_or_default();
@@ -370,7 +374,8 @@ impl Router<'_> {
                 placement,
             );
         } else if !envelope.is_empty() {
-            let message = "places columns in the envelope, but a converter for bytes can't write an object: no envelope is written";
+            let message = "places columns in the envelope, but a bytes converter can't write an object, so no envelope \
+                 is written";
             self.report.unsupported(&placement, message);
         }
         if let Some((column, from)) = partition {
@@ -436,8 +441,8 @@ impl Router<'_> {
             return self.report.without_effect(&expand.written);
         }
         if is_bytes {
-            let message = "turns the payload into an object, but a converter for bytes can't write one: the payload is delivered \
-             unchanged";
+            let message = "turns the payload into an object, but a bytes converter can't write one, so the payload is \
+             delivered unchanged";
             return self.report.unsupported(&expand.written, message);
         }
         section.set("expand_payload", "true".to_owned(), expand.written.clone());
@@ -469,14 +474,16 @@ impl Router<'_> {
             if let Some(given) = &given {
                 self.report.without_effect(&given.written);
             }
-            // With JsonConverter, Debezium writes `null`, and so does Walpost with the JSON formats.
+            // With JsonConverter, Debezium writes `null`. Walpost's JSON formats do the same by
+            // default.
             if !formats.value.is_json() {
                 let from = format!("the default of {NAME}, with this converter");
                 section.set("null_payload", text("tombstone"), from);
             }
         }
         if formats.null_default {
-            let from = "Debezium delivers NULL in a column with a DEFAULT as that default. To deliver NULL, set this to false";
+            let from = "If a column has a DEFAULT, Debezium delivers that value instead of NULL. To deliver NULL, set \
+                 this to false";
             section.set("null_default", "true".to_owned(), from);
         }
     }
@@ -492,7 +499,7 @@ impl Router<'_> {
             }
         }
         if let Some(taken) = self.take_property("table.field.event.schema.version") {
-            // Only the schema of an envelope contains this version.
+            // Debezium writes this version only into the schema of an envelope.
             match has_envelope && formats.value == Format::JsonSchema {
                 true => {
                     let message = "writes the column into the schema of each value as its version. The schema that Walpost writes \
@@ -505,9 +512,9 @@ impl Router<'_> {
         if let Some(taken) = self.take_property("table.field.additional.missing") {
             match taken.is("ignore") {
                 true => {
-                    let message = "makes Debezium ignore columns that the table does not have. Walpost does not start if a \
-                     configured column is missing: remove such columns from headers, envelope and partition; walpost check \
-                     names them";
+                    let message = "makes Debezium ignore columns that the table does not have. Walpost does not start \
+                     if a configured column is missing: remove such columns from headers, envelope and partition; \
+                     walpost check lists them";
                     self.report.different(&taken.written, message);
                 }
                 false => self.report.without_effect(&taken.written),
@@ -547,7 +554,8 @@ impl Router<'_> {
     }
 }
 
-/// Returns whether the regular expression matches every valid topic name as a single group.
+/// Returns `true` if the regular expression matches every valid topic name and captures the whole
+/// name in a single group.
 fn matches_all(java: &str) -> bool {
     let inner = java.strip_prefix('^').unwrap_or(java);
     let inner = inner.strip_suffix('$').unwrap_or(inner);
@@ -563,7 +571,8 @@ fn matches_all(java: &str) -> bool {
     named.map_or(group, |(_, rest)| rest) == ".*"
 }
 
-/// Returns a template in which each group is replaced by the routed value.
+/// Returns a topic template in which each group is replaced by the column that contains the routed
+/// value.
 fn topic_template(parts: &[Part], by: &str) -> Option<String> {
     let column = column(by)?;
     let parts = parts.iter().map(|part| match part {
@@ -571,7 +580,7 @@ fn topic_template(parts: &[Part], by: &str) -> Option<String> {
         Part::Group(_) => column.clone(),
     });
     let text: String = parts.collect();
-    // Configuration files are rejected if the template can't result in a valid topic.
+    // Walpost rejects configuration files in which the template can't result in a valid topic.
     let template: Template = text.parse().ok()?;
     let is_accepted = template.constant().is_none_or(is_topic_name);
     (is_accepted && template.invalid_topic_char().is_none()).then_some(text)

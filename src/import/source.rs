@@ -1,5 +1,5 @@
-//! Reads the file to import in any of the supported formats, and provides its properties under the
-//! names that Kafka Connect uses.
+//! Reads the file to import, in any supported format, and provides its properties under the names
+//! that Kafka Connect uses.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use super::report::Report;
 use crate::outbox::properties;
 
-/// An error for text that can't be imported.
+/// The reason a file can't be imported.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ImportError {
     #[error(
@@ -37,12 +37,12 @@ pub(crate) enum ImportError {
     )]
     Bundle { found: usize, path: String },
     #[error(
-        "it is YAML, like a KafkaConnector of Strimzi; expected JSON. Get the JSON with kubectl get kafkaconnector NAME -o \
+        "it is YAML, like a Strimzi KafkaConnector; expected JSON. Get the JSON with kubectl get kafkaconnector NAME -o \
          json, or from Kafka Connect: curl http://localhost:8083/connectors/NAME"
     )]
     Yaml,
     #[error(
-        "the worker's file is YAML, like a KafkaConnect of Strimzi; expected a properties file with lines NAME=VALUE"
+        "the worker's file is YAML, like a Strimzi KafkaConnect; expected a properties file with lines NAME=VALUE"
     )]
     YamlWorker,
     #[error(
@@ -54,8 +54,8 @@ pub(crate) enum ImportError {
     )]
     OtherSink(String),
     #[error(
-        "no transform is io.debezium.transforms.outbox.EventRouter. Walpost delivers the inserts of an outbox table as events \
-         and is not a general tool for change data capture: keep Debezium for the changes of other tables"
+        "none of the transforms is io.debezium.transforms.outbox.EventRouter. Walpost delivers the inserts of an outbox \
+         table as events and is not a general tool for change data capture: keep Debezium for changes to other tables"
     )]
     NoRouter,
 }
@@ -95,20 +95,20 @@ impl Taken {
     }
 }
 
-/// The properties of the file, and whether each has been requested.
+/// The file's properties, and whether each has been requested.
 #[derive(Debug)]
 pub(super) struct Source {
     pub(super) kind: Kind,
-    /// The name of the connector.
+    /// The connector's name.
     pub(super) name: Option<String>,
     properties: BTreeMap<String, Property>,
 }
 
 impl Source {
-    /// Reads the properties from JSON or a properties file.
+    /// Reads the properties from the contents of a JSON or properties file.
     ///
     /// # Errors
-    /// Returns an error if the text has a different format.
+    /// Returns an error if the text is in neither format.
     pub(super) fn read(text: &str, report: &mut Report) -> Result<Self, ImportError> {
         let text = text.strip_prefix('\u{feff}').unwrap_or(text).trim_start();
         if text.is_empty() {
@@ -116,7 +116,7 @@ impl Source {
         }
         if text.starts_with(['{', '[']) {
             let json = serde_json::from_str(text).map_err(|error| {
-                // The text of serde_json's error may quote a value.
+                // Don't include the message from serde_json, which may quote a value.
                 let (line, column) = (error.line(), error.column());
                 ImportError::Json(format!("line {line}, column {column}"))
             })?;
@@ -125,7 +125,7 @@ impl Source {
         from_properties(text, report)
     }
 
-    /// Adds the worker's properties that apply if the connector does not set them.
+    /// Adds the worker's properties that serve as defaults for the connector.
     ///
     /// # Errors
     /// Returns an error if the text is not a properties file.
@@ -145,7 +145,7 @@ impl Source {
                 }
                 _ => continue,
             };
-            // If the connector sets a converter itself, the worker's options for that converter do
+            // If the connector specifies a converter, the worker's options for that converter do
             // not apply.
             let converter = name
                 .split(".converter")
@@ -173,7 +173,7 @@ impl Source {
         self.properties.insert(name, property);
     }
 
-    /// Takes the property with its value unchanged, even if the value is a reference.
+    /// Takes the property and returns its value unchanged, even if the value is a reference.
     pub(super) fn raw(&mut self, name: &str) -> Option<Taken> {
         let property = self.properties.get_mut(name)?;
         property.is_taken = true;
@@ -183,14 +183,14 @@ impl Source {
         })
     }
 
-    /// Takes the property. If its value contains a reference, reports that the user has to look up
-    /// the value, and returns `None`.
+    /// Takes the property. If its value contains a reference, returns `None` and reports that the
+    /// user has to fill in the value.
     pub(super) fn take_property(&mut self, name: &str, report: &mut Report) -> Option<Taken> {
         let kind = self.kind;
         let mut taken = self.raw(name)?;
         if let Some(reference) = reference(kind, &taken.value) {
             let message = format!(
-                "is {reference}, which Walpost can't look up: write the value itself into walpost.toml"
+                "is {reference}, which Walpost can't look up: specify the value itself in walpost.toml"
             );
             report.unsupported(&taken.written, message);
             return None;
@@ -199,7 +199,8 @@ impl Source {
         Some(taken)
     }
 
-    /// Returns the first name with this prefix that has not been requested, without the prefix.
+    /// Finds the first property that has this prefix and has not been requested. Returns its name
+    /// without the prefix.
     pub(super) fn next_with_prefix(&self, prefix: &str) -> Option<String> {
         let mut found = self.properties.range(prefix.to_owned()..);
         let name = found
@@ -236,7 +237,7 @@ impl Source {
     }
 }
 
-/// The prefix of a worker's properties in messages.
+/// Prefix for the names of the worker's properties in messages.
 const WORKER: &str = "the worker's ";
 
 fn belongs_to(name: &str, converter: &str) -> bool {
@@ -248,10 +249,10 @@ fn parse(text: &str) -> Result<Vec<(String, String)>, ImportError> {
     properties::parse(text).map_err(|error| ImportError::Escape(error.line))
 }
 
-/// If the value contains a reference to a config provider of Kafka Connect, or to a property or
-/// environment variable of Quarkus, describes the reference. The description contains nothing of
-/// the value except the name of a property or variable, because a default may be a secret, and text
-/// that looks like the key of another provider may be part of a password.
+/// If the value contains a reference to a Kafka Connect config provider, or to a Quarkus property
+/// or environment variable, returns a description of the reference. The description quotes no part
+/// of the value except the name of a property or variable: a default may be a secret, and text that
+/// looks like the key of another provider may be part of a password.
 pub(super) fn reference(kind: Kind, value: &str) -> Option<String> {
     let mut rest = value;
     let mut before = None;
@@ -294,7 +295,7 @@ pub(super) fn reference(kind: Kind, value: &str) -> Option<String> {
     None
 }
 
-/// Replaces Quarkus' escapes `$${` and `\${` by `${`.
+/// Replaces the Quarkus escape sequences `$${` and `\${` with `${`.
 pub(super) fn unescaped(kind: Kind, value: &str) -> String {
     match kind {
         Kind::Connect => value.to_owned(),
@@ -329,7 +330,7 @@ fn from_json(json: Value) -> Result<Source, ImportError> {
         }
         _ => {}
     }
-    // A KafkaConnector of Strimzi as JSON.
+    // Strimzi's KafkaConnector resource in JSON.
     if let Some(Value::Object(spec)) = map.get("spec")
         && let Some(Value::Object(config)) = spec.get("config")
     {
@@ -343,7 +344,7 @@ fn from_json(json: Value) -> Result<Source, ImportError> {
             .and_then(Value::as_str);
         return from_config(&config, name.map(str::to_owned));
     }
-    // GET /connectors?expand=info
+    // The response to GET /connectors?expand=info.
     let is_expanded = |value: &Value| value.get("info").is_some_and(Value::is_object);
     if !map.is_empty() && map.values().all(is_expanded) {
         let (found, path) = (map.len(), "to_entries[0].value.info".to_owned());
@@ -376,8 +377,8 @@ fn from_config(config: &Map<String, Value>, name: Option<String>) -> Result<Sour
     Ok(source)
 }
 
-/// Renames overrides of producer properties to the names that are also used for the producer
-/// properties of Debezium Server and of a worker.
+/// Renames producer overrides, so that they have the same names as the producer properties of
+/// Debezium Server and of a worker.
 fn connect_name(written: &str) -> String {
     match written.strip_prefix("producer.override.") {
         Some(name) => format!("producer.{name}"),
@@ -385,9 +386,9 @@ fn connect_name(written: &str) -> String {
     }
 }
 
-/// Returns whether the text is a KafkaConnector or KafkaConnect of Strimzi in YAML, or a part of
-/// one. A properties file may also contain a colon after a name, so YAML could be parsed as
-/// properties, but its values would keep their quotes.
+/// Returns whether the text is Strimzi's KafkaConnector or KafkaConnect resource in YAML, or part
+/// of one. Without this check, YAML could be parsed as a properties file, because in that format, a
+/// colon may follow a property's name. Quotes would then become part of the values.
 fn is_yaml(text: &str) -> bool {
     const KEYS: [&str; 6] = ["apiVersion", "kind", "metadata", "spec", "config", "class"];
     text.lines().map(str::trim).any(|line| {
@@ -424,14 +425,14 @@ fn from_properties(text: &str, report: &mut Report) -> Result<Source, ImportErro
         return Ok(source);
     }
     source.kind = Kind::Server;
-    // Values with a profile take precedence over values without one, regardless of their order.
+    // Properties with a profile take precedence over those without one, regardless of their order.
     let (profiles, plain): (Vec<_>, Vec<_>) =
         all.into_iter().partition(|(name, _)| name.starts_with('%'));
     for (written, value) in plain.into_iter().chain(profiles) {
         let (profile, name) = without_profile(&written);
         if profile.is_some_and(|profile| profile.split(',').all(|one| one.trim() != "prod")) {
-            let message = "belongs to a Quarkus profile that Debezium Server uses only if it is selected (QUARKUS_PROFILE); the \
-             values of the profile prod are imported";
+            let message = "belongs to a Quarkus profile that Debezium Server uses only if that profile is selected \
+             (QUARKUS_PROFILE); the values of the profile prod are imported";
             report.different(&written, message);
             continue;
         }
@@ -451,7 +452,7 @@ fn from_properties(text: &str, report: &mut Report) -> Result<Source, ImportErro
     Ok(source)
 }
 
-/// Splits `%prod.name` and `%{dev,prod}.name` into profile and name.
+/// Splits `%prod.name` or `%{dev,prod}.name` into the profile and the name.
 fn without_profile(written: &str) -> (Option<&str>, &str) {
     let Some(rest) = written.strip_prefix('%') else {
         return (None, written);
@@ -462,8 +463,8 @@ fn without_profile(written: &str) -> (Option<&str>, &str) {
     }
 }
 
-/// Returns the names under which Debezium Server passes a property to its connector, converters and
-/// producer.
+/// Returns the names under which Debezium Server passes a property on to its connector, converters
+/// or producer.
 fn server_names(name: &str) -> Vec<String> {
     let converters = ["key", "value", "header"];
     if let Some(rest) = name.strip_prefix("debezium.format.") {
@@ -476,8 +477,7 @@ fn server_names(name: &str) -> Vec<String> {
                 _ => {}
             }
         }
-        // Converters that do not set the option themselves look up the common setting under this
-        // name.
+        // This setting applies to all converters that don't have their own.
         return vec![format!("converter.{rest}")];
     }
     for (prefix, to) in [
@@ -506,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_all_formats_of_a_connector() {
+    fn reads_connector_properties_in_every_supported_format() {
         for text in [
             r#"{"name": "shop", "config": {"connector.class": "C", "slot.name": "s", "tasks.max": 1}}"#,
             r#"{"connector.class": "C", "slot.name": "s", "name": "shop"}"#,
@@ -527,7 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn error_describes_why_text_can_not_be_imported() {
+    fn error_describes_why_text_cannot_be_imported() {
         for (text, expected) in [
             ("", "empty"),
             (" \n", "empty"),
@@ -567,7 +567,7 @@ mod tests {
     }
 
     #[test]
-    fn distinguishes_references_from_values() {
+    fn distinguishes_config_provider_references_from_literal_values() {
         let connect = |value: &str| reference(Kind::Connect, value);
         for value in [
             "${file:/run/secrets:password}",
@@ -590,7 +590,7 @@ mod tests {
     }
 
     #[test]
-    fn describes_references_without_their_defaults() {
+    fn omits_default_values_when_describing_references() {
         for value in [
             "${DB_PASSWORD:hunter2}",
             "x ${KAFKA_PW:${OTHER:hunter2}}",

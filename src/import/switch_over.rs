@@ -1,11 +1,11 @@
-//! Writes the commands for a switch-over without a gap.
+//! Writes the commands for switching from Debezium to Walpost without missing any events.
 
 use super::connector::{Roles, encoded};
 use super::source::Kind;
 use crate::escape::shell_quoted;
 
-/// The values in the commands. The names of slots and pipelines are plain, and URLs are
-/// percent-encoded, so the role is the only value that has to be quoted for the shell.
+/// The values to insert in the commands. Only the role has to be quoted for the shell: the names of
+/// slots and pipelines contain no special characters, and URLs are percent-encoded.
 pub(super) struct SwitchOver<'i> {
     pub(super) kind: Kind,
     /// The connector's name, if it is known.
@@ -15,12 +15,12 @@ pub(super) struct SwitchOver<'i> {
     pub(super) slot: &'i str,
     /// Walpost's slots.
     pub(super) slots: &'i [String],
-    /// Whether the file contains `snapshot = "initial"`.
+    /// Whether walpost.toml contains `snapshot = "initial"`.
     pub(super) is_initial: bool,
 }
 
 impl SwitchOver<'_> {
-    /// Returns the comments. Commands are indented.
+    /// Returns the comments for the end of walpost.toml. Commands in the comments are indented.
     #[must_use]
     pub(super) fn comments(&self) -> Vec<String> {
         let administrator = &self.roles.administrator;
@@ -44,8 +44,8 @@ impl SwitchOver<'_> {
             "     walpost init --config walpost.toml --role {role} --postgres '{administrator}'"
         ));
         add(
-            "2. Wait until this command prints t: Debezium has then delivered all events that are older than Walpost's slot. In \
-             an idle database, insert an event.",
+            "2. Wait until this command prints t: Debezium has then delivered all events that are older than Walpost's \
+             slot. If the database is idle, insert an event.",
         );
         add(&format!(
             "     psql '{administrator}' -qAt -c \"SET search_path = pg_catalog\" -c \"SELECT \
@@ -53,8 +53,8 @@ impl SwitchOver<'_> {
              pg_replication_slots AS walpost WHERE debezium.slot_name = '{slot}' AND walpost.slot_name IN ({slots})\""
         ));
         add(
-            "3. Stop Debezium. Walpost will deliver the events that Debezium has delivered since step 1 again, with the same ids, \
-             so don't wait longer than necessary.",
+            "3. Stop Debezium. Walpost will deliver again, with the same ids, the events that Debezium has delivered \
+             since step 1, so don't wait longer than necessary.",
         );
         match self.kind {
             Kind::Connect => add(&format!("     curl -fsS -X PUT {rest}/stop")),

@@ -7,15 +7,15 @@ use super::report::Report;
 use super::source::{Source, Taken};
 use crate::kafka::token_endpoint::{Endpoint, METHOD};
 
-/// The placeholder for the program that the user has to specify. /bin/false exists on every system,
-/// and prints nothing.
+/// Placeholder for the program that the user has to specify. /bin/false exists on every system and
+/// prints nothing.
 const NO_PROGRAM: [&str; 2] = ["/bin/false", "change-me"];
 const URL: &str = "sasl.oauthbearer.token.endpoint.url";
 const EXTENSIONS: &str = "sasl.oauthbearer.extensions";
 const URLENCODE: &str = "sasl.oauthbearer.header.urlencode";
 const HANDLER: &str = "producer.sasl.login.callback.handler.class";
 
-/// Returns whether the JAAS configuration and its callback handler are Kafka's own.
+/// Returns whether the login module and its callback handler are Kafka's own.
 pub(super) fn uses_kafka_classes(module: &str, source: &Source) -> bool {
     module.ends_with(".oauthbearer.OAuthBearerLoginModule")
         && source.value(HANDLER).is_some_and(|class| {
@@ -72,10 +72,13 @@ pub(super) fn read(jaas: &Taken, source: &mut Source, kafka: &mut Section, repor
 
     let secret = source.raw("producer.sasl.oauthbearer.client.credentials.client.secret");
     let written = secret.map_or(jaas.written.clone(), |secret| secret.written);
-    let message = "contains the client's secret, which is not written here: set it in \
+    let message = "contains the client secret, which was not copied: set it in \
      WALPOST_KAFKA_SASL_OAUTHBEARER_CLIENT_SECRET, or as \"sasl.oauthbearer.client.secret\" in [kafka] with mode 0600";
     report.task(&written, message);
-    kafka.add_comment("sasl.oauthbearer.client.secret is in the environment: WALPOST_KAFKA_SASL_OAUTHBEARER_CLIENT_SECRET");
+    kafka.add_comment(
+        "sasl.oauthbearer.client.secret comes from the environment variable \
+         WALPOST_KAFKA_SASL_OAUTHBEARER_CLIENT_SECRET",
+    );
     if option(&jaas.value, "ssl.truststore.location").is_some() {
         let message = "contains a trust store for the token endpoint: write its certificates to a PEM file, and set \
          \"https.ca.location\" in [kafka] to that file";
@@ -101,8 +104,8 @@ pub(super) fn read(jaas: &Taken, source: &mut Source, kafka: &mut Section, repor
     }
 }
 
-/// Adds a placeholder for a program that prints tokens if authentication requires tokens and no
-/// other source of tokens is configured.
+/// If authentication requires tokens but no source of tokens is configured, adds a placeholder for
+/// a program that prints tokens.
 pub(super) fn add_program_placeholder(
     source: &Source,
     kafka: &Section,
@@ -131,7 +134,7 @@ pub(super) fn add_program_placeholder(
     pipeline.set("kafka_token_command", format!("[{program}]"), comment);
 }
 
-/// Converts `extension_NAME="VALUE"` of a JAAS configuration to `NAME=VALUE`.
+/// Converts each `extension_NAME="VALUE"` in a JAAS configuration to `NAME=VALUE`.
 fn extensions(jaas: &str) -> Vec<String> {
     options_with_prefix(jaas, "extension_")
         .map(|(name, value)| format!("{name}={value}"))

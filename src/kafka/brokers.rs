@@ -1,4 +1,4 @@
-//! Reconnects a producer after librdkafka has lost all of its brokers.
+//! Reconnects a producer after librdkafka has removed all brokers from its list.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -9,25 +9,26 @@ use tracing::debug;
 use super::context::Context;
 use super::native;
 
-/// How long librdkafka may have no brokers before `bootstrap.servers` is added again.
+/// How long librdkafka's list of brokers may be empty before `bootstrap.servers` is added again.
 const NO_BROKER_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum delay before the list is added again. The delay increases because librdkafka stores each
-/// list that is added.
+/// Maximum delay before `bootstrap.servers` is added again. The delay increases each time, because
+/// librdkafka keeps every list that is added.
 const READD_DELAY_MAX: Duration = Duration::from_secs(600);
 
-/// Adds `bootstrap.servers` to the producer again if librdkafka has lost all brokers.
+/// Adds `bootstrap.servers` to the producer again if librdkafka has no brokers left.
 ///
 /// A broker that is shutting down can return metadata without any brokers. librdkafka (2.12.1) then
-/// closes all its connections and starts again from `bootstrap.servers`. However, if the last
-/// connection closes while that response is still being processed, librdkafka cancels the restart
-/// when it finishes processing, and never reconnects:
+/// closes all its connections and reconnects using `bootstrap.servers`. However, if the last
+/// connection closes while that response is still being processed, librdkafka cancels the
+/// reconnection when it finishes processing, and never retries:
 /// <https://github.com/confluentinc/librdkafka/issues/5301>.
 pub(super) struct Brokers {
     bootstrap: String,
     loss: Mutex<Loss>,
 }
 
-/// The time at which the brokers were lost or last added, and the delay until they are added again.
+/// When the list of brokers became empty or `bootstrap.servers` was last added, and the delay until
+/// `bootstrap.servers` is added again.
 struct Loss {
     since: Instant,
     delay: Duration,
@@ -41,7 +42,8 @@ impl Brokers {
         }
     }
 
-    /// Adds `bootstrap.servers` again if the delay has elapsed. Must be called every few seconds.
+    /// Adds `bootstrap.servers` again if there are no brokers and the delay has elapsed. Must be
+    /// called every few seconds.
     pub(super) fn readd_if_due(&self, producer: &BaseProducer<Context>) {
         let is_known = native::knows_brokers(producer);
         let mut loss = self.loss.lock().unwrap_or_else(PoisonError::into_inner);
@@ -82,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn adds_brokers_again_at_increasing_intervals_while_none_is_known() {
+    fn adds_bootstrap_brokers_again_with_backoff_while_no_brokers_are_known() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut loss = Loss::new(start);

@@ -1,8 +1,8 @@
-//! Finds out why the certificate of a broker is rejected.
+//! Determines why a broker's certificate was rejected.
 //!
-//! librdkafka reports the same error for every certificate that it rejects, for example for an
-//! expired certificate and for an unknown authority. OpenSSL reports the exact reason, so this
-//! module repeats the TLS handshake with OpenSSL. No data is sent over the connection.
+//! librdkafka reports the same error for every certificate that it rejects, whether the certificate
+//! has expired or its authority is unknown. OpenSSL reports the exact reason, so this module
+//! repeats the TLS handshake with OpenSSL. No data is sent over the connection.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -21,7 +21,7 @@ use crate::escape::Escaped;
 
 /// Timeout for the connection and the handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(1);
-/// Maximum number of names of a certificate that are reported.
+/// Maximum number of names reported for a certificate.
 const NAMES_MAX: usize = 8;
 /// Maximum length of a DNS name (RFC 1035, section 2.3.4).
 const DNS_NAME_BYTES_MAX: usize = 255;
@@ -34,8 +34,8 @@ const HAS_EXPIRED: i32 = 10;
 const UNKNOWN_AUTHORITY: [i32; 4] = [18, 19, 20, 21];
 const OTHER_HOST: [i32; 2] = [62, 64];
 
-/// Prepends the exact reason to librdkafka's reason for a failed connection, if librdkafka rejected
-/// the broker's certificate.
+/// If librdkafka rejected the broker's certificate, prepends the exact reason to `reason`, which is
+/// librdkafka's error for the failed connection.
 pub(super) async fn explain(config: &ClientConfig, reason: String) -> String {
     let Some(address) = rejected_address(&reason) else {
         return reason;
@@ -46,7 +46,7 @@ pub(super) async fn explain(config: &ClientConfig, reason: String) -> String {
     }
 }
 
-/// Returns the address from a certificate error such as `ssl://host:9093/bootstrap: SSL handshake
+/// Extracts the address from a certificate error such as `ssl://host:9093/bootstrap: SSL handshake
 /// failed: ...`.
 fn rejected_address(reason: &str) -> Option<&str> {
     let address = reason.contains(REJECTED).then_some(reason)?;
@@ -57,7 +57,7 @@ fn rejected_address(reason: &str) -> Option<&str> {
 /// A certificate that OpenSSL does not accept.
 struct Rejection {
     reason: X509VerifyResult,
-    /// The DNS names and IP addresses of the certificate.
+    /// The DNS names and IP addresses in the certificate.
     names: Vec<String>,
 }
 
@@ -67,8 +67,8 @@ async fn rejection(config: &ClientConfig, address: &str) -> Option<Rejection> {
     let (host, _) = address.rsplit_once(':')?;
     let host = host.trim_start_matches('[').trim_end_matches(']');
     let mut builder = configured_authorities(config).connector().ok()?;
-    // OpenSSL verifies the certificate even with NONE. With PEER, OpenSSL would end the handshake
-    // after a failure, and not return the certificate.
+    // OpenSSL verifies the certificate even with NONE. With PEER, OpenSSL would abort the handshake
+    // after a failed verification, without returning the certificate.
     builder.set_verify(SslVerifyMode::NONE);
     let mut configured = builder.build().configure().ok()?;
     if config.get("ssl.endpoint.identification.algorithm") == Some("none") {
@@ -76,7 +76,7 @@ async fn rejection(config: &ClientConfig, address: &str) -> Option<Rejection> {
     }
     let stream = TcpStream::connect(address).await.ok()?;
     let mut stream = SslStream::new(configured.into_ssl(host).ok()?, stream).ok()?;
-    // A broker that requires a client certificate ends the handshake, but only after its own
+    // A broker that requires a client certificate aborts the handshake, but only after its own
     // certificate has been verified.
     let _ended = std::pin::Pin::new(&mut stream).connect().await;
     let certificate = stream.ssl().peer_certificate()?;
@@ -87,7 +87,7 @@ async fn rejection(config: &ClientConfig, address: &str) -> Option<Rejection> {
     })
 }
 
-/// Returns the certificate authorities that the properties configure.
+/// Returns the certificate authorities set by the properties.
 fn configured_authorities(config: &ClientConfig) -> Authorities {
     match (config.get("ssl.ca.pem"), config.get("ssl.ca.location")) {
         (Some(pem), _) => Authorities::Pem(pem.to_owned()),
@@ -95,7 +95,7 @@ fn configured_authorities(config: &ClientConfig) -> Authorities {
     }
 }
 
-/// Returns up to [`NAMES_MAX`] DNS names and IP addresses of the certificate. Names longer than
+/// Returns up to [`NAMES_MAX`] DNS names and IP addresses from the certificate. Names longer than
 /// [`DNS_NAME_BYTES_MAX`] are omitted.
 fn names(certificate: &X509) -> Vec<String> {
     let alternatives = certificate.subject_alt_names().into_iter().flatten();
@@ -124,7 +124,7 @@ fn describe(found: &Rejection, address: &str, config: &ClientConfig) -> String {
     let problem = match found.reason.as_raw() {
         HAS_EXPIRED => "has expired: renew it on the broker".to_owned(),
         NOT_YET_VALID => {
-            "is not valid yet: compare the clock of this machine with the clock of the certificate's issuer"
+            "is not valid yet: compare this machine's clock with the clock of the certificate's issuer"
                 .to_owned()
         }
         code if OTHER_HOST.contains(&code) => {

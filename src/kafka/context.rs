@@ -1,4 +1,4 @@
-//! Handling of librdkafka's delivery reports, errors and log lines.
+//! Handles librdkafka's delivery reports, errors and log lines.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,14 +21,14 @@ use crate::model::outage::{Outage, OutageMessage};
 use crate::model::rounded::Elapsed;
 use crate::sink::needed_limit;
 
-/// How often an ongoing authentication failure is logged. The interval is short because the
-/// pipeline may eventually halt because of the failure.
+/// How often an ongoing authentication failure is logged. The interval is short because the failure
+/// may eventually halt the pipeline.
 const AUTHENTICATION_FAILURE_LOG_INTERVAL: Duration = Duration::from_secs(15);
 
-/// Start of librdkafka's message for a failure to obtain a token.
+/// Prefix of librdkafka's error message when a token can't be obtained.
 const NO_TOKEN: &str = "Failed to acquire SASL OAUTHBEARER token";
 
-/// Error text for brokers that don't support idempotent producers.
+/// Error message for brokers that don't support idempotent producers.
 pub(super) const NEEDS_IDEMPOTENCE: &str = "Walpost produces with enable.idempotence = true, because without it a retry can duplicate \
     and reorder records. The brokers must support this setting; Apache Kafka 0.11 and later do";
 
@@ -39,8 +39,8 @@ const WITHOUT_KEY: &str = "without key";
 /// Part of librdkafka's error message when no broker supports idempotent producers.
 const NOT_IDEMPOTENT: &str = "Idempotent producer not supported";
 
-/// The reason reported if brokers are down and there was no error: librdkafka does not report a
-/// connection that the broker closes.
+/// The reason reported if all brokers are down but librdkafka has reported no error, which is the
+/// case if the broker closes the connection.
 pub(super) const CONNECTION_CLOSED: &str = "the broker closed the connection without a response; the listener may use a different \
     security.protocol (plaintext, ssl, sasl_plaintext or sasl_ssl)";
 
@@ -59,18 +59,18 @@ pub(crate) struct Context {
     /// See [`Context::abandon`].
     abandoned: AtomicBool,
     cluster: Mutex<Outage>,
-    /// Failures of individual brokers, which can occur while other brokers work.
+    /// Failed connections to individual brokers while other brokers still work.
     broker: Mutex<Outage>,
     /// The error of the last failed connection to a broker, unless a broker has responded since.
     cause: Mutex<Option<String>>,
     /// The error of the last failed authentication, unless a broker has responded since.
     refusal: Mutex<Option<String>>,
-    /// Authentication failures after a broker has accepted the credentials.
+    /// Authentication failures that occur after a broker has accepted the credentials.
     refused: Mutex<Outage>,
     credentials: Credentials,
-    /// The login last passed to the producer.
+    /// The user name and password last passed to the producer.
     login: Mutex<Option<Login>>,
-    /// The topic that brokers did not allow in the transaction, if any.
+    /// The topic that the brokers refused to add to the transaction, if any.
     denied: Mutex<Option<String>>,
 }
 
@@ -79,7 +79,7 @@ impl Context {
     /// missing permissions.
     #[must_use]
     pub(crate) fn new(pipeline: &str, grants: Grants, deliveries: Arc<Deliveries>) -> Self {
-        // The cluster may already have been down for the previous producer.
+        // The previous producer may already have found the cluster to be down.
         let down = AtomicBool::new(deliveries.stats().is_kafka_down());
         Self {
             pipeline: pipeline.to_owned(),
@@ -100,8 +100,8 @@ impl Context {
         }
     }
 
-    /// Sets the producer's credentials, which are read again whenever they are needed, and its
-    /// current login.
+    /// Sets the producer's current login, and the credentials from which the login is reread when
+    /// necessary.
     #[must_use]
     pub(super) fn with_credentials(
         mut self,
@@ -113,7 +113,7 @@ impl Context {
         self
     }
 
-    /// Disables the logging of outages, for a caller that reports outages in a different way.
+    /// Disables logging of outages, for a caller that reports them itself.
     #[must_use]
     pub(super) fn without_outage_log(mut self) -> Self {
         self.cluster = Mutex::new(Outage::silent());
@@ -126,11 +126,11 @@ impl Context {
         self.credentials.tokens()
     }
 
-    /// Records that no token could be obtained; librdkafka requests another one later.
+    /// Handles a failure to obtain a token; librdkafka will request another one later.
     pub(super) fn record_no_token(&self, reason: &str) {
         let is_valid = |tokens: &Tokens| tokens.is_last_valid();
         match self.tokens().is_some_and(is_valid) {
-            // Existing connections remain open until the last token expires.
+            // Existing connections remain open until the last token that was obtained expires.
             true => self.broker_failed(reason),
             false => self.record_unreachable(reason),
         }
@@ -140,7 +140,8 @@ impl Context {
         &self.pipeline
     }
 
-    /// Creates the context for a producer with `config` that replaces this context's producer.
+    /// Creates a context for a new producer, configured with `config`, that replaces this context's
+    /// producer.
     #[must_use]
     pub(super) fn successor(&self, config: &ClientConfig) -> Self {
         let deliveries = Arc::clone(&self.deliveries);
@@ -148,7 +149,7 @@ impl Context {
             .with_credentials(self.credentials.clone(), Login::for_config(config))
     }
 
-    /// Returns the current login if it differs from the one that the producer uses.
+    /// Returns the current login if it differs from the one last passed to the producer.
     pub(super) fn new_login(&self) -> Option<Login> {
         let mut known = lock(&self.login);
         let before = known.as_ref()?;
@@ -199,13 +200,13 @@ impl Context {
         lock(&self.cause).clone()
     }
 
-    /// Returns the topic that the brokers did not allow in a transaction, if any.
+    /// Returns the topic that the brokers refused to add to a transaction, if any.
     #[must_use]
     pub(crate) fn denied(&self) -> Option<String> {
         lock(&self.denied).clone()
     }
 
-    /// Records that a broker has responded.
+    /// Marks Kafka as reachable, after a broker has responded.
     pub(crate) fn record_response(&self) {
         self.has_responded.store(true, Ordering::Relaxed);
         if self.down.swap(false, Ordering::Relaxed) {
@@ -223,7 +224,7 @@ impl Context {
         }
     }
 
-    /// Records that no broker responds.
+    /// Marks Kafka as unreachable, because no broker responds.
     pub(crate) fn record_unreachable(&self, reason: &str) {
         if !self.down.swap(true, Ordering::Relaxed) {
             self.deliveries.stats().record_kafka_outage(reason);
@@ -250,8 +251,8 @@ impl Context {
     /// Reports a record that could not be delivered.
     pub(super) fn record_rejection(&self, code: RDKafkaErrorCode, record: &UndeliveredRecord) {
         let topic = &record.topic;
-        // If a topic was not allowed in the transaction, the transaction's other records are purged
-        // with a different error code. Report the original error instead.
+        // If the brokers refused to add this topic to the transaction, librdkafka purges the
+        // topic's records with a different error code. Report the original error instead.
         let code = match self.denied() {
             Some(denied) if denied == *topic => RDKafkaErrorCode::TopicAuthorizationFailed,
             _ => code,
@@ -269,8 +270,8 @@ impl Context {
         });
     }
 
-    /// Returns the details that the next attempt needs if the error was caused by this record or by
-    /// another record in its batch.
+    /// If the error was caused by this record or by another record in its batch, returns the
+    /// details of this record that the next attempt needs.
     fn rejected_record(
         &self,
         code: RDKafkaErrorCode,
@@ -299,9 +300,9 @@ impl Context {
 
     /// Handles a record that librdkafka reports as durable although no broker has acknowledged it.
     ///
-    /// librdkafka infers that the record is durable because a later one was accepted. But a broker
-    /// that has no state for the producer yet accepts the later record even though the broker
-    /// rejected the earlier one moments before (librdkafka #4134).
+    /// librdkafka infers that the record is durable because a later one was accepted. However, a
+    /// broker that has no state for the producer yet accepts the later record even if it has just
+    /// rejected the earlier one (librdkafka #4134).
     pub(super) fn record_unacknowledged(&self, record: &UndeliveredRecord) {
         self.assumed.store(true, Ordering::SeqCst);
         self.deliveries.report_failure(DeliveryFailure {
@@ -322,7 +323,7 @@ impl Context {
         self.assumed.load(Ordering::SeqCst)
     }
 
-    /// Records an error that affects a single broker or all brokers.
+    /// Handles an error that concerns a single broker, all brokers, or the producer.
     pub(super) fn error(&self, code: RDKafkaErrorCode, reason: &str) {
         use RDKafkaErrorCode as Code;
         match code {
@@ -341,12 +342,12 @@ impl Context {
                 self.broker_failed(reason);
                 self.log_rejected_credentials(reason);
             }
-            // After this, librdkafka reports every queued record as failed, starting with the one
-            // that caused the error. If no records are queued, the next call to produce fails.
+            // librdkafka now reports every queued record as failed, starting with the one that
+            // caused the error. If no records are queued, the next call to produce a record fails.
             Code::Fatal => {
                 warn!(pipeline = self.pipeline, reason, "Kafka producer failed");
                 if reason.contains(NOT_IDEMPOTENT) {
-                    // The next producer would fail in the same way.
+                    // A new producer would fail in the same way.
                     self.deliveries.report_failure(DeliveryFailure {
                         reason: format!("Kafka: {reason}. {NEEDS_IDEMPOTENCE}"),
                         permanent: true,
@@ -366,7 +367,7 @@ impl Context {
         }
     }
 
-    /// Writes a librdkafka log line to the log; `level` is a syslog severity.
+    /// Forwards a line from librdkafka's log to Walpost's log; `level` is a syslog severity.
     pub(super) fn log(&self, level: i32, facility: &str, message: &str) {
         const ERROR: i32 = 3;
         const WARNING: i32 = 4;
@@ -378,7 +379,8 @@ impl Context {
             *lock(&self.denied) = message.split('"').nth(1).map(str::to_owned);
         }
         match (level, facility) {
-            // librdkafka also reports these lines as errors, which are logged and counted.
+            // librdkafka also reports these lines as errors, which are logged and counted
+            // elsewhere.
             (_, "FAIL" | "ERROR" | "FATAL") => debug!(pipeline, facility, "librdkafka: {message}"),
             (..=ERROR, _) => error!(pipeline, facility, "librdkafka: {message}"),
             (WARNING, "CONFWARN") if message.contains("enable.gapless.guarantee") => {
@@ -390,7 +392,7 @@ impl Context {
         }
     }
 
-    /// Returns the broker's reason for rejecting the record, and how to fix it.
+    /// Returns the broker's reason for rejecting the record, followed by how to fix it.
     fn explain(&self, code: RDKafkaErrorCode, record: &UndeliveredRecord) -> String {
         let remedy = self.remedy(code, record);
         match record.reason.trim_end_matches('.') {
@@ -445,7 +447,7 @@ impl Context {
         }
     }
 
-    /// Logs that brokers reject credentials that they accepted before.
+    /// Logs that brokers reject credentials that they previously accepted.
     fn log_rejected_credentials(&self, reason: &str) {
         if !self.credentials.were_accepted() {
             return;
@@ -490,7 +492,8 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-// A tag is stored in the pointer that librdkafka keeps for each record.
+// A tag is stored in the opaque pointer that librdkafka keeps for each record, so a pointer must
+// have 64 bits.
 const _: () = assert!(usize::BITS == u64::BITS, "Walpost needs a 64-bit platform");
 
 /// A record that was not delivered.
@@ -525,10 +528,11 @@ pub(super) fn is_refusal(code: RDKafkaErrorCode) -> bool {
     )
 }
 
-/// Returns whether the same record would fail again until an operator changes something.
+/// Returns whether the same record would fail again until an operator intervenes.
 ///
 /// An unknown topic or partition is not a permanent error: the next producer looks up the topic,
-/// which shows whether it is missing, was re-created, or lacks the partition that a row names.
+/// and thereby determines whether it is missing, was re-created, or lacks the partition that a row
+/// names.
 fn is_permanent(code: RDKafkaErrorCode) -> bool {
     use RDKafkaErrorCode as Code;
     matches!(
@@ -549,7 +553,7 @@ fn is_permanent(code: RDKafkaErrorCode) -> bool {
 }
 
 /// rdkafka calls these methods only while a producer is being dropped, for the events that are
-/// still queued. The events are ignored because those records no longer matter.
+/// still queued. The events are ignored because the records no longer matter.
 impl rdkafka::ClientContext for Context {
     fn log(&self, _level: RDKafkaLogLevel, _facility: &str, _message: &str) {}
 

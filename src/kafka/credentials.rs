@@ -1,7 +1,7 @@
 //! Credentials for connecting to the brokers.
 //!
-//! A password may be rotated while clients are connected, so credentials in the configuration file
-//! are read again for each new client, and whenever a client fails to authenticate.
+//! A password may be rotated while clients are connected. Credentials in the configuration file are
+//! therefore read again for each new client, and whenever a client fails to authenticate.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,14 +16,14 @@ use super::token::{TokenError, Tokens};
 use super::token_endpoint::Endpoint;
 use crate::program::Program;
 
-/// The source of the properties that authenticate a client. Clones share their state, so all clones
-/// must be used for the same brokers.
+/// The source of the properties that authenticate a client. Clones share their state, such as
+/// whether a broker has accepted the credentials, so all clones must be used for the same brokers.
 #[derive(Clone, Default)]
 pub struct Credentials(Arc<Source>);
 
 #[derive(Default)]
 struct Source {
-    /// The place where the credentials are configured, for error messages.
+    /// Where the credentials are configured, for error messages.
     origin: String,
     read: Option<Box<Read>>,
     tokens: Option<Tokens>,
@@ -49,8 +49,8 @@ impl Login {
 }
 
 impl Credentials {
-    /// Creates credentials that never change. `origin` names the place where the password is
-    /// configured, for messages.
+    /// Creates credentials that never change. `origin` describes where the password is configured,
+    /// for use in messages.
     #[must_use]
     pub fn fixed(origin: String) -> Self {
         Self(Arc::new(Source {
@@ -59,9 +59,9 @@ impl Credentials {
         }))
     }
 
-    /// Creates credentials that are reread with `read`. Only properties for which
-    /// [`Credentials::have`] returns true are updated. `origin` names the place where the password
-    /// is configured, for messages.
+    /// Creates credentials that are reread by calling `read`. Only properties for which
+    /// [`Credentials::have`] returns true are updated. `origin` describes where the password is
+    /// configured, for use in messages.
     #[must_use]
     pub fn kept(
         origin: String,
@@ -74,13 +74,13 @@ impl Credentials {
         }))
     }
 
-    /// Creates credentials that get SASL/OAUTHBEARER tokens from the output of a program. `origin`
-    /// names the place where the program is configured, for messages.
+    /// Creates credentials that obtain SASL/OAUTHBEARER tokens from the output of a program.
+    /// `origin` describes where the program is configured, for use in messages.
     pub(crate) fn from_program(origin: String, program: Program) -> Self {
         Self::from_tokens(origin, Tokens::from_program(program))
     }
 
-    /// Creates credentials that request SASL/OAUTHBEARER tokens from the endpoint.
+    /// Creates credentials that request SASL/OAUTHBEARER tokens from an endpoint.
     pub(crate) fn from_endpoint(endpoint: Endpoint) -> Self {
         let origin = format!("the token endpoint {}", endpoint.url());
         Self::from_tokens(origin, Tokens::from_endpoint(endpoint))
@@ -94,7 +94,8 @@ impl Credentials {
         }))
     }
 
-    /// Returns a warning if the connection to the token source can be intercepted, with its remedy.
+    /// Returns a warning, with its remedy, if the connection to the token source can be
+    /// intercepted.
     #[must_use]
     pub(crate) fn warning(&self) -> Option<String> {
         self.tokens()?.endpoint()?.warning()
@@ -105,9 +106,9 @@ impl Credentials {
         self.0.tokens.as_ref()
     }
 
-    /// Passes a token to a client whose events are not processed. The token is not renewed
-    /// automatically, so for a long-lived client, call this method again later. Blocks while the
-    /// token is obtained.
+    /// Obtains a token and passes it to a client whose events are not processed. librdkafka can't
+    /// request a new token for this client, so if the client is long-lived, this method must be
+    /// called again. Blocks until the token is obtained.
     ///
     /// # Errors
     /// Returns an error if no token could be obtained, or if librdkafka does not accept it.
@@ -122,8 +123,8 @@ impl Credentials {
         }
     }
 
-    /// Passes a token to the client like [`Self::set_token`], but logs errors. Without a token, the
-    /// client can't connect to any broker, and its next request fails.
+    /// Sets a token like [`Self::set_token`], but logs errors instead of returning them. Without a
+    /// token, the client can't connect to any broker, and its next request fails.
     pub(super) fn set_token_or_warn<C: ClientContext>(&self, client: &Client<C>) {
         if let Err(error) = self.set_token(client) {
             warn!("{error}");
@@ -136,7 +137,7 @@ impl Credentials {
         property == "sasl.username" || is_secret(property)
     }
 
-    /// Returns the place where the credentials are configured, for messages.
+    /// Returns where the credentials are configured, for use in messages.
     pub(super) fn origin(&self) -> &str {
         &self.0.origin
     }

@@ -1,4 +1,4 @@
-//! Clients that are dropped without blocking the caller.
+//! Drops Kafka clients without blocking the caller.
 
 use std::ops::Deref;
 use std::thread;
@@ -6,7 +6,7 @@ use std::thread;
 /// A client that is dropped on a separate thread.
 ///
 /// Dropping a client blocks for up to 100 ms: rdkafka polls at that interval while it waits for a
-/// consumer to leave its group, or for the thread of an admin client to end.
+/// consumer to leave its group, or for an admin client's thread to exit.
 pub(super) struct DropInBackground<T: Send + 'static>(Option<T>);
 
 impl<T: Send + 'static> DropInBackground<T> {
@@ -40,7 +40,7 @@ mod tests {
 
     use super::*;
 
-    /// A client whose drop waits for a signal, then reports whether the signal arrived.
+    /// A client that waits for a signal when dropped, and then reports whether the signal arrived.
     struct SlowClient {
         signal_rx: Receiver<()>,
         result_tx: Sender<bool>,

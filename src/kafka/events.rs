@@ -1,8 +1,8 @@
-//! Polling of librdkafka's events: delivery reports, errors, log lines.
+//! Polls librdkafka's events: delivery reports, errors and log lines.
 //!
 //! rdkafka's `poll` allocates a list, a reference count and a result for every delivery report, and
 //! can't be interrupted. This module reads each event in place and forwards all its delivery
-//! reports at once. The functions are those of librdkafka 2.12, `src/rdkafka.h`.
+//! reports at once. The functions are declared as in `src/rdkafka.h` of librdkafka 2.12.
 #![expect(unsafe_code, reason = "calls librdkafka, which is a C library")]
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -34,13 +34,13 @@ use crate::delivery::failure::content;
 use crate::delivery::watermark::Tag;
 use crate::outbox::headers::POSITION_HEADER;
 
-/// Poll timeout that waits until an event arrives or [`Events::wake`] is called.
+/// Poll timeout for waiting indefinitely, until an event arrives or [`Events::wake`] is called.
 const NO_TIMEOUT: c_int = -1;
 
 /// The event queue of a producer.
 pub(super) struct Events {
     queue: NonNull<rd_kafka_queue_t>,
-    /// Keeps alive the client that owns the queue.
+    /// Keeps the client that owns the queue alive.
     producer: Arc<BaseProducer<Context>>,
 }
 
@@ -51,7 +51,8 @@ unsafe impl Send for Events {}
 unsafe impl Sync for Events {}
 
 impl Events {
-    /// Opens the event queue of `producer`. Events are processed only by [`Events::serve`].
+    /// Opens the event queue of `producer`. From then on, events are processed only by
+    /// [`Events::serve`].
     pub(super) fn open(producer: Arc<BaseProducer<Context>>) -> Self {
         // SAFETY: the producer is valid.
         let queue = unsafe { rd_kafka_queue_get_main(producer.client().native_ptr()) };
@@ -99,7 +100,7 @@ impl Event {
                     (code, text(rd_kafka_event_error_string(self.0.as_ptr())))
                 };
                 let code = code.into();
-                // Clear the recorded code: `reason` already contains it.
+                // Discard the original error code, because `reason` already contains it.
                 let _ = unknown_codes::take_last();
                 context.error(code, reason.trim());
                 if is_refusal(code) {
@@ -140,8 +141,8 @@ impl Event {
         }
     }
 
-    /// Returns the tag of the next delivered record that has one. Records that failed are reported
-    /// to the context and skipped.
+    /// Returns the tag of the next delivered record that has a tag. Records that failed are
+    /// reported to the context and skipped.
     fn next_delivery(&mut self, context: &Context) -> Option<Tag> {
         loop {
             // SAFETY: the event is valid, and its messages live as long as the event.
@@ -169,12 +170,14 @@ impl Drop for Event {
     }
 }
 
-/// Requests a new token and passes it to the producer, or reports why no token was obtained.
+/// Requests a new token and passes it to the producer, or reports why the token could not be
+/// obtained.
 ///
-/// The request runs on a separate thread, because the program that prints the token may take
-/// seconds, during which delivery reports must still be processed.
+/// The request runs on a separate thread: a program that prints the token may take seconds, and
+/// delivery reports must be processed in the meantime.
 fn renew_token(producer: &Arc<BaseProducer<Context>>, tokens: &Tokens) {
-    // With a strong reference, dropping the producer would wait for the program to exit.
+    // If the thread held a strong reference, dropping the producer would wait for the program to
+    // exit.
     let (weak_producer, tokens) = (Arc::downgrade(producer), tokens.clone());
     let renew = move || {
         let token = tokens.get_token();
@@ -201,7 +204,7 @@ fn renew_token(producer: &Arc<BaseProducer<Context>>, tokens: &Tokens) {
     }
 }
 
-/// Sets the login that the producer uses for its next connections.
+/// Sets the login that the producer uses for new connections.
 fn set_login(producer: &BaseProducer<Context>, login: &Login) {
     let (Ok(username), Ok(password)) = (
         CString::new(&*login.username),
@@ -222,7 +225,7 @@ fn set_login(producer: &BaseProducer<Context>, login: &Login) {
     }
 }
 
-/// Collects the details of a record that was not delivered.
+/// Returns the details of a record that was not delivered.
 fn undelivered_record(message: &RDKafkaMessage) -> UndeliveredRecord {
     // SAFETY: a delivery report contains the record's topic, which lives as long as the report.
     let topic = unsafe { text(rd_kafka_topic_name(message.rkt)) };
@@ -251,7 +254,7 @@ fn undelivered_record(message: &RDKafkaMessage) -> UndeliveredRecord {
 }
 
 /// # Safety
-/// `start` is null, or points to `len` bytes that live for at least `'b`.
+/// `start` must be null, or point to `len` bytes that live for at least `'b`.
 unsafe fn bytes<'b>(start: *const c_void, len: usize) -> Option<&'b [u8]> {
     // SAFETY: guaranteed by the caller.
     (!start.is_null()).then(|| unsafe { std::slice::from_raw_parts(start.cast::<u8>(), len) })
@@ -286,7 +289,7 @@ fn error_if_any(code: RDKafkaRespErr) -> Option<()> {
 /// Copies a C string from librdkafka; null becomes an empty string.
 ///
 /// # Safety
-/// The pointer is null, or points to a NUL-terminated string.
+/// `text` must be null, or point to a NUL-terminated string.
 unsafe fn text(text: *const c_char) -> String {
     if text.is_null() {
         return String::new();

@@ -1,4 +1,4 @@
-//! Queries of the broker settings that matter for exactly-once delivery; read-only.
+//! Queries the broker settings that affect exactly-once delivery. Nothing is modified.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::transaction::Checkpoints;
 
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The broker and topic settings that matter for exactly-once delivery.
+/// The broker and topic settings that affect exactly-once delivery.
 #[derive(Debug)]
 pub struct Examined {
     /// Number of brokers.
@@ -20,11 +20,11 @@ pub struct Examined {
     pub topic_replicas: Option<usize>,
     /// `min.insync.replicas` of the checkpoint topic.
     pub topic_min_insync: Option<i64>,
-    /// `transaction.state.log.replication.factor` of one broker.
+    /// `transaction.state.log.replication.factor`, as returned by one broker.
     pub state_replicas: Option<i64>,
-    /// `transaction.max.timeout.ms` of one broker.
+    /// `transaction.max.timeout.ms`, as returned by one broker.
     pub timeout_max: Option<i64>,
-    /// `transaction.timeout.ms` of the pipeline.
+    /// The pipeline's `transaction.timeout.ms`.
     pub timeout: i64,
 }
 
@@ -87,7 +87,7 @@ impl Checkpoints {
 
 struct Shape {
     brokers: usize,
-    /// ID of one of the brokers.
+    /// ID of the broker whose settings are queried.
     broker: Option<i32>,
     replicas: Option<usize>,
 }

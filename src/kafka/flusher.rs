@@ -1,8 +1,8 @@
 //! Sends queued records immediately while traffic is low.
 //!
-//! librdkafka has a single delay for filling batches (`linger.ms`), for both high and low traffic.
-//! Walpost sets a value that suits high traffic. While traffic is low, Walpost ends the delay after
-//! every transaction with `rd_kafka_flush`, which exists for this purpose.
+//! librdkafka has a single setting for how long it waits to fill a batch (`linger.ms`), and Walpost
+//! sets a value that suits high traffic. While traffic is low, Walpost calls `rd_kafka_flush` after
+//! every transaction to send the queued records without waiting.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,8 +14,8 @@ use rdkafka::producer::BaseProducer;
 use super::context::Context;
 use super::native;
 
-/// Maximum time that a flush waits for delivery reports. The time is short because records that are
-/// queued during a flush are also sent without lingering, even if traffic increases.
+/// Maximum time that a flush waits for delivery reports. The limit is short because records queued
+/// during a flush are also sent without lingering, even if traffic has increased.
 const FLUSH_TIMEOUT: Duration = Duration::from_millis(5);
 
 /// A thread that flushes on request. A separate thread is used because `rd_kafka_flush` blocks.
@@ -55,7 +55,7 @@ impl Flusher {
         })
     }
 
-    /// Requests that everything queued so far be sent. Does not block.
+    /// Requests that all records queued so far be sent. Does not block.
     pub(super) fn flush(&self) {
         self.request.flush.store(true, Ordering::SeqCst);
         self.wake();
@@ -73,7 +73,7 @@ impl Drop for Flusher {
         self.request.end.store(true, Ordering::SeqCst);
         self.wake();
         if let Some(thread) = self.thread.take() {
-            // An error means that the thread panicked, and so has also ended.
+            // An error means that the thread panicked. The thread has ended either way.
             let _ = thread.join();
         }
     }

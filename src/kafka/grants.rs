@@ -1,12 +1,12 @@
-//! Commands that grant the principal the permissions it needs. In Kafka, Read and Write imply
-//! Describe.
+//! Commands that grant the principal the permissions it needs. The commands do not grant Describe,
+//! because Kafka's Read and Write permissions imply it.
 
 use rdkafka::config::ClientConfig;
 
 use super::properties::brokers;
 use crate::escape::shell_word_on_one_line;
 
-/// The principal to grant permissions to, and the brokers to grant them on.
+/// The principal that needs permissions, and the brokers that the commands connect to.
 #[derive(Clone, Debug)]
 pub(crate) struct Grants {
     brokers: String,
@@ -15,7 +15,7 @@ pub(crate) struct Grants {
 }
 
 impl Grants {
-    /// Creates the commands for the principal that connects with `config`.
+    /// Creates commands for the principal that connects with `config`.
     #[must_use]
     pub(crate) fn for_config(config: &ClientConfig) -> Self {
         let get = |name| config.get(name).map(str::to_owned);
@@ -81,7 +81,8 @@ impl Grants {
 mod tests {
     use super::*;
 
-    /// The user name may come from a row of a registry table, and administrators paste the command.
+    /// The user name may come from a row of a registry table. Administrators paste the command into
+    /// a shell, so the name must not be able to run other commands.
     #[test]
     fn quotes_command_arguments_for_the_shell() {
         let mut config = ClientConfig::new();

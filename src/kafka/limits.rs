@@ -1,10 +1,10 @@
-//! Maximum batch size of topics, from the topic setting `max.message.bytes`.
+//! Keeps batches within the topics' size limits, which are set with `max.message.bytes`.
 //!
-//! A broker rejects batches above the topic's limit. librdkafka's `batch.size` limits the size of a
-//! batch of several records before compression, including the headers of the batch and of the
-//! request (2.12, `rd_kafka_msgset_writer_write_msgq`), so a batch within the topic's limit is
-//! accepted. `batch.size` is a property of the producer, so the smallest limit of the producer's
-//! topics applies to all of them.
+//! A broker rejects batches that exceed the topic's limit. librdkafka's `batch.size` limits the
+//! uncompressed size of a batch that contains several records, including the headers of the batch
+//! and of the request (2.12, `rd_kafka_msgset_writer_write_msgq`). A `batch.size` equal to the
+//! topic's limit is therefore small enough. Because `batch.size` is a property of the producer, the
+//! smallest limit of the producer's topics applies to all of them.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,7 +23,7 @@ use crate::delivery::failure::{RefusalCause, RefusedRecord};
 use crate::escape::shell_word_on_one_line;
 use crate::sink::SinkError;
 
-/// Name of the topic setting.
+/// Name of the topic setting that limits the size of a batch.
 const TOPIC_LIMIT_SETTING: &str = "max.message.bytes";
 /// Name of the producer property that limits the size of a record. The producer rejects records
 /// above this limit, and never creates larger batches.
@@ -31,12 +31,13 @@ const PRODUCER_LIMIT_PROPERTY: &str = "message.max.bytes";
 const PRODUCER_LIMIT_DEFAULT_BYTES: u32 = 1_000_000;
 /// Size of a batch's header (Kafka's `RECORD_BATCH_OVERHEAD`).
 const BATCH_HEADER_BYTES: u32 = 61;
-/// Assumed maximum size, in bytes, of a record's key, its other headers and Kafka's own fields.
+/// Assumed maximum combined size, in bytes, of a record's key, the headers that are not part of the
+/// event, and Kafka's own fields.
 const RECORD_OVERHEAD_BYTES: u64 = 10_000;
-/// Timeout for the brokers' response; short because records wait for it.
+/// Timeout for the brokers' response; short because records have to wait for the response.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
-/// After a timeout, no limits are queried for this long. Otherwise, each of many topics would be
-/// delayed by another timeout.
+/// How long to wait after a timeout before limits are queried again. Without this pause, a pipeline
+/// with many topics would wait for one timeout per topic.
 const TIMEOUT_BACKOFF: Duration = Duration::from_secs(60);
 
 /// The smallest limit of the topics queried so far. Clones share their state.
@@ -71,8 +72,8 @@ impl BatchLimit {
         smallest.filter(|smallest| smallest.bytes < bytes)
     }
 
-    /// Returns the error for a record that was rejected earlier, with the limit of its topic if
-    /// that limit is known.
+    /// Returns the error for a record that was rejected earlier. If the record was too large and
+    /// the limit of its topic is known, the error contains the limit.
     pub(super) fn refusal(&self, refused: &RefusedRecord) -> SinkError {
         let mut refused = refused.clone();
         let known = self
@@ -88,8 +89,8 @@ impl BatchLimit {
     }
 
     /// Queries the limit of a topic from brokers that have just responded to another request. If
-    /// the limit can't be determined, a batch may be rejected, in which case its records are sent
-    /// again in smaller batches.
+    /// the limit can't be determined, a batch may be rejected; its records are then resent in
+    /// smaller batches.
     pub(super) async fn query_limit(&self, producer: Arc<BaseProducer<Context>>, topic: String) {
         let unanswered = self.known().unanswered;
         if unanswered.is_some_and(|at| at.elapsed() < TIMEOUT_BACKOFF) {
@@ -102,7 +103,8 @@ impl BatchLimit {
         }
     }
 
-    /// Like [`BatchLimit::query_limit`], but also usable before any broker has responded. Blocks.
+    /// Like [`BatchLimit::query_limit`], but can be called before any broker has responded. Blocks
+    /// until the brokers respond or the request times out.
     pub(super) fn learn(&self, producer: &BaseProducer<Context>, topic: &str) -> Result<(), Code> {
         match query_topic(producer.client(), topic) {
             Ok(settings) => {
@@ -143,15 +145,16 @@ impl BatchLimit {
     }
 }
 
-/// Settings of a topic that the brokers return.
+/// Topic settings, as returned by the brokers.
 struct TopicSettings {
-    /// The largest batch that the topic accepts.
+    /// Maximum size, in bytes, of a batch that the topic accepts.
     batch_bytes: Option<u32>,
-    /// Whether compaction removes records for which a later one has the same key.
+    /// Whether the topic is compacted, so that Kafka removes a record when a later one has the same
+    /// key.
     is_compacted: bool,
 }
 
-/// Queries the settings of a topic. Blocks.
+/// Queries the settings of a topic. Blocks until the brokers respond or the request times out.
 ///
 /// # Errors
 /// Returns an error if no broker responds, or if the brokers deny the request.
@@ -162,7 +165,8 @@ fn query_topic<C: ClientContext>(client: &Client<C>, topic: &str) -> Result<Topi
         [TOPIC_LIMIT_SETTING, "cleanup.policy"],
         REQUEST_TIMEOUT,
     )?;
-    // Replace 0, which is not a valid `batch.size`; nothing could be sent to such a topic anyway.
+    // Replace 0, which is not a valid `batch.size`. Nothing can be sent to a topic with this limit
+    // anyway.
     let bytes = bytes.and_then(|bytes| bytes.parse().ok());
     Ok(TopicSettings {
         batch_bytes: bytes.map(|bytes: u32| bytes.max(1)),
@@ -170,7 +174,8 @@ fn query_topic<C: ClientContext>(client: &Client<C>, topic: &str) -> Result<Topi
     })
 }
 
-/// Returns the warning about tombstones that the user has not configured.
+/// Returns the warning for a compacted topic if `null_payload` is not set: NULL payloads then
+/// become tombstones, which delete earlier records.
 pub(crate) fn compaction_warning(topic: &str) -> String {
     format!(
         "topic {topic:?} is compacted, but null_payload is not set: an event whose payload is NULL becomes a tombstone, which deletes \
@@ -179,14 +184,15 @@ pub(crate) fn compaction_warning(topic: &str) -> String {
     )
 }
 
-/// The size limits of a topic, and of a producer that sends to the topic.
+/// The size limits of a topic, and of a producer that sends records to the topic.
 #[derive(Debug)]
 pub(crate) struct Limits {
-    /// The largest batch that the topic accepts, in bytes, or the reason why this is unknown.
+    /// Maximum size, in bytes, of a batch that the topic accepts, or the reason why this limit is
+    /// unknown.
     topic: Result<u32, String>,
-    /// The largest batch of several records, in bytes.
+    /// Maximum size, in bytes, to which the producer fills a batch of several records.
     batches: u32,
-    /// The largest record, in bytes.
+    /// Maximum size, in bytes, of a record that the producer accepts.
     records: u32,
     brokers: String,
     /// Whether the topic is compacted.
@@ -194,7 +200,8 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    /// Queries the limits of a topic, for a producer with the configuration `config`. Blocks.
+    /// Queries the limits of a topic, for a producer with the configuration `config`. Blocks until
+    /// the brokers respond or the request times out.
     pub(super) fn query<C: ClientContext>(
         client: &Client<C>,
         topic: &str,
@@ -216,8 +223,8 @@ impl Limits {
         }
     }
 
-    /// Returns a warning with its remedy if the topic would reject a record for a row of up to
-    /// `row_bytes_max` bytes.
+    /// Returns a warning, with its remedy, if rows of up to `row_bytes_max` bytes can result in
+    /// records that the topic rejects.
     #[must_use]
     pub(crate) fn warning(&self, topic: &str, row_bytes_max: usize) -> Option<String> {
         let limit = *self.topic.as_ref().ok()?;
@@ -253,8 +260,7 @@ impl fmt::Display for Limits {
     }
 }
 
-/// The size of the largest record that Kafka accepts from a pipeline, as far as it can be
-/// determined in advance.
+/// The size of the largest record that Kafka is expected to accept from a pipeline.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RecordLimit {
     bytes: u32,
@@ -283,8 +289,8 @@ impl RecordLimit {
         }
     }
 
-    /// Returns the size of the largest event that fits into a record, together with a key, other
-    /// headers and Kafka's own fields.
+    /// Returns the size of the largest event that fits into a record, allowing for the key, the
+    /// headers that are not part of the event, and Kafka's own fields.
     #[must_use]
     pub(crate) fn event_bytes(&self) -> u64 {
         u64::from(self.bytes)
@@ -309,8 +315,8 @@ impl fmt::Display for RecordLimit {
     }
 }
 
-/// Returns the size of the largest batch of several records that a producer with this configuration
-/// creates.
+/// Returns the maximum size to which a producer with this configuration fills a batch of several
+/// records.
 pub(super) fn batch_bytes_max(config: &ClientConfig) -> u32 {
     let batch = number(config, BATCH_BYTES).unwrap_or(u32::MAX);
     batch.min(record_bytes_max(config))

@@ -1,8 +1,8 @@
 //! Calls to librdkafka that rdkafka does not provide, or provides only in a slower form.
 //!
-//! rdkafka's `send` allocates the topic's name as a C string, looks the topic up by name and builds
-//! a result for every record. Here, a topic is opened once, and producing a record allocates
-//! nothing in Rust. The functions are those of librdkafka 2.12, `src/rdkafka.h`.
+//! For every record, rdkafka's `send` allocates the topic's name as a C string, looks the topic up
+//! by name and builds a result. Here, each topic is opened only once, and producing a record
+//! allocates nothing in Rust. The functions are declared as in `src/rdkafka.h` of librdkafka 2.12.
 #![expect(unsafe_code, reason = "calls librdkafka, which is a C library")]
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -47,7 +47,7 @@ use super::context::Context;
 use crate::delivery::watermark::Tag;
 use crate::outbox::Record;
 
-/// Longer broker messages are truncated to this length.
+/// Maximum length of a broker's message; longer messages are truncated.
 pub(super) const BROKER_TEXT_CHARS_MAX: usize = 500;
 
 /// `RD_KAFKA_PARTITION_UA`: the partitioner chooses the partition.
@@ -56,7 +56,7 @@ const PARTITION_UNASSIGNED: i32 = -1;
 /// A producer's handle to a topic.
 pub(super) struct Topic {
     handle: NonNull<RDKafkaTopic>,
-    /// Keeps alive the client that owns the handle.
+    /// Keeps the client that owns the handle alive.
     producer: Arc<BaseProducer<Context>>,
 }
 
@@ -87,8 +87,8 @@ impl Topic {
         }
     }
 
-    /// Copies a record into librdkafka's queue. If a `tag` is given, the record's delivery is
-    /// reported with it.
+    /// Copies a record into librdkafka's queue. If a `tag` is given, it is returned with the
+    /// record's delivery report.
     ///
     /// # Errors
     /// Returns an error if the record was not queued.
@@ -119,7 +119,7 @@ impl Topic {
                 Vtype::RD_KAFKA_VTYPE_KEY as c_int,
                 key,
                 key_len,
-                // Zero means the current time.
+                // A timestamp of zero means the current time.
                 Vtype::RD_KAFKA_VTYPE_TIMESTAMP as c_int,
                 record.timestamp_millis.unwrap_or(0),
                 Vtype::RD_KAFKA_VTYPE_OPAQUE as c_int,
@@ -144,7 +144,7 @@ impl Drop for Topic {
 }
 
 /// Sends all queued records without lingering, including those queued during the call. Waits until
-/// no record is in flight, and returns whether that happened within the time limit.
+/// no record is in flight, and returns false if this takes longer than `within`.
 pub(super) fn flush(producer: &BaseProducer<Context>, within: Duration) -> bool {
     let millis = c_int::try_from(within.as_millis()).unwrap_or(c_int::MAX);
     // SAFETY: the producer is valid.
@@ -152,14 +152,15 @@ pub(super) fn flush(producer: &BaseProducer<Context>, within: Duration) -> bool 
     result(code).is_ok()
 }
 
-/// Waits until a broker responds, for at most `within`.
+/// Waits up to `within` for a broker to respond.
 pub(super) fn wait_for_broker(producer: &BaseProducer<Context>, within: Duration) {
     let millis = c_int::try_from(within.as_millis()).unwrap_or(c_int::MAX);
     let mut metadata = null();
     // SAFETY: the producer is valid, no topic is passed, and the caller owns the result.
     unsafe {
         let client = producer.client().native_ptr();
-        // The result is ignored, because the next call fails for the same reason.
+        // Ignore the result: if the request failed, the caller's next request fails for the same
+        // reason.
         let _ = rd_kafka_metadata(client, 0, null_mut(), &raw mut metadata, millis);
         if !metadata.is_null() {
             rd_kafka_metadata_destroy(metadata);
@@ -179,19 +180,20 @@ pub(super) fn knows_brokers(producer: &BaseProducer<Context>) -> bool {
     count > 0
 }
 
-/// Adds brokers to which the producer may connect, in the format of `bootstrap.servers`.
+/// Adds brokers that the producer may connect to. `servers` has the format of `bootstrap.servers`.
 pub(super) fn add_brokers(producer: &BaseProducer<Context>, servers: &str) {
-    // A list that contains NUL was not valid in the producer's configuration either.
+    // A list that contains NUL would already have been rejected in the producer's configuration.
     if let Ok(servers) = CString::new(servers) {
         // SAFETY: the producer is valid, and the string is copied.
         unsafe { rd_kafka_brokers_add(producer.client().native_ptr(), servers.as_ptr()) };
     }
 }
 
-/// Returns the end offset of the partition that the broker reported in the consumer's last fetch.
+/// Returns the partition's end offset, as reported by the broker in response to the consumer's last
+/// fetch.
 ///
 /// # Errors
-/// Returns an error if the consumer does not read the partition.
+/// Returns an error if the consumer is not reading the partition.
 pub(super) fn end_known_to_reader<C: ConsumerContext>(
     consumer: &BaseConsumer<C>,
     topic: &str,
@@ -214,14 +216,15 @@ pub(super) fn end_known_to_reader<C: ConsumerContext>(
     Ok(high)
 }
 
-/// Queries settings of a topic; the value is `None` for each setting that the brokers do not
+/// Queries settings of a topic. The value is `None` for each setting that the brokers do not
 /// return.
 ///
-/// rdkafka uses a separate client for such requests, which must connect first; this function uses
-/// the connections of `client`. Blocks.
+/// For this request, rdkafka would use a separate client, which would have to connect first. This
+/// function uses the connections of `client` instead. Blocks until a broker responds or the request
+/// times out.
 ///
 /// # Errors
-/// Returns an error if no broker has responded in time, or if the response is an error.
+/// Returns an error if no broker responds in time, or if the response is an error.
 pub(super) fn topic_settings<C: ClientContext, const N: usize>(
     client: &Client<C>,
     topic: &str,
@@ -230,9 +233,9 @@ pub(super) fn topic_settings<C: ClientContext, const N: usize>(
 ) -> Result<[Option<String>; N], RDKafkaErrorCode> {
     let name = CString::new(topic).map_err(|_| RDKafkaErrorCode::InvalidTopic)?;
     let millis = c_int::try_from(within.as_millis()).unwrap_or(c_int::MAX);
-    // SAFETY: the client is valid for the whole call. The name is copied, and so are the resource
-    // and the options when the request is made. The queue is destroyed after the wait; a later
-    // response is discarded.
+    // SAFETY: the client is valid for the whole call. librdkafka copies the name, and the request
+    // contains copies of the resource and the options. The queue is destroyed after the wait, and a
+    // later response is discarded.
     let event = unsafe {
         let native = client.native_ptr();
         let mut resource =
@@ -362,15 +365,15 @@ impl Drop for AdminEvent {
     }
 }
 
-/// Returns whether the principal may write to the topic. Also returns true if the broker does not
-/// report permissions: brokers before Apache Kafka 2.3 do not (KIP-430).
+/// Returns whether the principal may write to the topic. Returns true if the broker does not report
+/// permissions, because brokers older than Apache Kafka 2.3 never do (KIP-430).
 ///
 /// # Safety
-/// The description is valid.
+/// `topic` must point to a valid description.
 unsafe fn may_write(topic: *const rd_kafka_TopicDescription_t) -> bool {
     let mut count = 0;
-    // SAFETY: guaranteed by the caller. Brokers may return operations that are not in the
-    // enumeration, so they are read as integers.
+    // SAFETY: guaranteed by the caller. The operations are read as integers, because brokers may
+    // return operations that are not in the enumeration.
     let operations: &[u32] = unsafe {
         let operations = rd_kafka_TopicDescription_authorized_operations(topic, &raw mut count);
         array(operations.cast(), count)
@@ -379,20 +382,20 @@ unsafe fn may_write(topic: *const rd_kafka_TopicDescription_t) -> bool {
         || operations.contains(&(AclOperation::RD_KAFKA_ACL_OPERATION_WRITE as u32))
 }
 
-/// Properties of a topic that a broker returns.
+/// Properties of a topic, as returned by a broker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TopicFacts {
     pub(super) partitions: usize,
-    /// `None` from brokers before Apache Kafka 2.8 (KIP-516).
+    /// `None` if the broker is older than Apache Kafka 2.8 (KIP-516).
     pub(super) id: Option<TopicId>,
 }
 
-/// A topic's ID. A topic that is deleted and re-created gets a new ID.
+/// A topic's ID, which changes if the topic is deleted and re-created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TopicId(pub(super) i64, pub(super) i64);
 
 /// # Safety
-/// The description is valid.
+/// `topic` must point to a valid description.
 unsafe fn topic_id(topic: *const rd_kafka_TopicDescription_t) -> Option<TopicId> {
     // SAFETY: guaranteed by the caller; the ID lives as long as the description.
     unsafe {
@@ -416,8 +419,8 @@ pub(super) type Description = Result<TopicFacts, RDKafkaErrorCode>;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Refusal {
     pub(super) code: RDKafkaErrorCode,
-    /// The broker's error message, which rdkafka's admin client omits. It names a colliding topic,
-    /// for example.
+    /// The broker's error message, which rdkafka's admin client omits. For example, it names the
+    /// existing topic that the new name collides with.
     reason: Option<String>,
 }
 
@@ -443,13 +446,14 @@ pub(super) struct NewTopic {
     pub(super) settings: &'static [(&'static CStr, &'static CStr)],
 }
 
-/// How long the controller may wait until a new topic is fully created.
+/// How long the controller may wait for a new topic to be fully created.
 const CREATION_MILLIS: c_int = 5000;
 
-/// Creates topics with one request, and returns a result for each. Blocks.
+/// Creates topics with one request, and returns a result for each topic. Blocks until a broker
+/// responds or the request times out.
 ///
 /// # Errors
-/// Returns an error if no broker responded within `within`, or if the response was an error for all
+/// Returns an error if no broker responds within `within`, or if the response is an error for all
 /// topics.
 pub(super) fn create_topics<C: ClientContext>(
     client: &Client<C>,
@@ -517,10 +521,11 @@ pub(super) fn create_topics<C: ClientContext>(
     AdminEvent(event).creations()
 }
 
-/// Returns the cluster ID from the last metadata response, or `None` before the first response.
+/// Returns the cluster ID from the last metadata response, or `None` if there has been no response.
 /// Does not block.
 pub(super) fn cluster_id<C: ClientContext>(client: &Client<C>) -> Option<String> {
-    // SAFETY: the client is valid, and the caller must free the string.
+    // SAFETY: the client is valid. The returned string is copied and then freed, as the API
+    // requires.
     unsafe {
         let native = client.native_ptr();
         let id = rd_kafka_clusterid(native, 0);
@@ -532,14 +537,14 @@ pub(super) fn cluster_id<C: ClientContext>(client: &Client<C>) -> Option<String>
     }
 }
 
-/// Queries the metadata of several topics with one request. Topics missing from the response are
-/// missing from the result. Blocks.
+/// Queries the metadata of several topics with one request. Topics that the response omits are
+/// omitted from the result. Blocks until a broker responds or the request times out.
 ///
-/// Unlike a metadata request, this request neither creates topics nor makes `client` store the
-/// names until it is destroyed.
+/// Unlike a metadata request, this request does not create topics, and does not make `client` store
+/// the names for the rest of its lifetime.
 ///
 /// # Errors
-/// Returns an error if no broker responded in time, or if the response was an error for all topics.
+/// Returns an error if no broker responds in time, or if the response is an error for all topics.
 pub(super) fn describe_topics<C: ClientContext>(
     client: &Client<C>,
     topics: &[String],
@@ -561,7 +566,8 @@ pub(super) fn describe_topics<C: ClientContext>(
             rd_kafka_TopicCollection_of_topic_names(pointers.as_mut_ptr(), pointers.len());
         let options = rd_kafka_AdminOptions_new(native, AdminOp::RD_KAFKA_ADMIN_OP_DESCRIBETOPICS);
         rd_kafka_AdminOptions_set_request_timeout(options, millis, null_mut(), 0);
-        // This call fails only if the options are for a different kind of request.
+        // Ignore an error: the call fails only if the options belong to a different kind of
+        // request.
         let failed = rd_kafka_AdminOptions_set_include_authorized_operations(options, 1);
         if !failed.is_null() {
             rd_kafka_error_destroy(failed);
@@ -581,7 +587,7 @@ pub(super) fn describe_topics<C: ClientContext>(
 /// Converts a C array to a slice. librdkafka may return a null pointer for an empty array.
 ///
 /// # Safety
-/// Unless it is null, `first` points to `count` values that live for `'a`.
+/// `first` must be null, or point to `count` values that live for `'a`.
 unsafe fn array<'a, T>(first: *const T, count: usize) -> &'a [T] {
     match first.is_null() {
         true => &[],
@@ -590,10 +596,10 @@ unsafe fn array<'a, T>(first: *const T, count: usize) -> &'a [T] {
     }
 }
 
-/// Copies a C string, if the pointer is not null.
+/// Copies a C string; returns `None` if the pointer is null.
 ///
 /// # Safety
-/// The pointer is null, or points to a NUL-terminated string.
+/// `string` must be null, or point to a NUL-terminated string.
 unsafe fn text(string: *const c_char) -> Option<String> {
     (!string.is_null()).then(|| {
         // SAFETY: guaranteed by the caller.

@@ -1,5 +1,5 @@
-//! Functions that set a client's SASL/OAUTHBEARER token from any thread. rdkafka sets tokens only
-//! while it polls the client itself. The functions are those of librdkafka 2.12, `src/rdkafka.h`.
+//! Sets a client's SASL/OAUTHBEARER token from any thread. rdkafka sets tokens only while it polls
+//! the client itself. The functions are declared as in `src/rdkafka.h` of librdkafka 2.12.
 #![expect(unsafe_code, reason = "calls librdkafka, which is a C library")]
 
 use std::ffi::CString;
@@ -10,13 +10,12 @@ use rdkafka::error::RDKafkaErrorCode;
 
 use super::token::{Token, now_millis};
 
-/// Sets the token with which the client authenticates its next connections. If a broker requires
-/// reauthentication on an open connection, librdkafka uses the token that is current when the
-/// broker requires it.
+/// Sets the token that the client uses to authenticate new connections. If a broker requires an
+/// open connection to reauthenticate, librdkafka uses whichever token is current at that time.
 ///
-/// Returns whether librdkafka accepts the token. librdkafka rejects the token if it has expired, or
-/// if the client uses a different SASL mechanism. librdkafka's reason is not returned because it
-/// may contain the token.
+/// Returns whether librdkafka accepts the token. A token is rejected if it has expired, or if the
+/// client uses a different SASL mechanism. librdkafka's reason is not returned because it may
+/// contain the token.
 #[must_use]
 pub(super) fn set_token<C: ClientContext>(client: &Client<C>, token: &Token) -> bool {
     let mut texts = vec![&token.value, &token.principal];
@@ -51,7 +50,7 @@ pub(super) fn set_token<C: ClientContext>(client: &Client<C>, token: &Token) -> 
 /// Reports to the client that no token could be obtained. librdkafka requests another token after
 /// ten seconds.
 pub(super) fn fail_token<C: ClientContext>(client: &Client<C>, reason: &str) {
-    // librdkafka requires a reason that is not empty, and a C string can't contain NUL.
+    // librdkafka requires a non-empty reason, and a C string can't contain NUL.
     if let Ok(reason) = CString::new(format!("no token: {reason}").replace('\0', "")) {
         // SAFETY: the client is valid, and the string is copied.
         unsafe { rd_kafka_oauthbearer_set_token_failure(client.native_ptr(), reason.as_ptr()) };

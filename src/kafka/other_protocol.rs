@@ -1,13 +1,13 @@
-//! Recognizes servers that do not use Kafka's protocol.
+//! Recognizes servers that do not speak Kafka's protocol.
 
 use std::borrow::Cow;
 
-/// The start of the error that results when librdkafka reads the first bytes of a different
-/// protocol as the length of a response (`rdkafka_transport.c`).
+/// Prefix of librdkafka's error message when the first bytes of a different protocol are read as
+/// the length of a response (`rdkafka_transport.c`).
 const NO_LENGTH: &str = "Receive failed: Invalid response size ";
-/// The state of a connection on which no response has arrived yet.
+/// Text in the error message if the connection has not received any response yet.
 const FIRST_RESPONSE: &str = "in state APIVERSION_QUERY";
-/// The advice in librdkafka's error, which does not help in this case.
+/// librdkafka's advice in the error message, which does not help if the protocol is wrong.
 const ADVICE: &str = ": increase receive.message.max.bytes";
 
 /// Replaces librdkafka's reason for a failed connection with the likely cause if the first response
@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reports_another_protocol_only_for_the_first_response() {
+    fn suspects_another_protocol_only_if_the_first_response_is_invalid() {
         let reason = |state: &str| {
             format!(
                 "db:5432/bootstrap: Receive failed: Invalid response size 1157627904 (0..100000000): increase \

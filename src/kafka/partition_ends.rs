@@ -1,9 +1,9 @@
 //! Detects when a consumer has read a partition up to a known offset.
 //!
 //! A broker reports the end of a partition when it has no more records to return. Other brokers may
-//! have more records: a follower lags behind its leader (`client.rack`), and the high watermark of
-//! a newly elected leader can be lower than the one its predecessor used. A consumer that treats
-//! the reported end as final misses the remaining records.
+//! have more records: a follower (`client.rack`) lags behind its leader, and the high watermark of
+//! a newly elected leader can be lower than its predecessor's. A consumer that treats the reported
+//! end as final misses the remaining records.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -17,14 +17,14 @@ use super::native;
 
 /// Timeout for a single request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// Delay before reading a partition again from its reported end.
+/// Delay before a partition is read again from its reported end.
 const RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// Checks whether the ends of partitions that are reported to a consumer are final.
+/// Checks whether a partition has really been read to its end when a consumer reports that end.
 pub(super) struct PartitionEnds<'c, C: ConsumerContext + 'static> {
     consumer: &'c BaseConsumer<C>,
     topic: &'c str,
-    /// Partitions that are being read again.
+    /// Partitions that are being read again from their reported ends.
     again: HashMap<i32, Retry>,
 }
 
@@ -45,7 +45,7 @@ pub(super) fn read_from_leaders(mut config: ClientConfig) -> ClientConfig {
 }
 
 impl<'c, C: ConsumerContext + 'static> PartitionEnds<'c, C> {
-    /// Creates the checks for a topic that `consumer` starts to read.
+    /// Creates the checks for a topic that `consumer` is about to read.
     pub(super) fn new(consumer: &'c BaseConsumer<C>, topic: &'c str) -> Self {
         Self {
             consumer,
@@ -54,7 +54,8 @@ impl<'c, C: ConsumerContext + 'static> PartitionEnds<'c, C> {
         }
     }
 
-    /// Records that a record of the partition was received.
+    /// Must be called for each record that is received, so that a partition that still returns
+    /// records is not considered finished.
     pub(super) fn record(&mut self, partition: i32) {
         if !self.again.is_empty()
             && let Some(again) = self.again.get_mut(&partition)
@@ -63,11 +64,12 @@ impl<'c, C: ConsumerContext + 'static> PartitionEnds<'c, C> {
         }
     }
 
-    /// Handles a reported end of a partition that is known to extend to `end`, and returns whether
+    /// Handles a reported end of a partition whose actual end is known to be `end`. Returns whether
     /// everything before `end` has been read.
     ///
-    /// If the function returns false, the consumer reads again from the reported end, and the end
-    /// will be reported once more. `start` is the offset at which reading started. Blocks.
+    /// If the function returns false, the consumer reads again from the reported end, and will
+    /// report the end once more. `start` is the offset at which reading started. Blocks while the
+    /// brokers are queried.
     ///
     /// # Errors
     /// Returns an error if the brokers don't respond.
@@ -80,8 +82,8 @@ impl<'c, C: ConsumerContext + 'static> PartitionEnds<'c, C> {
         let position = self.consumer.position()?;
         let position = position.find_partition(self.topic, partition);
         let offset = match position.map(|found| found.offset()) {
-            // The offset after the last record, or after the last transaction marker, which is not
-            // returned as a record.
+            // The position is the offset after the last record or transaction marker. Markers are
+            // not returned as records.
             Some(Offset::Offset(offset)) => offset.max(start),
             _ => start,
         };
@@ -90,8 +92,9 @@ impl<'c, C: ConsumerContext + 'static> PartitionEnds<'c, C> {
         if offset >= end {
             return Ok(true);
         }
-        // The broker's current state does not apply to an end that it reported earlier: the broker
-        // may have caught up in the meantime, and earlier records may not have been polled yet.
+        // The broker's current state alone does not confirm an end that was reported earlier: the
+        // broker may have caught up in the meantime, and records before `end` may not have been
+        // polled yet.
         let is_complete = self.is_complete(partition, end)?;
         if is_complete
             && previous.is_some_and(|previous| previous.is_quiet && previous.was_complete)
@@ -105,7 +108,7 @@ impl<'c, C: ConsumerContext + 'static> PartitionEnds<'c, C> {
             was_complete: is_complete,
         };
         self.again.insert(partition, again);
-        // Seeking discards ends that were reported before.
+        // Seeking discards ends that were reported earlier.
         self.consumer.seek(
             self.topic,
             partition,
@@ -115,11 +118,12 @@ impl<'c, C: ConsumerContext + 'static> PartitionEnds<'c, C> {
         Ok(false)
     }
 
-    /// Returns whether the broker that the consumer reads from has the partition up to `end`, and
+    /// Returns `true` if the broker that the consumer reads from has the partition up to `end`, and
     /// can return all records before `end`.
     ///
     /// If the broker can return all records before `end`, a reported end means that everything was
-    /// read, even if no record has the last offsets: compaction may have removed the last records.
+    /// read, even if the last record has a lower offset: compaction may have removed the records
+    /// after it.
     fn is_complete(&self, partition: i32, end: i64) -> KafkaResult<bool> {
         let (_, readable) =
             self.consumer

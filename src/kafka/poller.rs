@@ -9,7 +9,7 @@ use rdkafka::producer::BaseProducer;
 use super::context::Context;
 use super::events::Events;
 
-/// Processes a producer's events until it is dropped.
+/// Processes a producer's events on a thread, until the poller is dropped.
 pub(super) struct Poller {
     shared: Arc<PollerState>,
     thread: Option<JoinHandle<()>>,
@@ -50,7 +50,7 @@ impl Drop for Poller {
         self.shared.end.store(true, Ordering::SeqCst);
         self.shared.events.wake();
         if let Some(thread) = self.thread.take() {
-            // An error means that the thread panicked, and so has also ended.
+            // An error means that the thread panicked. The thread has ended either way.
             let _ = thread.join();
         }
     }

@@ -1,4 +1,4 @@
-//! Checks of the connection to the brokers, without producing anything.
+//! Checks the connection to the brokers, without producing any records.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,7 +30,7 @@ use crate::sink::SinkError;
 const METADATA_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time limit for the brokers to assign a producer ID.
 const PRODUCER_ID_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time limit for finding out whether authentication fails.
+/// Time limit for determining whether authentication fails.
 const AUTHENTICATION_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long to wait for another broker, or another address of the same host, after one has failed.
 const OTHER_BROKERS_TIMEOUT: Duration = Duration::from_millis(1500);
@@ -56,7 +56,7 @@ pub(crate) enum BrokerFinding {
         /// Size limits of the topic and the producer.
         limits: Limits,
     },
-    /// The topic does not exist, or may not be used.
+    /// The topic does not exist, or the principal may not use it.
     NoTopic {
         error: SinkError,
         /// Number of brokers.
@@ -65,8 +65,8 @@ pub(crate) enum BrokerFinding {
 }
 
 impl BrokerFinding {
-    /// Returns the number of brokers, or `None` if the number does not matter: replicas are only
-    /// chosen for a topic that does not exist yet.
+    /// Returns the number of brokers, or `None` if the topic exists. The number matters only for
+    /// the replication factor of a topic that is yet to be created.
     pub(crate) fn brokers(&self) -> Option<usize> {
         match self {
             Self::Reachable { brokers } | Self::NoTopic { brokers, .. } => Some(*brokers),
@@ -75,7 +75,7 @@ impl BrokerFinding {
     }
 }
 
-/// Queries the brokers and, if given, `topic`. Does not create the topic.
+/// Queries the brokers and, if given, `topic`. The topic is not created.
 pub(crate) async fn probe(
     properties: &Properties,
     credentials: &Credentials,
@@ -146,10 +146,10 @@ pub(crate) async fn probe(
     }
 }
 
-/// Whether reachable brokers accept an idempotent producer. Messages include the remedy.
+/// Whether the brokers, if reachable, accept an idempotent producer. Messages include the remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ProducerFinding {
-    /// The brokers accept the producer, or [`probe`] has already reported why a client can't
+    /// The brokers accept the producer, or [`probe`] has already reported why no client can
     /// connect.
     Taken,
     /// The brokers reject the producer.
@@ -171,7 +171,7 @@ pub(crate) async fn producer(
     request.await.unwrap_or(ProducerFinding::Taken)
 }
 
-/// Creates a producer and waits for its producer ID, for at most `within`.
+/// Creates a producer and waits up to `within` for its producer ID.
 fn request_producer_id(
     mut config: ClientConfig,
     credentials: &Credentials,
@@ -215,7 +215,7 @@ fn request_producer_id(
     ))
 }
 
-/// A context that records whether the producer has a producer ID.
+/// A context that records whether the producer has received a producer ID.
 #[derive(Default)]
 struct IdentityContext(AtomicBool);
 
@@ -242,7 +242,8 @@ impl ProducerContext for IdentityContext {
 enum ConnectionFailure {
     /// Authentication failed.
     Refused(String),
-    /// No connection can be established; contains the last error of a broker connection.
+    /// No connection can be established. Contains the error of the last broker connection that
+    /// failed.
     Down(Option<String>),
 }
 
@@ -259,9 +260,9 @@ pub(super) async fn refusal(config: ClientConfig, credentials: &Credentials) -> 
     }
 }
 
-/// Finds out why brokers don't respond; the metadata request times out after `limit`. Never
-/// resolves if a broker responds or the reason is not found. Uses a producer, because only a
-/// producer's events contain the reason.
+/// Determines why brokers don't respond; the metadata request times out after `limit`. Never
+/// resolves if a broker responds or no reason is found. Uses a producer, because only a producer's
+/// events contain the reason.
 async fn find_cause(
     config: ClientConfig,
     credentials: &Credentials,
@@ -314,7 +315,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns the finding for a mock cluster prepared with `prepare`.
+    /// Returns the result for a mock cluster that was prepared with `prepare`.
     fn mock_finding(
         prepare: impl FnOnce(&MockCluster<'static, DefaultProducerContext>),
     ) -> ProducerFinding {
@@ -333,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_brokers_that_reject_an_idempotent_producer_with_the_fix() {
+    fn suggests_a_fix_if_brokers_reject_an_idempotent_producer() {
         use RDKafkaRespErr::{
             RD_KAFKA_RESP_ERR_CLUSTER_AUTHORIZATION_FAILED as DENIED,
             RD_KAFKA_RESP_ERR_COORDINATOR_LOAD_IN_PROGRESS as BUSY,
@@ -360,8 +361,8 @@ mod tests {
         let busy =
             |times| mock_finding(|cluster| cluster.request_errors(request, &vec![BUSY; times]));
         assert_eq!(busy(1), ProducerFinding::Taken);
-        // A retriable error is not a rejection, even if the error persists, but the producer has
-        // not been accepted.
+        // A persistent retriable error is not a rejection either, but it does not mean that the
+        // producer was accepted.
         match busy(1_000) {
             ProducerFinding::Unanswered(reason) => assert!(reason.contains("2s"), "{reason}"),
             other => panic!("{other:?}"),

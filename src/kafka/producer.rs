@@ -39,7 +39,7 @@ use crate::sink::{
     transactions_unsupported,
 };
 
-/// Kafka as a [`Sink`].
+/// A [`Sink`] that produces records to Kafka.
 ///
 /// librdkafka copies the key, value and headers of each record it accepts, batches records on its
 /// own threads, and reports each delivery to [`Context`].
@@ -54,14 +54,15 @@ pub struct KafkaSink {
     /// Maximum size of the producer's batches, in bytes.
     batch_bytes: u32,
     limit: BatchLimit,
-    /// The query for the limit of the topic that all events use, while the query is in progress.
+    /// The query for the size limit of the pipeline's constant topic; `None` if no query is in
+    /// progress.
     limit_query: Option<JoinHandle<()>>,
     topics: Topics,
-    /// Topics that exist, by name.
+    /// The topics that are known to exist, keyed by name.
     known: HashMap<Box<str>, KnownTopic>,
     /// State for exactly-once delivery; `None` for at-least-once.
     transactions: Option<Transactions>,
-    /// When [`Sink::tend`] last checked whether an outage has ended.
+    /// When [`Sink::tend`] last checked whether an outage is over.
     outage_checked_at: Instant,
     brokers: Arc<Brokers>,
     /// Number of calls to [`Sink::read_more`].
@@ -73,10 +74,11 @@ pub struct KafkaSink {
     comparison: Comparison,
 }
 
-/// Compares the IDs of the topics that records are produced to with those recorded earlier.
+/// Compares the IDs of the topics in use with those recorded earlier, to detect topics that were
+/// re-created.
 struct Comparison {
     seen: SeenTopics,
-    /// The most recently started comparison.
+    /// The most recently started comparison of topic IDs.
     task: Option<JoinHandle<()>>,
     /// When all topics were last compared.
     compared: Instant,
@@ -100,7 +102,7 @@ impl Comparison {
         }
     }
 
-    /// Starts a comparison if one is due.
+    /// Starts a comparison of topic IDs if one is due.
     fn start_if_due(
         &mut self,
         producer: &Arc<BaseProducer<Context>>,
@@ -133,53 +135,53 @@ struct Transactions {
     topic: Option<Topic>,
     /// Partition counts of topics that have not been added to a checkpoint yet.
     partitions: BTreeMap<String, usize>,
-    /// Whether the producer has fenced its predecessors, which is possible only once.
+    /// Whether the producer has fenced its predecessors. A producer can do this only once.
     taken_over: bool,
 }
 
-/// A topic that exists.
+/// A topic that is known to exist.
 struct KnownTopic {
     topic: Topic,
-    /// A partition that is missing from librdkafka's metadata and is being looked up, and the value
-    /// of [`KafkaSink::reads`] when the lookup was requested.
+    /// A partition that is missing from librdkafka's metadata and is being looked up, together with
+    /// the value of [`KafkaSink::reads`] when the lookup was requested.
     doubted: Option<(i32, u64)>,
     absent: Option<AbsentPartition>,
 }
 
-/// The result of looking up a partition.
+/// The result of looking up a partition that was missing from librdkafka's metadata.
 struct AbsentPartition {
-    /// The number of the first partition that did not exist, which equals the topic's partition
-    /// count at the time of the lookup.
+    /// Number of the first partition that does not exist, which is the topic's partition count at
+    /// the time of the lookup.
     first: usize,
     answered: Instant,
-    /// The value of [`KafkaSink::reads`] when the lookup was requested: rows read later may name
-    /// partitions that were added later.
+    /// The value of [`KafkaSink::reads`] when the lookup was requested. Rows that are read later
+    /// may name partitions that were added after the lookup.
     reads: u64,
-    /// Whether the row that caused the lookup has not been checked against the result yet.
+    /// Whether the row that caused the lookup still has to be checked against the result.
     is_awaited: bool,
 }
 
 /// How long the result of a partition lookup is valid.
 const LOOKUP_LIFETIME: Duration = Duration::from_secs(1);
 /// How long a broker may take to receive the metadata of partitions that were added to a topic.
-/// Until then, a response that a partition does not exist is not trusted. The exception is a
-/// response that follows another one within [`NEW_PARTITION_DELAY_INTERVAL`], so that many rows
-/// with missing partitions don't delay all other rows.
+/// Until this time has passed, Walpost does not trust a response that reports a partition as
+/// missing. However, a response within [`NEW_PARTITION_DELAY_INTERVAL`] of another one is trusted
+/// immediately, so that many rows with missing partitions don't delay all other rows.
 const NEW_PARTITION_DELAY: Duration = Duration::from_millis(250);
 const NEW_PARTITION_DELAY_INTERVAL: Duration = Duration::from_secs(10);
-/// How often the brokers are queried during an outage to find out whether it has ended.
+/// How often the brokers are queried during an outage to detect its end.
 const OUTAGE_QUERY_INTERVAL: Duration = Duration::from_secs(2);
 /// How often a flush in progress checks whether the sink has been dropped.
 const FLUSH_POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// librdkafka's property for the maximum number of records in a batch.
 const BATCH_RECORDS: &str = "batch.num.messages";
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
-/// A topic limit below this value is logged as a warning, because the limit also applies to batches
-/// for the producer's other topics.
+/// A warning is logged if a topic's limit is below this value, because the limit also applies to
+/// batches for the producer's other topics.
 const TOPIC_LIMIT_WARNING_BYTES: u32 = 64 << 10;
 
 impl KafkaSink {
-    /// Creates a sink that only fences other producers of the pipeline and writes the pipeline's
+    /// Creates a sink that is used only to fence the pipeline's other producers and to write its
     /// checkpoint.
     ///
     /// # Errors
@@ -206,8 +208,8 @@ impl KafkaSink {
         )
     }
 
-    /// Creates a producer for the given pipeline, which reports to `deliveries`. If `checkpoints`
-    /// is given, delivery is exactly-once. The producer connects in the background.
+    /// Creates a producer for the given pipeline. The producer connects in the background, and
+    /// reports deliveries to `deliveries`. If `checkpoints` is given, delivery is exactly-once.
     ///
     /// # Errors
     /// Returns an error if librdkafka does not accept the properties.
@@ -242,8 +244,8 @@ impl KafkaSink {
         Ok(sink)
     }
 
-    /// Creates a sink for a pipeline with the given batching, which keeps batches within `limit`
-    /// and compares topics with those that earlier sinks recorded in `seen`.
+    /// Creates a sink for a pipeline. The sink uses the given batching, keeps batches within
+    /// `limit`, and compares topics with those that earlier sinks recorded in `seen`.
     ///
     /// # Errors
     /// See [`KafkaSink::new`].
@@ -274,8 +276,8 @@ impl KafkaSink {
         sink.comparison = Comparison::new(seen.clone());
         sink.limit = limit.clone();
         sink.limit.warn_of_compaction(settings.warns_of_compaction);
-        // A transactional producer can't be replaced after it has fenced its predecessors, so the
-        // limit must be known by then. Other producers query the limit when they look up a topic.
+        // A transactional producer can't be replaced after it has fenced its predecessors, so query
+        // the limit before that. Other producers query the limit when they look up a topic.
         if sink.transactions.is_some()
             && let Some(topic) = settings.constant_topic
         {
@@ -290,8 +292,8 @@ impl KafkaSink {
 
     fn with_config(topics: Topics, flush: bool, context: Context) -> Result<Self, SinkError> {
         check_files(topics.config()).map_err(|error| match error.is_untrusted() {
-            // This error is retried, so that changing a file's mode does not halt a running
-            // pipeline.
+            // Return an error that is retried, so that a change to a file's mode does not halt a
+            // running pipeline.
             true => SinkError::Broken(error.to_string()),
             false => SinkError::Configuration(error.to_string()),
         })?;
@@ -326,11 +328,11 @@ impl KafkaSink {
         })
     }
 
-    /// Replaces the producer if a topic only accepts batches smaller than the producer's, and
+    /// Replaces the producer if a topic does not accept batches as large as the producer's, and
     /// returns whether the producer was replaced. The new producer has no open topics.
     ///
     /// # Errors
-    /// Returns an error if the producer has records or a transaction that would be lost.
+    /// Returns an error if replacing the producer would lose records or a transaction.
     fn replace_if_limit_exceeded(&mut self) -> Result<bool, SinkError> {
         let Some(Smallest { topic, bytes }) = self.limit.below(self.batch_bytes) else {
             return Ok(false);
@@ -340,8 +342,8 @@ impl KafkaSink {
             || self.producer.in_flight_count() > 0
         {
             return Err(SinkError::Broken(format!(
-                "topic {topic:?} accepts batches of at most {bytes} bytes (max.message.bytes), but uncommitted records were \
-                 produced with batches of up to {} bytes; they will be produced again in smaller batches",
+                "topic {topic:?} accepts batches of at most {bytes} bytes (max.message.bytes), but uncommitted records \
+                 were produced in batches of up to {} bytes; they will be produced again in smaller batches",
                 self.batch_bytes
             )));
         }
@@ -565,8 +567,8 @@ impl Sink for KafkaSink {
         })
     }
 
-    /// Checks during an outage whether it has ended. If there are no records to deliver, this is
-    /// the only way to detect the end.
+    /// During an outage, checks whether it has ended. If there are no records to deliver, nothing
+    /// else detects the end.
     fn tend(&mut self) {
         if !self.producer.context().is_down() {
             self.comparison.start_if_due(&self.producer, &self.known);
@@ -598,11 +600,11 @@ async fn drain(producer: Arc<BaseProducer<Context>>) {
         while !native::flush(&producer, FLUSH_POLL_INTERVAL) && !producer.context().is_abandoned() {
         }
     });
-    // An error is ignored: the caller checks whether records are still in flight.
+    // Ignore an error: the caller checks whether records are still in flight.
     let _ = drained.await;
 }
 
-/// Requests metadata from the brokers, records the result in the context, and returns whether a
+/// Requests metadata from the brokers, passes the outcome to the context, and returns whether a
 /// broker responded.
 fn query_metadata(producer: &BaseProducer<Context>, topic: Option<&str>) -> bool {
     let client = producer.client();
@@ -614,7 +616,7 @@ fn query_metadata(producer: &BaseProducer<Context>, topic: Option<&str>) -> bool
 }
 
 impl KnownTopic {
-    /// Returns whether the brokers have reported that the topic lacks this partition, and the
+    /// Returns true if the brokers have reported that the topic lacks this partition, and the
     /// report still applies to the current row.
     fn is_absent(&mut self, partition: i32, reads: u64) -> bool {
         self.absent.as_mut().is_some_and(|absent| {
@@ -642,7 +644,7 @@ impl KnownTopic {
 }
 
 impl Transactions {
-    /// Adds the checkpoint to the end of the open transaction.
+    /// Produces the checkpoint as the last record of the open transaction.
     fn produce(
         &mut self,
         producer: &Arc<BaseProducer<Context>>,
@@ -701,8 +703,8 @@ mod tests {
 
     type Cluster = MockCluster<'static, rdkafka::producer::DefaultProducerContext>;
 
-    /// Creates a sink to a broker with one partition, inside a transaction if transactional.
-    /// `configure` overrides all other settings.
+    /// Creates a sink for a mock broker whose topic has one partition. If the configuration is
+    /// transactional, begins a transaction. `configure` overrides all other settings.
     fn sink(configure: impl FnOnce(&mut ClientConfig)) -> (Cluster, KafkaSink, Watermark) {
         let cluster = MockCluster::new(1).expect("mock cluster");
         cluster.create_topic(TOPIC, 1, 1).expect("topic");
@@ -745,7 +747,7 @@ mod tests {
         };
         let before = Instant::now();
         while sink.produce(&record, tag) != Ok(Produced::Taken) {
-            // The topic's partitions are looked up in the background.
+            // Retry, because librdkafka looks up the topic's partitions in the background.
             assert!(before.elapsed() < TIMEOUT, "not accepted");
             std::thread::yield_now();
         }
@@ -760,8 +762,9 @@ mod tests {
         (cluster, sink, watermark)
     }
 
-    /// Produces a record that is rejected temporarily while a second one is in flight. The mock
-    /// broker accepts the second record, like a real broker that has no state for the producer yet.
+    /// Produces a record that the broker rejects temporarily while a second one is in flight. The
+    /// mock broker accepts the second record, as a real broker does if it has no state for the
+    /// producer yet.
     async fn reject_first(
         configure: impl FnOnce(&mut ClientConfig),
     ) -> (Cluster, KafkaSink, Watermark) {
@@ -819,7 +822,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn reports_a_record_that_no_broker_acknowledged_as_failed() {
+    async fn treats_an_unacknowledged_record_as_failed() {
         let (_cluster, _sink, watermark) = reject_first(|config| {
             config.set("max.in.flight.requests.per.connection", "5");
         })
@@ -830,8 +833,8 @@ mod tests {
         assert!(failure.reason.contains(expected), "{failure:?}");
     }
 
-    /// Without the check, librdkafka would commit the transaction, and the checkpoint would wrongly
-    /// indicate that Kafka has the record.
+    /// Without the check for unacknowledged records, librdkafka would commit the transaction, and
+    /// the checkpoint would wrongly indicate that Kafka has the record.
     #[tokio::test]
     async fn does_not_commit_a_transaction_with_an_unacknowledged_record() {
         let mut settings = ProducerSettings {
@@ -881,10 +884,10 @@ mod tests {
         );
     }
 
-    /// If later records were delivered, they would precede the rejected record when it is sent
-    /// again. A record that librdkafka has already put into a request is sent anyway. A real broker
-    /// rejects that record because of the gap in the sequence numbers; the mock broker does not
-    /// track the producer's sequence numbers.
+    /// The rejected record is resent. If later records were delivered before that, they would be
+    /// out of order. A record that librdkafka has already put into a request is sent anyway. A real
+    /// broker rejects that record because of the gap in the sequence numbers, which the mock broker
+    /// does not check.
     #[tokio::test]
     async fn does_not_send_records_after_a_permanently_rejected_one() {
         let code = RDKafkaRespErr::RD_KAFKA_RESP_ERR_MSG_SIZE_TOO_LARGE;
@@ -893,7 +896,7 @@ mod tests {
             config.set("batch.num.messages", "1");
         })
         .await;
-        // Later records may be reported before the one that was rejected.
+        // Later records may be reported before the rejected one.
         let cause = async {
             while !watermark
                 .deliveries()
@@ -947,7 +950,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn sends_a_batch_immediately_on_flush_while_traffic_is_low() {
+    async fn flush_sends_the_batch_immediately_while_traffic_is_low() {
         let (_cluster, mut sink, watermark) = sink_with_record();
         let before = Instant::now();
         while watermark.in_flight().records > 0 {
@@ -960,7 +963,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn keeps_filling_a_batch_on_flush_while_traffic_is_high() {
+    async fn flush_keeps_filling_the_batch_while_traffic_is_high() {
         let (_cluster, mut sink, watermark) = sink_with_record();
         sink.flush(true).expect("flush");
         let sent = tokio::time::timeout(Duration::from_millis(500), watermark.empty()).await;

@@ -18,7 +18,7 @@ use crate::trusted_path::{self, PathError};
 pub(super) const BATCH_BYTES: &str = "batch.size";
 const IN_FLIGHT: &str = "max.in.flight.requests.per.connection";
 
-/// Properties by name, as the user wrote them.
+/// Properties by name, as specified by the user.
 pub type Properties = BTreeMap<String, String>;
 
 /// A property that can't be used.
@@ -45,7 +45,7 @@ pub enum PropertyError {
     /// librdkafka does not accept the property.
     #[error("Kafka properties: {0}")]
     Invalid(String),
-    /// The property names a file that must not be used.
+    /// The property refers to a file that must not be used.
     #[error("Kafka property {0}")]
     File(FileError),
     /// A broker address starts with an unsupported protocol, such as `http://`.
@@ -62,8 +62,8 @@ pub enum PropertyError {
 }
 
 /// Checks that `properties` don't conflict with Walpost's guarantees. All properties are checked
-/// before any is passed to librdkafka, which loads libraries as soon as it reads the property that
-/// names them.
+/// before any is passed to librdkafka, because librdkafka loads a library as soon as it reads the
+/// property that names it.
 ///
 /// # Errors
 /// Returns an error if a property would break a guarantee or run code.
@@ -77,8 +77,8 @@ pub fn check(properties: &Properties) -> Result<(), PropertyError> {
     check_with_code(properties)
 }
 
-/// Same as [`check`], but allows properties that run code, for users who have allowed this
-/// explicitly.
+/// Like [`check`], but allows properties that run code. This check is used only if the user has
+/// explicitly allowed such properties.
 ///
 /// # Errors
 /// Returns an error if a property would break a guarantee.
@@ -107,8 +107,8 @@ pub(crate) fn check_with_code(properties: &Properties) -> Result<(), PropertyErr
     }
 }
 
-/// Rejects addresses with an unsupported protocol. librdkafka only logs such an address, and then
-/// has no broker.
+/// Rejects addresses with an unsupported protocol. librdkafka would only log a warning about the
+/// address, and then have no broker to connect to.
 fn check_brokers(brokers: &str) -> Result<(), PropertyError> {
     const PROTOCOLS: [&str; 4] = ["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"];
     let mut addresses = brokers.split(',').map(str::trim);
@@ -122,13 +122,13 @@ fn check_brokers(brokers: &str) -> Result<(), PropertyError> {
     }
 }
 
-/// Removes the prefix that librdkafka treats as optional: `topic.acks` is equivalent to `acks`.
+/// Removes the optional `topic.` prefix. For example, librdkafka treats `topic.acks` and `acks` as
+/// equivalent.
 fn strip_topic_prefix(name: &str) -> &str {
     name.strip_prefix("topic.").unwrap_or(name)
 }
 
-/// Returns the action that librdkafka would perform because of the property, if the action runs
-/// external code.
+/// If the property makes librdkafka run external code, returns a description of the action.
 fn code_action(name: &str) -> Option<&'static str> {
     match strip_topic_prefix(name) {
         "plugin.library.paths" | "interceptors" => Some("load a library"),
@@ -136,7 +136,8 @@ fn code_action(name: &str) -> Option<&'static str> {
             Some("load an OpenSSL engine")
         }
         "ssl.providers" => Some("load OpenSSL providers"),
-        // A shell runs the kinit command, into which the other Kerberos properties are substituted.
+        // librdkafka substitutes the other Kerberos properties into the kinit command, which is run
+        // by a shell.
         name if name.starts_with("sasl.kerberos.") => Some("run a command in a shell"),
         _ => None,
     }
@@ -160,7 +161,7 @@ fn refusal(name: &str, value: &str) -> Option<&'static str> {
         }
         "queuing.strategy" if !is_any(&["fifo"]) => Some("it would reorder records"),
         "delivery.report.only.error" if !is_any(&["false"]) => {
-            Some("Walpost needs the reports of successful deliveries to confirm positions")
+            Some("Walpost needs a delivery report for each delivered record to confirm positions")
         }
         "queue.buffering.max.messages" | "queue.buffering.max.kbytes" => {
             Some("window_records and window_bytes limit the records in flight")
@@ -181,8 +182,8 @@ fn refusal(name: &str, value: &str) -> Option<&'static str> {
 #[must_use]
 pub fn client_config(properties: &Properties, client_id: &str) -> ClientConfig {
     let mut config = ClientConfig::new();
-    // `murmur2_random` is the Java client's default partitioner, so keys stay in their partitions
-    // when Walpost replaces Debezium.
+    // `murmur2_random` is the Java client's default partitioner, so keys still map to the same
+    // partitions after Walpost replaces Debezium.
     config.set("partitioner", "murmur2_random");
     if !properties.contains_key("compression.codec") {
         // LZ4 compresses batches to about a third of their size at little cost, and all Kafka
@@ -190,7 +191,8 @@ pub fn client_config(properties: &Properties, client_id: &str) -> ClientConfig {
         config.set("compression.type", "lz4");
     }
     if leaves_linger(properties) {
-        // A linger time of 10 ms suits high traffic; when traffic is low, Walpost flushes.
+        // A linger time of 10 ms suits high traffic. When traffic is low, Walpost flushes
+        // explicitly.
         config.set("linger.ms", "10");
     }
     // librdkafka keeps a batch and its compressed copy until the batch is acknowledged, for up to
@@ -201,7 +203,7 @@ pub fn client_config(properties: &Properties, client_id: &str) -> ClientConfig {
     config.set("reconnect.backoff.max.ms", "2000");
     config.set("socket.keepalive.enable", "true");
     config.set("log.connection.close", "false");
-    // For monitoring. PostgreSQL is queried at the same interval.
+    // Emit statistics for monitoring as often as PostgreSQL is queried.
     config.set("statistics.interval.ms", "5000");
     // By default, librdkafka uses only the locations that its OpenSSL was built with, but no
     // distribution stores its certificate authorities there.
@@ -220,14 +222,14 @@ pub fn client_config(properties: &Properties, client_id: &str) -> ClientConfig {
     config.set("enable.idempotence", "true");
     config.set("acks", "all");
     // Without this property, if the broker permanently rejected a record, later records would be
-    // delivered ahead of it, and the rejected record would follow when it is sent again.
+    // delivered ahead of it. The rejected record would then be out of order once it was resent.
     config.set("enable.gapless.guarantee", "true");
     // A broker that has no state for the producer yet accepts a batch even if the broker
     // temporarily rejected the preceding one, and librdkafka then treats the rejected batch as
     // accepted too (librdkafka #4134).
     config.remove("max.in.flight");
     config.set(IN_FLIGHT, "1");
-    // An expired record would be skipped, and later ones sent, leaving a gap.
+    // An expired record would be skipped, and later ones would be sent despite the gap.
     config.set("message.timeout.ms", "0");
     // The window already limits the queue. A limit here would permanently block any row larger than
     // the limit.
@@ -243,12 +245,14 @@ pub(crate) fn transactional(mut config: ClientConfig, transactional_id: &str) ->
     // Several requests may be in flight, because a transaction in which records were reordered is
     // not committed: see `Context::record_unacknowledged`.
     config.set(IN_FLIGHT, "5");
-    // If a record expires or is rejected, its whole transaction is aborted.
+    // These properties are not needed: if a record expires or is rejected, its whole transaction is
+    // aborted.
     config.remove("message.timeout.ms");
     config.remove("delivery.timeout.ms");
     config.remove("enable.gapless.guarantee");
     if config.get("transaction.timeout.ms").is_none() {
-        // After a crash, consumers of committed records wait for at most this long.
+        // After a crash, the open transaction delays consumers of committed records for at most
+        // this long.
         config.set("transaction.timeout.ms", "30000");
     }
     config
@@ -279,7 +283,7 @@ pub(crate) fn leave_producers(mut config: ClientConfig) -> ClientConfig {
     config
 }
 
-/// Returns whether the user has left the linger time to Walpost.
+/// Returns whether the user has left the choice of linger time to Walpost.
 #[must_use]
 pub(crate) fn leaves_linger(properties: &Properties) -> bool {
     ["linger.ms", "queue.buffering.max.ms"]
@@ -309,7 +313,7 @@ pub(super) fn is_probe(path: &Path) -> bool {
     path == Path::new(PROBE)
 }
 
-/// Checks the files that the configuration names. A user who can write to such a file controls
+/// Checks the files that the configuration names. A user who can write to these files controls
 /// which brokers are trusted, and librdkafka would block on a FIFO.
 ///
 /// # Errors
@@ -340,14 +344,15 @@ pub struct FileError {
 }
 
 impl FileError {
-    /// Returns whether the file is writable by other users. Otherwise, it is missing or unsuitable.
+    /// Returns whether the file was rejected because other users can write to it. If not, the file
+    /// is missing or unsuitable.
     pub(crate) fn is_untrusted(&self) -> bool {
         self.error.is_untrusted()
     }
 }
 
-/// Performs checks that librdkafka does not make, or for which librdkafka's errors do not name the
-/// file or the environment variable.
+/// Performs the checks that librdkafka omits, and those for which librdkafka's errors don't name
+/// the file or the environment variable.
 fn check_before_creation(config: &ClientConfig) -> KafkaResult<()> {
     check_files(config).map_err(|error| KafkaError::ClientCreation(error.to_string()))?;
     match invalid_login(|name| config.get(name)) {
@@ -356,11 +361,12 @@ fn check_before_creation(config: &ClientConfig) -> KafkaResult<()> {
     }
 }
 
-/// The SASL mechanisms of the librdkafka that Walpost is built with.
+/// The SASL mechanisms that Walpost's build of librdkafka supports.
 const MECHANISMS: [&str; 4] = ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"];
 
-/// Returns an error message if the SASL mechanism is missing or not supported, or if it requires a
-/// login property that the configuration lacks, with the environment variable that sets it.
+/// Returns an error message if the SASL mechanism is missing or not supported, or if the
+/// configuration lacks a login property that the mechanism requires. In the latter case, the
+/// message names the environment variable that sets the property.
 pub(crate) fn invalid_login<'p>(get: impl Fn(&str) -> Option<&'p str>) -> Option<String> {
     let protocol = get("security.protocol")?.trim().to_lowercase();
     if !protocol.starts_with("sasl_") {
@@ -403,7 +409,7 @@ pub(super) fn create<T: FromClientConfig>(config: &ClientConfig) -> KafkaResult<
     config.create().map_err(|error| with_file(config, error))
 }
 
-/// Adds the name of the file from which librdkafka could not load certificates.
+/// If librdkafka failed to load certificates from a file, adds the file's name to the error.
 fn with_file(config: &ClientConfig, error: KafkaError) -> KafkaError {
     match (error, config.get(CA_LOCATION)) {
         (KafkaError::ClientCreation(reason), Some(path))
@@ -417,7 +423,7 @@ fn with_file(config: &ClientConfig, error: KafkaError) -> KafkaError {
     }
 }
 
-/// Same as [`create`], for a client with a context.
+/// Like [`create`], but for a client with a context.
 ///
 /// # Errors
 /// See [`create`].
@@ -447,7 +453,7 @@ fn exposed_keys(properties: &Properties) -> Vec<String> {
         .collect()
 }
 
-/// Returns the bootstrap servers, from either of the property's names.
+/// Returns the bootstrap servers, which may be configured under either of the property's two names.
 #[must_use]
 pub(crate) fn brokers(config: &ClientConfig) -> String {
     let named = config.get("bootstrap.servers");
@@ -471,10 +477,10 @@ fn network_warnings(properties: &Properties) -> Vec<String> {
     let Ok(native) = client_config(properties, "walpost").create_native_config() else {
         return Vec::new();
     };
-    // librdkafka normalizes the value: any spelling of false becomes "false".
+    // librdkafka normalizes the value: "false" represents every spelling of false.
     let effective = |name| native.get(name).unwrap_or_default();
     let protocol = effective("security.protocol");
-    // With these mechanisms, anyone who can read the traffic gets the credentials.
+    // With these mechanisms, the credentials are readable by anyone who can read the traffic.
     let mechanism = effective("sasl.mechanisms");
     let shows_password = protocol.starts_with("sasl")
         && ["PLAIN", "OAUTHBEARER"].contains(&mechanism.to_ascii_uppercase().as_str());
@@ -485,8 +491,9 @@ fn network_warnings(properties: &Properties) -> Vec<String> {
     if protocol.ends_with("ssl") {
         if effective("enable.ssl.certificate.verification") == "false" {
             return vec![format!(
-                "enable.ssl.certificate.verification = false: anyone on the network between Walpost and the brokers can impersonate \
-                 a broker and read {exposed}. Remove it, and set ssl.ca.location to the certificate authority"
+                "enable.ssl.certificate.verification = false: anyone on the network between Walpost and the brokers can \
+                 impersonate a broker and read {exposed}. Remove it, and set ssl.ca.location to the certificate of the \
+                 brokers' authority"
             )];
         }
         if effective("ssl.endpoint.identification.algorithm") == "none" {
@@ -497,7 +504,7 @@ fn network_warnings(properties: &Properties) -> Vec<String> {
         }
         return Vec::new();
     }
-    // If both names are set, either list may be the one that librdkafka uses.
+    // If both names are set, librdkafka may use either list.
     let lists = ["bootstrap.servers", "metadata.broker.list"].map(|name| properties.get(name));
     let brokers = lists.into_iter().flatten().flat_map(|list| list.split(','));
     let mut brokers = brokers.map(str::trim);
@@ -514,7 +521,7 @@ fn network_warnings(properties: &Properties) -> Vec<String> {
     )]
 }
 
-/// Returns a warning, with its remedy, if a property is known not to be supported by these brokers.
+/// Returns a warning, with its remedy, if these brokers are known not to support a property.
 #[must_use]
 pub(crate) fn unsuitable(properties: &Properties) -> Option<String> {
     const EVENT_HUBS: [&str; 4] = [
@@ -535,7 +542,8 @@ pub(crate) fn unsuitable(properties: &Properties) -> Option<String> {
         return None;
     }
     let native = config.create_native_config().ok()?;
-    // The value as librdkafka normalizes it, from either of the property's names.
+    // The value is normalized by librdkafka, and may have been set under either of the property's
+    // two names.
     let compression = native.get("compression.codec").ok()?;
     (!["gzip", "none"].contains(&compression.as_str())).then(|| {
         format!(
@@ -559,8 +567,8 @@ pub(super) fn is_loopback(broker: &str) -> bool {
             .is_ok_and(|address| address.to_canonical().is_loopback())
 }
 
-/// Returns whether the property's value is a secret, or would be if its name were spelled
-/// correctly.
+/// Returns whether the property's value is a secret, or would be if the property's name were
+/// spelled correctly.
 #[must_use]
 pub(crate) fn is_secret(name: &str) -> bool {
     [
@@ -661,7 +669,8 @@ mod tests {
             for value in ["1", "5"] {
                 let config = client_config(&properties(&[(name, value)]), "x");
                 assert_eq!(effective(&config, IN_FLIGHT), "1", "{name} = {value}");
-                // A transaction in which records were reordered is not committed.
+                // Several requests may be in flight, because a transaction in which records were
+                // reordered is not committed.
                 let config = transactional(config, "x");
                 assert_eq!(effective(&config, IN_FLIGHT), "5", "{name} = {value}");
             }
@@ -670,7 +679,7 @@ mod tests {
     }
 
     #[test]
-    fn overrides_user_properties_required_for_order_and_durability() {
+    fn enforces_properties_required_for_order_and_durability() {
         let config = client_config(&properties(&[("acks", "-1")]), "x");
         for (name, value) in [
             ("enable.idempotence", "true"),
@@ -776,7 +785,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_compression_types_that_event_hubs_does_not_support() {
+    fn reports_compression_types_that_azure_event_hubs_does_not_support() {
         let hubs = ("bootstrap.servers", "shop.servicebus.windows.net:9093");
         for (given, is_refused) in [
             (&[hubs][..], true),
@@ -842,7 +851,7 @@ mod tests {
     }
 
     #[test]
-    fn names_the_ca_file_that_contains_no_certificate() {
+    fn error_names_the_ca_file_that_contains_no_certificate() {
         let config = client_config(
             &properties(&[
                 ("security.protocol", "ssl"),

@@ -1,4 +1,4 @@
-//! The names of librdkafka's properties, to suggest the correct one for a misspelled name.
+//! The names of librdkafka's properties, used to suggest the correct name for a misspelled one.
 //!
 //! librdkafka has no complete list: its dump of a configuration omits aliases, such as `linger.ms`,
 //! and properties without a value, such as `ssl.ca.location`.
@@ -115,8 +115,8 @@ const NAMES: [&str; 107] = [
     "transaction.timeout.ms",
 ];
 
-/// The accepted values of enumerated properties, which librdkafka's errors do not list. See
-/// librdkafka 2.12, `CONFIGURATION.md`.
+/// For each enumerated property, the values that it accepts. librdkafka's errors do not list them.
+/// See librdkafka 2.12, `CONFIGURATION.md`.
 const VALUES: [(&str, &str); 6] = [
     ("broker.address.family", "any, v4 or v6"),
     (

@@ -27,17 +27,18 @@ use crate::sink::SinkError;
 
 /// Timeout for a single request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long reading may continue without receiving a record when more are expected.
+/// How long to wait for the next record when more records are expected.
 const RECORD_TIMEOUT: Duration = Duration::from_secs(30);
 const RETRY_DELAY: Duration = Duration::from_millis(100);
-/// How often to check whether the consumers' token is about to expire; only then is it renewed.
+/// How often to check whether the consumers' token is about to expire. Only a token that is about
+/// to expire is renewed.
 const TOKEN_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Reads ranges of topics.
 pub(crate) struct TopicReader {
     config: ClientConfig,
     consumer: BaseConsumer<SilentContext>,
-    /// A second consumer, which also receives records after the start of an open transaction.
+    /// A second consumer, which also receives uncommitted records.
     uncommitted: BaseConsumer<SilentContext>,
     credentials: Credentials,
     token_state: Mutex<ConsumerTokens>,
@@ -46,7 +47,7 @@ pub(crate) struct TopicReader {
 /// State of the consumers' tokens.
 #[derive(Default)]
 struct ConsumerTokens {
-    /// When setting a token for both consumers was last attempted.
+    /// When Walpost last tried to set a token for both consumers.
     attempted_at: Option<Instant>,
     /// Whether the last attempt failed. Consecutive failures are logged only once.
     has_failed: bool,
@@ -123,8 +124,7 @@ impl<'r> ReadRecord<'r> {
     }
 }
 
-/// A context that does not log errors as warnings, because they are returned by the calls that
-/// fail.
+/// A context that does not log errors as warnings, because the calls that fail return them.
 struct SilentContext;
 
 impl ClientContext for SilentContext {
@@ -136,8 +136,8 @@ impl ClientContext for SilentContext {
 impl ConsumerContext for SilentContext {}
 
 impl TopicReader {
-    /// Creates a reader for the cluster of `properties`. `name` identifies the client to the
-    /// brokers.
+    /// Creates a reader for the cluster that `properties` connect to. `name` identifies the client
+    /// to the brokers.
     ///
     /// # Errors
     /// Returns an error if librdkafka does not accept the properties.
@@ -156,11 +156,11 @@ impl TopicReader {
                 .set("enable.partition.eof", "true")
                 .set("fetch.wait.max.ms", "10")
                 .set("auto.offset.reset", "error")
-                // Limits for prefetching. A small record takes several times its size in memory.
+                // Limit prefetching, because a small record takes several times its size in memory.
                 .set("queued.min.messages", "10000")
                 .set("queued.max.messages.kbytes", "8192")
                 // Delay before prefetching resumes after a limit was reached. With the default of
-                // one second, nothing would be fetched during that second.
+                // one second, nothing would be fetched for that second.
                 .set("fetch.queue.backoff.ms", "5")
                 .set("isolation.level", isolation);
             create_with_context(&config, SilentContext)
@@ -175,8 +175,8 @@ impl TopicReader {
         })
     }
 
-    /// Renews the consumers' tokens if necessary. Must be called regularly, because the consumers'
-    /// refresh events are not processed.
+    /// Renews the consumers' tokens if necessary. Must be called regularly, because librdkafka's
+    /// requests for a new token are not processed for these consumers.
     fn renew_tokens(&self) {
         if self.credentials.tokens().is_none() {
             return;
@@ -224,8 +224,8 @@ impl TopicReader {
         }
     }
 
-    /// Returns the part of each partition that can be read now. With `since`, a time in
-    /// milliseconds since 1970, the part starts at the first record produced at that time or later.
+    /// Returns the part of each partition that can be read now. If `since`, a time in milliseconds
+    /// since 1970, is given, the part starts at the first record produced at that time or later.
     /// Waits until `deadline` for open transactions to end.
     ///
     /// # Errors
@@ -286,7 +286,7 @@ impl TopicReader {
             let found = found.find_partition(topic, span.partition);
             let start = match found.map(|found| found.offset()) {
                 Some(Offset::Offset(start)) => start,
-                // All records of the partition are older.
+                // All records of the partition are older than `since`.
                 _ => span.end,
             };
             span.is_cut &= start <= span.start;
@@ -295,11 +295,11 @@ impl TopicReader {
         Ok(spans)
     }
 
-    /// Reads the spans of all partitions concurrently, each in offset order, and calls `visit` for
-    /// each record. Stops early if `visit` returns `Break`.
+    /// Reads the given offset ranges and calls `visit` for each record. The partitions are read
+    /// concurrently, each in offset order. Stops early if `visit` returns `Break`.
     ///
     /// # Errors
-    /// Returns an error if the topic can't be read to the end of all spans, or if `visit` fails.
+    /// Returns an error if not all ranges can be read to their ends, or if `visit` fails.
     pub(crate) fn read(
         &self,
         topic: &str,
@@ -327,7 +327,8 @@ impl TopicReader {
             match self.consumer.poll(RETRY_DELAY) {
                 Some(Ok(record)) => {
                     last_progress = Instant::now();
-                    // Skip records of a topic that was read earlier.
+                    // The consumer may still return records of a topic that was read earlier. Skip
+                    // them.
                     let end = open
                         .get(&record.partition())
                         .filter(|_| record.topic() == topic);
@@ -364,7 +365,8 @@ impl TopicReader {
                         let topic = topic.to_owned();
                         return Err(ReadError::Removed { topic });
                     }
-                    // librdkafka looks up the group's coordinator, although the group is not used.
+                    // Ignore this error: librdkafka looks up the group's coordinator even though
+                    // the group is not used.
                     Some(Code::GroupAuthorizationFailed) => {}
                     _ => last_error = error,
                 },

@@ -1,7 +1,7 @@
 //! Detects when a topic, or the whole cluster, is no longer the one that a pipeline delivered to.
 //!
 //! A topic that is deleted and re-created keeps its name but gets a new ID. Records continue to be
-//! delivered to the topic, so only a comparison of the IDs shows that its earlier records are lost.
+//! delivered to the topic, so only comparing the IDs reveals that its earlier records are lost.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -15,20 +15,20 @@ use tracing::{debug, warn};
 use super::context::Context;
 use super::native::{self, Description, TopicId};
 
-/// How often the IDs of the topics that records were produced to are compared.
+/// How often the IDs of the topics in use are compared with those recorded earlier.
 pub(super) const COMPARE_INTERVAL: Duration = Duration::from_secs(10);
 /// How often the IDs of new topics are looked up until they are known.
 pub(super) const LOOKUP_INTERVAL: Duration = Duration::from_secs(1);
-/// Maximum number of lookups for the ID of one topic. Brokers before Kafka 2.8 have no topic IDs.
+/// Maximum number of lookups for the ID of one topic. Without a limit, lookups would never end with
+/// brokers older than Kafka 2.8, which have no topic IDs.
 const MAX_LOOKUPS: u32 = 10;
-/// Maximum number of IDs stored. Rows determine the topic names, but only existing topics are
-/// stored.
+/// Maximum number of stored IDs. Rows can name any topic, but only existing topics are stored.
 const TOPICS_MAX: usize = 10_000;
 /// Maximum number of topics looked up with one request.
 const TOPICS_PER_REQUEST_MAX: usize = 1000;
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The IDs of topics and of the cluster. Clones share their state, so it outlives individual
+/// The IDs of the cluster and its topics. Clones share their state, so it outlives individual
 /// producers.
 #[derive(Clone, Default)]
 pub struct SeenTopics(Arc<Mutex<Seen>>);
@@ -77,7 +77,8 @@ impl SeenTopics {
         self.lock().topics.contains_key(topic)
     }
 
-    /// Looks up these topics, and logs what has changed since they were last seen. Blocks.
+    /// Looks up these topics, and logs what has changed since they were last seen. Blocks until the
+    /// brokers respond or the request times out.
     pub(super) fn compare(&self, producer: &BaseProducer<Context>, topics: &[String]) {
         let pipeline = producer.context().pipeline();
         let mut changes = Vec::new();
@@ -94,7 +95,8 @@ impl SeenTopics {
                         }),
                     );
                 }
-                // Delivery is not affected, and the next comparison detects the same changes.
+                // A failed lookup does not affect delivery, and the next comparison detects the
+                // same changes.
                 Err(code) => debug!(pipeline, reason = %code, "failed to look up topics"),
             }
         }
@@ -124,7 +126,8 @@ impl SeenTopics {
         Some(Change::OtherCluster { before, now })
     }
 
-    /// Records the response for a topic, and returns a change since the previous response.
+    /// Records the response for a topic, and returns what has changed since the previous response,
+    /// if anything.
     fn record_topic(&self, topic: String, description: &Description) -> Option<Change> {
         let mut seen = self.lock();
         let before = seen.topics.get_mut(topic.as_str());
@@ -156,11 +159,11 @@ impl SeenTopics {
     }
 }
 
-/// Topics whose IDs are not known yet. A lookup of a topic that was just created may fail, because
-/// the broker that responds may be the last one to receive the topic's metadata.
+/// Topics whose IDs are not known yet. The lookup of a topic that was just created may fail,
+/// because the broker that responds may not have received the topic's metadata yet.
 #[derive(Default)]
 pub(super) struct NewTopics {
-    /// Topic names, with the number of lookups so far.
+    /// The topics' names, each with the number of times that the topic has been looked up.
     topics: Vec<(String, u32)>,
 }
 
@@ -197,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_each_change_of_a_topic_once() {
+    fn reports_each_change_to_a_topic_once() {
         let seen = SeenTopics::default();
         let record = |description: &Description| seen.record_topic("t".to_owned(), description);
         let topic = || "t".to_owned();
@@ -216,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_a_different_cluster_once_and_not_for_each_topic() {
+    fn reports_a_cluster_change_once_instead_of_once_per_topic() {
         let seen = SeenTopics::default();
         assert_eq!(seen.record_cluster("a".to_owned()), None);
         assert_eq!(seen.record_topic("t".to_owned(), &with_id(1)), None);
@@ -240,7 +243,7 @@ mod tests {
         assert_eq!(new.next_lookups(&seen), ["found", "without an id"]);
         assert_eq!(seen.record_topic("found".to_owned(), &with_id(1)), None);
         for _ in 2..MAX_LOOKUPS {
-            // Adding another topic does not extend the lookups of this one.
+            // Adding another topic does not reset the number of lookups of this one.
             new.add("found");
             assert_eq!(new.next_lookups(&seen), ["without an id"]);
         }

@@ -1,4 +1,4 @@
-//! Settings for creating the producer of a pipeline.
+//! Settings for creating a pipeline's producer.
 
 use super::credentials::Credentials;
 use super::properties::Properties;
@@ -13,19 +13,18 @@ pub struct ProducerSettings {
     pub slot: String,
     /// librdkafka properties.
     pub properties: Properties,
-    /// How missing topics are created; `None` if they are not.
+    /// How missing topics are created; `None` if they are not created.
     pub create_topics: Option<CreateTopics>,
     /// Source of the properties that authenticate the producer.
     pub credentials: Credentials,
     /// Settings of the checkpoint topic for exactly-once delivery; `None` for at-least-once.
     pub checkpoints: Option<CheckpointSettings>,
-    /// Whether to log a warning about tombstones that the user has not configured, if a topic is
-    /// compacted.
+    /// Whether to log a warning if a topic is compacted and the user has not configured tombstones.
     pub warns_of_compaction: bool,
-    /// The topic of all records, if it is constant.
+    /// The topic to which all records are sent, if it is constant.
     pub constant_topic: Option<String>,
-    /// The dead letter topic, if an event whose topic can't be used becomes a dead letter. If
-    /// `None`, such an event is an error. The dead letter topic itself must be usable.
+    /// The topic for dead letters that replace events whose topic can't be used. If `None`, these
+    /// events cause an error instead. The dead letter topic itself must be usable.
     pub dead_letter_topic: Option<String>,
 }
 

@@ -42,7 +42,7 @@ struct Rtt {
     cnt: i64,
 }
 
-/// Parses librdkafka's JSON document; returns `None` if the document is not valid.
+/// Parses librdkafka's JSON document. Returns `None` if the document is not valid.
 pub(super) fn read(document: &[u8]) -> Option<Statistics> {
     let document: StatisticsDocument = serde_json::from_slice(document).ok()?;
     let brokers = document.brokers.values();

@@ -1,6 +1,5 @@
-//! TLS connections that Walpost establishes itself: to token endpoints, and to brokers in order to
-//! find out why their certificates are rejected. librdkafka establishes all other connections to
-//! brokers.
+//! TLS connections that Walpost establishes itself: to token endpoints, and to brokers to determine
+//! why their certificates are rejected. librdkafka establishes all other connections to brokers.
 
 use std::path::Path;
 
@@ -25,7 +24,8 @@ pub(super) enum Authorities {
 }
 
 impl Authorities {
-    /// Interprets a value of `ssl.ca.location` or `https.ca.location`, as librdkafka does.
+    /// Interprets the value of `ssl.ca.location` or `https.ca.location` in the same way as
+    /// librdkafka.
     pub(super) fn from_location(location: String) -> Self {
         match location.is_empty() || is_probe(Path::new(&location)) {
             true => Self::System,

@@ -1,7 +1,7 @@
-//! Tokens for SASL/OAUTHBEARER, which a configured program or token endpoint provides.
+//! Tokens for SASL/OAUTHBEARER, obtained from a configured program or token endpoint.
 //!
-//! librdkafka requests a new token with an event in the client's queue. A client whose queue is not
-//! processed gets a token when the client is created.
+//! librdkafka requests a new token by adding an event to the client's queue. For a client whose
+//! queue is never polled, the token is set once, when the client is created.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -15,13 +15,13 @@ use super::token_endpoint::{Endpoint, EndpointError};
 use crate::model::time::unix_micros;
 use crate::program::{Program, ProgramError, RUN_TIMEOUT};
 
-/// Fraction of a token's lifetime that must remain for the token to be passed to another client.
+/// Fraction of a token's lifetime that must remain if the token is to be passed to another client.
 const REMAINING_LIFETIME_MIN: f64 = 0.5;
-/// Minimum delay before another token is requested after a failure, or after a token that brokers
-/// reject.
+/// Minimum delay before another token is requested after a request has failed or brokers have
+/// rejected the token.
 const RETRY_DELAY: Duration = Duration::from_secs(5);
-/// Larger expiry times are taken to be in milliseconds: in seconds, this number would be in the
-/// year 5138.
+/// Expiry times above this value are assumed to be in milliseconds: as a number of seconds, this
+/// value would be in the year 5138.
 const SECONDS_MAX: f64 = 1e11;
 /// Maximum lifetime of a token. Longer lifetimes are shortened to this value, because librdkafka
 /// rejects times that are too far in the future.
@@ -33,13 +33,15 @@ pub(super) struct Token {
     pub(super) value: String,
     /// Expiry time, in milliseconds since 1970.
     pub(super) expires_millis: i64,
-    /// Name of the principal. Brokers read it from the token, but librdkafka requires it.
+    /// Name of the principal. Brokers read the name from the token, but librdkafka requires it
+    /// separately.
     pub(super) principal: String,
     /// SASL extensions sent with the token, by name.
     pub(super) extensions: Vec<(String, String)>,
 }
 
-/// The reason why no token could be obtained. The variants never contain any part of the output.
+/// The reason why no token could be obtained. The output of the program or endpoint may contain
+/// secrets, so no variant contains any part of it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum TokenError {
     #[error("kafka_token_command: {program} {error}")]
@@ -79,14 +81,13 @@ pub(super) enum OutputError {
     )]
     Value(&'static str),
     #[error(
-        "invalid \"extensions\"; expected an object with names that consist of letters (except \"auth\") and strings of ASCII characters"
+        "invalid \"extensions\"; expected an object whose names consist of letters (\"auth\" is not allowed) and whose \
+         values are ASCII strings"
     )]
     Extensions,
-    #[error(
-        "a token that expired {0} s ago. Compare the clock of this machine with that of the issuer"
-    )]
+    #[error("a token that expired {0} s ago. Compare this machine's clock with the issuer's clock")]
     Expired(i64),
-    #[error("a token that contains characters other than visible ASCII characters")]
+    #[error("a token with characters other than visible ASCII")]
     Characters,
     /// librdkafka's own message is not used because it repeats the token.
     #[error("a token that librdkafka rejects because it has expired in the meantime")]
@@ -114,7 +115,7 @@ impl Token {
             false => Self::from_word(text)?,
         };
         token.extensions.extend_from_slice(extensions);
-        // librdkafka checks this too, but its error message repeats the token.
+        // librdkafka also rejects invalid characters, but its error message repeats the token.
         let is_visible = |text: &str| text.bytes().all(|byte| byte.is_ascii_graphic());
         if !is_visible(&token.value) || token.principal.contains('\0') {
             return Err(OutputError::Characters);
@@ -140,12 +141,13 @@ impl Token {
         Ok(token)
     }
 
-    /// Returns the expiry time to pass to librdkafka, which is earlier than the real one.
+    /// Returns the expiry time to pass to librdkafka; it is earlier than the real one.
     ///
-    /// librdkafka requests a new token after four fifths of the lifetime that Walpost passes. It
-    /// checks only once a second whether that time has passed, and the program also takes some
-    /// time. By contrast, librdkafka reauthenticates after nine tenths of the session lifetime that
-    /// the broker returns, which depends on the real expiry time.
+    /// librdkafka requests a new token after four fifths of the lifetime that Walpost passes.
+    /// librdkafka checks only once a second whether a new token is due, and the program also takes
+    /// some time. However, the new token must be available before librdkafka reauthenticates, which
+    /// it does after nine tenths of the session lifetime that the broker returns. That lifetime
+    /// depends on the real expiry time.
     pub(super) fn librdkafka_expiry_millis(&self, now_millis: i64) -> i64 {
         let left = self.expires_millis.saturating_sub(now_millis);
         now_millis.saturating_add(left - left / 4)
@@ -365,7 +367,7 @@ impl Tokens {
         }
     }
 
-    /// Discards a token that librdkafka has rejected, and returns the error for it.
+    /// Discards a token that librdkafka has rejected, and returns the corresponding error.
     pub(super) fn discard_unusable(&self, token: &Token) -> TokenError {
         let error = self.output_error(OutputError::Unusable);
         let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -394,7 +396,7 @@ impl Tokens {
     }
 
     /// Discards the last token because brokers reject it, and returns whether the token was
-    /// discarded. Keeps a token that is so new that a new request would return the same one.
+    /// discarded. A very recent token is kept, because a new request would return the same one.
     pub(super) fn discard_rejected(&self) -> bool {
         // If the lock is held, a new token is already being requested.
         let Ok(mut state) = self.0.state.try_lock() else {
@@ -407,7 +409,7 @@ impl Tokens {
         }
     }
 
-    /// Returns whether the last token is still valid for clients that have it.
+    /// Returns whether the last token is still valid for clients that already have it.
     pub(super) fn is_last_valid(&self) -> bool {
         let Ok(state) = self.0.state.try_lock() else {
             return true;
@@ -464,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_the_expiry_time_from_the_token_or_its_json() {
+    fn reads_the_token_expiry_from_the_token_or_the_json_that_contains_it() {
         let later = NOW / 1000 + 900;
         let token = jwt(&format!("{{\"sub\": \"shop\", \"exp\": {later}}}"));
         let check = |output: &str, expires_millis, principal: &str| {
@@ -519,7 +521,7 @@ mod tests {
             ("hunter2 hunter2", "several words"),
             (
                 "{\"token\": \"hunter2\\u00e9\", \"lifetime\": 7}",
-                "visible ASCII characters",
+                "other than visible ASCII",
             ),
             (
                 "{\"token\": \"x\", \"lifetime\": 9, \"extensions\": {\"a\": \"hunter2\\n\"}}",
@@ -597,7 +599,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_another_token_when_brokers_reject_an_old_one() {
+    fn requests_a_new_token_when_brokers_reject_an_old_one() {
         let tokens = tokens("echo '{\"token\": \"'$$'\", \"lifetime\": 1000}'");
         let first = tokens.get_token().expect("a token").value.clone();
         let mut state = tokens.0.state.lock().expect("a lock that is not poisoned");
@@ -625,7 +627,8 @@ mod tests {
             .failed = None;
         let second = tokens.get_token().expect("a token");
         assert_ne!(second.value, first.value);
-        // A client that reports an old token late does not discard the current one.
+        // If a client reports late that an old token is rejected, the current token is not
+        // discarded.
         tokens.discard_unusable(&first);
         assert_eq!(tokens.get_token().expect("a token").value, second.value);
     }
@@ -646,7 +649,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_a_failed_program_by_path_and_delays_its_next_run() {
+    fn reports_the_path_of_a_failed_program_and_delays_its_next_run() {
         let failing = tokens("exit 7");
         assert!(!failing.is_last_valid());
         let error = failing.get_token().err().expect("it fails");

@@ -51,7 +51,8 @@ const AUTHORITIES_PEM: &str = "https.ca.pem";
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum size of a response, in bytes.
 const RESPONSE_BYTES_MAX: usize = 256 << 10;
-/// Error codes of token endpoints: RFC 6749, sections 5.2 and 4.1.2.1, and RFC 8707, section 2.
+/// Error codes that a token endpoint may return: RFC 6749, sections 5.2 and 4.1.2.1, and RFC 8707,
+/// section 2.
 const ERROR_CODES: [&str; 10] = [
     "access_denied",
     "invalid_client",
@@ -64,7 +65,7 @@ const ERROR_CODES: [&str; 10] = [
     "unauthorized_client",
     "unsupported_grant_type",
 ];
-/// Characters that `application/x-www-form-urlencoded` does not escape.
+/// Characters that are not escaped in `application/x-www-form-urlencoded`.
 const FORM: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'*')
     .remove(b'-')
@@ -73,7 +74,7 @@ const FORM: &AsciiSet = &NON_ALPHANUMERIC
 
 type ReadSecret = dyn Fn() -> Result<Option<String>, String> + Send + Sync;
 
-/// A token endpoint, with the credentials for it.
+/// A token endpoint and the credentials for it.
 pub(crate) struct Endpoint {
     url: String,
     uri: Uri,
@@ -87,7 +88,7 @@ pub(crate) struct Endpoint {
     authorities: Authorities,
 }
 
-/// Why the endpoint returned no token. The secret does not appear in any variant.
+/// The reason why the endpoint returned no token. The secret does not appear in any variant.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum EndpointError {
     #[error(
@@ -132,7 +133,7 @@ pub(crate) fn is_named(properties: &Properties) -> bool {
 }
 
 impl Endpoint {
-    /// Creates the endpoint that `properties` configure, and removes the related properties.
+    /// Creates the endpoint that is configured in `properties`, and removes the related properties.
     /// `read_secret` returns the client's current secret.
     ///
     /// # Errors
@@ -152,7 +153,7 @@ impl Endpoint {
             take(name);
         }
         let url = take(URL).ok_or_else(|| {
-            format!("{URL} is missing; expected https://HOST/PATH of the token endpoint")
+            format!("{URL} is missing; expected the URL of the token endpoint, https://HOST/PATH")
         })?;
         let [first, second] = CLIENT_IDS.map(&mut take);
         let client_id = first
@@ -214,7 +215,7 @@ impl Endpoint {
         &self.extensions
     }
 
-    /// Returns a warning if the connection to the endpoint can be intercepted, with its remedy.
+    /// Returns a warning, with its remedy, if the connection to the endpoint can be intercepted.
     #[must_use]
     pub(crate) fn warning(&self) -> Option<String> {
         let host = self.uri.authority()?.as_str();
@@ -243,7 +244,8 @@ impl Endpoint {
                 .await
                 .map_err(|_| EndpointError::Slow)?
         });
-        // Don't wait for a host name that is still being resolved.
+        // Shut the runtime down in the background: dropping it would block while a host name is
+        // still being resolved.
         runtime.shutdown_background();
         answer
     }
@@ -254,7 +256,7 @@ impl Endpoint {
             .filter(|secret| !secret.is_empty())
             .ok_or(EndpointError::NoSecret)?;
         let host = self.uri.host().unwrap_or_default();
-        // Only a URI has brackets around an IPv6 address.
+        // IPv6 addresses have brackets only in URIs.
         let host = host.trim_start_matches('[').trim_end_matches(']');
         let port = self.uri.port_u16();
         let port = port.unwrap_or(if self.is_tls { 443 } else { 80 });
@@ -314,7 +316,8 @@ impl Endpoint {
             Ok::<_, hyper::Error>((status, body.collect().await))
         };
         tokio::pin!(connection, answer);
-        // The connection may stay open after the response is complete.
+        // Don't wait for the connection to close, because it may stay open after the response is
+        // complete.
         let (status, body) = tokio::select! {
             answer = &mut answer => answer.map_err(http)?,
             ended = &mut connection => {
@@ -340,8 +343,8 @@ impl Endpoint {
             body.push_str("&scope=");
             body.push_str(&form(scope));
         }
-        // RFC 6749, section 2.3.1 requires both to be form-encoded, but Kafka's clients encode them
-        // only if configured to.
+        // RFC 6749, section 2.3.1 requires that the client ID and secret be form-encoded, but
+        // Kafka's clients encode them only if configured to.
         let login = match self.is_urlencoded {
             true => format!("{}:{}", form(&self.client_id), form(secret)),
             false => format!("{}:{secret}", self.client_id),

@@ -1,5 +1,4 @@
-//! Lookup of topics for pipelines in which an event whose topic can't be used becomes a dead
-//! letter.
+//! Looks up topics for pipelines that turn an event into a dead letter if its topic can't be used.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,15 +20,15 @@ use crate::sink::{Prepared, SinkError};
 /// Maximum number of topics looked up with one request.
 const TOPICS_PER_REQUEST_MAX: usize = 1000;
 
-/// A lookup that returns [`Prepared::Unusable`] where [`Topics::prepare`] returns an error about
-/// the topic.
+/// A lookup like [`Topics::prepare`] that returns [`Prepared::Unusable`] instead of an error if the
+/// topic can't be used.
 pub(super) struct TopicLookup {
     topics: Topics,
     producer: Arc<BaseProducer<Context>>,
     unusable: Arc<UnusableTopics>,
 }
 
-/// The state of a topic according to the brokers.
+/// The state of a topic, as reported by the brokers.
 enum TopicState {
     Usable,
     /// The topic exists, but can't be used yet.
@@ -40,8 +39,8 @@ enum TopicState {
 /// A topic that is not usable yet.
 struct Pending {
     topic: String,
-    /// How long the brokers must consistently report that the topic is unusable before the topic
-    /// counts as unusable.
+    /// How long the brokers must consistently report that the topic is unusable before Walpost
+    /// treats it as unusable.
     certain_after: Duration,
     /// When the brokers first reported that the topic is unusable.
     since: Option<Instant>,
@@ -62,13 +61,13 @@ impl TopicLookup {
         }
     }
 
-    /// Waits until it is certain whether `topic` can be used. A topic is unusable if every response
-    /// over a long enough time reports an error for it; a missing response doesn't count. `others`
-    /// are looked up with the same requests, so that rows with different new topics don't each have
-    /// to wait.
+    /// Waits until it is certain whether `topic` can be used. A topic is unusable if, over a long
+    /// enough time, every response reports an error for it; a missing response doesn't count.
+    /// `others` are looked up with the same requests, so that rows with different new topics don't
+    /// each have to wait.
     ///
     /// # Errors
-    /// Returns an error if the request failed for a reason other than this topic.
+    /// Returns an error if the request failed for a reason that is unrelated to this topic.
     pub(super) async fn prepare(
         self,
         topic: String,
@@ -186,14 +185,15 @@ impl TopicLookup {
         for (name, reason) in other_reasons {
             self.unusable.insert(&name, reason, now);
         }
-        // This topic is inserted last, so that inserting the others can't evict it.
+        // Insert this topic last, so that inserting the others can't evict it.
         if let Some(reason) = topic_reason {
             self.unusable.insert(&pending.topic, reason, now);
         }
     }
 
-    /// Requests the topic's metadata like a producer, so that brokers with automatic topic creation
-    /// create the topic. Uses a separate client, because a client stores each requested name.
+    /// Requests the topic's metadata in the same way as a producer, so that brokers with automatic
+    /// topic creation create the topic. Uses a separate client, because a client stores each name
+    /// that it requests.
     async fn try_auto_creation(&self, pending: &mut Pending) {
         let now = Instant::now().into_std();
         if pending.has_tried_auto_creation || !self.unusable.tries_auto_creation(now) {
@@ -205,13 +205,13 @@ impl TopicLookup {
         };
         let topic = pending.topic.clone();
         let request = spawn_blocking(move || {
-            // The result is ignored: the next lookup shows whether the topic was created.
+            // Ignore the result: the next lookup shows whether the topic was created.
             let _ = admin.inner().fetch_metadata(Some(&topic), METADATA_TIMEOUT);
         });
         let _ = request.await;
     }
 
-    /// Prepares a topic that exists.
+    /// Prepares a topic that exists according to the last lookup.
     async fn prepare_topic(&self, topic: String) -> Result<Prepared, SinkError> {
         let (topics, producer) = (self.topics.clone(), Arc::clone(&self.producer));
         let prepared = topics

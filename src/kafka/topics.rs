@@ -1,5 +1,5 @@
-//! Ensures that a topic exists before its first record is sent, or returns an error that shows how
-//! to create the topic.
+//! Ensures that a topic exists before its first record is sent. The error for a missing topic shows
+//! how to create it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,22 +24,21 @@ use super::unusable::{NAME_NOT_ACCEPTED, NOT_AUTHORIZED, UnusableReason};
 use crate::model::time::REFUSED_LOGIN_TIMEOUT;
 use crate::sink::{Prepared, SinkError};
 
-/// How long a topic may take to appear after a request to create it, or if brokers create topics
-/// automatically.
+/// How long a topic that Walpost or a broker is creating may take to appear.
 const CREATION_TIMEOUT: Duration = Duration::from_secs(5);
-/// How often a topic that is still missing is logged.
+/// How often a warning is logged for a topic that is still missing.
 const MISSING_TOPIC_LOG_INTERVAL: Duration = Duration::from_secs(60);
-/// Maximum number of metadata records for the topics in one request. The controller writes one for
-/// each topic and each partition, and accepts at most 10,000 per request
+/// Maximum number of metadata records for the topics in one request. The controller writes one
+/// metadata record for each topic and each partition, and accepts at most 10,000 per request
 /// (`MAX_RECORDS_PER_USER_OP`).
 const METADATA_RECORDS_PER_REQUEST: usize = 2000;
-/// How long authentication may fail before the failure counts as permanent.
+/// How long authentication may fail before the failure is considered permanent.
 const AUTHENTICATION_FAILURE_TIMEOUT: Duration = Duration::from_secs(10);
 pub(super) const METADATA_TIMEOUT: Duration = Duration::from_secs(5);
 /// Timeout for a request to create topics.
 const CREATION_REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
-/// Minimum and maximum delay between lookups. A topic that was just created usually appears at
-/// once.
+/// Minimum and maximum delay between lookups. A topic that was just created usually appears
+/// immediately.
 pub(super) const LOOKUP_DELAY_MIN: Duration = Duration::from_millis(20);
 pub(super) const LOOKUP_DELAY_MAX: Duration = Duration::from_millis(200);
 
@@ -98,7 +97,7 @@ impl std::str::FromStr for CreateTopics {
     }
 }
 
-/// Looks topics up, and creates them if configured to.
+/// Looks up topics, and creates them if configured to.
 #[derive(Clone)]
 pub(crate) struct Topics {
     config: ClientConfig,
@@ -111,23 +110,24 @@ pub(crate) struct Topics {
 pub(crate) struct Wanted {
     /// Index of the partition.
     pub(super) partition: usize,
-    /// How long the brokers must report that the partition does not exist before this is trusted.
+    /// How long the brokers must report that the partition does not exist before Walpost trusts the
+    /// report.
     pub(super) within: Duration,
 }
 
-/// The state of a topic according to the cluster.
+/// The state of a topic, as reported by the cluster.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Lookup {
     /// The topic exists and has this many partitions.
     Present(usize),
-    /// The topic does not exist, or not yet.
+    /// The topic does not exist, or has not been created yet.
     Missing,
     /// Access is denied; contains the reason.
     Denied(String),
 }
 
 impl Topics {
-    /// Creates a lookup for the cluster that `config` describes.
+    /// Creates a lookup for the cluster that `config` connects to.
     #[must_use]
     pub(crate) fn new(config: ClientConfig, create: Option<CreateTopics>) -> Self {
         Self {
@@ -137,7 +137,8 @@ impl Topics {
         }
     }
 
-    /// Sets the credentials for the clients, which are reread whenever a client is created.
+    /// Sets the credentials that clients use. The credentials are reread whenever a client is
+    /// created.
     pub(super) fn set_credentials(&mut self, credentials: Credentials) {
         self.credentials = credentials;
     }
@@ -229,7 +230,7 @@ impl Topics {
         self.create
     }
 
-    /// Returns a copy for a replacement producer that differs in one property.
+    /// Returns a copy with one property changed, for a replacement producer.
     pub(super) fn with_property(&self, name: &str, value: u32) -> Self {
         let mut topics = self.clone();
         topics.credentials.renew(&mut topics.config);
@@ -268,7 +269,7 @@ impl Topics {
         };
         match self.credentials.tokens() {
             None => create_client(),
-            // The program that prints the token may take a while.
+            // Obtaining a token may take a while, so do it on a thread for blocking tasks.
             Some(_) => match tokio::task::spawn_blocking(create_client).await {
                 Ok(created) => created,
                 Err(error) => Err(KafkaError::ClientCreation(error.to_string())),
@@ -279,7 +280,7 @@ impl Topics {
     /// Creates a topic. It is not an error if another instance has created it first.
     ///
     /// # Errors
-    /// Returns an error if the brokers reject the request, and would reject it again.
+    /// Returns an error if the brokers reject the request, and would also reject a retry.
     pub(super) async fn create_topic(&self, new: NewTopic) -> Result<CreatedTopic, SinkError> {
         let topic = new.name.clone();
         let (result, _) = self.create_topics(vec![new]).await?;
@@ -287,10 +288,10 @@ impl Topics {
     }
 
     /// Creates topics with one request. Returns the result for the first topic, and the other
-    /// topics that the brokers refuse to create.
+    /// topics that the brokers refused to create.
     ///
     /// # Errors
-    /// Returns an error if the whole request failed and would fail again.
+    /// Returns an error if the whole request failed, and a retry would also fail.
     async fn create_topics(
         &self,
         topics: Vec<NewTopic>,
@@ -321,7 +322,8 @@ impl Topics {
             Ok(results) => results,
             Err(code) => return failed(Some(code), code.to_string()),
         };
-        // If the response lacks this topic, the next lookup shows its state.
+        // If the response does not contain the first topic, the next lookup shows the topic's
+        // state.
         let mut first_result = Ok(CreatedTopic::Exists);
         let mut refused = Vec::new();
         for (name, result) in results {
@@ -345,7 +347,7 @@ impl Topics {
     }
 }
 
-/// Interprets a broker's refusal to create a topic.
+/// Interprets the broker's reason for not creating a topic.
 fn interpret_refusal(refusal: &Refusal) -> Result<CreatedTopic, UnusableReason> {
     match refusal.code {
         // Another instance created the topic first.
@@ -367,7 +369,7 @@ pub(super) enum CreatedTopic {
     NotNow(String),
 }
 
-/// Returns whether the error is temporary, so that the broker may create the topic later.
+/// Returns whether the error is temporary, in which case the broker may accept a later request.
 fn is_temporary(code: Code) -> bool {
     matches!(
         code,
@@ -402,11 +404,12 @@ impl Creation {
     }
 
     /// Requests the creation of the topic if a request is due. `missing` is how long the topic has
-    /// been missing. The request is repeated from time to time, because a topic that existed may
-    /// have been deleted since. The inner result is the brokers' refusal to create this topic.
+    /// been missing. The request is repeated from time to time, because the topic may have been
+    /// deleted since the last request. The inner `Err` is the brokers' reason for refusing to
+    /// create the topic.
     ///
     /// # Errors
-    /// Returns an error if the whole request failed and would fail again.
+    /// Returns an error if the whole request failed, and a retry would also fail.
     pub(super) async fn tend(
         &mut self,
         topics: &Topics,
@@ -425,7 +428,8 @@ impl Creation {
             all.extend(others.map(|name| create.new_topic(name)));
             let is_alone = all.len() == 1;
             let result = match topics.create_topics(all).await {
-                // The request may have failed because of the other topics.
+                // The request may have failed because of the other topics. The next request
+                // contains only this topic.
                 Err(error) if !is_alone => CreatedTopic::NotNow(error.to_string()),
                 result => {
                     let (result, refused) = result?;
@@ -466,10 +470,11 @@ pub(super) struct Refusals {
 }
 
 impl Refusals {
-    /// Records that no broker has responded to `producer`.
+    /// Handles a request from `producer` to which no broker has responded.
     ///
     /// # Errors
-    /// Returns an error if authentication has been failing for too long to be temporary.
+    /// Returns an error if authentication has been failing for so long that the failure is
+    /// considered permanent.
     pub(super) async fn record_no_response(
         &mut self,
         producer: &BaseProducer<Context>,
@@ -500,7 +505,7 @@ impl Refusals {
     }
 }
 
-/// Looks up `topic` in the cluster; `Err` if no broker responds.
+/// Looks up `topic` in the cluster. Returns `Err` if no broker responds.
 async fn lookup(producer: &Arc<BaseProducer<Context>>, topic: &str) -> Result<Lookup, ()> {
     let (producer, topic) = (producer.clone(), topic.to_owned());
     let metadata = tokio::task::spawn_blocking(move || {

@@ -1,7 +1,7 @@
-//! Exactly-once delivery: records and a checkpoint in one Kafka transaction.
+//! Exactly-once delivery: commits records and a checkpoint in the same Kafka transaction.
 //!
-//! The calls block, so they run on Tokio's threads for blocking tasks. Transactions are specified
-//! in KIP-98, and fencing in KIP-360 and KIP-447.
+//! Calls to librdkafka block, so they run on Tokio's threads for blocking tasks. Transactions are
+//! specified in KIP-98, and fencing in KIP-360 and KIP-447.
 
 use std::ffi::CStr;
 use std::pin::pin;
@@ -37,29 +37,29 @@ use crate::outbox::Record;
 use crate::outbox::headers::Headers;
 use crate::sink::SinkError;
 
-/// Timeout of a single call; calls that time out are retried.
+/// Timeout for a single call; calls that time out are retried.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long other producers may keep a transaction open in the checkpoint topic.
+/// How long to wait for other producers to end an open transaction in the checkpoint topic.
 const OPEN_TRANSACTION_TIMEOUT: Duration = Duration::from_secs(120);
 const RETRY_DELAY: Duration = Duration::from_millis(100);
 /// How often a flush in progress checks whether the sink has been dropped.
 const FLUSH_POLL_INTERVAL: Duration = Duration::from_millis(250);
-/// How long a broker may take to recover, or to receive the metadata of a newly created topic.
+/// How long to wait for a broker to recover, or to receive the metadata of a newly created topic.
 const BROKER_RECOVERY_TIMEOUT: Duration = Duration::from_secs(10);
-/// Delay after a commit, during which the brokers write the transaction markers. If the next
-/// transaction starts earlier, librdkafka delays that transaction by 20 ms.
+/// Delay after a commit, to let the brokers write the transaction markers. If the next transaction
+/// starts earlier, librdkafka delays it by 20 ms.
 const MARKER_DELAY: Duration = Duration::from_millis(2);
 /// Number of offsets at the end of the topic that are searched first for a checkpoint.
 const TAIL_OFFSETS: i64 = 256;
-/// Maximum size of the topic names in a checkpoint, in bytes, and their maximum share of the
-/// largest record.
+/// Limits for the topic names in a checkpoint: their maximum total size, in bytes, and their
+/// maximum share of the largest record (one half).
 const TOPIC_NAMES_BYTES_MAX: usize = 64 << 10;
 const TOPIC_NAMES_RECORD_PARTS: usize = 2;
 /// Segment size of the checkpoint topic, in bytes. The size is small because compaction works on
 /// whole segments, and only the last of each pipeline's many small checkpoints is needed.
 const SEGMENT_BYTES: &CStr = c"16777216";
 
-/// The checkpoints of a pipeline.
+/// Reads and writes the checkpoints of a pipeline.
 #[derive(Clone)]
 pub struct Checkpoints {
     /// Name of the pipeline, which is also the key of its checkpoint records.
@@ -75,7 +75,7 @@ pub struct Checkpoints {
 pub(super) struct Reader;
 
 impl ClientContext for Reader {
-    /// Without this method, rdkafka would log the expected end of a partition as an error.
+    /// Overrides the default method, which would log the expected end of a partition as an error.
     fn error(&self, error: KafkaError, reason: &str) {
         debug!(%error, reason, "error while reading checkpoints");
     }
@@ -87,14 +87,14 @@ type Client = DropInBackground<BaseConsumer<Reader>>;
 
 /// The consumers that read the checkpoint topic.
 struct Readers {
-    /// Reads uncommitted records, so that the end of the topic is visible even after the start of
-    /// an open transaction.
+    /// Reads uncommitted records, so that the actual end of the topic is visible even while a
+    /// transaction is open.
     any: Client,
     committed: Client,
 }
 
 impl Checkpoints {
-    /// Returns the checkpoints of a pipeline, or `None` if it does not use checkpoints.
+    /// Returns the pipeline's [`Checkpoints`], or `None` if the pipeline does not use checkpoints.
     pub fn for_producer(producer: &ProducerSettings) -> Option<Self> {
         let settings = producer.checkpoints.clone()?;
         let name = &producer.pipeline;
@@ -126,7 +126,8 @@ impl Checkpoints {
     /// Returns the last checkpoint, without fencing other producers.
     ///
     /// # Errors
-    /// Returns an error if the topic can't be read, or if the record is not a valid checkpoint.
+    /// Returns an error if the topic can't be read, or if the last record is not a valid
+    /// checkpoint.
     pub async fn read_last(self) -> Result<Option<Checkpoint>, SinkError> {
         let config = leave_producers(self.config.clone());
         let (brokers, credentials) = (self.topics().brokers(), self.credentials.clone());
@@ -154,11 +155,11 @@ impl Checkpoints {
         self,
         producer: Arc<BaseProducer<Context>>,
     ) -> Result<Option<Checkpoint>, SinkError> {
-        // All these steps wait for brokers, with clients that must connect first, so they run
-        // concurrently.
+        // Each of these steps has to connect a client and then wait for the brokers, so the steps
+        // run concurrently.
         let fencing = Arc::clone(&producer);
         let mut fenced = pin!(blocking(move || {
-            // Without a connection, librdkafka retries only after half a second.
+            // If the producer is not connected, librdkafka retries only after half a second.
             native::wait_for_broker(&fencing, CALL_TIMEOUT);
             init(&fencing)?;
             begin_transaction(&fencing)
@@ -171,8 +172,8 @@ impl Checkpoints {
         match timeout(CALL_TIMEOUT, &mut fenced).await {
             Ok(fenced) => fenced?,
             Err(_) => {
-                // The readers' events are not processed, so the readers would not recover from an
-                // outage or a changed password. Create new readers afterwards.
+                // The readers' events are not processed, so the readers can't recover from an
+                // outage or a changed password. Replace them with new ones.
                 readers = None;
                 fenced.await?;
             }
@@ -197,8 +198,8 @@ impl Checkpoints {
             .map_err(|code| SinkError::Broken(format!("failed to queue the checkpoint: {code}")))
     }
 
-    /// Waits until the topic exists, creating it if necessary, and returns the client with which
-    /// the topic was found.
+    /// Waits until the topic exists, creating it if necessary, and returns the client that found
+    /// the topic.
     async fn find_topic(&self, producer: &Arc<BaseProducer<Context>>) -> Result<Client, SinkError> {
         let topics = self.topics();
         let mut was_requested = false;
@@ -218,7 +219,8 @@ impl Checkpoints {
                 }
                 Some((Lookup::Missing, _)) => tokio::time::sleep(RETRY_DELAY).await,
                 None => {
-                    // Only the producer's events contain the reason for the failure.
+                    // Send a request with the producer, because only the producer's events contain
+                    // the reason for the failure.
                     let producer_clone = Arc::clone(producer);
                     blocking(move || {
                         let _ = producer_clone.client().fetch_metadata(None, CALL_TIMEOUT);
@@ -278,16 +280,16 @@ impl Checkpoints {
         self.client("read_uncommitted", |_| {})
     }
 
-    /// Creates the consumers; `any` is already connected.
+    /// Creates the consumers. `any` is an existing consumer that is already connected.
     fn readers(&self, any: Client) -> Result<Readers, SinkError> {
         let committed = self.client("read_committed", |config| {
-            // librdkafka only assigns partitions to a consumer that has a group. The query client
+            // librdkafka assigns partitions only to a consumer that has a group. The query client
             // has no group, which avoids looking up the group's coordinator.
             config.set("group.id", format!("walpost-{}", self.pipeline));
         });
         let committed = committed.map_err(creation_error)?;
-        // This connects the client and finds the partition's leader. If a later query had to do
-        // both, it would take half a second longer.
+        // Connect the client and find the partition's leader now. If a later query had to do both,
+        // it would take half a second longer.
         let _ = committed.fetch_metadata(Some(self.topic()), CALL_TIMEOUT);
         Ok(Readers { any, committed })
     }
@@ -304,8 +306,8 @@ impl Checkpoints {
             .set("allow.auto.create.topics", "false")
             .set("enable.auto.commit", "false")
             .set("enable.partition.eof", "true")
-            // The broker reports the end of the topic with an empty response, which this timeout
-            // delays.
+            // At the end of the topic, the broker returns an empty response, but only after this
+            // timeout.
             .set("fetch.wait.max.ms", "10")
             .set("auto.offset.reset", "error")
             .set("isolation.level", isolation);
@@ -383,8 +385,8 @@ impl Checkpoints {
         })
     }
 
-    /// Returns the last committed checkpoint of the pipeline. Creates readers if none were passed
-    /// or if they fail, until `is_abandoned` returns true.
+    /// Returns the last committed checkpoint of the pipeline. Creates readers if none were passed.
+    /// If the readers fail, retries with new ones for a while, unless `is_abandoned` returns true.
     fn read(
         &self,
         mut readers: Option<Readers>,
@@ -424,7 +426,7 @@ impl Checkpoints {
             .fetch_watermarks(self.topic(), 0, CALL_TIMEOUT)
             .map_err(broken)?;
         // Records after the start of an open transaction are hidden. If another pipeline has a
-        // transaction open, they may include this pipeline's last checkpoint.
+        // transaction open, the hidden records may include this pipeline's last checkpoint.
         let started_at = Instant::now();
         let mut is_logged = false;
         while committed
@@ -439,9 +441,10 @@ impl Checkpoints {
             let (pipeline, topic, waited) = (&self.pipeline, self.topic(), started_at.elapsed());
             if waited > OPEN_TRANSACTION_TIMEOUT {
                 return Err(SinkError::Broken(format!(
-                    "a transaction in topic {topic:?} has been open for more than {OPEN_TRANSACTION_TIMEOUT:?}. To find out whether the \
-                     brokers have lost its end, run: kafka-transactions.sh --bootstrap-server {} find-hanging --topic {topic}. If the \
-                     command lists the transaction, abort it in its other topics first, and in this topic last",
+                    "a transaction in topic {topic:?} has been open for more than {OPEN_TRANSACTION_TIMEOUT:?}. To find \
+                     out whether the transaction is hanging, run: kafka-transactions.sh --bootstrap-server {} \
+                     find-hanging --topic {topic}. If the command lists the transaction, abort it in its other topics \
+                     first, and in this topic last",
                     shell_word_on_one_line(&self.topics().brokers())
                 )));
             }
@@ -449,7 +452,7 @@ impl Checkpoints {
                 warn!(
                     pipeline,
                     topic,
-                    "an open transaction in the topic hides the last checkpoint; waiting for its end"
+                    "an open transaction in the topic hides the last checkpoint; waiting for the transaction to end"
                 );
             }
             std::thread::sleep(RETRY_DELAY);
@@ -474,8 +477,8 @@ impl Checkpoints {
         }
     }
 
-    /// Returns the offset and the payload of the last record with the pipeline's key from `from` up
-    /// to `end` (exclusive).
+    /// Returns the offset and payload of the last record that has the pipeline's key, among the
+    /// offsets from `from` (inclusive) to `end` (exclusive).
     fn last_since(
         &self,
         consumer: &BaseConsumer<Reader>,
@@ -493,7 +496,8 @@ impl Checkpoints {
         let mut last = Instant::now();
         loop {
             match consumer.poll(CALL_TIMEOUT) {
-                // librdkafka looks up the group's coordinator, although the group is not used.
+                // Ignore this error: librdkafka looks up the group's coordinator even though the
+                // group is not used.
                 Some(Err(KafkaError::MessageConsumption(Code::GroupAuthorizationFailed)))
                     if last.elapsed() < CALL_TIMEOUT =>
                 {
@@ -509,8 +513,8 @@ impl Checkpoints {
                     if ends.handle_reported_end(partition, from, end)? {
                         break;
                     }
-                    // A broker that lacks records soon either catches up or is replaced by another
-                    // leader.
+                    // A broker that lacks some of the records will soon catch up, or another leader
+                    // will replace it.
                     if last.elapsed() > CALL_TIMEOUT {
                         return Err(KafkaError::MessageConsumption(Code::OperationTimedOut));
                     }
@@ -537,13 +541,13 @@ pub(super) async fn commit(
     let committed = blocking(move || {
         // Flush first, because rdkafka's commit discards delivery reports that have not arrived.
         while !native::flush(&producer, FLUSH_POLL_INTERVAL) {
-            // Without the poller thread, which processes delivery reports, the flush would never
-            // finish.
+            // The flush never finishes if the sink was dropped, because the poller thread no longer
+            // processes delivery reports.
             if producer.context().is_abandoned() {
                 return Err(abandoned());
             }
         }
-        // librdkafka would commit the transaction without the unacknowledged record.
+        // librdkafka would commit the transaction even if the unacknowledged record was lost.
         if producer.context().has_unacknowledged() {
             let reason = "no broker has acknowledged a record of the transaction".to_owned();
             return Err(SinkError::Broken(reason));
@@ -641,7 +645,7 @@ fn retry(
     }
 }
 
-/// Starts the call immediately, on a thread for blocking tasks.
+/// Starts the call immediately, on one of Tokio's threads for blocking tasks.
 fn blocking<T: Send + 'static>(
     call: impl FnOnce() -> Result<T, SinkError> + Send + 'static,
 ) -> impl Future<Output = Result<T, SinkError>> {

@@ -16,7 +16,7 @@ use tracing::warn;
 
 /// Apache Kafka's `UNKNOWN_SERVER_ERROR`, which replaces unknown codes.
 const UNKNOWN: c_int = RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNKNOWN as c_int;
-/// Maximum number of distinct codes that are logged, once each.
+/// Maximum number of distinct codes that are logged. Each code is logged once.
 const LOGGED_CODES_MAX: usize = 100;
 
 static LOGGED_CODES: Mutex<BTreeSet<c_int>> = Mutex::new(BTreeSet::new());
@@ -25,14 +25,13 @@ thread_local! {
     static LAST: Cell<Option<c_int>> = const { Cell::new(None) };
 }
 
-/// Returns `code` if librdkafka's enumeration contains it, and otherwise the code of an unknown
-/// error.
+/// Returns `code` if librdkafka's enumeration contains it, and `UNKNOWN_SERVER_ERROR` otherwise.
 #[must_use]
 pub fn replace_unknown(code: c_int) -> c_int {
     if code == 0 || RDKafkaRespErr::try_from(code).is_ok() {
         return code;
     }
-    // Accessing the thread-local value fails only while the thread exits.
+    // Accessing the thread-local value fails only if the thread is exiting.
     let _ = LAST.try_with(|last| last.set(Some(code)));
     let mut logged = LOGGED_CODES.lock().unwrap_or_else(PoisonError::into_inner);
     let is_new = logged.len() < LOGGED_CODES_MAX && logged.insert(code);
@@ -46,7 +45,7 @@ pub fn replace_unknown(code: c_int) -> c_int {
     UNKNOWN
 }
 
-/// Returns the last code that was replaced on this thread, and clears it.
+/// Returns and clears the original error code that was last replaced on this thread.
 pub(super) fn take_last() -> Option<c_int> {
     LAST.take()
 }
@@ -56,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn replaces_codes_missing_from_the_enumeration_with_unknown() {
+    fn maps_unrecognized_error_codes_to_unknown() {
         for code in [0, -1, 3, 87, -195] {
             assert_eq!(replace_unknown(code), code);
         }

@@ -1,25 +1,27 @@
-//! Topics that are named in rows but can't be used, so that their events become dead letters.
+//! Tracks topics that are named in rows but can't be used. Events for these topics become dead
+//! letters.
 //!
-//! Anyone who can insert a row chooses its topic, so the number of names is unbounded, and each
-//! name may be new. Therefore, the stored state is bounded in size and lifetime, and so is the time
-//! that the pipeline spends on waiting for such topics. This module does no I/O, and the current
-//! time is passed as an argument.
+//! Anyone who can insert a row chooses its topic, so there is no limit to the number of topic
+//! names, and each row may name a new one. Therefore, the stored state is bounded in size and
+//! lifetime, and so is the time that the pipeline spends waiting for unusable topics. This module
+//! does no I/O, and the current time is passed as an argument.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A response is kept for at least this long, and for at most twice as long.
+/// Minimum time for which a response is kept. The maximum is twice as long.
 const RESPONSE_LIFETIME: Duration = Duration::from_secs(5);
 /// Maximum number of responses in each of `recent` and `earlier`.
 const RESPONSES_MAX: usize = 5000;
-/// How long brokers must report that a topic is missing before it counts as missing. A topic that
-/// was just created may be unknown to some brokers for a moment.
+/// How long brokers must report that a topic is missing before Walpost treats it as missing. Some
+/// brokers may not know about a topic that was just created.
 const MISSING_AFTER: Duration = Duration::from_secs(2);
-/// Minimum for [`MISSING_AFTER`] if the wait budget is used up; long enough for a second response.
+/// Minimum to which [`MISSING_AFTER`] is reduced when the wait budget is used up. This is long
+/// enough to receive a second response.
 const MISSING_AFTER_MIN: Duration = Duration::from_millis(20);
-/// Maximum time available for waiting for topics that turn out to be missing. The available time
-/// grows by a tenth of the elapsed time, up to this maximum.
+/// Maximum wait budget: the time that can be spent waiting for topics that turn out to be missing.
+/// The budget grows by a tenth of the elapsed time, up to this maximum.
 const WAIT_BUDGET_MAX: Duration = Duration::from_secs(10);
 const WAIT_BUDGET_TIME_PARTS: u32 = 10;
 /// How long to wait before requesting automatic creation again, if brokers did not create a missing
@@ -38,14 +40,16 @@ pub(super) enum UnusableReason {
     CreationDenied(String),
 }
 
-/// Brokers also return this error for a missing topic if the principal may not describe the topic.
+/// Brokers also return an authorization error for a missing topic if the principal may not describe
+/// the topic.
 pub(super) const NOT_AUTHORIZED: &str = "the principal is not authorized to use it";
 pub(super) const NAME_NOT_ACCEPTED: &str = "the broker does not accept the name";
 
 /// The brokers' responses about topics that can't be used.
 #[derive(Debug)]
 pub(super) struct UnusableTopics {
-    /// This topic never counts as unusable: without it, unusable events can't be delivered at all.
+    /// This topic is never treated as unusable, because dead letters could not be delivered without
+    /// it.
     dead_letter_topic: String,
     state: Mutex<UnusableState>,
 }
@@ -54,7 +58,7 @@ pub(super) struct UnusableTopics {
 struct UnusableState {
     recent: HashMap<Box<str>, UnusableReason>,
     earlier: HashMap<Box<str>, UnusableReason>,
-    /// When `recent` was last empty.
+    /// When `recent` was last cleared.
     recent_since: Instant,
     budget: WaitBudget,
     auto_creation: AutoCreation,
@@ -87,12 +91,13 @@ impl UnusableTopics {
         }
     }
 
-    /// Returns whether events for this topic may become dead letters because of the topic.
+    /// Returns whether the topic can be treated as unusable, which is the case for every topic
+    /// except the dead letter topic.
     pub(super) fn applies_to(&self, topic: &str) -> bool {
         topic != self.dead_letter_topic
     }
 
-    /// Returns why the topic can't be used, if a recent response contained the reason.
+    /// Returns why the topic can't be used, or `None` if no recent response contains a reason.
     pub(super) fn reason(&self, topic: &str, now: Instant) -> Option<UnusableReason> {
         let mut state = self.state();
         state.expire(now);
@@ -113,13 +118,13 @@ impl UnusableTopics {
         state.recent.insert(topic.into(), reason);
     }
 
-    /// Returns how long the brokers must report that a topic is missing before it counts as
+    /// Returns how long the brokers must report that a topic is missing before Walpost treats it as
     /// missing.
     pub(super) fn certain_after(&self, now: Instant) -> Duration {
         self.state().budget.grant(now)
     }
 
-    /// Records the time spent on waiting for a topic that can't be used.
+    /// Subtracts the time spent waiting for an unusable topic from the wait budget.
     pub(super) fn record_wait(&self, time: Duration) {
         self.state().budget.spend(time);
     }
@@ -162,7 +167,7 @@ impl UnusableState {
     }
 }
 
-/// The time available for waiting for topics that turn out to be missing.
+/// The time that can still be spent waiting for topics that turn out to be missing.
 #[derive(Debug)]
 struct WaitBudget {
     available: Duration,
@@ -187,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn discards_a_response_within_twice_its_lifetime() {
+    fn cached_topic_errors_expire_within_twice_their_lifetime() {
         let topics = UnusableTopics::new("dead");
         let now = Instant::now();
         topics.insert("a", UnusableReason::Missing, now);
@@ -224,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_waiting_for_missing_topics_to_a_tenth_of_the_time() {
+    fn spends_at_most_a_tenth_of_the_time_waiting_for_missing_topics() {
         let topics = UnusableTopics::new("dead");
         let started_at = Instant::now();
         assert_eq!(topics.certain_after(started_at), MISSING_AFTER);

@@ -1,4 +1,5 @@
-//! The Walpost commands that messages print, each with the options needed to load the same configuration.
+//! Walpost commands for use in messages, each with the options needed to load this process's
+//! configuration.
 
 use std::sync::Arc;
 
@@ -14,7 +15,7 @@ pub struct Commands(Arc<Options>);
 pub(crate) struct Options {
     /// Flags that every command accepts, with their values.
     pub common: Vec<(&'static str, String)>,
-    /// Flags that only commands that create or read records accept.
+    /// Flags accepted only by commands that create or read records, with their values.
     pub records: Vec<(&'static str, String)>,
 }
 
@@ -38,8 +39,8 @@ impl Commands {
         })
     }
 
-    /// Returns commands that do not connect as the administrator passed to `init`, but with the settings in the
-    /// configuration file, if one is used.
+    /// Returns commands that connect with the settings in the configuration file, if one is used, instead of with the
+    /// administrator's connection string that was passed to `init`.
     #[must_use]
     pub(crate) fn without_administrator(&self) -> Self {
         let has_file = self.0.common.iter().any(|(flag, _)| *flag == "--config");
@@ -50,8 +51,8 @@ impl Commands {
         Self::new(options)
     }
 
-    /// Returns the commands to run after `init`. They are like [`Self::without_administrator`], but if there is no
-    /// configuration file, they connect as `role` and contain a placeholder for the brokers.
+    /// Returns the commands to run after `init`. With a configuration file, these are [`Self::without_administrator`].
+    /// Without one, they connect as `role`, and contain a placeholder for the brokers if none were specified.
     #[must_use]
     pub(crate) fn after_init(&self, role: Option<&str>) -> Self {
         let commands = self.without_administrator();
@@ -79,7 +80,7 @@ impl Commands {
         self.print_words(&words)
     }
 
-    /// Like [`Self::print`], for a number of words that is not known at compile time.
+    /// Like [`Self::print`], but for a number of words that is not known at compile time.
     #[must_use]
     pub(crate) fn print_words(&self, words: &[&str]) -> String {
         let mut command = "walpost".to_owned();
@@ -92,7 +93,8 @@ impl Commands {
             .first()
             .is_some_and(|word| RECORD_COMMANDS.contains(word));
         let records = self.0.records.iter().filter(|_| has_records);
-        // These commands send a request to a running process, and already contain the names of pipelines.
+        // `pipeline` commands only send a request to a running process, and already contain the names of pipelines, so
+        // they need no option other than `--config`.
         let is_control = words.first() == Some(&"pipeline");
         for (flag, value) in self.0.common.iter().chain(records) {
             if is_control && *flag != "--config" {
@@ -107,7 +109,9 @@ impl Commands {
     }
 }
 
-/// Returns the connection string with another user. If a parameter is repeated, its last value applies.
+/// Returns the connection string with `role` as the user, or unchanged if the role's name would
+/// need quoting. In the keyword/value format, the user is appended, because the last value of a
+/// repeated parameter takes effect.
 fn with_user(connection: &str, role: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '_';
     if role.is_empty() || !role.chars().all(is_plain) {
@@ -150,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_after_init_connect_as_the_created_role() {
+    fn commands_suggested_by_init_connect_as_the_created_role() {
         for (administrator, expected) in [
             (
                 "postgresql://postgres@/shop?host=/run",

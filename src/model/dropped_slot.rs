@@ -5,17 +5,20 @@ use serde::{Deserialize, Serialize};
 use super::commands::Commands;
 use super::lsn::Lsn;
 
-/// A slot that was dropped, or a table that was unpublished for a while, whose missing events have not been replayed yet.
+/// A journal entry about events that may be missing because a slot was dropped or a table was
+/// unpublished for a while. The events have not been replayed yet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DroppedSlot {
     /// The ID of the journal entry.
     pub id: i64,
     /// When the slot was dropped, as formatted by the server.
     pub at: String,
-    /// The slot's confirmed position. Every event up to that position was delivered. 0/0 if older rows were still being
-    /// copied. `None` if the slot belonged to a different history of the database.
+    /// The slot's confirmed position. Every event up to that position was delivered. The position
+    /// is 0/0 if older rows were still being copied, and `None` if the slot belonged to a different
+    /// history of the database, for example because the database has been restored from a backup.
     pub from: Option<Lsn>,
-    /// The end of the WAL when the slot was dropped. Events committed later, until a new slot existed, are missing too.
+    /// The end of the WAL when the slot was dropped. Events that were committed after that, but before a new slot
+    /// existed, are missing too.
     pub to: Option<Lsn>,
     /// The table, if several tables shared the slot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -23,14 +26,14 @@ pub struct DroppedSlot {
     /// True if no slot was dropped, but the table was absent from the publication for a while.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub left_publication: bool,
-    /// True if no slot was dropped, but another table took the place of this table.
+    /// True if no slot was dropped, but this table was replaced with another.
     #[serde(
         default,
         rename = "replaced",
         skip_serializing_if = "std::ops::Not::not"
     )]
     pub is_replaced: bool,
-    /// True if only rows of partitions that have since been detached are missing.
+    /// True if the only missing rows are in partitions that have since been detached.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub detached_partitions: bool,
     /// True if no slot was dropped, but partitions were detached before their older rows were copied.
@@ -45,7 +48,7 @@ pub struct DroppedSlot {
 }
 
 impl DroppedSlot {
-    /// Describes the journal entry and the events that may be missing, for messages.
+    /// Describes the journal entry and the events that may be missing, for use in messages.
     #[must_use]
     pub fn describe(&self) -> String {
         let of_table = match &self.table {
@@ -67,25 +70,28 @@ impl DroppedSlot {
     pub fn cause(&self) -> &'static str {
         match self.left_publication {
             true if self.is_replaced => "another table has taken its place",
-            true => "the table was not in the publication for a while",
+            true => "the table was temporarily missing from the publication",
             false if self.uncopied_partitions => {
-                "partitions were detached before their older rows were copied. Only attached partitions are read, so attach them first"
+                "partitions were detached before their older rows were copied. Only attached partitions are read, so \
+                 reattach these partitions first"
             }
             false if self.detached_partitions => {
-                "another slot was used before. A partition with such events is only read if it is attached, so attach it first"
+                "a different slot was used before. A partition that contains such events is read only while it is \
+                 attached, so attach it first"
             }
             false => "a slot was dropped",
         }
     }
 
-    /// Returns the command that sends the missing events again.
+    /// Returns the command that resends the missing events.
     #[must_use]
     pub(crate) fn replay(&self, commands: &Commands) -> String {
         replay_command(commands, self.table.as_deref())
     }
 }
 
-/// Returns the command that records, without sending anything, that the events of dropped slots were delivered.
+/// Returns the command that marks the events of dropped slots as already delivered, without
+/// resending them.
 #[must_use]
 pub(crate) fn settle_command(commands: &Commands, table: Option<&str>) -> String {
     match table {
@@ -100,7 +106,7 @@ pub(crate) fn settle_command(commands: &Commands, table: Option<&str>) -> String
     }
 }
 
-/// Returns the command that sends the events of dropped slots again. `table` is `None` unless several tables shared the
+/// Returns the command that resends the events of dropped slots. `table` is `None` unless several tables shared the
 /// slot.
 #[must_use]
 pub(crate) fn replay_command(commands: &Commands, table: Option<&str>) -> String {

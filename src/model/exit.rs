@@ -3,13 +3,14 @@
 /// The outcome of the process, which determines its exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
-    /// The command finished, or the process stopped on request: 0.
+    /// Exit code 0: the command succeeded, or the process stopped on request.
     Done,
-    /// Any other failure, and discrepancies found by `verify`: 1.
+    /// Exit code 1: a failure that no other exit code describes, or discrepancies found by
+    /// `verify`.
     Failed,
-    /// Invalid usage or configuration: 2.
+    /// Exit code 2: invalid usage or configuration.
     Usage,
-    /// A pipeline halted and an operator has to act: 3.
+    /// Exit code 3: a pipeline halted and requires operator intervention.
     Halted,
 }
 
@@ -25,8 +26,8 @@ impl Exit {
         }
     }
 
-    /// Combines the outcomes of two pipelines. A halt, which needs an operator, takes precedence over a failure such as an
-    /// unreachable server.
+    /// Combines the outcomes of two pipelines. A halt, which requires operator intervention, takes
+    /// precedence over a failure such as an unreachable server.
     #[must_use]
     pub(crate) fn and(self, next: Self) -> Self {
         match (self, next) {

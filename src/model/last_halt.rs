@@ -5,10 +5,10 @@ use serde::{Deserialize, Serialize};
 
 use super::time::unix_micros;
 
-/// Longer reasons are truncated.
+/// Maximum length of a stored reason; longer reasons are truncated.
 const MAX_REASON_BYTES: usize = 4096;
 
-/// A halt of a pipeline.
+/// When, where and why a pipeline halted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct LastHalt {
     /// When the pipeline halted, in RFC 3339 format.
@@ -21,10 +21,10 @@ pub(crate) struct LastHalt {
 }
 
 impl LastHalt {
-    /// Creates a halt with the current time and host.
+    /// Creates a description of a halt that happened now, on this host.
     #[must_use]
     pub(crate) fn now(reason: &str) -> Self {
-        // PostgreSQL does not store NUL characters in text.
+        // A text value in PostgreSQL can't contain NUL characters.
         let mut reason = reason.replace('\0', "?");
         let end = (0..=reason.len().min(MAX_REASON_BYTES)).rev();
         let end = end.into_iter().find(|&end| reason.is_char_boundary(end));
@@ -44,7 +44,7 @@ impl LastHalt {
         }
     }
 
-    /// Returns a description in one line.
+    /// Returns a one-line description.
     #[must_use]
     pub(crate) fn describe(&self) -> String {
         let Self {

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The consequence of an outage of all brokers, and the steps for the operator.
+/// Shown while no broker is available: how to fix this, and how the outage affects PostgreSQL.
 pub(crate) const KAFKA_DOWN_REMEDY: &str = "Start the brokers, or fix the network between Walpost and the brokers; Walpost then continues without \
      intervention. Until then, PostgreSQL retains WAL for the events: monitor its disk space";
 
@@ -92,11 +92,11 @@ pub struct SnapshotStage {
     pub since_micros: u64,
     /// The number of rows to copy, as estimated by the planner.
     pub expected: Option<u64>,
-    /// The number of rows that were copied by earlier attempts.
+    /// The number of rows copied by earlier attempts.
     pub rows_before: u64,
 }
 
-/// The subsystem that an error concerns.
+/// The subsystem in which an error occurred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ErrorKind {
@@ -155,7 +155,7 @@ pub struct Failure {
     pub kind: ErrorKind,
     /// The error, as logged.
     pub message: String,
-    /// The consequence of the error, and the steps for the operator.
+    /// The consequence of the error, and what the operator can do about it.
     pub remedy: String,
 }
 
@@ -166,7 +166,7 @@ pub struct Omission {
     pub since_micros: u64,
     /// Which events are not delivered, and why.
     pub what: String,
-    /// The command that restores their delivery.
+    /// The command that restores the delivery of these events.
     pub remedy: String,
 }
 

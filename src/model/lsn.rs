@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// A location in the WAL, as a byte offset from its start.
+/// A location in the WAL, as a byte offset from the start of the WAL.
 ///
 /// Printed and parsed as PostgreSQL's `pg_lsn`: two hexadecimal halves of at most eight digits,
 /// separated by a slash (PostgreSQL 18, "8.20. pg_lsn Type").
@@ -17,7 +17,8 @@ impl Lsn {
     /// The invalid LSN `0/0`, which PostgreSQL never assigns to a WAL record.
     pub const ZERO: Self = Self(0);
 
-    /// Returns the number of bytes of WAL from `earlier` to this LSN, or zero if `earlier` is later.
+    /// Returns the number of bytes of WAL from `earlier` to this LSN, or zero if this LSN precedes
+    /// `earlier`.
     #[must_use]
     pub fn bytes_since(self, earlier: Self) -> u64 {
         self.0.saturating_sub(earlier.0)
@@ -68,8 +69,8 @@ impl<'de> Deserialize<'de> for Lsn {
     }
 }
 
-/// Identifies the row of an event in the WAL by its transaction's commit LSN and its index among the row messages of that
-/// transaction.
+/// The position of an event's row in the WAL: the commit LSN of the transaction, and the row's index among the row
+/// messages of that transaction.
 ///
 /// Printed as `00000000/016B3748:0000000002`. The width is fixed, so that the text sorts in the same order as the positions.
 /// The part before the colon can be cast to `pg_lsn`.
@@ -85,15 +86,16 @@ impl Position {
     /// The length of the printed form in bytes.
     pub const TEXT_LEN: usize = 28;
 
-    /// Returns whether the row was copied from the table. The LSN in such a position is not a multiple of eight, so it can't
-    /// be the start of a WAL record.
+    /// Returns whether the row was copied from the table. The LSN of a copied row is not a multiple of eight, so it
+    /// can't be the start of a WAL record.
     #[must_use]
     pub fn is_copied(self) -> bool {
         self.commit.0 % 8 == 7
     }
 
-    /// Returns the equivalent position in the copy that contains `other`, if both rows were copied. Each copy has its own
-    /// consistent point.
+    /// If both rows were copied, returns this position with the commit LSN of `other`; otherwise,
+    /// returns this position unchanged. Each copy has its own consistent point, so positions from
+    /// different copies can only be compared after this conversion.
     #[must_use]
     pub fn in_copy_of(self, other: Self) -> Self {
         let commit = match self.is_copied() && other.is_copied() {
@@ -114,7 +116,8 @@ impl Position {
     }
 }
 
-/// Writes a number right-aligned into a field filled with zeros. Stops early, because most numbers are short.
+/// Writes a number right-aligned into a field filled with zeros. Stops after the most significant digit, because most
+/// numbers are short.
 #[expect(clippy::cast_possible_truncation, reason = "a digit is less than BASE")]
 fn digits<const BASE: u64>(field: &mut [u8], mut number: u64) {
     const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
@@ -177,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn formats_and_parses_lsns_like_pg_lsn() {
+    fn formats_and_parses_lsns_like_the_pg_lsn_type() {
         for (lsn, text) in [
             (Lsn(0), "0/0"),
             (Lsn(0x16_B374_D848), "16/B374D848"),
@@ -209,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn converts_positions_between_copies() {
+    fn maps_a_row_position_to_the_same_row_index_in_a_repeated_copy() {
         let position = |commit, index| Position {
             commit: Lsn(commit),
             index,

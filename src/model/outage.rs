@@ -1,7 +1,7 @@
 //! Rate limiting for messages about an outage: one line when it starts, one per interval while it
 //! lasts, and one when it ends.
 //!
-//! Pure: the current time is passed as an argument.
+//! This module performs no I/O, and takes the current time as an argument.
 
 use std::time::{Duration, Instant};
 
@@ -40,7 +40,8 @@ pub(crate) enum OutageMessage {
 }
 
 impl Outage {
-    /// Creates a tracker that requests a message about an ongoing outage once per `reminder`.
+    /// Creates a tracker that requests a message about an ongoing outage once per `reminder`
+    /// interval.
     #[must_use]
     pub(crate) fn reminding(reminder: Duration) -> Self {
         Self {

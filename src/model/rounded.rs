@@ -1,4 +1,5 @@
-//! Durations in human-readable form: two or three digits and a unit. The status page follows the same rules. Pure.
+//! Durations in human-readable form: two or three digits and a unit. The status page follows the
+//! same rules.
 
 use std::fmt;
 use std::time::Duration;
@@ -26,7 +27,7 @@ pub(crate) fn duration(seconds: f64) -> String {
     }
 }
 
-/// Formats an age given in seconds. Fractions of a second are not significant in an age.
+/// Formats an age given in seconds, without fractions of a second.
 #[must_use]
 pub(crate) fn age(seconds: f64) -> String {
     match seconds {

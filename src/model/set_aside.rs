@@ -1,4 +1,5 @@
-//! Tables that are set aside: their rows are not delivered from a certain position onwards.
+//! Tables that are set aside, which means that their rows are not delivered from a certain position
+//! onwards.
 
 use serde::{Deserialize, Serialize};
 
@@ -19,7 +20,7 @@ pub struct SetAside {
     pub(crate) relation: u32,
     /// The position of the first row that is not delivered.
     pub position: Position,
-    /// The error that this row caused.
+    /// The error that the first undelivered row caused.
     pub reason: String,
     /// The rows that a replay has sent. `None` unless a replay has finished and the stream has yet to resume delivery.
     #[serde(skip)]
@@ -28,7 +29,7 @@ pub struct SetAside {
     /// open.
     #[serde(skip)]
     pub(crate) until: Option<Lsn>,
-    /// The first transaction whose rows may be missing; `None` if any row may be.
+    /// The first transaction whose rows may be missing; `None` if any row may be missing.
     #[serde(skip)]
     pub(crate) since: Option<u64>,
     /// The cluster to which the transaction ID and the OID belong.
@@ -41,19 +42,20 @@ pub struct SetAside {
 pub struct Replayed {
     /// All rows with a commit LSN lower than this were sent.
     pub before: Lsn,
-    /// All rows of transactions lower than this were sent. The value comes from the snapshot that was used to read the rows.
+    /// All rows of transactions with an ID lower than this were sent. The value comes from the snapshot that was used
+    /// to read the rows.
     pub snapshot_xmin: Option<u64>,
 }
 
 impl SetAside {
-    /// Returns whether this entry is about a table, given its name, its OID and its cluster. The name matches even if the
-    /// table has been re-created since, and the OID matches even if it has been renamed.
+    /// Returns whether this entry is about the table with the given name, or with the given OID in the given cluster.
+    /// The name still matches after the table has been re-created, and the OID still matches after it has been renamed.
     #[must_use]
     pub(crate) fn is_about(&self, table: &str, relation: u32, cluster: &str) -> bool {
         self.table == table || self.relation == relation && self.cluster.as_deref() == Some(cluster)
     }
 
-    /// Describes the table and the events that are missing, for messages.
+    /// Describes the table and the missing events, for use in messages.
     #[must_use]
     pub fn describe(&self) -> String {
         format!(

@@ -15,11 +15,12 @@ pub struct Vitals {
     pub partitions: Option<u64>,
     /// When the last partition ends, if the table is partitioned by ranges of time and every range has an upper bound.
     pub partitions_end: Option<PartitionsEnd>,
-    /// The oldest transaction that is open on the server and has an ID.
+    /// The oldest transaction that is open on the server and has a transaction ID.
     pub oldest_open: Option<OpenTransaction>,
-    /// Slots of the pipeline that were dropped and not replayed. `None` if the journal does not exist or cannot be read.
+    /// The pipeline's dropped slots whose events have not been replayed. `None` if the journal does not exist or cannot
+    /// be read.
     pub dropped_slots: Option<Vec<DroppedSlot>>,
-    /// Tables of the pipeline that are set aside. `None` if the journal does not exist or cannot be read.
+    /// The pipeline's tables that are set aside. `None` if the journal does not exist or cannot be read.
     pub set_aside: Option<Vec<SetAside>>,
 }
 
@@ -42,12 +43,14 @@ pub struct PartitionsEnd {
     pub has_default: bool,
 }
 
-/// An open transaction that has an ID, in any database. The slot retains WAL from the transaction's first record onwards.
+/// An open transaction that has a transaction ID, in any database. The slot retains WAL from the
+/// transaction's first record onwards.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpenTransaction {
     /// The transaction ID.
     pub xid: String,
-    /// The number of transaction IDs assigned since this one.
+    /// The number of transaction IDs that have been assigned since this transaction obtained its
+    /// ID.
     pub age: i64,
     pub whose: TransactionOwner,
     pub role: Option<String>,
@@ -74,9 +77,10 @@ pub struct SlotVitals {
     pub confirmed: Option<Lsn>,
     /// The start of the WAL that is retained for the slot (`restart_lsn`).
     pub restart: Option<Lsn>,
-    /// `wal_status`: reserved, extended, unreserved or lost.
+    /// `wal_status`, which is reserved, extended, unreserved or lost.
     pub wal_status: Option<String>,
-    /// `safe_wal_size`: null if `max_slot_wal_keep_size` is not set, or if the slot is lost.
+    /// `safe_wal_size`, which is null if `max_slot_wal_keep_size` is not set, or if the slot is
+    /// lost.
     pub safe_wal_bytes: Option<i64>,
     /// `age(catalog_xmin)`.
     pub catalog_xmin_age: Option<i64>,

@@ -1,10 +1,11 @@
 //! Limits on data in flight, in records and bytes.
 
-/// The amount of data that may have been read but is not durable yet.
+/// An amount of data in flight, which has been read but is not durable yet, or a limit on this
+/// amount.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Window {
     pub records: u64,
-    /// Bytes, as counted by a watermark tag.
+    /// Total size in bytes, as counted by the watermark.
     pub bytes: u64,
 }
 

@@ -62,12 +62,13 @@ async fn query_status(address: &str) -> Result<Status, QueryError> {
         return Err(last_error.unwrap_or_else(no_address).into());
     };
     let connected = stream.peer_addr()?;
-    // Remove the scope ID of a link-local address, which is not valid in a `Host` header.
+    // Remove the scope ID, which a link-local address can have but a `Host` header must not
+    // contain.
     let connected = SocketAddr::new(connected.ip(), connected.port());
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     let request = Request::get("/status")
-        // Use the address, which the server always accepts. The name might be defined only on this
-        // machine.
+        // Send the address instead of the name. The server always accepts its own address as the
+        // host, but may reject a name that is defined only on this machine.
         .header(header::HOST, connected.to_string())
         .header(header::CONNECTION, "close")
         .body(Empty::<Bytes>::new())

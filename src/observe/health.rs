@@ -1,4 +1,5 @@
-//! Determines whether a pipeline is ready, that is, whether it streams and makes progress. Pure.
+//! Determines whether a pipeline is ready, that is, whether it streams and makes progress. This
+//! module performs no I/O.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,7 +8,8 @@ use crate::delivery::stats::{LifecycleSnapshot, Totals};
 use crate::model::lifecycle::{ErrorKind, Failure, KAFKA_DOWN_REMEDY, Omission, Outage, State};
 use crate::model::rounded;
 
-/// How long events may be in flight while none becomes durable.
+/// How long events may be in flight without any becoming durable before the pipeline counts as not
+/// ready.
 const DELIVERY_STALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long the session's event loop may go without an iteration. The loop normally iterates at
 /// least every ten seconds.
@@ -92,8 +94,7 @@ impl NotReady {
         }
     }
 
-    /// Returns the consequence, or the action that the operator can take. `error` is the most
-    /// recent error.
+    /// Returns the action that the operator can take. `error` is the pipeline's most recent error.
     #[must_use]
     pub fn remedy<'e>(&'e self, error: Option<&'e Failure>) -> &'e str {
         match self {
@@ -104,7 +105,7 @@ impl NotReady {
                  min.insync.replicas: kafka-topics.sh --describe --under-min-isr-partitions"
             }
             Self::EventLoopStalled(_) => {
-                "Restart Walpost (no events are lost), and report this problem with the log"
+                "Restart Walpost (no events are lost), and report this problem, including the log"
             }
             Self::Omission(left) => &left.remedy,
         }
@@ -113,8 +114,8 @@ impl NotReady {
 
 /// Returns why the pipeline is not ready, or `None` if it is.
 ///
-/// A hot standby counts as ready: it serves its purpose, and in a rolling update the new instance
-/// must become ready before the old instance, which is using the slot, is stopped.
+/// A hot standby counts as ready, because it can take over at any time. In a rolling update, the
+/// new instance must become ready before the old instance, which is using the slot, is stopped.
 #[must_use]
 pub(crate) fn why_not_ready(lifecycle: &LifecycleSnapshot, totals: &Totals) -> Option<NotReady> {
     match lifecycle.state {
@@ -130,8 +131,8 @@ pub(crate) fn why_not_ready(lifecycle: &LifecycleSnapshot, totals: &Totals) -> O
         state @ (State::Draining | State::Stopped) => return Some(NotReady::State(state, None)),
     }
     if let Some(reason) = &lifecycle.kafka_down {
-        // A row that is waiting for the metadata of its topic is not in flight, but counts as
-        // waiting.
+        // A row whose topic's metadata has not arrived yet is not counted as in flight, although it
+        // is waiting for Kafka.
         let waiting = totals.in_flight.max(u64::from(totals.waits));
         return Some(NotReady::KafkaDown(reason.clone(), waiting));
     }
@@ -172,7 +173,7 @@ pub(crate) fn not_ready_since(
     }
 }
 
-/// Returns whether events are in flight, but none has become durable for too long.
+/// Returns whether events have been in flight for too long without any becoming durable.
 #[must_use]
 pub(crate) fn is_stuck(totals: &Totals) -> bool {
     totals.waits && totals.since_last_progress >= DELIVERY_STALL_TIMEOUT
@@ -184,9 +185,9 @@ pub(crate) fn is_hung(totals: &Totals) -> bool {
     totals.since_last_iteration >= EVENT_LOOP_STALL_TIMEOUT
 }
 
-/// Returns the age of the oldest event that was read but is not durable. Without a stream, the
-/// result is at least the time since the stream ended. `None` if another instance is using the
-/// slot.
+/// Returns the age of the oldest event that was read but is not durable. If the pipeline is not
+/// streaming, the result is at least the time since it stopped streaming. Returns `None` if another
+/// instance is using the slot.
 #[must_use]
 pub(crate) fn lag_micros(
     lifecycle: &LifecycleSnapshot,
@@ -255,7 +256,8 @@ mod tests {
         totals.waits = true;
         totals.since_last_progress = Duration::from_secs(12);
         assert!(describe(&lifecycle, &totals).contains("7 events are in flight"));
-        // An idle pipeline may still wait for the commit of a checkpoint.
+        // A pipeline without events in flight may still be waiting for a checkpoint to be
+        // committed.
         let idle = Totals {
             in_flight: 0,
             ..totals
@@ -316,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn measures_lag_by_the_oldest_event_or_the_time_without_a_stream() {
+    fn measures_lag_from_the_oldest_undelivered_event_or_from_the_disconnect() {
         let (mut lifecycle, mut totals) = streaming();
         let now = 10_000_000;
         assert_eq!(lag_micros(&lifecycle, &totals, now), Some(0));

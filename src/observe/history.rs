@@ -1,5 +1,5 @@
-//! One sample per second of the last minutes of a pipeline, from which rates and charts are
-//! computed.
+//! A pipeline's counters over the last few minutes, sampled once per second. Rates and charts are
+//! computed from the samples.
 
 use std::collections::VecDeque;
 
@@ -11,23 +11,25 @@ use crate::model::time::seconds;
 
 /// The number of seconds that [`Recent`] covers.
 const RECENT_SECONDS: usize = 10;
-/// The number of seconds that are kept.
+/// The number of seconds for which data points are kept.
 const KEPT_SECONDS: usize = 600;
 
-/// The totals at one point in time.
+/// A pipeline's totals at one point in time.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Sample {
     /// The time of the sample, in microseconds since 1970.
     pub at_micros: u64,
-    /// Events that became durable.
+    /// Number of events that became durable.
     pub delivered: u64,
-    /// Transactions that were read.
+    /// Number of transactions that were read.
     pub transactions: u64,
-    /// Bytes received from PostgreSQL.
+    /// Number of bytes received from PostgreSQL.
     pub received_bytes: u64,
-    /// Time from reading a transaction until it is durable.
+    /// The distribution of the time from reading a transaction until its events are durable in
+    /// Kafka.
     pub delivery: Counts,
-    /// Time from a transaction's commit until it is durable.
+    /// The distribution of the time from a transaction's commit until its events are durable in
+    /// Kafka.
     pub commit_to_delivery: Counts,
 }
 
@@ -50,19 +52,23 @@ impl Sample {
 /// The throughput and latency of a pipeline over the last ten seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Recent {
-    /// Events that became durable per second.
+    /// Number of events per second that became durable.
     pub events_per_second: f64,
-    /// Transactions read per second.
+    /// Number of transactions read per second.
     pub transactions_per_second: f64,
-    /// Bytes received from PostgreSQL per second.
+    /// Number of bytes received from PostgreSQL per second.
     pub bytes_per_second: f64,
-    /// The median time from commit to durable, in seconds.
+    /// The median time from a transaction's commit until its events are durable in Kafka, in
+    /// seconds.
     pub commit_to_delivery_p50: Option<f64>,
-    /// The 99th percentile of the time from commit to durable, in seconds.
+    /// The 99th percentile of the time from a transaction's commit until its events are durable in
+    /// Kafka, in seconds.
     pub commit_to_delivery_p99: Option<f64>,
-    /// The median time from read to durable, in seconds.
+    /// The median time from reading a transaction until its events are durable in Kafka, in
+    /// seconds.
     pub delivery_p50: Option<f64>,
-    /// The 99th percentile of the time from read to durable, in seconds.
+    /// The 99th percentile of the time from reading a transaction until its events are durable in
+    /// Kafka, in seconds.
     pub delivery_p99: Option<f64>,
 }
 
@@ -92,26 +98,28 @@ impl Recent {
     }
 }
 
-/// One second in a chart.
+/// A data point for one second in a chart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Point {
     /// The end of the second, in seconds since 1970.
     pub at: f64,
-    /// Events that became durable per second.
+    /// Number of events per second that became durable.
     pub events: f64,
-    /// Bytes received from PostgreSQL per second.
+    /// Number of bytes received from PostgreSQL per second.
     pub bytes: f64,
     /// The lag of the pipeline, in bytes of WAL.
     pub lag_bytes: Option<u64>,
     /// The lag of the pipeline, in seconds.
     pub lag_seconds: Option<f64>,
-    /// The median time from commit to durable, in seconds.
+    /// The median time from a transaction's commit until its events are durable in Kafka, in
+    /// seconds.
     pub p50: Option<f64>,
-    /// The 99th percentile of the time from commit to durable, in seconds.
+    /// The 99th percentile of the time from a transaction's commit until its events are durable in
+    /// Kafka, in seconds.
     pub p99: Option<f64>,
 }
 
-/// The last minutes of one pipeline.
+/// The recent samples and data points of one pipeline.
 #[derive(Debug, Default)]
 pub(crate) struct History {
     samples: VecDeque<Sample>,
@@ -151,7 +159,8 @@ impl History {
         }
     }
 
-    /// Returns the points whose second ended after `since` (in seconds since 1970), oldest first.
+    /// Returns the points for the seconds that ended after `since` (in seconds since 1970), oldest
+    /// first.
     #[must_use]
     pub(crate) fn points(&self, since: f64) -> Vec<Point> {
         let later = |point: &&Point| point.at > since;
@@ -164,11 +173,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn averages_rates_over_ten_seconds_and_points_over_one_second() {
+    fn averages_current_rates_over_ten_seconds_and_chart_points_over_one_second() {
         let mut history = History::default();
         assert_eq!(history.recent(), Recent::default());
         for second in 0..2000_u64 {
-            // Ten events per second, and a hundred in the last second.
+            // Deliver 10 events per second, but 100 in the last second.
             let delivered = second * 10 + if second == 1999 { 90 } else { 0 };
             let sample = Sample {
                 at_micros: second * 1_000_000,

@@ -3,7 +3,7 @@
 //!
 //! The server runs on the supervisor's thread and only reads the pipelines' statistics, so a slow
 //! client can't delay a pipeline. A client can't keep others from connecting either: see
-//! `connection_limit`. Requests from pages of other sites are rejected: see [`hosts`].
+//! `connection_limit`. Requests from other sites' pages are rejected: see [`hosts`].
 
 use std::convert::Infallible;
 use std::fmt::Write as _;
@@ -44,15 +44,14 @@ mod stream;
 
 /// The default address.
 pub(crate) const DEFAULT: &str = "127.0.0.1:9464";
-/// An address with a port that the system chooses.
+/// An address that lets the system choose a free port.
 const FREE_PORT: &str = "127.0.0.1:0";
 /// The value that disables the server.
 pub(crate) const OFF: &str = "off";
 
 /// How long a client may take to send the head of a request, and how long a connection may be idle.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
-/// The requested length of the queue of connections that wait to be accepted. The system may impose
-/// a lower limit.
+/// How many connections may wait to be accepted. The system may impose a lower limit.
 const BACKLOG: i32 = 1024;
 /// Maximum lifetime of a connection, after which the connection is shut down gracefully or, if that
 /// takes too long, closed.
@@ -61,9 +60,9 @@ const CONNECTION_LIFETIME_MAX: Duration = Duration::from_secs(120);
 const HEAD_BYTES_MAX: usize = 16 << 10;
 /// Host names are truncated to this length in responses.
 const HOST_CHARS_MAX: usize = 100;
-/// Number of connections accepted before the open ones are served. This is lower than the limit for
-/// one address, so that a client that has sent its request is served before its connection can be
-/// evicted.
+/// Number of connections to accept before the open connections are served. This is lower than the
+/// limit for one address, so that a client that has sent its request is served before its
+/// connection can be evicted.
 const ACCEPTED_AT_ONCE: usize = 32;
 /// Delay before the next attempt to accept a connection when the process has run out of file
 /// descriptors.
@@ -100,15 +99,15 @@ pub(crate) enum ListenError {
     Host(#[from] HostError),
 }
 
-/// The listening socket and the host names that are accepted.
+/// The listening socket, and the host names that are accepted in requests.
 #[derive(Debug)]
 pub(crate) struct Listener {
     tcp: TcpListener,
     hosts: Hosts,
 }
 
-/// Listens at `address`, or returns `None` if it is `off`. Requests may also use the host names in
-/// `named`.
+/// Listens at `address`, or returns `None` if it is `off`. The host names in `named` are accepted
+/// in requests.
 ///
 /// # Errors
 /// Returns an error if the address can't be used or a host name is invalid.
@@ -119,8 +118,8 @@ pub(crate) fn listen(address: &str, named: &[String]) -> Result<Option<Listener>
     }
     let bound = TcpListener::bind(address).and_then(|tcp| {
         tcp.set_nonblocking(true)?;
-        // Connections wait in this queue until they are accepted, and the standard library's
-        // default length is short.
+        // The standard library's default backlog is so short that a burst of connections overflows
+        // it.
         SockRef::from(&tcp).listen(BACKLOG)?;
         let is_local = tcp.local_addr()?.ip().to_canonical().is_loopback();
         Ok((tcp, is_local))
@@ -141,8 +140,8 @@ pub(crate) fn listen(address: &str, named: &[String]) -> Result<Option<Listener>
 }
 
 /// Listens at [`DEFAULT`]. If that address is in use, for example by another instance on the same
-/// machine, listens at a free port of the same IP address and logs a warning with the port.
-/// Requests may also use the host names in `named`.
+/// machine, listens on a free port at the same IP address and logs a warning with the port. The
+/// host names in `named` are accepted in requests.
 ///
 /// # Errors
 /// Returns an error if no address can be used or a host name is invalid.
@@ -200,8 +199,8 @@ async fn serve(listener: tokio::net::TcpListener, hosts: Arc<Hosts>, registry: A
                     registry: Arc::clone(&registry),
                 };
                 tokio::spawn(connection.serve(stream, eviction));
-                // In a flood of connections, other clients would wait in the queue if the task
-                // yielded after each connection.
+                // Do not yield after every connection. Otherwise, other clients would have to wait
+                // in the backlog during a flood.
                 accepted += 1;
                 if accepted % ACCEPTED_AT_ONCE == 0 {
                     yield_now().await;
@@ -245,8 +244,8 @@ impl HttpConnection {
             let state = Arc::clone(&state);
             let is_first = !has_requested.swap(true, Ordering::Relaxed);
             async move {
-                // Without this, hyper would process all pipelined requests before other tasks could
-                // run.
+                // Yield between pipelined requests. Otherwise, hyper would process all of them
+                // before other tasks could run.
                 if !is_first {
                     yield_now().await;
                 }
@@ -311,8 +310,8 @@ fn route_request(
         response.headers_mut().insert(ALLOW, allowed);
         return response;
     }
-    // This path is served for any host name, because a probe may use any, and the response only
-    // shows that the process is alive.
+    // This path is served for any host name, because probes may use arbitrary names and the
+    // response reveals only that the process is alive.
     if uri.path() == "/healthz" {
         return respond(StatusCode::OK, TEXT, "alive\n");
     }
@@ -369,7 +368,7 @@ fn page() -> Response<Full<Bytes>> {
     response
 }
 
-/// Returns one line with the readiness of each pipeline, and a status code for all of them.
+/// Returns a line with the readiness of each pipeline, and one status code for all of them.
 fn readiness(status: &Status) -> Response<Full<Bytes>> {
     let mut text = String::new();
     for pipeline in &status.pipelines {
@@ -399,7 +398,8 @@ fn respond(code: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> Resp
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    // Keeps pages of other sites from embedding the response, even if they could not read it.
+    // Prevents other sites' pages from embedding the response. Without this header, they could
+    // embed it, even though they could not read it.
     headers.insert(
         HeaderName::from_static("cross-origin-resource-policy"),
         HeaderValue::from_static("same-origin"),

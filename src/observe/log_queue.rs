@@ -1,7 +1,7 @@
 //! The queue between the program and standard error.
 //!
-//! Standard error may be a pipe that is not being read, or whose reader has exited. To keep such a
-//! pipe from delaying or ending a pipeline, threads that log only append to this queue, and a
+//! Standard error may be a pipe that is not being read, or whose reader has exited. This must
+//! neither delay nor stop replication, so threads that log only append to this queue, and a
 //! separate thread writes the lines. Lines that do not fit or cannot be written are dropped and
 //! counted. Debug output can fill only half of the queue, so that it never displaces an error.
 
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 /// Limits on the lines that are waiting to be written.
 const MAX_LINES: usize = 8192;
 const MAX_BYTES: usize = 1 << 20;
-/// DEBUG and TRACE lines can fill only one part in this many of the queue.
+/// DEBUG and TRACE lines can fill only 1/`VERBOSE_PARTS` of the queue.
 const VERBOSE_PARTS: usize = 2;
 /// How long to wait before retrying a write to a nonblocking standard error.
 const RETRY_INTERVAL: Duration = Duration::from_millis(20);
@@ -36,18 +36,18 @@ pub(super) enum Importance {
 #[derive(Debug, Default)]
 pub(super) struct LogQueue {
     state: Mutex<State>,
-    /// Notified when a line was added.
+    /// Notified when a line is added.
     added: Condvar,
-    /// Notified when a line was written, or dropped because it could not be written.
+    /// Notified when a line is written, or dropped because it could not be written.
     handled: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct State {
     lines: VecDeque<Vec<u8>>,
-    /// Total size of these lines, in bytes.
+    /// Total size of `lines`, in bytes.
     bytes: usize,
-    /// Whether the thread is writing a line, which is no longer in `lines`.
+    /// Whether the thread is writing a line that it has removed from `lines`.
     is_writing: bool,
     /// Number of lines that were written, or dropped because writing failed.
     handled: u64,
@@ -82,8 +82,8 @@ impl LogQueue {
         self.lock().dropped
     }
 
-    /// Starts a thread that writes lines to `out` until the process ends. When writing succeeds
-    /// again after lines were dropped, `report` is called with the number of dropped lines.
+    /// Starts a thread that writes lines to `out` until the process ends. If lines are dropped, the
+    /// thread calls `report` with their number as soon as writing succeeds and the queue is empty.
     ///
     /// # Errors
     /// Returns an error if the thread cannot be started.
@@ -146,7 +146,7 @@ impl LogQueue {
         if !is_written {
             state.drop_line();
         }
-        // If the queue is not empty, the report itself might be dropped.
+        // Report only if the queue is empty. Otherwise, the report itself might be dropped.
         let can_report = is_written && state.lines.is_empty();
         let unreported = match can_report {
             true => std::mem::take(&mut state.unreported),
@@ -209,7 +209,8 @@ mod tests {
         }
     }
 
-    /// Creates a queue. The first receiver gets the lines, and the second one the reports.
+    /// Creates a queue. The first receiver yields the written lines, and the second one the
+    /// reported numbers of dropped lines.
     fn queue() -> (&'static LogQueue, Receiver<Vec<u8>>, Receiver<u64>) {
         let queue: &'static LogQueue = Box::leak(Box::default());
         let (lines, read) = sync_channel(0);
@@ -232,9 +233,9 @@ mod tests {
     }
 
     #[test]
-    fn drops_and_reports_lines_that_are_not_read_in_time() {
+    fn drops_lines_that_are_not_read_in_time_and_reports_their_number() {
         let (queue, read, reported) = queue();
-        // One line may already be with the writer.
+        // The log thread may already have removed one line from the queue.
         for _ in 0..MAX_LINES + 5 {
             queue.push(Importance::Normal, b"line\n");
         }
@@ -279,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_lines_after_the_reader_has_closed() {
+    fn counts_lines_dropped_after_the_reader_has_closed() {
         let (queue, read, _reported) = queue();
         drop(read);
         queue.push(Importance::Normal, b"line\n");

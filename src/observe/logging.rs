@@ -1,6 +1,6 @@
-//! Logging to standard error, as text or JSON. Every event is a single line, whatever its message
-//! and fields contain. A line contains no terminal control sequences other than the colours set
-//! here. [`log_queue`](super::log_queue) writes the lines.
+//! Logs to standard error, as text or JSON. Every event is written as a single line, regardless of
+//! what its message and fields contain. A line contains no terminal control sequences other than
+//! the colours set here. [`log_queue`](super::log_queue) writes the lines.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::fmt::{self, Write as _};
@@ -34,8 +34,9 @@ pub(crate) enum LogFormat {
     Json,
 }
 
-/// Starts logging for the whole program. `filter` is a level or a filter of the crate `tracing`.
-/// Dropping the result waits, for a limited time, until all lines are written.
+/// Starts logging for the whole program. `filter` is a level, or directives as accepted by
+/// `tracing_subscriber::EnvFilter`. Dropping the returned guard waits, for a limited time, until
+/// all lines are written.
 ///
 /// # Errors
 /// Returns an error if the filter is invalid or if the log thread can't be started.
@@ -53,8 +54,8 @@ pub(crate) fn start(format: LogFormat, filter: &str) -> Result<FlushGuard, Strin
         .map_err(|error| format!("failed to start the thread that writes the log: {error}"))?;
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        // `tracing_subscriber` would print its own errors to standard error, which panics if that
-        // is closed.
+        // `tracing_subscriber` would print its own errors to standard error, and panic if standard
+        // error is closed.
         .log_internal_errors(false)
         .with_target(false);
     match format {
@@ -99,7 +100,7 @@ fn log_panic(panic: &PanicHookInfo<'_>) {
         BacktraceStatus::Captured => error!(%backtrace, "{panic}"),
         _ => error!("{panic}"),
     }
-    // The process may abort after this hook returns.
+    // Write the message now, because the process may abort after this hook returns.
     flush();
 }
 
@@ -164,8 +165,8 @@ struct Fields<'f, 'writer> {
 
 impl Fields<'_, '_> {
     fn write(&mut self, field: &Field, value: &dyn fmt::Debug) -> fmt::Result {
-        // Omit the location of a call to the crate `log`. For a notice from the server, it would be
-        // the path of a source file.
+        // Omit the fields that describe where a message from the `log` crate originated. For a
+        // PostgreSQL notice, they would contain the path of a source file.
         if field.name().starts_with("log.") {
             return Ok(());
         }
@@ -198,7 +199,7 @@ impl Visit for Fields<'_, '_> {
     }
 }
 
-/// A writer for lines of JSON that escapes terminal control characters.
+/// A writer that escapes terminal control characters in JSON lines.
 struct EscapedJson<W>(W);
 
 impl<W: Write> Write for EscapedJson<W> {

@@ -15,7 +15,7 @@ use crate::model::time::seconds;
 
 pub use prometheus::proto::MetricType;
 
-/// The media type of the text.
+/// The media type of Prometheus' text format.
 pub(crate) const CONTENT_TYPE: &str = TEXT_FORMAT;
 
 /// The values of a slot's `wal_status`: PostgreSQL 18, "53.20. `pg_replication_slots`".
@@ -30,7 +30,7 @@ pub struct Definition {
     pub name: &'static str,
     /// The help text.
     pub help: &'static str,
-    /// The type, and the function that computes the value.
+    /// The metric's type, and the function that computes its value.
     pub source: Source,
 }
 
@@ -94,7 +94,8 @@ pub const METRICS: &[Definition] = &[
     ),
     metric(
         "walpost_config_reload_failed",
-        "1 if the changed configuration can't be used, so that the pipelines keep running unchanged; otherwise 0.",
+        "1 if the configuration has changed but can't be used, and the pipelines keep running with the previous one; \
+         otherwise 0.",
         Source::Process(None, |status| {
             let failed = status
                 .reload
@@ -120,7 +121,7 @@ pub const METRICS: &[Definition] = &[
     ),
     metric(
         "walpost_pipeline_ready",
-        "1 if the pipeline streams and makes progress, or is a hot standby; otherwise 0.",
+        "1 if the pipeline is streaming and making progress, or is a hot standby; otherwise 0.",
         Source::Gauge(|pipeline| flag(pipeline.ready)),
     ),
     metric(
@@ -150,7 +151,7 @@ pub const METRICS: &[Definition] = &[
     ),
     metric(
         "walpost_transactions_total",
-        "Completely read transactions that contained events.",
+        "Transactions that contained events and have been read completely.",
         Source::Counter(|pipeline| count(pipeline.events.transactions)),
     ),
     metric(
@@ -170,12 +171,12 @@ pub const METRICS: &[Definition] = &[
     ),
     metric(
         "walpost_window_events",
-        "Current limit on events in flight: window_records, or less with exactly-once and a slow Kafka.",
+        "Current limit on events in flight: window_records, or less with exactly-once if Kafka is slow.",
         Source::Gauge(|pipeline| count(pipeline.events.window_events)),
     ),
     metric(
         "walpost_window_bytes",
-        "Current limit on bytes in flight: window_bytes, or less with exactly-once and a slow Kafka.",
+        "Current limit on bytes in flight: window_bytes, or less with exactly-once if Kafka is slow.",
         Source::Gauge(|pipeline| count(pipeline.events.window_bytes)),
     ),
     metric(
@@ -215,7 +216,8 @@ pub const METRICS: &[Definition] = &[
     ),
     metric(
         "walpost_lag_seconds",
-        "Age of the oldest event that was read but is not durable, including an event that waits for its topic. Without a stream, at least the time since the stream ended.",
+        "Age of the oldest event that was read but is not durable yet, including events that wait for a topic. While \
+         not streaming, at least the time since the stream ended.",
         Source::Gauge(|pipeline| pipeline.lag.seconds),
     ),
     metric(
@@ -336,7 +338,7 @@ pub const METRICS: &[Definition] = &[
     ),
     metric(
         "walpost_dead_letters_total",
-        "Dead letters, by the reason why the events could not be delivered.",
+        "Dead letters, by the reason that the events could not be delivered.",
         Source::Counters("kind", |pipeline| {
             let letters = pipeline.dead_letters;
             vec![
@@ -348,7 +350,8 @@ pub const METRICS: &[Definition] = &[
     ),
     metric(
         "walpost_table_rows_total",
-        "Rows received from each table, if the outbox consists of several tables; only the ten tables with the most rows. /status contains all tables.",
+        "Rows received from each table, if the outbox consists of several tables; limited to the ten tables with the \
+         most rows. /status lists all tables.",
         Source::Counters("table", |pipeline| {
             let mut tables: Vec<_> = pipeline.tables.iter().collect();
             tables.sort_by_key(|(_, rows)| Reverse(**rows));
@@ -379,7 +382,7 @@ pub const METRICS: &[Definition] = &[
     ),
     metric(
         "walpost_kafka_queued_events",
-        "Events in the producer: queued, or sent and not acknowledged.",
+        "Events in the producer: queued, or sent but not acknowledged.",
         Source::Gauge(|pipeline| pipeline.kafka.queued_events.map(exact)),
     ),
     metric(
@@ -389,7 +392,7 @@ pub const METRICS: &[Definition] = &[
     ),
 ];
 
-/// Converts a number to Prometheus' type.
+/// Converts a number to a floating-point number, because Prometheus has no other type of number.
 #[expect(
     clippy::cast_precision_loss,
     reason = "Prometheus has only floating-point numbers, which are exact below 2^53"
@@ -422,7 +425,7 @@ fn one_hot<'n>(all: impl Iterator<Item = &'n str>, current: Option<&str>) -> Vec
 /// Formats all metrics as text.
 ///
 /// # Errors
-/// Returns an error from the library, which does not occur for these metrics.
+/// Returns the encoder's error, which does not occur for these metrics.
 pub(crate) fn text(status: &Status) -> Result<String, prometheus::Error> {
     let families: Vec<_> = METRICS
         .iter()
@@ -537,7 +540,7 @@ mod tests {
     }
 
     #[test]
-    fn formats_recorded_statistics() {
+    fn exports_recorded_statistics_as_prometheus_metrics() {
         let text = text(&Registry::new([Arc::new(stats())]).status()).expect("text");
         for line in [
             r#"walpost_pipeline_state{pipeline="a\"\\\n<b>",state="streaming"} 1"#,
@@ -551,7 +554,7 @@ mod tests {
         ] {
             assert!(text.lines().any(|found| found == line), "{line} in\n{text}");
         }
-        // The database has not been queried yet.
+        // The lag is unknown, because the database has not been queried yet.
         assert!(!text.contains("walpost_lag_bytes"), "{text}");
     }
 

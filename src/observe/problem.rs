@@ -1,4 +1,5 @@
-//! The problems that a pipeline can have, with messages that an operator can act on. Pure.
+//! The problems that a pipeline can have, with messages that an operator can act on. This module
+//! performs no I/O.
 
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::model::commands::Commands;
 use crate::model::vitals::Vitals;
 
-/// A slot is in danger if less than 1/4 of its WAL limit remains.
+/// A slot is in danger if less than 1/`DANGER_PARTS` of its WAL limit is left.
 const DANGER_PARTS: u64 = 4;
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -39,7 +40,7 @@ pub enum Kind {
     DeliveryStuck,
     /// WAL is pending, but nothing is delivered or confirmed.
     NoProgress,
-    /// A long-running transaction retains WAL that was already delivered.
+    /// A long-running transaction retains WAL whose events have already been delivered.
     LongTransaction,
     /// The slot does not exist.
     SlotMissing,
@@ -130,13 +131,13 @@ impl Kind {
     }
 }
 
-/// A problem of a pipeline.
+/// A problem with a pipeline.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Problem {
     pub kind: Kind,
     /// A description of the problem.
     pub what: String,
-    /// The command or action that provides details or fixes the problem.
+    /// A command or an action that fixes the problem or helps to find its cause.
     pub remedy: String,
 }
 
@@ -148,14 +149,14 @@ impl Problem {
         Self { kind, what, remedy }
     }
 
-    /// Returns the description and the remedy in one line.
+    /// Returns the description and the remedy on one line.
     #[must_use]
     pub fn line(&self) -> String {
         format!("{}. {}", self.what, self.remedy)
     }
 }
 
-/// Returns the problem with the slot, according to the database.
+/// Returns the problem with the slot, if any, according to the database.
 #[must_use]
 pub(crate) fn slot_problem(slot: &str, vitals: &Vitals, commands: &Commands) -> Option<Problem> {
     let Some(found) = &vitals.slot else {
@@ -239,8 +240,8 @@ pub(crate) fn unread(slot: &str) -> Problem {
     )
 }
 
-/// Returns how much more WAL may be retained for the slot, and the total limit. `None` if WAL
-/// retention is unlimited.
+/// Returns how many more bytes of WAL may be retained for the slot, and the total limit. `None` if
+/// WAL retention is unlimited.
 #[must_use]
 pub(crate) fn remaining_wal(vitals: &Vitals) -> Option<(u64, u64)> {
     let safe = u64::try_from(vitals.slot.as_ref()?.safe_wal_bytes?).unwrap_or_default();
@@ -295,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_that_the_last_partition_is_in_use_and_ends_within_a_day() {
+    fn reports_that_the_partition_in_use_is_the_last_one_and_ends_within_a_day() {
         let now = 1_000_000_000_000_000;
         let line = |hours: u64, ahead, has_default| {
             let vitals = Vitals {

@@ -1,4 +1,4 @@
-//! The pipelines of the process, for monitoring.
+//! Keeps track of the process's pipelines for monitoring.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Instant;
@@ -13,7 +13,7 @@ use crate::delivery::stats::PipelineStats;
 use crate::model::time::seconds;
 use crate::model::time::unix_micros;
 
-/// All pipelines of the process, whatever their state.
+/// All pipelines of the process, regardless of their state.
 #[derive(Debug)]
 pub(crate) struct Registry {
     started_micros: u64,
@@ -28,7 +28,7 @@ struct Watched {
     watchdog: Mutex<Watchdog>,
 }
 
-/// The last minutes of one pipeline.
+/// The recent activity of one pipeline, for charts.
 #[derive(Debug, Serialize)]
 pub(crate) struct PipelineHistory {
     pub name: String,
@@ -68,7 +68,7 @@ impl Watched {
 }
 
 impl Registry {
-    /// Creates a registry of the given pipelines.
+    /// Creates a registry for the given pipelines.
     #[must_use]
     pub(crate) fn new(pipelines: impl IntoIterator<Item = Arc<PipelineStats>>) -> Self {
         let registry = Self {
@@ -80,8 +80,8 @@ impl Registry {
         registry
     }
 
-    /// Replaces the pipelines, in this order. A pipeline that is still in the list keeps its
-    /// history.
+    /// Replaces the registered pipelines with `pipelines`, in the given order. A pipeline that was
+    /// already registered keeps its history.
     pub(crate) fn replace(&self, pipelines: impl IntoIterator<Item = Arc<PipelineStats>>) {
         let mut current = self
             .pipelines

@@ -1,4 +1,4 @@
-//! The status of the process at one point in time, which `/status` returns. Metrics, readiness and
+//! The status of the process at one point in time, as returned by `/status`. Metrics, readiness and
 //! the status page are derived from this status.
 
 use std::collections::BTreeMap;
@@ -28,13 +28,13 @@ pub struct Status {
     pub now: f64,
     /// Whether all pipelines are ready, as `/readyz` reports.
     pub ready: bool,
-    /// Log lines that could not be written since the process started.
+    /// Number of log lines that have been dropped since the process started.
     #[serde(default)]
     pub log_lines_dropped: u64,
     /// The most recent configuration reload since startup, if any.
     #[serde(default)]
     pub reload: Option<Reload>,
-    /// The pipelines, in the order of the configuration.
+    /// The pipelines, in the order in which they are configured.
     pub pipelines: Vec<PipelineStatus>,
 }
 
@@ -55,7 +55,7 @@ pub struct PipelineStatus {
     /// The summary that `walpost status` and the status page display.
     pub summary: Summary,
     pub state: State,
-    /// When this state began.
+    /// When the pipeline entered this state.
     pub since: f64,
     /// Whether the pipeline is ready; see [`health`].
     pub ready: bool,
@@ -63,11 +63,11 @@ pub struct PipelineStatus {
     pub not_ready: Option<String>,
     /// When the pipeline became unready.
     pub not_ready_since: Option<f64>,
-    /// The problems found by the watchdog, whether the pipeline is ready or not.
+    /// The problems found by the watchdog, regardless of whether the pipeline is ready.
     pub problems: Vec<Lasting>,
     /// Counts of events and bytes.
     pub events: Events,
-    /// The throughput and latency over the last seconds.
+    /// The throughput and latency over the last ten seconds.
     pub recent: Recent,
     /// The pipeline's lag.
     pub lag: Lag,
@@ -77,50 +77,52 @@ pub struct PipelineStatus {
     pub slot_health: Option<SlotHealth>,
     /// The snapshot of older rows, if a snapshot has been created since startup.
     pub snapshot: Option<Snapshot>,
-    /// Rows of snapshots read since startup.
+    /// Number of snapshot rows read since startup.
     pub snapshot_rows: u64,
-    /// Slots that were dropped and whose events were not sent again. `None` if the journal does not
-    /// exist or cannot be read.
+    /// Dropped slots whose events have not been replayed. `None` if the journal does not exist or
+    /// cannot be read.
     pub dropped_slots: Option<Vec<DroppedSlot>>,
     /// Tables that are set aside. `None` if the journal does not exist or cannot be read.
     #[serde(default)]
     pub set_aside: Option<Vec<SetAside>>,
-    /// Rows omitted since startup because their tables are set aside. A row that is received
-    /// again is counted again.
+    /// Number of rows omitted since startup because their tables are set aside. A row that is
+    /// received twice is counted twice.
     #[serde(default)]
     pub left_out_rows: u64,
-    /// Partitions of the outbox table, if it is partitioned.
+    /// Number of partitions of the outbox table, if it is partitioned.
     pub partitions: Option<u64>,
     /// The period that the partitions cover, if they are time ranges.
     pub partitions_end: Option<Partitions>,
-    /// Rows received from each table since startup, if the outbox consists of several tables.
-    /// Rows from before a table was added are not counted. A row that is received again is counted
-    /// again.
+    /// Number of rows received from each table since startup, if the outbox consists of several
+    /// tables. Rows that a table already contained when it was added are not counted. A row that is
+    /// received twice is counted twice.
     #[serde(default)]
     pub tables: BTreeMap<String, u64>,
     /// The state of Kafka, as reported by the producer.
     pub kafka: Kafka,
-    /// When the last checkpoint was committed, with exactly-once delivery.
+    /// When the last checkpoint was committed; set only with exactly-once delivery.
     pub checkpoint_at: Option<f64>,
     pub last_error: Option<LastError>,
-    /// Errors since startup, by kind.
+    /// Number of errors since startup, by kind.
     pub errors: BTreeMap<String, u64>,
-    /// Dead letters since startup, by reason.
+    /// Number of dead letters since startup, by reason.
     pub dead_letters: DeadLetterCounts,
     /// The most recent dead letter.
     #[serde(default)]
     pub last_dead_letter: Option<LastDeadLetter>,
-    /// Attempts to start a new session since startup.
+    /// Number of attempts to start a new session since startup.
     pub reconnects: u64,
     /// The most recent outages, latest first.
     pub outages: Vec<OutageStatus>,
-    /// Durations from reading the end of a transaction until it is durable.
+    /// The distribution of the time from reading the end of a transaction until its events are
+    /// durable in Kafka.
     #[serde(skip)]
     pub delivery: Counts,
-    /// Durations from a transaction's commit until it is durable.
+    /// The distribution of the time from a transaction's commit until its events are durable in
+    /// Kafka.
     #[serde(skip)]
     pub commit_to_delivery: Counts,
-    /// Durations of commits of Kafka transactions.
+    /// The distribution of the time that Kafka transactions take to commit.
     #[serde(skip)]
     pub kafka_commit: Counts,
 }
@@ -128,37 +130,37 @@ pub struct PipelineStatus {
 /// Counts of events and bytes since startup.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Events {
-    /// Events passed to the sink.
+    /// Number of events passed to the sink.
     pub sent: u64,
-    /// Events that are durable.
+    /// Number of durable events.
     pub delivered: u64,
-    /// Events passed to the sink but not durable yet.
+    /// Number of events that were passed to the sink but are not durable yet.
     pub in_flight: u64,
-    /// The size of the events in flight in bytes, as counted for `window_bytes`.
+    /// The total size of the events in flight, in bytes, as counted for `window_bytes`.
     pub in_flight_bytes: u64,
     /// The current limit on events in flight.
     pub window_events: u64,
     /// The current limit on bytes in flight.
     pub window_bytes: u64,
-    /// Transactions that contained events.
+    /// Number of transactions that contained events.
     pub transactions: u64,
-    /// Bytes received from PostgreSQL.
+    /// Number of bytes received from PostgreSQL.
     pub received_bytes: u64,
 }
 
 /// The lag of a pipeline.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Lag {
-    /// WAL between the confirmed position and the end of the server's WAL.
+    /// Bytes of WAL between the confirmed position and the end of the server's WAL.
     pub bytes: Option<u64>,
-    /// The age of the oldest event that was read but is not durable. Without a stream, at least the
-    /// time since the stream ended.
+    /// The age of the oldest event that was read but is not durable. If the pipeline is not
+    /// streaming, this is at least the time since it stopped streaming.
     pub seconds: Option<f64>,
-    /// WAL that the server retains for the slot.
+    /// Bytes of WAL that the server retains for the slot.
     pub retained_bytes: Option<u64>,
 }
 
-/// The positions of a pipeline in the WAL.
+/// A pipeline's positions in the WAL.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Positions {
     /// The position up to which WAL was received.
@@ -180,10 +182,10 @@ pub struct SlotHealth {
     pub asked_at: f64,
     /// Whether a walsender is using the slot.
     pub active: bool,
-    /// `wal_status`: reserved, extended, unreserved or lost.
+    /// `wal_status`, which is reserved, extended, unreserved or lost.
     pub wal_status: Option<String>,
-    /// How much more WAL may be written before the slot is in danger, or `None` if there is no
-    /// limit.
+    /// How many more bytes of WAL may be written before the slot is in danger of being lost, or
+    /// `None` if there is no limit.
     pub safe_wal_bytes: Option<i64>,
     /// The age of the slot's `catalog_xmin`, in transactions.
     pub catalog_xmin_age: Option<i64>,
@@ -195,7 +197,7 @@ pub struct Snapshot {
     pub phase: SnapshotPhase,
     /// When this phase began.
     pub since: f64,
-    /// Rows read so far.
+    /// Number of rows read so far.
     pub rows: u64,
     /// The number of rows to copy, as estimated by the planner.
     pub expected: Option<u64>,
@@ -225,11 +227,11 @@ pub struct Partitions {
 pub struct Kafka {
     /// Why no broker is reachable, or `None` if a broker is reachable.
     pub unreachable: Option<String>,
-    /// Records in the producer's queues.
+    /// Number of records in the producer's queues.
     pub queued_events: Option<u64>,
-    /// Requests that were retried.
+    /// Number of retried requests.
     pub retries: Option<u64>,
-    /// Bytes sent to the brokers.
+    /// Number of bytes sent to the brokers.
     pub sent_bytes: Option<u64>,
     /// The 99th percentile of the round-trip time to the slowest broker.
     pub round_trip_p99_seconds: Option<f64>,
@@ -243,7 +245,7 @@ pub struct LastError {
     pub kind: String,
     /// The error, as logged.
     pub message: String,
-    /// The consequence, and the action that the operator can take.
+    /// The consequence of the error, and what the operator can do about it.
     pub remedy: String,
 }
 
@@ -262,7 +264,8 @@ pub struct OutageStatus {
     pub attempts: u64,
 }
 
-/// Converts a time to seconds; zero means unknown.
+/// Converts microseconds since 1970 to seconds. Returns `None` for zero, which means that the time
+/// is unknown.
 fn known_seconds(micros: u64) -> Option<f64> {
     (micros > 0).then(|| seconds(micros))
 }

@@ -1,5 +1,6 @@
 //! The summary of a pipeline: its state in one word, its severity, and a reason and a remedy for
-//! each problem. `walpost status` and the status page display the summary as it is. Pure.
+//! each problem. `walpost status` and the status page display the summary unchanged. This module
+//! performs no I/O.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,7 +18,8 @@ use crate::model::set_aside::{SetAside, replay_set_aside};
 #[serde(rename_all = "snake_case")]
 pub enum Source {
     Connector,
-    /// The database. A client that can query the database doesn't need Walpost's result.
+    /// The database. A client that can query the database should do so instead of relying on the
+    /// result that Walpost obtained earlier.
     Database,
 }
 
@@ -28,30 +30,31 @@ pub struct Reason {
     pub source: Source,
     /// A description of the problem.
     pub what: String,
-    /// The consequence, or the action that the operator can take. May be empty.
+    /// The consequence of the problem, or what the operator can do about it. May be empty.
     pub remedy: String,
-    /// When the problem began, in seconds since 1970, if that differs from when the state began.
+    /// When the problem began, in seconds since 1970, or `None` if it began when the pipeline
+    /// entered its current state.
     pub since: Option<f64>,
 }
 
 /// The summary of a pipeline.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
-    /// The word for the state: its name, or `stuck` if the pipeline is streaming but makes no
-    /// progress.
+    /// The name of the state, or `stuck` if the pipeline is streaming but makes no progress.
     pub state: String,
     /// The severity of the worst reason.
     pub severity: Severity,
-    /// When this state began, in seconds since 1970.
+    /// When the pipeline entered this state, in seconds since 1970.
     pub since: f64,
-    /// The sort order among pipelines, lowest first. Pipelines with problems come first.
+    /// The rank by which pipelines are sorted. Pipelines with lower ranks have worse problems and
+    /// are displayed first.
     pub rank: u8,
     /// The reasons, worst first.
     pub reasons: Vec<Reason>,
 }
 
 impl Reason {
-    /// Returns the description and the remedy in one line.
+    /// Returns the description and the remedy on one line.
     #[must_use]
     pub fn line(&self) -> String {
         match self.remedy.as_str() {
@@ -77,11 +80,11 @@ impl Reason {
 }
 
 impl Summary {
-    /// Summarizes a pipeline that has been in its state since `since`.
+    /// Summarizes a pipeline that entered its current state at the time `since`.
     ///
-    /// If the pipeline is not ready, `not_ready` is the reason, and the time when it began.
-    /// `problems` were found by the watchdog, `dropped` are the dropped slots that have not been
-    /// replayed, and `set_aside` are the tables that are set aside.
+    /// If the pipeline is not ready, `not_ready` contains the reason and the time when the pipeline
+    /// became unready. `problems` were found by the watchdog, `dropped` are the dropped slots that
+    /// have not been replayed, and `set_aside` are the tables that are set aside.
     #[must_use]
     pub fn new(
         commands: &Commands,
@@ -99,8 +102,8 @@ impl Summary {
             reasons.extend(unready(reason, lifecycle, problems));
         }
         for seen in problems {
-            // The reason that was already added describes the same problem, or a problem that is
-            // more specific than a lack of progress.
+            // The reason added above already describes this problem, or describes the lack of
+            // progress more specifically.
             let is_covered = seen.problem.kind.explains_unreadiness()
                 || is_stuck && seen.problem.kind == Kind::NoProgress;
             if !is_covered {
@@ -137,24 +140,25 @@ impl Summary {
     }
 }
 
-/// Adds a reason unless an earlier one already contains it.
+/// Adds a reason unless an earlier reason already describes the same problem.
 pub(crate) fn add(reasons: &mut Vec<Reason>, reason: Reason) {
-    // The text after the colon is detail. For example, the error that halted the pipeline also
-    // reports a lost slot, but with different details.
+    // Compare only the text before the colon, because the details after it can differ. For example,
+    // both the error that halted the pipeline and the watchdog report a lost slot.
     let head = reason.what.split(": ").next().unwrap_or_default();
     if !reasons.iter().any(|other| other.what.contains(head)) {
         reasons.push(reason);
     }
 }
 
-/// Returns why the pipeline is not ready, unless the name of its state is explanation enough.
+/// Returns why the pipeline is not ready, or `None` if the name of its state explains it.
 fn unready(
     not_ready: &NotReady,
     lifecycle: &LifecycleSnapshot,
     problems: &[Lasting],
 ) -> Option<Reason> {
     let mut problems = problems.iter();
-    // The watchdog reports the problem after a while, with a remedy that includes the consequence.
+    // If the watchdog has already reported the problem, use its remedy, which also states the
+    // consequence.
     let lasting = problems.find(|seen| seen.problem.kind.explains_unreadiness());
     let severity = match (lifecycle.state, lasting) {
         (State::Starting | State::Reconnecting, None) => Severity::Warning,
@@ -172,7 +176,7 @@ fn unready(
     })
 }
 
-/// Adds the events lost with slots that were dropped, unless they were sent again.
+/// Adds a reason for each dropped slot whose events have not been replayed.
 pub(crate) fn add_dropped_slots(
     reasons: &mut Vec<Reason>,
     commands: &Commands,
@@ -180,8 +184,8 @@ pub(crate) fn add_dropped_slots(
 ) {
     for entry in dropped {
         let what = entry.describe();
-        // The error that halted the pipeline already names the slot, with the steps to take before
-        // the events are sent again.
+        // If the pipeline halted because of this slot, its error already lists the steps to take
+        // before the events can be resent.
         if reasons.iter().any(|other| other.what.contains(&what)) {
             continue;
         }
@@ -195,7 +199,7 @@ pub(crate) fn add_dropped_slots(
     }
 }
 
-/// Adds the tables that are set aside.
+/// Adds a reason for each table that is set aside.
 pub(crate) fn add_set_aside(
     reasons: &mut Vec<Reason>,
     commands: &Commands,
@@ -299,12 +303,12 @@ mod tests {
     }
 
     #[test]
-    fn reports_each_reason_once_with_one_remedy() {
+    fn merges_reports_of_the_same_problem_and_keeps_one_remedy() {
         let not_ready = halted();
         let soon = summarize(State::Halted, Some(&not_ready), &[], &[]);
         assert_eq!(lines(&soon), [format!("{LOST}. Walpost has halted")]);
-        // The watchdog reports the same problem with different wording, and the error already
-        // covers the lost slot.
+        // The watchdog describes the first problem in different words. The error that halted the
+        // pipeline already covers the second one, the lost slot.
         let problems = [
             (
                 Kind::NotStreaming,
@@ -318,7 +322,7 @@ mod tests {
         let later = summarize(State::Halted, Some(&not_ready), &problems, &[]);
         assert_eq!(lines(&later), [format!("{LOST}. help with not_streaming")]);
         assert_eq!((later.severity, later.rank), (Severity::Critical, 0));
-        // A problem that is not part of another reason is listed.
+        // A problem that no other reason describes is listed separately.
         let missing = [(Kind::SlotMissing, "slot \"s\" does not exist")];
         let reported = lines(&summarize(State::Halted, Some(&not_ready), &missing, &[]));
         assert_eq!(
@@ -328,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_the_worst_problem_first_and_every_dropped_slot() {
+    fn lists_the_worst_problem_first_and_includes_every_dropped_slot() {
         let problems = [(Kind::PartitionsRunOut, "the last partition ends")];
         let summary = summarize(State::Streaming, None, &problems, &[dropped(3), dropped(4)]);
         let reported = lines(&summary);
@@ -344,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_a_short_disconnect_as_a_warning_and_omits_a_requested_stop() {
+    fn reports_a_short_disconnect_as_a_warning_and_does_not_report_a_requested_stop() {
         let not_ready = NotReady::State(State::Reconnecting, Some("refused".to_owned()));
         let soon = summarize(State::Reconnecting, Some(&not_ready), &[], &[]);
         assert_eq!((soon.severity, soon.rank), (Severity::Warning, 2));

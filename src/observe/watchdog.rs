@@ -1,7 +1,8 @@
 //! Checks once a second whether a pipeline makes progress, and logs each problem when it starts,
 //! periodically while it persists, and when it ends.
 //!
-//! Pure: the pipeline's state and the time are passed in, and the log lines are returned.
+//! This module performs no I/O: it takes the pipeline's state and the time as arguments, and
+//! returns the log lines.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -23,27 +24,28 @@ use crate::model::vitals::{OpenTransaction, SlotVitals, TransactionOwner, Vitals
 
 /// How often an ongoing problem is logged again.
 const REMINDER_INTERVAL: Duration = Duration::from_secs(600);
-/// A pipeline that has not streamed for this long is reported; longer than a server restart.
+/// A pipeline that has not streamed for this long is reported. This is longer than a server restart
+/// usually takes.
 const DISCONNECTED_THRESHOLD: Duration = Duration::from_secs(60);
-/// How long WAL may be pending while nothing is delivered or confirmed. PostgreSQL decodes a
-/// transaction of several gigabytes in that time.
+/// How long WAL may be pending while nothing is delivered or confirmed. This is long enough for
+/// PostgreSQL to decode a transaction of several gigabytes.
 const STALL_THRESHOLD: Duration = Duration::from_secs(300);
 /// A smaller amount of pending WAL is ignored, because even an idle database writes some WAL. This
 /// is the size of one WAL segment.
 const PENDING_WAL_BYTES_MIN: u64 = 16 << 20;
-/// Query results older than this do not count as the current state.
+/// Query results older than this are considered outdated.
 const QUERY_AGE_MAX: Duration = Duration::from_secs(30);
 /// A transaction that has been open for this long is reported if it also reaches
 /// [`RETAINED_WAL_BYTES_MIN`] or [`TRANSACTION_IDS_MIN`].
 const LONG_TRANSACTION_THRESHOLD: Duration = Duration::from_secs(300);
-/// Minimum amount of WAL that was already delivered but is retained because of a long transaction,
-/// for the transaction to be reported.
+/// A long transaction is reported if at least this much WAL is retained only because of it,
+/// although the events in that WAL have been delivered.
 const RETAINED_WAL_BYTES_MIN: u64 = 64 << 20;
-/// Minimum number of transaction IDs assigned since a long transaction began, for the transaction
-/// to be reported.
+/// A long transaction is reported if at least this many transaction IDs have been assigned since it
+/// began.
 const TRANSACTION_IDS_MIN: i64 = 100_000_000;
-/// A transaction that has been open for this shorter time is reported if the WAL that it retains
-/// exceeds a quarter of the slot's limit.
+/// A transaction that has been open for this long is reported if the WAL that it retains exceeds a
+/// quarter of the slot's limit, even if [`LONG_TRANSACTION_THRESHOLD`] has not been reached.
 const LONG_TRANSACTION_NEAR_LIMIT_THRESHOLD: Duration = Duration::from_secs(10);
 
 /// The state of a pipeline at one point in time.
@@ -70,11 +72,11 @@ pub struct Lasting {
 /// A line for the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Line {
-    /// The problem was detected for the first time.
+    /// The problem has just been detected.
     Started(Problem),
     /// The problem persists, and has lasted this long.
     Ongoing(Problem, Duration),
-    /// The problem ended after this time.
+    /// The problem ended after lasting this long.
     Resolved(Kind, Duration),
 }
 
@@ -111,7 +113,7 @@ pub(crate) struct Watchdog {
     open: BTreeMap<Kind, OpenProblem>,
 }
 
-/// The pipeline's progress, and the last time when the pipeline advanced or was idle.
+/// The pipeline's progress, and when the pipeline last advanced or was idle.
 #[derive(Debug)]
 struct ProgressMark {
     confirmed: Lsn,
@@ -126,13 +128,13 @@ struct OpenProblem {
     messages: Outage,
 }
 
-/// The conclusion about one kind of problem.
+/// The result of checking for one kind of problem.
 enum Verdict {
     Fine,
     Wrong(Problem),
     /// The problem exists, but another component logs it.
     LoggedElsewhere(Problem),
-    /// The state can't be determined now; the previous conclusion remains valid.
+    /// It is currently unknown whether the problem exists; the previous verdict remains valid.
     Unknown,
     /// The problem does not apply in this state.
     NotApplicable,
@@ -229,7 +231,8 @@ impl Watchdog {
         }
         let elapsed = now.duration_since(mark.at);
         if health::is_stuck(totals) || health::is_hung(totals) || elapsed < STALL_THRESHOLD {
-            // A stuck delivery or a stalled event loop is reported as a more specific problem.
+            // If delivery is stuck or the event loop is stalled, a more specific problem is
+            // reported instead.
             return Verdict::Unknown;
         }
         Verdict::Wrong(Problem::new(
@@ -303,7 +306,7 @@ fn recent_vitals<'f>(facts: &Facts<'f>) -> Option<(&'f Vitals, &'f SlotVitals)> 
     (age <= QUERY_AGE_MAX).then_some((vitals, vitals.slot.as_ref()?))
 }
 
-/// Returns the conclusion for a pipeline that is not streaming.
+/// Returns the verdict for a pipeline that is not streaming, or `None` if it is streaming.
 fn without_stream(state: State) -> Option<Verdict> {
     match state {
         State::Streaming => None,
@@ -396,7 +399,8 @@ fn unready(kind: Kind, reason: &NotReady) -> Problem {
     Problem::new(kind, reason.to_string(), reason.remedy(None))
 }
 
-/// Returns the last query results, or the conclusion if they don't apply to this instance.
+/// Returns the last query results. If there are none, or if they don't apply to this instance,
+/// returns a verdict as the error.
 fn database<'f>(facts: &Facts<'f>) -> Result<&'f Vitals, Verdict> {
     match facts.lifecycle.state {
         State::StandingBy => return Err(Verdict::NotApplicable),
@@ -451,8 +455,8 @@ fn long_transaction(oldest: &OpenTransaction, open: Duration, retained: u64) -> 
     });
     let since = match began {
         Some(began) => format!("since {began:.0}"),
-        // PostgreSQL may hide the start time of another role's transaction, so the transaction may
-        // have been open longer.
+        // PostgreSQL may hide the start time of another role's transaction. In this case, the
+        // transaction may have been open longer than the watchdog has observed it.
         None => format!("for at least {}", rounded::age(open.as_secs_f64())),
     };
     let (who, remedy) = match &oldest.whose {

@@ -1,5 +1,5 @@
-//! Templates and columns bound to the locations of their values in a row, and their expansion for a
-//! row.
+//! Templates and columns that have been bound to a table, that is, resolved to the locations of
+//! their values in a row. Also expands templates for a row.
 
 use std::ops::Range;
 
@@ -12,14 +12,14 @@ use super::timestamp::{self, TimestampType};
 /// not allocate.
 pub const COLUMNS_MAX: usize = 32;
 
-/// The values of the columns named in the settings, by slot. `None` is null.
+/// The values of the columns named in the settings, indexed by slot. `None` represents null.
 pub type Row<'a> = [Option<&'a [u8]>; COLUMNS_MAX];
 
-/// The location of a value.
+/// The location of a column's value in a [`Row`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Source {
     pub(super) slot: u8,
-    /// Whether the text form is hexadecimal and represents bytes.
+    /// Whether the value is a bytea, whose text form is hexadecimal.
     pub(super) bytea: bool,
 }
 
@@ -29,7 +29,7 @@ impl Source {
     }
 }
 
-/// A template whose columns are replaced by slots.
+/// A template in which the columns have been replaced with slots in a [`Row`].
 #[derive(Debug)]
 pub(super) struct Bound {
     pub(super) pieces: Vec<Piece>,
@@ -43,7 +43,8 @@ pub(super) enum Piece {
     Time(Source, TimestampType),
 }
 
-/// The expansion of a template, at the end of the scratch space.
+/// The result of expanding a template: its range in the scratch space, the number of columns, and
+/// the number of nulls among them.
 pub(super) struct Appended {
     span: Range<usize>,
     columns: usize,
@@ -56,13 +57,13 @@ impl Appended {
         (self.nulls == 0).then_some(self.span)
     }
 
-    /// Returns the text, or `None` if there are columns and all of them are null.
+    /// Returns the text, or `None` if the template contains columns and all of them are null.
     pub(super) fn or_null(self) -> Option<Range<usize>> {
         (self.columns == 0 || self.nulls < self.columns).then_some(self.span)
     }
 }
 
-/// Expands a template at the end of `scratch`. Null columns are omitted.
+/// Appends the expansion of a template to `scratch`. Null columns are omitted.
 pub(super) fn append(
     template: &Bound,
     row: &Row<'_>,
@@ -127,7 +128,8 @@ pub(super) fn append_bytea(text: &[u8], scratch: &mut Vec<u8>) -> Result<Range<u
     Ok(start..scratch.len())
 }
 
-/// Decodes hexadecimal digits into `room`, or returns `None` if a character is not a digit.
+/// Decodes hexadecimal digits into `room`, or returns `None` if a character is not a hexadecimal
+/// digit.
 pub(super) fn bytes_of_hex<'b>(digits: &[u8], room: &'b mut [u8]) -> Option<&'b [u8]> {
     let (pairs, odd) = digits.as_chunks::<2>();
     let room = room.get_mut(..pairs.len()).filter(|_| odd.is_empty())?;

@@ -13,8 +13,8 @@ use super::timestamp::TimestampType;
 
 pub use super::bound::{COLUMNS_MAX, Row};
 
-/// The text columns of W3C Trace Context. If headers are not configured, these columns become
-/// headers of the same names.
+/// The names of columns that contain a W3C trace context. If no headers are configured, these
+/// columns become headers with the same names.
 const TRACE_CONTEXT: [&str; 2] = ["traceparent", "tracestate"];
 
 /// A column of the table, as described by the Relation message.
@@ -46,10 +46,10 @@ pub(crate) struct SourceTable<'a> {
     pub sql_name: &'a str,
 }
 
-/// The settings bound to the columns of a table.
+/// The settings, with column names resolved to the columns of a table.
 #[derive(Debug)]
 pub struct Mapping {
-    /// The table in SQL syntax, or `None` for events sent as messages.
+    /// The table's name in SQL syntax, or `None` for events sent as messages.
     table: Option<Box<str>>,
     /// For each column of the table, the slot of the column's value in a [`Row`], or `None` if the
     /// settings do not refer to the column.
@@ -58,12 +58,12 @@ pub struct Mapping {
     pub(super) topic_rule: Box<TopicRule>,
     pub(super) key: Bound,
     pub(super) key_form: KeyForm,
-    /// Whether key, value and headers are plain text and no headers precede the event's own
-    /// headers. True for most rows.
+    /// Whether the key, the value and the headers are plain text and no headers precede the event's
+    /// own headers. This is the common case, which has a fast path.
     pub(super) is_plain: bool,
     /// The column that contains the value.
     pub(super) payload: Source,
-    /// The form of the value, or `None` if the value is the column's text or bytes.
+    /// How the value is encoded, or `None` if the value is the column's text or bytes.
     pub(super) value_form: Option<Box<ValueForm>>,
     /// How a null value is written.
     pub(super) null_payload: NullPayload,
@@ -78,9 +78,9 @@ pub struct Mapping {
     /// Headers from templates.
     pub(super) headers: Vec<(String, Bound)>,
     pub(super) header_format: HeaderFormat,
-    /// The forms of the headers from templates. Empty if all of them are text.
+    /// How the headers from templates are encoded. Empty if all of them are text.
     pub(super) header_forms: Vec<HeaderForm>,
-    /// Headers with the names and values of columns. Null columns are omitted.
+    /// Columns that become headers with the same names. Null columns are omitted.
     pub(super) trace_context: Vec<(&'static str, Source)>,
     /// The JSON column whose members become headers.
     pub(super) headers_column: Option<Source>,
@@ -88,16 +88,16 @@ pub struct Mapping {
     pub(super) timestamp: Option<(Source, TimestampType)>,
     /// The column that contains the record's partition.
     pub(super) partition: Option<Source>,
-    /// The column `id`, which identifies a row in errors.
+    /// The column `id`, which identifies a row in error messages.
     id: Option<Source>,
 }
 
-/// Data that is needed only when a row's topic differs from that of the previous row.
+/// Data that is needed only when a row's topic differs from the previous row's topic.
 #[derive(Debug)]
 pub(super) struct TopicRule {
-    /// The setting that determines the topic, for errors.
+    /// The setting that determines the topic, for use in error messages.
     pub(super) setting: String,
-    /// Reserved topics that the setting could yield.
+    /// The reserved topics that the setting could produce.
     pub(super) reserved: ReservedTopics,
 }
 
@@ -154,7 +154,7 @@ pub enum MappingError {
         /// The existing columns.
         found: String,
     },
-    /// A column of events sent as messages is unsuitable.
+    /// A column of events sent as messages can't be used for the setting that refers to it.
     #[error(
         "column {column:?} of events sent as messages can't be used for {setting}, which requires {expected}. \
          Use another column in {setting}, or remove the setting"
@@ -166,7 +166,8 @@ pub enum MappingError {
         /// The suitable types.
         expected: &'static str,
     },
-    /// A part of the table's name can't be distinguished from the text around it in a topic.
+    /// A part of the table's name can't be distinguished from the surrounding text in a topic's
+    /// name.
     #[error(
         "table {table} has the character {separator:?} in its {part}, but {setting} uses that character as a separator: events of another \
          table could have the same topic. Rename the {part}: {remedy}; or use only one of the parts in topic"
@@ -181,11 +182,12 @@ pub enum MappingError {
         /// The statement that renames the schema or table.
         remedy: String,
     },
-    /// The table was renamed, and records contain the name of their table.
+    /// The table was renamed, and a setting includes the table's name in records.
     #[error(
-        "table {found} was named {before} when Walpost last checked its name. With {setting}, its rows from position {at} on would be \
-         published as another table's. If the table was not meant to be renamed, rename it back ({remedy}) and skip the rows written \
-         in the meantime. Otherwise, restart the pipeline: it then accepts the current names of tables"
+        "table {found} was named {before} when Walpost last checked its name. With {setting}, its rows from position \
+         {at} on would be published as rows of another table. If the table was not meant to be renamed, rename it back \
+         ({remedy}) and skip the rows written in the meantime. Otherwise, restart the pipeline: it then accepts the \
+         current table names"
     )]
     Renamed {
         /// The previous name.
@@ -224,7 +226,8 @@ mod oid {
 }
 
 impl MappingError {
-    /// Adds the name of the unsuitable type, which `name_of` returns for its column.
+    /// Adds the name of the unsuitable type to the error. `name_of` returns the name of a column's
+    /// type.
     #[must_use]
     pub fn with_type(mut self, name_of: impl FnOnce(&str) -> Option<String>) -> Self {
         if let Self::WrongType { column, found, .. } = &mut self
@@ -237,7 +240,8 @@ impl MappingError {
 }
 
 impl Mapping {
-    /// Binds the columns in `settings` to those of `table`, whose name does not need quotes.
+    /// Binds the columns in `settings` to those of `table`, whose name must not require quoting in
+    /// SQL.
     ///
     /// # Errors
     /// Returns an error if a configured column does not exist or has an unsuitable type.
@@ -255,7 +259,7 @@ impl Mapping {
         Self::bind_to(settings, Some(table), columns, &[])
     }
 
-    /// Like [`Mapping::bind`], with additional properties of the columns.
+    /// Like [`Mapping::bind`], but takes additional properties of the columns into account.
     ///
     /// # Errors
     /// Returns an error if a configured column does not exist or has an unsuitable type.
@@ -400,13 +404,13 @@ impl Mapping {
         })
     }
 
-    /// Returns the table in SQL syntax, or `None` for events sent as messages.
+    /// Returns the table's name in SQL syntax, or `None` for events sent as messages.
     #[must_use]
     pub(crate) fn table(&self) -> Option<&str> {
         self.table.as_deref()
     }
 
-    /// Returns the number of columns of the table.
+    /// Returns the number of columns in the table.
     #[must_use]
     pub fn width(&self) -> usize {
         self.slots.len()
@@ -461,7 +465,7 @@ pub(crate) fn is_user_defined(type_oid: u32) -> bool {
     type_oid >= oid::FIRST_USER_OID
 }
 
-/// Returns the setting as quoted in errors.
+/// Returns the setting as it appears in errors.
 fn topic_setting(topic: &Topic) -> String {
     let key = match topic {
         Topic::Template(_) => "topic",
@@ -484,7 +488,7 @@ fn timestamp_type(oid: u32) -> Option<TimestampType> {
 }
 
 struct Binder<'a> {
-    /// `None` for events sent as messages.
+    /// The table, or `None` for events sent as messages.
     table: Option<SourceTable<'a>>,
     columns: &'a [TableColumn<'a>],
     /// Additional properties of the columns.
@@ -600,7 +604,8 @@ impl Binder<'_> {
         Ok(Bound { pieces })
     }
 
-    /// Checks that the parts of the table's name can be distinguished from the rest of the topic.
+    /// Checks that the parts of the table's name can be distinguished from the rest of the topic's
+    /// name.
     fn check_topic(&self, template: &Template) -> Result<(), MappingError> {
         let Some(table) = &self.table else {
             return Ok(());
@@ -649,8 +654,8 @@ impl Binder<'_> {
         }
     }
 
-    /// Binds a template for Connect's converters. A template that consists of a single column has
-    /// the column's type. Any other template is a string.
+    /// Binds a template whose result is passed to one of Connect's converters. The result has the
+    /// column's type if the template consists of a single column. Otherwise, it is a string.
     fn converted(&mut self, template: &Template, setting: &str) -> Result<Converted, MappingError> {
         match template.parts() {
             [Part::Column(name)] => self.converted_column(name, setting),
@@ -677,7 +682,7 @@ impl Binder<'_> {
         default_text(&kind, type_oid, facts.default.as_deref()?)
     }
 
-    /// Returns the values that replace null in the columns that the settings refer to.
+    /// Returns the default values that replace nulls in the columns to which the settings refer.
     fn defaults(&self) -> Vec<(u8, Box<[u8]>)> {
         let slots = self.slots.iter().zip(self.columns);
         let defaults = slots.filter_map(|(slot, column)| {
@@ -687,7 +692,7 @@ impl Binder<'_> {
         defaults.collect()
     }
 
-    /// Returns the form of the value, or `None` if the value is the column's text or bytes.
+    /// Returns how the value is encoded, or `None` if the value is the column's text or bytes.
     fn value_form(&mut self, settings: &OutboxSettings) -> Result<Option<ValueForm>, MappingError> {
         let is_text = matches!(settings.value_format, Format::String | Format::Bytes);
         if is_text && settings.expand_payload.is_none() && settings.envelope.is_empty() {
@@ -786,7 +791,7 @@ mod tests {
     }
 
     #[test]
-    fn table_name_placeholders_use_no_column_and_are_rejected_for_messages() {
+    fn table_name_placeholders_need_no_column_but_are_invalid_for_messages() {
         let topic = "{table.schema}-{table.name}";
         let mapping = bind(|s| s.topic = topic.parse().expect("template")).expect("binds");
         assert_eq!(mapping.slot(1), None, "aggregatetype");
@@ -850,7 +855,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_a_missing_column_and_the_existing_columns() {
+    fn error_for_a_missing_column_lists_the_existing_columns() {
         let error = bind(|s| s.key = "{tenant}".parse().expect("template")).expect_err("missing");
         let text = error.to_string();
         for part in [
@@ -879,7 +884,7 @@ mod tests {
     }
 
     #[test]
-    fn gives_events_sent_as_messages_the_columns_of_the_table_that_init_creates() {
+    fn message_events_have_the_same_columns_as_a_table_created_by_init() {
         let with = |change: fn(&mut OutboxSettings)| {
             let mut settings = OutboxSettings::default();
             change(&mut settings);

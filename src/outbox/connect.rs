@@ -1,6 +1,6 @@
-//! The mapping from columns to Kafka Connect types by Debezium's connector with default settings:
-//! the type, the schema that `JsonConverter` writes, and the value in the form of each converter.
-//! Pure.
+//! Maps columns to Kafka Connect types in the same way as Debezium's connector with default
+//! settings: the type, the schema that `JsonConverter` writes, and the value as written by each
+//! converter. This module performs no I/O.
 
 use std::io::Write as _;
 
@@ -39,14 +39,14 @@ pub(crate) struct ColumnFacts {
     pub(crate) name: String,
     /// The column's domain, if its type is a domain.
     pub(crate) domain: Option<Domain>,
-    /// `pg_attribute.atttypmod`, or the modifier of the domain.
+    /// `pg_attribute.atttypmod`, or the domain's type modifier.
     pub(crate) type_modifier: i32,
     pub(crate) not_null: bool,
-    /// The expression of the DEFAULT, as printed by `pg_get_expr`.
+    /// The column's DEFAULT expression, as printed by `pg_get_expr`.
     pub(crate) default: Option<String>,
 }
 
-/// A domain, whose values have the form of its base type.
+/// A domain. Its values are encoded like those of its base type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Domain {
     pub(crate) oid: u32,
@@ -83,7 +83,7 @@ pub(super) enum Kind {
     Timestamp {
         is_millis: bool,
     },
-    /// Time in UTC, as text with this many fractional digits of a second.
+    /// Time in UTC, as text with this many fractional-second digits.
     ZonedTimestamp(u8),
     /// A duration in microseconds.
     Interval,
@@ -235,8 +235,8 @@ impl Kind {
         }
     }
 
-    /// Appends the value with this text in PostgreSQL's format. Values that Connect can't represent
-    /// (dates BC, infinity) are written as that text. `is_embedded` is true for array elements.
+    /// Appends a value, given as `text` in PostgreSQL's format. Values that Connect can't represent
+    /// (dates BC, infinity) are appended as text. `is_embedded` is true for array elements.
     pub(super) fn push(&self, out: &mut Vec<u8>, text: &str, form: Form, is_embedded: bool) {
         let start = out.len();
         let is_written = match self {
@@ -365,7 +365,8 @@ fn decoded(text: &str) -> Option<Vec<u8>> {
 /// Returns the precision and scale of a numeric type, or `None` if the type does not specify them.
 fn precision(type_modifier: i32) -> Option<(u32, u32)> {
     let packed = u32::try_from(type_modifier).ok()?.checked_sub(4)?;
-    // A negative scale is stored as an 11-bit two's complement. Connect's scale is then 0.
+    // The scale is stored as an 11-bit number in two's complement. Connect's scale is 0 if
+    // PostgreSQL's is negative.
     let scale = packed & 0x7ff;
     Some((packed >> 16, if scale > 0x3ff { 0 } else { scale }))
 }
@@ -393,8 +394,8 @@ fn push_decimal(out: &mut Vec<u8>, text: &str, form: Form) -> bool {
     }
 }
 
-/// Appends a number like Java's `BigDecimal.toString`, which uses an exponent to avoid many leading
-/// zeros.
+/// Appends a number in the format of Java's `BigDecimal.toString`, which uses an exponent instead
+/// of many leading zeros.
 fn push_big_decimal(out: &mut Vec<u8>, text: &str, digits: &str, scale: usize) -> bool {
     let significant = digits.trim_start_matches('0');
     let significant = if significant.is_empty() {
@@ -417,7 +418,7 @@ fn push_big_decimal(out: &mut Vec<u8>, text: &str, digits: &str, scale: usize) -
 }
 
 fn push_any_decimal(out: &mut Vec<u8>, text: &str, form: Form) -> bool {
-    // The scale does not include trailing zeros.
+    // Trailing zeros are not counted in the scale.
     let text = match text.contains('.') {
         true => text.trim_end_matches('0').trim_end_matches('.'),
         false => text,
@@ -426,7 +427,7 @@ fn push_any_decimal(out: &mut Vec<u8>, text: &str, form: Form) -> bool {
         return false;
     };
     if form == Form::Java {
-        // Java would print the identity of the object instead.
+        // Debezium would write the identity of the Java object, which is useless to consumers.
         return push_plain(out, text);
     }
     let _ = write!(out, "{{\"scale\":{scale},\"value\":");
@@ -454,7 +455,7 @@ fn amount(text: &str) -> Option<String> {
 /// Returns the shortest big-endian two's complement representation of a number, like Java's
 /// `BigInteger.toByteArray`.
 fn two_s_complement(is_negative: bool, digits: &str) -> Vec<u8> {
-    // Processes nine digits at a time. The least significant word comes first.
+    // Process nine digits at a time. The least significant word comes first.
     let mut words: Vec<u32> = Vec::new();
     let first = digits.len() % 9;
     let (head, tail) = digits.split_at(first);
@@ -545,8 +546,8 @@ fn zoned_timestamp(text: &str, digits: u8) -> Option<String> {
     })
 }
 
-/// Returns the microseconds of an interval in PostgreSQL's format
-/// `1 year 2 mons -3 days 04:05:06.7`. Like Debezium, counts a month as a twelfth of 365.25 days.
+/// Converts an interval in PostgreSQL's format (`1 year 2 mons -3 days 04:05:06.7`) to
+/// microseconds. Like Debezium, counts a month as a twelfth of 365.25 days.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_precision_loss,
@@ -646,7 +647,7 @@ fn push_array(out: &mut Vec<u8>, text: &str, element: &Kind, form: Form) -> bool
                 char => item.push(char),
             }
         }
-        // An element is followed by a comma or the end.
+        // An element must be followed by a comma or by the end of the array.
         if !is_closed || chars.next().is_some_and(|char| char != ',') {
             return false;
         }
@@ -708,8 +709,8 @@ fn is_call(expression: &str) -> bool {
     is_called || CLOCKS.contains(&expression.to_ascii_lowercase().as_str())
 }
 
-/// Returns the value of a literal with its cast: `'it''s'::text`, `7`, `'-8'::integer`. Returns
-/// `None` for NULL.
+/// Returns the value of a literal, which may be followed by a cast: `'it''s'::text`, `7`,
+/// `'-8'::integer`. Returns `None` for NULL.
 fn literal(expression: &str) -> Option<String> {
     let Some((_, rest)) = expression.split_once('\'') else {
         return (!expression.starts_with("NULL")).then(|| expression.to_owned());
@@ -791,7 +792,7 @@ mod tests {
     }
 
     #[test]
-    fn derives_defaults_from_literals_and_function_calls() {
+    fn derives_column_defaults_from_literals_and_function_calls() {
         let check = |type_oid, expression: &str, expected: Option<&str>| {
             let found = default_text(&Kind::from_type(type_oid, -1), type_oid, expression);
             assert_eq!(found.as_deref(), expected, "{expression}");

@@ -1,5 +1,6 @@
 //! Keys, values and headers in the formats of Kafka Connect's converters. The layout is determined
-//! when the settings are bound, so that routing a row only copies text between constant bytes.
+//! when the settings are bound, so that routing a row only has to insert text between constant
+//! bytes.
 
 use std::ops::Range;
 
@@ -51,7 +52,7 @@ impl Converted {
         }
     }
 
-    /// Like [`Converted::push`], but appends `null` for null.
+    /// Like [`Converted::push`], but appends `null` for a null value.
     fn push_json(&self, row: &Row<'_>, out: &mut Vec<u8>) -> Result<(), RouteError> {
         if !self.push(row, Form::Json, out)? {
             out.extend_from_slice(b"null");
@@ -95,7 +96,7 @@ fn push_column(
 
 /// Appends the bytes that a bytea value's text form represents, in base64.
 fn push_base64_of_hex(text: &[u8], out: &mut Vec<u8>) -> Result<(), RouteError> {
-    // This many hexadecimal digits represent a number of bytes whose base64 encoding does not need
+    // The number of hexadecimal digits per part. The base64 encoding of a full part needs no
     // padding, so the encoded parts can be concatenated.
     const DIGITS: usize = 96;
     let digits = text.strip_prefix(b"\\x").ok_or(RouteError::Bytea)?;
@@ -150,7 +151,7 @@ fn push_template(
     Ok(!is_null)
 }
 
-/// The form of a key.
+/// How a key is encoded.
 #[derive(Debug)]
 pub(super) enum KeyForm {
     /// The template's text.
@@ -177,7 +178,7 @@ impl KeyForm {
     }
 }
 
-/// The form of a header.
+/// How a header's value is encoded.
 #[derive(Debug)]
 pub(super) enum HeaderForm {
     Simple(Converted),
@@ -186,7 +187,7 @@ pub(super) enum HeaderForm {
 }
 
 impl HeaderForm {
-    /// Creates the form of a header whose format is not plain text.
+    /// Creates the encoding for a header whose format is not plain text.
     pub(super) fn new(format: HeaderFormat, value: Converted) -> Self {
         match format {
             HeaderFormat::String | HeaderFormat::Simple => Self::Simple(value),
@@ -215,7 +216,7 @@ impl HeaderForm {
     }
 }
 
-/// The form of a value that is not the column's text or bytes.
+/// How a value is encoded if it is not simply the column's text or bytes.
 #[derive(Debug)]
 pub(super) struct ValueForm {
     form: Form,
@@ -293,7 +294,8 @@ impl ValueForm {
         }
     }
 
-    /// Returns whether the form can represent null, which differs from a record without a value.
+    /// Returns whether the value is JSON, which can represent null. A JSON `null` is different from
+    /// a record without a value.
     pub(super) fn is_json(&self) -> bool {
         self.form == Form::Json
     }
@@ -387,7 +389,7 @@ impl ValueForm {
         }
     }
 
-    /// Appends the text that Java prints for a struct, which omits nulls.
+    /// Appends a struct as Java prints it, without members that are null.
     fn push_struct(
         &self,
         envelope: &Envelope,

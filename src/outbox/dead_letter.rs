@@ -16,17 +16,17 @@ use super::timestamp;
 pub const ERROR: &str = "walpost-error";
 /// The header that contains the error message.
 pub const ERROR_MESSAGE: &str = "walpost-error-message";
-/// The header that contains the table of the event's row.
+/// The header that contains the name of the table to which the row belongs.
 pub const SOURCE_TABLE: &str = "walpost-source-table";
 /// The header that contains the prefix of the event's logical decoding message.
 pub const SOURCE_PREFIX: &str = "walpost-source-prefix";
 /// The header that contains the expanded topic template, which may not be a valid topic name.
 pub const SOURCE_TOPIC: &str = "walpost-source-topic";
-/// The header that contains the unchanged headers column, if it could not be parsed.
+/// The header that contains the value of the headers column, unchanged, if it could not be parsed.
 pub const SOURCE_HEADERS: &str = "walpost-source-headers";
 /// The header that contains the length of an omitted payload.
 pub const PAYLOAD_BYTES: &str = "walpost-payload-bytes";
-/// The header that contains the column `id`.
+/// The header that contains the value of the column `id`.
 pub const EVENT_ID: &str = "walpost-event-id";
 /// The header that contains the name of the pipeline.
 pub const PIPELINE: &str = "walpost-pipeline";
@@ -34,15 +34,15 @@ pub const PIPELINE: &str = "walpost-pipeline";
 /// The header that lists the truncated and omitted parts, with their original lengths.
 pub const TRUNCATED: &str = "walpost-truncated";
 
-/// Maximum length of the key, and of the value of each header, in a truncated dead letter.
+/// Maximum length of the key and of each header value in a truncated dead letter.
 const PART_BYTES_MAX: usize = 1024;
 /// Headers with longer names are omitted from a truncated dead letter.
 const NAME_BYTES_MAX: usize = 256;
 /// Maximum total size of the event's headers in a truncated dead letter. Further headers are
 /// omitted.
 const EVENT_HEADERS_BYTES_MAX: usize = 16 << 10;
-/// Maximum length of each of Walpost's headers in a reference. The smallest limit that Kafka
-/// clients accept for a record is 1,000 bytes.
+/// Maximum length of each header value in [`Extent::Reference`]. Short enough for the record to be
+/// smaller than 1,000 bytes, the smallest limit on record size that Kafka clients accept.
 const REFERENCE_BYTES_MAX: usize = 96;
 
 /// How much of the event a dead letter contains.
@@ -54,9 +54,10 @@ pub enum Extent {
     Cut,
     /// Everything except the payload, whose length is in a header.
     NoPayload,
-    /// Like [`Extent::NoPayload`], with truncated key and headers.
+    /// Like [`Extent::NoPayload`], but with a truncated key and truncated headers, and without a
+    /// timestamp.
     CutWithoutPayload,
-    /// Only the data that identifies the event. Such a record fits into any topic.
+    /// Only the data that identifies the event. This record is small enough for any topic.
     Reference,
 }
 
@@ -66,7 +67,7 @@ impl Extent {
     }
 }
 
-/// The available data of the event.
+/// The part of the event that is available.
 #[derive(Clone, Copy)]
 pub enum EventContent<'r> {
     /// The event's columns.
@@ -77,22 +78,23 @@ pub enum EventContent<'r> {
     Unread(usize),
 }
 
-/// Creates dead letters. Owns the scratch space that they borrow.
+/// Creates dead letters. Owns the scratch space from which they borrow.
 #[derive(Debug, Default)]
 pub struct Writer {
     scratch: Vec<u8>,
     headers: Vec<HeaderSpan>,
     /// The index in `headers` of the header that identifies the event.
     identifier_index: usize,
-    /// The end of the range in `headers` that contains the event's own headers and the header at
-    /// `identifier_index`.
+    /// The index in `headers` at which the headers about the failure begin. The event's own headers
+    /// and the header at `identifier_index` precede it.
     event_end: usize,
 }
 
 impl Writer {
-    /// Creates a dead letter for `topic` from `remains`. Its key, payload, timestamp and headers
-    /// are preserved as far as possible and as `extent` allows. The headers include `identifier`,
-    /// and are followed by the headers `about` the event. The key determines the partition.
+    /// Creates a dead letter for `topic` from `content`. Preserves as much of the event's key,
+    /// payload, timestamp and headers as `extent` allows. The event's headers include `identifier`,
+    /// and are followed by the headers in `about`, which describe the failure. The key determines
+    /// the partition.
     #[must_use]
     pub fn write<'w>(
         &'w mut self,
@@ -102,7 +104,7 @@ impl Writer {
         about: &[(&str, &[u8])],
         extent: Extent,
     ) -> Record<'w> {
-        // Dead letters are rare, so their memory is freed before the next one.
+        // Dead letters are rare, so don't keep a large buffer for the next one.
         self.scratch = Vec::new();
         self.headers.clear();
         (self.identifier_index, self.event_end) = (0, 1);
@@ -146,8 +148,9 @@ impl Writer {
         }
     }
 
-    /// Truncates key and headers, and omits the timestamp, because a broker can reject a record
-    /// because of its timestamp. If anything was truncated or omitted, adds a header that lists it.
+    /// Truncates the key and the headers, and omits the timestamp, which may be the reason why a
+    /// broker rejected the record. If anything was truncated or omitted, adds a header that lists
+    /// it.
     fn truncate(&mut self, key: &mut Option<Range<usize>>, timestamp: &mut Option<i64>) {
         let mut truncations = Truncations {
             timestamp: timestamp.take(),
@@ -266,7 +269,7 @@ impl Writer {
         }
         let payload = match mapping.payload.value_in(row) {
             Some(text) if !with_payload => {
-                // Two digits per byte, after the characters \x.
+                // The text of a bytea consists of `\x` and two digits per byte.
                 let bytes = match mapping.payload.bytea {
                     true => text.len().saturating_sub(2) / 2,
                     false => text.len(),
@@ -346,7 +349,7 @@ impl Truncations {
 }
 
 /// Truncates the text in `scratch` to `max` bytes, but not within a UTF-8 character. Returns the
-/// original length if it was longer.
+/// original length if the text was truncated.
 fn truncate_span(scratch: &[u8], span: &mut Range<usize>, max: usize) -> Option<usize> {
     const CHAR_BYTES_MAX: usize = 4;
     let before = span.len();
@@ -385,7 +388,7 @@ mod tests {
     const IDENTIFIER: (&str, &[u8]) = ("walpost-position", b"POSITION");
     const ABOUT: [(&str, &[u8]); 1] = [(ERROR, b"oversize")];
 
-    /// Key, payload, timestamp and headers of a row's dead letter.
+    /// The key, payload, timestamp and headers of a dead letter.
     type Letter = (Option<String>, Option<String>, Option<i64>, Vec<String>);
 
     fn describe(record: &Record<'_>) -> Letter {
@@ -428,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn preserves_everything_that_can_be_derived_from_the_row() {
+    fn dead_letter_preserves_every_field_that_can_be_derived_from_the_row() {
         let plain = letter(|_| {}, &EVENT, Extent::Whole);
         let headers = [
             "id=7",
@@ -484,7 +487,8 @@ mod tests {
             Extent::Whole,
         );
         assert_eq!(bad.1, text("hi"), "unchanged");
-        // A payload that is null can't be omitted.
+        // If the payload is null, nothing is omitted, so the header with the payload's length is
+        // absent.
         let null = letter(|_| {}, &EVENT[..3], Extent::NoPayload);
         assert_eq!(null.1, None);
         assert!(
@@ -530,7 +534,7 @@ mod tests {
     }
 
     #[test]
-    fn uses_undecodable_bytes_as_the_payload() {
+    fn uses_undecodable_bytes_as_the_payload_of_a_dead_letter() {
         let mut writer = Writer::default();
         let content = EventContent::Bytes(b"?!");
         let whole = describe(&writer.write("dead", content, IDENTIFIER, &ABOUT, Extent::Whole));
@@ -543,7 +547,7 @@ mod tests {
         assert_eq!((&cut.1, &*cut.3[1]), (&None, "walpost-payload-bytes=2"));
     }
 
-    /// Returns the total size of key, value and headers in bytes.
+    /// Returns the total size of the key, the value and the headers in bytes.
     fn bytes(letter: &Letter) -> usize {
         let len = |text: &Option<String>| text.as_ref().map_or(0, String::len);
         len(&letter.0) + len(&letter.1) + letter.3.iter().map(String::len).sum::<usize>()

@@ -1,6 +1,6 @@
-//! The envelope of an event sent as a logical decoding message, version 1, which `walpost.publish`
-//! (`sql/publish.sql`) writes with `pg_logical_emit_message`. Pure: decodes bytes to an
-//! [`Envelope`] that borrows from them.
+//! Version 1 of the envelope in which an event is sent as a logical decoding message.
+//! `walpost.publish` (`sql/publish.sql`) writes it with `pg_logical_emit_message`. This module only
+//! decodes bytes, to an [`Envelope`] that borrows from them.
 //!
 //! | Bytes | Field | Contents |
 //! |---|---|---|
@@ -50,7 +50,7 @@ const fn column(name: &'static str, type_oid: u32) -> TableColumn<'static> {
     TableColumn { name, type_oid }
 }
 
-/// The indexes in [`COLUMNS`] of the two columns that an envelope contains in binary form.
+/// The indices in [`COLUMNS`] of the two columns whose values are binary in an envelope.
 const ID: usize = 0;
 const CREATED_AT: usize = 6;
 
@@ -64,7 +64,7 @@ impl Mapping {
     }
 }
 
-/// An event, borrowed from the message's content.
+/// An event, whose fields borrow from the message's content.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Envelope<'a> {
     pub id: Uuid,
@@ -82,7 +82,7 @@ pub(crate) struct Envelope<'a> {
     pub payload: Option<&'a [u8]>,
 }
 
-/// Buffers for the text of values that an envelope contains in binary form.
+/// Buffers for the text of the values that are binary in an envelope.
 #[derive(Debug)]
 pub(crate) struct Texts {
     id: [u8; Hyphenated::LENGTH],
@@ -103,7 +103,7 @@ impl Default for Texts {
 }
 
 impl std::fmt::Debug for Envelope<'_> {
-    // Shows only lengths: a payload must not be logged.
+    // Shows only the length of the payload, because payloads must not be logged.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Envelope")
             .field("created_at", &self.created_at)
@@ -120,16 +120,17 @@ pub enum EnvelopeError {
     Empty,
     /// The envelope has an unsupported version, or the content is not an envelope.
     #[error(
-        "the content begins with byte {0:#04x}; expected {VERSION:#04x}, the version of the envelope. \
-         If the message was written by walpost.publish of a newer Walpost, upgrade Walpost"
+        "the content begins with byte {0:#04x}; expected {VERSION:#04x}, the version of the envelope. If the message \
+         was written by the walpost.publish function of a newer Walpost, upgrade Walpost"
     )]
     Version(u8),
     /// The content was too large to be read.
     #[error(
-        "the content has {0} bytes: more than max_row_bytes, and more than walpost.publish ever writes ({PUBLISHED_BYTES_MAX})"
+        "the content is {0} bytes long: more than max_row_bytes, and more than walpost.publish ever writes \
+         ({PUBLISHED_BYTES_MAX})"
     )]
     Large(usize),
-    /// The envelope ends inside the field.
+    /// The envelope ends before the end of the field.
     #[error("the envelope ends within field {0}")]
     Short(&'static str),
     /// The field has an invalid value.
@@ -153,8 +154,8 @@ impl<'a> Envelope<'a> {
         }
     }
 
-    /// Returns a row with the values that `mapping`, created by [`Mapping::for_messages`], needs,
-    /// in the text format of PostgreSQL. Does not allocate.
+    /// Returns a row with the values that `mapping` needs, in PostgreSQL's text format. `mapping`
+    /// must have been created by [`Mapping::for_messages`]. Does not allocate.
     #[must_use]
     pub(crate) fn row<'t>(&self, mapping: &Mapping, texts: &'t mut Texts) -> Row<'t>
     where
@@ -185,12 +186,12 @@ impl<'a> Envelope<'a> {
     }
 }
 
-/// Formats a timestamptz as with `DateStyle=ISO` and `TimeZone=UTC`.
+/// Formats a timestamptz in the same way as PostgreSQL with `DateStyle=ISO` and `TimeZone=UTC`.
 fn print(at: Timestamp, text: &mut [u8; Texts::TIMESTAMP_LEN]) -> &[u8] {
     let local = Offset::UTC.to_datetime(at);
     let (date, time) = (local.date(), local.time());
     let mut rest = &mut text[..];
-    // The text fits, because `Reader::timestamp` only accepts years of four digits.
+    // The text always fits, because `Reader::timestamp` accepts only four-digit years.
     let _ = write!(
         rest,
         "{:04}-{:02}-{:02} {:02}:{:02}:{:02}",

@@ -1,9 +1,9 @@
-//! Expands a JSON payload like Debezium's event router (`table.expand.json.payload`): the value is
-//! the object itself instead of a string that contains it, and its schema is derived from the
-//! values. Pure.
+//! Expands a JSON payload in the same way as Debezium's event router (`table.expand.json.payload`):
+//! the value is the object itself instead of a string that contains it, and its schema is derived
+//! from the values. This module performs no I/O.
 //!
 //! The text is parsed once into nodes, from which a [`Shape`] is derived. The output is written
-//! from nodes and shape. Text for which no shape can be derived is not expanded: see
+//! from the nodes and the shape. Text for which no shape can be derived is not expanded: see
 //! [`Expander::read`].
 
 use std::collections::HashMap;
@@ -18,19 +18,21 @@ const DEPTH_MAX: usize = 1000;
 const NUMBER_CHARS_MAX: usize = 1000;
 /// Objects with at least this many members use a hash table to look up names.
 const HASH_TABLE_MEMBERS_MIN: usize = 16;
-/// A text buffer larger than this is freed before the next payload.
+/// The capacity of the text buffer that is kept for the next payload.
 const TEXTS_KEPT_BYTES: usize = 1 << 20;
-/// Limits on the work for a payload: per byte of the payload, for an empty payload, and for any
-/// payload. One unit of work is about one byte written or one name compared. Each object in an
-/// array is given the members of all the other objects, so without a limit a payload of a few
-/// megabytes could expand to terabytes.
+/// Limits on the work for a payload. The limit is [`WORK_EMPTY`] for an empty payload, and
+/// increases by [`WORK_PER_BYTE`] for each byte of the payload, up to [`WORK_MAX`]. One unit of
+/// work is about one byte written or one name compared. Each object in an array is given the
+/// members of all the other objects, so without a limit, a payload of a few megabytes could expand
+/// to terabytes.
 const WORK_PER_BYTE: usize = 16;
 const WORK_EMPTY: usize = 2 << 20;
 const WORK_MAX: usize = 32 << 20;
-/// Limits on the memory for nodes, in bytes: per byte of the payload, for an empty payload, and for
-/// any payload. The most demanding payload, `[1],[1],...`, requires twelve bytes of memory per
-/// byte. The maximum must fit into the memory that deploy/ grants a process, in addition to the
-/// largest row, the output and the records in flight.
+/// Limits on the memory for nodes, in bytes. The limit is [`NODE_BYTES_EMPTY`] for an empty
+/// payload, and increases by [`NODE_BYTES_PER_BYTE`] for each byte of the payload, up to
+/// [`NODE_BYTES_MAX`]. The most demanding payload, `[1],[1],...`, requires twelve bytes of memory
+/// per byte. The memory limits of the manifests in deploy/ must leave room for the maximum, in
+/// addition to the largest row, the output and the records in flight.
 const NODE_BYTES_PER_BYTE: usize = 16;
 const NODE_BYTES_EMPTY: usize = 4 << 20;
 const NODE_BYTES_MAX: usize = 32 << 20;
@@ -45,9 +47,9 @@ fn limit(len: usize, per_byte: usize, least: usize, max: usize) -> usize {
 /// Whether to keep members whose values do not determine a type.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Keep {
-    /// Keeps members that are null.
+    /// Whether to keep members that are null.
     pub(super) nulls: bool,
-    /// Keeps members that are empty arrays.
+    /// Whether to keep members that are empty arrays.
     pub(super) empty_arrays: bool,
 }
 
@@ -88,8 +90,8 @@ enum Shape {
     },
     Struct {
         fields: Vec<(Range<usize>, Shape)>,
-        /// Whether objects with different members in the same array were joined. Debezium's schema
-        /// for such objects is not optional.
+        /// Whether objects with different members in the same array were merged. Debezium's schema
+        /// for a merged object is not optional.
         is_joined: bool,
     },
 }
@@ -105,9 +107,9 @@ pub(super) struct Expanded<'e> {
 
 impl Expander {
     /// Parses a payload, or returns `None` if the payload must not be expanded. A payload is not
-    /// expanded if the text is not a JSON object; if an array contains values of different types,
-    /// or its first value does not determine its type; if a number is too large for Connect; or if
-    /// the output would be many times longer than the payload, or the nodes would need too much
+    /// expanded if it is not a JSON object; if an array contains values of different types, or the
+    /// array's first value does not determine the type; if a number is too large for Connect; if
+    /// the output would be many times longer than the payload; or if the nodes would need too much
     /// memory. If `with_schema` is true, the schema counts towards the length of the output.
     pub(super) fn read(
         &mut self,
@@ -160,7 +162,7 @@ impl Expander {
     }
 }
 
-/// The remaining work for a payload. One unit of work is about one byte written or one name
+/// How much work may still be spent on a payload. One unit is roughly one byte written or one name
 /// compared.
 struct Work {
     left: usize,
@@ -627,7 +629,7 @@ impl Expanded<'_> {
     }
 
     /// Calls `visit` for each field that is written for an object, with the field's value, or null
-    /// if the object does not have such a member.
+    /// if the object does not have that member.
     fn for_each_field<'s>(
         &'s self,
         members: &'s [(Range<usize>, Node)],
@@ -897,7 +899,7 @@ mod tests {
     }
 
     #[test]
-    fn does_not_expand_a_payload_whose_output_would_be_many_times_longer() {
+    fn does_not_expand_a_payload_that_would_grow_to_many_times_its_size() {
         let objects = |count: usize, of: &dyn Fn(usize) -> String| {
             let objects: Vec<_> = (0..count).map(of).collect();
             format!("{{\"a\":[{}]}}", objects.join(","))
@@ -914,7 +916,7 @@ mod tests {
             (objects(300, &|at| format!("{{\"m{at}\":1}}")), true),
             // The same objects, each nested in an array with a single item.
             (objects(100_000, &|at| format!("[{{\"m{at}\":1}}]")), false),
-            // The objects differ in members that are not written.
+            // The objects differ only in members that are omitted from the output.
             (objects(100_000, &|at| format!("{{\"m{at}\":null}}")), false),
             // Short objects would be given members with long names.
             (
@@ -936,12 +938,13 @@ mod tests {
             let began = std::time::Instant::now();
             let found = expand(&text, Keep::default());
             assert_eq!(found.is_some(), is_expanded, "{}", &text[..60]);
-            // Comparing each object with every other would take minutes.
+            // An implementation that compares each object with every other one would take minutes.
             assert!(began.elapsed().as_secs() < 20, "{}", &text[..60]);
         }
     }
 
-    /// Without a limit, 16 MB of such payloads required 682 MiB, and 60 MB required 2.4 GiB.
+    /// Before memory was limited, a payload of 16 MB required 682 MiB, and one of 60 MB required
+    /// 2.4 GiB.
     #[test]
     fn does_not_expand_a_payload_that_needs_too_much_memory() {
         let arrays =
@@ -987,7 +990,7 @@ mod tests {
     }
 
     #[test]
-    fn gives_each_object_in_an_array_the_members_of_all_objects() {
+    fn gives_all_objects_in_an_array_the_same_members() {
         let (schema, value) = expand(
             r#"{"o":[{"a":1,"n":{"x":1}},{"b":true,"n":{"y":2}},null]}"#,
             Keep::default(),
@@ -1008,7 +1011,7 @@ mod tests {
     }
 
     #[test]
-    fn does_not_expand_incompatible_or_too_large_values() {
+    fn does_not_expand_incompatible_or_oversized_values() {
         for text in [
             r#"{"a":[1,"x"]}"#,
             r#"{"a":[[1],["x"]]}"#,

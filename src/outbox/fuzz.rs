@@ -57,7 +57,7 @@ pub fn template(data: &[u8]) {
     route(&settings, &topic, &values);
 }
 
-/// Parses a template in a single pass.
+/// Parses a template independently of [`Template`], for comparison.
 fn parts_of(template: &str) -> Vec<Part> {
     let mut parts = Vec::new();
     let mut chars = template.chars().peekable();
@@ -125,7 +125,7 @@ fn route(settings: &OutboxSettings, topic: &Template, values: &Values<'_>) {
     check_headers(headers.collect(), values[HEADERS]);
 }
 
-/// Checks that the error matches the cause.
+/// Checks that the values actually have the problem that the error reports.
 fn check_error(error: &RouteError, topic: &Template, values: &Values<'_>) {
     match error {
         RouteError::TopicNull => {
@@ -162,7 +162,7 @@ fn check_error(error: &RouteError, topic: &Template, values: &Values<'_>) {
     }
 }
 
-/// Returns whether the topic is always reserved.
+/// Returns whether the topic is reserved regardless of the settings.
 fn is_reserved(topic: &[u8]) -> bool {
     let own = [b"walpost-checkpoints".as_slice(), b"walpost-dead-letters"];
     // Kafka treats names that differ only in `.` and `_` as equal.
@@ -191,7 +191,8 @@ fn value(name: &str, values: &Values<'_>) -> Result<Option<Vec<u8>>, ()> {
         .map(Some)
 }
 
-/// Expands a template for a row, or returns `None` if there are columns and all of them are null.
+/// Expands a template for a row. Returns `None` if the template contains columns and all of them
+/// are null.
 fn expand(template: &Template, values: &Values<'_>) -> Result<Option<Vec<u8>>, ()> {
     let mut text = Vec::new();
     let mut is_null = true;
@@ -205,7 +206,7 @@ fn expand(template: &Template, values: &Values<'_>) -> Result<Option<Vec<u8>>, (
                 is_null &= value.is_none();
                 text.extend(value.unwrap_or_default());
             }
-            // `Mapping` accepts only this column as a time.
+            // This is the only column that `Mapping` accepts as a time.
             Part::Time(_) => {
                 is_null &= values[AT].is_none();
                 text.extend(values[AT].map(time).transpose()?.unwrap_or_default());
@@ -236,18 +237,18 @@ fn millis(text: &[u8]) -> Option<i64> {
     timestamp::millis(text, TimestampType::Zoned).filter(|&millis| millis >= 0)
 }
 
-/// Checks that the headers are the members of the object.
+/// Checks that the headers match the members of the object.
 fn check_headers(headers: Vec<(&str, Option<&[u8]>)>, json: Option<&[u8]>) {
     let is_reserved = |name: &str| headers::is_reserved(name.as_bytes()) || name.contains('\0');
     assert!(!headers.iter().any(|(name, _)| is_reserved(name)));
     let Some(json) = json else {
         return assert!(headers.is_empty());
     };
-    // serde_json rejects numbers out of range. Walpost writes their text into headers.
+    // serde_json rejects out-of-range numbers, whereas Walpost copies their text into headers.
     let Ok(object) = serde_json::from_slice::<serde_json::Map<_, _>>(json) else {
         return;
     };
-    // A repeated name results in several headers.
+    // A name that is repeated in the object results in several headers.
     for (name, member) in &object {
         let header = headers.iter().rev().find(|(header, _)| header == name);
         let (_, value) = header.expect("every member is a header");

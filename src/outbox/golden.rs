@@ -1,7 +1,7 @@
-//! Compares the router's records with those of the real Debezium: `tests/golden/debezium/lab.jsonl`
-//! and `captured.jsonl`, which `./dev golden debezium` captures again. Each line contains a
-//! connector's configuration, a table, and rows with the resulting record, or null if Debezium did
-//! not produce a record.
+//! Compares the router's records with records that Debezium produced. The records from Debezium are
+//! in `tests/golden/debezium/lab.jsonl` and `captured.jsonl`, which `./dev golden debezium`
+//! re-creates. Each line contains a connector's configuration, a table, and rows with the resulting
+//! record, or null if Debezium did not produce a record.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -18,7 +18,7 @@ use super::settings::{
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/debezium");
 
-/// The number of partitions of the topics.
+/// The number of partitions in each topic.
 const PARTITIONS: u32 = 6;
 
 #[derive(Deserialize)]
@@ -47,8 +47,8 @@ struct Captured {
     headers: Vec<(String, Value)>,
 }
 
-/// The intended differences from Debezium, each with the case, the row and the reason. An empty
-/// case or row matches any.
+/// The intended differences from Debezium: the case, the row, and the reason for the difference. An
+/// empty string matches any case or row.
 const DIFFERENCES: &[(&str, &str, &str)] = &[
     (
         "bytea string",
@@ -180,7 +180,7 @@ impl Case {
             .map(String::as_str)
     }
 
-    /// Returns the settings as the importer translates them.
+    /// Returns the settings into which the importer would convert the connector's configuration.
     fn settings(&self) -> OutboxSettings {
         let template = |column: &str| format!("{{{column}}}").parse().expect("a template");
         let mut settings = OutboxSettings {
@@ -193,8 +193,8 @@ impl Case {
                 (None, _) => HeaderFormat::Simple,
                 (_, Format::Json) => HeaderFormat::Json,
                 (_, Format::JsonSchema) => HeaderFormat::JsonSchema,
-                // Closer to Debezium than "string": Debezium writes dates and booleans in Java's
-                // format.
+                // Debezium writes dates and booleans in Java's format. "simple" is closer to this
+                // format than "string" is.
                 _ => HeaderFormat::Simple,
             },
             headers_column: HeadersColumn::Off,
@@ -229,12 +229,13 @@ impl Case {
             settings.empty_payload = EmptyPayload::Tombstone;
         }
         let column = self.property("route.by.field").unwrap_or("aggregatetype");
-        // Java and Rust use the same syntax for named groups, (?<name>). In Java's replacements, a
-        // reference such as $1 ends after the digits.
+        // No conversion of the regex is needed, because Java and Rust use the same syntax for named
+        // groups, (?<name>). In a replacement in Java's syntax, a reference such as $1 ends after
+        // the digits.
         let regex = self
             .property("route.topic.regex")
             .unwrap_or("(?<routedByValue>.*)");
-        // Each case of the capture used its own topics.
+        // The topics in captured.jsonl are recorded without a prefix.
         let is_lab = self.table == "public.outbox";
         let default = if is_lab {
             "outbox.event.${routedByValue}"
@@ -344,7 +345,7 @@ fn without_span(text: &str) -> String {
     parts.join("-")
 }
 
-/// Returns the differences from the captured record.
+/// Returns how the record differs from the captured record.
 fn compare(captured: &Captured, record: &Record<'_>) -> Vec<String> {
     let mut differ = Vec::new();
     let mut check = |what: &str, found: String, expected: String| {
@@ -445,7 +446,7 @@ fn replay(file: &str, rows_expected: usize, all_differ: bool) {
             let record = router.route(&mapping, &row, b"position");
             let differ = match (&captured.record, record) {
                 (_, Err(error)) => vec![error.to_string()],
-                // Walpost delivers a record for a row for which Debezium did not produce a record.
+                // Walpost also delivers rows for which Debezium produced no record.
                 (None, Ok(_)) => continue,
                 (Some(captured), Ok(record)) => compare(captured, &record),
             };
@@ -476,11 +477,11 @@ fn replay(file: &str, rows_expected: usize, all_differ: bool) {
 }
 
 #[test]
-fn produces_the_same_bytes_as_debezium_for_the_lab_records() {
+fn produces_the_same_bytes_as_debezium_for_the_records_in_the_lab_file() {
     replay("lab.jsonl", 60, false);
 }
 
 #[test]
-fn produces_the_same_bytes_as_debezium_for_captured_records() {
+fn produces_the_same_bytes_as_debezium_for_the_records_in_the_captured_file() {
     replay("captured.jsonl", 2500, true);
 }

@@ -13,14 +13,14 @@ use super::{json, properties};
 /// The header that contains the row's position in the WAL.
 pub(crate) const POSITION_HEADER: &str = "walpost-position";
 
-/// The header of a record that was sent by a replay.
+/// The header that marks a record as sent by a replay.
 pub(crate) const REPLAY_HEADER: &str = "walpost-replay";
 
 /// The prefix of header names that are reserved for Walpost's metadata.
 const RESERVED_PREFIX: &str = "walpost-";
 
-/// Returns whether a header name is reserved. Rows and the configuration must not set such headers,
-/// because consumers and `walpost verify` rely on them.
+/// Returns whether a header name is reserved. Rows and the configuration must not set these
+/// headers, because consumers and `walpost verify` rely on them.
 pub(crate) fn is_reserved(name: &[u8]) -> bool {
     name.starts_with(RESERVED_PREFIX.as_bytes())
 }
@@ -159,7 +159,8 @@ impl<'de> Visitor<'de> for Members<'_> {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
         while let Some(name) = map.next_key_seed(Text(self.scratch))? {
             let bytes = &self.scratch[name.clone()];
-            // librdkafka stores a header's name as a C string.
+            // librdkafka stores a header's name as a C string, so a NUL character would truncate
+            // it.
             if bytes.contains(&0) {
                 return Err(A::Error::custom("a header name contains a NUL character"));
             }

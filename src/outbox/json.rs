@@ -1,5 +1,5 @@
-//! Writes JSON text in the same format as Jackson, the JSON library of Kafka Connect. Pure.
-//! Allocates only for the output.
+//! Writes JSON text in the same format as Jackson, the JSON library of Kafka Connect. Performs no
+//! I/O, and allocates memory only for the output.
 
 use std::io::Write as _;
 
@@ -99,7 +99,7 @@ pub(super) fn push_double(out: &mut Vec<u8>, value: f64) {
     push_floating(out, value, value.is_nan(), value.is_infinite());
 }
 
-/// Like [`push_double`], for `Float.toString`.
+/// Like [`push_double`], but in the format of `Float.toString`.
 pub(super) fn push_float(out: &mut Vec<u8>, value: f32) {
     push_floating(out, value, value.is_nan(), value.is_infinite());
 }

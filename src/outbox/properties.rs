@@ -1,10 +1,10 @@
 //! Parses text in the format of Java's `java.util.Properties`: configuration files, and the trace
-//! context that Debezium expects in a column. Pure.
+//! context that Debezium expects in a column. This module performs no I/O.
 //!
 //! Spec: Java 17, `Properties.load(Reader)`.
 
-/// The names of the headers of a trace context: `traceparent` and `tracestate`, which W3C Trace
-/// Context defines, and `baggage`.
+/// The names of the headers that make up a trace context: `traceparent` and `tracestate`, which W3C
+/// Trace Context defines, and `baggage`.
 const NAMES: [&str; 3] = ["traceparent", "tracestate", "baggage"];
 
 /// An invalid escape, which Java rejects too.
@@ -14,8 +14,8 @@ pub(crate) struct BadEscape {
     pub(crate) line: usize,
 }
 
-/// Returns names and values in the order of the text. A name that is repeated is returned once for
-/// each occurrence.
+/// Returns the names and values in the order in which they appear in the text. A repeated name is
+/// returned once for each occurrence.
 ///
 /// # Errors
 /// Returns an error if `\u` is not followed by four hexadecimal digits.

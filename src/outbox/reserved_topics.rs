@@ -1,12 +1,13 @@
-//! Topics that events must not be written to: Walpost's own and those of Kafka itself. Pure.
+//! Topics that events must not be written to: Walpost's own topics and Kafka's internal topics.
+//! This module performs no I/O.
 //!
 //! If the settings derive the topic from a column, any role that can insert into the outbox can
 //! choose the topic. Without this check, a row could forge a checkpoint of another pipeline or a
 //! dead letter.
 //!
 //! Kafka rejects a new topic whose name differs from that of an existing topic only in `.` and `_`.
-//! Names are therefore compared as if these characters were equal. If such a name were accepted, a
-//! row could cause the topic to be created first, and so prevent the reserved topic from being
+//! Names are therefore compared as if these characters were equal. Otherwise, a row could cause a
+//! topic with a similar name to be created first, which would prevent the reserved topic from being
 //! created.
 
 use std::collections::BTreeMap;
@@ -53,7 +54,8 @@ fn collision_bytes(topic: &str) -> impl Iterator<Item = u8> {
         .map(|byte| if byte == b'.' { b'_' } else { byte })
 }
 
-/// The reserved names and their purposes. Names that begin with `__` are always reserved.
+/// The reserved names and their purposes. If `internal` is true, all names that begin with `__` are
+/// reserved too.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReservedTopics {
     /// The names as [`collision_key`]s, sorted.
@@ -97,8 +99,9 @@ impl ReservedTopics {
         self.names.get(found).map(|(_, of)| *of)
     }
 
-    /// Returns the names that `can_be` accepts. Names that begin with `__` stay reserved if
-    /// `can_begin_with` returns true for that prefix. Both functions receive a [`collision_key`].
+    /// Keeps only the names for which `can_be` returns true. Names that begin with `__` remain
+    /// reserved if `can_begin_with` returns true for that prefix. Both functions receive a
+    /// [`collision_key`].
     #[must_use]
     pub(super) fn filter(
         &self,
@@ -125,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn reserves_colliding_names_and_the_prefix_of_internal_topics() {
+    fn reserves_kafka_internal_topics_and_names_that_collide_with_reserved_ones() {
         let reserved = all();
         let check = |topic: &str, expected| assert_eq!(reserved.find(topic), expected, "{topic}");
         check("walpost-checkpoints", Some(TopicUse::Checkpoints));

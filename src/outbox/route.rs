@@ -14,20 +14,21 @@ use super::timestamp;
 
 pub(crate) use super::route_error::RouteError;
 
-/// Scratch space larger than this is freed before the next row.
+/// The capacity of the scratch space that is kept for the next row.
 const SCRATCH_KEPT_BYTES: usize = 1 << 20;
 
 /// Kafka's limit on the length of a topic name.
 const TOPIC_BYTES_MAX: usize = 249;
 
-/// Creates records. Owns the scratch space that they borrow, so that routing a row does not
+/// Creates records. Owns the scratch space from which they borrow, so that routing a row does not
 /// allocate.
 #[derive(Debug, Default)]
 pub struct Router {
-    /// The last topic name that was found to be valid, or empty. The next row usually has the same
-    /// topic.
+    /// The last topic name that was found to be valid, or empty if there is none. It is not checked
+    /// again for the next row, which usually has the same topic.
     topic: String,
-    /// The text from which a regular expression derived `topic`. Empty if none did.
+    /// The text from which a regular expression derived `topic`, or empty if `topic` comes from a
+    /// template.
     routed: Vec<u8>,
     scratch: Vec<u8>,
     headers: Vec<HeaderSpan>,
@@ -35,10 +36,10 @@ pub struct Router {
 }
 
 impl Router {
-    /// Creates the record for `row`. `position` is the text of its position.
+    /// Creates the record for `row`. `position` is the row's position as text.
     ///
     /// # Errors
-    /// Returns an error if the row can't be converted to a record under `mapping`'s settings.
+    /// Returns an error if the row can't be converted to a record with `mapping`'s settings.
     pub fn route<'r>(
         &'r mut self,
         mapping: &'r Mapping,
@@ -48,10 +49,10 @@ impl Router {
         self.route_with(mapping, row, POSITION_HEADER, position)
     }
 
-    /// Like [`Router::route`], with a different header instead of the position.
+    /// Like [`Router::route`], but with the header `name` instead of the position header.
     ///
     /// # Errors
-    /// Returns an error if the row can't be converted to a record under `mapping`'s settings.
+    /// Returns an error if the row can't be converted to a record with `mapping`'s settings.
     pub fn route_with<'r>(
         &'r mut self,
         mapping: &'r Mapping,
@@ -71,7 +72,8 @@ impl Router {
             }
             BoundTopic::Route { source, .. } => {
                 let text = source.value_in(row).ok_or(RouteError::TopicNull)?;
-                // Consecutive rows usually have the same topic.
+                // Skip the regular expression if the text is the same as in the previous row, which
+                // is common.
                 match !self.topic.is_empty() && self.routed == text {
                     true => None,
                     false => {
@@ -166,8 +168,8 @@ impl Router {
     }
 }
 
-/// Appends the key, and the headers that precede the position, in their formats. Returns the
-/// location of the key.
+/// Appends the key, and the headers that precede the position header, in the configured formats.
+/// Returns the location of the key.
 #[inline(never)]
 fn formatted(
     mapping: &Mapping,
@@ -189,14 +191,14 @@ fn formatted(
     Ok(key)
 }
 
-/// The location of a value.
+/// The location of a record's value.
 pub(super) enum Payload<'r> {
     None,
     InRow(&'r [u8]),
     InScratch(Range<usize>),
 }
 
-/// Returns the value for a row in which defaults have been filled in.
+/// Returns the record's value. Nulls in `row` must already have been replaced by defaults.
 #[inline(never)]
 pub(super) fn payload<'r>(
     mapping: &Mapping,
@@ -210,7 +212,7 @@ pub(super) fn payload<'r>(
         return Ok(Payload::None);
     }
     let form = mapping.value_form.as_deref();
-    // In an envelope, a null payload is a member with the value null.
+    // In an envelope, a null payload becomes a member with the value null, so it is handled below.
     if text.is_none() && !form.is_some_and(ValueForm::has_envelope) {
         match mapping.null_payload {
             NullPayload::Tombstone => return Ok(Payload::None),
@@ -267,7 +269,7 @@ pub(super) fn append_topic(
     Ok(Some(headers::push(scratch, topic)))
 }
 
-/// Returns the partition, or `None` if the column is null, so that the partitioner chooses.
+/// Returns the partition, or `None` if the column is null and the partitioner should choose.
 fn partition(source: Source, row: &Row<'_>) -> Result<Option<i32>, RouteError> {
     let Some(text) = source.value_in(row) else {
         return Ok(None);
@@ -434,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn keeps_a_null_payload_in_an_envelope_unless_empty_payloads_are_tombstones() {
+    fn writes_a_null_payload_inside_the_envelope_unless_empty_payloads_are_tombstones() {
         let payload = |empty_payload| {
             let change = |s: &mut OutboxSettings| {
                 s.value_format = Format::Json;
@@ -498,7 +500,7 @@ mod tests {
     }
 
     #[test]
-    fn derives_the_topic_again_when_the_value_changes() {
+    fn recomputes_the_topic_when_the_routed_value_changes() {
         let settings = OutboxSettings {
             topic: Topic::Route(Route::new("aggregatetype", "(.*)", "t.$1").expect("a route")),
             ..OutboxSettings::default()

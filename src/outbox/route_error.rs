@@ -7,8 +7,8 @@ use super::reserved_topics::TopicUse;
 pub enum RouteError {
     /// A column of the topic's template is null.
     #[error(
-        "a column in topic is null, so the row has no topic. Fill the column (and disallow \
-         NULL in it), or remove it from topic"
+        "a column in topic is null, so the row has no topic. Set a value in the column (and make the column NOT NULL), \
+         or remove the column from topic"
     )]
     TopicNull,
     /// The expanded topic template is not a valid topic name.
@@ -39,7 +39,7 @@ pub enum RouteError {
         "the timestamp column contains {0:?}; expected a time after 1970-01-01. Correct the program that writes it, or remove timestamp from the configuration"
     )]
     Timestamp(String),
-    /// The headers column isn't an object.
+    /// The value of the headers column isn't a JSON object.
     #[error(
         "headers column: {0}. Correct the program that writes it, or set headers_column = \"\""
     )]
@@ -59,7 +59,7 @@ pub enum RouteError {
          that writes the value, or use a database with the encoding UTF8 for the outbox"
     )]
     Encoding,
-    /// Bytes that should become a JSON string are not valid text.
+    /// A value that should become a JSON string is not valid UTF-8.
     #[error(
         "a value is not UTF-8, so it can't become a JSON string. Correct the program that writes it, or set value_format to \"bytes\""
     )]

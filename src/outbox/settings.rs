@@ -13,16 +13,17 @@ use super::template::{Part, Template, TemplateError};
 pub struct OutboxSettings {
     /// The topic. A row is rejected if one of the topic's columns is null.
     pub topic: Topic,
-    /// The key. If all its columns are null, the record has no key.
+    /// The key. If all columns in its template are null, the record has no key.
     pub key: Template,
     pub key_format: Format,
     /// The name of the column that contains the value.
     pub payload: String,
     pub value_format: Format,
-    /// Whether and how a payload that is a JSON object is written as an object, not as a string.
+    /// Whether and how a payload that is a JSON object is written as an object instead of as a
+    /// string.
     pub expand_payload: Option<Expansion>,
-    /// Columns that are added to the payload to form the object that becomes the value, each with
-    /// its name in that object.
+    /// Columns that, together with the payload, form the object that becomes the value. Each column
+    /// is listed with its name in that object.
     pub envelope: Vec<(String, String)>,
     /// How a null payload is written.
     pub null_payload: NullPayload,
@@ -30,8 +31,8 @@ pub struct OutboxSettings {
     pub empty_payload: EmptyPayload,
     /// Whether null in a column with a DEFAULT is replaced by the default.
     pub null_default: bool,
-    /// Names and values of headers, in order. If all columns of a value are null, the header has no
-    /// value.
+    /// Names and values of headers, in order. If all columns in a header's template are null, the
+    /// header has no value.
     pub headers: Vec<(String, Template)>,
     pub header_format: HeaderFormat,
     /// The headers in which Debezium describes its connector. They precede all other headers.
@@ -44,7 +45,7 @@ pub struct OutboxSettings {
     pub timestamp: Option<String>,
     /// The column that contains the record's partition.
     pub partition: Option<String>,
-    /// Topics that no record may be written to.
+    /// Topics to which no event may be written.
     pub reserved_topics: ReservedTopics,
 }
 
@@ -65,8 +66,9 @@ impl Topic {
         }
     }
 
-    /// Returns the reserved topics that a row's topic could be equal to. If a template begins with
-    /// literal text, the result is usually empty, so rows do not have to be compared with any.
+    /// Returns the reserved topics that a row's topic could match. If a template begins with
+    /// literal text, the result is usually empty, in which case the topics of individual rows do
+    /// not have to be checked.
     #[must_use]
     pub(crate) fn reachable(&self, reserved: &ReservedTopics) -> ReservedTopics {
         reserved.filter(
@@ -156,9 +158,9 @@ pub struct Route {
     pub(crate) column: String,
     regex: String,
     pub(crate) replacement: String,
-    /// Matches the entire text.
+    /// The expression, anchored so that it matches only the entire text.
     whole: Regex,
-    /// Matches the part to replace, which is the first match.
+    /// The expression without anchors. Its first match is the part to replace.
     first: Regex,
 }
 
@@ -207,7 +209,7 @@ impl Route {
 }
 
 impl Route {
-    /// Returns the topic for the column's text, which may not be a valid topic name.
+    /// Returns the topic for the column's text. The result may not be a valid topic name.
     pub(crate) fn topic<'t>(&self, text: &'t str) -> Cow<'t, str> {
         let captures = match self.whole.is_match(text) {
             true => self.first.captures(text),
@@ -225,7 +227,7 @@ impl Route {
     }
 }
 
-/// Returns the groups that a replacement refers to, as the crate `regex` parses them.
+/// Returns the groups to which a replacement refers, as parsed by the `regex` crate.
 fn groups(replacement: &str) -> Vec<&str> {
     let mut found = Vec::new();
     let mut rest = replacement;
@@ -279,7 +281,7 @@ pub enum HeaderFormat {
     JsonSchema,
 }
 
-/// How to expand members of a payload whose type can't be determined.
+/// How to expand members of a payload if their types can't be determined.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Expansion {
     pub nulls: Untyped,
@@ -301,7 +303,7 @@ pub enum Untyped {
 pub struct DebeziumHeaders {
     /// `topic.prefix`.
     pub logical_name: String,
-    /// An identifier that is different for each run.
+    /// A random identifier that is generated when the settings are loaded.
     pub run_id: String,
 }
 
@@ -325,20 +327,21 @@ pub enum NullPayload {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EmptyPayload {
-    /// As an empty or blank value, unchanged.
+    /// The payload is written unchanged, as an empty or blank value.
     #[default]
     Value,
-    /// As a tombstone. Null payloads are then tombstones too: `route.tombstone.on.empty.payload`.
+    /// An empty payload becomes a tombstone. With this setting, a null payload becomes a tombstone
+    /// as well, as with Debezium's `route.tombstone.on.empty.payload`.
     Tombstone,
 }
 
 /// The JSON column whose members become headers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum HeadersColumn {
-    /// `headers`, if the table has such a column of type json or jsonb.
+    /// The column `headers`, if it exists and its type is json or jsonb.
     #[default]
     IfPresent,
-    /// The column of this name.
+    /// The column with this name.
     Named(String),
     /// Headers are not read from a column.
     Off,
@@ -353,8 +356,8 @@ fn default_headers() -> Vec<(String, Template)> {
 }
 
 impl OutboxSettings {
-    /// Returns a warning if the key is the name of a column without braces, so that all records
-    /// have the same key.
+    /// Returns a warning if the key is the name of a column without braces, which gives all records
+    /// the same key.
     #[must_use]
     pub(crate) fn key_without_braces(&self, is_column: impl Fn(&str) -> bool) -> Option<String> {
         let key = self.key.constant().filter(|key| is_column(key))?;
@@ -364,14 +367,14 @@ impl OutboxSettings {
         ))
     }
 
-    /// Returns whether the headers are the default ones.
+    /// Returns whether the headers have not been changed from the default.
     #[must_use]
     pub fn has_default_headers(&self) -> bool {
         self.headers == default_headers()
     }
 
-    /// Returns the setting, with its value, that inserts the name of a row's table or schema into
-    /// records. The topic takes precedence.
+    /// Returns the setting that adds the name of a row's table or schema to records, formatted with
+    /// its value. If several settings do this, prefers the topic.
     #[must_use]
     pub(crate) fn setting_with_table_name(&self) -> Option<String> {
         let topic = match &self.topic {
@@ -389,7 +392,8 @@ impl OutboxSettings {
             .map(|(setting, template)| format!("{setting} = \"{template}\""))
     }
 
-    /// Returns whether records depend on properties of the columns other than their types.
+    /// Returns whether the contents of records depend on properties of the columns other than their
+    /// types.
     #[must_use]
     pub(crate) fn needs_column_facts(&self) -> bool {
         let is_text = |format| matches!(format, Format::String | Format::Bytes);
@@ -400,7 +404,7 @@ impl OutboxSettings {
             || !self.envelope.is_empty()
     }
 
-    /// Returns whether a null payload becomes a tombstone although this is not configured.
+    /// Returns whether null payloads become tombstones even though no setting requests this.
     #[must_use]
     pub(crate) fn has_implicit_tombstones(&self) -> bool {
         let is_text = matches!(self.value_format, Format::String | Format::Bytes);
@@ -410,7 +414,7 @@ impl OutboxSettings {
             && self.envelope.is_empty()
     }
 
-    /// Returns the text of a header from a template, given its encoded value.
+    /// Decodes the value of a header from a template, and returns its text.
     #[must_use]
     pub(crate) fn header_text(&self, value: &[u8]) -> Option<String> {
         let json = match self.header_format {
@@ -431,7 +435,7 @@ impl OutboxSettings {
     }
 
     /// Returns the header that identifies events, and its template: the header `id`, or else the
-    /// first whose template is just the column `id`.
+    /// first header whose template is just the column `id`.
     #[must_use]
     pub fn id_header(&self) -> Option<(&str, &Template)> {
         let is_id =
@@ -499,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn compares_topics_only_with_reserved_names_that_they_could_yield() {
+    fn ignores_reserved_names_that_a_topic_template_cannot_produce() {
         let all = ReservedTopics::new([
             ("b.checkpoints".to_owned(), TopicUse::Checkpoints),
             ("b.dead".to_owned(), TopicUse::DeadLetters),

@@ -25,7 +25,7 @@ pub enum Part {
     TableName,
 }
 
-/// The suffix of the name of a column whose time is written in RFC 3339 format.
+/// The suffix that, after a column's name, selects RFC 3339 format.
 const RFC3339: &str = ":rfc3339";
 
 /// An error for text that isn't a template.
@@ -42,7 +42,7 @@ pub enum TemplateError {
     )]
     Unopened(String, usize),
     /// `{}`.
-    #[error("template {0:?}: empty braces at byte {1}; expected the name of a column in them")]
+    #[error("template {0:?}: empty braces at byte {1}; expected a column name between them")]
     NoName(String, usize),
     /// The text is empty.
     #[error("the template is empty; expected a column name in braces, like {{aggregateid}}")]
@@ -71,11 +71,11 @@ impl Template {
     }
 
     /// Returns a character in `text` that also separates the part at `index` from its neighbors, or
-    /// `None` if `text` does not contain such a character. If `text` contains a separator, the
-    /// expansion is ambiguous: `a.b` and `c` yield the same topic as `a` and `b.c`.
+    /// `None` if there is none. If `text` contains a separator, the expansion is ambiguous: `a.b`
+    /// and `c` produce the same topic as `a` and `b.c`.
     ///
     /// A dot always counts as a separator, unless this is the only part that varies. Letters,
-    /// digits and `_` never do.
+    /// digits and `_` are never separators.
     #[must_use]
     pub(crate) fn separator_in(&self, index: usize, text: &str) -> Option<char> {
         let is_literal = |part: &Part| matches!(part, Part::Literal(_));
@@ -92,12 +92,12 @@ impl Template {
         text.chars().find(separates)
     }
 
-    /// Replaces columns with the text that `text_of` returns. Columns for which `text_of` returns
-    /// `None` remain columns.
+    /// Returns the template with columns replaced by the text that `text_of` returns. Columns for
+    /// which `text_of` returns `None` are left unchanged.
     ///
     /// # Errors
-    /// Returns the errors of `text_of`, which receives the index of the part and the name of the
-    /// column.
+    /// Returns the error if `text_of` fails. `text_of` receives the index of the part and the name
+    /// of the column.
     pub(crate) fn with_texts<E>(
         &self,
         text_of: impl Fn(usize, &str) -> Result<Option<String>, E>,
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn returns_constant_text_only_for_templates_without_columns() {
+    fn templates_that_contain_columns_have_no_constant_text() {
         let constant = |text: &str| {
             let template = text.parse::<Template>().expect(text);
             template.constant().map(str::to_owned)
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn rejects_invalid_templates_with_their_location() {
+    fn reports_the_location_of_an_error_in_a_template() {
         let error = |text: &str| text.parse::<Template>().expect_err(text);
         assert_eq!(error("a{b"), TemplateError::Unclosed("a{b".to_owned(), 1));
         assert_eq!(
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn replaces_only_columns_for_which_text_is_available() {
+    fn keeps_placeholders_for_which_no_value_is_supplied() {
         let written = "{{x}}{source.a}-{b}{c:rfc3339}{table.schema}{table.name}";
         let template = written.parse::<Template>().expect("a template");
         let filled = template.with_texts(|_, name| {

@@ -13,8 +13,8 @@ pub(super) enum TimestampType {
     Local,
 }
 
-/// Returns the milliseconds since 1970-01-01 UTC of a value printed with `DateStyle=ISO`, or `None`
-/// if it can't be represented (`infinity`, years BC).
+/// Converts a value printed with `DateStyle=ISO` to milliseconds since 1970-01-01 UTC. Returns
+/// `None` if it can't be represented (`infinity`, years BC).
 pub(super) fn millis(text: &[u8], kind: TimestampType) -> Option<i64> {
     let text = std::str::from_utf8(text).ok()?;
     match kind {
@@ -31,14 +31,14 @@ pub(super) fn millis(text: &[u8], kind: TimestampType) -> Option<i64> {
     }
 }
 
-/// Returns the microseconds since 1970-01-01 of a timestamp without time zone, interpreted as UTC.
+/// Converts a timestamp without time zone, interpreted as UTC, to microseconds since 1970-01-01.
 pub(super) fn micros_utc(text: &str) -> Option<i64> {
     let local: jiff::civil::DateTime = text.parse().ok()?;
     let zoned = local.to_zoned(jiff::tz::TimeZone::UTC).ok()?;
     Some(zoned.timestamp().as_microsecond())
 }
 
-/// Returns the microseconds of a time of day, or of the time part of an interval: `12:34:56.789`.
+/// Converts a time of day, or the time part of an interval (`12:34:56.789`), to microseconds.
 pub(super) fn micros_of_day(text: &str) -> Option<i64> {
     let (hours, rest) = text.split_once(':')?;
     let (minutes, seconds) = rest.split_once(':').unwrap_or((rest, "0"));

@@ -1,8 +1,8 @@
 //! Detects when PostgreSQL starts to refuse connections that it accepted before. Usually, an
-//! administrator is making a change: a password is being rotated, privileges are being reassigned,
-//! or a database is closed to connections for a few seconds.
+//! administrator is making a change: rotating a password, reassigning privileges, or disallowing
+//! connections to a database for a few seconds.
 //!
-//! This module performs no I/O, and receives the current time as an argument.
+//! This module performs no I/O, and takes the current time as an argument.
 
 use std::time::Duration;
 
@@ -14,7 +14,8 @@ use crate::postgres::connect::conninfo::Conninfo;
 use crate::postgres::connect::dial::DialError;
 use crate::postgres::replication::ConnectionError;
 
-/// Whether the server accepts the role.
+/// Tracks which connections the server has accepted from the role, and when it started to refuse
+/// the role.
 #[derive(Debug, Default)]
 pub(super) struct Access {
     /// Whether the server has accepted a catalog connection.
@@ -26,19 +27,20 @@ pub(super) struct Access {
 }
 
 impl Access {
-    /// Records that the server accepted a catalog connection. A replication connection may still be
-    /// refused.
+    /// Records that the server accepted a catalog connection. It may still refuse a replication
+    /// connection.
     pub(super) fn record_catalog_access(&mut self) {
         self.was_accepted = true;
     }
 
-    /// Records that the server accepted every required connection.
+    /// Records that the server accepted both the catalog connection and the replication connection.
     pub(super) fn record_full_access(&mut self) {
         self.was_granted = true;
         self.refused_since = None;
     }
 
-    /// Returns `error`, or a [`RoleRefused`] if the server accepted the role before.
+    /// Wraps `error` in a [`RoleRefused`] if the server is now refusing a role that it accepted
+    /// before. Otherwise returns `error` unchanged.
     pub(super) fn classify(
         &mut self,
         error: PipelineError,
@@ -65,10 +67,10 @@ impl Access {
     }
 }
 
-/// Infers what an administrator has changed when a server refuses, with this error, a role that it
-/// accepted before. Returns `None` for errors with other causes.
+/// Infers from `error` which change by an administrator made the server refuse a role that it
+/// accepted before. Returns `None` if the error has a different cause.
 ///
-/// [`recovery`](super::recovery) contains the remedies for all other SQLSTATEs.
+/// All other SQLSTATEs are handled in [`recovery`](super::recovery).
 fn infer_change(error: &DialError, postgres: &Conninfo) -> Option<Change> {
     let login = || Change::Login {
         origin: postgres.password_origin(),
@@ -77,12 +79,12 @@ fn infer_change(error: &DialError, postgres: &Conninfo) -> Option<Change> {
         DialError::Server { error, .. } => match error.code.as_str() {
             // insufficient_privilege: CONNECT or REPLICATION was revoked.
             "42501" => Some(Change::Privilege),
-            // object_not_in_prerequisite_state: ALLOW_CONNECTIONS false.
+            // object_not_in_prerequisite_state: ALLOW_CONNECTIONS is false.
             "55000" => Some(Change::Closed),
             // Class 28: invalid authorization specification.
             code => code.starts_with("28").then(login),
         },
-        // The password file is being rewritten.
+        // The password file is probably being rewritten.
         DialError::NoPassword { .. } => Some(login()),
         _ => None,
     }
@@ -104,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn retries_for_ten_minutes_when_an_accepted_role_is_refused() {
+    fn retries_for_ten_minutes_if_a_previously_accepted_role_is_refused() {
         let postgres = Conninfo::parse("host=db user=walpost", &|_| None).expect("conninfo");
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);

@@ -1,13 +1,14 @@
-//! Keeps a session from confirming a position before it is written to the table
-//! `walpost.slot_state`.
+//! Prevents a session from confirming a position to PostgreSQL before that position has been
+//! written to the table `walpost.slot_state`.
 //!
-//! Because the row is written first, the next process to acquire the slot can detect that something
-//! else has moved the slot, or dropped and re-created it.
+//! The slot's position is therefore never ahead of the one in the table. If the next process to
+//! acquire the slot finds it ahead, something other than Walpost must have advanced the slot, or
+//! dropped and re-created it.
 //!
-//! Each write generates WAL, and confirming that WAL takes another write, and so on indefinitely.
-//! Therefore new positions are written promptly only while events flow. Without events, a write
-//! waits until enough WAL has accumulated; when activity stops, a few more writes follow at
-//! increasing intervals. A write is also made when another command requests it, see
+//! Each write generates WAL, confirming that WAL requires another write, and so on indefinitely. To
+//! break this cycle, new positions are written promptly only while events arrive. Without events, a
+//! write waits until enough WAL has accumulated; when activity stops, a few more writes follow at
+//! increasing intervals. Other Walpost commands can also request a write; see
 //! `Catalog::request_position`.
 
 use std::sync::Arc;
@@ -20,42 +21,44 @@ use crate::delivery::watermark::Confirmed;
 use crate::model::lsn::Lsn;
 use crate::postgres::catalog::slot_state::SlotIdentity;
 
-/// Minimum interval between writes while events flow.
+/// Minimum interval between writes while events arrive.
 const EVENT_INTERVAL: Duration = Duration::from_millis(100);
 /// Without events, the position is written each time this much WAL has accumulated.
 const IDLE_WAL_BYTES: u64 = 1 << 20;
-/// Minimum interval between writes that are caused by [`IDLE_WAL_BYTES`] of WAL.
+/// Minimum interval between writes triggered by [`IDLE_WAL_BYTES`].
 const IDLE_INTERVAL: Duration = Duration::from_secs(1);
-/// When events and heavy WAL traffic stop, the position is written after this delay, then again
-/// after twice the delay, and so on, because PostgreSQL needs several confirmations before it
-/// removes old WAL.
+/// After events and heavy WAL traffic stop, the position is written after this delay, then after
+/// twice the delay, and so on. One write is not enough, because PostgreSQL removes old WAL only
+/// after several confirmations.
 const IDLE_BACKOFF_START: Duration = Duration::from_secs(2);
-/// Number of writes after activity stops whose delay doubles, starting with
-/// [`IDLE_BACKOFF_START`].
+/// Number of writes after activity stops. The delay before the first one is [`IDLE_BACKOFF_START`],
+/// and doubles for each further write.
 const IDLE_BACKOFF_STEPS: u32 = 8;
-/// After those [`IDLE_BACKOFF_STEPS`] writes, the position is written only once this much WAL has
-/// accumulated and [`QUIET_INTERVAL`] has passed.
+/// After activity stops and [`IDLE_BACKOFF_STEPS`] writes have followed, the position is written
+/// only when this much WAL has accumulated and [`QUIET_INTERVAL`] has passed since the last write.
 const QUIET_WAL_BYTES: u64 = 64 << 10;
-/// Minimum interval between writes that are caused by [`QUIET_WAL_BYTES`] of WAL.
+/// Minimum interval between writes triggered by [`QUIET_WAL_BYTES`].
 const QUIET_INTERVAL: Duration = Duration::from_secs(300);
 /// How often an ongoing write failure is logged.
 const FAILURE_LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Determines which position a session may confirm.
 pub(super) struct ConfirmationGate {
-    /// `None` if positions are not written; every durable position may then be confirmed at once.
+    /// `None` if positions are not written to `walpost.slot_state`; every durable position may then
+    /// be confirmed immediately.
     writing: Option<WriteRequests>,
 }
 
 struct WriteRequests {
     wanted: watch::Sender<Lsn>,
     written: watch::Receiver<Lsn>,
-    /// The last position requested, until its write is known to have finished.
+    /// The last position requested, if its write is not yet known to have finished.
     pending: Option<Confirmed>,
     requested_at: Instant,
     /// The last position known to be written, which is the highest that may be confirmed.
     confirmable: Confirmed,
-    /// Number of writes requested since the last one for events or [`IDLE_WAL_BYTES`] of WAL.
+    /// Number of writes requested since the last one that was triggered by events or by
+    /// [`IDLE_WAL_BYTES`].
     idle_writes: u32,
     /// Notified by [`SlotStateWriter::request`].
     requests: Arc<Notify>,
@@ -63,7 +66,8 @@ struct WriteRequests {
     is_requested: bool,
 }
 
-/// The writer's end of the channels.
+/// The gate's counterpart in the task that writes to `walpost.slot_state`: receives the positions
+/// to write, and reports which ones have been written.
 pub(super) struct SlotStateWriter {
     pub(super) slot: SlotIdentity,
     wanted: watch::Receiver<Lsn>,
@@ -75,14 +79,14 @@ pub(super) struct SlotStateWriter {
 }
 
 impl ConfirmationGate {
-    /// Creates a gate that allows every durable position to be confirmed, for use when positions
-    /// can't be written.
+    /// Creates a gate that lets every durable position be confirmed immediately, for use when
+    /// positions can't be written to `walpost.slot_state`.
     pub(super) fn always_open() -> Self {
         Self { writing: None }
     }
 
-    /// Creates a gate for a slot whose row already contains `confirmed`, and the writer for later
-    /// positions.
+    /// Creates a gate for a slot whose row in `walpost.slot_state` already contains `confirmed`,
+    /// together with the [`SlotStateWriter`] for later positions.
     pub(super) fn with_writer(
         slot: SlotIdentity,
         confirmed: Confirmed,
@@ -97,7 +101,8 @@ impl ConfirmationGate {
             pending: None,
             requested_at: now,
             confirmable: confirmed,
-            // The previous session may have left WAL unconfirmed.
+            // Write even without new events, because the previous session may have left WAL
+            // unconfirmed.
             idle_writes: 0,
             requests: Arc::clone(&requests),
             is_requested: false,
@@ -114,8 +119,8 @@ impl ConfirmationGate {
     }
 
     /// Requests a write of `durable` if one is due, and returns the position that may be confirmed
-    /// now. If a write will be due later, also returns when, so that the caller can try again then.
-    /// `has_events_after` reports whether any events follow the given position.
+    /// now. If a write is due only later, also returns the time at which the caller should call
+    /// again. `has_events_after` reports whether any events follow the given position.
     pub(super) fn advance(
         &mut self,
         durable: Confirmed,
@@ -155,14 +160,15 @@ impl ConfirmationGate {
         (writing.confirmable, None)
     }
 
-    /// Returns whether the writer has been dropped. If so, no higher position can be confirmed.
+    /// Returns whether the writer has been dropped, in which case no higher position can be
+    /// confirmed.
     pub(super) fn is_writer_closed(&self) -> bool {
         let writing = self.writing.as_ref();
         writing.is_some_and(|writing| writing.written.has_changed().is_err())
     }
 
-    /// Waits for the pending write to finish, after which a higher position may be confirmed, or
-    /// for a request from another command.
+    /// Waits until the pending write finishes, which allows a higher position to be confirmed, or
+    /// until another command requests a write.
     pub(super) async fn wait_for_change(&mut self) {
         let Some(writing) = &mut self.writing else {
             return std::future::pending().await;
@@ -184,8 +190,9 @@ impl ConfirmationGate {
             .is_some_and(|writing| writing.is_requested)
     }
 
-    /// Waits until `durable` is written, and returns the position that may be confirmed. The result
-    /// is lower than `durable` only if the writer was dropped before the write finished.
+    /// Waits until `durable` is written to the table, and returns the position that may be
+    /// confirmed. It is lower than `durable` only if the writer was dropped before the write
+    /// finished.
     pub(super) async fn flush(&mut self, durable: Confirmed) -> Confirmed {
         let Some(writing) = &mut self.writing else {
             return durable;
@@ -200,7 +207,7 @@ impl ConfirmationGate {
         writing.confirmable
     }
 
-    /// Returns the position that may be confirmed without waiting for a write.
+    /// Returns the position that may already be confirmed, without requesting a write.
     pub(super) fn confirmable(&self, durable: Confirmed) -> Confirmed {
         self.writing
             .as_ref()
@@ -227,8 +234,8 @@ impl WriteRequests {
 }
 
 impl SlotStateWriter {
-    /// Waits for a position to write. Cancel safe: a request remains outstanding until it is passed
-    /// to [`SlotStateWriter::mark_written`].
+    /// Waits for a position that needs to be written. Cancel safe: the position is returned again
+    /// until it is passed to [`SlotStateWriter::mark_written`].
     pub(super) async fn next_request(&mut self) -> Lsn {
         loop {
             let wanted = *self.wanted.borrow_and_update();
@@ -292,8 +299,8 @@ mod tests {
         (gate, writer, now)
     }
 
-    /// Calls `advance` this many milliseconds after the gate's creation. Returns the LSN that may
-    /// be confirmed, and how long after the gate's creation to call again.
+    /// Calls `advance` as if `millis` milliseconds had passed since the gate was created. Returns
+    /// the LSN that may be confirmed, and how long after the gate's creation to call again.
     fn advance_at(
         (gate, _, started_at): &mut (ConfirmationGate, SlotStateWriter, Instant),
         durable_lsn: u64,
@@ -335,7 +342,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn backs_off_without_events_and_writes_again_after_enough_wal() {
+    async fn backs_off_while_idle_until_enough_wal_is_written() {
         let mut fixture = start();
         assert_eq!(
             advance_at(&mut fixture, 1100, false, 0),
@@ -355,7 +362,7 @@ mod tests {
             (millis, lsn) = (due, lsn + 8);
             fixture.1.mark_written(Lsn(lsn));
         }
-        // WAL generated by the write itself does not cause another write.
+        // The WAL that a write generates is not enough to trigger another write.
         assert_eq!(
             advance_at(&mut fixture, lsn + 300, false, millis * 10),
             (lsn, None)
@@ -379,7 +386,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn writes_a_requested_position_even_after_little_wal() {
+    async fn writes_a_position_on_request_even_if_little_wal_has_accumulated() {
         let mut fixture = start();
         fixture.0.writing.as_mut().expect("writing").idle_writes = IDLE_BACKOFF_STEPS;
         assert_eq!(advance_at(&mut fixture, 1100, false, 5000), (1000, None));
@@ -391,9 +398,9 @@ mod tests {
         assert!(!fixture.0.is_requested(), "one request causes one write");
         assert_eq!(fixture.1.next_request().await, Lsn(1100));
         fixture.1.mark_written(Lsn(1100));
-        // The WAL that the write itself generates does not cause another write.
+        // The WAL that a write generates does not trigger another write.
         assert_eq!(advance_at(&mut fixture, 1108, false, 60_000), (1100, None));
-        // Frequent requests do not cause more writes than frequent events do.
+        // Requests don't trigger writes more often than events do.
         fixture.1.request();
         fixture.0.wait_for_change().await;
         let due = Some(Duration::from_millis(5000) + EVENT_INTERVAL);
@@ -411,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn confirms_every_durable_position_without_a_writer() {
+    fn confirms_every_durable_position_if_no_writer_is_configured() {
         let mut gate = ConfirmationGate::always_open();
         let now = Instant::now();
         let (confirmable, due) = gate.advance(durable(7), |_| true, now);

@@ -1,6 +1,6 @@
-//! Detects whether reading the slot crashes the server. When one of its processes crashes,
-//! PostgreSQL ends all sessions and recovers, so a position that can't be decoded would crash the
-//! whole server repeatedly.
+//! Detects whether reading the slot crashes the server. If a single backend crashes, PostgreSQL
+//! terminates all sessions and runs crash recovery. If decoding crashes at some position in the
+//! WAL, every attempt to reconnect therefore takes down the whole server.
 //!
 //! A restart by an operator or by Patroni is not counted, because it starts a new postmaster. This
 //! module performs no I/O.
@@ -9,17 +9,17 @@ use super::session::error::SlotError;
 use crate::model::lsn::Lsn;
 use crate::postgres::catalog::ServerStarts;
 
-/// Number of crashes without progress after which the slot is no longer read.
+/// Number of crashes without progress after which Walpost stops reading the slot.
 const CRASHES_MAX: u32 = 3;
 
-/// The crashes of a server since the stream last made progress.
+/// Counts the server's crashes since the stream last made progress.
 #[derive(Debug, Default)]
 pub(crate) struct Crashes {
     starts: Option<ServerStarts>,
-    /// Whether the server has read the slot, or was about to read it, since the last check.
+    /// Whether the server may have read the slot since the last check.
     has_read: bool,
     count: u32,
-    /// The position that the stream has reached.
+    /// The highest position that the stream has reached.
     reached: Lsn,
     /// The position that the stream had reached at the last crash.
     reached_before: Lsn,
@@ -46,7 +46,7 @@ impl Crashes {
         let has_crashed = before.is_some_and(|before| {
             before.postmaster == starts.postmaster && before.statistics != starts.statistics
         });
-        // A crash while the slot is not being read has a different cause.
+        // If the slot was not being read, something else must have caused the crash.
         if !std::mem::take(&mut self.has_read) || !has_crashed {
             return Ok(());
         }
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn returns_an_error_for_the_third_crash_without_progress() {
+    fn fails_on_the_third_server_crash_without_progress() {
         let mut crashes = Crashes::default();
         crashes.record_position(Lsn(100));
         let mut check = |statistics| {
@@ -88,7 +88,7 @@ mod tests {
         };
         assert!(check(1));
         assert!(check(2));
-        // The server has not crashed since the last check.
+        // The start times are the same, so the server has not crashed since the last check.
         assert!(check(2));
         assert!(check(3));
         assert!(!check(4));

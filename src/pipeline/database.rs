@@ -45,64 +45,64 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
     type Locked: LockedQueries;
 
     /// Locks a table, and checks that it has not changed since `version` was read, so that the next
-    /// statement can refer to the table by name. Drop the result when the server has planned that
-    /// statement.
+    /// statement can refer to the table by name. Drop the returned lock once the server has planned
+    /// that statement.
     fn lock_table(
         &self,
         version: &TableVersion,
     ) -> impl Future<Output = Result<Self::Locked, CatalogError>> + Send;
 
-    /// Queries the outbox, the publication and the slot of `target`.
+    /// Queries the catalog for the outbox, the publication and the slot of `target`.
     fn observe(
         &self,
         target: &Target,
     ) -> impl Future<Output = Result<Observed, CatalogError>> + Send;
 
-    /// Returns the existing tables among `tables`, in any order, with the columns that
-    /// `publication` sends.
+    /// Returns those of `tables` that exist, in any order, with the columns that `publication`
+    /// publishes.
     fn tables(
         &self,
         tables: &[TableName],
         publication: &str,
     ) -> impl Future<Output = Result<Vec<(TableName, ObservedTable)>, CatalogError>> + Send;
 
-    /// Returns the tables that match the patterns but are not in `published`.
+    /// Returns the tables that match `patterns` but are not listed in `published`.
     fn unpublished(
         &self,
         patterns: &TablePatterns,
         published: &[TableName],
     ) -> impl Future<Output = Result<Vec<TableName>, CatalogError>> + Send;
 
-    /// Returns the child tables and partitions of outbox tables whose rows are not sent as rows of
-    /// the outbox.
+    /// Returns the child tables and partitions of `outboxes` whose rows PostgreSQL does not publish
+    /// as rows of the outbox table itself.
     fn hidden_rows(
         &self,
         outboxes: &[TableName],
     ) -> impl Future<Output = Result<Vec<HiddenRows>, CatalogError>> + Send;
 
-    /// Returns the description of the columns of the table with this OID. Empty if the table does
-    /// not exist.
+    /// Returns the catalog's description of each column of the table with this OID. The result is
+    /// empty if the table does not exist.
     fn column_facts(
         &self,
         oid: u32,
     ) -> impl Future<Output = Result<Vec<ColumnFacts>, CatalogError>> + Send;
 
-    /// Queries the state of the slot, and the slots that the pipeline has dropped.
+    /// Queries the state of the slot, and which slots the pipeline has dropped.
     fn vitals(
         &self,
         pipeline: &str,
         target: &Target,
     ) -> impl Future<Output = Result<Vitals, CatalogError>> + Send;
 
-    /// Returns the slots of the pipeline that were dropped and have not been replayed.
+    /// Returns the pipeline's dropped slots whose events have not been replayed yet.
     fn dropped_slots(
         &self,
         pipeline: &str,
         target: &Target,
     ) -> impl Future<Output = Result<Vec<DroppedSlot>, CatalogError>> + Send;
 
-    /// Drops the slot if it retains more than `max_bytes` of WAL. `copies` states whether rows that
-    /// are older than the slot are delivered.
+    /// Drops the slot if it retains more than `max_bytes` of WAL. `copies` indicates whether rows
+    /// older than the slot are also delivered.
     fn drop_slot_over_budget(
         &self,
         pipeline: &str,
@@ -111,41 +111,42 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
         copies: bool,
     ) -> impl Future<Output = Result<Outcome, CatalogError>> + Send;
 
-    /// Returns the history of a pipeline, as far as the database contains it.
+    /// Returns whether the target's slot has been read before, what the journal records about the
+    /// snapshot of the target's table, and the approximate number of rows in `table`.
     fn snapshot_history(
         &self,
         target: &Target,
         table: &TableName,
     ) -> impl Future<Output = Result<SnapshotHistory, CatalogError>> + Send;
 
-    /// Returns the entries of the journal about the snapshot of the pipeline.
+    /// Returns what the journal records about the snapshot of the target's table.
     fn snapshot_record(
         &self,
         target: &Target,
     ) -> impl Future<Output = Result<SnapshotRecord, CatalogError>> + Send;
 
-    /// Returns the entries of the journal about the snapshot of each table for which the slot was
-    /// used.
+    /// Returns the journal entries about the snapshots of all tables that the slot has been used
+    /// for.
     fn table_snapshots(
         &self,
         target: &Target,
     ) -> impl Future<Output = Result<Vec<TableSnapshot>, CatalogError>> + Send;
 
-    /// Returns the tables that are no longer the outbox and whose older rows were never copied.
+    /// Returns the tables that used to be the outbox and whose older rows were never copied.
     fn uncopied_tables(
         &self,
         target: &Target,
         snapshots: &[TableSnapshot],
     ) -> impl Future<Output = Result<Vec<UncopiedTable>, CatalogError>> + Send;
 
-    /// Returns the table and partitions that a copy of `table` would read now.
+    /// Returns the table and the partitions that a copy of `table` would read if it started now.
     fn copy_scope(
         &self,
         table: &TableName,
     ) -> impl Future<Output = Result<CopyScope, CatalogError>> + Send;
 
-    /// Records partitions that were detached from `table` before their rows were copied. The slot is
-    /// at `confirmed`.
+    /// Records partitions that were detached from `table` before their rows were copied.
+    /// `confirmed` is the slot's current position.
     fn record_uncopied_partitions(
         &self,
         pipeline: &str,
@@ -154,26 +155,26 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
         confirmed: Lsn,
     ) -> impl Future<Output = Result<(), CatalogError>> + Send;
 
-    /// Returns the columns that determine the order of a table's rows.
+    /// Returns the columns by which a table's rows are ordered.
     fn order_columns(
         &self,
         table: &TableName,
     ) -> impl Future<Output = Result<Vec<OrderColumn>, CatalogError>> + Send;
 
-    /// Adds an entry to the journal.
+    /// Adds `entry` to the journal.
     fn write_journal(
         &self,
         entry: &Entry<'_>,
     ) -> impl Future<Output = Result<(), CatalogError>> + Send;
 
-    /// Returns the entries of the journal about tables of the slot that were set aside.
+    /// Returns the journal entries about the slot's set-aside tables.
     fn set_aside(
         &self,
         target: &Target,
     ) -> impl Future<Output = Result<Vec<SetAside>, CatalogError>> + Send;
 
-    /// Records in the journal that a table is set aside or delivered again. Returns the entry that
-    /// the note opens, if any.
+    /// Records in the journal that a table is set aside, stays set aside or is delivered again. In
+    /// the first two cases, returns the new journal entry.
     fn write_set_aside(
         &self,
         pipeline: &str,
@@ -181,21 +182,21 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
         note: &TableNote,
     ) -> impl Future<Output = Result<Option<SetAside>, CatalogError>> + Send;
 
-    /// Returns the recorded state of the slot.
+    /// Returns the state of the slot that is recorded in `walpost.slot_state`.
     fn slot_state(
         &self,
         slot: &SlotIdentity,
     ) -> impl Future<Output = Result<FoundState, CatalogError>> + Send;
 
-    /// Records that the slot has not been confirmed above `confirmed`.
+    /// Records in `walpost.slot_state` that no position above `confirmed` has been confirmed yet.
     fn write_slot_state(
         &self,
         slot: &SlotIdentity,
         confirmed: Lsn,
     ) -> impl Future<Output = Result<(), CatalogError>> + Send;
 
-    /// Returns whether the journal contains a reason why the slot is at `found`, which is above
-    /// `confirmed`.
+    /// Returns whether the journal explains why the slot is at `found`, which is above the last
+    /// recorded position, `confirmed`.
     fn is_accounted_for(
         &self,
         slot: &SlotIdentity,
@@ -203,8 +204,9 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
         found: Lsn,
     ) -> impl Future<Output = Result<bool, CatalogError>> + Send;
 
-    /// If the recorded state describes a slot in a different history, adds an entry to the journal
-    /// about the events that may be missing.
+    /// If the recorded state belongs to a different history of the database (a different timeline,
+    /// or the time before a dump was restored), adds a journal entry about the events that may be
+    /// missing.
     fn record_gap_of_other_history(
         &self,
         slot: &SlotIdentity,
@@ -212,8 +214,8 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
         first_start: FirstStart,
     ) -> impl Future<Output = Result<(), CatalogError>> + Send;
 
-    /// Compares the tables of the publication with the recorded ones, and records changes and
-    /// events that may be missing. If recording is not possible, returns the reason.
+    /// Compares the publication's tables with the recorded ones, and records any changes and any
+    /// events that may be missing because of them. If nothing can be recorded, returns the reason.
     fn record_tables(
         &self,
         pipeline: &str,
@@ -221,22 +223,22 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
         refresh: Refresh,
     ) -> impl Future<Output = Result<Option<String>, CatalogError>> + Send;
 
-    /// Adds a remedy to the error with which the server refused a replication connection.
+    /// Adds a suggested fix to the error with which the server refused a replication connection.
     fn explain_rejection(&self, error: &mut ServerError) -> impl Future<Output = ()> + Send;
 
-    /// Listens for requests to confirm the position of `slot`.
+    /// Listens for other commands' requests to confirm the current position of `slot`.
     fn position_requests(
         &self,
         slot: &str,
     ) -> impl Future<Output = Result<Arc<Notifications>, CatalogError>> + Send;
 
-    /// Resolves when the connection has ended.
+    /// Completes when the connection has been closed.
     fn closed(&mut self) -> impl Future<Output = ()> + Send;
 }
 
 /// A locked table; see [`LockedTable`].
 pub(crate) trait LockedQueries: Send + Sync {
-    /// Returns the order of the table's rows, as SQL.
+    /// Returns the columns by which the table's rows are ordered.
     fn row_order(&self) -> impl Future<Output = Result<RowOrder<'_>, CatalogError>> + Send;
 }
 

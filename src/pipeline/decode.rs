@@ -58,10 +58,10 @@ pub(crate) mod table_source;
 pub struct Core {
     source: Source,
     others: OtherTables,
-    /// Position of the next row message; `None` outside a transaction.
+    /// The position that the next row will have; `None` outside a transaction.
     position: Option<Position>,
     has_warned_about_update: bool,
-    /// The rows that are copied before the stream starts; `None` when the copy is complete.
+    /// The rows of the snapshot being copied; `None` if no copy is in progress.
     snapshot: Option<SnapshotRows>,
     /// See [`Core::isolate`].
     suspects: Option<RangeInclusive<Position>>,
@@ -71,13 +71,13 @@ pub struct Core {
     pub delivery: Delivery,
 }
 
-/// Counts of messages in the WAL that are not events of this outbox. If the server sends a message
-/// again, the message is counted again.
+/// Counts of logical decoding messages that are not events of this outbox. If the server resends a
+/// message, it is counted again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IgnoredCounts {
-    /// Transactional messages with a different prefix.
+    /// Transactional messages whose prefix is not the outbox's.
     pub foreign: u64,
-    /// Non-transactional messages with any prefix.
+    /// Non-transactional messages, whatever their prefix.
     pub nontransactional: u64,
 }
 
@@ -87,12 +87,13 @@ pub enum Step {
     Done,
     /// The frame was processed, and the server requests a status update.
     Answer,
-    /// The sink is full. The caller must pass the same frame again when there is space.
+    /// The window or the sink's queue is full. The caller must pass the same frame again once there
+    /// is space.
     Full,
     /// The sink has to prepare this topic. The caller must pass the same frame again afterwards.
     NewTopic(String),
-    /// The catalog's description of the columns of the table with this OID is required. The caller
-    /// must pass the same frame again after [`Core::describe_table`].
+    /// The catalog's column descriptions are required for the table with this OID. The caller must
+    /// pass them to [`Core::describe_table`], and then pass the same frame again.
     NewTable(u32),
     /// The row's table must be set aside. The caller must pass the same frame again after
     /// [`Core::apply_note`].
@@ -122,8 +123,7 @@ impl Core {
         })
     }
 
-    /// Enables dead letters for events of this pipeline that can't be delivered, if `settings`
-    /// allow dead letters.
+    /// Enables dead letters for undeliverable events of this pipeline, if `settings` allow them.
     pub fn send_dead_letters(&mut self, pipeline: &str, settings: &DeadLetterSettings) {
         let prefix = match &self.source {
             Source::Table(_) => "",
@@ -132,8 +132,8 @@ impl Core {
         self.delivery.dead_letters = DeadLetters::new(pipeline, prefix, settings);
     }
 
-    /// For an outbox of several tables: treats the rows that a table contained when it was added to
-    /// this publication as events, too.
+    /// Also delivers the rows that a table already contained when it was added to this publication.
+    /// Applies only to an outbox of several tables.
     pub(crate) fn read_older_rows_of(&mut self, publication: &str) {
         self.source.read_older_rows_of(publication);
     }
@@ -144,14 +144,15 @@ impl Core {
         self.delivery.dead_letters.as_ref().map(DeadLetters::counts)
     }
 
-    /// For exactly-once delivery: omits the events in `delivered` from a stream that resumes at
-    /// `confirmed`, and tracks the last of the other events. All transactions that end at or before
-    /// `safe` have been processed. Must be called after [`Core::reconnected`].
+    /// For exactly-once delivery: skips the events in `delivered` when the stream resumes at
+    /// `confirmed`, and keeps track of the last event that is not skipped. All transactions that
+    /// end at or before `safe` have been processed already. Must be called after
+    /// [`Core::reconnected`].
     pub fn omit_delivered(&mut self, delivered: Option<Delivered>, safe: Lsn, confirmed: Lsn) {
         self.delivery.duplicate_filter = Some(DuplicateFilter::new(delivered, safe, confirmed));
     }
 
-    /// Returns whether the WAL has been verified to contain the events that were published from it.
+    /// Returns whether the WAL has been verified to contain the events that are already in Kafka.
     /// Always true without exactly-once delivery.
     #[must_use]
     pub fn is_verified(&self) -> bool {
@@ -161,7 +162,7 @@ impl Core {
             .is_none_or(DuplicateFilter::is_verified)
     }
 
-    /// Returns the last event that has been delivered since the call of [`Core::omit_delivered`].
+    /// Returns the last event that was delivered after [`Core::omit_delivered`] was called.
     #[must_use]
     pub fn last_delivered(&self) -> Option<Last> {
         self.delivery
@@ -170,7 +171,7 @@ impl Core {
             .and_then(DuplicateFilter::last_event)
     }
 
-    /// Sets the catalog's descriptions of the columns of each table, by OID, for the next
+    /// Sets the catalog's description of each table's columns, by table OID, for the next
     /// connection.
     pub(crate) fn describe_columns(&mut self, facts: HashMap<u32, Vec<ColumnFacts>>) {
         if let Source::Table(source) = &mut self.source {
@@ -178,14 +179,14 @@ impl Core {
         }
     }
 
-    /// Sets the names that tables have in the catalog when a connection starts, by OID.
+    /// Sets the table names that the catalog contained when the connection started, by OID.
     pub(crate) fn name_tables(&mut self, tables: Vec<(u32, TableName)>) {
         if let Source::Table(source) = &mut self.source {
             source.name_tables(tables);
         }
     }
 
-    /// Sets the catalog's description of the columns of the table with this OID.
+    /// Sets the catalog's description of the columns of one table.
     pub(crate) fn describe_table(&mut self, oid: u32, facts: Vec<ColumnFacts>) {
         if let Source::Table(source) = &mut self.source {
             source.describe_table(oid, facts);
@@ -204,8 +205,8 @@ impl Core {
         self.delivery.watermark.reconnected(resume);
     }
 
-    /// Prepares for rows of a snapshot, which precede the stream. Must be called after
-    /// [`Core::reconnected`].
+    /// Prepares for the rows of a snapshot, which are read before the stream starts. Must be called
+    /// after [`Core::reconnected`].
     ///
     /// # Errors
     /// Returns an error if the snapshot's consistent point precedes the position at which the
@@ -222,7 +223,8 @@ impl Core {
         Ok(())
     }
 
-    /// Processes one line of `COPY`, as [`Core::frame`] processes a frame.
+    /// Processes one line of the snapshot's `COPY` output. Returns the same steps as
+    /// [`Core::frame`].
     ///
     /// # Errors
     /// Returns an error if the row can't be mapped, routed or produced.
@@ -261,7 +263,7 @@ impl Core {
         Ok(())
     }
 
-    /// For exactly-once delivery: omits rows from the stream that were already copied.
+    /// For exactly-once delivery: skips rows in the stream that were already copied.
     pub fn omit_copied(&mut self, copied: CopyProgress) {
         if let Source::Table(source) = &mut self.source {
             source.copied = Some(Box::new(copied));
@@ -287,8 +289,8 @@ impl Core {
         }
     }
 
-    /// Continues the counts that [`Core::ignored_counts`] and [`Core::dead_letters`] of the
-    /// previous core returned.
+    /// Continues counting from the previous core's values, as returned by [`Core::ignored_counts`]
+    /// and [`Core::dead_letters`].
     pub fn resume_counts(
         &mut self,
         ignored_counts: Option<IgnoredCounts>,
@@ -302,7 +304,7 @@ impl Core {
         }
     }
 
-    /// Removes and returns the table names, so that the core that replaces this one can use them.
+    /// Removes and returns the table names, for use by the core that replaces this one.
     pub(crate) fn take_table_names(&mut self) -> Option<TableNames> {
         match &mut self.source {
             Source::Table(source) => Some(source.replace_names(TableNames::default())),
@@ -310,7 +312,7 @@ impl Core {
         }
     }
 
-    /// Sets the table names from the core that this one replaces.
+    /// Restores the table names taken from the core that this one replaces.
     pub(crate) fn restore_table_names(&mut self, names: Option<TableNames>) {
         if let (Source::Table(source), Some(names)) = (&mut self.source, names) {
             source.replace_names(names);
@@ -323,13 +325,14 @@ impl Core {
         self.position.is_some()
     }
 
-    /// Sets the rows that are produced one at a time: each of them only when all preceding rows are
-    /// durable. See [`isolation`](crate::delivery::isolation).
+    /// Sets the range of rows that are produced one at a time, each only after all preceding rows
+    /// are durable. See [`isolation`](crate::delivery::isolation).
     pub(crate) fn isolate(&mut self, suspects: Option<RangeInclusive<Position>>) {
         self.suspects = suspects;
     }
 
-    /// Returns the isolated rows if the stream has passed them and all of them are durable.
+    /// Returns the range of isolated rows once the stream has passed it and all of its rows are
+    /// durable.
     pub(crate) fn passed_suspects(&self) -> Option<&RangeInclusive<Position>> {
         let suspects = self.suspects.as_ref()?;
         let is_past = match self.position {
@@ -339,8 +342,8 @@ impl Core {
         (is_past && self.delivery.watermark.in_flight().records == 0).then_some(suspects)
     }
 
-    /// Makes the window send the next row on its own if the row is one of the suspects. Must be
-    /// called whenever `position` advances to the next row.
+    /// If the next row is in the range to isolate, makes the window admit only one record at a
+    /// time. Must be called whenever `position` advances.
     #[inline]
     fn apply_isolation(&mut self) {
         if let (Some(suspects), Some(position)) = (&self.suspects, &self.position) {
@@ -351,9 +354,9 @@ impl Core {
         }
     }
 
-    /// Processes one frame completely, or leaves the state unchanged and returns the condition to
-    /// wait for. The caller must pass any result except [`Step::Done`] to [`Core::or_set_aside`],
-    /// and act on the value that it returns.
+    /// Processes one frame completely, or leaves the state unchanged and returns what the caller
+    /// must wait for. Unless the result is [`Step::Done`], the caller must pass it to
+    /// [`Core::or_set_aside`] and act on the step returned from there.
     ///
     /// # Errors
     /// Returns an error if the frame can't be decoded, mapped, routed or produced.
@@ -390,15 +393,15 @@ impl Core {
         }
     }
 
-    /// Returns the step that sets a table aside if `step`, the result of [`Core::frame`] for this
-    /// frame, is an error that concerns only one table, and the settings allow tables to be set
-    /// aside. Returns any other result unchanged.
+    /// Takes `step`, the result of [`Core::frame`] for this frame. If `step` is an error that
+    /// concerns only one table, and the settings allow tables to be set aside, returns the step
+    /// that sets this table aside. Returns any other result unchanged.
     ///
-    /// This function is separate from [`Core::frame`] because moving a result takes longer than
-    /// processing a short frame.
+    /// This function is separate from [`Core::frame`] for speed: moving a `Result` takes longer
+    /// than processing a short frame.
     ///
     /// # Errors
-    /// Returns the error in `step` if the error does not set a table aside.
+    /// Returns the error in `step` unless the table is set aside because of it.
     #[cold]
     #[inline(never)]
     pub fn or_set_aside(
@@ -526,8 +529,8 @@ impl Core {
         Ok(Step::Done)
     }
 
-    /// For an outbox of several tables: reports how many rows of each table have arrived since the
-    /// last call.
+    /// Reports how many rows of each table have arrived since the last call. Does nothing unless
+    /// the outbox consists of several tables.
     pub(crate) fn report_rows(&self) {
         if let Source::Table(source) = &self.source {
             source.report_rows(self.delivery.watermark.stats());
@@ -535,7 +538,8 @@ impl Core {
     }
 
     fn relation(&mut self, relation: &Relation<'_>) -> Result<Step, CoreError> {
-        // The table may have been dropped, or may have a different name from now on.
+        // The table may have been dropped or renamed, so report the rows counted under its old name
+        // first.
         if let Source::Table(source) = &self.source {
             source.report_rows_of(relation.oid, self.delivery.watermark.stats());
         }
@@ -563,9 +567,10 @@ impl Core {
         Ok(Step::Done)
     }
 
-    /// Processes a message that exceeds the size limit, of which only the beginning was read. A
-    /// logical decoding message of that size must not block the stream, because any role can write
-    /// such a message. However, a message that `walpost.publish` may have written is an event.
+    /// Processes a message of which only the beginning was read, because it exceeds the size limit.
+    /// An oversized logical decoding message must not block the stream, because any role can write
+    /// one. The exception is a message that `walpost.publish` could have written: it is an event,
+    /// so skipping it would lose the event.
     fn process_large_message(
         &mut self,
         head: &[u8],
@@ -608,8 +613,8 @@ impl Core {
         self.advance_if_done(step)
     }
 
-    /// Processes a row that exceeds the size limit. Returns an error, unless the row is not an
-    /// event or its table is set aside.
+    /// Processes a row that exceeds the size limit. Returns an error if the row is an event and its
+    /// table is not set aside.
     fn large_row(
         &mut self,
         row: &RowHead<'_>,
@@ -646,7 +651,7 @@ impl Core {
         }
     }
 
-    /// Processes an updated or deleted row, which was delivered when it was inserted.
+    /// Skips an updated or deleted row. The row was delivered when it was inserted.
     fn process_change(&mut self, relation: u32, is_update: bool) -> Result<Step, CoreError> {
         let at = self.position.ok_or(OrderError::Stray)?;
         let Source::Table(source) = &self.source else {
@@ -670,8 +675,8 @@ impl Core {
         }
     }
 
-    /// Advances the position if `step` is [`Step::Done`]. Each row and each message of a
-    /// transaction has an index, regardless of how it is handled, so that a setting can't shift the
+    /// Advances the position if `step` is [`Step::Done`]. Every row and message of a transaction is
+    /// assigned an index, even if it is skipped, so that changing a setting can't shift the
     /// positions of later events.
     fn advance_if_done(&mut self, step: Step) -> Result<Step, CoreError> {
         if matches!(step, Step::Done) {
@@ -681,7 +686,8 @@ impl Core {
         Ok(step)
     }
 
-    /// Adds the position to an error that occurred while reading the next message.
+    /// Converts an error that occurred while the next message was read, adding the message's
+    /// position.
     #[must_use]
     pub(super) fn unread<E: From<CoreError> + From<ConnectionError>>(
         &self,
@@ -702,13 +708,13 @@ impl Core {
         }
     }
 
-    /// Returns the position of the next row message; `None` outside a transaction.
+    /// Returns the position that the next row will have; `None` outside a transaction.
     #[must_use]
     pub(crate) fn position(&self) -> Option<Position> {
         self.position
     }
 
-    /// Returns a description of the position of the next message in the WAL.
+    /// Describes the next message's position in the WAL.
     #[must_use]
     pub fn describe_position(&self) -> String {
         match self.position {
@@ -718,7 +724,7 @@ impl Core {
     }
 }
 
-/// Processes a row that its table contained when it was added to the publication.
+/// Processes a row that was already in its table when the table was added to the publication.
 #[cold]
 fn older_row(
     delivery: &mut Delivery,

@@ -14,8 +14,8 @@ use crate::postgres::catalog::{CatalogError, Problem, SlotInUse};
 use crate::postgres::replication::ConnectionError;
 use crate::sink::SinkError;
 
-/// An error that interrupts or halts a pipeline. [`recovery::remedy`](super::recovery::remedy)
-/// returns the remedy for each.
+/// An error that interrupts or halts a pipeline. See [`recovery::remedy`](super::recovery::remedy)
+/// for how the pipeline recovers from each error.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PipelineError {
     /// The replication connection failed.
@@ -37,7 +37,7 @@ pub(crate) enum PipelineError {
     Stream(#[from] StreamError),
     #[error(transparent)]
     ExactlyOnce(#[from] ExactlyOnceError),
-    /// The outbox does not have the columns that the settings require.
+    /// The outbox's columns don't match the settings.
     #[error(transparent)]
     Mapping(#[from] MappingError),
     #[error(transparent)]
@@ -53,18 +53,18 @@ pub(crate) enum PipelineError {
     Sink(#[from] SinkError),
 }
 
-/// The server refuses connections that it accepted before.
+/// The server is refusing connections from a role that it accepted before.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "{error}. PostgreSQL accepted role {role:?} earlier, but has been rejecting it for {} s: {change}",
     .lasts.as_secs()
 )]
 pub(crate) struct RoleRefused {
-    /// The error with which the server refuses the connection.
+    /// The error that the server returned for the last connection attempt.
     pub(super) error: Box<PipelineError>,
     pub(super) role: String,
     pub(super) change: Change,
-    /// How long the server has been refusing connections.
+    /// How long the server has been refusing the role's connections.
     pub(super) lasts: Duration,
 }
 
@@ -73,12 +73,12 @@ pub(crate) struct RoleRefused {
 pub(super) enum Change {
     /// The role can't authenticate.
     Login {
-        /// The source of the role's password.
+        /// The source of the role's password, such as a file.
         origin: String,
     },
     /// The role lost a privilege that it needs to connect.
     Privilege,
-    /// The database does not accept connections.
+    /// The database currently does not accept connections.
     Closed,
 }
 
@@ -95,7 +95,7 @@ impl fmt::Display for Change {
     }
 }
 
-/// A table was not set aside, because writing to the journal failed.
+/// A table could not be set aside, because writing to the journal failed.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "failed to set table {table} aside, because writing to walpost.journal failed: {error}. Walpost tried to set the table \
@@ -103,9 +103,9 @@ impl fmt::Display for Change {
 )]
 pub(crate) struct NotRecorded {
     pub(super) table: String,
-    /// The error that a row of the table caused.
+    /// Why the table was supposed to be set aside.
     pub(super) reason: String,
-    /// The error from writing the journal.
+    /// The error that occurred while writing to the journal.
     pub(super) error: CatalogError,
 }
 
@@ -121,17 +121,17 @@ impl From<SnapshotError> for PipelineError {
     }
 }
 
-/// The component that caused an error, regardless of the stage that returned the error.
+/// The component that caused an error, whichever stage returned it.
 pub(super) enum Cause<'e> {
     Connection(&'e ConnectionError),
     Catalog(&'e CatalogError),
     Sink(&'e SinkError),
-    /// A stage detected the error itself.
+    /// The error was detected by the stage that returned it, not by another component.
     Other,
 }
 
 impl PipelineError {
-    /// Returns the error message, including the command that resolves the error, if there is one.
+    /// Returns the error message. If a command resolves the error, the message includes it.
     pub(crate) fn message(&self, commands: &Commands) -> String {
         match self.resolution(commands) {
             Some((why, command)) => format!("{self}. {why}: {command}"),
@@ -139,7 +139,8 @@ impl PipelineError {
         }
     }
 
-    /// Returns the purpose of the command that resolves the error, and the command.
+    /// Returns the command that resolves the error, and the phrase that introduces it in the
+    /// message. Returns `None` if no single command resolves the error.
     fn resolution(&self, commands: &Commands) -> Option<(&'static str, String)> {
         const SKIP: &str = "To skip the transaction that contains the event";
         const ADOPT: &str = "To accept the slot's position";

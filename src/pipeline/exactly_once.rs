@@ -1,5 +1,5 @@
-//! Exactly-once delivery: omits events that are already in Kafka, and commits records together with
-//! a checkpoint.
+//! Exactly-once delivery: skips events that are already in Kafka, and commits records together with
+//! a checkpoint in one Kafka transaction.
 
 pub(crate) mod adaptive_window;
 pub(crate) mod committer;

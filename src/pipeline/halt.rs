@@ -1,5 +1,5 @@
-//! Records a halt in the database, so that `walpost status` can show it from another machine or
-//! after the process has ended.
+//! Records a halt in the database, so that `walpost status` can show it even on another machine or
+//! after the process has exited.
 
 use std::time::Duration;
 
@@ -10,10 +10,11 @@ use super::database::Database;
 use super::settings::PipelineSettings;
 use crate::model::last_halt::LastHalt;
 
-/// How long a halt waits for the database.
+/// How long to wait for the database to record the halt.
 const RECORD_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Records why the pipeline halts, if the database responds and the role has the privilege.
+/// Records why the pipeline halts. If the database does not respond, or the role lacks the
+/// privilege, logs a warning instead.
 pub(crate) async fn record_halt(settings: &PipelineSettings, reason: &str) {
     let halt = LastHalt::now(reason);
     let recorded = async {
@@ -26,7 +27,7 @@ pub(crate) async fn record_halt(settings: &PipelineSettings, reason: &str) {
         Ok(Err(error)) => error.to_string(),
         Err(_) => format!("no response within {RECORD_TIMEOUT:?}"),
     };
-    // If the pipeline halts because the database is unreachable, the reason already contains this
+    // If the pipeline halts because the database is unreachable, `reason` already contains this
     // error.
     if reason.contains(&why) {
         return;

@@ -1,4 +1,5 @@
-//! Maps every error to its remedy, and determines the delay before the next attempt.
+//! Decides how the pipeline recovers from each error, and how long it waits before the next
+//! attempt.
 
 use std::time::Duration;
 
@@ -15,21 +16,21 @@ use crate::postgres::connect::dial::{DialError, ServerError};
 use crate::postgres::replication::ConnectionError;
 use crate::sink::SinkError;
 
-/// The reaction to an error.
+/// How a pipeline reacts to an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Remedy {
-    /// Connect again, because the error may be temporary.
+    /// Reconnect, because the error may be temporary.
     Reconnect,
-    /// Create a new producer, which may resolve the error, and connect again.
+    /// Create a new producer, which may resolve the error, and reconnect.
     RebuildSink,
-    /// Wait until the slot is free, because another instance is active.
+    /// Wait until the slot is free, because another instance is using it.
     StandBy,
-    /// Stop until an operator resolves the error.
+    /// Halt until an operator resolves the error.
     Halt,
 }
 
 impl Remedy {
-    /// Returns a sentence for operators that describes how Walpost reacts to the error.
+    /// Returns a sentence that tells operators how Walpost reacts to the error.
     #[must_use]
     pub fn describe(self) -> &'static str {
         match self {
@@ -44,7 +45,7 @@ impl Remedy {
     }
 }
 
-/// Returns the kind of `error`.
+/// Returns the kind of `error`, for monitoring.
 #[must_use]
 pub(crate) fn kind(error: &PipelineError) -> ErrorKind {
     classify(error).0
@@ -56,7 +57,7 @@ pub(crate) fn remedy(error: &PipelineError) -> Remedy {
     classify(error).1
 }
 
-/// The kind of an error, and the remedy for it.
+/// The kind of an error, and how the pipeline reacts to it.
 type Classification = (ErrorKind, Remedy);
 
 fn classify(error: &PipelineError) -> Classification {
@@ -127,8 +128,8 @@ fn classify_core(error: &CoreError) -> Classification {
         | CoreError::Order(_)
         | CoreError::UnknownRelation { .. }
         | CoreError::BadTuple { .. } => (ErrorKind::Protocol, Remedy::Halt),
-        // A new connection starts without any tables, and makes progress, because confirmed
-        // transactions are not sent again.
+        // Reconnecting helps: a new connection starts without any tables, and confirmed
+        // transactions are not resent, so the stream makes progress.
         CoreError::TooManyTables { .. } => (ErrorKind::Protocol, Remedy::Reconnect),
         CoreError::Mapping { .. } => (ErrorKind::Setup, Remedy::Halt),
         CoreError::History(_) => (ErrorKind::History, Remedy::Halt),
@@ -145,7 +146,7 @@ fn classify_core(error: &CoreError) -> Classification {
     }
 }
 
-/// Returns the remedy for an error of a replication connection.
+/// Returns the remedy for an error from a replication connection.
 #[must_use]
 pub(crate) fn connection_remedy(error: &ConnectionError) -> Remedy {
     match error {
@@ -169,7 +170,8 @@ pub(crate) fn catalog_remedy(error: &CatalogError) -> Remedy {
         CatalogError::Server(error) => server_remedy(error),
         CatalogError::Lost(_)
         | CatalogError::OtherServer
-        // A migration can cause this error, for example. The next attempt reads the catalogs again.
+        // This can be caused by a schema migration, for example. The next attempt reads the
+        // catalogs again.
         | CatalogError::TableChanged(_) => Remedy::Reconnect,
         CatalogError::NoJournal { .. }
         | CatalogError::NewerJournal { .. }
@@ -181,7 +183,7 @@ pub(crate) fn catalog_remedy(error: &CatalogError) -> Remedy {
     }
 }
 
-/// Returns the remedy for a problem in the database.
+/// Returns the remedy for a problem with the outbox, the publication, the slot or the server.
 #[must_use]
 pub(crate) fn problem_remedy(problem: &Problem) -> Remedy {
     match problem {
@@ -214,15 +216,17 @@ fn dial_remedy(error: &DialError) -> Remedy {
         | DialError::Connect { .. }
         | DialError::Timeout { .. }
         | DialError::Io { .. }
-        // The service that the password command queries may also be temporarily unavailable.
+        // The password command may depend on a service that is temporarily unavailable.
         | DialError::PasswordCommand { .. }
-        // Changing a file's mode while Walpost runs must not halt it.
+        // An administrator may change the file's permissions while Walpost runs, which must not
+        // halt the pipeline.
         | DialError::UntrustedFile { .. }
-        // Another user can take the socket's path while PostgreSQL is down.
+        // This may be temporary: while PostgreSQL is down, another user may be able to listen at
+        // its socket's path.
         | DialError::OtherPeer { .. }
         | DialError::NotReadWrite { .. } => Remedy::Reconnect,
-        // protocol_violation before the session is established: the server is a connection pooler,
-        // not PostgreSQL.
+        // protocol_violation while connecting: the server is a connection pooler rather than
+        // PostgreSQL.
         DialError::Server { error, .. } if error.code == "08P01" => Remedy::Halt,
         DialError::Server { error, .. } if error.pooler().is_some() => Remedy::Halt,
         DialError::Server { error, .. } => server_remedy(error),
@@ -249,23 +253,23 @@ fn server_remedy(error: &ServerError) -> Remedy {
         "55006" => Remedy::StandBy,
         // lock_not_available
         "55P03" => Remedy::Reconnect,
-        // idle_in_transaction_session_timeout, transaction_timeout: these timeouts were enabled
-        // again after Walpost had disabled them.
+        // idle_in_transaction_session_timeout, transaction_timeout: Walpost disables both timeouts,
+        // so something else must have re-enabled them.
         "25P03" | "25P04" => Remedy::Reconnect,
         // database_dropped
         "57P04" => Remedy::Halt,
         code => match code.get(..2) {
             // Connection exception, transaction rollback, insufficient resources, operator
-            // intervention, system error, internal error: temporary conditions.
+            // intervention, system error, internal error: all of these may be temporary.
             Some("08" | "40" | "53" | "57" | "58" | "XX") => Remedy::Reconnect,
-            // All other classes concern existing objects or privileges, so the next attempt would
+            // All other classes indicate a problem with objects or privileges, so a retry would
             // fail in the same way.
             _ => Remedy::Halt,
         },
     }
 }
 
-/// Returns the remedy for an error of exactly-once delivery.
+/// Returns the remedy for an error in exactly-once delivery.
 #[must_use]
 pub(crate) fn exactly_once_remedy(error: &ExactlyOnceError) -> Remedy {
     match error {
@@ -317,8 +321,9 @@ pub(crate) fn sink_remedy(error: &SinkError) -> Remedy {
     }
 }
 
-/// Returns whether the server is shutting down or has shut down. With several hosts, it is enough
-/// that one of them is shutting down, because the other hosts were not suitable.
+/// Returns whether the server is shutting down or has shut down. If the address lists several
+/// hosts, one host that is shutting down is enough: the others have been tried, and were not
+/// suitable.
 #[must_use]
 pub(crate) fn is_stopping(error: &DialError) -> bool {
     let attempts = error.attempts();
@@ -327,8 +332,8 @@ pub(crate) fn is_stopping(error: &DialError) -> bool {
     attempts.iter().any(refuses) || attempts.iter().all(is_gone)
 }
 
-/// Delays between connection attempts. The delay doubles with each attempt, and has jitter so that
-/// many pipelines do not reconnect simultaneously.
+/// Computes the delays between connection attempts. The delay doubles with each attempt, and
+/// includes jitter so that many pipelines do not reconnect at the same moment.
 #[derive(Debug)]
 pub(crate) struct Backoff {
     next: Duration,
@@ -336,10 +341,10 @@ pub(crate) struct Backoff {
 
 const BACKOFF_MIN: Duration = Duration::from_millis(200);
 const BACKOFF_MAX: Duration = Duration::from_secs(15);
-/// Maximum delay after an attempt that started to stream, because the server is then neither
-/// unavailable nor overloaded.
+/// Maximum delay after an attempt that got as far as streaming, which shows that the server is
+/// neither down nor overloaded.
 const BACKOFF_MAX_AFTER_STREAMING: Duration = Duration::from_secs(1);
-/// How often a hot standby checks whether the slot is free.
+/// How often a standby instance checks whether the slot is free.
 const STANDBY_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Default for Backoff {
@@ -356,13 +361,14 @@ impl Backoff {
         jittered(delay)
     }
 
-    /// Shortens the next delay, because the last attempt had started to stream before it failed.
+    /// Limits the next delay to [`BACKOFF_MAX_AFTER_STREAMING`], for use after an attempt that
+    /// failed while streaming.
     pub(crate) fn shorten(&mut self) {
         self.next = self.next.min(BACKOFF_MAX_AFTER_STREAMING);
     }
 }
 
-/// Returns how long a hot standby waits before it checks the slot again.
+/// Returns how long a standby instance waits before it checks the slot again.
 #[must_use]
 pub(crate) fn stand_by_delay() -> Duration {
     jittered(STANDBY_POLL_INTERVAL)

@@ -1,9 +1,9 @@
-//! Streaming over one connection.
+//! Streams events over a single replication connection.
 //!
-//! [`startup`] checks the requirements of a pipeline and starts the stream, [`monitor`] queries the
-//! database concurrently, [`keepalive`] confirms durable positions, [`drain`] ends the session in
-//! an orderly way, and [`state`] outlives the session. [`Session::stream`] is the loop that
-//! connects these modules.
+//! [`startup`] checks the pipeline's requirements and starts the stream, [`monitor`] queries the
+//! database in the background, [`keepalive`] confirms durable positions, [`drain`] shuts the
+//! session down gracefully, and [`state`] contains what must outlive the session.
+//! [`Session::stream`] is the loop that connects these modules.
 
 use std::pin::Pin;
 use std::time::Duration;
@@ -53,20 +53,21 @@ pub(super) mod state;
 pub(super) const SLOT_QUERY_INTERVAL: Duration = Duration::from_secs(5);
 /// How often the number of rows from each table is recorded for monitoring.
 const TABLE_COUNTS_INTERVAL: Duration = Duration::from_secs(1);
-/// If more records than this are in flight, the pipeline counts as busy, because a record then
-/// shares its batch with other records anyway.
+/// The pipeline counts as busy if more records than this are in flight. Under such a load, records
+/// are sent in batches anyway, so waiting for more of them adds little latency.
 const BUSY_RECORDS_IN_FLIGHT: u64 = 100;
-/// How long the connection that writes positions to `walpost.slot_state` may be unavailable.
+/// How long the connection that writes positions to `walpost.slot_state` may be down before the
+/// session ends.
 const RECORDING_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum size of the data that is read from the stream while no records can be produced, because
-/// a Kafka transaction is being committed or a topic is being created.
+/// Maximum amount of data to read ahead from the stream while no records can be produced, because a
+/// Kafka transaction is being committed or a topic is being created.
 const BLOCKED_READ_AHEAD_BYTES: usize = 1536 << 10;
 
-/// While rows arrive quickly, another thread reads ahead. The data that it reads ahead is at most
-/// the window divided by this number.
+/// While rows arrive quickly, a separate thread reads ahead, by at most the window's size in bytes
+/// divided by this number.
 const THREAD_READ_AHEAD_WINDOW_PARTS: u64 = 8;
-/// Maximum size of the data that another thread reads ahead: the amount that the fastest walsender
-/// sends in 10 ms.
+/// Maximum number of bytes that the separate thread reads ahead. A very fast walsender sends about
+/// this much in 10 ms.
 const THREAD_READ_AHEAD_BYTES_MAX: usize = 1 << 20;
 
 /// A streaming connection.
@@ -74,19 +75,20 @@ pub(super) struct Session<'s> {
     settings: &'s PipelineSettings,
     connection: Connection,
     resume: Lsn,
-    /// The task that queries the database concurrently. It ends with the session.
+    /// The task that monitors the slot and the publication. It is aborted when the session is
+    /// dropped.
     slot_monitor: JoinSet<MonitorEvent>,
     confirmation_gate: ConfirmationGate,
     reported: Option<Confirmed>,
     reported_at: Instant,
     status_due: Instant,
-    /// When to report the number of rows from each table.
+    /// When the number of rows from each table must next be reported.
     tables_due: Instant,
     stopping_since: Option<Instant>,
     pace: Pace,
-    /// Rows that are copied before the stream starts, until they are durable.
+    /// The copy of older rows that precedes the stream; `None` once all of its rows are durable.
     copying: Option<Copying>,
-    /// Whether a message was logged that the restart is delayed until the copy is complete.
+    /// Whether a log message already states that a restart is waiting for the copy.
     has_announced_restart: bool,
     /// Tracks the tables that are set aside.
     tables: TableWatch,
@@ -94,39 +96,40 @@ pub(super) struct Session<'s> {
     committer: Option<TransactionCommitter>,
 }
 
-/// The condition that must be met before the stream processes the next frame.
+/// A condition that must be met before the session processes the next frame.
 enum Wait {
     Nothing,
     /// The window or the sink must have space for another record.
     Room,
     /// The sink must prepare the topic.
     Topic(String, Preparation),
-    /// The catalog must describe the table with this OID.
+    /// The column descriptions of the table with this OID must be read from the catalog.
     Table(u32, Description),
-    /// The note must be written to the journal.
+    /// The note about a set-aside table must be written to the journal.
     Journal(Box<TableNote>, Recording),
 }
 
-/// The result of a [`Wait`].
+/// The result of waiting for the condition in a [`Wait`].
 enum WaitResult<'w> {
     /// The sink has prepared the topic.
     Topic(&'w str, Prepared),
     /// The sink can't prepare the topic.
     Refused(&'w str, SinkError),
     Table(u32, Vec<ColumnFacts>),
-    /// The note was written to the journal, with the entry that it opened, if any.
+    /// The note was written to the journal. If the note sets a table aside or keeps it set aside,
+    /// also contains the new journal entry.
     Journal(&'w TableNote, Option<SetAside>),
 }
 
 type Description = Pin<Box<dyn Future<Output = Result<Vec<ColumnFacts>, CatalogError>> + Send>>;
 
 impl Session<'_> {
-    /// Streams until the pipeline is asked to drain. If a transaction is open then, streams to its
-    /// end, unless the server shuts down, so that the transaction does not have to be sent again.
-    /// Returns the deadline of the drain.
+    /// Streams until the pipeline is asked to drain. If a transaction is open at that time,
+    /// continues to its end, so that it does not have to be resent. Only a server shutdown cuts the
+    /// transaction short. Returns the deadline for the drain.
     ///
     /// # Errors
-    /// Returns any error that prevents the stream from continuing.
+    /// Returns an error if the stream can't continue.
     pub(super) async fn stream(
         &mut self,
         database: &impl Database,
@@ -167,9 +170,9 @@ impl Session<'_> {
             }
             let has_room = self.connection.unread() < BLOCKED_READ_AHEAD_BYTES;
             let reads = matches!(wait, Wait::Nothing) && (!self.is_committing() || has_room);
-            // While rows are copied, frames are not processed but are still read from the
-            // connection, because this shows whether the server is alive. While a topic is created,
-            // reading ahead can find other missing topics.
+            // Even while frames can't be processed, data is read ahead in two cases. While older
+            // rows are being copied, incoming data shows that the server is alive. While a topic is
+            // being created, the frames read ahead may reveal other missing topics.
             let copies = self.is_copying();
             let receives = match copies || matches!(wait, Wait::Topic(..)) {
                 true => has_room,
@@ -211,7 +214,8 @@ impl Session<'_> {
             self.pace.record_bytes(received);
             self.end_copy(core, database, session_state).await;
             sink.tend();
-            // Other rows, each with its own topic, may follow a row whose topic is being prepared.
+            // If a topic is being prepared, the rows that follow may need new topics as well, so
+            // don't commit after each of them.
             let more_to_come = busy || matches!(wait, Wait::Topic(..));
             if let Some(committer) = &mut self.committer
                 && let Some(due) = committer.commit_if_due(core, sink, now, more_to_come)
@@ -226,8 +230,8 @@ impl Session<'_> {
                         && self
                             .connection
                             .read_ahead(self.thread_read_ahead_bytes(), now) => {}
-                // The resolution of the runtime's timer is a millisecond. Blocking is acceptable,
-                // because no other pipeline uses this thread.
+                // Block instead of using the runtime's timer, whose resolution is only a
+                // millisecond. Blocking is acceptable, because no other pipeline uses this thread.
                 Some(pause) => std::thread::sleep(pause),
                 None if busy => {}
                 None => self.connection.read_directly(now),
@@ -253,8 +257,8 @@ impl Session<'_> {
                         }
                     }
                 }
-                // The slot is not dropped during a drain, because the records in flight may be the
-                // last undelivered ones.
+                // Don't drop the slot during a drain, because the records in flight may include the
+                // last undelivered events.
                 () = session_state.watched.wait_until_over_budget(), if drain_until.is_none() => {
                     return Err(session_state.watched.over_budget_error().into());
                 }
@@ -294,7 +298,7 @@ impl Session<'_> {
         }
     }
 
-    /// Processes frames until all received frames have been processed or the stream has to wait.
+    /// Processes the received frames until none are left or the session has to wait.
     fn process_frames(
         &mut self,
         database: &impl Database,
@@ -344,8 +348,8 @@ impl Session<'_> {
         Wait::Journal(Box::new(note), recording)
     }
 
-    /// Requests a checkpoint if a command is waiting for the position to be confirmed, because
-    /// exactly-once delivery confirms a position only after a checkpoint.
+    /// Requests a checkpoint if a command is waiting for the position to be confirmed. With
+    /// exactly-once delivery, a position is confirmed only after a checkpoint.
     fn request_checkpoint(&mut self) {
         if self.confirmation_gate.is_requested()
             && let Some(committer) = &mut self.committer
@@ -354,7 +358,7 @@ impl Session<'_> {
         }
     }
 
-    /// Returns how many bytes another thread may read ahead.
+    /// Returns how many bytes the separate thread may read ahead.
     fn thread_read_ahead_bytes(&self) -> usize {
         let part = self.settings.window_bytes / THREAD_READ_AHEAD_WINDOW_PARTS;
         usize::try_from(part).map_or(THREAD_READ_AHEAD_BYTES_MAX, |part| {
@@ -362,12 +366,12 @@ impl Session<'_> {
         })
     }
 
-    /// Returns whether older rows are being copied. The stream waits meanwhile.
+    /// Returns whether older rows are being copied, in which case the stream has to wait.
     fn is_copying(&self) -> bool {
         self.copying.as_ref().is_some_and(Copying::reads)
     }
 
-    /// Processes received rows of the copy, as [`Session::process_frames`] processes frames.
+    /// Processes the received rows of the copy until none are left or the session has to wait.
     fn process_rows(
         &mut self,
         core: &mut Core,
@@ -383,7 +387,7 @@ impl Session<'_> {
                 Read::End => {
                     let (slot, host) = (&self.settings.target.slot, &self.connection.host);
                     info!(pipeline = self.settings.name, slot, from = %core.delivery.watermark.received(), host, "streaming");
-                    // Frames of the stream may have been received during the copy.
+                    // Frames of the stream may already have been received during the copy.
                     sink.read_more();
                     return Ok(Wait::Nothing);
                 }
@@ -396,7 +400,7 @@ impl Session<'_> {
         }
     }
 
-    /// Records that the copy is complete if all of its rows are durable.
+    /// Records that the copy is complete, if all of its rows are durable.
     async fn end_copy(
         &mut self,
         core: &Core,
@@ -414,8 +418,8 @@ impl Session<'_> {
         }
     }
 
-    /// Returns whether a copy of older rows is making progress. If so, a restart with a new
-    /// definition is delayed until the copy is complete.
+    /// Returns whether a copy of older rows is making progress, in which case a restart with a new
+    /// definition has to wait until the copy is complete.
     fn completes_copy(&mut self, orders: &watch::Receiver<Order>, now: Instant) -> bool {
         let Some(copying) = &mut self.copying else {
             return false;
@@ -429,8 +433,8 @@ impl Session<'_> {
             let restart = commands.print(["pipeline", "restart", &self.settings.name]);
             info!(
                 pipeline = self.settings.name,
-                "the definition has changed; the pipeline restarts with the new definition when the copy of older rows is complete. \
-                 To restart the pipeline now: {restart}"
+                "the definition has changed; the pipeline will restart with the new definition when the copy of older \
+                 rows is complete. To restart the pipeline now: {restart}"
             );
         }
         true
@@ -443,7 +447,7 @@ impl Session<'_> {
             .is_some_and(TransactionCommitter::is_committing)
     }
 
-    /// Returns whether a position above the session's start has been confirmed.
+    /// Returns whether the session has confirmed a position above the one that it started at.
     pub(super) fn has_progressed(&self) -> bool {
         self.reported
             .is_some_and(|reported| reported.lsn() > self.resume)
@@ -457,7 +461,7 @@ async fn drain_due(orders: &mut watch::Receiver<Order>, completes_copy: bool) {
     }
 }
 
-/// Resolves when the commit in progress has succeeded. Never resolves if no commit is in progress.
+/// Waits until the commit in progress has succeeded. Never completes if no commit is in progress.
 async fn commit_result(
     committer: &mut Option<TransactionCommitter>,
 ) -> Result<Committed, SinkError> {
@@ -468,7 +472,8 @@ async fn commit_result(
 }
 
 impl Wait {
-    /// Resolves when the condition is met. Never resolves for [`Wait::Nothing`] and [`Wait::Room`].
+    /// Waits for the required topic, table or journal entry. Never completes for [`Wait::Nothing`]
+    /// and [`Wait::Room`].
     async fn wait(&mut self) -> Result<WaitResult<'_>, PipelineError> {
         match self {
             Self::Topic(topic, preparation) => Ok(match preparation.await {

@@ -1,4 +1,4 @@
-//! The settings of one pipeline: validated, with every default filled in.
+//! The settings of one pipeline, validated and with all defaults filled in.
 
 use std::time::Duration;
 
@@ -24,40 +24,41 @@ use crate::postgres::target::{Outbox, Target};
 /// The settings of one pipeline, which carries events from one slot to one sink.
 #[derive(Clone, Debug)]
 pub(crate) struct PipelineSettings {
-    /// Name of the pipeline, used in logs and in the defaults of other names.
+    /// Name of the pipeline. Used in logs, and to derive the default names of its slot and other
+    /// objects.
     pub name: String,
     pub postgres: Conninfo,
     /// The outbox, the publication and the slot.
     pub target: Target,
-    /// How records are created from events.
+    /// How events are converted to records.
     pub outbox: OutboxSettings,
-    /// The destination of records.
+    /// The destination for records.
     pub sink: SinkSettings,
     /// The delivery guarantee of the pipeline.
     pub delivery: Delivery,
     /// How events that can't be delivered are handled.
     pub dead_letters: DeadLetterSettings,
-    /// The reaction to an error in one of several tables.
+    /// What to do if an error concerns only one of several tables.
     pub on_table_error: OnTableError,
     /// Whether rows that are older than the slot are delivered.
     pub snapshot: SnapshotMode,
-    /// Maximum number of records that have been read and not yet acknowledged.
+    /// Maximum number of records in flight, that is, read but not yet acknowledged.
     pub window_records: u64,
-    /// Maximum size of the records that have been read and not yet acknowledged, in bytes.
+    /// Maximum total size, in bytes, of the records in flight.
     pub window_bytes: u64,
-    /// Maximum size of a message from the server, in bytes.
+    /// Maximum size, in bytes, of a message from the server.
     pub row_bytes_max: usize,
     /// How long a connection may be silent before the client or the server considers it dead.
     pub link_timeout: Duration,
     /// Maximum duration of a drain.
     pub drain_timeout: Duration,
-    /// How long the rows of the table are kept.
+    /// How long the outbox table's rows are kept.
     pub retention: Retention,
     pub wal_budget: WalBudget,
 }
 
 impl PipelineSettings {
-    /// Returns which rows the first run with a new slot delivers.
+    /// Returns which rows are delivered by the first run with a new slot.
     #[must_use]
     pub(crate) fn first_start(&self) -> FirstStart {
         match self.snapshot {
@@ -93,20 +94,22 @@ impl PipelineSettings {
         }
     }
 
-    /// Returns the command that accepts the slot's current position for exactly-once delivery.
+    /// Returns the command that creates a checkpoint at the slot's current position, so that
+    /// exactly-once delivery starts there.
     #[must_use]
     pub(crate) fn adopt(&self) -> String {
         self.target.commands.print(["checkpoint", "adopt"])
     }
 
-    /// Logs weaknesses of the connection to Kafka that others on the network could exploit.
+    /// Logs a warning for each weakness in the Kafka connection's settings that an attacker on the
+    /// network could exploit.
     pub(crate) fn log_exposures(&self) {
         for warning in self.sink.warnings() {
             warn!(pipeline = self.name, "Kafka: {warning}");
         }
     }
 
-    /// Returns the topics that are reserved for the pipeline, and the purpose of each.
+    /// Returns the topics that are reserved for the pipeline's own use, and what each is used for.
     pub(crate) fn own_topics(&self) -> impl Iterator<Item = (&str, TopicUse)> {
         let checkpoints = match &self.delivery {
             Delivery::AtLeastOnce => None,
@@ -118,13 +121,14 @@ impl PipelineSettings {
         checkpoints.into_iter().chain([dead_letters])
     }
 
-    /// Returns the pipeline's checkpoints, or `None` if it does not use checkpoints.
+    /// Returns a handle for reading and writing the pipeline's checkpoints, or `None` if it does
+    /// not use checkpoints.
     #[must_use]
     pub(crate) fn checkpoints(&self) -> Option<Checkpoints> {
         Checkpoints::for_producer(&self.producer()?)
     }
 
-    /// Returns the settings of the producer, or `None` if records are not sent to Kafka.
+    /// Returns the settings for the Kafka producer, or `None` if records are not sent to Kafka.
     #[must_use]
     pub(crate) fn producer(&self) -> Option<ProducerSettings> {
         let SinkSettings::Kafka {
@@ -151,21 +155,21 @@ impl PipelineSettings {
         })
     }
 
-    /// Returns the topic for dead letters if an event whose topic can't be used becomes a dead
-    /// letter. A topic that is named by the configuration, rather than by the row, must be created
-    /// by the operator instead.
+    /// Returns the dead-letter topic if an event becomes a dead letter when its topic can't be
+    /// used. Returns `None` if the settings don't allow this, or if the configuration names the
+    /// events' topic: the operator must then create that topic instead.
     fn dead_letter_topic_for_unusable(&self) -> Option<&str> {
         let is_chosen_by_row = self.outbox.topic.constant().is_none();
         let sends_dead_letters = self.dead_letters.unroutable == Undeliverable::DeadLetter;
         (is_chosen_by_row && sends_dead_letters).then_some(&*self.dead_letters.topic)
     }
 
-    /// If the settings allow the slot to be dropped, checks that its events could be recorded and
-    /// sent again.
+    /// If the settings allow the slot to be dropped, checks that Walpost could record a dropped
+    /// slot and resend its events.
     ///
     /// # Errors
-    /// Returns an error if the journal, in which a dropped slot is recorded, does not exist, or if
-    /// the table does not have a primary key, which is required to send its rows again.
+    /// Returns an error if the journal, in which a dropped slot must be recorded, does not exist.
+    /// Also returns an error if the table has no primary key, which is required to resend its rows.
     pub(crate) fn check_drop_slot(&self, observed: &Observed) -> Result<(), WalBudgetError> {
         if self.wal_budget.on_max != OnMax::DropSlot {
             return Ok(());
@@ -181,23 +185,23 @@ impl PipelineSettings {
         }
     }
 
-    /// Returns whether the pipeline runs despite the problem, because the problem only concerns
-    /// tables that are set aside when one of their rows arrives.
+    /// Returns whether the pipeline may run despite the problem, because the problem concerns only
+    /// tables that will be set aside when one of their rows arrives.
     #[must_use]
     pub(crate) fn tolerates(&self, problem: &Problem) -> bool {
         self.sets_tables_aside() && matches!(problem, Problem::OtherTables { .. })
     }
 
-    /// Returns whether a table with an error is set aside. A pipeline with a single table has no
-    /// other tables with which it could continue.
+    /// Returns whether a table with an error is set aside. This requires an outbox of several
+    /// tables: with a single table, there would be nothing left to deliver.
     #[must_use]
     pub(crate) fn sets_tables_aside(&self) -> bool {
         self.target.outbox.is_several() && self.on_table_error == OnTableError::SetAside
     }
 
-    /// Compares the settings with the columns of the observed table, or with the columns of an
-    /// event in a message. For an outbox of several tables, use [`Self::mapping_for`] for each
-    /// table instead.
+    /// Checks the settings against the columns of the observed table, or of an event in a logical
+    /// decoding message. Does nothing for an outbox of several tables; call [`Self::mapping_for`]
+    /// for each table instead.
     ///
     /// # Errors
     /// Returns an error if a column is missing or has an unsupported type.
@@ -211,11 +215,11 @@ impl PipelineSettings {
         }
     }
 
-    /// Binds the settings to the columns of a table.
+    /// Maps the columns of a table according to the settings.
     ///
     /// # Errors
     /// Returns an error if a column is missing or has an unsupported type. If `found` is `None`,
-    /// all columns are missing.
+    /// all columns count as missing.
     pub(crate) fn mapping_for(
         &self,
         table: &TableName,
@@ -238,11 +242,11 @@ impl PipelineSettings {
 /// How long the rows of the outbox table are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Retention {
-    /// How long a partition is kept after its rows were delivered; indefinitely if `None`.
+    /// How long a partition is kept after its rows have been delivered; `None` means indefinitely.
     pub keep: Option<Duration>,
-    /// Number of partitions that are created ahead of the current one.
+    /// Number of partitions to create ahead of the current one.
     pub ahead: u32,
-    /// Whether rows of a table without partitions may be deleted.
+    /// Whether rows may be deleted if the table is not partitioned.
     pub delete_rows: bool,
 }
 
@@ -270,12 +274,12 @@ pub(crate) enum Delivery {
 /// How events that can't be delivered are handled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeadLetterSettings {
-    /// For events whose record is larger than the producer may send.
+    /// The handling of events whose record is too large for the producer or the brokers.
     pub oversize: Undeliverable,
-    /// For events that can't be converted to a record.
+    /// The handling of events that can't be converted to a record.
     pub unroutable: Undeliverable,
-    /// For messages in the WAL that have the outbox's prefix but are not events. Does not apply to
-    /// rows.
+    /// The handling of logical decoding messages that have the outbox's prefix but are not valid
+    /// events. Does not apply to rows.
     pub malformed: Undeliverable,
     pub topic: String,
 }
@@ -287,7 +291,7 @@ impl DeadLetterSettings {
         self.includes_events() || self.malformed == Undeliverable::DeadLetter
     }
 
-    /// Returns whether dead letters that replace events may be sent.
+    /// Returns whether dead letters may be sent in place of valid events.
     #[must_use]
     pub fn includes_events(&self) -> bool {
         [self.oversize, self.unroutable].contains(&Undeliverable::DeadLetter)
@@ -316,7 +320,7 @@ pub enum Undeliverable {
     DeadLetter,
 }
 
-/// The reaction to an error in one of several tables.
+/// What to do when one of several tables causes an error.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum OnTableError {
@@ -328,15 +332,15 @@ pub(crate) enum OnTableError {
     SetAside,
 }
 
-/// The destination of records.
+/// A pipeline's destination for records.
 #[derive(Clone)]
 pub(crate) enum SinkSettings {
     Kafka {
         /// librdkafka's properties.
         properties: Properties,
-        /// How missing topics are created; `None` if missing topics are not created.
+        /// How to create missing topics; `None` if they must not be created.
         create_topics: Option<CreateTopics>,
-        /// The properties that authenticate the client.
+        /// The librdkafka properties that contain the client's credentials.
         credentials: Credentials,
     },
     /// Standard output, with one JSON object per line.
@@ -344,7 +348,7 @@ pub(crate) enum SinkSettings {
 }
 
 impl SinkSettings {
-    /// Describes weaknesses that others on the network could exploit, each with its remedy.
+    /// Describes weaknesses that an attacker on the network could exploit, and how to fix each.
     #[must_use]
     pub(crate) fn warnings(&self) -> Vec<String> {
         match self {
@@ -363,7 +367,7 @@ impl SinkSettings {
 }
 
 impl std::fmt::Debug for SinkSettings {
-    // Shows only the names of properties, because their values include passwords.
+    // Shows only the properties' names, because some of the values are passwords.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Stdout => f.write_str("Stdout"),

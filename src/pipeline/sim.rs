@@ -1,17 +1,18 @@
 //! Runs the whole pipeline against simulated PostgreSQL and Kafka servers, in simulated time.
 //!
-//! All code except the two servers is the code of the program: [`run`] with its reconnects and
-//! remedies, the session, the replication protocol, the core, the watermark and the checkpoints. A
-//! seed determines which transactions are committed, and which faults occur: connections that are
-//! cut at any byte, crashes of Walpost and of PostgreSQL, failovers that lose commits, outages of
-//! Kafka, deliveries and commits that fail or whose responses are lost, links that are too slow for
-//! the window, instances that are considered dead and continue later, a database that is restored
-//! from a backup, batches that are rejected because of one record or their size, and a slot that
-//! something else re-creates. Some events can't be delivered and become dead letters. Some outboxes
-//! have rows that are older than the slot. Rules are checked during the run and at its end.
+//! Only the two servers are simulated. Everything else is production code: [`run`] with its error
+//! handling, the session, the replication protocol, the core, the watermark and the checkpoints. A
+//! seed determines which transactions are committed and which faults occur. Connections are cut at
+//! arbitrary bytes. Walpost and PostgreSQL crash, failovers lose commits, and Kafka has outages.
+//! Deliveries and commits fail, or their responses are lost. Links are too slow for the window.
+//! Instances freeze for so long that they are considered dead, and then continue. The database is
+//! restored from a backup, or the slot is re-created. The brokers reject batches because of a
+//! single record or because of the batch's size. Some events can't be delivered and become dead
+//! letters, and some outboxes have rows that are older than the slot. Invariants are checked during
+//! the run and at its end.
 //!
-//! `./dev sim --seed 42` runs one seed again, and `./dev sim --seeds 100000 --from 5000` runs more
-//! seeds.
+//! `./dev sim --seed 42` repeats the run with one seed, and `./dev sim --seeds 100000 --from 5000`
+//! runs more seeds.
 
 use std::num::NonZero;
 use std::pin::Pin;
@@ -74,13 +75,14 @@ mod world;
 
 /// Number of seeds that `cargo test` runs in each mode.
 const SEEDS_PER_MODE: u64 = 5_000;
-/// Maximum duration of a run, which is longer than all outages and delays combined.
+/// Maximum duration of a run in simulated time. Longer than all outages and delays combined.
 const RUN_TIMEOUT: Duration = Duration::from_secs(3600);
 
 #[derive(Clone)]
 struct SimDatabase {
     shared: Shared,
-    /// The server's incarnation when this connection was opened.
+    /// The server's incarnation when this connection was opened; if it has changed, the connection
+    /// is cut.
     incarnation: u64,
 }
 
@@ -92,8 +94,8 @@ impl SimDatabase {
         }
     }
 
-    /// Simulates the duration of a statement about the journal. Fails occasionally, either before
-    /// or after the statement takes effect.
+    /// Simulates the time that a statement takes to read or write the journal. Sometimes returns an
+    /// error, although the statement may have taken effect.
     async fn journal(&self) -> Result<(), CatalogError> {
         let (pause, fails) = {
             let mut world = self.shared.lock();
@@ -387,7 +389,7 @@ impl CatalogQueries for SimDatabase {
             .filter(|(timeline, _)| *timeline == slot.timeline);
         let confirmed = same.map_or(confirmed, |(_, before)| before.max(confirmed));
         world.database.state = Some((slot.timeline, confirmed));
-        // After a failover, the connection for this statement has been cut.
+        // If there was a failover in the meantime, this statement's connection has been cut.
         if world.database.timeline == slot.timeline {
             let end = world.database.end;
             world.database.begun.get_or_insert(end);
@@ -424,7 +426,7 @@ impl CatalogQueries for SimDatabase {
     }
 }
 
-/// Returns the settings of a pipeline whose servers are simulated.
+/// Returns the settings for a pipeline whose servers are simulated.
 pub(crate) fn settings(
     exactly_once: bool,
     is_slow: bool,
@@ -457,8 +459,8 @@ pub(crate) fn settings(
         },
         on_table_error: OnTableError::Halt,
         snapshot: SnapshotMode::Initial,
-        // With a slow link, the window allows more than can be transferred within the transaction
-        // timeout.
+        // With a slow link, the window is large enough that transferring all of it can exceed the
+        // transaction timeout.
         window_records: dice.u64(if is_slow { 100..1000 } else { 1..60 }),
         window_bytes: 1 << 20,
         row_bytes_max: 1 << 20,
@@ -508,7 +510,8 @@ struct Simulation {
     shared: Shared,
     settings: PipelineSettings,
     instances: Vec<Instance>,
-    /// Whether an instance has halted as expected because of a different history.
+    /// Whether an instance has halted, as it should, because the database was restored or the slot
+    /// re-created.
     has_halted: bool,
 }
 
@@ -522,7 +525,7 @@ impl Simulation {
         }
     }
 
-    /// Runs all instances that are not frozen until all of them have ended, or for at most
+    /// Runs all instances that are not frozen until each of them has ended, but at most for
     /// `within`.
     async fn run(&mut self, within: Duration) {
         let instances = &mut self.instances;
@@ -580,12 +583,13 @@ impl Simulation {
         {
             self.shared
                 .lock()
-                .break_rule("an instance does not stop".to_owned());
+                .break_rule("an instance did not stop".to_owned());
         }
         self.instances.clear();
     }
 
-    /// Waits, without further faults, until all events are delivered, and checks the result.
+    /// Waits until all events are delivered, without injecting any more faults, and checks the
+    /// result.
     async fn settle(&mut self, is_written: impl Fn() -> bool) -> Result<(), String> {
         let began = tokio::time::Instant::now();
         while !self.has_halted && (!is_written() || !self.shared.lock().is_settled()) {
@@ -594,7 +598,7 @@ impl Simulation {
             if world.broken.is_some() || began.elapsed() > RUN_TIMEOUT {
                 let (confirmed, end) = (world.database.confirmed, world.database.end);
                 world.break_rule(format!(
-                    "the run does not end: {confirmed} of {end} is confirmed"
+                    "the run did not end: confirmed up to {confirmed} of {end}"
                 ));
                 break;
             }
@@ -620,7 +624,7 @@ impl Simulation {
                 self.stop().await;
                 self.start();
             }
-            // The connection is lost, and the server detects this.
+            // The replication connection is lost, and the server notices.
             3 => self.shared.lock().database.active = None,
             4 => {
                 {
@@ -638,7 +642,7 @@ impl Simulation {
                 self.shared.lock().cluster.is_up = true;
             }
             6 => self.shared.lock().fail_over(),
-            // The instances are considered dead, and continue later.
+            // The instances freeze for so long that they are considered dead, and continue later.
             7 if self.settings.delivery != Delivery::AtLeastOnce => {
                 self.instances
                     .iter_mut()
@@ -655,11 +659,12 @@ impl Simulation {
     }
 }
 
-/// Decides whether and how the database is restored from a backup at the end. The decision is
-/// independent of all other random choices.
+/// Decides whether and how the database is restored from a backup near the end of a run. Uses a
+/// separate random number generator, so that this decision does not affect the other random choices
+/// for the same seed.
 struct Rewind {
     dice: fastrand::Rng,
-    /// The number of the fault before which the backup is made.
+    /// The backup is made before the fault with this number.
     backed_up_before: usize,
     recreates_slot: bool,
     is_down: bool,
@@ -670,13 +675,13 @@ impl Rewind {
         let mut dice = fastrand::Rng::with_seed(!seed);
         (dice.u8(0..4) == 0).then(|| {
             // With at-least-once delivery, Walpost may not have recorded the slot's previous
-            // position.
+            // position, so it could not detect a re-created slot.
             let recreates_slot = exactly_once && dice.bool();
             Self {
                 backed_up_before: dice.usize(0..7),
                 recreates_slot,
-                // An instance may continue to run only with exactly-once delivery, and only if the
-                // slot is not re-created.
+                // Instances may keep running during the restore only with exactly-once delivery,
+                // and only if the slot is not re-created.
                 is_down: recreates_slot || !exactly_once || dice.bool(),
                 dice,
             }
@@ -684,9 +689,10 @@ impl Rewind {
     }
 }
 
-/// Decides whether the slot is re-created at the end. The decision is independent of all other
-/// random choices. Always `None` with exactly-once delivery, because the checkpoint then shows a
-/// re-created slot.
+/// Decides whether the slot is re-created near the end of a run. Uses a separate random number
+/// generator, so that this decision does not affect the other random choices for the same seed.
+/// Always returns `None` with exactly-once delivery, because the checkpoint then reveals that the
+/// slot was re-created.
 fn draw_slot_recreation(seed: u64, exactly_once: bool) -> Option<fastrand::Rng> {
     let mut dice = fastrand::Rng::with_seed(seed.rotate_left(16));
     (!exactly_once && dice.u8(0..6) == 0).then_some(dice)
@@ -733,7 +739,8 @@ async fn scenario(seed: u64, exactly_once: bool) -> Result<(), String> {
         let mut world = shared.lock();
         if world.chance(10) {
             world.cluster.rate = Some(world.dice.u64(5..10));
-            // For each rejected record, all unconfirmed records would be sent two more times.
+            // Don't reject any records: after each rejection, all unconfirmed records are resent
+            // twice, which takes too long on a slow link.
             world.cluster.batch_max = None;
         }
         if older::draw_older(seed) {
@@ -760,7 +767,7 @@ async fn scenario(seed: u64, exactly_once: bool) -> Result<(), String> {
     }
     if let Some(rewind) = &mut rewind {
         simulation.run_a_while().await;
-        // A running instance could still write records to Kafka.
+        // Stop all instances, because a running one could still write records to Kafka.
         if rewind.is_down {
             simulation.instances.clear();
         }
@@ -802,7 +809,7 @@ fn simulated_time() -> tokio::runtime::Runtime {
 }
 
 fn simulate(seed: u64, exactly_once: bool) {
-    // This thread draws the delays between attempts.
+    // The delays between connection attempts use this thread's random numbers.
     fastrand::seed(seed);
     let outcome = simulated_time().block_on(scenario(seed, exactly_once));
     if let Err(broken) = outcome {
@@ -811,9 +818,9 @@ fn simulate(seed: u64, exactly_once: bool) {
     }
 }
 
-/// Makes PostgreSQL refuse the role for this long, after the pipeline has streamed for a while.
-/// Returns how long the instance ran after the refusal started, and its result, or `None` if it did
-/// not end.
+/// Lets a pipeline stream for a while, and then makes PostgreSQL reject its logins for the duration
+/// `lasts`. Returns how long the instance kept running after the first rejection, and its result.
+/// Returns `None` if the instance did not end.
 fn refused_for(
     exactly_once: bool,
     lasts: Duration,
@@ -844,7 +851,7 @@ fn refused_for(
 }
 
 #[test]
-fn retries_a_previously_accepted_role_for_ten_minutes() {
+fn retries_for_ten_minutes_if_the_server_rejects_a_previously_accepted_role() {
     for exactly_once in [false, true] {
         let ended = refused_for(exactly_once, REFUSED_LOGIN_TIMEOUT - Duration::from_secs(1));
         assert!(ended.is_none(), "the pipeline has ended: {ended:?}");
@@ -868,11 +875,12 @@ fn retries_a_previously_accepted_role_for_ten_minutes() {
     }
 }
 
-/// The table was empty when the slot was acquired. When Kafka is available again, the table has
-/// rows, and no statistics show that the slot has sent these rows. Walpost therefore considers them
-/// older rows, and the stream that has already started would deliver them a second time.
+/// The table is empty when the slot is acquired. By the time that Kafka is available again, the
+/// table has rows, and the server's statistics do not show that the slot has sent them. Walpost
+/// therefore treats them as older rows and copies them. The stream that has already started must
+/// not be used, because it would deliver them a second time.
 #[test]
-fn starts_again_if_rows_to_copy_appear_after_the_slot_was_acquired() {
+fn restarts_the_stream_if_rows_to_copy_appear_after_the_slot_is_acquired() {
     simulated_time().block_on(async {
         let shared = Shared::new(1, true);
         let settings = {
@@ -907,7 +915,7 @@ fn starts_again_if_rows_to_copy_appear_after_the_slot_was_acquired() {
     });
 }
 
-/// Runs the seeds specified by the environment, or the default seeds.
+/// Runs the seeds that the environment variables specify, or the default seeds.
 fn simulate_all(exactly_once: bool) {
     let number = |name| {
         std::env::var(name)
@@ -915,7 +923,7 @@ fn simulate_all(exactly_once: bool) {
             .map(|text| text.parse().expect(name))
     };
     if let Some(seed) = number("SIM_SEED") {
-        // The output is shown if the test fails, or with --nocapture.
+        // The log output is shown if the test fails, or with --nocapture.
         let _ = tracing_subscriber::fmt()
             .with_max_level(tracing::Level::DEBUG)
             .with_test_writer()
@@ -942,11 +950,11 @@ fn simulate_all(exactly_once: bool) {
 }
 
 #[test]
-fn at_least_once_delivers_every_event_in_order() {
+fn at_least_once_mode_delivers_every_event_in_order() {
     simulate_all(false);
 }
 
 #[test]
-fn exactly_once_delivers_each_event_once() {
+fn exactly_once_mode_delivers_each_event_once() {
     simulate_all(true);
 }

@@ -1,11 +1,12 @@
-//! Copies the rows that are older than the slot before the stream starts, once in the lifetime of a
-//! pipeline.
+//! Before the stream starts, copies the rows that are older than the slot. This happens once in the
+//! lifetime of a pipeline.
 //!
-//! A temporary slot determines which rows are copied: when the slot is created, the server makes a
-//! snapshot that contains exactly the transactions committed before one LSN, the consistent point.
-//! Walpost copies this snapshot, and the pipeline's own slot streams from the consistent point. The
-//! pipeline's slot is acquired before the copy starts, so that no other instance can use it during
-//! the copy. No position above the slot's initial position is confirmed until the copy is durable.
+//! A temporary slot determines which rows are copied. When it is created, the server makes a
+//! snapshot that contains exactly the transactions committed before a certain LSN, the consistent
+//! point. Walpost copies this snapshot, and then streams from the consistent point with the
+//! pipeline's own slot. That slot is acquired before the copy starts, so that no other instance can
+//! use it during the copy. Until the copy is durable, no position above the slot's initial position
+//! is confirmed.
 
 use std::fmt;
 use std::time::Duration;
@@ -37,28 +38,28 @@ use crate::postgres::target::{Outbox, Target};
 use crate::progress::Progress;
 use crate::sink::Sink;
 
-/// How long the creation of the snapshot may wait for one open transaction.
+/// How long creating the snapshot may wait for any single open transaction.
 const LOCK_TIMEOUT: &str = "30s";
 
-/// Reason in the journal for not copying rows: the slot has already been read, so older rows were
-/// handled when the slot was new.
+/// Reason for not copying rows, as recorded in the journal: the slot has been read before, so the
+/// older rows were dealt with when the slot was new.
 const STREAMED_BEFORE: &str = "streamed before";
 
-/// Reason in the journal for not copying rows: the table is empty.
+/// Reason for not copying rows, as recorded in the journal: the table is empty.
 const EMPTY_TABLE: &str = "empty table";
 
-/// How to handle rows that are older than the slot.
+/// What to do about rows that are older than the slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Decision {
     /// No rows have to be copied.
     Stream,
-    /// No rows have to be copied, which must be recorded in the journal with this reason.
+    /// No rows have to be copied. This must be recorded in the journal, with this reason.
     Settled(&'static str),
     /// The rows have to be copied.
     Copy,
 }
 
-/// Decides how to handle older rows, given the pipeline's history and the position of its slot,
+/// Decides whether older rows must be copied, given the pipeline's history and its slot's position,
 /// `confirmed`.
 fn decide(
     snapshot_history: &SnapshotHistory,
@@ -95,44 +96,44 @@ fn decide(
     }
 }
 
-/// How the current run handles rows that are older than the slot.
+/// What the current run does about rows that are older than the slot.
 pub(super) enum Planned {
     Nothing,
-    /// No rows have to be copied, which is recorded when the slot has been acquired.
+    /// No rows have to be copied. This must be recorded once the slot has been acquired.
     Settled(Settlement),
     /// The rows have to be copied.
     Copy(Box<Plan>),
 }
 
-/// A journal entry which states that the older rows of a table do not have to be copied.
+/// The contents of a journal entry which states that a table's older rows do not have to be copied.
 pub(super) struct Settlement {
     table: Option<String>,
     why: &'static str,
 }
 
-/// A planned copy. Its statement is composed when the table is locked.
+/// A planned copy. Its `COPY` statement is composed later, while the table is locked.
 pub(super) struct Plan {
     table: ObservedTable,
     name: TableName,
     row_filter: Option<String>,
     mapping: Mapping,
     key: Vec<(String, KeyType)>,
-    /// The progress of the copy before it was interrupted.
+    /// Progress of the interrupted copy that this copy resumes; `None` for a new copy.
     before: Option<CopyProgress>,
-    /// The journal's record of the snapshot at the time of planning.
+    /// What the journal recorded about the snapshot when the copy was planned.
     record: SnapshotRecord,
-    /// The position of the slot at the time of planning.
+    /// The slot's position when the copy was planned.
     confirmed: Lsn,
-    /// Estimated number of rows.
+    /// Estimated number of rows that remain to be copied.
     about: Option<u64>,
 }
 
-/// Decides how to handle older rows. `delivered` contains the information from the checkpoint of
-/// exactly-once delivery, and `recorded` is the highest position of the slot that Walpost may have
-/// confirmed, if it is recorded.
+/// Decides whether older rows must be copied, and plans the copy. With exactly-once delivery,
+/// `delivered` describes what Kafka already contains, according to the checkpoint. `recorded` is
+/// the highest position that Walpost may have confirmed, if one is recorded.
 ///
 /// # Errors
-/// Returns an error if a catalog query failed, or if rows can't be copied.
+/// Returns an error if a catalog query failed, or if rows must be copied but can't be.
 pub(super) async fn plan(
     settings: &PipelineSettings,
     catalog: &impl CatalogQueries,
@@ -149,7 +150,8 @@ pub(super) async fn plan(
     let found = slot.map_or(Lsn::ZERO, |slot| slot.confirmed);
     let confirmed = position_confirmed_by_walpost(found, recorded);
     let unfinished = Unfinished::search(target, catalog, &snapshots, confirmed).await?;
-    // If the checkpoint contains events of the stream and no copy, all copies are in Kafka.
+    // If the checkpoint contains a position in the stream and no copy in progress, every copy has
+    // been delivered to Kafka.
     let is_passed = delivered.is_some_and(|known| known.has_delivered && known.copied.is_none());
     let unfinished = unfinished.filter(|_| !is_passed);
     if let Some(unfinished) = &unfinished
@@ -200,7 +202,7 @@ pub(super) async fn plan(
             }
             if let SnapshotRecord::Begun(snapshot_lsn) = snapshot_history.record {
                 match delivered {
-                    // If the checkpoint contains no copied rows, no copied rows are in Kafka.
+                    // The checkpoint contains no copy in progress, so no copied rows are in Kafka.
                     Some(_) => info!(
                         pipeline, %snapshot_lsn,
                         "the snapshot started by an earlier run delivered no rows; starting a new snapshot"
@@ -217,7 +219,7 @@ pub(super) async fn plan(
                 .collect()
         }
     };
-    // The key is required only for resuming the copy later.
+    // The key is needed only to resume the copy, which requires checkpoints.
     let key: Vec<_> = match delivered {
         Some(_) => {
             let kinds = columns.into_iter();
@@ -247,23 +249,24 @@ pub(super) async fn plan(
     })))
 }
 
-/// Returns the position that Walpost itself has confirmed, given the slot's position, `found`. If
-/// something else has moved or re-created the slot, `found` is unrelated to the copy of older rows.
+/// Returns the position that Walpost itself has confirmed. `found` is the slot's current position,
+/// which may be higher if something else moved or re-created the slot. In that case, `found` does
+/// not show whether older rows were copied.
 fn position_confirmed_by_walpost(found: Lsn, recorded: Option<Lsn>) -> Lsn {
     recorded.map_or(found, |recorded| found.min(recorded))
 }
 
-/// A copy of older rows that must still be completed, regardless of the current outbox. Either an
+/// A copy of older rows that still has to be completed, whatever the outbox is now. Either an
 /// earlier run started the copy, possibly with a different definition of the pipeline, or the slot
-/// was created for this table and no copy has been started yet.
+/// was created for this table but the copy was never started.
 struct Unfinished {
     table: Option<String>,
     snapshot_lsn: Lsn,
 }
 
 impl Unfinished {
-    /// Searches for an unfinished copy. If several copies are unfinished, prefers a copy of a table
-    /// other than the outbox.
+    /// Searches for an unfinished copy. If there are several, prefers a copy of a table that is not
+    /// the current outbox, because such a copy must be reported as an error.
     async fn search(
         target: &Target,
         catalog: &impl CatalogQueries,
@@ -278,8 +281,8 @@ impl Unfinished {
             return Ok(begun);
         }
         let uncopied = match catalog.uncopied_tables(target, snapshots).await {
-            // If startup can't use walpost.table_state, it logs the reason and continues without
-            // this table.
+            // If walpost.table_state can't be used, continue without it. The reason is logged
+            // elsewhere during startup.
             Err(error) if recovery::catalog_remedy(&error) == Remedy::Halt => Vec::new(),
             uncopied => uncopied?,
         };
@@ -306,8 +309,8 @@ impl Unfinished {
         ours.is_some_and(|ours| found.is_none_or(|found| *found == ours))
     }
 
-    /// Logs that the copy will not be completed because of the configuration, and returns the
-    /// journal entry to write.
+    /// Logs that the copy will not be completed because of `snapshot = "never"`, and returns the
+    /// contents of the journal entry to write.
     fn skip_remaining(&self, settings: &PipelineSettings) -> Settlement {
         let pipeline = &settings.name;
         let (table, snapshot_lsn) = (self.table.clone(), self.snapshot_lsn);
@@ -331,7 +334,9 @@ impl Unfinished {
             outbox: settings.target.outbox.to_string(),
             snapshot_lsn: self.snapshot_lsn,
             never: match settings.target.outbox.is_several() {
-                true => "put it back with snapshot = \"never\" until the log says \"streaming\"",
+                true => {
+                    "restore the previous definition with snapshot = \"never\" until \"streaming\" is logged"
+                }
                 false => "snapshot = \"never\"",
             },
             adopt: match settings.delivery {
@@ -344,14 +349,14 @@ impl Unfinished {
     }
 }
 
-/// Returns the journal's entries about snapshots of the slot.
+/// Returns the journal entries about the slot's snapshots.
 async fn table_snapshots(
     target: &Target,
     catalog: &impl CatalogQueries,
 ) -> Result<Vec<TableSnapshot>, CatalogError> {
     match catalog.table_snapshots(target).await {
         Err(CatalogError::NoJournal { .. }) => Ok(Vec::new()),
-        // If the role lacks this privilege, no copy can have been started.
+        // A role without the privilege to read the journal can't have started a copy.
         Err(CatalogError::Server(error))
             if target.outbox.table().is_none() && error.code == INSUFFICIENT_PRIVILEGE =>
         {
@@ -361,8 +366,8 @@ async fn table_snapshots(
     }
 }
 
-/// Returns the table that was previously delivered with this slot, if the journal contains no entry
-/// about the target's table.
+/// Returns the table that this slot was used for previously. Returns `None` if the journal already
+/// has an entry about `table`.
 fn replaced<'s>(snapshots: &'s [TableSnapshot], table: &TableName) -> Option<&'s str> {
     match SnapshotRecord::of_table(snapshots, Some(table)) {
         SnapshotRecord::Nothing => {
@@ -385,8 +390,8 @@ fn settled(
         warn!(
             pipeline = settings.name,
             slot = settings.target.slot,
-            "the slot delivered table {before} before: rows that {table} contained when it replaced {before} are not delivered, unless \
-             {table} was one of several tables until then. To send these rows: {}",
+            "the slot previously delivered table {before}: rows that {table} contained when it replaced {before} are \
+             not delivered, unless the outbox already included {table}. To send these rows: {}",
             settings.target.replay_from()
         );
     }
@@ -394,21 +399,22 @@ fn settled(
     Planned::Settled(Settlement { table, why })
 }
 
-/// Returns whether it is certain that no rows have to be copied. Only the database is considered,
-/// because the checkpoint has not been read yet.
+/// Returns whether the database alone shows that no rows have to be copied. Used before the
+/// checkpoint has been read.
 pub(super) async fn has_nothing_to_copy(
     settings: &PipelineSettings,
     catalog: &impl CatalogQueries,
     observed: &Observed,
     recorded: Option<Lsn>,
 ) -> bool {
-    // If the decision fails, a later step of startup reports the reason.
+    // If the decision fails, a later phase of startup reports the reason.
     let decided = decided(settings, catalog, observed, recorded).await;
     decided.is_ok_and(|decided| !matches!(decided, Some((Decision::Copy, _))))
 }
 
-/// Returns the decision about older rows, judging only by the catalog, and the rows in the table.
-/// Returns `None` if the outbox has no table, or if the settings exclude older rows.
+/// Decides from the catalog alone whether older rows must be copied. Also returns the approximate
+/// number of rows in the table. Returns `None` if the outbox is not a single table, if the settings
+/// exclude older rows, or if there is no slot.
 async fn decided(
     settings: &PipelineSettings,
     catalog: &impl CatalogQueries,
@@ -434,12 +440,12 @@ async fn decided(
     Ok(Some((decision, snapshot_history.rows)))
 }
 
-/// How `walpost run` would handle rows that are older than the slot.
+/// A prediction of what `walpost run` does about rows that are older than the slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outlook {
-    /// `walpost run` would deliver approximately this many rows.
+    /// `walpost run` would copy approximately this many rows.
     Copies(u64),
-    /// `walpost run` would not copy rows.
+    /// `walpost run` would not copy any rows.
     Nothing,
 }
 
@@ -448,20 +454,19 @@ impl fmt::Display for Outlook {
         match self {
             Self::Copies(rows) => write!(
                 f,
-                "run first delivers the rows that are older than the stream, about {rows}; with snapshot = \"never\", run skips these rows"
+                "walpost run will first deliver the rows that are older than the stream (about {rows}); with snapshot = \
+                 \"never\", it skips these rows"
             ),
-            Self::Nothing => {
-                f.write_str("no rows that are older than the slot are left to deliver")
-            }
+            Self::Nothing => f.write_str("no rows older than the slot remain to be delivered"),
         }
     }
 }
 
-/// Returns how `walpost run` would handle older rows if it were started now, or `None` if the
-/// outbox has no table or the settings exclude older rows.
+/// Predicts what `walpost run` would do about older rows if it were started now. Returns `None` if
+/// the outbox is not a single table, if the settings exclude older rows, or if there is no slot.
 ///
 /// # Errors
-/// Returns an error if a catalog query failed, or if the pipeline would halt.
+/// Returns an error if a catalog query failed, or if older rows would halt the pipeline.
 pub(crate) async fn predict_snapshot(
     settings: &PipelineSettings,
     catalog: &Catalog,
@@ -481,20 +486,20 @@ pub(crate) async fn predict_snapshot(
     }))
 }
 
-/// The contents of Kafka according to the checkpoint of exactly-once delivery.
+/// The events that Kafka already contains, according to the checkpoint of exactly-once delivery.
 pub(super) struct Known {
-    /// Whether Kafka contains events of the stream.
+    /// Whether Kafka contains events from the stream.
     pub(super) has_delivered: bool,
     /// The copied rows that Kafka contains.
     pub(super) copied: Option<CopyProgress>,
 }
 
-/// Records in the journal that no rows have to be copied. If recording fails, the next run reaches
-/// the same conclusion.
+/// Records in the journal that no rows have to be copied. A failure to write the entry is only
+/// logged, because the next run reaches the same conclusion.
 ///
 /// # Errors
-/// Returns an error if partitions were detached before their rows were copied, and these rows can't
-/// be determined or recorded.
+/// Returns an error if it can't be determined or recorded whether partitions were detached before
+/// their rows were copied.
 pub(super) async fn settle(
     settings: &PipelineSettings,
     catalog: &impl CatalogQueries,
@@ -514,7 +519,7 @@ pub(super) async fn settle(
     }
     info!(
         pipeline,
-        why, "no snapshot is needed: no rows that are older than the slot are left to deliver"
+        why, "no snapshot is needed: no rows older than the slot remain to be delivered"
     );
     let entry = Entry {
         pipeline,
@@ -530,8 +535,8 @@ pub(super) async fn settle(
     Ok(())
 }
 
-/// Returns the columns by which the rows of the copy were ordered, or `None` if the copy can't be
-/// continued in this order.
+/// Returns the columns by which the interrupted copy ordered its rows, or `None` if the copy can't
+/// be resumed in this order.
 fn resume_columns(copied: &CopyProgress, table: &ObservedTable) -> Option<Vec<(String, u32)>> {
     let columns = &table.columns;
     let column = |name: &String| {
@@ -543,13 +548,14 @@ fn resume_columns(copied: &CopyProgress, table: &ObservedTable) -> Option<Vec<(S
     order.filter(|order| !order.is_empty())
 }
 
-/// Returns the publication's row filter for the table.
+/// Returns the publication's row filter for the table, if it has one.
 fn row_filter(table: &TableName, observed: &Observed) -> Result<Option<String>, SnapshotError> {
     let Some(publication) = &observed.publication else {
         return Ok(None);
     };
     if publication.unsafe_filter.is_some() {
-        // The filter was safe when the session started. The next session reports the unsafe filter.
+        // Since the session started, the filter has become one that is not safe to evaluate. Start
+        // over, so that the next session reports this.
         return Err(CatalogError::TableChanged(table.clone()).into());
     }
     if publication.has_locked_filter {
@@ -561,8 +567,8 @@ fn row_filter(table: &TableName, observed: &Observed) -> Result<Option<String>, 
 }
 
 impl Plan {
-    /// Composes the statement that copies the published rows, except those that were copied before,
-    /// with the columns required for the mapping and the key.
+    /// Composes the statement that copies the published rows that have not been copied yet. The
+    /// statement selects the columns that the mapping and the key require.
     async fn statement(&self, locked: &impl LockedQueries) -> Result<String, SnapshotError> {
         let resumed = self
             .before
@@ -572,7 +578,8 @@ impl Plan {
             Some(columns) => RowOrder::from_columns(locked, columns),
             None => locked.row_order().await?,
         };
-        // Walpost also compares keys, so they must be ordered by their bytes.
+        // Walpost also compares keys itself, which it can do only byte by byte, so the rows must
+        // also be sorted byte by byte.
         let order = match self.key.is_empty() {
             true => order,
             false => order.by_bytes(),
@@ -607,7 +614,7 @@ fn entry<'s>(settings: &'s PipelineSettings, snapshot_lsn: Lsn, state: &str) -> 
     }
 }
 
-/// Records that a copy of the table begins, and which partitions the table has.
+/// Records in the journal that a copy of the table is starting, and which partitions the table has.
 async fn write_begun(
     settings: &PipelineSettings,
     catalog: &impl CatalogQueries,
@@ -620,17 +627,18 @@ async fn write_begun(
     catalog.write_journal(&entry).await
 }
 
-/// A snapshot that was created and has not been copied yet.
+/// A snapshot that has been created but not copied yet.
 pub(super) struct Snapshot {
     plan: Box<Plan>,
     connection: Connection,
-    /// The snapshot contains the transactions whose commit record precedes this LSN.
+    /// The consistent point: the snapshot contains the transactions whose commit record precedes
+    /// this LSN.
     snapshot_lsn: Lsn,
 }
 
 impl Snapshot {
-    /// Creates a snapshot on the server identified by `identity`. The snapshot exists as long as
-    /// its connection.
+    /// Creates a snapshot on the server identified by `identity`. The snapshot exists only as long
+    /// as its connection.
     pub(super) async fn make(
         settings: &PipelineSettings,
         database: &impl Database,
@@ -647,7 +655,7 @@ impl Snapshot {
         }
         info!(
             pipeline,
-            "starting a snapshot of the table; waiting for the transactions that are open now"
+            "starting a snapshot of the table; waiting for currently open transactions to end"
         );
         connection
             .query(&format!("SET lock_timeout = '{LOCK_TIMEOUT}'"))
@@ -673,10 +681,10 @@ impl Snapshot {
             .ok_or_else(|| {
                 ConnectionError::Protocol(format!("CREATE_REPLICATION_SLOT answered with {made:?}"))
             })?;
-        // When the slot has been acquired, the server counts the transactions that it sends. If the
-        // journal had no entry, the next run would assume that such a slot was in use before, so
-        // the entry is written first. If the slot is past the position in an existing entry,
-        // because something else moved the slot, that entry does not apply to this copy.
+        // Write the journal entry before the slot is acquired. Once it is acquired, the server's
+        // statistics show that the slot has been read, and without an entry, the next run would
+        // conclude that nothing has to be copied. An existing entry is not enough if something else
+        // has moved the slot past the position in that entry.
         if !plan.record.is_open(plan.confirmed) && plan.before.is_none() {
             let record = catalog.snapshot_record(&settings.target).await?;
             if record != plan.record {
@@ -692,13 +700,14 @@ impl Snapshot {
         })
     }
 
-    /// Returns the LSN at which the stream starts: the consistent point of the copy's first chunk.
+    /// Returns the LSN at which the stream must start: the consistent point of the copy's first
+    /// snapshot.
     pub(super) fn stream_from(&self) -> Lsn {
         let before = self.plan.before.as_ref();
         before.map_or(self.snapshot_lsn, CopyProgress::first_snapshot_lsn)
     }
 
-    /// Starts the copy. The pipeline's slot has been acquired, and is at `confirmed`.
+    /// Starts the copy. The pipeline's slot must have been acquired; `confirmed` is its position.
     pub(super) async fn copy(
         mut self,
         settings: &PipelineSettings,
@@ -715,20 +724,21 @@ impl Snapshot {
         if self.plan.before.is_none() && record != SnapshotRecord::Begun(self.snapshot_lsn) {
             write_begun(settings, catalog, &self.plan.name, self.snapshot_lsn).await?;
         }
-        // The table is locked only if its partitions are still those at the time of planning.
+        // Locking fails if the table's partitions have changed since the copy was planned.
         catalog
             .record_uncopied_partitions(pipeline, target, &self.plan.name, confirmed)
             .await?;
         let locked = catalog.lock_table(&self.plan.table.version).await;
         let locked = locked.map_err(|error| error.with_commands(&target.commands))?;
-        // The publication may have changed since the plan was made. While the table is locked, its
-        // filter can't change.
+        // The publication's row filter may have changed since the copy was planned. From now on, it
+        // can't change, because the table is locked.
         let observed = catalog.observe(target).await?;
         if row_filter(&self.plan.name, &observed)? != self.plan.row_filter {
             return Err(CatalogError::TableChanged(self.plan.name).into());
         }
         let statement = self.plan.statement(&locked).await?;
-        // The server responds when it has planned the statement.
+        // The server responds once it has planned the statement, so the lock can be released
+        // afterwards.
         self.connection.copy_out(&statement).await?;
         drop(locked);
         let Plan {
@@ -763,9 +773,9 @@ impl Snapshot {
     }
 }
 
-/// Returns whether another instance has used the slot since the snapshot was planned. If so, either
-/// the journal's record has changed, or the slot's confirmed position is after the start of the
-/// stream.
+/// Returns whether another instance has used the slot since the copy was planned. In that case,
+/// either the journal has a new entry about the snapshot, or the slot's position is past the point
+/// at which the stream must start.
 fn is_superseded(
     planned: SnapshotRecord,
     record: SnapshotRecord,
@@ -776,25 +786,26 @@ fn is_superseded(
 }
 
 const LOCK_NOT_AVAILABLE: &str = "55P03";
-/// insufficient_privilege
+/// SQLSTATE insufficient_privilege.
 const INSUFFICIENT_PRIVILEGE: &str = "42501";
 
-/// A snapshot that is being copied, or whose copy is not durable yet.
+/// A copy that is in progress or not durable yet.
 pub(super) struct Copying {
-    /// The connection of the copy; `None` when all rows have been read.
+    /// The connection that the rows are read from; `None` once all rows have been read.
     connection: Option<Connection>,
     snapshot_lsn: Lsn,
-    /// The position of the slot when the copy started.
+    /// The slot's position when the copy started.
     resumed: Lsn,
     progress: Option<Progress>,
-    /// The number of rows and the time when the copy last made progress.
+    /// The number of rows read when the copy last made progress, and the time of that progress.
     progressed: Option<(u64, Instant)>,
-    /// Number of rows that were read. `counted` is the part that the counters already include.
+    /// Number of rows that have been read. `counted` is how many of them have been added to the
+    /// counters.
     rows: u64,
     counted: u64,
 }
 
-/// Number of rows between two updates of the counters and the progress.
+/// The counters and the progress display are updated once per this many rows.
 const PROGRESS_ROWS: u64 = 1024;
 
 /// The result of trying to read a row.
@@ -805,13 +816,14 @@ pub(super) enum Read {
     Nothing,
     /// All rows have been read.
     End,
-    /// The sink is full.
+    /// The window or the sink's queue is full.
     Full,
-    /// The sink has to prepare this topic.
+    /// The sink has to prepare this topic first.
     NewTopic(String),
 }
 
-/// Resolves when more data of the copy has been received. Never resolves if no copy is in progress.
+/// Waits until more of the copy's data has been received. Never completes if no copy is in
+/// progress.
 pub(super) async fn receive_copied(copying: &mut Option<Copying>) -> Result<(), ConnectionError> {
     match copying
         .as_mut()
@@ -828,8 +840,7 @@ impl Copying {
         self.connection.is_some()
     }
 
-    /// Returns whether a row was read within the last `limit`, which means that the sink accepts
-    /// records.
+    /// Returns whether the sink has accepted a row within the last `limit`.
     pub(super) fn progresses(&mut self, now: Instant, limit: Duration) -> bool {
         match self.progressed {
             Some((rows, since)) if rows == self.rows => now < since + limit,
@@ -868,7 +879,7 @@ impl Copying {
                 }
                 Step::Full => Ok(Read::Full),
                 Step::NewTopic(topic) => Ok(Read::NewTopic(topic)),
-                // New tables and tables to be set aside occur only in the stream, not in a copy.
+                // `NewTable` and `SetAside` occur only in the stream, not in a copy.
                 Step::NewTable(_) | Step::SetAside(_) => {
                     Err(CoreError::from(OrderError::Stray).into())
                 }
@@ -878,7 +889,7 @@ impl Copying {
                 self.count_rows(core);
                 let stats = core.delivery.watermark.stats();
                 stats.record_snapshot_phase(SnapshotPhase::Delivering, None);
-                // Closing the connection drops the temporary slot and the snapshot.
+                // Close the connection, which drops the temporary slot and the snapshot.
                 self.connection = None;
                 if let Some(progress) = self.progress.take() {
                     progress.finish();
@@ -888,7 +899,7 @@ impl Copying {
         }
     }
 
-    /// Returns the topics of the rows that have been received.
+    /// Returns the topics of the rows that have been received but not processed.
     pub(super) fn topics_ahead(&self, core: &Core) -> Vec<String> {
         match &self.connection {
             Some(connection) => core.snapshot_topics_ahead(connection.buffered()),
@@ -905,16 +916,16 @@ impl Copying {
         }
     }
 
-    /// Returns whether all rows were read, and `confirmed` shows that they are durable. The
-    /// position must be higher than the slot's position before the copy, because the slot may have
-    /// been at the consistent point from the beginning, after a failover to a standby without later
-    /// WAL.
+    /// Returns `true` if all rows have been read and `confirmed` shows that they are durable.
+    /// `confirmed` shows this only if it has advanced since the copy started: after a failover to a
+    /// standby without later WAL, the slot may have been at the consistent point from the
+    /// beginning.
     pub(super) fn is_durable(&self, confirmed: Lsn) -> bool {
         !self.reads() && confirmed >= self.snapshot_lsn && confirmed > self.resumed
     }
 
-    /// Records in the journal that the copy is complete. If recording fails, the next run
-    /// determines from the confirmed position that the copy is complete.
+    /// Records in the journal that the copy is complete. A failure is only logged, because the next
+    /// run can infer from the confirmed position that the copy is complete.
     pub(super) async fn record_completion(
         &self,
         settings: &PipelineSettings,
@@ -937,7 +948,8 @@ impl Copying {
     }
 }
 
-/// How long writing the last journal entry may take. The stream waits while it is written.
+/// How long writing the final journal entry may take. Kept short, because the stream has to wait in
+/// the meantime.
 const JOURNAL_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub(crate) mod error;

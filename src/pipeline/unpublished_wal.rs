@@ -1,7 +1,8 @@
-//! Errors about WAL that was written before the publication existed. When PostgreSQL decodes a
-//! transaction, it uses the publication as it was at that transaction. If the publication did not
-//! exist, versions 14 to 17 end the stream, and version 18 omits the rows. Creating the publication
-//! afterwards, or restarting, does not change this for WAL that was already written.
+//! Explains errors about WAL that was written before the publication existed. To decode a
+//! transaction, PostgreSQL uses the publication as it was when the transaction was committed. If
+//! the publication did not exist, versions 14 to 17 abort the stream, and version 18 skips the
+//! rows. Neither a restart nor creating the publication afterwards makes a difference for WAL that
+//! has already been written.
 
 use super::error::PipelineError;
 use super::settings::PipelineSettings;
@@ -10,15 +11,17 @@ use crate::postgres::replication::ConnectionError;
 use crate::postgres::sql::escape_literal;
 use crate::postgres::target::Target;
 
-/// SQLSTATE undefined_object, which PostgreSQL reports for a missing publication, and also for a
-/// missing slot.
+/// SQLSTATE undefined_object, which PostgreSQL reports if a publication does not exist, but also if
+/// a slot does not exist.
 const UNDEFINED_OBJECT: &str = "42704";
 
-/// Function of PostgreSQL 14 to 17 that reports the error, in src/backend/catalog/pg_publication.c.
-/// The message itself may be translated, so it can't be compared.
+/// The function that reports a missing publication in PostgreSQL 14 to 17
+/// (src/backend/catalog/pg_publication.c). Used to recognize the error, because its message may be
+/// translated.
 const PUBLICATION_LOOKUP: &str = "get_publication_oid";
 
-/// Adds the remedy to an error about WAL that was written before the publication existed.
+/// If `error` is about WAL that was written before the publication existed, adds instructions for
+/// fixing the problem.
 pub(super) fn with_remedy(mut error: PipelineError, settings: &PipelineSettings) -> PipelineError {
     if let PipelineError::Connection(connection) = &mut error {
         match connection {

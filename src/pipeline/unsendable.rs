@@ -17,10 +17,10 @@ use crate::postgres::table::TableName;
 use crate::postgres::target::Outbox;
 use crate::postgres::wire::pgoutput::Message;
 
-/// How long to wait for the server to report why it ended the stream.
+/// How long to wait for the server to report why it aborted the stream.
 const REASON_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Returns the error with which the server ended the stream before any data was processed, or
+/// Returns the error with which the server aborted the stream before any data was processed, or
 /// `None` if the server does not send one. Discards the data received on `connection`.
 pub(super) async fn stream_end_error(connection: &mut Connection) -> Option<PipelineError> {
     let mut rows = Rows::default();
@@ -89,7 +89,8 @@ async fn find_table(
         Err(_) if rows.next == Some(sought) => found = rows.described,
         Ok(()) | Err(_) => {}
     }
-    // Errors are ignored, because the server may end the stream only after a large transaction.
+    // Ignore errors: in the middle of a large transaction, the server may take too long to end the
+    // stream.
     let _ = connection.close().await;
     Ok(found)
 }
@@ -98,15 +99,15 @@ async fn find_table(
 #[derive(Default)]
 struct Rows {
     tables: HashMap<u32, String>,
-    /// The position of the next row; `None` outside a transaction.
+    /// The position that the next row will have; `None` outside a transaction.
     next: Option<Position>,
     /// The table that the server has described since the last row, if any.
     described: Option<String>,
 }
 
 impl Rows {
-    /// Processes a message. If it is a row, or a transactional logical decoding message, returns
-    /// its position and, for a row, its table.
+    /// Processes a message. If it has a position (because it is a row or a transactional logical
+    /// decoding message), returns that position and, for a row, the table's name.
     fn message(&mut self, data: &[u8]) -> Option<(Position, Option<String>)> {
         let relation = match Message::decode(data).ok()? {
             Message::Begin(begin) => {

@@ -1,4 +1,4 @@
-//! How much WAL the slot may retain, and the reaction when it retains more.
+//! Limits how much WAL the slot may retain.
 
 pub(crate) mod budget;
 pub(crate) mod error;

@@ -86,7 +86,7 @@ pub(crate) struct Catalog {
     client: Client,
     /// The settings used to open the connection.
     conninfo: Conninfo,
-    /// The task that drives the connection; finishes when the connection ends.
+    /// The task that drives the connection. It finishes when the connection closes.
     driver: JoinHandle<()>,
     notifications: Arc<Notifications>,
 }
@@ -97,7 +97,7 @@ pub enum CatalogError {
     /// The connection could not be established.
     #[error(transparent)]
     Dial(#[from] DialError),
-    /// The server answered with an error.
+    /// The server returned an error.
     #[error("PostgreSQL: {0}")]
     Server(Box<ServerError>),
     /// The connection was lost.
@@ -111,7 +111,7 @@ pub enum CatalogError {
         /// The command that creates the journal.
         init: String,
     },
-    /// An entry of the journal was written by a later version.
+    /// A journal entry was written by a later version of Walpost.
     #[error(
         "entry {id} in table walpost.journal has version {version}, but this Walpost reads only versions up to \
          {newest}: a newer Walpost wrote the entry. Nothing was done. Run that version of Walpost, or a later one"
@@ -120,7 +120,7 @@ pub enum CatalogError {
         /// The ID of the journal entry.
         id: i64,
         version: String,
-        /// The highest version that can be read.
+        /// The highest entry version that this version of Walpost can read.
         newest: u64,
     },
     /// A row-level security policy would hide rows and run functions as the current role.
@@ -142,7 +142,7 @@ pub enum CatalogError {
         table: TableName,
         /// The current role.
         role: String,
-        /// The object, the function that it calls, and the owner of the function.
+        /// The object, the function that it calls, and the function's owner.
         code: String,
     },
     /// The table was changed after Walpost composed the statement that reads it.
@@ -150,23 +150,24 @@ pub enum CatalogError {
         "table {0} was changed before Walpost could read it; nothing was done. Run the same command again"
     )]
     TableChanged(TableName),
-    /// A second connection reached a different server.
+    /// A second connection reached a different server than the first one.
     #[error(
         "a second connection to PostgreSQL reached a different server than the first connection. Run the same command \
          again; if the error persists, specify only one host"
     )]
     OtherServer,
-    /// A table to add does not fit the pipeline's settings.
+    /// A table that is about to be added is incompatible with the pipeline's settings.
     #[error("{0}")]
     Unfit(String),
-    /// Another `walpost init` has not finished in time, or another program holds its lock.
+    /// Another `walpost init` did not finish in time, or another program holds the lock that `init`
+    /// requires.
     #[error(
         "another session (PID {pid}, role {role}) holds the lock of walpost init in this database. Run the same command \
          again after that session has ended; to terminate the session: SELECT pg_catalog.pg_terminate_backend({pid})"
     )]
     InitRuns {
         pid: i32,
-        /// The role of the session.
+        /// The role of the session that holds the lock.
         role: String,
     },
     /// The server returned a value that can't be interpreted.
@@ -206,7 +207,7 @@ impl Catalog {
     /// Connects, and drives the connection in the background until the catalog is dropped.
     ///
     /// # Errors
-    /// Returns an error if no host of `conninfo` accepts the connection.
+    /// Returns an error if no host in `conninfo` accepts the connection.
     pub(crate) async fn open(conninfo: &Conninfo) -> Result<Self, CatalogError> {
         Self::open_within(conninfo, SqlLimits::CATALOG_QUERIES).await
     }
@@ -215,7 +216,7 @@ impl Catalog {
     /// bytes.
     ///
     /// # Errors
-    /// Returns an error if no host of `conninfo` accepts the connection.
+    /// Returns an error if no host in `conninfo` accepts the connection.
     pub(crate) async fn open_for_rows(
         conninfo: &Conninfo,
         row_bytes_max: usize,
@@ -239,10 +240,11 @@ impl Catalog {
         })
     }
 
-    /// Waits until the connection has ended.
+    /// Waits for the connection to close.
     pub(crate) async fn closed(&mut self) {
         if !self.driver.is_finished() {
-            // The task can fail only by panicking, and then the connection has ended as well.
+            // The task returns an error only if it panics, in which case the connection is closed
+            // as well.
             let _ = (&mut self.driver).await;
         }
     }
@@ -275,13 +277,13 @@ impl Catalog {
         error
     }
 
-    /// Verifies that Walpost's objects are owned by the owner of the outbox, or by roles that the
-    /// current role trusts to run code on its behalf. Checks all objects, or only the journal,
-    /// which is used while the pipeline runs.
+    /// Verifies that Walpost's functions and the publication are owned by roles that the current
+    /// role trusts to run code on its behalf. The outbox's owner may also own the objects that
+    /// serve only this outbox. If `journal_only` is true, checks the journal instead.
     ///
     /// # Errors
-    /// Returns an error that names the object if the object belongs to another role, or an error if
-    /// the query fails.
+    /// Returns an error that names the object if any other role owns one of the objects, or an
+    /// error if the query fails.
     pub(crate) async fn examine_owners(
         &self,
         target: &Target,
@@ -296,7 +298,7 @@ impl Catalog {
         examined.map_err(|error| CatalogError::from(error).with_commands(&target.commands))
     }
 
-    /// Queries the state of the server, and of the outbox, publication and slot in `target`.
+    /// Queries the state of the server and of `target`'s outbox, publication and slot.
     ///
     /// # Errors
     /// Returns an error if a query fails.
@@ -354,7 +356,7 @@ impl Catalog {
         Ok(observed)
     }
 
-    /// Returns whether a role of this name exists.
+    /// Returns whether a role with this name exists.
     ///
     /// # Errors
     /// Returns an error if the query fails.
@@ -372,8 +374,8 @@ impl Catalog {
         Ok(self.client.query_one(sql, &[]).await?.try_get(0)?)
     }
 
-    /// Detects the managed service that runs the server by a setting that only this service
-    /// defines. Returns `None` for other servers, or if a query fails.
+    /// Detects which managed service runs the server: each service defines a setting that no other
+    /// server has. Returns `None` if no such setting is found, or if a query fails.
     async fn provider(&self) -> Option<Provider> {
         for (provider, setting) in Provider::SETTINGS {
             let sql = "SELECT current_setting($1, true) IS NOT NULL";
@@ -406,8 +408,8 @@ impl Catalog {
         Ok(found.pop().map(|(_, table)| table))
     }
 
-    /// Returns the given tables that exist, in no particular order, with the columns that the
-    /// publication sends.
+    /// Returns those of the given tables that exist, in no particular order. Each table has only
+    /// the columns that the publication sends.
     ///
     /// # Errors
     /// Returns an error if the query fails.
@@ -465,8 +467,8 @@ impl Catalog {
         Ok(tables.into_values().collect())
     }
 
-    /// Returns the types, defaults and constraints of the columns of the table with this OID. The
-    /// result is empty if the table does not exist.
+    /// For the table with this OID, returns its columns with their types, defaults and constraints.
+    /// The result is empty if the table does not exist.
     ///
     /// # Errors
     /// Returns an error if the query fails.
@@ -475,8 +477,9 @@ impl Catalog {
         columns.iter().map(parse_column_facts).collect()
     }
 
-    /// Returns the columns of these tables that the publication sends or, if `publication` is
-    /// `None`, that any publication could send. The columns of each table are in table order.
+    /// Returns the columns of these tables, limited to the columns that the publication sends. If
+    /// `publication` is `None`, returns every column that a publication could send. The columns of
+    /// each table are in table order.
     async fn columns(
         &self,
         oids: &[u32],
@@ -496,7 +499,7 @@ impl Catalog {
         publication: Option<&str>,
         version: i32,
     ) -> Result<Vec<Row>, CatalogError> {
-        // Column lists exist since PostgreSQL 15, and generated columns in publications since 18.
+        // PostgreSQL 15 introduced column lists, and PostgreSQL 18 can publish generated columns.
         let listed = match version {
             150_000.. => {
                 "(SELECT r.prattrs::int2[] FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid \
@@ -511,7 +514,8 @@ impl Catalog {
             }
             _ => "false",
         };
-        // The total size is limited, because there can be 1,600 columns with a default each.
+        // The combined size of a table's defaults is limited, because a table can have 1,600
+        // columns, each with a default.
         let default = format!(
             "CASE WHEN a.attgenerated = '' AND sum(octet_length(adbin::text)) OVER (PARTITION BY a.attrelid) \
              <= {EXPRESSION_BYTES_MAX} THEN pg_get_expr(adbin, 0) END"
@@ -555,7 +559,8 @@ impl Catalog {
         .await
     }
 
-    /// Returns whether a query has any rows; `from` is the query starting at FROM.
+    /// Returns whether a query returns any rows. `from` is the part of the query that starts with
+    /// FROM.
     pub(super) async fn has_rows(
         &self,
         from: &str,

@@ -1,4 +1,4 @@
-//! Opens connections: [`conninfo`] determines the server and the user, [`dial`] connects.
+//! Opens connections: [`conninfo`] parses connection strings, and [`dial`] connects to the server.
 
 pub(crate) mod conninfo;
 pub(crate) mod dial;

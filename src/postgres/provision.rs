@@ -1,4 +1,4 @@
-//! Prints or runs the SQL files that create the outbox, role, publication and slot.
+//! Prints or runs the SQL files that create an outbox, role, publication and slot.
 
 use std::fmt;
 use std::time::Duration;
@@ -23,10 +23,11 @@ const PUBLICATION: &str = include_str!("../../sql/publication.sql");
 const SLOT: &str = include_str!("../../sql/slot.sql");
 const SNAPSHOT: &str = include_str!("../../sql/snapshot.sql");
 
-/// The first `server_version_num` that supports failover slots.
+/// The oldest server version that supports failover slots, as `server_version_num`.
 const FAILOVER_SINCE: i32 = 170_000;
 
-/// How many times the transaction is attempted if another session creates the same objects.
+/// Maximum number of attempts to run the transaction. Another attempt is made if another session
+/// creates the same objects concurrently.
 const ATTEMPTS: u32 = 5;
 
 /// The objects to create.
@@ -34,7 +35,7 @@ const ATTEMPTS: u32 = 5;
 pub(crate) struct Provision {
     /// The pipeline's name.
     pub pipeline: String,
-    /// Outbox, publication and slot.
+    /// The outbox, publication and slot.
     pub target: Target,
     /// Whether the table is partitioned by day.
     pub partitioned: bool,
@@ -44,30 +45,30 @@ pub(crate) struct Provision {
     pub owner: Option<String>,
     /// The roles that may send events.
     pub writers: Vec<String>,
-    /// Whether to create a failover slot. With `None`, a failover slot is created if the server
-    /// supports them.
+    /// Whether to create a failover slot. `None` creates one if the server supports failover slots.
     pub failover: Option<bool>,
-    /// Lock timeout of each statement. Creating a slot also waits for running transactions.
+    /// The lock timeout for each statement. It also limits how long the creation of the slot waits
+    /// for running transactions.
     pub lock_timeout: Duration,
-    /// `max_row_bytes` of the pipeline.
+    /// The pipeline's `max_row_bytes`.
     pub row_bytes_max: usize,
-    /// The maximum size of an event in a new outbox, or `None` for the default.
+    /// Maximum size of an event in a new outbox, or `None` for the default.
     pub max_event_bytes: Option<u64>,
-    /// Which events are delivered when a pipeline first starts with the slot.
+    /// Whether a pipeline's first run with the slot delivers existing rows.
     pub first_start: FirstStart,
 }
 
 /// All steps, in the order in which they run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Scripts {
-    /// Steps that run in one transaction.
+    /// Steps that run together in one transaction.
     pub together: Vec<Script>,
-    /// Steps that run afterwards, one at a time, because PostgreSQL can't create a slot in a
-    /// transaction that has performed writes.
+    /// Steps that run after that transaction, each on its own, because PostgreSQL can't create a
+    /// slot in a transaction that has performed writes.
     pub after: Vec<Script>,
 }
 
-/// A step: a batch of statements.
+/// One step: a batch of statements that creates an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Script {
     /// The object that the step creates.
@@ -76,15 +77,15 @@ pub(crate) struct Script {
     pub sql: String,
 }
 
-/// The failure of a step.
+/// A step failed.
 #[derive(Debug, thiserror::Error)]
 #[error("{step}: {reason}")]
 pub(crate) struct ProvisionError {
     /// The object that the step creates.
     pub step: String,
-    /// The cause of the failure.
+    /// The reason for the failure.
     pub reason: CatalogError,
-    /// Which objects exist now.
+    /// Which objects exist after the failure.
     pub left: LeftTables,
 }
 
@@ -93,14 +94,15 @@ pub(crate) struct ProvisionError {
 pub(crate) enum LeftTables {
     /// The database was not changed.
     Nothing,
-    /// It is unknown whether the transaction was committed, because the connection was lost.
+    /// The connection was lost during the commit, so it is unknown whether the transaction was
+    /// committed.
     Unknown,
     /// Everything except the slot exists.
     NoSlot,
-    /// All objects exist, including the slot, which now retains WAL. The rows that describe the
-    /// slot are missing.
+    /// All objects exist, including the slot, which now retains WAL, but Walpost's tables do not
+    /// contain the rows that describe the slot.
     Slot,
-    /// All steps except the last one are done. The slot already existed, and a pipeline may be
+    /// All steps except the last one succeeded. The slot already existed, so a pipeline may be
     /// streaming from it.
     LastStep,
 }
@@ -128,16 +130,17 @@ impl fmt::Display for LeftTables {
 }
 
 impl Provision {
-    /// Returns the steps in the required order. The prerequisites of the slot are checked first.
-    /// The journal must exist before the role. Ownership is transferred only after everything that
-    /// requires the owner's privileges has been created. The publication is created before the
-    /// slot, so that the publication exists for all WAL that the slot decodes.
+    /// Returns the steps in the required order. The slot's prerequisites are checked first. The
+    /// journal is created before the role, which is granted privileges on it. Ownership is
+    /// transferred only after everything that requires the owner's privileges has been created. The
+    /// publication is created before the slot, so that it exists at every position that the slot
+    /// decodes.
     #[must_use]
     pub(crate) fn scripts(&self) -> Scripts {
         self.scripts_for(0)
     }
 
-    /// Returns the steps like [`Self::scripts`], for a server with this `server_version_num`.
+    /// Returns the same steps as [`Self::scripts`], for a server with this `server_version_num`.
     fn scripts_for(&self, version: i32) -> Scripts {
         let Target {
             outbox,
@@ -167,7 +170,8 @@ impl Provision {
                     sql: self.fill_in(table),
                 })
             }
-            // Each table is created by name.
+            // A pattern does not name a table to create. Each table is created by a separate
+            // command.
             Outbox::Tables(_) => None,
             Outbox::Messages { .. } => Some(Script {
                 makes: "function walpost.publish".to_owned(),
@@ -237,7 +241,8 @@ impl Provision {
             .fill_in(SLOT),
         };
         let last = match outbox {
-            // The slot delivers the rows that the table already contains.
+            // This statement makes the slot deliver the rows that the table already contains, so no
+            // copy is due.
             Outbox::OneOf { table, .. } => Some(Script {
                 makes: format!("{table} in publication {publication}"),
                 sql: self.fill_in(ADD_OUTBOX),
@@ -253,11 +258,12 @@ impl Provision {
     }
 
     /// Runs the steps. Existing objects are left unchanged. If a table is added to a slot that
-    /// several tables share, `fits` returns why the settings don't match the table. It is called
-    /// before the commit, because a table that doesn't match halts the pipeline for all tables.
+    /// several tables share, `fits` checks whether the table is compatible with the settings, and
+    /// returns the reason if it isn't. This must happen before the commit, because an incompatible
+    /// table would halt the pipeline for all tables.
     ///
     /// # Errors
-    /// Returns an error if a step fails. The error contains which objects exist now.
+    /// Returns an error if a step fails. The error states which objects exist after the failure.
     pub(crate) async fn apply(
         &self,
         catalog: &Catalog,
@@ -268,8 +274,8 @@ impl Provision {
         let locked = catalog.lock_init(self.lock_timeout).await;
         locked.map_err(failed("lock of walpost init", LeftTables::Nothing))?;
         let applied = self.apply_separately(catalog, fits).await;
-        // If the lock were not released here, the session would hold it until the server detects
-        // that the connection was closed.
+        // Otherwise, the session would hold the lock until the server notices that the connection
+        // was closed.
         catalog.unlock_init().await;
         applied
     }
@@ -322,21 +328,24 @@ impl Provision {
             } else {
                 LeftTables::LastStep
             };
-            // Runs after the slot is created, so that walpost.add_outbox finds the slot, and again
-            // after walpost.add_outbox, which may omit rows.
+            // Record how the tables are published after each of these steps: after the slot is
+            // created, because walpost.add_outbox looks up the slot in walpost.table_state, and
+            // after walpost.add_outbox, because that function may have omitted rows.
             let recorded = self.record_tables(catalog).await;
             recorded.map_err(failed("record of the published tables", left))?;
         }
         Ok(())
     }
 
-    /// Records how the tables are published, if the current role has the privileges.
+    /// Records how the tables are published. If the current role lacks the privileges, logs a
+    /// warning instead of returning an error.
     async fn record_tables(&self, catalog: &Catalog) -> Result<(), CatalogError> {
         let recorded = catalog.record_tables(&self.pipeline, &self.target, Refresh::Nothing);
         let why = match recorded.await {
             Ok(None) => return Ok(()),
             Ok(Some(why)) => why,
-            // `run` compares the tables too, with a role that has the privileges.
+            // A missing privilege is not an error here, because `run` makes the same comparison
+            // with a role that has the privileges.
             Err(CatalogError::Server(error)) if error.code == "42501" => error.to_string(),
             Err(error) => return Err(error),
         };
@@ -347,7 +356,7 @@ impl Provision {
         Ok(())
     }
 
-    /// Runs the steps that form one transaction.
+    /// Runs the given steps in one transaction.
     async fn run_together(
         &self,
         catalog: &Catalog,
@@ -355,7 +364,8 @@ impl Provision {
         fits: impl Fn(&TableName, &ObservedTable) -> Result<(), String>,
     ) -> Result<(), ProvisionError> {
         let roll_back = async || {
-            // If the connection is lost, PostgreSQL rolls back the transaction.
+            // Errors are ignored: if the connection is lost, PostgreSQL rolls back the transaction
+            // anyway.
             let _ = catalog.client().batch_execute("ROLLBACK").await;
         };
         run(catalog, "transaction", "BEGIN", LeftTables::Nothing).await?;
@@ -395,8 +405,8 @@ impl Provision {
         }
     }
 
-    /// Records the slot if it differs from the recorded one: an existing slot may have been created
-    /// manually, or by an `init` that failed afterwards.
+    /// Records an existing slot, unless it has already been recorded. The slot may have been
+    /// created manually, or by an `init` that failed before it recorded the slot.
     async fn record_other_history(&self, catalog: &Catalog) -> Result<(), CatalogError> {
         let Some(slot) = catalog.slot(&self.target.slot).await? else {
             return Ok(());
@@ -410,7 +420,8 @@ impl Provision {
                     .record_new_slot(&self.pipeline, &self.target, self.first_start)
                     .await
             }
-            // `run` compares the tables too, with a role that has the privileges.
+            // A missing privilege is not an error here, because `run` makes the same comparison
+            // with a role that has the privileges.
             Err(CatalogError::Server(error)) if error.code == "42501" => {
                 tracing::warn!(
                     pipeline = self.pipeline,
@@ -455,8 +466,8 @@ fn failed(step: &str, left: LeftTables) -> impl FnOnce(CatalogError) -> Provisio
     move |reason| ProvisionError { step, reason, left }
 }
 
-/// Returns whether the error means that another session has created the same object in the
-/// meantime. The next attempt finds that object.
+/// Returns whether the error means that another session created the same object concurrently. The
+/// next attempt will find that object.
 fn is_conflict(error: &CatalogError) -> bool {
     let CatalogError::Server(error) = error else {
         return false;
@@ -508,7 +519,7 @@ mod tests {
     }
 
     #[test]
-    fn creates_only_the_given_table_if_several_share_a_slot() {
+    fn creates_the_given_table_and_no_others_if_several_tables_share_a_slot() {
         let patterns = TablePatterns::new(&["tenant_*.outbox".to_owned()]).expect("patterns");
         let table = "tenant_1.outbox".parse().expect("table");
         let with_outbox = |outbox| Provision {
@@ -580,7 +591,7 @@ mod tests {
         }
     }
 
-    /// Returns the files in sql/ with their names.
+    /// Returns the names and contents of the files in sql/.
     fn files() -> Vec<(String, String)> {
         let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("sql");
         let files = std::fs::read_dir(folder).expect("a folder").map(|entry| {
@@ -591,7 +602,7 @@ mod tests {
         files.collect()
     }
 
-    /// Returns the files in src/ with their names.
+    /// Returns the names and contents of the files in src/.
     fn sources() -> Vec<(String, String)> {
         let mut folders = vec![std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src")];
         let mut files = Vec::new();
@@ -667,8 +678,8 @@ mod tests {
             for hint in lines
                 .filter(|line| line.contains("reate it: ") || line.contains("reate it first: "))
             {
-                // If the hint contained `psql -f sql/guard.sql`, another user could create a file
-                // of that name in the directory where the command is pasted.
+                // If the hint suggested `psql -f sql/guard.sql`, another user could create a file
+                // with that name in the directory in which an operator runs the command.
                 assert!(
                     hint.contains(" of Walpost in this database") && !hint.contains("-f sql/"),
                     "{name}: {hint:?}"
@@ -702,7 +713,7 @@ mod tests {
     }
 
     #[test]
-    fn only_dial_opens_connections_to_postgresql() {
+    fn only_the_dial_module_opens_postgresql_connections() {
         for (path, text) in sources() {
             let is_listed = path.ends_with("dial/handover.rs") || path.ends_with("provision.rs");
             let connects =
@@ -711,18 +722,19 @@ mod tests {
         }
     }
 
-    /// Only `table_guard` may read the rows of a table. Each exception is listed with the reason
-    /// why it is safe.
+    /// Only `table_guard` may read a table's rows. Exceptions are listed with the reason why they
+    /// are safe.
     #[test]
     fn statements_refer_to_tables_only_after_examining_them() {
         let listed = [
             "catalog/table_guard.rs",
-            // Used while a lock is held.
+            // Used only while `table_guard` holds a lock on the table.
             "catalog/copy.rs",
             "catalog/table.rs",
-            // Used in a transaction that examines the table.
+            // Used only in a transaction that examines the table first.
             "retention/rows.rs",
-            // The statement is parsed while a lock is held, and never planned.
+            // These files hold a lock while the server parses the statement, and the statement is
+            // never planned.
             "replay/condition.rs",
             "provision.rs",
         ];
@@ -736,10 +748,11 @@ mod tests {
         }
     }
 
-    /// If a table has no alias, an expression meant to name a column can refer to the whole row
-    /// once that column is renamed, and the table's owner can define casts for the row's type.
+    /// Without an alias, an expression that is meant to name a column refers to the whole row if
+    /// the column is renamed and the table has the same name. This would be unsafe, because the
+    /// table's owner can define casts for the row type.
     #[test]
-    fn statements_use_an_alias_for_tables_of_other_roles() {
+    fn statements_use_an_alias_for_tables_owned_by_other_roles() {
         let mut found = Vec::new();
         for (name, text) in sources().into_iter().chain(files()) {
             let (code, _) = text.split_once("#[cfg(test)]").unwrap_or((&text, ""));
@@ -759,10 +772,10 @@ mod tests {
         assert!(found.is_empty(), "{found:#?}");
     }
 
-    /// `Catalog::lock_table` compares the table with the description from which statements are
-    /// composed. Code that only examines a table must do so as well.
+    /// The table may have changed since the statement was composed. `Catalog::lock_table` detects
+    /// this; code that only examines a table must detect it itself, and is therefore listed here.
     #[test]
-    fn code_that_examines_a_table_compares_it_with_its_earlier_description() {
+    fn only_listed_source_files_lock_and_examine_tables_directly() {
         let listed = ["catalog/table_guard.rs", "src/retention.rs", "provision.rs"];
         for (path, text) in sources() {
             let is_listed = listed.iter().any(|name| path.ends_with(name));
@@ -815,7 +828,8 @@ mod tests {
         }
     }
 
-    /// The SQL files do not contain the connection settings that a suggested command needs.
+    /// The SQL files can't contain the options that a suggested command needs to find the server.
+    /// Walpost replaces the placeholder with its own options.
     #[test]
     fn commands_suggested_by_sql_files_contain_a_configuration_placeholder() {
         let mut found = Vec::new();
@@ -844,8 +858,7 @@ mod tests {
         assert_eq!(filled, "SELECT 'out''box', \"My Shop\"::text, :'what';\n");
     }
 
-    /// Returns the objects that the steps of the transaction create, and those that later steps
-    /// create.
+    /// Returns the objects that are created in the transaction, and those that later steps create.
     fn created_objects(provision: &Provision) -> [Vec<String>; 2] {
         let Scripts { together, after } = provision.scripts();
         [together, after].map(|scripts| scripts.into_iter().map(|script| script.makes).collect())

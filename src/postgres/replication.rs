@@ -1,4 +1,5 @@
-//! The replication connection: commands, followed by `CopyBoth` with status updates.
+//! The replication connection. It runs commands, and then receives a stream and sends status
+//! updates in `CopyBoth` mode.
 //!
 //! PostgreSQL 18, "54.4. Streaming Replication Protocol". The released tokio-postgres does not
 //! support `CopyBoth`, so this module implements it on top of the codecs of postgres-protocol.
@@ -31,11 +32,11 @@ mod preview;
 mod reader;
 mod transport;
 
-/// Buffer size of a Unix-domain socket at which a walsender does not stall while Walpost decodes
-/// and sends its rows.
+/// With a Unix-domain socket buffer of at least this size, the walsender does not stall while
+/// Walpost decodes rows and sends them to Kafka.
 pub(crate) const WANTED_BUFFER_BYTES: usize = 4 << 20;
-/// Receive buffer size for a TCP connection to the same host. It is smaller than one read and holds
-/// about a millisecond's worth of rows.
+/// Receive buffer size for a TCP connection within the host. It is smaller than one read, but holds
+/// the rows that arrive in about a millisecond.
 const RECEIVE_BUFFER_BYTES: usize = 96 << 10;
 /// Maximum length of a reply to a command. PostgreSQL's replies are far shorter.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
@@ -44,9 +45,10 @@ const NOTICE_CHARS_MAX: usize = 1000;
 /// How long to wait for a server to end `CopyBoth`. The server may be in the middle of sending a
 /// large transaction.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
-/// SQLSTATE of PostgreSQL 18's warning `skipped loading publication`.
+/// SQLSTATE of the warning `skipped loading publication` in PostgreSQL 18.
 const PUBLICATION_SKIPPED: &str = "55000";
-/// SQLSTATE of the error for a replication command in a session that is not in replication mode.
+/// SQLSTATE of the error that a replication command causes in a session that is not in replication
+/// mode.
 const SYNTAX_ERROR: &str = "42601";
 const NO_REPLICATION_HINT: &str = "This is not a replication session: a connection pooler such as PgCat or Supavisor is between Walpost and PostgreSQL, and does not \
      forward the replication parameter. Connect directly to PostgreSQL's address and port";
@@ -60,8 +62,8 @@ pub enum ConnectionError {
     /// The server ended the connection with an error, or rejected a command.
     #[error("PostgreSQL: {0}")]
     Server(Box<ServerError>),
-    /// The publication did not exist when the rows were committed, and the server skips them
-    /// instead of failing (PostgreSQL 18).
+    /// The publication did not exist when the rows were committed. PostgreSQL 18 skips such rows
+    /// instead of reporting an error.
     #[error("PostgreSQL skips rows: {0}")]
     PublicationSkipped(Box<ServerError>),
     /// The connection was lost.
@@ -70,18 +72,18 @@ pub enum ConnectionError {
     /// The server closed the connection.
     #[error("PostgreSQL closed the connection")]
     Closed,
-    /// Nothing was received within the time limit, although a reply was requested.
+    /// Nothing was received within the time limit although a reply had been requested.
     #[error("no response from PostgreSQL for {0:?} (link_timeout), although a reply was requested")]
     Silent(Duration),
     /// A message from the server exceeds the size limit.
-    #[error("PostgreSQL sends a message of {bytes} bytes; at most {max} are accepted")]
+    #[error("PostgreSQL sent a message of {bytes} bytes; at most {max} are accepted")]
     TooLarge {
         /// The length of the message.
         bytes: usize,
         /// The limit.
         max: usize,
     },
-    /// The server sent something other than a streaming replication frame.
+    /// The server sent data that is not a valid streaming replication frame.
     #[error(transparent)]
     Frame(#[from] FrameError),
     /// The server sent a message that the protocol does not allow at this point.
@@ -99,8 +101,9 @@ pub enum UnsendableCause {
 }
 
 impl ConnectionError {
-    /// Returns the cause if the server reported an error that it reports for a row that it can't
-    /// send. The server reports the same errors for other reasons while no row is being sent.
+    /// Returns the cause if this is one of the errors that the server reports for a row that it
+    /// can't send. Meaningful only while the server is sending rows: at other times, the same
+    /// errors can have other causes.
     #[must_use]
     pub(crate) fn unsendable_cause(&self) -> Option<UnsendableCause> {
         let Self::Server(error) = self else {
@@ -124,8 +127,8 @@ impl ConnectionError {
         }
     }
 
-    /// Returns the error that the server reported, if any. After several failed attempts, returns
-    /// the most relevant one.
+    /// Returns the error that the server reported, if any. If several connection attempts failed,
+    /// returns the error only if the decisive failure was reported by a server.
     pub fn server_mut(&mut self) -> Option<&mut ServerError> {
         match self {
             Self::Server(error) => Some(error),
@@ -138,7 +141,7 @@ impl ConnectionError {
 /// The reply to `IDENTIFY_SYSTEM`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// The system identifier of the cluster, which its standbys and restored copies share.
+    /// The cluster's system identifier. Standbys and restored copies have the same one.
     pub system_id: String,
     /// The current timeline ID, which increases with each promotion.
     pub timeline: u32,
@@ -146,10 +149,10 @@ pub struct Identity {
     pub flushed: Lsn,
 }
 
-/// Data sent by `COPY ... TO STDOUT`.
+/// A message that the server sends during `COPY ... TO STDOUT`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyOut<'c> {
-    /// A row, in the format that the COPY command specifies.
+    /// A row in the format that the COPY command specifies.
     Row(&'c [u8]),
     /// The end of the copy.
     End,
@@ -160,16 +163,16 @@ pub struct Connection {
     transport: Transport,
     ahead: Ahead,
     buffer: Buffer,
-    /// Length of the incomplete message, or of the message that was returned last, or 0 if neither
-    /// exists.
+    /// The length of the message that was returned last or that is still incomplete; 0 if there is
+    /// no such message.
     wanted: usize,
-    /// Length of the message whose beginning was returned. The rest is skipped when the message is
-    /// consumed.
+    /// If only the beginning of an oversized message was returned, the length of that message;
+    /// otherwise 0. The rest of it is skipped when the message is consumed.
     large: usize,
     /// Number of bytes that remain to be skipped.
     skipped: usize,
     last_received_at: Instant,
-    /// Bytes read since the last call of [`Connection::take_received_bytes`].
+    /// Number of bytes read since the last call to [`Connection::take_received_bytes`].
     received: usize,
     row_bytes_max: usize,
     /// Whether the server converts text to UTF-8.
@@ -179,7 +182,7 @@ pub struct Connection {
     pub host: String,
 }
 
-/// Whether a thread reads ahead on request.
+/// The thread that reads ahead on request, if there is one.
 enum Ahead {
     Untried,
     Never,
@@ -190,10 +193,10 @@ enum Ahead {
     },
 }
 
-/// If reading ahead is not requested for this long, the thread is stopped and its memory is freed.
+/// If reading ahead is not requested for this long, the thread is stopped to free its memory.
 const READER_IDLE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Session settings that determine the text format of values.
+/// Session settings that determine how values are formatted as text.
 pub(crate) const TEXT_FORMAT_SETTINGS: [(&str, &str); 5] = [
     ("datestyle", "ISO"),
     ("intervalstyle", "postgres"),
@@ -202,12 +205,12 @@ pub(crate) const TEXT_FORMAT_SETTINGS: [(&str, &str); 5] = [
     ("timezone", "UTC"),
 ];
 
-/// Returns the session settings for the text format of values, and for the timeouts after which the
-/// server closes a dead connection.
+/// Returns the session settings for the text format of values, for notices, and for the time after
+/// which the server closes a dead connection.
 fn startup(link_timeout: Duration) -> Vec<(&'static str, String)> {
     TEXT_FORMAT_SETTINGS
         .into_iter()
-        // At this level, the server sends the warning about a skipped publication.
+        // At this level, the server still sends the warning about a skipped publication.
         .chain([("client_min_messages", "warning")])
         .map(|(name, value)| (name, value.to_owned()))
         .chain([("wal_sender_timeout", link_timeout.as_millis().to_string())])
@@ -231,8 +234,9 @@ impl Connection {
             .map(|(name, value)| (*name, value.as_str()))
             .collect();
         let session = dial::replication(conninfo, &startup).await?;
-        // The server validates the text of rows against client_encoding, and ends the stream if a
-        // row contains invalid text.
+        // A database with the encoding SQL_ASCII can contain invalid text. Unless conversion is
+        // disabled, the server validates the text against client_encoding, and aborts the stream if
+        // a row contains invalid text.
         let is_unchecked = session
             .parameters
             .get("server_encoding")
@@ -245,7 +249,7 @@ impl Connection {
         Ok(connection)
     }
 
-    /// Makes the server send text in the encoding of the database, without validation.
+    /// Makes the server send text in the database encoding, without validating it.
     ///
     /// # Errors
     /// Returns an error if the connection fails.
@@ -257,13 +261,13 @@ impl Connection {
         Ok(())
     }
 
-    /// Returns whether text may be invalid UTF-8.
+    /// Returns whether text from the server may be invalid UTF-8.
     #[must_use]
     pub fn has_unchecked_texts(&self) -> bool {
         !self.converts
     }
 
-    /// Creates a connection from a session.
+    /// Creates a connection that uses an established session.
     #[must_use]
     pub fn from_session(session: dial::Session, row_bytes_max: usize) -> Self {
         Self {
@@ -282,20 +286,20 @@ impl Connection {
         }
     }
 
-    /// Returns the number of bytes that a Unix-domain socket buffers, measured when the connection
-    /// was opened. Returns `None` for TCP, or while another thread reads from the socket.
+    /// Returns the size of a Unix-domain socket's buffer in bytes. Returns `None` for TCP, or while
+    /// another thread reads from the socket.
     #[must_use]
     pub fn unix_buffer(&self) -> Option<usize> {
         self.transport.unix_buffer()
     }
 
-    /// Shrinks the receive buffer of a TCP connection to the same host that does not use TLS.
-    /// Returns whether the buffer was shrunk.
+    /// Shrinks the receive buffer if this is a TCP connection within the host that does not use
+    /// TLS. Returns whether the buffer was shrunk.
     ///
-    /// The walsender calls `send` once per row. If the receive buffer has space, each row becomes a
-    /// segment, and the walsender's call transfers it through the kernel, which takes twice as long
-    /// as decoding a row. If the buffer is full, rows accumulate in the walsender's send buffer,
-    /// and many are transferred at once when Walpost reads.
+    /// The walsender calls `send` once per row. While the receive buffer has space, every call
+    /// transfers a separate segment through the kernel, which takes twice as long as decoding a
+    /// row. While the receive buffer is full, rows accumulate in the walsender's send buffer, and
+    /// many are transferred at once when Walpost reads.
     pub fn shrink_receive_buffer(&self) -> bool {
         self.transport.shrink_receive_buffer(RECEIVE_BUFFER_BYTES)
     }
@@ -309,7 +313,7 @@ impl Connection {
         if let Err(ConnectionError::Server(error)) = &mut row
             && error.code == SYNTAX_ERROR
         {
-            // A pooler has removed unknown parameters from the startup message.
+            // A connection pooler removed the replication parameter from the startup message.
             error.hint = Some(NO_REPLICATION_HINT.to_owned());
         }
         let row = row?;
@@ -326,8 +330,8 @@ impl Connection {
         })
     }
 
-    /// Queries the process ID of the server process. A connection pooler may have sent a different
-    /// process ID during startup.
+    /// Queries the server process's PID. The result differs from the PID received during startup if
+    /// a connection pooler sent its own PID.
     ///
     /// # Errors
     /// Returns an error if the connection fails or the reply can't be parsed.
@@ -340,8 +344,8 @@ impl Connection {
         })
     }
 
-    /// Runs `TIMELINE_HISTORY`, and returns the ancestors of `timeline` with the LSN at which each
-    /// ended.
+    /// Runs `TIMELINE_HISTORY`, and returns the ancestors of `timeline`, each with the LSN at which
+    /// it ended.
     ///
     /// # Errors
     /// Returns an error if the connection fails or the reply can't be parsed.
@@ -369,10 +373,11 @@ impl Connection {
             })
     }
 
-    /// Runs `START_REPLICATION` for the transactions whose commit record is at or after both `from`
-    /// and the slot's confirmed position. The server stores the confirmed position, so `from` is
-    /// 0/0 unless events after that position are known to be delivered. If `messages` is true, the
-    /// stream includes logical decoding messages.
+    /// Runs `START_REPLICATION`. The stream starts at `from` or at the slot's confirmed position,
+    /// whichever is later, and contains the transactions whose commit record is at or after this
+    /// position. Because the server stores the confirmed position, `from` can be 0/0 unless events
+    /// after that position are known to have been delivered. If `messages` is true, the stream
+    /// includes logical decoding messages.
     ///
     /// # Errors
     /// Returns an error if the server rejects the command or the connection fails.
@@ -383,7 +388,7 @@ impl Connection {
         publication: &str,
         messages: bool,
     ) -> Result<(), ConnectionError> {
-        // The option's value is a list of identifiers inside a literal.
+        // The value of `publication_names` is a literal that contains a list of identifiers.
         let publication = postgres_protocol::escape::escape_identifier(publication);
         let command = format!(
             "START_REPLICATION SLOT \"{slot}\" LOGICAL {from} (proto_version '1', publication_names {}{})",
@@ -394,7 +399,8 @@ impl Connection {
         loop {
             self.await_message(ANSWER_BYTES_MAX).await?;
             if self.buffer.unread()[0] == b'W' {
-                // This is CopyBothResponse, whose column formats don't apply to pgoutput.
+                // This is CopyBothResponse. The column formats that it contains don't apply to
+                // pgoutput.
                 self.buffer.consume(self.wanted);
                 return Ok(());
             }
@@ -415,7 +421,7 @@ impl Connection {
         self.command(statement).await
     }
 
-    /// Starts `COPY ... TO STDOUT`. [`Connection::peek_row`] returns its rows.
+    /// Starts `COPY ... TO STDOUT`. To read the rows, call [`Connection::peek_row`].
     ///
     /// # Errors
     /// Returns an error if the server rejects the statement or the connection fails.
@@ -433,12 +439,12 @@ impl Connection {
         }
     }
 
-    /// Returns the next row of `COPY` or the end of the copy, or `None` if its message is not yet
-    /// completely in the buffer. The same row is returned again until [`Connection::consume`] is
+    /// Returns the next row of a `COPY`, or its end. Returns `None` if the buffer does not contain
+    /// the complete message yet. Returns the same row again until [`Connection::consume`] is
     /// called.
     ///
     /// # Errors
-    /// Returns an error if the server ended the copy early or sent an unexpected message.
+    /// Returns an error if the server aborted the copy or sent an unexpected message.
     pub fn peek_row(&mut self) -> Result<Option<CopyOut<'_>>, ConnectionError> {
         loop {
             let Some(len) = self.complete(self.row_bytes_max)? else {
@@ -461,8 +467,8 @@ impl Connection {
         }
     }
 
-    /// Returns the next frame, or `None` if it is not yet completely in the buffer. The same frame
-    /// is returned again until [`Connection::consume`] is called.
+    /// Returns the next frame, or `None` if the buffer does not contain the complete frame yet.
+    /// Returns the same frame again until [`Connection::consume`] is called.
     ///
     /// # Errors
     /// Returns an error if the server ended the stream or sent an unexpected message.
@@ -483,7 +489,7 @@ impl Connection {
                 Message::NoticeResponse(body) => self.notice(body.fields())?,
                 Message::ParameterStatus(_) => {}
                 Message::ErrorResponse(body) => return Err(server_error(body.fields())),
-                // A server that shuts down ends the stream by completing the command.
+                // When the server shuts down, it ends the stream by completing the command.
                 Message::CopyDone | Message::CommandComplete(_) => {
                     return Err(ConnectionError::Closed);
                 }
@@ -492,10 +498,10 @@ impl Connection {
         }
     }
 
-    /// Returns the beginning of a frame that exceeds the size limit, if frames of its type can be
-    /// skipped.
+    /// Returns the beginning of a frame that exceeds the size limit, or an error if frames of this
+    /// type must not be skipped.
     fn large(&mut self, bytes: usize, max: usize) -> Result<Option<Frame<'_>>, ConnectionError> {
-        // The message is longer than `wanted`, which is the part to read.
+        // Only the first `wanted` bytes of the message are read.
         let wanted = max.min(5 + BEGINNING_BYTES);
         let unread = self.buffer.unread();
         let beginning = &unread[..unread.len().min(wanted)];
@@ -510,15 +516,14 @@ impl Connection {
         Ok(Some(Frame::large(&beginning[5..], bytes, max)?))
     }
 
-    /// Removes the frame or row that was returned last from the buffer.
+    /// Removes the most recently returned frame or row from the buffer.
     pub fn consume(&mut self) {
         self.buffer.consume(std::mem::take(&mut self.wanted));
         self.skipped += std::mem::take(&mut self.large);
     }
 
-    /// Returns the bodies of the `CopyData` messages that are completely in the buffer, starting
-    /// with the message that was returned last and ending before the first message of a different
-    /// type.
+    /// Returns the bodies of the complete `CopyData` messages in the buffer, starting with the
+    /// message that was returned last and stopping at the first message of a different type.
     pub fn buffered(&self) -> impl Iterator<Item = &[u8]> {
         let mut rest = self.buffer.unread();
         std::iter::from_fn(move || {
@@ -533,7 +538,7 @@ impl Connection {
     /// Waits until data is available, and reads it into the buffer. Cancel safe.
     ///
     /// # Errors
-    /// Returns an error if the connection was lost or closed.
+    /// Returns an error if the connection is lost or closed.
     pub async fn receive(&mut self) -> Result<(), ConnectionError> {
         let missing = self.wanted.saturating_sub(self.unread());
         let read = match self.next_chunk().await? {
@@ -559,7 +564,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Returns bytes that were read ahead, if any.
+    /// Returns the next bytes that the thread has read ahead, or `None` if it is not reading.
     async fn next_chunk(&mut self) -> Result<Option<Buffer>, ConnectionError> {
         if let (Transport::Written(_), Ahead::Reader { reader, .. }) =
             (&self.transport, &self.ahead)
@@ -572,10 +577,11 @@ impl Connection {
         Ok(None)
     }
 
-    /// Makes a dedicated thread read from the socket, up to about `bytes_max` ahead of
-    /// [`Connection::receive`], until no data arrives for a moment or [`Connection::read_directly`]
-    /// is called. Returns whether the thread is reading. Only a Unix-domain socket with a buffer
-    /// smaller than [`WANTED_BUFFER_BYTES`] benefits from the thread, and starting it can fail.
+    /// Makes a dedicated thread read from the socket, up to about `bytes_max` bytes ahead of
+    /// [`Connection::receive`]. The thread stops when no data arrives for a moment or
+    /// [`Connection::read_directly`] is called. Returns whether the thread is reading. Returns
+    /// false if the thread can't be started, or if the socket is not a Unix-domain socket with a
+    /// buffer smaller than [`WANTED_BUFFER_BYTES`], because other sockets don't benefit.
     pub fn read_ahead(&mut self, bytes_max: usize, now: Instant) -> bool {
         if let Ahead::Untried = self.ahead {
             let is_small = self
@@ -615,8 +621,8 @@ impl Connection {
         true
     }
 
-    /// Ends [`Connection::read_ahead`] as soon as the socket is empty. Stops the thread if reading
-    /// ahead has not been requested for [`READER_IDLE_TIMEOUT`].
+    /// Makes the thread stop reading ahead as soon as the socket is empty. Terminates the thread if
+    /// reading ahead has not been requested for [`READER_IDLE_TIMEOUT`].
     pub fn read_directly(&mut self, now: Instant) {
         let Ahead::Reader { reader, wanted } = &self.ahead else {
             return;
@@ -633,14 +639,15 @@ impl Connection {
         std::mem::take(&mut self.received) as u64
     }
 
-    /// Returns the number of bytes that were read but not consumed.
+    /// Returns the number of bytes that were read but not yet consumed.
     #[must_use]
     pub fn unread(&self) -> usize {
         self.buffer.unread().len()
     }
 
-    /// Resets the time of the last receipt. Called while nothing is read, because the time without
-    /// data then does not indicate whether the connection works.
+    /// Resets [`Connection::last_received_at`] to the current time. Must be called while Walpost
+    /// deliberately does not read; otherwise, the time without data would suggest that the
+    /// connection is broken.
     pub fn pause(&mut self) {
         self.last_received_at = Instant::now();
     }
@@ -670,7 +677,7 @@ impl Connection {
         }
     }
 
-    /// Ends `CopyBoth` and the session. The server processes all status updates before it replies,
+    /// Ends the stream and the session. The server processes all status updates before it replies,
     /// so the slot is at the last confirmed position when this function returns.
     ///
     /// # Errors
@@ -683,7 +690,8 @@ impl Connection {
             self.write(&message).await?;
             loop {
                 match self.await_message(self.row_bytes_max).await {
-                    // The remaining rows are discarded.
+                    // Rows that the server is still sending are discarded, even if they are too
+                    // large.
                     Err(ConnectionError::TooLarge { bytes, .. })
                         if self.buffer.unread()[0] == b'd' =>
                     {
@@ -753,7 +761,7 @@ impl Connection {
         Ok(self.transport.write(bytes).await?)
     }
 
-    /// Reads until one message is complete.
+    /// Reads until the buffer contains one complete message.
     async fn await_message(&mut self, bytes_max: usize) -> Result<(), ConnectionError> {
         loop {
             if let Some(len) = self.complete(bytes_max)? {
@@ -764,8 +772,8 @@ impl Connection {
         }
     }
 
-    /// Returns the total length of the next message if it is complete. Otherwise, records how much
-    /// space the message needs and returns `None`.
+    /// Returns the total length of the next message if it is complete. Otherwise, stores the length
+    /// of the message in `wanted`, if it is known, and returns `None`.
     fn complete(&mut self, bytes_max: usize) -> Result<Option<usize>, ConnectionError> {
         (self.wanted, self.large) = (0, 0);
         if self.skipped > 0 {
@@ -801,7 +809,7 @@ impl Connection {
     /// Logs a notice from the server, unless too many notices were logged recently.
     ///
     /// # Errors
-    /// Returns an error if the notice means that the server skips rows.
+    /// Returns an error if the notice says that the server is skipping rows.
     fn notice(&self, fields: Fields<'_>) -> Result<(), ConnectionError> {
         let notice = ServerError::parse(fields)?;
         let is_warning = notice.severity == "WARNING";

@@ -1,8 +1,8 @@
-//! Substitutes the variables in the files of `sql/`.
+//! Substitutes the variables in the files in `sql/`.
 //!
-//! The files are written for psql. This module inserts each file included with `\ir` once, removes
-//! other psql commands, including the lines from `\if` to `\endif`, which set defaults, and
-//! replaces `:"name"` and `:'name'` with quoted identifiers and literals.
+//! The files are written for psql. This module replaces `:"name"` and `:'name'` with quoted
+//! identifiers and literals, inserts each file that `\ir` includes, but only once, and removes all
+//! other psql commands. It also removes the lines from `\if` to `\endif`, which set default values.
 
 use postgres_protocol::escape::{escape_identifier, escape_literal};
 
@@ -15,14 +15,14 @@ pub(super) const UUIDV7: &str = include_str!("../../sql/uuidv7.sql");
 pub(super) const NO_UPDATE: &str = include_str!("../../sql/no_update.sql");
 pub(super) const PREREQUISITES: &str = include_str!("../../sql/prerequisites.sql");
 
-/// An argument of `pg_create_logical_replication_slot`, available since PostgreSQL 17.
+/// An argument to `pg_create_logical_replication_slot` that was added in PostgreSQL 17.
 const FAILOVER: &str = ", failover => true";
 
 /// Default maximum size of an event in a new outbox. The SQL files contain the same default.
 pub(super) const MAX_EVENT_BYTES: u64 = 990_000;
 
-/// The values of the variables in a file. A variable without a value is left unchanged, which
-/// causes a syntax error on any server.
+/// The values of the variables in a file. A variable without a value is not replaced, so that the
+/// server reports a syntax error.
 #[derive(Clone, Copy)]
 pub(super) struct Variables<'v> {
     pub(super) pipeline: &'v str,
@@ -30,11 +30,11 @@ pub(super) struct Variables<'v> {
     pub(super) role: Option<&'v str>,
     pub(super) owner: Option<&'v str>,
     pub(super) writer: Option<&'v str>,
-    /// Whether the slot is synchronized to standbys, so that it survives a failover.
+    /// Whether to create a failover slot, which is synchronized to standbys.
     pub(super) failover: bool,
-    /// `max_row_bytes` of the pipeline.
+    /// The pipeline's `max_row_bytes`.
     pub(super) row_bytes_max: usize,
-    /// The maximum size of an event in a new outbox, or `None` for the default.
+    /// Maximum size of an event in a new outbox, or `None` for the default.
     pub(super) max_event_bytes: Option<u64>,
 }
 
@@ -49,8 +49,8 @@ impl Variables<'_> {
         out
     }
 
-    /// Appends a file to `out`. `examine` is the value of the variable of that name, and `included`
-    /// lists the files already in `out`.
+    /// Appends a file to `out`. `examine` is the value of the variable `examine`, and `included`
+    /// lists the files that `out` already contains.
     fn include<'f>(
         &self,
         file: &'f str,
@@ -79,14 +79,14 @@ impl Variables<'_> {
                     "uuidv7.sql" => (UUIDV7, ""),
                     "no_update.sql" => (NO_UPDATE, ""),
                     "prerequisites.sql" => (PREREQUISITES, ""),
-                    name => unreachable!("no file of sql/ includes {name}"),
+                    name => unreachable!("no file in sql/ includes {name}"),
                 };
                 if !included.contains(&inner) {
                     included.push(inner);
                     self.include(inner.0, inner.1, included, out);
                 }
             }
-            // A batch is already one transaction.
+            // Omit these statements, because the server already runs a batch as one transaction.
             let is_transaction = matches!(line, "BEGIN;" | "COMMIT;");
             if !line.starts_with('\\') && !is_transaction {
                 self.fill_in_line(line, examine, out);
@@ -114,8 +114,9 @@ impl Variables<'_> {
         out.push('\n');
     }
 
-    /// Parses `:'name'` or `:"name"` at the start of `text`, or `:failover`, the only variable that
-    /// is replaced by SQL.
+    /// Parses `:'name'` or `:"name"` at the beginning of `text`, or `:failover`, which is the only
+    /// variable whose value is inserted as SQL instead of being quoted. Returns the value and the
+    /// rest of the text.
     fn variable<'t>(&self, text: &'t str, examine: &str) -> Option<(String, &'t str)> {
         if let Some(rest) = text.strip_prefix(":failover") {
             let argument = if self.failover { FAILOVER } else { "" };
@@ -129,7 +130,7 @@ impl Variables<'_> {
         let row_bytes_max;
         let max_event_bytes;
         let value = match name {
-            // If the value is empty, an existing function keeps its limit.
+            // An empty value means that an existing function keeps its limit.
             "max_event_bytes" => {
                 max_event_bytes = match (self.max_event_bytes, &self.target.outbox) {
                     (None, Outbox::Messages { .. }) => String::new(),
@@ -162,7 +163,8 @@ impl Variables<'_> {
     }
 }
 
-/// Returns the statements of `sql/examine.sql` for the keywords in `examine`.
+/// Returns the statements in `sql/examine.sql`, with `examine` as the keywords that select what is
+/// examined.
 pub(super) fn examine(target: &Target, examine: &str) -> String {
     let variables = Variables {
         pipeline: "",

@@ -1,4 +1,4 @@
-//! LSNs as SQL parameters and results: the binary format of PostgreSQL's `pg_lsn`.
+//! Conversion of LSNs in SQL parameters and results, in the binary format of the type `pg_lsn`.
 
 use std::error::Error;
 

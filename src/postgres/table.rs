@@ -14,7 +14,7 @@ pub struct TableName {
     pub name: String,
 }
 
-/// An error for text that is not the name of a table.
+/// The error for text that is not the name of a table.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} is not the name of a table: expected SCHEMA.TABLE, like public.outbox, with \"double quotes\" around names that require them"
@@ -22,14 +22,14 @@ pub struct TableName {
 pub struct TableNameError(String);
 
 impl TableName {
-    /// Returns the name for use in SQL, always quoted, so that keywords are safe.
+    /// Returns the name for use in SQL. Both parts are always quoted, so they can be keywords.
     #[must_use]
     pub fn quoted(&self) -> String {
         let Self { schema, name } = self;
         format!("{}.{}", escape_identifier(schema), escape_identifier(name))
     }
 
-    /// Creates a name from schema and name as spelled in the catalog.
+    /// Creates a name from a schema and a name as stored in the catalog.
     pub(crate) fn from_catalog(schema: &str, name: &str) -> Self {
         Self {
             schema: schema.to_owned(),
@@ -37,8 +37,8 @@ impl TableName {
         }
     }
 
-    /// Returns the name in the form that settings are bound to. `sql_name` is the name in SQL
-    /// syntax.
+    /// Returns a [`SourceTable`] with this name, to which settings can be bound. `sql_name` is the
+    /// name in SQL syntax.
     #[must_use]
     pub(crate) fn rows<'a>(&'a self, sql_name: &'a str) -> SourceTable<'a> {
         SourceTable {
@@ -48,7 +48,7 @@ impl TableName {
         }
     }
 
-    /// Returns whether this is the table with this schema and name, as spelled in the catalog.
+    /// Returns whether the table has this schema and name, as stored in the catalog.
     #[must_use]
     pub fn is(&self, schema: &str, name: &str) -> bool {
         self.schema == schema && self.name == name
@@ -61,8 +61,8 @@ impl fmt::Display for TableName {
     }
 }
 
-/// Keywords that may have to be quoted when used as names: all keywords that `pg_get_keywords()` of
-/// PostgreSQL 18 does not classify as unreserved.
+/// Keywords that may have to be quoted when used as names. These are the keywords that
+/// `pg_get_keywords()` in PostgreSQL 18 does not classify as unreserved.
 const KEYWORDS: &str = "all analyse analyze and any array as asc asymmetric authorization between bigint binary bit \
     boolean both case cast char character check coalesce collate collation column concurrently \
     constraint create cross current_catalog current_date current_role current_schema current_time \
@@ -79,7 +79,7 @@ const KEYWORDS: &str = "all analyse analyze and any array as asc asymmetric auth
     xmlconcat xmlelement xmlexists xmlforest xmlnamespaces xmlparse xmlpi xmlroot xmlserialize \
     xmltable";
 
-/// Returns a name as written in SQL, in double quotes if necessary, like `quote_ident`.
+/// Formats a name for SQL, with double quotes if necessary, as `quote_ident` does.
 #[must_use]
 pub fn identifier(name: &str) -> String {
     let plain = name.starts_with(|c: char| c.is_ascii_lowercase() || c == '_')
@@ -95,7 +95,7 @@ pub fn identifier(name: &str) -> String {
 impl FromStr for TableName {
     type Err = TableNameError;
 
-    /// Parses a name as SQL does: letters outside double quotes are folded to lower case. The
+    /// Parses a name as in SQL, so letters outside double quotes are folded to lower case. The
     /// default schema is `public`.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let error = || TableNameError(text.to_owned());
@@ -117,7 +117,7 @@ impl FromStr for TableName {
     }
 }
 
-/// Parses one identifier at the start of the text.
+/// Parses the identifier at the beginning of the text, and returns it and the rest of the text.
 fn part(text: &str) -> Option<(String, &str)> {
     let Some(mut rest) = text.strip_prefix('"') else {
         let end = text.find('.').unwrap_or(text.len());
@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parses_names_like_sql() {
+    fn parses_table_names_like_sql() {
         let check = |text: &str, schema: &str, name: &str, sql_name: &str| {
             let table: TableName = text.parse().expect(text);
             assert!(table.is(schema, name), "{text}: {table:?}");

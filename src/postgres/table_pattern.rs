@@ -1,4 +1,4 @@
-//! Patterns for table names: `tenant_*.outbox`.
+//! Patterns for table names, such as `tenant_*.outbox`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,10 +7,12 @@ use regex::Regex;
 
 use super::table::{TableName, identifier};
 
-/// A pattern for table names, in which `*` matches any characters, and `?` a single one.
+/// A pattern for table names, in which `*` matches any sequence of characters and `?` matches any
+/// single character.
 ///
 /// As in psql's `\d`, letters outside double quotes are folded to lower case, all characters inside
-/// double quotes are literal, and a name may be quoted in part. The default schema is `public`.
+/// double quotes are literal, and it is possible to quote just a part of a name. The default schema
+/// is `public`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TablePattern {
     schema: NamePattern,
@@ -29,7 +31,7 @@ enum Element {
     Any,
 }
 
-/// An error for text that is not a valid pattern.
+/// The error for text that is not a valid pattern.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} is not a valid table pattern: expected SCHEMA.TABLE with * for any characters and ? for one character, like \
@@ -38,14 +40,14 @@ enum Element {
 pub(crate) struct TablePatternError(String);
 
 impl TablePattern {
-    /// Returns the schema and the name as patterns for SQL's `LIKE`, with literal characters
-    /// escaped by a backslash.
+    /// Returns the schema and the name as SQL `LIKE` patterns. Characters that are special to `LIKE`
+    /// but meant literally are escaped with a backslash.
     #[must_use]
     pub(crate) fn like(&self) -> [String; 2] {
         [self.schema.like(), self.name.like()]
     }
 
-    /// Returns the table that the pattern names, if it contains no wildcards.
+    /// Returns the only table that the pattern matches, or `None` if it contains wildcards.
     fn table(&self) -> Option<TableName> {
         Some(TableName {
             schema: self.schema.text()?,
@@ -125,8 +127,8 @@ impl fmt::Display for TablePattern {
     }
 }
 
-/// Returns whether a character may appear outside double quotes. Upper-case letters may, although
-/// they are folded to lower case.
+/// Returns whether a character may appear outside double quotes. This includes upper-case letters,
+/// which are folded to lower case.
 fn is_plain(char: char) -> bool {
     char.is_alphanumeric() || matches!(char, '_' | '$')
 }
@@ -159,7 +161,8 @@ impl FromStr for TablePattern {
     }
 }
 
-/// Parses the pattern of one name at the start of the text.
+/// Parses the pattern for a single name at the beginning of the text, and returns it and the rest
+/// of the text.
 fn part(text: &str) -> Option<(NamePattern, &str)> {
     let mut elements = Vec::new();
     let mut rest = text;
@@ -193,11 +196,12 @@ fn part(text: &str) -> Option<(NamePattern, &str)> {
     (!elements.is_empty()).then_some((NamePattern(elements), rest))
 }
 
-/// Patterns for the outbox tables of one pipeline. A table is an outbox if it matches any of them.
+/// The patterns for a pipeline's outbox tables. A table is an outbox if it matches any of them.
 #[derive(Clone, Debug)]
 pub struct TablePatterns {
     patterns: Vec<TablePattern>,
-    /// Matches schema and name separated by a NUL character, which names can't contain.
+    /// Matches a schema and a name that are separated by a NUL character, which names can't
+    /// contain.
     regex: Regex,
 }
 
@@ -210,14 +214,15 @@ impl PartialEq for TablePatterns {
 impl Eq for TablePatterns {}
 
 impl TablePatterns {
-    /// Returns whether the table with this schema and name, as spelled in the catalog, matches.
+    /// Returns whether the table with this schema and name, as stored in the catalog, matches a
+    /// pattern.
     #[must_use]
     pub(crate) fn matches(&self, schema: &str, name: &str) -> bool {
         self.regex.is_match(&format!("{schema}\0{name}"))
     }
 
-    /// Returns the schemas and the names as patterns for SQL's `LIKE`, in two lists of equal
-    /// length.
+    /// Returns the patterns for SQL's `LIKE` as two lists of equal length: one for schemas and one
+    /// for names.
     #[must_use]
     pub(crate) fn like(&self) -> [Vec<String>; 2] {
         let pairs = self.patterns.iter().map(TablePattern::like);
@@ -225,7 +230,7 @@ impl TablePatterns {
         [schemas, names]
     }
 
-    /// Returns the tables named by patterns without wildcards.
+    /// Returns the tables that are named by patterns without wildcards.
     pub(crate) fn named(&self) -> impl Iterator<Item = TableName> {
         self.patterns.iter().filter_map(TablePattern::table)
     }
@@ -246,7 +251,8 @@ impl TablePatterns {
             .iter()
             .map(|pattern| format!("{}\\x00{}", pattern.schema.regex(), pattern.name.regex()));
         let regex = format!("\\A(?:{})\\z", tables.collect::<Vec<_>>().join("|"));
-        // With too many patterns, the regular expression exceeds its size limit.
+        // Compiling the regular expression fails if there are so many patterns that it exceeds the
+        // size limit.
         let regex = Regex::new(&regex).map_err(|_| TablePatternError(texts.join(", ")))?;
         Ok(Self { patterns, regex })
     }

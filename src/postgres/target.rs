@@ -7,8 +7,8 @@ use super::table_pattern::TablePatterns;
 use crate::model::commands::Commands;
 use crate::model::set_aside::replay_set_aside;
 
-/// Schema and name of the table through which older rows are sent if several outboxes share a slot.
-/// `sql/tables.sql` creates it.
+/// The schema and name of the table that `walpost.add_outbox` uses to send a table's existing rows
+/// if several outbox tables share a slot. `sql/tables.sql` creates it.
 pub(crate) const OUTBOX_ROW: [&str; 2] = ["walpost", "outbox_row"];
 
 /// The database objects that a pipeline uses.
@@ -16,17 +16,17 @@ pub(crate) const OUTBOX_ROW: [&str; 2] = ["walpost", "outbox_row"];
 pub(crate) struct Target {
     /// Where the pipeline's events are stored.
     pub outbox: Outbox,
-    /// The publication, which publishes inserts into the table or tables. For an outbox that uses
-    /// messages, the publication is empty.
+    /// The publication, which publishes inserts into the outbox's tables. For an outbox that uses
+    /// logical messages, it contains no tables.
     pub publication: String,
     /// The logical replication slot.
     pub slot: String,
-    /// Formats commands for this pipeline.
+    /// Formats the commands that messages suggest for this pipeline.
     pub commands: Commands,
 }
 
 impl Target {
-    /// Returns the `init` command for this type of outbox, with additional arguments.
+    /// Returns the `init` command for this type of outbox, with `words` as additional arguments.
     #[must_use]
     pub(crate) fn init(&self, words: &[&str]) -> String {
         let outbox: &[&str] = match self.outbox {
@@ -43,7 +43,7 @@ impl Target {
         self.init(&["--table", &table.to_string()])
     }
 
-    /// Returns the table if it shares a slot with other tables.
+    /// Returns the target's table if it shares its slot with other tables.
     #[must_use]
     pub(crate) fn table_of_several(&self) -> Option<String> {
         match &self.outbox {
@@ -52,7 +52,8 @@ impl Target {
         }
     }
 
-    /// Returns the command that resends rows of the table from a given time.
+    /// Returns the command that resends the table's rows, starting at a time that the operator has
+    /// to fill in.
     #[must_use]
     pub(crate) fn replay_from(&self) -> String {
         let table = match &self.outbox {
@@ -68,13 +69,13 @@ impl Target {
         }
     }
 
-    /// Returns the command that skips the events before a position.
+    /// Returns the command that skips the events before the given position.
     #[must_use]
     pub(crate) fn skip(&self, to: &str) -> String {
         self.commands.print(["skip", "--to", to])
     }
 
-    /// Returns the command that resends the rows of a table that was set aside.
+    /// Returns the command that resends the rows of a set-aside table.
     #[must_use]
     pub(crate) fn replay_set_aside(&self, table: &str) -> String {
         replay_set_aside(&self.commands, table)
@@ -113,10 +114,10 @@ pub enum Outbox {
     Table(TableName),
     /// Events are the rows inserted into any of these tables.
     Tables(TablePatterns),
-    /// One of several tables, for a command that concerns only that table.
+    /// One table of an outbox with several tables, for a command that concerns only this table.
     OneOf { table: TableName, of: TablePatterns },
-    /// Events are logical decoding messages, which `walpost.publish` writes and which exist only in
-    /// the WAL.
+    /// Events are logical decoding messages. `walpost.publish` writes them, and they exist only in
+    /// WAL.
     Messages {
         /// The prefix of this outbox's messages.
         prefix: String,
@@ -124,7 +125,7 @@ pub enum Outbox {
 }
 
 impl Outbox {
-    /// Returns the table if exactly one is known.
+    /// Returns the outbox table if this refers to a single table.
     #[must_use]
     pub fn table(&self) -> Option<&TableName> {
         match self {
@@ -133,8 +134,8 @@ impl Outbox {
         }
     }
 
-    /// Narrows an outbox that consists of several tables down to `table`. Other outboxes are
-    /// returned unchanged.
+    /// Narrows an outbox that consists of several tables to `table`. Returns other outboxes
+    /// unchanged.
     #[must_use]
     pub(crate) fn narrow_to(&self, table: &TableName) -> Self {
         match self {
@@ -146,7 +147,7 @@ impl Outbox {
         }
     }
 
-    /// Returns whether other tables share the publication and the slot.
+    /// Returns whether several tables share the publication and the slot.
     #[must_use]
     pub(crate) fn is_several(&self) -> bool {
         matches!(self, Self::Tables(_) | Self::OneOf { .. })
@@ -158,8 +159,8 @@ impl Outbox {
         matches!(self, Self::Messages { .. })
     }
 
-    /// Returns whether the table with this schema and name, as spelled in the catalog, is an
-    /// outbox.
+    /// Returns whether the table with this schema and name, as stored in the catalog, belongs to
+    /// the outbox.
     #[must_use]
     pub(crate) fn includes(&self, schema: &str, name: &str) -> bool {
         match self {

@@ -1,4 +1,4 @@
-//! The rows returned by a user-supplied query, with each value as text.
+//! Runs a user-supplied query and returns its rows, with each value as text.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,32 +11,33 @@ use tokio_postgres::{Client, SimpleQueryMessage};
 use super::catalog::{Catalog, CatalogError};
 use super::connect::conninfo::Conninfo;
 
-/// Maximum number of rows. Each row becomes a pipeline with its own thread and slot.
+/// Maximum number of rows. Each row becomes a pipeline that has its own thread and slot.
 const ROWS_MAX: usize = 10_000;
-/// Maximum memory for a result, counting [`VALUE_BYTES`] and the text of each value and of its
-/// column's name.
+/// Maximum size of a result. Each value counts as the length of its text and of its column's name,
+/// plus [`VALUE_BYTES`].
 const RESULT_BYTES_MAX: usize = 16 << 20;
-/// Memory for a value in addition to its text.
+/// Estimated memory for a value in addition to its text.
 const VALUE_BYTES: usize = 64;
 
-/// Values by column name; `None` is NULL.
+/// Maps column names to values. A null value is `None`.
 pub(crate) type TextRow = BTreeMap<String, Option<String>>;
 
-/// The rows of a query and the privileges with which it ran.
+/// The rows that a query returned, and the privileges with which it ran.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct TextRows {
     pub rows: Vec<TextRow>,
-    /// Whether the session is a superuser's, so that owners of objects read by the query can have
-    /// code executed as a superuser.
+    /// Whether the query ran as a superuser. If so, the owners of objects that it reads could run
+    /// code as a superuser.
     pub as_superuser: bool,
 }
 
-/// An error for a query that did not return usable rows.
+/// The reason why a query did not return usable rows.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TextRowsError {
     #[error(transparent)]
     Catalog(#[from] CatalogError),
-    /// PostgreSQL's message names the table but not why it isn't found.
+    /// The table was not found. Its name must be qualified with the schema, because `search_path`
+    /// excludes other schemas. PostgreSQL's message does not mention this.
     #[error("{0}. Qualify the table with its schema, as in public.shards")]
     NoTable(CatalogError),
     #[error("no response within {0:?}")]
@@ -55,7 +56,7 @@ pub(crate) enum TextRowsError {
     SameName(String),
 }
 
-/// Runs a query in a read-only transaction and returns its rows. As in every session of Walpost,
+/// Runs a query in a read-only transaction and returns its rows. As in all of Walpost's sessions,
 /// `search_path` contains only pg_catalog and pg_temp.
 ///
 /// # Errors
@@ -77,14 +78,14 @@ pub(crate) async fn text_rows(
         );
         client.batch_execute(&begin).await.map_err(catalog_error)?;
         let rows = read_rows(client, query).await;
-        // If the result is too large, the server is still sending it. Closing the connection stops
-        // that.
+        // If the result is too large, the server is still sending it, and ROLLBACK would have to
+        // wait. Closing the connection makes the server stop.
         if !matches!(
             rows,
             Err(TextRowsError::TooManyRows(_) | TextRowsError::TooLarge(_))
         ) {
-            // Avoids a message in the server's log about a session that ends inside a transaction.
-            // If this fails, the result contains the error.
+            // Without ROLLBACK, the server would log that the session ended inside a transaction.
+            // Errors are ignored: if the connection is lost, reading the rows has already failed.
             let _ = client.batch_execute("ROLLBACK").await;
         }
         let rows = rows?;
@@ -95,7 +96,8 @@ pub(crate) async fn text_rows(
         .unwrap_or(Err(TextRowsError::Slow(limit)))
 }
 
-/// Reads rows as they arrive, so that a result without end is abandoned instead of kept in memory.
+/// Reads rows as they arrive and stops at the limits, so that an endless result does not exhaust
+/// memory.
 async fn read_rows(client: &Client, query: &str) -> Result<Vec<TextRow>, TextRowsError> {
     let stream = client.simple_query_raw(query).await.map_err(query_error)?;
     let mut stream = std::pin::pin!(stream);

@@ -1,4 +1,4 @@
-//! Codecs for the wire formats. They do not perform I/O.
+//! Codecs for the formats in which PostgreSQL sends data. They do not perform I/O.
 
 pub(crate) mod copy_text;
 pub(crate) mod frame;

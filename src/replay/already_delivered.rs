@@ -1,5 +1,5 @@
-//! Settles journal entries about events that may be missing without sending these events, because
-//! the operator has confirmed that they were delivered.
+//! Closes journal entries about events that may be missing. The events are not resent, because the
+//! operator has confirmed that they were delivered.
 
 use serde_json::json;
 use uuid::Builder;
@@ -54,8 +54,8 @@ impl<'s> OpenEntries<'s> {
         self.entries.iter().map(line)
     }
 
-    /// Adds a journal entry that settles these entries and contains the role of the session.
-    /// Returns the ID of the new entry.
+    /// Adds a journal entry that closes these entries and records the session's role. Returns the
+    /// ID of the new entry.
     ///
     /// # Errors
     /// Returns an error if the journal can't be written.

@@ -1,9 +1,9 @@
 //! Examines an SQL condition that the operator specifies, before any part of the condition runs.
 //!
-//! A read-only transaction is not sufficient protection: within the privileges of its role, a
-//! function that a condition calls can drop a replication slot, terminate sessions, read files or
+//! A read-only transaction is not sufficient protection: if the role has the privileges, a function
+//! that the condition calls can still drop a replication slot, terminate sessions, read files or
 //! connect to another server. `SET ROLE` is not sufficient either, because the function can reset
-//! the role. Therefore a condition runs only if the session itself lacks such privileges, and only
+//! the role. Therefore a condition runs only if the session itself lacks these privileges, and only
 //! if the condition is a single expression.
 
 use super::ReplayError;
@@ -56,7 +56,7 @@ pub(super) async fn examine(
 /// in the second statement. A condition that is a single expression here is also a single
 /// expression inside the parentheses of the statements that are run.
 fn statements(from_item: &str, condition: &str) -> [String; 2] {
-    // The line feed terminates an SQL comment at the end of the condition.
+    // The line feed terminates any SQL comment at the end of the condition.
     [
         format!("SELECT FROM {from_item} WHERE (\n{condition}\n)"),
         format!("SELECT FROM {from_item} WHERE (ARRAY[\n{condition}\n])[1]"),

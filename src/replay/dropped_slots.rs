@@ -1,5 +1,5 @@
-//! Determines which rows may be missing because slots were dropped, after open transactions have
-//! ended.
+//! Waits for open transactions to end, and then determines which rows may be missing because slots
+//! were dropped.
 
 use std::time::Duration;
 
@@ -18,8 +18,9 @@ use crate::retention;
 const OPEN_TRANSACTION_TIMEOUT: Duration = Duration::from_secs(30);
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Returns the open journal entries, and the SQL condition for rows that may be missing, which is
-/// empty for all rows. A snapshot taken after this call contains every row that no slot sends.
+/// Returns the open journal entries, and the SQL condition for rows that may be missing. The
+/// condition is empty if any row may be missing. Every row that the current slot will not deliver
+/// is visible in a snapshot taken after this call.
 pub(super) async fn rows(
     settings: &PipelineSettings,
     table: &TableName,
@@ -34,8 +35,8 @@ pub(super) async fn rows(
         });
     }
     let observed = catalog.observe(target).await?;
-    // Rows of a table that was removed from the publication may be missing too. Rows inserted after
-    // it was removed are not events.
+    // Ignore that the table is no longer in the publication, because rows inserted before its
+    // removal may still be missing. Rows inserted after its removal are not events.
     let problem = observed
         .problems(target)
         .into_iter()
@@ -55,7 +56,8 @@ pub(super) async fn rows(
                 ),
             });
         }
-        // Without a slot, events committed before a new slot is created would still be missing.
+        // Without a slot, events that are committed between this replay and the creation of a new
+        // slot would be missing.
         (problem, _) => {
             let init = target.init_slot();
             let slot = target.slot.clone();
@@ -75,8 +77,8 @@ pub(super) async fn rows(
     Ok((entries.iter().map(|entry| entry.id).collect(), condition))
 }
 
-/// Verifies that the existing slot, at position `confirmed`, is not one that a journal entry marked
-/// to be dropped.
+/// Verifies that the existing slot, whose position is `confirmed`, is not one that a journal entry
+/// marks to be dropped.
 pub(super) fn expect_dropped(
     entries: &[DroppedSlot],
     slot: &str,
@@ -93,8 +95,8 @@ pub(super) fn expect_dropped(
     }
 }
 
-/// Returns the open entries about the table. Other entries can exist because the slot may have
-/// delivered other tables before.
+/// Returns the open entries about the table. Other entries can exist, because the slot may
+/// previously have delivered other tables.
 async fn open_entries(
     settings: &PipelineSettings,
     table: &TableName,
@@ -126,9 +128,10 @@ pub(super) async fn condition(
     Ok(Some(DroppedSlot::condition(&open, &cluster)))
 }
 
-/// Waits until every transaction of this database that is currently open has ended. A transaction
-/// that waits for a synchronous standby can have its commit record in WAL before the start of the
-/// slot although its rows are not visible yet.
+/// Waits until all transactions that are currently open in this database have ended. While a
+/// transaction is waiting for a synchronous standby, its rows are not visible yet, but its commit
+/// record may already precede the start of the slot in the WAL, in which case the slot will not
+/// deliver the rows.
 pub(super) async fn wait_for_open_transactions(catalog: &Catalog) -> Result<(), ReplayError> {
     const CURRENT_XID: &str = "SELECT pg_current_xact_id()::xid::text";
     const OLDER_TRANSACTIONS_ENDED: &str = "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() \

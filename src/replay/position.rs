@@ -60,7 +60,7 @@ pub(super) async fn find_row_id(
         position,
     };
     let (reader, topics) = (Arc::clone(&search.reader), search.topics.join(", "));
-    // A panic is a bug, so it ends the command as well.
+    // Errors from the task itself, such as a panic, also end the command.
     let found = tokio::task::spawn_blocking(move || search.run()).await;
     let found = found.map_err(|error| ReadError::from(std::io::Error::other(error)))?;
     match found {
@@ -72,7 +72,7 @@ pub(super) async fn find_row_id(
     }
 }
 
-/// Returns the topics that rows of the table are sent to.
+/// Returns the topics to which rows of the table are sent.
 async fn topics(
     catalog: &Catalog,
     table: &TableName,

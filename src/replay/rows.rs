@@ -30,8 +30,8 @@ impl ReplayPlan<'_> {
     fn condition(&self, order: &RowOrder<'_>) -> String {
         let mut all = vec![self.rows_condition(order)];
         all.retain(|condition| !condition.is_empty());
-        // A resumed run uses a later snapshot than the original run, so its last row limits the
-        // range.
+        // A resumed run uses a later snapshot than the original run, so stop at the original run's
+        // last row.
         if let (Some(until), true) = (&self.planned.until, self.is_resumed) {
             all.push(order.compared("<=", until));
         }

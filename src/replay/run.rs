@@ -15,7 +15,7 @@ use crate::pipeline::settings::PipelineSettings;
 use crate::postgres::catalog::journal::Action;
 use crate::postgres::catalog::{Catalog, CatalogError, Holder};
 
-/// How long to wait until the server detects that the process of an earlier run has ended.
+/// How long to wait for the server to detect that the process of an earlier run has ended.
 const DEAD_RUN_TIMEOUT: Duration = Duration::from_secs(3);
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -26,16 +26,18 @@ pub(super) struct RunNote {
     pub(super) state: RunState,
     /// The number of rows that Kafka has acknowledged.
     pub(super) sent: u64,
-    /// The rows of the run. Only in the entry at the start of the run.
+    /// The rows of the run. Present only in the entry that is written when the run starts.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(super) plan: Option<PlannedRows>,
-    /// The key of the last row up to which Kafka has acknowledged all rows.
+    /// The key of a row. Kafka has acknowledged this row and all rows before it.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(super) last: Option<Vec<String>>,
-    /// At the end of the run, the entries about dropped slots that the run closes.
+    /// The entries about dropped slots that the run closes. Present only in the entry that is
+    /// written when the run ends.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub(super) dropped_slots: Vec<i64>,
-    /// At the end of the run, the entries about a set-aside table whose rows the run has sent.
+    /// IDs of the earlier journal entries that set aside the table whose rows this run has sent.
+    /// Set only in the entry that is written when the run ends.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub(super) set_aside: Vec<i64>,
     /// See [`SentRows::snapshot_xmin`].
@@ -43,12 +45,13 @@ pub(super) struct RunNote {
     pub(super) snapshot_xmin: Option<String>,
 }
 
-/// The rows of a set-aside table that have been sent when a run ends.
+/// The rows of a set-aside table that will have been sent when a run ends.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SentRows {
-    /// All rows with a lower commit LSN have been sent.
+    /// All rows with a commit LSN lower than this have been sent.
     pub(super) before: Lsn,
-    /// All rows of transactions with lower IDs have been sent. The ID is stored as text.
+    /// All rows of transactions with an ID lower than this have been sent. The ID is stored as
+    /// text.
     pub(super) snapshot_xmin: String,
 }
 
@@ -78,10 +81,10 @@ pub(super) struct PlannedRows {
     /// The IDs of journal entries about dropped slots.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub(super) dropped_slots: Vec<i64>,
-    /// The IDs of journal entries about the table, which was set aside.
+    /// The IDs of the journal entries that set the table aside.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub(super) set_aside: Vec<i64>,
-    /// The rows of a set-aside table that have been sent when the run ends.
+    /// The rows of a set-aside table that will have been sent when the run ends.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(super) sent_rows: Option<SentRows>,
 }
@@ -89,7 +92,8 @@ pub(super) struct PlannedRows {
 impl PlannedRows {
     /// Returns the selection of rows, or `None` if the journal entry does not contain a selection.
     pub(super) fn selected(&self) -> Option<Selected> {
-        // The journal entries about dropped slots or a table that was set aside determine the rows.
+        // If the run is for dropped slots or a set-aside table, the journal entries determine the
+        // rows, so the selection is empty.
         if !self.dropped_slots.is_empty() || !self.set_aside.is_empty() {
             return Some(Selected::default());
         }
@@ -99,7 +103,7 @@ impl PlannedRows {
 
 /// A run as recorded in the journal.
 pub(super) struct RecordedRun {
-    /// The journal entry about the start of the run.
+    /// The journal entry that was written when the run started.
     pub(super) entry: EntryId,
     pub(super) begun: Begun,
     pub(super) planned: PlannedRows,
@@ -123,7 +127,7 @@ pub(crate) struct Begun {
     pub by_role: String,
     /// The time, as formatted by the server.
     pub at: String,
-    /// Whether the role is the role of this session.
+    /// Whether this is also the role of the current session.
     pub is_ours: bool,
 }
 
@@ -193,7 +197,7 @@ impl RecordedRun {
     }
 }
 
-/// Prevents other processes from running the same replay while the connection exists. Must be
+/// While the connection exists, prevents other processes from running the same replay. Must be
 /// called before the journal is queried about the run, because another process may finish the run
 /// before the lock is acquired.
 pub(super) async fn lock(writer: &Catalog, run: Uuid) -> Result<(), ReplayError> {
@@ -202,9 +206,9 @@ pub(super) async fn lock(writer: &Catalog, run: Uuid) -> Result<(), ReplayError>
     locked.map_err(|holder| ReplayError::Running { run, holder })
 }
 
-/// Prevents other runs from sending the events that `flag` selects for the slot while the
-/// connection exists. Must be called before the journal is queried for open entries, because
-/// another run may close entries before the lock is acquired.
+/// While the connection exists, prevents other runs from sending the events that `flag` selects for
+/// the slot. Must be called before the journal is queried for open entries, because another run may
+/// close entries before the lock is acquired.
 pub(super) async fn lock_entries(
     writer: &Catalog,
     slot: &str,
@@ -219,8 +223,8 @@ pub(super) async fn lock_entries(
     })
 }
 
-/// The session that holds an advisory lock. It is shown to the operator, because any role can
-/// acquire such a lock.
+/// The session that holds an advisory lock. Shown to the operator, because any role can acquire the
+/// lock, even without running a replay.
 #[derive(Debug)]
 pub(crate) struct LockHolder {
     /// The PID and identity of the session; `None` if the session has ended in the meantime.
@@ -284,7 +288,7 @@ mod tests {
     use crate::postgres::catalog::journal::ALREADY_DELIVERED;
 
     #[test]
-    fn reads_a_journal_note_in_the_written_format() {
+    fn reads_back_a_written_journal_note() {
         let note = RunNote {
             run: Uuid::nil(),
             state: RunState::Begun,
@@ -329,7 +333,7 @@ mod tests {
         let mut notes = 0;
         for line in lines.filter(|line| line.kind == "journal replay") {
             let detail = &line.value["detail"];
-            // An entry written by --already-delivered, which does not send rows.
+            // An entry that was written by --already-delivered, which does not send rows.
             if detail.get(ALREADY_DELIVERED).is_some() {
                 continue;
             }

@@ -1,5 +1,5 @@
-//! Determines which rows are sent again: converts the operator's selection to values that the
-//! journal can store, and converts these values to an SQL condition.
+//! Determines which rows are resent: converts the operator's selection to values that the journal
+//! can store, and converts these values to an SQL condition.
 
 use std::str::FromStr;
 
@@ -86,14 +86,14 @@ pub(crate) struct Selection {
     pub to: Option<Bound>,
     /// An SQL condition.
     pub condition: Option<String>,
-    /// If not empty, only rows of one of these aggregates.
+    /// If not empty, only rows of these aggregates are selected.
     pub aggregates: Vec<Aggregate>,
-    /// If not empty, only rows with one of these IDs.
+    /// If not empty, only rows with these IDs are selected.
     pub ids: Vec<String>,
 }
 
 /// A resolved selection, which is stored in a journal entry. It contains only values, except for
-/// the operator's condition. Unknown members are an error, because ignoring them would select more
+/// the operator's condition. Unknown members are rejected, because ignoring them would select more
 /// rows.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -106,13 +106,13 @@ pub(super) struct Selected {
     pub(super) aggregates: Vec<Aggregate>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) ids: Vec<String>,
-    /// If read from the journal, this text is only compared with the operator's condition, and
-    /// never run.
+    /// The operator's SQL condition. If it was read from the journal, it is only compared with the
+    /// operator's condition, and never run.
     #[serde(rename = "where", skip_serializing_if = "Option::is_none")]
     pub(super) condition: Option<String>,
 }
 
-/// One end of a range of rows, as values of the table.
+/// One end of a range of rows, as values from the table.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Edge {
@@ -151,13 +151,13 @@ impl Selected {
             all.push(format!("id IN ({})", ids.join(", ")));
         }
         if let Some(condition) = &self.condition {
-            // The line feed terminates an SQL comment at the end of the condition.
+            // The line feed terminates any SQL comment at the end of the condition.
             all.push(format!("({condition}\n)"));
         }
         all.join(" AND ")
     }
 
-    /// Returns the flag whose value the server may reject, for use in error messages.
+    /// Returns the flag to name in an error message if the server rejects the selection.
     pub(super) fn flag(&self) -> &'static str {
         match (&self.condition, &self.ids[..], &self.aggregates[..]) {
             (Some(_), ..) => "--where",
@@ -167,8 +167,8 @@ impl Selected {
         }
     }
 
-    /// Returns the kind of statement that this condition requires, for the examination of the
-    /// table.
+    /// Returns the kind of statement that this selection requires, which determines how the table
+    /// is examined before the statement runs.
     pub(super) fn statement(&self) -> Statement {
         match self.aggregates.is_empty() && self.ids.is_empty() {
             _ if self.condition.is_some() => Statement::Condition,

@@ -1,4 +1,4 @@
-//! Sends rows from the table through the window to the sink.
+//! Sends rows from the table to the sink, within the limits of the window.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -28,7 +28,8 @@ const FIRST_JOURNAL_INTERVAL: Duration = Duration::from_secs(1);
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 /// How often the sink performs maintenance while the sender waits.
 const SINK_MAINTENANCE_INTERVAL: Duration = Duration::from_secs(1);
-/// A run that is slower than its rate catches up by at most the rows of this duration.
+/// Limits how fast a run catches up after it falls behind its rate: at most the rows that are due
+/// in this period are sent at once.
 const CATCH_UP_LIMIT: Duration = Duration::from_millis(100);
 
 /// Sends the rows of a run.
@@ -40,11 +41,12 @@ pub(super) struct Sender<'p, S, F> {
     accepted: u64,
     /// The key of the last accepted row.
     latest_key: Vec<String>,
-    /// The number, starting at one, and the key of rows that can be recorded in the journal.
+    /// Rows that can be recorded in the journal once Kafka has acknowledged them: the one-based
+    /// number and the key of each.
     marks: VecDeque<(u64, Vec<String>)>,
-    /// The number of rows up to which Kafka has acknowledged all rows.
+    /// The number of rows that Kafka has acknowledged, counted up to the first unacknowledged row.
     pub(super) acknowledged: u64,
-    /// The last of `marks` that Kafka has acknowledged.
+    /// The number and key of the last row from `marks` that Kafka has acknowledged.
     pub(super) last: Option<(u64, Vec<String>)>,
     marked_at: Instant,
     recorded_at: Instant,
@@ -52,7 +54,7 @@ pub(super) struct Sender<'p, S, F> {
     on_progress: F,
 }
 
-/// The reason why waiting ended.
+/// The reason why the sender stopped waiting.
 enum SendReadiness {
     Ready,
     Stop,
@@ -113,8 +115,8 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
         }
     }
 
-    /// Waits until Kafka has acknowledged the rows in flight, for at most the drain timeout. Rows
-    /// that are not acknowledged within this time are sent again when the run is resumed.
+    /// Waits until Kafka has acknowledged the rows in flight, but no longer than the drain timeout.
+    /// Rows that are not acknowledged within this time are resent when the run is resumed.
     pub(super) async fn settle(&mut self) {
         let limit = self.plan.settings.drain_timeout;
         let (_never, mut stop) = watch::channel(false);
@@ -122,7 +124,7 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
             self.marks
                 .push_back((self.accepted, self.latest_key.clone()));
         }
-        // Errors are ignored, because the caller already has the cause of the failure.
+        // Ignore errors, because the caller already has the error that caused the run to fail.
         let _ = timeout(limit, self.wait_until_empty(&mut stop)).await;
         self.update_sent();
     }
@@ -158,7 +160,7 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
                         error,
                     })?;
                 }
-                // Only rows of the stream require these steps.
+                // Only rows from the stream require these steps.
                 Step::NewTable(_) | Step::SetAside(_) => return Err(OrderError::Stray.into()),
             }
         }
@@ -216,7 +218,7 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
         }
     }
 
-    /// Returns the number of rows up to the last acknowledged mark.
+    /// Returns the number of acknowledged rows that the journal can record.
     pub(super) fn last_number(&self) -> u64 {
         self.last.as_ref().map_or(0, |(number, _)| *number)
     }
@@ -291,7 +293,7 @@ fn check_failure(watermark: &Watermark) -> Result<(), ReplayError> {
 }
 
 async fn stopped(stop: &mut watch::Receiver<bool>) {
-    // The sender was dropped, so no request to stop can arrive.
+    // If the channel's sender was dropped, no request to stop can arrive.
     if stop.wait_for(|stop| *stop).await.is_err() {
         std::future::pending().await
     }
@@ -325,7 +327,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limits_the_rate_and_the_burst_after_a_delay() {
+    fn limits_the_send_rate_and_the_burst_after_a_delay() {
         let start = Instant::now();
         let at = |millis| start + Duration::from_millis(millis);
         let mut rate = Rate::new(10);

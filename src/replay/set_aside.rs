@@ -26,11 +26,11 @@ const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// The state of the table after a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum SetAsideOutcome {
-    /// The stream delivers the table again.
+    /// The stream has resumed delivery of the table's rows.
     Resumed,
     /// The pipeline has not recorded its decision yet.
     Pending,
-    /// The table stays set aside, for the given reason.
+    /// The table remains set aside, for the given reason.
     Missed(String),
 }
 
@@ -55,7 +55,8 @@ pub(super) async fn open_entries(
         return Err(problem.into());
     }
     if observed.slot.is_none() {
-        // Without a slot, events committed before a new slot is created would still be missing.
+        // Without a slot, events that are committed between this replay and the creation of a new
+        // slot would be missing.
         let (slot, init) = (target.slot.clone(), target.init_slot());
         return Err(Problem::NoSlot { slot, init }.into());
     }
@@ -74,7 +75,8 @@ pub(super) async fn end_lsn(
     let row = catalog.client().query_one(sql, &[]).await;
     let before = row.and_then(|row| row.try_get(0));
     let before = before.map_err(CatalogError::from)?;
-    // A transaction's commit record is written to WAL before its rows become visible.
+    // A transaction's rows become visible only some time after its commit record is written, so
+    // wait for transactions that may already have a commit record.
     wait_for_open_transactions(catalog).await?;
     for partition in retention::detached_partitions(catalog, table).await? {
         if has_rows(catalog, &partition, condition).await? {
@@ -85,8 +87,8 @@ pub(super) async fn end_lsn(
     Ok(before)
 }
 
-/// Returns the lowest transaction ID that the snapshot of this session's transaction may not
-/// contain.
+/// Returns the lowest transaction ID whose changes may not be visible in the current transaction's
+/// snapshot.
 pub(super) async fn snapshot_xmin(reader: &Catalog) -> Result<String, ReplayError> {
     let sql = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text";
     let row = reader.client().query_one(sql, &[]).await;
@@ -110,7 +112,7 @@ pub(super) async fn condition(
     Ok(Some(missing_condition(catalog, &open).await?))
 }
 
-/// Waits until the pipeline has recorded whether it resumes delivery after a run that covers these
+/// Waits until the pipeline has recorded whether it will resume delivery after a run for these
 /// entries.
 pub(super) async fn hand_over(
     settings: &PipelineSettings,

@@ -8,8 +8,8 @@ use crate::postgres::catalog::CatalogError;
 use crate::postgres::sql::{escape_identifier, escape_literal};
 use crate::postgres::table::TableName;
 
-/// Maximum number of partitions that one transaction creates. Each transaction examines the table
-/// and all partitions that exist when the transaction starts.
+/// Maximum number of partitions that one transaction creates. Each transaction first examines the
+/// table and all of its partitions, so creating partitions one by one would be slow.
 const PARTITIONS_PER_TRANSACTION: usize = 20;
 
 impl Pass<'_> {
@@ -54,8 +54,9 @@ impl Pass<'_> {
                 done.push(describe_created(name, *range));
             }
         }
-        // ATTACH locks the default partition, which blocks sessions that write to it. Therefore all
-        // ATTACH commands are part of one statement, whose duration is limited.
+        // ATTACH locks the default partition and thereby blocks sessions that write to it. Run all
+        // ATTACH commands in one statement, because the timeout limits the duration of each
+        // statement.
         let attach = escape_literal(&format!("BEGIN {attach}END"));
         let sql = format!("{}; DO {attach}", create.join("; "));
         if self.attempt(&bounded(&sql)).await?.is_some() {
@@ -66,8 +67,8 @@ impl Pass<'_> {
         Ok(true)
     }
 
-    /// Returns the statements that create a partition. CREATE TABLE ... PARTITION OF would block
-    /// writers, but ATTACH does not.
+    /// Returns the statements that create a partition. They use ATTACH, because CREATE TABLE ...
+    /// PARTITION OF would block writers.
     pub(super) fn create_partition_sql(&self, name: &TableName, range: TimeRange) -> String {
         format!(
             "{}; {}",
@@ -98,7 +99,7 @@ impl Pass<'_> {
     }
 }
 
-/// Describes a partition that was created, for the report.
+/// Describes a newly created partition for the report.
 pub(super) fn describe_created(name: &TableName, range: TimeRange) -> String {
     format!("partition {name} created for {range}")
 }

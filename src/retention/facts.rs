@@ -1,4 +1,4 @@
-//! Queries the properties of tables on which a retention plan is based.
+//! Queries the data on which a retention plan is based.
 
 use crate::postgres::sql::{Client, Row};
 use jiff::Timestamp;
@@ -11,9 +11,8 @@ use crate::postgres::catalog::CatalogError;
 use crate::postgres::table::{TableName, identifier};
 use crate::postgres::target::Target;
 
-/// The properties of a table that its maintenance depends on. Because statements are composed from
-/// these properties, Walpost queries them again once the table is locked, and requires that they have
-/// not changed.
+/// The properties of a table from which maintenance statements are composed. Once the table is
+/// locked, Walpost queries these properties again and verifies that they have not changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MaintainedTable {
     pub(crate) name: TableName,
@@ -23,26 +22,27 @@ pub(crate) struct MaintainedTable {
     pub(crate) default: Option<TableName>,
     pub(crate) owner: String,
     pub(crate) owner_is_superuser: bool,
-    /// The role of the session.
+    /// The session's role.
     pub(crate) user: String,
-    /// Whether the session's role is the owner, or has the privileges of the owner.
+    /// Whether the session's role is the table's owner or has the owner's privileges.
     pub(crate) has_owner_privileges: bool,
     pub(crate) may_create: bool,
-    /// Whether the table has a column `created_at`, which determines the age of a row.
+    /// Whether the table has a `created_at` column, which determines the age of a row.
     pub(crate) has_time: bool,
 }
 
 /// How a table is partitioned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Partitioning {
-    /// Partitioned by range of one column that has a date or timestamp type.
+    /// Range-partitioned by one column of a date or timestamp type.
     Time,
-    /// Partitioned in a different way.
+    /// Partitioned in any other way.
     Other,
 }
 
-/// Configures the session: sets the time zone to UTC, and limits how long other sessions wait for
-/// this session.
+/// Configures the session. Sets the time zone and date style in which times are returned, and a
+/// lock timeout, so that other sessions don't queue for long behind a statement that waits for a
+/// lock.
 pub(crate) async fn prepare(client: &Client, lock_timeout: u128) -> Result<(), CatalogError> {
     let sql =
         format!("SET TimeZone = 'UTC'; SET DateStyle = ISO; SET lock_timeout = {lock_timeout}");
@@ -104,7 +104,8 @@ pub(crate) async fn claim(client: &Client, table: &MaintainedTable) -> Result<bo
     lock(client, "pg_try_advisory_lock", table).await
 }
 
-/// Returns the error for a failed [`claim`], which identifies the session that holds the claim.
+/// Returns the error for a failed [`claim`]. The error identifies the session that has claimed the
+/// table.
 pub(crate) async fn claim_error(
     client: &Client,
     table: &MaintainedTable,
@@ -129,7 +130,7 @@ pub(crate) async fn claim_error(
     })
 }
 
-/// Releases the claim on the table.
+/// Releases the advisory lock that [`claim`] acquired on the table.
 pub(crate) async fn release(client: &Client, table: &MaintainedTable) -> Result<(), CatalogError> {
     lock(client, "pg_advisory_unlock", table).await?;
     Ok(())
@@ -140,8 +141,7 @@ async fn lock(
     function: &str,
     table: &MaintainedTable,
 ) -> Result<bool, CatalogError> {
-    // The first key is "walp" in ASCII, to avoid conflicts with advisory locks of other
-    // applications.
+    // The first key is "walp" in ASCII, to avoid conflicts with other applications' advisory locks.
     let row = client
         .query_one(
             &format!("SELECT {function}(x'77616c70'::int, $1::oid::int8::bit(32)::int)"),
@@ -160,7 +160,7 @@ fn micros(expression: &str) -> String {
 
 fn timestamp(row: &Row, column: usize) -> Result<Option<Timestamp>, CatalogError> {
     let micros: Option<i64> = row.try_get(column)?;
-    // PostgreSQL supports a larger range of times. Times outside Jiff's range are treated as
+    // PostgreSQL supports a larger range of times than Jiff. Treat times outside Jiff's range as
     // infinite.
     Ok(micros.and_then(|micros| Timestamp::from_microsecond(micros).ok()))
 }
@@ -172,8 +172,8 @@ fn name(row: &Row, schema: usize, name: usize) -> Result<TableName, CatalogError
     })
 }
 
-/// Queries the properties for planning the maintenance of a table that is partitioned by time, except
-/// for the positions of slots.
+/// Queries the data needed to plan the maintenance of a table that is partitioned by time. The
+/// slots' positions are queried separately.
 pub(crate) async fn query_facts(
     client: &Client,
     outbox: &MaintainedTable,
@@ -181,7 +181,8 @@ pub(crate) async fn query_facts(
     let now = micros("now()");
     let row = client.query_one(&format!("SELECT {now}"), &[]).await?;
     let now = clock(&row)?;
-    // Only members of pg_read_all_stats can see the transactions of other roles.
+    // Transactions of other roles are visible only to members of pg_read_all_stats, so even older
+    // transactions may be open.
     let began = micros("xact_start");
     let oldest_open = client
         .query_opt(
@@ -247,8 +248,8 @@ async fn partitions(client: &Client, origin: &Origin) -> Result<Vec<Partition>, 
 
 /// Returns tables whose comments show that they were partitions of the outbox. Any role can write
 /// such a comment on its own table, so a table is included only if its owner could attach a
-/// partition to the outbox or owns a partition of it: `ALTER TABLE ... OWNER TO` does not change
-/// the owners of partitions.
+/// partition to the outbox, or owns a current partition. The latter is necessary because `ALTER
+/// TABLE ... OWNER TO` does not change the owners of partitions.
 async fn detached(client: &Client, origin: &Origin) -> Result<Vec<Detached>, CatalogError> {
     let rows = client
         .query(
@@ -299,7 +300,8 @@ pub(crate) async fn detached_partitions(
     Ok(names)
 }
 
-/// Returns the current time of the database server, and the end of the table's comment.
+/// Returns the database server's current time, and the end of the table's comment, where Walpost
+/// stores a mark.
 pub(crate) async fn query_rows_mark(
     client: &Client,
     outbox: &MaintainedTable,
@@ -310,8 +312,8 @@ pub(crate) async fn query_rows_mark(
     Ok((clock(&row)?, row.try_get(1)?))
 }
 
-/// Returns the current WAL position. All transactions that have been committed so far precede this
-/// position.
+/// Returns the current WAL insert position. All transactions committed so far were committed before
+/// this position.
 pub(crate) async fn position(client: &Client) -> Result<Lsn, CatalogError> {
     let row = client
         .query_one("SELECT pg_current_wal_insert_lsn()", &[])
@@ -319,17 +321,17 @@ pub(crate) async fn position(client: &Client) -> Result<Lsn, CatalogError> {
     Ok(row.try_get(0)?)
 }
 
-/// Reads the first column, which contains `now()`.
+/// Reads the server's current time from the first column.
 fn clock(row: &Row) -> Result<Timestamp, CatalogError> {
     timestamp(row, 0)?
         .ok_or_else(|| CatalogError::Unexpected("now() is outside the supported range".to_owned()))
 }
 
-/// Returns the query for [`slots`] on a server of this version. Since PostgreSQL 17, the view
-/// `pg_publication_tables` would lock every table of every publication, so a lock on an unrelated
-/// table would prevent the maintenance of this table.
+/// Returns the query for [`slots`] on a server of this version. The query avoids the view
+/// `pg_publication_tables`: in PostgreSQL 17 and later, this view locks every table of every
+/// publication, so a lock on an unrelated table would prevent the maintenance of this table.
 fn slots_sql(version: i32) -> String {
-    // Publications can contain schemas since PostgreSQL 15.
+    // Since PostgreSQL 15, publications can contain whole schemas.
     let in_schema = match version >= 150_000 {
         true => {
             "OR EXISTS (SELECT FROM pg_publication_namespace s JOIN tree ON tree.schema = s.pnnspid WHERE s.pnpubid = p.oid)"
@@ -352,10 +354,10 @@ fn slots_sql(version: i32) -> String {
     )
 }
 
-/// Returns the slots that may read the table, and their positions. These are the pipeline's own
-/// slot and, if another publication also contains the table, all other slots of this database that
-/// use pgoutput, because the server does not record which publication a slot is used with. Slots in
-/// `readers` are included if they exist. Returns no slots if the pipeline's own slot does not
+/// Returns the slots that may read the table, with their positions. These are the pipeline's own
+/// slot and, if another publication also contains the table, all other pgoutput slots of this
+/// database: the server does not record which publication a slot is used with. Slots named in
+/// `readers` are also included if they exist. Returns no slots if the pipeline's own slot does not
 /// exist.
 pub(crate) async fn slots(
     client: &Client,

@@ -1,5 +1,5 @@
-//! Runs retention passes alongside a pipeline, on a separate connection. A failure never stops
-//! delivery.
+//! Runs maintenance passes alongside a pipeline, on a separate connection. A failed pass never
+//! stops delivery.
 
 use std::time::{Duration, Instant};
 
@@ -13,17 +13,18 @@ use crate::model::rounded::Elapsed;
 use crate::pipeline::settings::PipelineSettings;
 use crate::postgres::catalog::{Catalog, CatalogError};
 
-/// Maximum interval between two passes. The interval is smaller if the retention is short.
+/// Maximum interval between two maintenance passes. The interval is shorter if the retention period
+/// is short.
 const PASS_INTERVAL_MAX: Duration = Duration::from_secs(60);
 
-/// How long the pass over one table may take before its connection is closed.
+/// How long a maintenance pass over one table may take before its connection is closed.
 const PASS_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Maximum number of problems that are logged individually, because thousands of tables can have
 /// the same problem.
 const LOGGED_PROBLEMS_MAX: usize = 10;
 
-/// A task that runs passes. The task is aborted when this handle is dropped.
+/// A handle to the task that runs maintenance passes. Dropping the handle aborts the task.
 #[derive(Debug)]
 pub(crate) struct Maintenance(JoinHandle<()>);
 
@@ -33,8 +34,8 @@ impl Drop for Maintenance {
     }
 }
 
-/// Starts a task on the current runtime that runs passes over the pipeline's tables, if a retention
-/// is configured.
+/// If a retention period is configured, starts a task on the current runtime that runs maintenance
+/// passes over the pipeline's tables.
 #[must_use]
 pub(crate) fn start(settings: &PipelineSettings) -> Option<Maintenance> {
     let keep = settings.retention.keep?;
@@ -49,7 +50,8 @@ pub(crate) fn start(settings: &PipelineSettings) -> Option<Maintenance> {
     })))
 }
 
-/// Performs a pass, logs the completed and waiting steps, and returns the problems.
+/// Performs a maintenance pass over all tables. Logs completed and postponed steps, and returns the
+/// problems.
 async fn pass(settings: &PipelineSettings) -> Vec<String> {
     let opened = async {
         let catalog = Catalog::open(&settings.postgres).await?;
@@ -65,8 +67,8 @@ async fn pass(settings: &PipelineSettings) -> Vec<String> {
         let pass = pass_of_table(&catalog, settings, target, tables.len(), false);
         match with_timeout(pass).await {
             Ok(report) => problems.extend(log_report(&settings.name, report)),
-            // A new connection is opened, so that a failure or a running query for one table does
-            // not affect the next table.
+            // Open a new connection, so that a failure or a query that is still running for one
+            // table does not affect the next table.
             Err(reason) => {
                 problems.push(format!("{}: {reason}", target.outbox));
                 catalog = match with_timeout(Catalog::open(&settings.postgres)).await {
@@ -93,7 +95,7 @@ async fn with_timeout<T>(
     }
 }
 
-/// Logs the result of a pass, and returns the problems.
+/// Logs the completed and postponed steps of a maintenance pass, and returns its problems.
 fn log_report(pipeline: &str, report: RetentionReport) -> Vec<String> {
     for done in report.done {
         info!(pipeline, "maintenance: {done}");
@@ -101,7 +103,8 @@ fn log_report(pipeline: &str, report: RetentionReport) -> Vec<String> {
     for wait in report.waits {
         debug!(pipeline, "maintenance: {wait}");
     }
-    // A hot standby maintains the same table, so this is not a problem.
+    // Ignore tables that another Walpost process is maintaining: this is normal if a standby
+    // process runs.
     let mut problems = report.problems;
     problems.retain(|problem| !matches!(problem, RetentionError::Claimed(_)));
     problems.iter().map(ToString::to_string).collect()

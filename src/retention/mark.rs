@@ -1,34 +1,34 @@
 //! Defines marks, which record how far the removal of a partition has progressed. A mark is stored
-//! in the last line of the partition's comment, so it exists as long as the partition. This module
-//! does no I/O.
+//! in the last line of the partition's comment, so it exists for as long as the partition does.
+//! This module does no I/O.
 
 use jiff::Timestamp;
 
 use crate::model::lsn::Lsn;
 
-/// The start of Walpost's line in a comment.
+/// The start of the comment line that contains a mark.
 const COMMENT_PREFIX: &str = "walpost: ";
 
-/// An upper limit for the length of Walpost's line, in characters.
+/// An upper bound on the length of the comment line that contains a mark, in characters.
 const LINE_CHARS_MAX: usize = 300;
 
-/// Follows [`COMMENT_PREFIX`] if the mark is for rows of a table without partitions.
+/// The text after [`COMMENT_PREFIX`] in a mark that covers the rows of a table without partitions.
 const ROWS_PREFIX: &str = "rows before ";
 
-/// How far the removal of a partition has progressed.
+/// The most recent completed step in the removal of a partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PartitionMark {
-    /// The time range has ended, and the rows that the partition contained when it was marked were
-    /// committed before this WAL position.
+    /// The partition's time range had ended when it was marked, and the rows that it contained at
+    /// the time were committed before this WAL position.
     Closed(Lsn),
-    /// The time at which the slots had passed the position in [`Self::Closed`].
+    /// By this time, the slots had passed the position in [`Self::Closed`].
     Delivered(Timestamp),
     /// The partition was detached, and all its rows were committed before this WAL position.
     Detached(Lsn),
 }
 
-/// Identifies the table that a mark belongs to. Marks from a different cluster, for example in a
-/// restored dump, are ignored because their LSNs and OIDs are meaningless.
+/// Identifies the table to which a mark belongs. Marks from a different cluster, such as those in a
+/// restored dump, are ignored because their LSNs and OIDs have no meaning in this one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Origin {
     /// The OID of the outbox table.
@@ -38,7 +38,7 @@ pub(crate) struct Origin {
 }
 
 impl Origin {
-    /// Returns the text that each mark of this table ends with.
+    /// Returns the suffix that all marks of this table have.
     #[must_use]
     pub(crate) fn suffix(&self) -> String {
         format!(" (table {}, cluster {})", self.table, self.cluster)
@@ -50,8 +50,8 @@ impl Origin {
         PartitionMark::read(&self.line(comment)?)
     }
 
-    /// Returns the mark in the comment of a table without partitions, and the time before which
-    /// rows are covered by the mark.
+    /// Returns the mark in the comment of a table without partitions. The mark covers rows created
+    /// before the returned time.
     #[must_use]
     pub(crate) fn read_rows_mark(
         &self,
@@ -62,7 +62,7 @@ impl Origin {
         Some((before.parse().ok()?, PartitionMark::read(mark)?))
     }
 
-    /// Returns Walpost's line in a comment, without its fixed prefix and suffix.
+    /// Returns the text of the mark in a comment, without its fixed prefix and suffix.
     fn line(&self, comment: Option<&str>) -> Option<String> {
         let line = comment?.lines().next_back()?;
         let text = line
@@ -86,16 +86,16 @@ impl PartitionMark {
     }
 }
 
-/// Returns SQL for the end of the comment on the table with OID `oid`. It is long enough to contain
-/// Walpost's line. The owner determines the length of a comment, and a comment of many megabytes
-/// must not cause the query that reads the comments of all tables to fail.
+/// Returns SQL for the end of the comment on the table with OID `oid`. The result is long enough to
+/// contain a mark. The rest of the comment is not read: a table's owner can write a comment of many
+/// megabytes, which must not make the query that reads all tables' comments fail.
 #[must_use]
 pub(crate) fn end_of_comment(oid: &str) -> String {
     format!("right(obj_description({oid}, 'pg_class'), {LINE_CHARS_MAX})")
 }
 
-/// Returns SQL for all lines of a table's comment except Walpost's line, each followed by a line
-/// feed. `oid` is the table's OID.
+/// Returns SQL for all lines of a table's comment except the mark, each followed by a line feed.
+/// `oid` is the table's OID.
 #[must_use]
 pub(crate) fn other_lines(oid: &str) -> String {
     format!(
@@ -105,7 +105,7 @@ pub(crate) fn other_lines(oid: &str) -> String {
     )
 }
 
-/// A kind of mark, without its position or time.
+/// The kind of mark to write. The server inserts the position or time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MarkKind {
     /// [`PartitionMark::Closed`]
@@ -114,19 +114,21 @@ pub(crate) enum MarkKind {
     Delivered,
     /// [`PartitionMark::Detached`]
     Detached,
-    /// [`PartitionMark::Closed`], for the rows that the table contains when the mark is written.
+    /// [`PartitionMark::Closed`] for the rows that a table without partitions contains when the
+    /// mark is written.
     RowsClosed,
-    /// [`PartitionMark::Delivered`], for the rows that were created before the given time.
+    /// [`PartitionMark::Delivered`] for the rows of a table without partitions that were created
+    /// before this time.
     RowsDelivered(Timestamp),
 }
 
 impl MarkKind {
-    /// Returns the start of a mark of this kind, and the SQL expression for its value: the current
-    /// position or time.
+    /// Returns the text at the start of a mark of this kind, and the SQL expression for its value:
+    /// the current position or time.
     #[must_use]
     pub(crate) fn parts(self) -> (String, String) {
-        // All transactions that have been committed so far precede this position in WAL, whether or
-        // not they have been flushed.
+        // All transactions committed so far were committed before this position, whether or not
+        // their commits have been flushed to disk.
         let lsn = "pg_current_wal_insert_lsn()::text";
         let now = "to_char(now() AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')";
         let (text, expression) = match self {
@@ -163,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_partition_marks_in_the_written_format() {
+    fn reads_back_written_partition_marks() {
         let read = |text: &str| origin().read(Some(text));
         let lsn = Lsn(0x16B_3748);
         assert_eq!(
@@ -182,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_row_marks_in_the_written_format() {
+    fn reads_back_written_row_marks() {
         let (before, at) = ("2025-11-22T01:02:03Z", "2025-11-22T01:02:04Z");
         let [before_time, at_time] = [before, at].map(|text| text.parse().expect("a time"));
         let read = |text: &str| origin().read_rows_mark(Some(text));
@@ -194,13 +196,13 @@ mod tests {
         let delivered = comment(MarkKind::RowsDelivered(before_time), at);
         let expected = Some((before_time, PartitionMark::Delivered(at_time)));
         assert_eq!(read(&delivered), expected);
-        // A mark for rows of a table is not a mark for a partition, and vice versa.
+        // A mark for a table's rows must not be read as a mark for a partition, and vice versa.
         assert_eq!(origin().read(Some(&closed)), None);
         assert_eq!(read(&comment(MarkKind::Closed, "0/1")), None);
     }
 
     #[test]
-    fn ignores_comment_lines_that_are_not_marks() {
+    fn ignores_comment_lines_that_are_not_retention_marks() {
         let ours = comment(MarkKind::Closed, "0/1");
         let both = format!("Kept for the auditors\n{ours}");
         assert_eq!(
@@ -213,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn marks_fit_into_the_part_of_a_comment_that_is_read() {
+    fn marks_fit_within_the_maximum_comment_line_length() {
         let origin = Origin {
             table: u32::MAX,
             cluster: u64::MAX.to_string(),
@@ -231,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn ignores_marks_of_a_different_cluster_or_table() {
+    fn ignores_marks_from_a_different_cluster_or_table() {
         let ours = comment(MarkKind::Detached, "0/1");
         for (from, to) in [("7405", "7406"), ("16390", "16391")] {
             assert_eq!(origin().read(Some(&ours.replace(from, to))), None);

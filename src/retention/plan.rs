@@ -1,5 +1,5 @@
-//! Plans the steps for a table's partitions, and determines which steps have to wait. This module
-//! does no I/O: the time and WAL positions are arguments.
+//! Plans maintenance steps for a table's partitions, and determines which steps have to wait. This
+//! module does no I/O: times and WAL positions are passed in.
 
 use std::fmt;
 
@@ -11,44 +11,45 @@ use super::mark::PartitionMark;
 use crate::model::lsn::Lsn;
 use crate::postgres::table::TableName;
 
-/// The properties of a table that is partitioned by time.
+/// The data needed to plan the maintenance of a table that is partitioned by time.
 #[derive(Clone, Debug)]
 pub(crate) struct RetentionFacts {
-    /// The time of the database server.
+    /// The database server's current time.
     pub now: Timestamp,
-    /// The start of the oldest visible transaction, and the PID of its server process.
+    /// The start time of the oldest open transaction visible to Walpost, and the PID of its server
+    /// process.
     pub oldest_open: Option<(Timestamp, i32)>,
     /// The partitions, in any order.
     pub partitions: Vec<Partition>,
-    /// Detached partitions that have a mark.
+    /// Detached partitions, which are identified by the marks in their comments.
     pub detached: Vec<Detached>,
-    /// The slot with the lowest position among the slots that read the table, and its position.
-    /// `None` if nothing may be removed.
+    /// The slot that is furthest behind among those that read the table, and its position. `None`
+    /// if nothing may be removed.
     pub slot: Option<(String, Lsn)>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Partition {
     pub name: TableName,
-    /// The bounds of the partition, which are both open for the default partition.
+    /// The partition's bounds. For the default partition, both are `None`.
     pub bounds: Bounds,
     /// Whether this is the default partition.
     pub is_default: bool,
-    /// Whether a detach was started but not completed.
+    /// Whether DETACH CONCURRENTLY was started but not completed.
     pub is_pending: bool,
-    /// The current mark of the partition.
+    /// The last step recorded in the partition's comment, if any.
     pub mark: Option<PartitionMark>,
 }
 
 /// A partition that was detached from the outbox table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Detached {
-    /// Distinguishes the table from another table with the same name.
+    /// Distinguishes the table from a later table with the same name.
     pub oid: u32,
     pub name: TableName,
-    /// The current mark of the table.
+    /// The last step recorded in the table's comment, if any.
     pub mark: Option<PartitionMark>,
-    /// The end of the table's comment, which contains the mark.
+    /// The end of the table's comment, where the last step is recorded.
     pub comment_end: String,
 }
 
@@ -61,7 +62,7 @@ pub(crate) struct Bounds {
     pub upper: Option<Timestamp>,
 }
 
-/// A time range.
+/// A time range with both a lower and an upper bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TimeRange {
     /// The lower bound, inclusive.
@@ -83,49 +84,51 @@ enum Width {
     Fixed(SignedDuration),
 }
 
-/// A step that a pass performs.
+/// A step that a maintenance pass performs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum RetentionStep {
     /// Create a partition for this range.
     Create(TableName, TimeRange),
-    /// Record the current WAL position, because the partition's time range has ended.
+    /// Mark the partition, whose time range has ended, with the current WAL position.
     MarkClosed(Partition),
-    /// Record the current time, because the slots have passed the position in the mark.
+    /// Mark the partition with the current time, because the slots have passed the position in its
+    /// mark.
     MarkDelivered(Partition),
     /// Detach the partition from the table.
     Detach(Partition),
     /// Complete an interrupted detach.
     Finalize(Partition),
-    /// Record the current WAL position, which follows all rows that the table contains.
+    /// Mark the detached partition with the current WAL position. All its rows were committed
+    /// before this position.
     MarkDetached(Detached),
     /// Drop the table.
     Drop(Detached),
 }
 
-/// Why a step has to wait.
+/// The reason a step has to wait.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum RemovalWait {
-    /// A slot has not reached a position.
+    /// A slot has not reached the required position.
     #[error("{table} is kept until slot {slot:?}, confirmed up to {confirmed}, reaches {needed}")]
     Slot {
         table: TableName,
         slot: String,
-        /// The current position of the slot.
+        /// The slot's current position.
         confirmed: Lsn,
-        /// The position that the slot has to reach.
+        /// The position that the slot must reach.
         needed: Lsn,
     },
-    /// The partition is younger than the retention.
-    #[error("{table} is delivered and kept until {until}")]
+    /// The partition's retention period has not ended.
+    #[error("{table} has been delivered and is kept until {until}")]
     Age {
         table: TableName,
-        /// The end of the retention, according to the database server's clock.
+        /// When the retention period ends, according to the database server's clock.
         until: Timestamp,
     },
     /// A transaction may still insert into the partition.
     #[error(
-        "{table} is kept until a transaction of PID {pid} ends, which started at {began} and can still insert rows. To \
-         terminate an abandoned transaction: SELECT pg_catalog.pg_terminate_backend({pid})"
+        "{table} is kept until the transaction of PID {pid} ends, because it started at {began} and can still insert \
+         rows. To terminate an abandoned transaction: SELECT pg_catalog.pg_terminate_backend({pid})"
     )]
     Transaction {
         table: TableName,
@@ -134,20 +137,19 @@ pub(crate) enum RemovalWait {
         /// When the transaction started.
         began: Timestamp,
     },
-    /// Rows of a table without partitions are locked.
+    /// Another session has locked rows in a table without partitions.
     #[error("rows of {0} that are due for deletion are locked by another session")]
     Rows(TableName),
     /// Another session is detaching the partition.
     #[error(
-        "{table} is being detached by another session. If that session was interrupted, as the owner of the table: \
-         ALTER TABLE ... DETACH PARTITION {table} \
-         FINALIZE"
+        "{table} is being detached by another session. If that session was interrupted, run this as the owner of the \
+         table: ALTER TABLE ... DETACH PARTITION {table} FINALIZE"
     )]
     Pending { table: TableName },
 }
 
-/// Returns steps that create the missing partitions of `table`: the partition for the current time,
-/// and `ahead` more.
+/// Returns steps that create missing partitions of `table`, so that there is one for the current
+/// time and `ahead` more for the time after that.
 #[must_use]
 pub(crate) fn plan_missing(
     table: &TableName,
@@ -175,7 +177,8 @@ pub(crate) fn plan_missing(
     steps
 }
 
-/// Returns the steps that remove partitions older than `keep`, and the steps that have to wait.
+/// Returns the steps toward the removal of partitions older than `keep`, and the reasons why other
+/// partitions have to wait.
 #[must_use]
 pub(crate) fn plan_removals(
     found: &RetentionFacts,
@@ -206,7 +209,7 @@ pub(crate) fn plan_removals(
             continue;
         }
         match partition.mark {
-            // A partition that was detached and attached again is marked again.
+            // If a partition was detached and attached again, its removal starts over.
             None | Some(PartitionMark::Detached(_)) => {
                 steps.push(RetentionStep::MarkClosed(partition.clone()))
             }
@@ -214,7 +217,8 @@ pub(crate) fn plan_removals(
                 steps.push(RetentionStep::MarkDelivered(partition.clone()));
             }
             Some(PartitionMark::Closed(needed)) => waits.push(slot_wait(&table, needed)),
-            // The clock was set back, so the recorded time is ignored.
+            // The recorded time is in the future because the clock was set back, so record the time
+            // again.
             Some(PartitionMark::Delivered(at)) if at > found.now => {
                 steps.push(RetentionStep::MarkDelivered(partition.clone()));
             }
@@ -236,7 +240,7 @@ pub(crate) fn plan_removals(
                 steps.push(RetentionStep::Drop(detached.clone()));
             }
             Some(PartitionMark::Detached(needed)) => waits.push(slot_wait(&detached.name, needed)),
-            // The table was detached, but its mark was not updated.
+            // The partition was detached, but its mark was not updated.
             Some(_) => steps.push(RetentionStep::MarkDetached(detached.clone())),
             None => {}
         }
@@ -264,8 +268,8 @@ impl Partition {
     }
 }
 
-/// Returns the range from which the ranges of new partitions are derived: the last range that has
-/// started or, if none has started, the first range.
+/// Returns the range from which to derive the ranges of new partitions: the latest range that has
+/// started or, if none has, the first range.
 fn model(found: &RetentionFacts) -> Option<TimeRange> {
     let ranges = || found.partitions.iter().filter_map(Partition::range);
     ranges()
@@ -282,7 +286,7 @@ fn width(range: TimeRange) -> Width {
 }
 
 /// Returns the range of this width that contains `at` and is aligned with `model`. Returns `None`
-/// if the range is outside the supported range of times.
+/// if the result is outside the supported range of times.
 fn range_at(model: TimeRange, width: Width, at: Timestamp) -> Option<TimeRange> {
     let length = match width {
         Width::Month => return month_at(at),
@@ -306,8 +310,9 @@ fn month_at(at: Timestamp) -> Option<TimeRange> {
     })
 }
 
-/// Returns the name of a table's partition. The name contains the start time, as precisely as the
-/// width requires, in the format that sql/outbox_partitioned.sql uses for days.
+/// Returns a name for a table's partition. The name contains the start of the partition's range, as
+/// precisely as the width of the range requires. For partitions by day, the format is the same as
+/// in sql/outbox_partitioned.sql.
 fn partition_name(table: &TableName, range: TimeRange, width: Width) -> TableName {
     let is_whole = |unit: i64| match width {
         Width::Month => true,

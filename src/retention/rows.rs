@@ -1,13 +1,14 @@
-//! Retention of a table without partitions, whose rows are deleted in batches. Partitions are
-//! preferable, because each deleted row leaves a dead tuple for VACUUM and generates WAL.
+//! Applies the retention period to a table without partitions by deleting its rows in batches.
+//! Partitions are preferable, because each deleted row generates WAL and leaves a dead tuple for
+//! VACUUM.
 //!
-//! As with partitions, WAL positions determine what is removed. The table is marked with the
-//! current time and WAL position; rows created before this time form a generation. Once the slots
-//! have passed this position, the time at which they passed it is added to the mark. When the
-//! retention has elapsed since then, the rows of the generation are deleted and the next generation
-//! starts, so a row is kept for one to two times the retention. A transaction can commit such a row
-//! late. Therefore the WAL position is queried again after each batch is read, and the slots have
-//! to pass this position before the batch is deleted.
+//! As with partitions, removal depends on WAL positions. The table is marked with the current time
+//! and WAL position; rows created before this time form a generation. Once the slots have passed
+//! the position, the mark is extended with the time at which this was observed. When the retention
+//! period has elapsed since that time, the generation's rows are deleted and the next generation
+//! starts, so a row is kept for one to two retention periods. A long-running transaction may commit
+//! a row of the generation after the table was marked. Therefore, each batch is deleted only after
+//! the slots have passed the WAL position that was current when the batch was read.
 
 use std::time::Instant;
 
@@ -25,8 +26,8 @@ use crate::postgres::target::Target;
 /// Maximum number of rows that are deleted in one transaction.
 const BATCH_ROWS: i64 = 5_000;
 
-/// The locations (`ctid`) of rows to delete. The transactions (`xmin`) that wrote the rows are
-/// included because a location can be reused for another row.
+/// The locations (`ctid`) of rows to delete, and the transactions that inserted them (`xmin`). The
+/// latter are needed because a location can be reused for another row.
 struct Batch {
     locations: Vec<String>,
     writers: Vec<String>,
@@ -43,7 +44,7 @@ enum SlotWait {
 }
 
 impl Pass<'_> {
-    /// Performs as many steps as possible for the generation of rows in the table's mark.
+    /// Advances the deletion of the table's current generation of rows as far as possible.
     pub(crate) async fn delete_rows(
         &mut self,
         target: &Target,
@@ -77,7 +78,8 @@ impl Pass<'_> {
                     continue;
                 }
                 Some((before, PartitionMark::Closed(_))) => MarkKind::RowsDelivered(before),
-                // The clock was set back, so the recorded time is ignored.
+                // The recorded time is in the future because the clock was set back, so record the
+                // time again.
                 Some((before, PartitionMark::Delivered(at))) if at > now => {
                     MarkKind::RowsDelivered(before)
                 }
@@ -111,8 +113,8 @@ impl Pass<'_> {
         }
     }
 
-    /// Deletes the rows that were created before the given time. Returns false if some of these
-    /// rows have to be kept for now.
+    /// Deletes rows that were created before the given time. Returns false if some of them have to
+    /// be kept for now.
     async fn delete_created_before(
         &mut self,
         target: &Target,
@@ -142,7 +144,7 @@ impl Pass<'_> {
             self.commit().await?;
             deleted += batch_deleted;
             if batch_deleted == 0 {
-                // Another session has locked the rows.
+                // The remaining rows are locked by another session.
                 break (false, Some(RemovalWait::Rows(table.clone())));
             }
         };
@@ -154,7 +156,7 @@ impl Pass<'_> {
         Ok(is_done)
     }
 
-    /// Waits until the slots have passed a position, for at most [`SLOT_TIMEOUT`].
+    /// Waits up to [`SLOT_TIMEOUT`] until the slots have passed a position.
     async fn wait_for_slots(
         &mut self,
         target: &Target,
@@ -206,8 +208,8 @@ async fn read_batch(
     Ok(batch)
 }
 
-/// Deletes the rows of the batch that are still at the same location, and returns the number of
-/// deleted rows. Skips rows that another session has locked.
+/// Deletes those rows of the batch that are still at the same location. Skips rows that another
+/// session has locked. Returns the number of deleted rows.
 async fn delete_batch(
     client: &Client,
     outbox: &MaintainedTable,

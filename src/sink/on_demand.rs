@@ -1,5 +1,5 @@
-//! A sink that is created when it is needed. If a process runs hundreds of pipelines, most of them
-//! are idle, but each Kafka client has several threads.
+//! Creates a sink only when it is needed. This saves threads: each Kafka client has several, and if
+//! a process runs hundreds of pipelines, most of them are idle.
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -15,14 +15,15 @@ use crate::outbox::Record;
 /// How long an unused sink is kept.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// A sink, or the function that creates it.
+/// A sink that may not have been created yet, and the function that creates it.
 pub(crate) struct OnDemand<S, M> {
     sink: Option<S>,
-    /// `None` for a sink that always exists.
+    /// `None` if the sink always exists.
     make: Option<M>,
-    /// Whether a record has been produced since the last call of [`Sink::tend`].
+    /// Whether a record has been produced since the last call to [`Sink::tend`].
     is_used: bool,
-    /// A preparation in progress holds the `Arc`, because dropping the sink would cancel the
+    /// Set while a topic is being prepared: the preparation holds the `Arc`, so this reference can
+    /// be upgraded until the preparation ends. Dropping the sink before then would cancel the
     /// preparation.
     preparing: Weak<()>,
     used_at: Instant,
@@ -30,14 +31,14 @@ pub(crate) struct OnDemand<S, M> {
 }
 
 impl<S: Sink, M: Fn() -> Result<S, SinkError>> OnDemand<S, M> {
-    /// Creates a wrapper for an existing sink, which is never dropped for being idle.
+    /// Wraps an existing sink, which is never dropped, even if it is idle.
     pub(crate) fn eager(sink: S) -> Self {
         Self::with_sink(Some(sink), None)
     }
 
     /// Creates a wrapper that calls `make` for the first record, and again after the sink was
-    /// dropped for being idle. Not for transactional sinks, whose state would be lost with the
-    /// sink.
+    /// dropped because it was idle. Must not be used for transactional sinks, because their state
+    /// would be lost with the sink.
     pub(crate) fn lazy(make: M) -> Self {
         Self::with_sink(None, Some(make))
     }
@@ -68,7 +69,7 @@ impl<S: Sink, M: Fn() -> Result<S, SinkError>> Sink for OnDemand<S, M> {
         self.is_used = true;
         match &mut self.sink {
             Some(sink) => sink.produce(record, tag),
-            // The sink is created when its topic is prepared.
+            // Request the preparation of the topic, which also creates the sink.
             None => Ok(Produced::NewTopic),
         }
     }
@@ -144,7 +145,7 @@ mod tests {
     use super::*;
     use crate::outbox::headers::Headers;
 
-    /// A sink that accepts records after any topic was prepared. The test sets `at_rest`.
+    /// A sink that accepts records once any topic has been prepared. Tests set `at_rest`.
     #[derive(Default)]
     struct Fake {
         is_prepared: bool,
@@ -209,7 +210,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn creates_the_sink_for_the_first_record_and_again_after_idling() {
+    async fn creates_the_sink_for_the_first_record_and_again_after_an_idle_period() {
         let (made, at_rest) = (Cell::new(0), Rc::new(Cell::new(false)));
         let mut sink = OnDemand::lazy(|| {
             made.set(made.get() + 1);
@@ -230,7 +231,7 @@ mod tests {
                 Ok(Produced::NewTopic)
             );
             at_rest.set(true);
-            // Preparing a topic may take a long time.
+            // The sink is kept while a topic is being prepared, however long that takes.
             let preparation = sink.prepare("t", Vec::new);
             sink.tend();
             assert!(sink.sink.is_some());
@@ -321,7 +322,7 @@ mod tests {
             })
         });
         sink.idle_timeout = Duration::ZERO;
-        // A preparation is dropped if the connection to PostgreSQL breaks.
+        // A preparation is dropped if the connection to PostgreSQL is lost.
         drop(sink.prepare("t", Vec::new));
         sink.tend();
         assert!(sink.sink.is_none());

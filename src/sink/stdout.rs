@@ -1,4 +1,5 @@
-//! Standard output as a sink, with one JSON object per line, for trying Walpost without Kafka.
+//! A sink that writes one JSON object per line to standard output, for trying out Walpost without
+//! Kafka.
 
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
@@ -25,15 +26,16 @@ const CHUNK_BYTES: usize = 64 << 10;
 /// How long to wait before retrying a write to a nonblocking standard output.
 const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Collects records as lines, and passes them to a thread that writes them, so that a reader that
-/// stops reading blocks only that thread. Records count as delivered once they are written. The
-/// pipeline's window limits the number and size of the records queued for the thread.
+/// Collects records as lines, and passes them to a separate thread that writes them. If the program
+/// that reads standard output stops reading, only that thread blocks. Records count as delivered
+/// once they are written. The pipeline's window limits the number and size of the records queued
+/// for the thread.
 pub(crate) struct StdoutSink {
     lines: Batch,
     writer: Sender<Batch>,
 }
 
-/// Records as lines of JSON.
+/// Records formatted as lines of JSON, and their tags.
 #[derive(Default)]
 struct Batch {
     text: Vec<u8>,
@@ -41,7 +43,7 @@ struct Batch {
 }
 
 impl StdoutSink {
-    /// Creates a sink that reports to `deliveries`.
+    /// Creates a sink that reports deliveries to `deliveries`.
     ///
     /// # Errors
     /// Returns an error if standard output is closed, or if the operating system can't create a
@@ -52,7 +54,8 @@ impl StdoutSink {
         }
         let (writer, batches) = channel();
         let thread = thread::Builder::new().name("stdout".to_owned());
-        // The thread is not joined, because a blocked write may only end with the process.
+        // The thread is never joined, because a blocked write may not return before the process
+        // exits.
         thread
             .spawn(move || write_batches(&batches, &deliveries))
             .map_err(|error| stdout_error(&error))?;
@@ -79,7 +82,8 @@ impl Sink for StdoutSink {
         if self.lines.tags.is_empty() {
             return Ok(());
         }
-        // Sending fails only if the thread has ended, after reporting a failure to the deliveries.
+        // Sending fails only if the thread has ended. In that case, the thread has already reported
+        // the failure to `deliveries`.
         let _ = self.writer.send(std::mem::take(&mut self.lines));
         Ok(())
     }
@@ -102,8 +106,8 @@ fn write_batches(batches: &Receiver<Batch>, deliveries: &Deliveries) {
 }
 
 /// Writes the lines, with control characters escaped as in JSON, so that a terminal does not
-/// interpret them. Does not use the standard library's handle, which silently discards output if
-/// the descriptor is not writable.
+/// interpret them. Does not use `std::io::stdout`, which silently discards output if the descriptor
+/// is not writable.
 fn write(lines: &[u8]) -> io::Result<()> {
     let lines = String::from_utf8_lossy(lines);
     let lines = escape::in_json(&lines);
@@ -121,9 +125,9 @@ fn write(lines: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns whether standard output was closed when the process started. In that case, the standard
-/// library opened /dev/null for it, for reading and writing; a shell's `> /dev/null` opens it for
-/// writing only.
+/// Returns whether standard output was closed when the process started. If so, Rust's standard
+/// library has opened /dev/null in its place, for reading and writing. (A shell's `> /dev/null`
+/// opens it for writing only.)
 fn was_closed() -> bool {
     let is_null = fstat(stdout()).is_ok_and(|found| {
         FileType::from_raw_mode(found.st_mode) == FileType::CharacterDevice
@@ -136,8 +140,8 @@ fn stdout_error(error: &io::Error) -> SinkError {
     SinkError::Stdout(file_error::reason(error))
 }
 
-/// Returns the record as JSON. Values that are not UTF-8 are encoded in base64, in a member whose
-/// name ends in `_base64`.
+/// Returns the record as JSON. A value that is not valid UTF-8 is encoded in base64, in a member
+/// whose name ends in `_base64`.
 fn to_json(record: &Record<'_>) -> Value {
     let mut object = Map::new();
     object.insert("topic".to_owned(), json!(record.topic));

@@ -13,23 +13,23 @@ use super::watched_files::{POLL_INTERVAL, WatchedFiles};
 
 /// A request to reload the configuration.
 pub(super) struct ReloadRequest {
-    /// The cause of the reload, for the log.
+    /// Why the reload was requested. Written to the log.
     pub cause: &'static str,
-    /// Whether the operator has agreed to the removal of most pipelines.
+    /// Whether the operator has agreed to the removal of most of a source's pipelines.
     pub is_accepted: bool,
-    /// Receives the result.
+    /// Where to send the result, if a response is expected.
     pub answer: Option<oneshot::Sender<Answer>>,
 }
 
-/// The result of a reload.
+/// A reload request and its result.
 pub(super) struct ReloadResult<D> {
     pub request: ReloadRequest,
     pub result: Result<Reading<D>, String>,
 }
 
-/// Starts a thread that watches the definitions, and returns a channel for requests to reload them.
-/// Each result is sent to `result_tx`. `watched` is the state of the files before the definitions
-/// were first read.
+/// Starts a thread that watches the definitions and reloads them when they change. Returns a
+/// channel for requesting further reloads. Each result is sent to `result_tx`. `watched` is the
+/// state of the files before the definitions were first read.
 ///
 /// # Errors
 /// Returns an error if the thread can't be started.
@@ -81,7 +81,7 @@ mod tests {
 
     const TIMEOUT: Duration = Duration::from_secs(60);
 
-    /// Definitions from a file that changes during the first read.
+    /// Definitions in a file that changes while it is being read for the first time.
     struct ChangingFile {
         file: PathBuf,
         reads: u32,

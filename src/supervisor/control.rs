@@ -1,8 +1,8 @@
 //! The control socket, through which `walpost pipeline` sends requests to the running process.
 //!
-//! The socket is a Unix-domain socket that only root and the user that Walpost runs as may use. (By
-//! contrast, the HTTP endpoint is read-only.) Each connection carries one request and one response,
-//! each of which is a single line of JSON.
+//! The control socket is a Unix-domain socket that only root and the user running Walpost may use,
+//! because requests can stop pipelines. (By contrast, the HTTP endpoint is read-only.) Each
+//! connection carries one request and one response, each a single line of JSON.
 
 use std::fs::{self, Permissions};
 use std::io::{self, ErrorKind};
@@ -24,11 +24,11 @@ use crate::trusted_path::{self, PathError};
 
 /// Maximum length of a request, in bytes.
 const REQUEST_BYTES_MAX: u64 = 64 << 10;
-/// Maximum length of a response, in bytes. A response may list every pipeline.
+/// Maximum length of a response, in bytes. Allows for a response that lists every pipeline.
 const RESPONSE_BYTES_MAX: u64 = 64 << 20;
 /// How long a client may take to send its request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum number of concurrent clients. Further clients wait.
+/// Maximum number of clients served concurrently. Further clients have to wait.
 const CLIENTS_MAX: usize = 16;
 /// Delay before the next attempt to accept a connection after an error, for example when the
 /// process has run out of file descriptors.
@@ -43,7 +43,8 @@ pub(crate) enum Request {
     Stop(Vec<String>),
     Start(Vec<String>),
     Restart(Vec<String>),
-    /// Reloads the configuration; with `accept`, even if this removes most pipelines.
+    /// Reloads the configuration. If `accept` is true, this may remove most of a source's
+    /// pipelines.
     Reload {
         accept: bool,
     },
@@ -53,14 +54,14 @@ pub(crate) enum Request {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Answer {
     pub done: Vec<String>,
-    /// The parts of the request that could not be carried out, and why.
+    /// The parts of the request that were not carried out, and why.
     pub refused: Vec<String>,
 }
 
-/// A request, and the channel for the response.
+/// A request, and the channel to which to send the response.
 pub(super) type ControlRequest = (Request, oneshot::Sender<Answer>);
 
-/// The reason why the control socket can't be created.
+/// The reason the control socket can't be created.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ControlError {
     /// Another process is listening on the socket.
@@ -69,19 +70,19 @@ pub(crate) enum ControlError {
          the top of walpost.toml); \"off\" disables the socket", .0.display()
     )]
     InUse(PathBuf),
-    /// Other users could create the socket's file first, which would keep the process from
-    /// starting.
+    /// The folder's permissions would allow other users to create the socket's file first and thus
+    /// keep the process from starting.
     #[error("control socket {}: its folder can't be used: {error}. Alternatively, set another path with --control", path.display())]
     Folder { path: PathBuf, error: PathError },
-    /// A file of a different type exists at this path.
+    /// The file at this path is not a socket.
     #[error("control socket {}: the existing file is not a socket. Set another path with --control", .0.display())]
     Occupied(PathBuf),
     #[error("control socket {}: {error}. The folder must exist and be writable by the user that runs walpost. To create a folder: {}", path.display(), make_folder(.path))]
     Other { path: PathBuf, error: io::Error },
 }
 
-/// Returns the command with which root creates a folder for the socket. If the folder of the path
-/// already exists, the command creates a subfolder instead.
+/// Returns a command, to be run as root, that creates a folder for the socket. If the folder in
+/// `path` already exists, the command creates a subfolder instead.
 fn make_folder(path: &Path) -> String {
     let folder = path.parent().unwrap_or(Path::new("/"));
     let folder = match folder.exists() {
@@ -99,8 +100,8 @@ fn make_folder(path: &Path) -> String {
 pub(crate) struct Control {
     listener: std::os::unix::net::UnixListener,
     path: PathBuf,
-    /// The device and inode of the socket's file. When this process stops listening, another
-    /// process may replace the file with its own.
+    /// The device and inode of the socket's file. Used to avoid removing another process's socket:
+    /// once this process has stopped listening, another one may replace the file.
     file: (u64, u64),
 }
 
@@ -117,10 +118,10 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
     Ok((found.dev(), found.ino()))
 }
 
-/// Creates the socket. Replaces a socket of a process that no longer runs.
+/// Creates the socket. Replaces a socket left behind by a process that is no longer running.
 ///
-/// Other users must not be able to create files in the folder: if a process of another user
-/// listened at the path first, this process could not start.
+/// Other users must not be able to create files in the folder: if another user's process listened
+/// at the path first, this process could not start.
 ///
 /// # Errors
 /// Returns an error if the socket can't be created.
@@ -160,14 +161,14 @@ pub(crate) fn listen(path: &Path) -> Result<Control, ControlError> {
         path: path.to_owned(),
         file: identity(path).map_err(other)?,
     };
-    // A client that connects before the mode is set must still pass the check of its user ID.
+    // A client that connects before the mode is set is rejected later, when its user ID is checked.
     fs::set_permissions(path, Permissions::from_mode(0o600)).map_err(other)?;
     control.listener.set_nonblocking(true).map_err(other)?;
     Ok(control)
 }
 
 impl Control {
-    /// Starts accepting requests, and sends them to `request_tx`.
+    /// Starts accepting requests and forwarding them to `request_tx`.
     ///
     /// # Errors
     /// Returns an error if the socket can't be registered with the runtime.
@@ -235,7 +236,7 @@ async fn serve_client(
     Ok(())
 }
 
-/// Returns whether `uid` is root or the user that this process runs as.
+/// Returns whether `uid` is root or the user running this process.
 fn is_allowed(uid: u32) -> bool {
     uid == 0 || uid == rustix::process::geteuid().as_raw()
 }
@@ -243,7 +244,7 @@ fn is_allowed(uid: u32) -> bool {
 /// Sends a request to the process that is listening on the socket, and waits for the response.
 ///
 /// # Errors
-/// Returns an error if no process responds.
+/// Returns an error if no process responds or the response is invalid.
 pub(crate) fn send_request(path: &Path, request: &Request) -> io::Result<Answer> {
     use std::io::{BufRead, BufReader, Read, Write};
 
@@ -299,7 +300,7 @@ mod tests {
         let path = folder.path().join("control.sock");
         for mode in [0o1777, 0o777, 0o1775] {
             fs::set_permissions(folder.path(), Permissions::from_mode(mode)).expect("a mode");
-            // This simulates a socket that another user created first.
+            // Simulate a socket that another user created first.
             let first = std::os::unix::net::UnixListener::bind(&path).expect("a socket");
             let error = listen(&path).expect_err("other users can create the socket");
             assert!(matches!(error, ControlError::Folder { .. }), "{error}");
@@ -328,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn allows_only_root_and_the_current_user() {
+    fn control_socket_accepts_only_root_and_the_current_user() {
         let own = rustix::process::geteuid().as_raw();
         assert!(is_allowed(0) && is_allowed(own));
         assert!(!is_allowed(own + 1));

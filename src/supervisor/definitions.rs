@@ -6,23 +6,23 @@ use std::path::PathBuf;
 
 use crate::pipeline::settings::PipelineSettings;
 
-/// The source of pipeline definitions. Calls may block on a file system or a server.
+/// A source of pipeline definitions. Methods may block on a file system or a server.
 pub(crate) trait Definitions: Send + 'static {
-    /// A value that changes with the definition of a pipeline. If the value is unchanged, the
-    /// pipeline keeps running.
+    /// A pipeline's definition, which is compared with the previous one on reload. If it is
+    /// unchanged, the pipeline keeps running.
     type Definition: PartialEq + Send + 'static;
 
     /// Reads all definitions.
     ///
     /// # Errors
-    /// Returns a message that names the part of the configuration that can't be used.
+    /// Returns an error message that names the part of the configuration that can't be used.
     fn read(&mut self) -> Result<Reading<Self::Definition>, String>;
 
-    /// Returns whether definitions that do not come from files have changed. Queries the databases
-    /// whose next poll is due.
+    /// Returns whether any definitions that don't come from files have changed. Queries each
+    /// database for which the next poll is due.
     fn have_changed(&mut self) -> bool;
 
-    /// Returns the files and folders that contain definitions.
+    /// Returns the files and folders that contain definitions, to be watched for changes.
     fn places(&self) -> Vec<PathBuf>;
 }
 
@@ -30,7 +30,7 @@ pub(crate) trait Definitions: Send + 'static {
 #[derive(Debug)]
 pub(crate) struct Reading<D> {
     pub defined: Vec<Defined<D>>,
-    /// The sources that can't be used at the moment, and why. The pipelines from these sources keep
+    /// The sources that can't be used at the moment, and why. Pipelines from these sources keep
     /// their previous definitions.
     pub failures: Vec<String>,
 }
@@ -40,24 +40,24 @@ pub(crate) struct Reading<D> {
 pub(crate) struct Defined<D> {
     pub settings: PipelineSettings,
     pub definition: D,
-    /// The file, folder or query that contains the definition, and possibly the definitions of
+    /// The file, folder or query from which the definition comes. The same source may also define
     /// other pipelines.
     pub source: String,
 }
 
-/// The differences between two sets of definitions, by pipeline name.
+/// The differences between two sets of definitions. Pipelines are identified by name.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Changes {
     pub added: Vec<String>,
     pub changed: Vec<String>,
     pub removed: Vec<String>,
     pub unchanged: usize,
-    /// A source from which more pipelines would be removed than kept. The cause may be a partially
+    /// The first source that would lose more pipelines than it keeps. The cause may be a partially
     /// written file, an unmounted folder or a query on the wrong table.
     pub doubtful: Option<SuspectRemoval>,
 }
 
-/// The pipelines of a source that would be removed, and the number that would be kept.
+/// A source's pipelines that would be removed, and the number of those that would be kept.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct SuspectRemoval {
     pub source: String,
@@ -73,7 +73,7 @@ pub(super) struct Known<'a, D> {
 }
 
 impl Changes {
-    /// Returns the changes from the existing pipelines, `current`, to `next`.
+    /// Returns the changes that lead from the existing pipelines in `current` to those in `next`.
     pub(super) fn between<D: PartialEq>(current: &[Known<'_, D>], next: &[Defined<D>]) -> Self {
         let mut changes = Self::default();
         for defined in next {

@@ -1,5 +1,5 @@
-//! The pipelines of the process. Each one runs on its own thread, and can be started, stopped and
-//! replaced without affecting the other pipelines.
+//! Manages the pipelines of the process. Each pipeline runs on its own thread, and can be started,
+//! stopped and replaced without affecting the others.
 
 use std::sync::Arc;
 use std::thread;
@@ -36,25 +36,27 @@ pub(super) enum Ended {
     Defect,
 }
 
-/// The number of a pipeline start, and how the started pipeline ended.
+/// The number that a pipeline was assigned when it was started, and how it ended.
 pub(super) type EndedStart = (u64, Ended);
 
-/// Number of pipelines that create their Kafka client at startup, so that problems with the client
-/// are detected before the first event. The remaining pipelines create a client when they need it.
+/// Number of pipelines that create their Kafka client at startup, so that problems with it are
+/// detected before the first event. The other pipelines create their clients only when they need
+/// them, which saves threads.
 const EAGER_PIPELINES: usize = 10;
 
 /// The error returned for requests that arrive during shutdown.
 pub(super) const STOPPING: &str = "Walpost is stopping";
 
-/// The result of a request: a description of the completed action, or the reason for a rejection.
+/// The result of a request: a description of the completed action, or the reason the request was
+/// rejected.
 pub(super) type RequestResult = Result<String, String>;
 
-/// All pipelines.
+/// All pipelines of the process, including those that have ended.
 pub(super) struct Pipelines<D> {
     all: Vec<Entry<D>>,
     registry: Arc<Registry>,
     ended_tx: mpsc::UnboundedSender<EndedStart>,
-    /// Number of pipeline starts so far.
+    /// Total number of pipeline starts, including restarts.
     starts: u64,
     is_stopping: bool,
 }
@@ -69,14 +71,14 @@ struct Entry<D> {
     /// The pipeline's thread ends once this sender is dropped.
     orders: watch::Sender<Order>,
     phase: Phase,
-    /// Requests that wait for the pipeline to end.
+    /// Requests that are waiting for the pipeline to end.
     waiting: Vec<oneshot::Sender<RequestResult>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Running,
-    /// The pipeline is draining; the given step follows.
+    /// The pipeline is draining. The step is performed once it has ended.
     Draining(NextStep),
     /// The pipeline has ended, on its own or on request.
     Ended(Ended),
@@ -90,28 +92,29 @@ enum NextStep {
 }
 
 impl Phase {
-    /// Returns the next step for a pipeline that ended in this phase. `None` if the pipeline ended
-    /// on its own, or halted while it was being stopped.
+    /// Returns the step to perform for a pipeline that ended in this phase. Returns `None` if the
+    /// pipeline ended on its own, or halted while it was being stopped.
     fn next_step(self, ended: Ended) -> Option<NextStep> {
         match (self, ended) {
             (Self::Draining(NextStep::Stop), Ended::Halted | Ended::Defect) => None,
-            // The new definition may fix the cause of a halt.
+            // Perform the step even if the pipeline halted, because a new definition may fix the
+            // cause.
             (Self::Draining(then), _) => Some(then),
             (Self::Running | Self::Ended(_), _) => None,
         }
     }
 
-    /// Returns whether a pipeline in this phase keeps running after a reload. `is_same` is whether
-    /// its definition is unchanged.
+    /// Returns whether a pipeline in this phase keeps running after a reload. `is_same` indicates
+    /// whether its definition is unchanged.
     fn continues(self, is_same: bool) -> bool {
-        // A pipeline that was removed and added again must be restarted.
+        // A pipeline that is being removed must be restarted if it is added again.
         is_same && self != Self::Draining(NextStep::Remove)
     }
 }
 
 impl<D: PartialEq> Pipelines<D> {
-    /// Creates an empty set of pipelines. Pipelines are listed in `registry`, and report to
-    /// `ended_tx` when they end.
+    /// Creates an empty set of pipelines. Pipelines added later are listed in `registry`, and
+    /// report to `ended_tx` when they end.
     pub(super) fn new(
         registry: Arc<Registry>,
         ended_tx: mpsc::UnboundedSender<EndedStart>,
@@ -125,7 +128,7 @@ impl<D: PartialEq> Pipelines<D> {
         }
     }
 
-    /// Returns the changes that applying `next` would make.
+    /// Returns the changes that [`Self::apply`] would make.
     pub(super) fn changes(&self, next: &[Defined<D>]) -> Changes {
         let is_removed = |entry: &&Entry<D>| entry.phase == Phase::Draining(NextStep::Remove);
         let remaining = self.all.iter().filter(|entry| !is_removed(entry));
@@ -188,7 +191,8 @@ impl<D: PartialEq> Pipelines<D> {
             }
             let waits_for_copy = waits_for_copy(before, now);
             (entry.settings, entry.definition) = (defined.settings, defined.definition);
-            // A pipeline that the operator has stopped stays stopped until the operator starts it.
+            // A pipeline that the operator has stopped remains stopped until the operator starts
+            // it.
             let then = match entry.phase {
                 Phase::Ended(Ended::Stopped) | Phase::Draining(NextStep::Stop) => continue,
                 Phase::Running if waits_for_copy => {
@@ -258,13 +262,12 @@ impl<D: PartialEq> Pipelines<D> {
         self.registry.replace(stats);
     }
 
-    /// Stops a pipeline on request. The result is sent to `result_tx` after the pipeline has
-    /// stopped.
+    /// Stops a pipeline on request. Sends the result to `result_tx` once the pipeline has stopped.
     pub(super) fn stop(&mut self, name: &str, result_tx: oneshot::Sender<RequestResult>) {
         self.handle_request(name, NextStep::Stop, result_tx);
     }
 
-    /// Stops a pipeline on request like [`Self::stop`], and starts it again afterwards.
+    /// Stops a pipeline like [`Self::stop`], and then starts it again.
     pub(super) fn restart(&mut self, name: &str, result_tx: oneshot::Sender<RequestResult>) {
         self.handle_request(name, NextStep::Start, result_tx);
     }
@@ -286,7 +289,7 @@ impl<D: PartialEq> Pipelines<D> {
         result_tx: oneshot::Sender<RequestResult>,
     ) {
         let found = self.position(name).filter(|&index| {
-            // This pipeline is no longer in the configuration.
+            // Ignore a pipeline that is being removed: it is no longer in the configuration.
             self.all[index].phase != Phase::Draining(NextStep::Remove)
         });
         let refused = match found {
@@ -319,7 +322,7 @@ impl<D: PartialEq> Pipelines<D> {
         names.join(", ")
     }
 
-    /// Ends the pipeline if it has not ended yet, and then performs the step `then`.
+    /// Drains the pipeline if it has not ended yet, and performs the step `then` once it has.
     fn end_pipeline(
         &mut self,
         index: usize,
@@ -340,7 +343,7 @@ impl<D: PartialEq> Pipelines<D> {
         }
     }
 
-    /// Performs the step `then` after the pipeline has ended, and sends the result to the waiting
+    /// Performs the step `then` for a pipeline that has ended, and sends the result to waiting
     /// requests.
     fn perform_step(&mut self, index: usize, then: NextStep) {
         let entry = &mut self.all[index];
@@ -351,8 +354,8 @@ impl<D: PartialEq> Pipelines<D> {
                 entry.phase = Phase::Ended(Ended::Stopped);
                 entry.stats.entered(State::Stopped);
                 format!(
-                    "{name} has stopped, and stays stopped until you start it again or restart Walpost. Meanwhile, PostgreSQL retains \
-                     WAL for its slot {:?}",
+                    "{name} has stopped, and remains stopped until you start it again or restart Walpost. Meanwhile, \
+                     PostgreSQL retains WAL for its slot {:?}",
                     entry.settings.target.slot
                 )
             }
@@ -362,8 +365,8 @@ impl<D: PartialEq> Pipelines<D> {
                 format!("{name} has started; its counters were reset to 0")
             }
             NextStep::Remove => {
-                // The caller removes the entry, because the caller may be iterating over all
-                // entries.
+                // Leave it to the caller to remove the entry, because the caller may be iterating
+                // over the entries.
                 entry.phase = Phase::Ended(Ended::Stopped);
                 format!("{name} was removed from the configuration")
             }
@@ -373,7 +376,7 @@ impl<D: PartialEq> Pipelines<D> {
         }
     }
 
-    /// Handles the end of a pipeline.
+    /// Records that a pipeline has ended, and performs the next step.
     pub(super) fn handle_ended(&mut self, (start, ended): EndedStart) {
         let Some(index) = self.all.iter().position(|entry| entry.start == start) else {
             return;
@@ -398,7 +401,7 @@ impl<D: PartialEq> Pipelines<D> {
         }
     }
 
-    /// Drains all pipelines and prevents further starts.
+    /// Drains all pipelines, and prevents pipelines from being started again.
     pub(super) fn drain(&mut self) {
         self.is_stopping = true;
         for entry in &mut self.all {
@@ -414,9 +417,9 @@ impl<D: PartialEq> Pipelines<D> {
         self.is_stopping
     }
 
-    /// Returns whether all pipelines have ended, so that the process can exit. Before shutdown, a
-    /// pipeline that the operator has stopped does not count as ended, because it can be started
-    /// again.
+    /// Returns whether all pipelines have ended, so that the process can exit. Unless the process
+    /// is stopping, a pipeline that the operator has stopped does not count as ended, because it
+    /// can be started again.
     pub(super) fn all_ended(&self) -> bool {
         let mut all = self.all.iter();
         match self.is_stopping {
@@ -430,7 +433,7 @@ impl<D: PartialEq> Pipelines<D> {
         }
     }
 
-    /// Returns the exit status of the process.
+    /// Returns the process's exit code, which depends on how the pipelines ended.
     pub(super) fn exit(&self) -> Exit {
         let has = |ended| {
             let mut all = self.all.iter();
@@ -453,14 +456,14 @@ impl<D: PartialEq> Pipelines<D> {
     }
 }
 
-/// Returns whether the sink must exist before the first record. With exactly-once delivery, the
-/// sink fences earlier producers when it begins its first transaction.
+/// Returns whether the sink must be created before the first record. This is the case for
+/// exactly-once delivery, where the sink has to fence earlier producers.
 fn needs_eager_sink(delivery: &Delivery) -> bool {
     *delivery != Delivery::AtLeastOnce
 }
 
-/// Returns whether a copy of older rows must finish with the settings `before`, because with the
-/// settings `now` the copy would start over or could not be resumed.
+/// Returns whether the copy of rows that are older than the slot must finish before the settings
+/// change from `before` to `now`. Otherwise, the copy would start over or fail to resume.
 fn waits_for_copy(before: &PipelineSettings, now: &PipelineSettings) -> bool {
     let has_same_slot = before.target.slot == now.target.slot
         && before.postgres.describe() == now.postgres.describe();
@@ -526,7 +529,7 @@ fn run_one(
     result
 }
 
-/// Runs the pipeline with the sink from its settings, and maintains its table concurrently.
+/// Runs the pipeline with the sink from its settings, and maintains its tables concurrently.
 async fn run_into_sink(
     settings: &PipelineSettings,
     is_eager: bool,
@@ -560,8 +563,8 @@ async fn run_into_sink(
     }
 }
 
-/// Monitors a pipeline that has ended, until the pipeline is started again or removed. The process
-/// exits when all pipelines have ended.
+/// Monitors the slot of a pipeline that has ended, until the pipeline is started again or removed,
+/// or the process exits.
 fn monitor_slot_of_ended_pipeline(
     settings: &PipelineSettings,
     stats: Arc<PipelineStats>,
@@ -585,7 +588,8 @@ fn monitor_slot_of_ended_pipeline(
     }
 }
 
-/// When dropped, reports how a pipeline ended, even if its thread panics.
+/// Reports how a pipeline ended. The report is sent on drop, so it is sent even if the pipeline's
+/// thread panics.
 struct Report {
     name: String,
     start: u64,
@@ -622,7 +626,7 @@ mod tests {
     }
 
     #[test]
-    fn performs_the_requested_step_when_a_pipeline_ends() {
+    fn performs_the_requested_next_step_once_a_pipeline_has_ended() {
         use Ended::{Defect, Halted, Stopped};
         use NextStep::{Remove, Start, Stop};
         for (then, ended, expected) in [
@@ -632,7 +636,7 @@ mod tests {
             (Remove, Stopped, Some(Remove)),
             (Remove, Halted, Some(Remove)),
             (Stop, Stopped, Some(Stop)),
-            // The pipeline has halted, so it does not count as stopped.
+            // A pipeline that halts while it is being stopped does not count as stopped.
             (Stop, Halted, None),
             (Stop, Defect, None),
         ] {
@@ -658,8 +662,8 @@ mod tests {
         }
     }
 
-    /// A sink that is created for the first record could not fence earlier producers before that
-    /// record.
+    /// If the sink were created only when the first record arrives, it could not fence earlier
+    /// producers until then.
     #[test]
     fn creates_the_sink_at_startup_for_exactly_once() {
         assert!(needs_eager_sink(&exactly_once()));

@@ -1,4 +1,4 @@
-//! Reports the state of the process to systemd, if systemd requests it; see `sd_notify(3)`.
+//! Reports the process's state to systemd if systemd requests notifications; see `sd_notify(3)`.
 
 use std::env;
 use std::ffi::OsStr;
@@ -24,24 +24,23 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Minimum interval between changes of the status line.
 const STATUS_INTERVAL_MIN: Duration = Duration::from_secs(5);
 /// Startup counts as complete after this time even if servers are unavailable. Walpost recovers
-/// from such outages by itself, so the command that starts the service should not wait for their
-/// end.
+/// from outages without intervention, so `systemctl start` should not wait until they are over.
 const STARTUP_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum length of the status line.
 const STATUS_CHARS_MAX: usize = 200;
 
-/// The connection to systemd.
+/// A socket for notifications to systemd.
 #[derive(Debug)]
 pub(super) struct Systemd {
     socket: UnixDatagram,
     address: SocketAddr,
-    /// The watchdog timeout that systemd has set.
+    /// The watchdog timeout set by systemd, if any.
     watchdog: Option<Duration>,
 }
 
 impl Systemd {
-    /// Creates a connection according to the environment variables, or returns `None` if systemd
-    /// did not request notifications.
+    /// Opens the socket named by the environment variables that systemd sets. Returns `None` if
+    /// systemd did not request notifications.
     pub(super) fn from_env() -> Option<Self> {
         let address = env::var_os("NOTIFY_SOCKET")?;
         let number = |name| env::var(name).ok()?.parse::<u64>().ok();
@@ -60,7 +59,7 @@ impl Systemd {
         }
     }
 
-    /// Reports the state until the process ends.
+    /// Reports the process's state until the process ends.
     pub(super) async fn report_state(
         self,
         registry: Arc<Registry>,
@@ -88,8 +87,8 @@ impl Systemd {
     }
 
     fn send(&self, message: &str) {
-        // Failures have no other effect, and are logged at debug level so that they don't fill the
-        // log.
+        // Ignore failures, which are harmless. Log them at debug level only, so that they don't
+        // flood the log.
         let sent = self.socket.send_to_addr(message.as_bytes(), &self.address);
         if let Err(error) = sent {
             debug!(%error, "sd_notify failed");
@@ -98,11 +97,12 @@ impl Systemd {
 }
 
 async fn wait_for_drain(orders: &mut watch::Receiver<Order>) {
-    // An error means that the process is exiting.
+    // `wait_for` returns an error only while the process is exiting.
     let _ = orders.wait_for(|order| *order == Order::Drain).await;
 }
 
-/// Opens the socket. A name that starts with `@` is in the abstract namespace, without a file.
+/// Opens the socket. A name that starts with `@` refers to the abstract namespace, which has no
+/// files.
 fn open_socket(address: &OsStr) -> io::Result<(UnixDatagram, SocketAddr)> {
     let address = match address.as_bytes().strip_prefix(b"@") {
         Some(name) => SocketAddr::from_abstract_name(name)?,
@@ -113,7 +113,7 @@ fn open_socket(address: &OsStr) -> io::Result<(UnixDatagram, SocketAddr)> {
     Ok((socket, address))
 }
 
-/// Determines the next message to systemd, depending on the previous ones. Pure.
+/// Determines the next message to systemd, depending on the previous ones. Does no I/O.
 #[derive(Debug)]
 struct Reporter {
     started_at: Instant,
@@ -165,8 +165,8 @@ impl Reporter {
     }
 }
 
-/// Returns whether startup is complete: every pipeline has streamed, stands by, or is retrying. If
-/// all pipelines have halted, startup never completes, because the process exits.
+/// Returns whether startup is complete: no pipeline is still starting, or the timeout has expired.
+/// If all pipelines have halted, startup never completes, because the process exits.
 fn is_startup_complete(status: &Status, elapsed: Duration) -> bool {
     let is_in = |state| move |pipeline: &PipelineStatus| pipeline.state == state;
     let pipelines = &status.pipelines;
@@ -174,7 +174,7 @@ fn is_startup_complete(status: &Status, elapsed: Duration) -> bool {
         && (elapsed >= STARTUP_TIMEOUT || !pipelines.iter().any(is_in(State::Starting)))
 }
 
-/// Returns whether the event loop of a pipeline is stalled.
+/// Returns whether any pipeline's event loop is stalled.
 fn is_any_stalled(status: &Status) -> bool {
     let is_stalled = |pipeline: &PipelineStatus| {
         let mut problems = pipeline.problems.iter();
@@ -183,7 +183,7 @@ fn is_any_stalled(status: &Status) -> bool {
     status.pipelines.iter().any(is_stalled)
 }
 
-/// Formats the state of the process as one line.
+/// Formats the process's state as one line.
 fn status_line(status: &Status) -> String {
     let pipelines = &status.pipelines;
     let count = |state| {
@@ -211,8 +211,8 @@ fn status_line(status: &Status) -> String {
     if let Some((name, what)) = first_problem {
         line += &format!("; {name}: {what}");
     }
-    // A line feed would end the value, and the text after the line feed could set another variable,
-    // such as MAINPID.
+    // Escape line feeds. A line feed would end the value, and the text that follows could set
+    // another variable, such as MAINPID.
     Escaped(line)
         .to_string()
         .chars()
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn completes_startup_when_every_pipeline_streams_stands_by_or_retries() {
+    fn reports_ready_once_every_pipeline_is_streaming_standing_by_or_retrying() {
         use State::{Halted, Reconnecting, StandingBy, Starting, Streaming};
         assert!(is_complete_after(&[Streaming, StandingBy], 0));
         assert!(is_complete_after(&[Streaming, Reconnecting, Halted], 0));
@@ -312,7 +312,7 @@ mod tests {
         assert!(!sends_watchdog(&stalled, 60));
         assert!(!sends_watchdog(&stalled, 120));
         assert!(sends_watchdog(&healthy, 121));
-        // The event loop of a pipeline that waits for Kafka is not stalled.
+        // A pipeline that is waiting for Kafka does not count as stalled.
         let stuck = with_problem(Kind::DeliveryStuck, "stuck");
         assert!(sends_watchdog(&stuck, 151));
     }

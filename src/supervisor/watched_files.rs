@@ -1,30 +1,29 @@
-//! Detects that files have changed and are no longer being written.
+//! Detects when files have changed and are no longer being written.
 
 use std::fs::{self, Metadata};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// How often files are checked. A file that has not changed since the previous check counts as
-/// complete.
+/// How often files are checked. A file that has not changed since the previous check is considered
+/// completely written.
 pub(super) const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The metadata of a file or folder, or `None` if it does not exist.
+/// A file or folder, and its metadata at a point in time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct FileVersion {
     path: PathBuf,
-    /// Device, inode, size, and the times of the last change of the content (mtime) and of the
-    /// content or metadata (ctime).
+    /// Device, inode, size, mtime and ctime. `None` if the file does not exist.
     metadata: Option<(u64, u64, u64, [i64; 4])>,
 }
 
-/// Files and folders, with their metadata and the metadata of the files in the folders, as of the
-/// time when the files were read.
+/// Files and folders to watch for changes. Their metadata, and that of the files in the folders, is
+/// recorded as of the time when the files were read.
 #[derive(Debug, Default)]
 pub(crate) struct WatchedFiles {
     paths: Vec<PathBuf>,
     captured: Vec<FileVersion>,
-    /// The metadata at the last check, if it differs from `captured`.
+    /// The metadata at the last check. `None` if it equals `captured`.
     changed: Option<Vec<FileVersion>>,
 }
 
@@ -72,15 +71,16 @@ fn versions(paths: &[PathBuf]) -> Vec<FileVersion> {
 }
 
 /// Returns a file's metadata. Follows symbolic links, because Kubernetes updates all files of a
-/// ConfigMap by replacing one link.
+/// ConfigMap by replacing a single link.
 fn version(path: &Path) -> FileVersion {
     let identify = |file: Metadata| {
         (
             file.dev(),
             file.ino(),
             file.size(),
-            // ctime also changes when the mode of a file is corrected so that other users can no
-            // longer write to the file.
+            // Include ctime, because it also changes when only a file's mode is changed. A file
+            // that was rejected because other users could write to it is thus read again once its
+            // mode is corrected.
             [
                 file.mtime(),
                 file.mtime_nsec(),

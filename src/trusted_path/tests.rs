@@ -7,7 +7,7 @@ use tempfile::TempDir;
 
 use super::*;
 
-/// A temporary folder of this user, inside a sticky folder.
+/// A temporary folder that the current user owns, inside a sticky folder.
 struct Fixture(TempDir);
 
 impl Fixture {
@@ -101,8 +101,8 @@ fn rejects_files_and_folders_that_other_users_can_write_to() {
     }
 }
 
-/// The layout is `/opt/app/current -> /opt/releases/1`. `/opt/app` is writable by other users, who
-/// can therefore change the target of the link.
+/// The layout is `/opt/app/current -> /opt/releases/1`. Other users can write to `/opt/app`, so
+/// they can replace the link.
 #[test]
 fn rejects_a_link_in_a_folder_that_other_users_can_write_to() {
     for target in ["../releases/1", "ABSOLUTE"] {
@@ -119,7 +119,7 @@ fn rejects_a_link_in_a_folder_that_other_users_can_write_to() {
         set_mode(&app, 0o777);
         assert_eq!(expect_writable(&path).0, fixture.real("app"));
         set_mode(&app, 0o755);
-        // The link is the last one in a chain of links.
+        // In this chain of links, other users can replace only the last one.
         let first = fixture.link("app/current/password", "first");
         let second = fixture.link(&first, "second");
         expect_text(&second, "text");
@@ -135,7 +135,7 @@ fn rejects_a_link_in_a_folder_that_other_users_can_write_to() {
 }
 
 #[test]
-fn rejects_links_and_files_of_other_users() {
+fn rejects_links_and_files_owned_by_other_users() {
     if own() != 0 {
         // Only root can change the owner of a file. Another test checks how `fault` handles owners.
         return;
@@ -145,7 +145,7 @@ fn rejects_links_and_files_of_other_users() {
     let shared = fixture.folder("shared");
     let link = fixture.link("../file", "shared/link");
     lchown(&link, Some(12345), None).expect("an owner");
-    // In this folder, only root can replace the link.
+    // The folder is not sticky and only root can write to it, so only root can replace the link.
     expect_text(&link, "text");
     // In a sticky folder, the link's owner can replace the link.
     set_mode(&shared, 0o1777);
@@ -164,7 +164,7 @@ fn rejects_links_and_files_of_other_users() {
 }
 
 #[test]
-fn trusts_root_and_this_user() {
+fn trusts_root_and_the_current_user() {
     let fixture = Fixture::new();
     let stat = rustix::fs::stat(fixture.0.path()).expect("a folder");
     let user = stat.st_uid;
@@ -200,7 +200,7 @@ fn rejects_special_files_and_folders_without_opening_them() {
             fixture.folder("folder"),
             "is a folder, expected a regular file",
         ),
-        // The mode of the device is checked first, and allows all users to write.
+        // The device's mode, which allows all users to write, is checked before its type.
         (endless, "/dev/zero is writable by other users"),
     ] {
         type Check = fn(&Path) -> Result<(), PathError>;
@@ -245,9 +245,10 @@ fn reports_missing_files_and_circular_links() {
     assert!(error.to_string().contains("Not a directory"), "{error}");
 }
 
-/// The files of a Kubernetes ConfigMap are links through `..data`, a link that Kubernetes replaces.
+/// In a Kubernetes ConfigMap, each file is a link through `..data`. Kubernetes replaces that link
+/// when the ConfigMap changes.
 #[test]
-fn follows_the_links_of_a_config_map() {
+fn follows_the_symlinks_of_a_kubernetes_config_map() {
     let fixture = Fixture::new();
     fixture.folder("..2026_11_27");
     fixture.file("..2026_11_27/walpost.toml", "text");
@@ -256,7 +257,7 @@ fn follows_the_links_of_a_config_map() {
 }
 
 #[test]
-fn checks_every_file_of_a_folder() {
+fn checks_every_file_in_a_folder() {
     let fixture = Fixture::new();
     let folder = fixture.folder("certificates");
     let file = fixture.file("certificates/a.pem", "");
@@ -277,7 +278,7 @@ fn checks_every_file_of_a_folder() {
     }
 }
 
-/// Files can be used after the check: a library looks up the file of an authority at each
+/// Files may be used long after the check: a library looks up an authority's file at each
 /// handshake, and a reload lists the files of a folder again.
 #[test]
 fn rejects_a_folder_in_which_other_users_can_create_files_later() {
@@ -309,7 +310,7 @@ fn rejects_a_folder_in_which_other_users_can_create_files_later() {
 }
 
 #[test]
-fn requires_a_folder_of_this_user_for_new_files() {
+fn requires_a_private_folder_owned_by_the_current_user_for_new_files() {
     let fixture = Fixture::new();
     let folder = fixture.folder("run");
     for (mode, is_private) in [

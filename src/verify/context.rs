@@ -6,7 +6,7 @@ use super::entry::Record;
 use super::report::RecordLocation;
 use crate::model::lsn::Lsn;
 
-/// The data that the comparison of rows and records depends on.
+/// The data that is needed to compare rows and records.
 #[derive(Debug)]
 pub(super) struct VerifyContext {
     pub(super) dead_letters: DeadLetters,
@@ -70,7 +70,7 @@ impl VerifyContext {
         self.places[number as usize]
     }
 
-    /// Returns the location of a record, for messages.
+    /// Returns the location of a record, for use in messages.
     pub(super) fn location(&self, record: &Record) -> RecordLocation {
         self.location_at(record.place, record.offset)
     }

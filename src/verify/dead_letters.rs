@@ -43,9 +43,10 @@ impl DeadLetters {
             }
         });
         let reason = match read {
-            Ok(()) if is_full => "they do not fit into --memory".to_owned(),
+            Ok(()) if is_full => "they do not fit within --memory".to_owned(),
             Ok(()) => return letters,
-            // These settings don't use the topic, so the user may not be authorized to read it.
+            // These settings don't use the topic, so the Kafka user may not be authorized to read
+            // it.
             Err(_) if !settings.dead_letters.is_enabled() => return letters,
             Err(error) => error.to_string(),
         };
@@ -92,9 +93,10 @@ impl DeadLetters {
     }
 }
 
-/// Returns the IDs of the event in a dead letter: the header `id`, which the settings define, and
-/// the column `id`. Members of the headers column, which the author of the row chooses, follow the
-/// header with the event's position and can't have the name `EVENT_ID`.
+/// Returns the event's IDs in a dead letter: the value of the configured header `id`, and that of
+/// the column `id`. Headers from the headers column, whose contents are chosen by the role that
+/// inserts the row, must not be mistaken for these. Headers from that column follow the header with
+/// the event's position, and can't have the name `EVENT_ID`.
 fn event_ids<'h>(
     headers: impl Iterator<Item = (&'h str, Option<&'h [u8]>)>,
     id: &str,
@@ -118,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ignores_event_ids_in_headers_from_the_row() {
+    fn ignores_event_ids_in_headers_set_by_the_row() {
         let check = |headers: &[(&str, Option<&str>)], expected: [Option<&str>; 2]| {
             let headers = headers
                 .iter()

@@ -9,7 +9,7 @@ use crate::model::lsn::{Lsn, Position};
 /// A row of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Row {
-    /// The number of the topic that the row belongs to.
+    /// The number of the topic to which the row belongs.
     pub(super) topic: u32,
     /// The partition, if a column specifies it.
     pub(super) partition: Option<i32>,
@@ -19,7 +19,7 @@ pub(super) struct Row {
     pub(super) created: Option<i64>,
 }
 
-/// A record of a topic.
+/// A record in a topic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Record {
     /// The number of the partition that contains the record.
@@ -52,7 +52,7 @@ pub(super) struct Entry<'e> {
 
 const ROW: u8 = 0;
 const RECORD: u8 = 1;
-/// Represents an unknown time or partition. No actual time or partition has this value.
+/// Represents an unknown time or partition. This value never occurs as an actual time or partition.
 const UNKNOWN: i64 = i64::MIN;
 
 impl<'e> Entry<'e> {
@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn decodes_entries_to_the_encoded_values() {
+    fn decoding_an_encoded_entry_returns_the_original() {
         let row = |partition, created| {
             EntryKind::Row(Row {
                 topic: 7,

@@ -45,13 +45,13 @@ impl RecordSet {
     }
 }
 
-/// Returns the hash that determines which part of a spill an entry belongs to.
+/// Returns the hash that determines the part of a spill to which an entry belongs.
 pub(super) fn part_hash(entry: &[u8]) -> u64 {
     Entry::decode(entry).map_or(0, |entry| hash(entry.id))
 }
 
-/// Matches rows and records. Returns the first record of each event; these records have to be in
-/// order.
+/// Matches rows with records. Returns the set of the first records of all events, which are the
+/// records that must be in order.
 pub(super) fn match_entries(
     entries: Spill,
     records: u64,
@@ -136,7 +136,8 @@ impl<'e> Event<'e> {
             _ => self.rows.len(),
         };
         reporter.counts.delivered += delivered as u64;
-        // It is impossible to tell which of several rows with the same ID was delivered.
+        // If several rows have the same ID, it is impossible to tell which of them was delivered,
+        // so report the last rows as undelivered.
         for row in &self.rows[delivered..] {
             self.report_undelivered(row, context, reporter)?;
         }
@@ -213,8 +214,8 @@ impl<'e> Event<'e> {
             }
             (End::Reached, false) => {}
         }
-        // A record is produced after its row is created. If the row was created before the oldest
-        // remaining record was produced, its record may have expired.
+        // A record is produced after its row is created. Therefore, if the row was created before
+        // the oldest remaining record was produced, the row's record may have expired.
         let may_have_expired = match (row.created, topic.expired_before) {
             (Some(created), Some(expired_before)) => created < expired_before,
             _ => false,

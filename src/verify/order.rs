@@ -14,8 +14,9 @@ use crate::model::lsn::{Lsn, Position};
 /// Maximum number of gaps that are reported for a transaction.
 const REPORTED_GAPS_MAX: usize = 20;
 
-/// Checks the order of records, in the order in which they were read. `firsts` contains the first
-/// record of each event in the table. The origin of all other records is unknown.
+/// Checks whether the records in `journal`, which are in the order in which they were read, are in
+/// commit order. `firsts` contains the first record of each event in the table. Only these records
+/// are checked, because the origin of the others is unknown.
 pub(super) fn check_order(
     journal: Journal,
     firsts: &RecordSet,
@@ -92,8 +93,8 @@ fn report_gaps(transactions: Spill, reporter: &mut Reporter<'_>) -> io::Result<(
     })
 }
 
-/// Returns the ranges of numbers that are missing between zero and the highest of `numbers`, which
-/// must be in ascending order.
+/// Returns the ranges of numbers between zero and the highest of `numbers` that are missing from
+/// `numbers`, which must be in ascending order.
 fn missing_ranges(numbers: impl Iterator<Item = u64>) -> Vec<RangeInclusive<u64>> {
     let mut next = 0;
     let mut missing = Vec::new();
@@ -111,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn finds_the_numbers_missing_below_the_highest() {
+    fn finds_numbers_missing_from_a_sequence() {
         let missing = |numbers: &[u64]| missing_ranges(numbers.iter().copied());
         assert_eq!(missing(&[]), []);
         assert_eq!(missing(&[0, 1, 1, 2]), []);

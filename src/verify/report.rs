@@ -29,10 +29,10 @@ pub(crate) enum Finding {
     Missing {
         /// The ID of the event.
         id: String,
-        /// The topic that the event belongs to.
+        /// The topic to which the event belongs.
         topic: String,
     },
-    /// A row whose event became a dead letter and was not sent again.
+    /// A row whose event became a dead letter and was not resent.
     DeadLetter {
         /// The ID of the event.
         id: String,
@@ -45,10 +45,10 @@ pub(crate) enum Finding {
         id: String,
         /// The number of records.
         copies: usize,
-        /// The locations of the first records.
+        /// The locations of the first few records.
         at: Vec<RecordLocation>,
     },
-    /// A record that follows a record of a later commit in its partition.
+    /// A record that, in its partition, follows a record from a later commit.
     OutOfOrder {
         /// The ID of the event.
         id: String,
@@ -63,19 +63,19 @@ pub(crate) enum Finding {
     /// A transaction with missing events.
     Gap {
         commit: Lsn,
-        /// The indexes of the missing events.
+        /// The indices of the missing events.
         #[serde(serialize_with = "as_ranges")]
         missing: Vec<RangeInclusive<u64>>,
     },
-    /// A record whose topic, key or partition is not the one that its row determines.
+    /// A record whose topic, key or partition differs from the one that its row specifies.
     Misplaced {
         /// The ID of the event.
         id: String,
         /// The location of the record.
         at: RecordLocation,
-        /// The topic that the event belongs to.
+        /// The topic to which the event belongs.
         topic: String,
-        /// The property that differs.
+        /// Which of these differs: `topic`, `key` or `partition`.
         differs: &'static str,
     },
     /// A row that can't be converted to a record.
@@ -167,9 +167,9 @@ impl fmt::Display for Finding {
 /// The number of rows, records and findings of each kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Counts {
-    /// Rows of the table.
+    /// Rows in the table.
     pub rows: u64,
-    /// Records of the topics.
+    /// Records in the topics.
     pub records: u64,
     /// Rows whose events are in a topic.
     pub delivered: u64,
@@ -179,15 +179,15 @@ pub(crate) struct Counts {
     pub expired: u64,
     /// Rows whose events are not in any topic.
     pub missing: u64,
-    /// Rows whose events became dead letters and were not sent again.
+    /// Rows whose events became dead letters and were not resent.
     pub dead_letters: u64,
     /// Events that have more records in the topics than rows in the table.
     pub repeated: u64,
-    /// Records that follow a record of a later commit in their partition.
+    /// Records that, in their partition, follow a record from a later commit.
     pub out_of_order: u64,
     /// Transactions with missing events.
     pub gaps: u64,
-    /// Records whose topic, key or partition is not the one that their row determines.
+    /// Records whose topic, key or partition differs from the one that their row specifies.
     pub misplaced: u64,
     /// Rows that can't be converted to a record.
     pub unroutable: u64,

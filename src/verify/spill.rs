@@ -1,6 +1,6 @@
 //! Stores entries that may not fit into memory. Entries are partitioned by hash. They are kept in
-//! memory up to a limit, and on disk above it. The temporary files have no names, so that no files
-//! remain, however the process ends.
+//! memory until a limit is reached, and on disk after that. The temporary files have no names, so
+//! none are left behind however the process terminates.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, BufReader, BufWriter, Read, Seek, Write};
@@ -11,10 +11,10 @@ use crate::file_error;
 
 /// Maximum number of files. Each file uses a descriptor once it is on disk.
 const FILES_MAX: usize = 64;
-/// The memory that an entry requires in addition to its bytes while it is processed.
+/// The memory that an entry requires in addition to its bytes while it is being processed.
 const ENTRY_OVERHEAD_BYTES: u64 = 128;
-/// The minimum size of the portions in which entries are processed, because each portion requires
-/// another pass.
+/// The minimum size of the portions in which entries are processed. It limits how many times the
+/// stored entries are read, because they are read once for each portion.
 const PORTION_BYTES_MIN: u64 = 1 << 20;
 const PORTION_BYTES_MAX: u64 = 1 << 30;
 
@@ -91,7 +91,8 @@ fn read_through(
     Ok(())
 }
 
-/// Entries that are processed in any order, but together with all entries that have the same hash.
+/// Entries that are processed in any order, except that entries with the same hash are processed
+/// together.
 pub(super) struct Spill {
     parts: Vec<Journal>,
     portion_bytes: u64,
@@ -168,8 +169,8 @@ mod tests {
         hash(&entry[..4])
     }
 
-    /// Passes entries through a spill with this memory limit. Returns the entries and the number of
-    /// portions.
+    /// Adds entries to a spill with the given memory limit, and reads them. Returns the entries and
+    /// the number of portions.
     fn through(memory: u64, count: u32) -> (BTreeMap<Vec<u8>, usize>, usize) {
         let mut spill = Spill::new(memory);
         for copy in 0..2_u8 {
@@ -196,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn returns_each_entry_once_together_with_entries_of_the_same_hash() {
+    fn returns_each_spilled_entry_exactly_once_and_groups_entries_by_hash() {
         let (in_memory, few) = through(1 << 30, 50_000);
         assert_eq!(in_memory.len(), 100_000);
         assert!(in_memory.values().all(|count| *count == 1));
@@ -207,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn processes_a_large_part_in_portions() {
+    fn reads_spilled_entries_in_portions_if_they_exceed_the_memory_limit() {
         let mut spill = Spill::new(0);
         let entry = |number: u32| [&number.to_ne_bytes()[..], &[7; 1000]].concat();
         // All entries are in the same part.

@@ -22,7 +22,7 @@ use crate::progress::Progress;
 
 /// The `pg_type.oid` of timestamp and timestamptz.
 const TIMESTAMP_OIDS: [u32; 2] = [1114, 1184];
-/// The number of rows after which progress is updated.
+/// Progress is updated each time this many rows have been read.
 const PROGRESS_ROWS: u64 = 1024;
 
 /// A plan for reading the rows.
@@ -32,8 +32,8 @@ pub(super) struct Plan {
     columns: String,
     rest: String,
     mapping: Mapping,
-    /// The index in a row of the mapping for each value of the query, except for the last value,
-    /// which is the time.
+    /// For each column of the query, the index of its value in the row that is routed. The last
+    /// column, if it is the time, is not included.
     slots: Vec<usize>,
     has_time: bool,
     /// The header that contains the event's ID.
@@ -51,7 +51,7 @@ pub(super) struct Read {
 }
 
 impl Plan {
-    /// Creates a plan for a table with the observed columns.
+    /// Creates a plan for a table, given the columns that were observed.
     pub(super) fn new(
         settings: &PipelineSettings,
         table: &TableName,
@@ -119,8 +119,8 @@ impl Plan {
         reporter: &mut Reporter<'_>,
     ) -> Result<Read, VerifyError> {
         let snapshot = Snapshot::begin(catalog).await?;
-        // The lock ensures that the names and types of columns have not changed since the statement
-        // was composed.
+        // The lock ensures that the names and types of columns are still the ones for which the
+        // statement was composed.
         let locked = catalog.lock_table(&self.version, Statement::Select).await?;
         let rows = catalog.select(locked, &self.columns, &self.rest).await?;
         let topics = self.route(rows, &mut progress, into, reporter).await?;

@@ -13,7 +13,7 @@ const ORDERS_0: u32 = 0;
 const ORDERS_1: u32 = 1;
 const BILLS_0: u32 = 2;
 
-/// Rows and records to compare.
+/// The rows and records of a test.
 struct Fixture {
     context: VerifyContext,
     reports_unexpected: bool,
@@ -27,7 +27,7 @@ struct Verified {
     /// The findings, sorted because findings for different events have no defined order.
     findings: Vec<String>,
     counts: Counts,
-    /// The records that have to be in order.
+    /// The records that must be in order.
     firsts: Vec<u64>,
 }
 
@@ -39,8 +39,8 @@ fn position(commit: u64, index: u64) -> Position {
 }
 
 impl Fixture {
-    /// Creates a fixture without rows or records. Rows that a test adds count as delivered, so
-    /// their records must be in the topics.
+    /// Creates a fixture without rows or records, in which all rows are expected to have been
+    /// delivered. A row without a record is therefore missing.
     fn new() -> Self {
         let topic = |name: &str| Topic {
             name: name.to_owned(),
@@ -79,7 +79,7 @@ impl Fixture {
         &mut self.rows.last_mut().expect("one").1
     }
 
-    /// Adds the next record.
+    /// Adds a record at the end of the partition `place`.
     fn record(&mut self, id: &str, place: u32, position: Position) -> &mut Record {
         let before = self.records.iter();
         let before = before.filter(|(_, record)| record.place == place);
@@ -102,7 +102,7 @@ impl Fixture {
         record.is_replay = true;
     }
 
-    /// Adds a row for each event, and a record in the first partition.
+    /// Adds a row for each event, and a record for it in the first partition.
     fn delivered(&mut self, events: &[(&str, Position)]) {
         for (id, position) in events {
             self.row(id, ORDERS);
@@ -237,7 +237,7 @@ fn counts_a_row_older_than_the_oldest_record_as_expired() {
 }
 
 #[test]
-fn reports_an_event_with_more_records_than_rows_as_repeated() {
+fn reports_an_event_as_repeated_if_it_has_more_records_than_rows() {
     let mut fixture = Fixture::new();
     fixture.delivered(&[("a", position(100, 0))]);
     fixture.record("a", ORDERS_1, position(100, 0));
@@ -247,7 +247,7 @@ fn reports_an_event_with_more_records_than_rows_as_repeated() {
         ..Counts::default()
     };
     fixture.assert_report(&["REPEATED     a: 2 times: orders/0@0, orders/1@0"], counts);
-    // Only some of many locations are reported.
+    // If there are many locations, only the first few are reported.
     for _ in 0..4 {
         fixture.record("a", ORDERS_1, position(100, 0));
     }
@@ -270,9 +270,9 @@ fn reports_an_event_with_more_records_than_rows_as_repeated() {
 }
 
 #[test]
-fn marks_the_first_record_of_each_event_in_the_table() {
+fn marks_the_first_record_of_every_event_that_has_a_row_in_the_table() {
     let mut fixture = Fixture::new();
-    // The last 50 records repeat the first ones.
+    // The last 50 records repeat the first 50 events.
     for number in 0..200 {
         let id = (number % 150).to_string();
         fixture.record(&id, ORDERS_0, position(100 + number, 0));
@@ -303,7 +303,8 @@ fn counts_replayed_rows_as_delivered_and_not_as_repeated() {
         ..Counts::default()
     };
     fixture.assert_report(&[], counts);
-    // It is impossible to tell which of two rows was sent again.
+    // It is impossible to tell which of two rows with the same ID was replayed, so both count as
+    // delivered.
     fixture.row("a", ORDERS);
     counts.delivered = 2;
     fixture.assert_report(&[], counts);
@@ -312,14 +313,14 @@ fn counts_replayed_rows_as_delivered_and_not_as_repeated() {
     fixture.delivered(&[("a", position(100, 0))]);
     fixture.replay("a", ORDERS_0);
     fixture.replay("a", ORDERS_0);
-    // The row of this event has been removed.
+    // This event's row has been removed.
     fixture.replay("b", ORDERS_0);
     (counts.delivered, counts.replayed) = (1, 3);
     fixture.assert_report(&[], counts);
 }
 
 #[test]
-fn reports_an_event_without_a_row_as_unexpected_unless_it_is_newer() {
+fn reports_a_record_without_a_row_as_unexpected_unless_it_is_newer_than_the_scan() {
     let check = |commit: Option<u64>, is_unexpected: bool| {
         let mut fixture = Fixture::new();
         let first_position = commit.map(|commit| position(commit, 0));
@@ -404,7 +405,7 @@ fn accepts_a_record_that_matches_one_of_two_rows_with_the_same_id() {
         ..Counts::default()
     };
     fixture.assert_report(&[], counts);
-    // One record is correct, and the other matches neither row.
+    // One record matches a row, and the other matches neither row.
     fixture.records[1].1.key = 8;
     counts.misplaced = 1;
     let verified = fixture.verified();
@@ -424,7 +425,7 @@ fn accepts_a_record_that_matches_one_of_two_rows_with_the_same_id() {
 }
 
 #[test]
-fn reports_a_record_after_a_later_commit_in_its_partition_as_out_of_order() {
+fn reports_out_of_order_records_within_a_partition() {
     let mut fixture = Fixture::new();
     fixture.delivered(&[
         ("a", position(100, 0)),
@@ -452,7 +453,7 @@ fn reports_a_record_after_a_later_commit_in_its_partition_as_out_of_order() {
     fixture.assert_report(&texts.each_ref().map(String::as_str), counts);
 }
 
-/// The origin of such records is unknown, and so is whether the records after them were sent again
+/// The origin of unexpected records is unknown, and a repeated record may have been resent
 /// intentionally.
 #[test]
 fn ignores_the_order_of_repeated_and_unexpected_records() {
@@ -488,7 +489,8 @@ fn reports_missing_events_of_a_transaction_as_a_gap() {
         "GAP          transaction 0/64: missing event 1, 3 to 4",
     ];
     fixture.assert_report(&gaps, counts);
-    // An event counts regardless of its partition, and even if it is no longer in the table.
+    // An event closes a gap regardless of its partition, and even if its row is no longer in the
+    // table.
     fixture.record("g", BILLS_0, position(300, 0));
     let counts = Counts {
         gaps: 1,
@@ -497,7 +499,8 @@ fn reports_missing_events_of_a_transaction_as_a_gap() {
     };
     fixture.reports_unexpected = false;
     fixture.assert_report(&gaps[1..], counts);
-    // A transaction without any event from the table may have a different origin.
+    // If no event of a transaction is in the table, the records may come from elsewhere, so gaps
+    // are not reported.
     fixture.record("h", BILLS_0, position(400, 7));
     let counts = Counts {
         unexpected: 2,
@@ -507,7 +510,7 @@ fn reports_missing_events_of_a_transaction_as_a_gap() {
 }
 
 #[test]
-fn searches_complete_transactions_but_not_copied_rows_for_gaps() {
+fn reports_gaps_only_in_complete_transactions_and_not_in_copied_rows() {
     let has_gap = |commit, copies: &[u64]| {
         let mut fixture = Fixture::new();
         fixture.context.complete_range = CompleteRange {
@@ -536,7 +539,7 @@ fn searches_complete_transactions_but_not_copied_rows_for_gaps() {
 /// If the hash did not depend on the event ID, all entries would be processed together, regardless
 /// of the memory limit.
 #[test]
-fn distributes_entries_by_event_id() {
+fn assigns_entries_to_parts_by_the_hash_of_the_event_id() {
     let mut fixture = Fixture::new();
     let row = EntryKind::Row(*fixture.row("a", ORDERS));
     let record = EntryKind::Record(*fixture.record("a", ORDERS_0, position(100, 0)));

@@ -17,14 +17,14 @@ use crate::model::lsn::{Lsn, Position};
 use crate::outbox::headers::{POSITION_HEADER, REPLAY_HEADER};
 use crate::progress::Progress;
 
-/// The number of records after which progress is updated.
+/// Progress is updated each time this many records have been read.
 const PROGRESS_RECORDS: u64 = 1024;
 
 /// The result of reading the topics.
 pub(super) struct Read {
     pub(super) topics: Vec<Topic>,
     pub(super) places: Vec<Place>,
-    /// Records of transactions that committed up to this LSN may have expired.
+    /// Records of transactions that committed at or before this LSN may have expired.
     pub(super) complete_after: Lsn,
 }
 
@@ -167,7 +167,8 @@ impl Plan<'_> {
         topic: u32,
         read: &mut Read,
     ) {
-        // If no record remains, it is unknown when the last record was produced.
+        // If no record remains, it is unknown which transactions and times the removed records
+        // belonged to, so assume the latest.
         read.complete_after = match (span.start < span.end, first.commit) {
             (true, Some(commit)) => read.complete_after.max(commit),
             _ => Lsn(u64::MAX),
@@ -182,7 +183,7 @@ impl Plan<'_> {
     }
 }
 
-/// The properties of the first record of a partition.
+/// The properties of the first record in a partition.
 #[derive(Clone, Copy, Default)]
 struct FirstRecord {
     is_known: bool,
@@ -220,8 +221,8 @@ impl RecordCollector<'_> {
         reporter.counts.records += 1;
         let (mut id, mut position, mut is_replay) = (None, None, false);
         for (name, value) in message.headers() {
-            // Members of the headers column follow the configured headers and may have any name, so
-            // only the first header with this name is used, even if it has no value.
+            // Headers from the headers column follow the configured headers and may have any name.
+            // Therefore only the first header with the ID's name is used, even if it has no value.
             match name {
                 name if name == self.id => {
                     id.get_or_insert(value);

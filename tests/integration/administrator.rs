@@ -1,4 +1,4 @@
-//! `walpost init --config` with one administrator connection for several pipelines.
+//! `walpost init --config` sets up several pipelines over a single administrator connection.
 
 use std::fs;
 use std::path::PathBuf;
@@ -8,8 +8,8 @@ use crate::support::fixture::Fixture;
 use crate::support::reaper;
 use crate::support::walpost::{Finished, Invocation};
 
-/// Two pipelines in one file, each with its own database. The role in their connection strings does
-/// not exist, which proves that `init` does not use these connection strings.
+/// Two pipelines that are defined in one file, each with its own database. Their connection strings
+/// name a role that does not exist, so `init` would fail if it used them.
 struct TwoPipelines {
     fixtures: [Fixture<'static>; 2],
     file: PathBuf,
@@ -37,15 +37,15 @@ impl TwoPipelines {
         Invocation::new(["init", "--no-role", "--config"]).arg(&self.file)
     }
 
-    /// Runs `init` with a connection string as supplied by a provider, whose database belongs to
-    /// neither pipeline.
+    /// Runs `init` with the kind of connection string that a hosting provider supplies: its
+    /// database belongs to neither pipeline.
     fn init_as_postgres(&self) -> Invocation {
         let conninfo = self.fixtures[0].server.conninfo("postgres");
         self.init().args(["--postgres", &conninfo])
     }
 
-    /// Returns which of the two pipelines have a publication and a slot. Asserts that each database
-    /// contains only those of its own pipeline.
+    /// Returns which of the two pipelines have a publication and a slot. Asserts that neither
+    /// database contains those of the other pipeline.
     fn created(&self) -> [bool; 2] {
         self.fixtures.each_ref().map(|fixture| {
             let found = fixture.db.rows(
@@ -58,7 +58,7 @@ impl TwoPipelines {
         })
     }
 
-    /// Asserts that a line of the log contains both `text` and the name of the pipeline.
+    /// Asserts that a log line contains both `text` and the pipeline's name.
     fn expect_for(&self, finished: &Finished, which: usize, text: &str) {
         let name = &self.fixtures[which].name;
         let is_of = |line: &str| line.contains(text) && line.contains(name.as_str());
@@ -106,8 +106,7 @@ fn init_accepts_the_administrator_from_libpq_environment_variables() {
 fn init_sets_up_only_the_selected_pipelines() {
     let two = TwoPipelines::new();
     let name = &two.fixtures[1].name;
-    // If the command applies to only one pipeline, the connection string is used unchanged,
-    // including its database.
+    // With a single pipeline, the connection string is used unchanged, including its database.
     two.init()
         .args([
             "--pipeline",
@@ -148,7 +147,7 @@ fn init_rejects_pipelines_on_another_server() {
     let refused = two.init_as_postgres().finish().expect_code(2);
     refused.expect_mentions(&["are on different servers", "--pipeline"]);
     assert_eq!(two.created(), [false, false]);
-    // A flag that applies to only one pipeline is still rejected.
+    // A flag that can apply to only one pipeline is still rejected.
     let table = two.init_as_postgres().args(["--table", "public.other"]);
     table
         .finish()
@@ -157,14 +156,15 @@ fn init_rejects_pipelines_on_another_server() {
 }
 
 #[test]
-fn printed_statements_for_several_pipelines_run_in_the_database_of_each() {
+fn printed_statements_run_in_the_database_of_their_pipeline() {
     let two = TwoPipelines::new();
     let printed = two.init_as_postgres().arg("--print").finish();
     let printed = printed.expect_code(0).stdout;
     assert_eq!(two.created(), [false, false]);
     let file = two.file.with_extension("sql");
     fs::write(&file, printed).unwrap();
-    // The database in which the script starts does not matter.
+    // The printed script connects to each pipeline's database itself, so it can be started in any
+    // database.
     psql(&two.fixtures[1], &file);
     assert_eq!(two.created(), [true, true]);
 }

@@ -1,4 +1,4 @@
-//! The WAL budget: how Walpost reacts when the slot retains more WAL than allowed, and how the
+//! The WAL budget: what Walpost does when the slot retains more WAL than allowed, and how the
 //! events of a dropped slot are replayed.
 
 use std::collections::HashSet;
@@ -19,11 +19,11 @@ use crate::support::walpost::{Finished, Invocation, word_after};
 
 in_both_modes! {
     lists_a_dropped_slot_until_its_events_are_replayed
-    replays_all_rows_of_a_slot_dropped_during_the_snapshot
-    replays_lost_events_after_slot_drops_when_killed_under_load
+    replays_all_rows_if_the_slot_is_dropped_during_the_snapshot
+    replays_events_lost_with_dropped_slots_even_if_killed_under_load
 }
 
-/// A budget of 1 byte, which every slot exceeds.
+/// Sets a WAL budget of 1 byte, which every slot exceeds, so Walpost drops the slot immediately.
 pub(crate) const DROP_SLOT: [&str; 4] =
     ["--wal-budget-max", "1", "--wal-budget-on-max", "drop-slot"];
 
@@ -44,12 +44,13 @@ fn with_brokers(fixture: &Fixture, brokers: &str, arguments: &[&str]) -> Invocat
         .args(arguments)
 }
 
-/// Prepares `walpost run` with the fixture's slot and without a reachable broker.
+/// Prepares `walpost run` with the fixture's slot and a broker address at which nothing is
+/// listening.
 fn without_kafka(fixture: &Fixture, arguments: &[&str]) -> Invocation {
     with_brokers(fixture, "127.0.0.1:9", arguments)
 }
 
-/// Makes Walpost drop the slot, and returns its output.
+/// Runs Walpost until it drops the slot, and returns Walpost's output.
 pub(crate) fn drop_slot(fixture: &Fixture) -> Finished {
     let finished = without_kafka(fixture, &DROP_SLOT).finish().expect_code(3);
     assert!(!slot_is_there(fixture));
@@ -67,13 +68,13 @@ fn slot_is_there(fixture: &Fixture) -> bool {
     ))
 }
 
-/// Returns the number of journal entries about dropped slots.
+/// Returns how many journal entries record a dropped slot.
 fn entries(fixture: &Fixture) -> i64 {
     let sql = "SELECT count(*) FROM walpost.journal WHERE action = 'drop slot'";
     fixture.db.number(sql)
 }
 
-/// Creates a new slot, and adopts a checkpoint for it in exactly-once mode.
+/// Creates a new slot. In exactly-once mode, also adopts a checkpoint for it.
 pub(crate) fn new_slot(fixture: &Fixture) {
     fixture.init().finish().expect_code(0);
     if fixture.is_exactly_once() {
@@ -102,7 +103,7 @@ fn replayed(fixture: &Fixture) -> usize {
     records.iter().filter(is_replayed).count()
 }
 
-/// Confirms a first event, and waits until the slot's catalog_xmin has passed its transaction.
+/// Delivers one event, and waits until the slot's catalog_xmin has passed the event's transaction.
 fn deliver_one(fixture: &Fixture, aggregate: &str) {
     let walpost = fixture.start_and_confirm_one(aggregate, "delivered");
     wait_until("catalog_xmin to pass it", || {
@@ -118,12 +119,12 @@ fn deliver_one(fixture: &Fixture, aggregate: &str) {
 }
 
 #[test]
-fn logs_an_exceeded_wal_warning_once_and_its_end_once() {
+fn logs_the_wal_warning_once_and_its_resolution_once() {
     let server = Server::private(MAJOR, "");
     let fixture = Fixture::on_servers(&server, Broker::shared());
     let aggregate = fixture.aggregate(1);
     let mut walpost = fixture.start_with(&["--wal-budget-warn", "4MiB"]);
-    // Everything is delivered, but an open transaction makes the slot retain WAL.
+    // Everything has been delivered, but an open transaction makes the slot retain WAL.
     let open = server.session(&fixture.name);
     open.run(&format!("BEGIN; {}", fixture.insert_sql(&aggregate, "k")));
     fixture.write_other_wal(6);
@@ -141,7 +142,7 @@ fn logs_an_exceeded_wal_warning_once_and_its_end_once() {
 }
 
 #[test]
-fn keeps_the_slot_above_the_wal_maximum_and_loses_nothing_when_kafka_returns() {
+fn keeps_the_slot_if_the_wal_maximum_is_exceeded_and_loses_no_event() {
     let broker = Broker::borrowed();
     let kafka = broker.proxy();
     let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker).behind_proxy(&kafka);
@@ -169,7 +170,8 @@ fn keeps_the_slot_above_the_wal_maximum_and_loses_nothing_when_kafka_returns() {
 }
 
 fn lists_a_dropped_slot_until_its_events_are_replayed(exactly_once: bool) {
-    // On a shared server, transactions of other tests would hold back the slot's catalog_xmin.
+    // Uses a private server: on a shared one, transactions of other tests would hold back the
+    // slot's catalog_xmin.
     let server = Server::private(MAJOR, "");
     let fixture = Fixture::on_servers(&server, Broker::shared()).in_mode(exactly_once);
     let aggregate = fixture.aggregate(1);
@@ -193,7 +195,7 @@ fn lists_a_dropped_slot_until_its_events_are_replayed(exactly_once: bool) {
         "{output:?}"
     );
 
-    // Without a slot, every command reports the dropped slot and nothing is sent.
+    // While there is no slot, every command reports the dropped one, and nothing is sent.
     fixture.insert(&aggregate, "between");
     let listed = [
         "was dropped",
@@ -233,7 +235,7 @@ fn lists_a_dropped_slot_until_its_events_are_replayed(exactly_once: bool) {
         adopt.finish().expect_code(0);
     }
 
-    // With a new slot, delivery continues from that slot and the table is not copied.
+    // Once there is a new slot, delivery starts at its position, without copying the table first.
     let mut walpost = fixture.start_with(&["--http", "127.0.0.1:0"]);
     walpost.wait_for_log("events of a dropped slot have not been sent again yet");
     fixture.insert(&aggregate, "after");
@@ -269,7 +271,7 @@ fn lists_a_dropped_slot_until_its_events_are_replayed(exactly_once: bool) {
     again.terminate().expect_code(0);
 }
 
-fn replays_all_rows_of_a_slot_dropped_during_the_snapshot(exactly_once: bool) {
+fn replays_all_rows_if_the_slot_is_dropped_during_the_snapshot(exactly_once: bool) {
     let fixture = Fixture::bare();
     fixture.db.run(
         "CREATE TABLE outbox (id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb)",
@@ -280,8 +282,8 @@ fn replays_all_rows_of_a_slot_dropped_during_the_snapshot(exactly_once: bool) {
     }
     fixture.init().finish().expect_code(0);
     let fixture = fixture.in_mode(exactly_once);
-    // The slot is dropped while no broker is reachable. In at-least-once mode, the copy of the rows
-    // has started by then. In exactly-once mode it has not, because it requires the checkpoint.
+    // The slot is dropped while no broker is reachable. By then, at-least-once mode has started to
+    // copy the rows. Exactly-once mode has not, because it needs the checkpoint first.
     drop_slot(&fixture);
     new_slot(&fixture);
     let walpost = fixture.start();
@@ -298,9 +300,9 @@ fn replays_all_rows_of_a_slot_dropped_during_the_snapshot(exactly_once: bool) {
     walpost.terminate().expect_code(0);
 }
 
-/// Walpost is killed while it delivers, while it drops the slot and while it replays events. The
-/// writers never stop.
-fn replays_lost_events_after_slot_drops_when_killed_under_load(exactly_once: bool) {
+/// Walpost is killed while it delivers events, drops the slot and replays events. The writers never
+/// pause.
+fn replays_events_lost_with_dropped_slots_even_if_killed_under_load(exactly_once: bool) {
     let fixture = Fixture::new().in_mode(exactly_once);
     let mut rng = fastrand::Rng::with_seed(seed());
     // Sleep instead of waiting for a condition, because the time of the kill must be random.
@@ -315,7 +317,7 @@ fn replays_lost_events_after_slot_drops_when_killed_under_load(exactly_once: boo
         fixture.kill(walpost);
         while slot_is_there(&fixture) {
             let going = without_kafka(&fixture, &DROP_SLOT).start();
-            // Kill Walpost earlier if the slot has been dropped.
+            // Stop waiting as soon as the slot has been dropped.
             poll_until(lives_for(3000), || (!slot_is_there(&fixture)).then_some(()));
             going.kill();
         }
@@ -341,7 +343,7 @@ fn replays_lost_events_after_slot_drops_when_killed_under_load(exactly_once: boo
 }
 
 /// In exactly-once mode, a second session holds the slot while Walpost waits for a new producer.
-/// Walpost must end this session, too, before it drops the slot.
+/// Walpost must also end this session before it can drop the slot.
 #[test]
 fn drops_the_slot_in_exactly_once_mode_while_brokers_are_unavailable() {
     let broker = Broker::borrowed();
@@ -397,7 +399,7 @@ fn does_not_drop_a_slot_held_by_another_instance() {
 }
 
 #[test]
-fn replays_two_dropped_slots_at_once_and_resumes_after_a_kill() {
+fn replays_events_of_two_dropped_slots_together_and_resumes_after_a_kill() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     for round in 0..2 {
@@ -408,7 +410,8 @@ fn replays_two_dropped_slots_at_once_and_resumes_after_a_kill() {
         fixture.init().finish().expect_code(0);
     }
     assert_eq!(entries(&fixture), 2);
-    // Rewriting the table changes the xmin of its rows.
+    // Rewriting the table gives its rows a new xmin, so the replay can't select rows by their
+    // transaction.
     fixture
         .db
         .run("ALTER TABLE outbox ALTER COLUMN aggregateid TYPE varchar(200)");
@@ -438,10 +441,10 @@ fn replays_two_dropped_slots_at_once_and_resumes_after_a_kill() {
     );
 }
 
-/// The journal entry is written before the slot is dropped. This test simulates a failure between
-/// these two steps.
+/// Walpost writes the journal entry before it drops the slot. This test creates the state after a
+/// crash between these two steps.
 #[test]
-fn does_not_replay_or_record_again_a_slot_recorded_but_not_dropped() {
+fn ignores_a_journal_entry_for_a_slot_that_was_not_dropped() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     fixture.insert(&aggregate, "k");
@@ -465,8 +468,9 @@ fn does_not_replay_or_record_again_a_slot_recorded_but_not_dropped() {
     expect_everything(&fixture);
 }
 
-/// If a commit waits for a synchronous standby, the rows of its transaction are not visible
-/// although WAL already contains the commit. The open transaction in this test has the same effect.
+/// While a transaction waits for a synchronous standby to confirm its commit, its rows are not
+/// visible yet, although WAL already contains the commit record. An open transaction has the same
+/// effect, so this test uses one.
 #[test]
 fn replay_waits_for_open_transactions() {
     let fixture = Fixture::new();
@@ -515,7 +519,7 @@ fn rejects_invalid_wal_budget_settings() {
         &of_messages,
         &[
             "wal_budget.on_max",
-            "an outbox with logical decoding messages",
+            "an outbox that uses logical decoding messages",
         ],
     );
     let file = fixture.file("wal_budget = { max = \"1GiB\", at = \"drop-slot\" }\n");
@@ -536,7 +540,7 @@ fn rejects_invalid_wal_budget_settings() {
         .expect_code(2)
         .expect_mentions(&["has no dropped slot"]);
 
-    // Dropping the slot is refused if the events could not be sent again later.
+    // Walpost refuses to drop the slot if the events could not be replayed later.
     let refused = |words: &[&str]| {
         let check = fixture.check().args(DROP_SLOT).finish();
         for finished in [check, without_kafka(&fixture, &DROP_SLOT).finish()] {

@@ -1,11 +1,11 @@
-//! Findings of `walpost check` about configurations that work today but will cause problems later.
+//! Findings of `walpost check` about setups that work now but will cause problems later.
 
 use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, MAJORS, Server};
 use crate::support::walpost::{Finished, Invocation, config_file};
 
-/// Returns the finding of the named check, at the level given by `mark`.
+/// Returns what the named check reports. `mark` is the expected level, such as `WARNING`.
 fn finding<'f>(finished: &'f Finished, mark: &str, check: &str) -> Option<&'f str> {
     let label = format!(": {check}: ");
     let mut lines = finished.stdout.lines();
@@ -53,7 +53,7 @@ fn check_lists_slots_without_a_pipeline_and_the_wal_they_retain() {
         ));
     };
     create(&other);
-    // The name of this slot shows that it does not belong to Walpost.
+    // This slot's name does not look like one of Walpost's slots, so it is not reported.
     let foreign = format!("subscriber_{}", fixture.name);
     create(&foreign);
     let text = format!(
@@ -109,7 +109,8 @@ fn check_reports_a_modified_or_missing_table_inspection_function() {
             finding(&found, "WARNING", "owners").map(str::to_owned)
         };
         assert_eq!(warning(), None);
-        // A different version of Walpost could have created this definition.
+        // Changes only the formatting of the function, so that it looks like the one from a
+        // different version of Walpost.
         let body = "replace(pg_get_functiondef('walpost.lock_and_examine'::regproc), 'RETURN regexp_replace', 'RETURN  regexp_replace')";
         let changed = fixture.db.value(&format!("SELECT {body}")).unwrap();
         fixture.db.run(&changed);

@@ -1,4 +1,5 @@
-//! Tests that the checker accepts a correct delivery and detects every kind of violation.
+//! Tests the delivery checker itself: it accepts a correct delivery and detects every kind of
+//! violation.
 
 use std::collections::HashMap;
 
@@ -10,7 +11,7 @@ use crate::support::checker::{
 
 const TOPIC: &str = "events";
 
-/// Returns a history of transactions with two events each. The id of event n is "n".
+/// Returns a history of transactions with two events each. The id of the nth event is n.
 fn history(count: u32) -> Vec<CommittedEvent> {
     (0..count)
         .map(|n| CommittedEvent {
@@ -25,8 +26,8 @@ fn end_of(n: u32) -> u64 {
     u64::from(n / 2 + 1) * 100
 }
 
-/// Delivers the events in the given order: event n goes to partition n % 2 and has the key of that
-/// partition.
+/// Returns the records that deliver the events in the given order. Event n goes to partition n % 2,
+/// all of whose records have the same key.
 fn deliver(order: &[u32]) -> Vec<DeliveredRecord> {
     let mut ends = [0; 2];
     order
@@ -46,8 +47,8 @@ fn deliver(order: &[u32]) -> Vec<DeliveredRecord> {
         .collect()
 }
 
-/// Returns the state after a connector was killed when each partition had the given number of
-/// records.
+/// Returns the state of a connector that was killed when the two partitions had the given numbers
+/// of records.
 fn killed_state(ends: [i64; 2], confirmed: u64) -> KilledState {
     let ends = HashMap::from([
         ((TOPIC.to_owned(), 0), ends[0]),
@@ -94,7 +95,7 @@ fn checker_detects_a_lost_event() {
 }
 
 #[test]
-fn checker_detects_an_event_that_was_rolled_back() {
+fn checker_detects_a_delivered_event_that_was_rolled_back() {
     let found = violations(&deliver(&[0, 1, 2, 3, 4, 5, 6, 7, 8]), &[], Resends::Never);
     assert_eq!(found, [Violation::Phantom("8".into())]);
 }
@@ -206,7 +207,7 @@ proptest! {
     }
 
     #[test]
-    fn checker_accepts_crashes_that_resend_from_the_confirmed_position(
+    fn checker_accepts_records_resent_from_the_confirmed_position_after_a_crash(
         steps in prop::collection::vec((1u32..8, 0u32..4), 0..6),
     ) {
         let (mut order, mut next, mut kills) = (Vec::new(), 0, Vec::new());

@@ -1,5 +1,5 @@
-//! Failures of some brokers in a cluster of three. Delivery continues in both modes, and no event
-//! is lost.
+//! In a cluster of three brokers, one or two fail. Delivery resumes in both modes, and no event is
+//! lost.
 
 use crate::support::cluster::Cluster;
 use crate::support::fixture::Fixture;
@@ -9,7 +9,7 @@ use crate::support::wait::wait_until;
 
 const TRANSACTIONS: usize = 40;
 
-/// Waits until everything committed so far is confirmed.
+/// Waits until all events committed so far are confirmed.
 fn wait_for_progress(streams: &[UnderLoad]) {
     for stream in streams {
         stream.fixture.wait_until_confirmed();
@@ -32,8 +32,8 @@ fn loses_no_event_when_the_partition_leader_is_killed_under_load() {
     settle(streams, 1);
 }
 
-/// When it resumes, the frozen broker still considers itself the leader and processes requests that
-/// it received before and in the meantime.
+/// When a frozen broker resumes, it still considers itself the leader, and processes requests that
+/// it received before and while it was frozen.
 #[test]
 fn loses_no_event_when_the_partition_leader_freezes_until_another_is_elected() {
     let cluster = Cluster::shared();
@@ -52,8 +52,8 @@ fn loses_no_event_when_the_partition_leader_freezes_until_another_is_elected() {
     settle(streams, 1);
 }
 
-/// With one follower down, the leader refuses writes. With both down, there is no controller
-/// either.
+/// If one follower is down, the leader rejects writes. If both are down, the cluster also has no
+/// controller.
 #[test]
 fn retries_writes_rejected_for_too_few_in_sync_replicas() {
     let cluster = Cluster::shared();
@@ -61,7 +61,7 @@ fn retries_writes_rejected_for_too_few_in_sync_replicas() {
         let fixture =
             Fixture::on_servers(Server::shared(MAJOR), cluster.any_node()).in_mode(exactly_once);
         let conninfo = fixture.conninfo();
-        // A write that waits for a missing replica is refused only after this timeout.
+        // The leader rejects a write only after it has waited this long for the missing replica.
         let patience = ["-X", "request.timeout.ms=5000"];
         UnderLoad::start(
             fixture,

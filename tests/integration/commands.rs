@@ -1,4 +1,4 @@
-//! `walpost check`, and minor properties of the other commands.
+//! `walpost check`, and aspects of other commands that have no test file of their own.
 
 use std::fs;
 use std::os::unix::net::UnixStream;
@@ -61,7 +61,7 @@ fn quotes_identifiers_the_way_each_server_version_does() {
     }
 }
 
-/// Names such as `order` and `user` are reserved in SQL and must be quoted.
+/// Names such as `order` and `user` are SQL keywords, so statements must quote them.
 #[test]
 fn accepts_names_that_are_sql_keywords() {
     let fixture = Fixture::bare();
@@ -128,9 +128,9 @@ fn check_reports_an_unresponsive_broker() {
     finished.expect_mentions(&["127.0.0.1:9"]);
 }
 
-/// The unresponsive address takes longest, because it accepts connections but never responds.
+/// `check` takes longest to fail if the address accepts connections but never responds.
 #[test]
-fn check_times_out_soon_if_no_broker_responds() {
+fn check_times_out_promptly_if_no_broker_responds() {
     let fixture = Fixture::new();
     let address = fixture.broker.address();
     let (_, port) = address.rsplit_once(':').unwrap();
@@ -143,7 +143,7 @@ fn check_times_out_soon_if_no_broker_responds() {
     };
     // The time that everything except the timeout takes on this machine.
     let started = Instant::now();
-    check(address).finish();
+    check(&address).finish();
     let overhead = started.elapsed();
     let by_sasl = check(&fixture.broker.sasl_address())
         .args([
@@ -174,14 +174,15 @@ fn check_times_out_soon_if_no_broker_responds() {
     }
 }
 
-/// The kernel gives sockets of this process the same buffer size as those of the server.
+/// The buffer size is a system-wide default, so a socket of this process has the same buffer size
+/// as a socket of the server.
 #[test]
 fn check_reports_a_small_socket_buffer_for_a_local_server() {
     const SUFFICIENT_BUFFER_BYTES: usize = 4 << 20;
     let (socket, _other) = UnixStream::pair().unwrap();
     let bytes = socket2::SockRef::from(&socket).send_buffer_size().unwrap();
     let fixture = Fixture::new();
-    let memory_use = format!("has {bytes} bytes");
+    let memory_use = format!("buffer is {bytes} bytes");
     let check = fixture.check().finish().expect_code(0);
     assert_eq!(
         check.stdout.contains(&memory_use),
@@ -199,7 +200,7 @@ fn check_reports_a_small_socket_buffer_for_a_local_server() {
 }
 
 #[test]
-fn check_reports_a_missing_fixed_topic() {
+fn check_reports_a_missing_topic_with_a_fixed_name() {
     let fixture = Fixture::new();
     let topic = format!("{}.orders", fixture.name);
     let check = || fixture.check().args(["--topic", &topic]);
@@ -293,7 +294,7 @@ fn prints_version_and_help() {
         .expect_mentions(&["--null-payload", "WALPOST_KAFKA"]);
 }
 
-/// Returns the headings of a help text, and the flags under each heading.
+/// Returns each heading in a help text with the flags listed under it.
 fn sections(help: &str) -> Vec<(String, Vec<String>)> {
     let mut sections: Vec<(String, Vec<String>)> = Vec::new();
     for line in help.lines() {
@@ -301,8 +302,8 @@ fn sections(help: &str) -> Vec<(String, Vec<String>)> {
         match (line.strip_suffix(':'), &mut sections[..]) {
             (Some(heading), _) if flag == line => sections.push((heading.to_owned(), Vec::new())),
             (_, [.., (_, flags)]) if flag.starts_with('-') => {
-                // A value name can also contain a dash, so only words that start with two dashes
-                // are flags.
+                // The line can contain a value name with a dash, so only words that start with two
+                // dashes are flags.
                 let long = flag.split(' ').find(|word| word.starts_with("--"));
                 flags.extend(long.map(str::to_owned));
             }
@@ -313,7 +314,7 @@ fn sections(help: &str) -> Vec<(String, Vec<String>)> {
 }
 
 #[test]
-fn help_lists_a_command_s_own_flags_first_and_omits_unused_flags() {
+fn help_lists_command_specific_flags_first_and_omits_unused_flags() {
     let everywhere = ["Pipelines and database", "Logging"];
     let records = ["Kafka", "Delivery", "Records", "Limits"];
     for (command, own, shared, useless) in [
@@ -399,9 +400,9 @@ fn help_lists_a_command_s_own_flags_first_and_omits_unused_flags() {
     }
 }
 
-/// A script may pass the same flags to every command.
+/// Scripts can pass the same flags to every command, even to those that ignore them.
 #[test]
-fn accepts_common_flags_omitted_from_a_command_s_help() {
+fn accepts_common_flags_that_the_help_of_a_command_omits() {
     let fixture = Fixture::new();
     let flags = [
         "--window-bytes",
@@ -458,7 +459,7 @@ fn warns_about_implicit_tombstones_if_a_topic_is_compacted() {
     walpost.terminate().expect_code(0);
 }
 
-/// The producer accepts a record of this size, but the topic rejects it.
+/// The producer would accept a record of the maximum size, but the topic would reject it.
 #[test]
 fn check_warns_about_a_topic_limit_below_the_maximum_record_size() {
     let fixture = Fixture::new();
@@ -489,7 +490,7 @@ fn check_warns_about_a_topic_limit_below_the_maximum_record_size() {
         .split_once("kafka-configs.sh --bootstrap-server ")
         .unwrap();
     let words = command.lines().next().unwrap().split_whitespace();
-    // `tool` passes the broker's address to the command.
+    // Omit the address, because `tool` adds the broker's address itself.
     let arguments: Vec<_> = words.skip(1).collect();
     fixture.broker.tool("kafka.admin.ConfigCommand", &arguments);
     let output = check(&[]);

@@ -1,5 +1,5 @@
-//! Walpost is killed with SIGKILL at any time: no event is lost, the order is preserved, and only
-//! records in flight are delivered again.
+//! Walpost is killed with SIGKILL at arbitrary times. No event is lost, the order is preserved, and
+//! only records in flight are resent.
 
 use std::ops::Range;
 use std::thread;
@@ -28,8 +28,7 @@ fn loses_no_event_and_repeats_only_unconfirmed_ones_when_killed_under_load(outbo
     assert!(summary.committed > 1000, "{summary:?}");
 }
 
-/// Kills Walpost the given number of times under load, and then checks the records that were
-/// delivered.
+/// Kills Walpost the given number of times under load, then checks the delivered records.
 pub(crate) fn kill_at_random_points(
     fixture: &Fixture,
     rounds: usize,
@@ -58,8 +57,8 @@ fn loses_no_event_when_killed_during_startup(outbox: Outbox) {
     kill_while_it_starts(&Fixture::with_outbox(outbox), 0..150, Resends::AtMost(10));
 }
 
-/// Kills Walpost ten times, each time after a random number of milliseconds from its start, and
-/// then checks the records that were delivered.
+/// Kills Walpost ten times, each time a random number of milliseconds after it was started. Then
+/// checks the delivered records.
 pub(crate) fn kill_while_it_starts(
     fixture: &Fixture,
     millis: Range<u64>,

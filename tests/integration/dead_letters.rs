@@ -1,4 +1,4 @@
-//! `on_oversize` and `on_unroutable`: an event that can't be delivered becomes a dead letter.
+//! `on_oversize` and `on_unroutable`: an event that can't be delivered is sent as a dead letter.
 
 use std::thread;
 use std::time::Duration;
@@ -25,7 +25,7 @@ in_both_modes! {
     truncates_a_dead_letter_that_is_itself_too_large
 }
 
-/// Creates a dead letter topic with three partitions for this test.
+/// Creates a dead-letter topic with three partitions for this test.
 fn dead_letter_topic(fixture: &Fixture) -> String {
     let topic = format!("{}.dead", fixture.name);
     fixture.topic(&topic, 3, &[]);
@@ -95,7 +95,8 @@ fn writes_an_oversize_event_as_a_dead_letter_without_its_payload(exactly_once: b
         .terminate()
         .expect_code(0)
         .expect_mentions(&["dead letter for row with id 2", "oversize_dead_letters=1"]);
-    // Checks that dead letters have the positions of their commits and keep their order.
+    // The checker also reads dead letters: their commit positions must be correct, and they must be
+    // in order.
     fixture.check_delivered(&[], fixture.resends(0));
 }
 
@@ -123,7 +124,7 @@ fn writes_an_unroutable_event_as_a_dead_letter_with_its_payload(exactly_once: bo
             .run(&format!("INSERT INTO outbox VALUES ({values})"));
     };
     let good = format!("'{aggregate}'");
-    // The first record for the topic names a partition that does not exist.
+    // The first record for this topic is already invalid: its partition does not exist.
     row(1, &good, "NULL", "NULL", "7");
     row(2, &good, "'{\"a\": \"b\"}'", "'2026-01-01'", "1");
     row(3, "NULL", "NULL", "NULL", "0");
@@ -172,7 +173,7 @@ fn writes_an_unroutable_event_as_a_dead_letter_with_its_payload(exactly_once: bo
         assert_eq!(names.contains(&"a"), id == "4", "{names:?}");
     }
     let finished = walpost.terminate().expect_code(0);
-    // Only the first dead letter is logged; the others are counted.
+    // Only the first dead letter is logged. The others are only counted.
     assert_eq!(finished.stderr.matches("sent a dead letter for").count(), 1);
     finished.expect_mentions(&["dead letter for row with id 1", "unroutable_dead_letters=7"]);
     fixture.check_delivered(&[], fixture.resends(0));
@@ -210,7 +211,7 @@ fn writes_a_malformed_message_as_a_dead_letter(exactly_once: bool) {
     walpost.terminate().expect_code(0);
 }
 
-/// Half of the events have no valid topic, and some are too large to be delivered.
+/// Half of the events have no valid topic, and a few are too large to be delivered.
 fn keeps_dead_letters_complete_and_in_order_when_killed_under_load(exactly_once: bool) {
     let rounds = 8;
     let fixture = Fixture::new().in_mode(exactly_once);
@@ -218,15 +219,15 @@ fn keeps_dead_letters_complete_and_in_order_when_killed_under_load(exactly_once:
     let mut rng = fastrand::Rng::with_seed(seed());
     let aggregate = fixture.aggregate(2);
     let topic = dead_letter_topic(&fixture);
-    // Events of the load fit in this size with one header, but not with the additional headers of a
-    // dead letter.
+    // With this limit, the load's events fit into records for their own topic, which have a single
+    // header. Dead letters have more headers, so they fit only if their payloads are truncated.
     let flags = [
         &OVERSIZE_FLAGS[..],
         &UNROUTABLE_FLAGS,
         &["-X", "message.max.bytes=1000"],
     ]
     .concat();
-    // Each record is sent in a separate request.
+    // The pauses make Walpost send each record in a separate request.
     let load = fixture.load_with_pauses(&[&aggregate, "no topic"], Duration::from_millis(50));
     let large = |fixture: &Fixture| {
         let payload = format!("{{\"large\": \"{}\"}}", "x".repeat(5000));
@@ -303,7 +304,8 @@ fn halts_if_the_dead_letter_topic_is_missing(exactly_once: bool) {
     );
 }
 
-/// The key alone exceeds the largest record that may be sent to Kafka.
+/// The key alone is larger than any record that Kafka accepts, so even the dead letter has to be
+/// truncated.
 fn truncates_a_dead_letter_that_is_itself_too_large(exactly_once: bool) {
     let fixture = Fixture::with_table(TABLE).in_mode(exactly_once);
     let aggregate = fixture.aggregate(1);
@@ -373,7 +375,7 @@ fn rejects_invalid_dead_letter_settings_without_connecting() {
     );
     refused(
         &[&topic("events")[..], &["--topic", "events"]].concat(),
-        &["dead_letter_topic", "the topic for events"],
+        &["dead_letter_topic", "already used for events"],
     );
     refused(
         &[&OVERSIZE_FLAGS[..], &["--outbox", "messages"]].concat(),

@@ -1,5 +1,5 @@
-//! Debezium on Kafka Connect and Walpost deliver from the same table, with the configuration that
-//! `walpost import debezium` generates. Run with `./dev debezium`.
+//! Debezium on Kafka Connect and Walpost deliver from the same table. Walpost uses the
+//! configuration that `walpost import debezium` generates. Run with `./dev debezium`.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -24,11 +24,12 @@ use crate::support::walpost::{Invocation, Walpost};
 
 const PARTITIONS: i32 = 3;
 const WRITERS: usize = 3;
-/// Number of transactions while both connectors deliver, and after each step of the switch-over.
+/// Number of transactions that are committed while both connectors run, and after each step of the
+/// switch-over.
 const CONCURRENT_TRANSACTIONS: usize = 300;
 const TRANSACTIONS_PER_STEP: usize = 30;
 
-/// A table as in Debezium's documentation, with columns that users often add, and a function that
+/// A table as in Debezium's documentation, with columns that users commonly add. The function
 /// writes events with many kinds of payloads.
 const TABLE: &str = r#"
 CREATE TABLE outbox (id uuid PRIMARY KEY, aggregatetype varchar(255) NOT NULL, aggregateid varchar(255), type varchar(255) NOT NULL,
@@ -46,8 +47,8 @@ $$;
 CREATE PUBLICATION debezium FOR TABLE outbox WITH (publish = 'insert');
 "#;
 
-/// Returns the settings that each connector adds to the common ones. The first is typical; the
-/// second uses every feature of the event router.
+/// Returns each connector's name and the settings that only this connector has. The first is a
+/// typical connector. The second uses every feature of the event router.
 fn variants() -> [(&'static str, Value); 3] {
     let json = "org.apache.kafka.connect.json.JsonConverter";
     [
@@ -65,13 +66,13 @@ fn variants() -> [(&'static str, Value); 3] {
                 "transforms.outbox.table.fields.additional.placement": "type:header:eventType,tenant:envelope",
             }),
         ),
-        // The connector that Walpost replaces. No rows are older than the slot, so a snapshot would
-        // copy nothing.
+        // The connector that Walpost replaces during the test. It keeps the default snapshot mode,
+        // because no rows are older than its slot.
         ("replaced", json!({})),
     ]
 }
 
-/// A Debezium connector, and the Walpost configuration that replaces it.
+/// A Debezium connector and the Walpost configuration that replaces it.
 struct Migration<'s> {
     fixture: &'s Fixture<'static>,
     connect: &'s Connect,
@@ -81,7 +82,7 @@ struct Migration<'s> {
 }
 
 impl<'s> Migration<'s> {
-    /// Imports the configuration of the connector.
+    /// Imports the connector's configuration.
     fn import(fixture: &'s Fixture<'static>, connect: &'s Connect, name: &str) -> Self {
         let folder = reaper::folder("moved");
         let import = Invocation::new(["import", "debezium"])
@@ -90,7 +91,7 @@ impl<'s> Migration<'s> {
             .arg(connect.worker_file())
             .arg("--output")
             .arg(folder.join("walpost.toml"));
-        // The password is the only setting that must be entered manually.
+        // The import leaves only the password to be entered manually.
         let output = import.finish().expect_code(3).stderr;
         let to_do: Vec<_> = output
             .lines()
@@ -112,7 +113,7 @@ impl<'s> Migration<'s> {
         self.folder.join("walpost.toml")
     }
 
-    /// Returns the commands at the end of the generated configuration file.
+    /// Returns the switch-over commands at the end of the generated configuration file.
     fn commands(&self) -> Vec<String> {
         let text = fs::read_to_string(self.file()).unwrap();
         let (_, steps) = text
@@ -124,7 +125,7 @@ impl<'s> Migration<'s> {
         commands.map(str::to_owned).collect()
     }
 
-    /// Returns the only one of these commands that contains `part`.
+    /// Returns the command that contains `part`. Panics unless there is exactly one.
     fn command(&self, part: &str) -> String {
         let mut found = self.commands();
         found.retain(|line| line.contains(part));
@@ -134,8 +135,8 @@ impl<'s> Migration<'s> {
         }
     }
 
-    /// Runs a command line as printed, except that the address of this Connect worker replaces the
-    /// default address.
+    /// Runs a command line exactly as printed, but with the address of the test's Connect worker in
+    /// place of the default.
     fn sh(&self, line: &str) -> String {
         let line = line.replace(
             "http://localhost:8083/",
@@ -164,7 +165,7 @@ impl<'s> Migration<'s> {
         out.trim().to_owned()
     }
 
-    /// Starts Walpost with the command line in the generated configuration file.
+    /// Starts Walpost with the command line from the generated configuration file.
     fn run(&self) -> Walpost {
         let line = self.command("walpost run");
         let mut words = line.split(' ');
@@ -175,7 +176,7 @@ impl<'s> Migration<'s> {
             .start_streaming()
     }
 
-    /// Returns the topics to which `program` writes.
+    /// Returns the topics that `program` writes to, which are different for Debezium and Walpost.
     fn topics(&self, program: &str) -> Vec<String> {
         ["customer", "order"]
             .map(|aggregate| topic(&self.name, program, aggregate))
@@ -187,8 +188,8 @@ fn topic(name: &str, program: &str, aggregate: &str) -> String {
     format!("{name}.{program}.{aggregate}")
 }
 
-/// Writes events in several sessions, with some rollbacks, while `work` runs. `work` receives a
-/// function that waits until the given number of additional transactions has committed.
+/// Runs `work` while several sessions write events and sometimes roll back. `work` receives a
+/// function that waits for the given number of further transactions.
 fn under_load<T>(fixture: &Fixture<'_>, work: impl FnOnce(&dyn Fn(usize)) -> T) -> T {
     struct StopOnDrop<'a>(&'a AtomicBool);
     impl Drop for StopOnDrop<'_> {
@@ -213,7 +214,8 @@ fn under_load<T>(fixture: &Fixture<'_>, work: impl FnOnce(&dyn Fn(usize)) -> T) 
         for _ in 0..WRITERS {
             scope.spawn(write);
         }
-        // Stop the writers even if `work` panics: the scope waits for them.
+        // Stops the writers even if `work` panics. Otherwise, the scope would wait for them
+        // forever.
         let _stop = StopOnDrop(&stop);
         work(&|transactions| {
             let goal = committed.load(Ordering::Relaxed) + transactions;
@@ -224,9 +226,9 @@ fn under_load<T>(fixture: &Fixture<'_>, work: impl FnOnce(&dyn Fn(usize)) -> T) 
     })
 }
 
-/// Returns a record without the parts that depend on the program that delivered it. Debezium names
-/// the schema of an envelope after the first row it has seen, while Walpost names it after each
-/// row.
+/// Returns the parts of a record that do not depend on which program delivered it. Schema names are
+/// unified: Debezium names an envelope's schema after the first row that it saw, whereas Walpost
+/// names it after each row.
 fn in_common(record: &Record) -> Value {
     let text = |bytes: &Option<Vec<u8>>| {
         bytes
@@ -246,11 +248,11 @@ fn in_common(record: &Record) -> Value {
     json!({ "key": text(&record.key), "value": value, "headers": headers })
 }
 
-/// A record as returned by [`in_common`], and its timestamp unless that comes from the producer's
-/// clock.
+/// A record as returned by [`in_common`], and its timestamp. The timestamp is `None` if it comes
+/// from the producer's clock.
 type Compared = (Value, Option<i64>);
 
-/// Asserts that both programs have written the same records to each partition in the same order.
+/// Asserts that both programs wrote the same records to each partition, in the same order.
 fn expect_equal(migration: &Migration<'_>, has_timestamps: bool) {
     let by_partition = |program| {
         let mut found: HashMap<(usize, i32), Vec<Compared>> = HashMap::new();
@@ -282,8 +284,8 @@ fn expect_equal(migration: &Migration<'_>, has_timestamps: bool) {
     assert_eq!(counts(&expected), counts(&found), "{}", migration.name);
 }
 
-/// Runs the steps at the end of the generated configuration file in order, and returns the Walpost
-/// process that has replaced the connector.
+/// Performs the switch-over steps at the end of the generated configuration file, in order. Returns
+/// the Walpost process that has replaced the connector.
 fn switch_over(migration: &Migration<'_>, wait_for_transactions: &dyn Fn(usize)) -> Walpost {
     let mut walpost = None;
     let mut done = Vec::new();
@@ -355,8 +357,8 @@ fn imported_configuration_replaces_debezium_without_a_gap_and_writes_the_same_re
             "publication.autocreate.mode": "disabled",
             "table.include.list": "public.outbox",
             "tombstones.on.delete": "false",
-            // If two connectors had the same prefix, the second would wait two minutes to register
-            // its metrics.
+            // The prefix must be unique: a connector waits two minutes to register its metrics if
+            // another one already uses its prefix.
             "topic.prefix": format!("shop_{variant}"),
             "poll.interval.ms": "50",
             "transforms": "outbox",
@@ -431,7 +433,7 @@ fn imported_configuration_replaces_debezium_without_a_gap_and_writes_the_same_re
         let id = record.header("id");
         let common = in_common(record);
         match seen.get(id) {
-            // A record that is delivered again must be identical to the first one.
+            // A record that is delivered twice must be identical both times.
             Some(before) => assert_eq!(*before, common),
             None => {
                 let at: usize = order[id];

@@ -1,4 +1,4 @@
-//! Compares the files in `deploy/` with the program and its sources.
+//! Checks that the files in `deploy/` match the program and its sources.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use walpost::facade::{METRICS, MetricType};
 
-/// Reads a file of the repository.
+/// Reads a file in the repository.
 fn read(path: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Returns the paths of the files that the manifest requires to exist.
+/// Returns the source files that Cargo.toml requires to exist.
 fn targets() -> Vec<PathBuf> {
     let manifest: toml::Table = read("Cargo.toml").parse().unwrap();
     let mut paths = vec!["src/lib.rs".into(), "src/main.rs".into()];
@@ -73,7 +73,7 @@ fn image_build_context_contains_every_copied_file() {
     assert_eq!(copied, included);
 }
 
-/// Returns the names of all images that are pulled.
+/// Returns all container images that the build and the Compose file pull.
 fn images() -> Vec<String> {
     let (dockerfile, compose) = (read("deploy/Dockerfile"), read("docker-compose.yml"));
     let bases = values(&dockerfile, "FROM ").into_iter();
@@ -82,8 +82,7 @@ fn images() -> Vec<String> {
     bases.chain(services).collect()
 }
 
-/// The owner of an account can move a tag to another image, but a digest always identifies the same
-/// image.
+/// Tags can be moved to another image, but a digest always identifies the same one.
 #[test]
 fn pins_each_image_to_one_tag_and_digest_everywhere() {
     let mut digests = BTreeMap::new();
@@ -162,7 +161,8 @@ fn digest_update_writes_valid_digests_and_rejects_invalid_ones() {
 
 const WORKFLOWS: [&str; 2] = [".github/workflows/ci.yml", ".github/workflows/release.yml"];
 
-/// The owner of an action can move a tag to another commit, but a commit cannot change.
+/// The owner of a GitHub action can move a tag to another commit, but a commit hash always
+/// identifies the same code.
 #[test]
 fn workflows_pin_each_action_to_a_commit() {
     for path in WORKFLOWS {
@@ -180,7 +180,7 @@ fn workflows_pin_each_action_to_a_commit() {
 }
 
 #[test]
-fn workflows_call_existing_dev_subcommands_and_use_the_image_s_rust_version() {
+fn workflows_call_existing_dev_subcommands_and_match_the_dockerfile_rust_version() {
     let dev = read("dev");
     let words: BTreeSet<_> = dev
         .lines()
@@ -201,7 +201,7 @@ fn workflows_call_existing_dev_subcommands_and_use_the_image_s_rust_version() {
     }
 }
 
-/// Only the versions are checked here: `./dev chart` compares the rendered chart with the
+/// This test checks only the versions. `./dev chart` compares the rendered chart with the
 /// manifests.
 #[test]
 fn chart_version_matches_the_crate_version() {
@@ -213,7 +213,7 @@ fn chart_version_matches_the_crate_version() {
     assert!(deployment.contains(&format!("/walpost:{version}\n")));
 }
 
-/// The policy determines which pods in the cluster can send requests to Walpost, apart from the
+/// The network policy controls which pods can send requests to Walpost. It does not apply to the
 /// kubelet.
 #[test]
 fn network_policy_admits_only_the_prometheus_namespace() {
@@ -237,7 +237,7 @@ fn network_policy_admits_only_the_prometheus_namespace() {
     );
 }
 
-/// Returns the number that follows the first occurrence of `key`.
+/// Returns the number of seconds that follows the first occurrence of `key` in a file.
 fn seconds_after(path: &str, key: &str) -> Duration {
     let text = read(path);
     let (_, rest) = text
@@ -258,12 +258,12 @@ fn stop_timeouts_in_deploy_exceed_the_drain_timeout() {
         ("docker-compose.yml", "\n    stop_grace_period: "),
     ] {
         let patience = seconds_after(path, key);
-        // The default of drain_timeout.
+        // 30 s is the default drain_timeout. A process that is killed sooner can't finish draining.
         assert!(patience > Duration::from_secs(30), "{path}: {patience:?}");
     }
 }
 
-/// Returns the remainder of each line that starts with `key`.
+/// Returns the rest of each line that starts with `key`.
 fn values<'t>(text: &'t str, key: &str) -> Vec<&'t str> {
     let lines = text.lines().map(str::trim);
     let values: Vec<_> = lines.filter_map(|line| line.strip_prefix(key)).collect();
@@ -271,7 +271,7 @@ fn values<'t>(text: &'t str, key: &str) -> Vec<&'t str> {
     values
 }
 
-/// Returns all names in the text that start like Walpost's metrics.
+/// Returns all names in the text that start with the prefix of Walpost's metrics.
 fn metrics_in(text: &str) -> BTreeSet<String> {
     let is_part = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
     text.match_indices("walpost_")
@@ -279,7 +279,7 @@ fn metrics_in(text: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// Returns the names under which Prometheus stores the exported metrics.
+/// Returns the names of the time series in which Prometheus stores Walpost's metrics.
 fn exported() -> BTreeSet<String> {
     METRICS
         .iter()
@@ -315,7 +315,7 @@ fn dashboard_shows_every_metric() {
     }
 }
 
-/// Returns the dashboard's panels, without rows.
+/// Returns the panels of the Grafana dashboard.
 fn panels() -> Vec<serde_json::Value> {
     let dashboard: serde_json::Value =
         serde_json::from_str(&read("deploy/grafana/dashboard.json")).unwrap();
@@ -343,7 +343,7 @@ fn dashboard_panels_do_not_overlap_and_have_unique_ids() {
 
 #[test]
 fn prometheus_accepts_every_dashboard_query() {
-    // Convert the queries to recording rules, which promtool can check.
+    // Rewrites the queries as recording rules, because promtool can check those.
     let mut rules = "groups: [{name: dashboard, rules: [".to_owned();
     for panel in panels() {
         for target in panel["targets"].as_array().into_iter().flatten() {

@@ -1,4 +1,4 @@
-//! A full disk on the broker or on PostgreSQL: no committed event is lost.
+//! The broker's or PostgreSQL's disk is full. No committed event is lost.
 
 use std::time::Duration;
 
@@ -33,12 +33,12 @@ fn resumes_after_space_is_freed_on_a_full_wal_disk() {
     let mut streams = UnderLoad::in_both_modes(&server, Broker::shared());
     wait_for_transactions(&streams, TRANSACTIONS);
     disk.fill();
-    // The disk has no space for the next WAL segment.
+    // Makes PostgreSQL need a new WAL segment, for which the disk has no space.
     let _ = server.session("postgres").try_run("SELECT pg_switch_wal()");
     wait_until("PostgreSQL to find no room", || {
         server.log().contains("PANIC") && server.log().contains("No space left on device")
     });
-    // PostgreSQL restarts after each crash until it fails to start.
+    // After the crash, PostgreSQL tries to restart, but fails for lack of disk space.
     assert!(
         server.has_stopped(Duration::from_secs(30)),
         "{}",
@@ -54,10 +54,10 @@ fn resumes_after_space_is_freed_on_a_full_wal_disk() {
     settle(streams, 2);
 }
 
-/// The walsender spills large transactions to disk during decoding, in the directory that also
-/// stores slots.
+/// While decoding a large transaction, the walsender spills it to disk, in the directory that also
+/// contains the slots.
 #[test]
-fn resumes_after_space_is_freed_on_the_full_disk_of_the_walsender() {
+fn resumes_after_space_is_freed_on_the_full_disk_for_walsender_spill_files() {
     const EVENTS: usize = 20_000;
     let disk = Disk::new(64);
     let server = Server::on_disk(

@@ -1,4 +1,5 @@
-//! SIGTERM: events that Walpost has received are delivered and confirmed before the process exits.
+//! After SIGTERM, the process delivers and confirms the events that it has received before it
+//! exits.
 
 use std::time::{Duration, Instant};
 
@@ -37,7 +38,7 @@ fn repeats_no_event_when_stopped_and_restarted_under_load(outbox: Outbox) {
     assert_eq!(fixture.settle(walpost, &stops, Resends::Never).repeated, 0);
 }
 
-/// Stops Walpost when it has sent only part of a large transaction.
+/// Stops Walpost after it has sent only part of a large transaction.
 fn stop_in_transaction(outbox: Outbox, drain_timeout: &str) -> (Fixture<'static>, KilledState) {
     const EVENTS: usize = 100_000;
     let fixture = Fixture::with_outbox(outbox);
@@ -70,7 +71,8 @@ fn resends_a_whole_transaction_that_exceeds_the_drain_timeout(outbox: Outbox) {
     fixture.settle(walpost, &[death], Resends::AtMost(1));
 }
 
-/// Starts Walpost with an event that a frozen broker does not acknowledge, and asks it to stop.
+/// Starts Walpost, inserts an event that a frozen broker does not acknowledge, and asks Walpost to
+/// stop.
 fn stop_while_broker_is_frozen(
     fixture: &Fixture,
     arguments: &[&str],
@@ -153,7 +155,8 @@ fn stops_on_request_while_postgresql_and_kafka_are_down() {
     walpost.terminate().expect_code(0);
 }
 
-/// SIGHUP is sent when a terminal closes, or by an operator who has changed the configuration.
+/// A terminal sends SIGHUP when it is closed. An operator sends it after changing the
+/// configuration.
 #[test]
 fn sighup_reloads_the_configuration_without_stopping_pipelines() {
     let fixture = Fixture::new();

@@ -21,7 +21,7 @@ fn fixture(encoding: &str) -> Fixture<'static> {
     )
 }
 
-/// Inserts an event whose payload has the given bytes in the given encoding.
+/// Inserts an event whose payload is the given bytes, interpreted in the given encoding.
 fn insert(fixture: &Fixture, table: &str, aggregate: &str, key: &str, encoding: &str, bytes: &str) {
     fixture.db.run(&format!(
         "INSERT INTO {table} (id, aggregatetype, aggregateid, payload)
@@ -30,7 +30,7 @@ fn insert(fixture: &Fixture, table: &str, aggregate: &str, key: &str, encoding: 
 }
 
 #[test]
-fn reports_a_row_that_cannot_be_converted_to_utf8_and_can_skip_it() {
+fn reports_and_skips_a_row_that_cannot_be_converted_to_utf8() {
     for (encoding, text, good, bad) in [
         ("WIN1252", "\u{20ac}", "80", "6181"),
         ("EUC_JP", "\u{65e5}", "c6fc", "61f4fe"),
@@ -46,7 +46,7 @@ fn reports_a_row_that_cannot_be_converted_to_utf8_and_can_skip_it() {
         let insert = |key, bytes| insert(&fixture, "outbox", &aggregate, key, encoding, bytes);
         insert("before", good);
         fixture.db.run("BEGIN");
-        insert("beside", good);
+        insert("same transaction", good);
         insert("bad", bad);
         fixture.db.run("COMMIT");
         insert("after", good);
@@ -57,8 +57,8 @@ fn reports_a_row_that_cannot_be_converted_to_utf8_and_can_skip_it() {
             halted.expect_mentions(&["The row belongs to table public.outbox"]);
         }
         let halted = fixture.run().finish().expect_code(3);
-        // Search from the word "halted" on, because the warning about the encoding contains the
-        // same command without a position.
+        // Searches only after the last "halted", because the earlier warning about the encoding
+        // contains the same command without a position.
         let (_, halted) = halted.stderr.rsplit_once("halted").expect("a halt");
         let position = word_after(halted, "walpost skip --to ");
         let position = position.trim_matches(|c: char| !c.is_ascii_hexdigit());

@@ -1,11 +1,11 @@
-//! Events that the outbox rejects on insert because Kafka would reject them later.
+//! Limits on events. The outbox rejects an INSERT if Kafka would later reject the event.
 
 use crate::support::event::Outbox;
 use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server};
 
-/// Returns the definition of a CHECK constraint as the server shows it.
+/// Returns a CHECK constraint's definition as printed by the server.
 fn check_constraint(fixture: &Fixture, name: &str) -> String {
     let sql = format!(
         "SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conrelid = 'outbox'::regclass AND conname = '{name}'"
@@ -21,7 +21,8 @@ fn delivers_the_largest_event_that_a_new_outbox_table_accepts() {
         let kind = format!("{:-<236}", fixture.name);
         fixture.topic(&format!("outbox.event.{kind}"), 1, &[]);
         let walpost = fixture.start();
-        // JSON syntax accounts for 13 bytes of the headers and 2 bytes of the payload.
+        // In the headers, the JSON syntax and the header's name take up 13 bytes. In the payload,
+        // the quotes take up 2 bytes.
         let insert = |bytes: usize| {
             fixture.db.try_run(&format!(
                 "INSERT INTO outbox (aggregatetype, aggregateid, type, headers, payload) VALUES ('{kind}', repeat('k', 1024),
@@ -51,7 +52,7 @@ fn delivers_the_largest_event_that_publish_accepts() {
             fixture.name
         ))
     };
-    // The fields of the message envelope account for 42 bytes.
+    // The envelope's fixed-size fields take up 42 bytes.
     let bytes = 990_000 - 42 - aggregate.len() - 2 * 1024;
     publish(bytes).unwrap();
     fixture.wait_for_records(1);

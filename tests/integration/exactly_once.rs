@@ -1,5 +1,5 @@
-//! `--exactly-once`: a consumer that reads committed records receives each event once, whatever
-//! fails.
+//! `--exactly-once`: whatever fails, a consumer that reads only committed records receives each
+//! event once.
 
 use std::time::{Duration, Instant};
 
@@ -36,14 +36,15 @@ fn delivers_each_event_once_when_killed_during_startup(outbox: Outbox) {
     assert_eq!(summary.repeated, 0);
 }
 
-/// A transaction that does not fit in one Kafka transaction is committed in parts.
+/// A PostgreSQL transaction that does not fit into one Kafka transaction is delivered in several.
 fn resumes_within_a_large_transaction_after_a_kill(outbox: Outbox) {
     const EVENTS: usize = 100_000;
     let fixture = Fixture::with_outbox(outbox).exactly_once();
     let aggregate = fixture.aggregate(2);
     let large = fixture.events().insert_many(&aggregate, EVENTS, "'{}'");
     fixture.db.run(&large);
-    // This small window slows delivery down, so that Walpost can be killed within the transaction.
+    // The small window slows delivery, so that Walpost can be killed in the middle of the
+    // transaction.
     let walpost = fixture.start_with(&["--window-records", "100"]);
     let first = fixture.wait_for_records(1).len();
     assert!(
@@ -135,8 +136,8 @@ fn loses_no_event_when_postgresql_restarts_under_load() {
     assert_eq!(fixture.settle(walpost, &[], Resends::Never).repeated, 0);
 }
 
-/// The connection must stay open, because PostgreSQL can invalidate a slot without one. The outage
-/// lasts longer than the timeout of a Kafka transaction.
+/// Walpost must keep the connection open, because PostgreSQL can invalidate a slot that is not in
+/// use. The outage lasts longer than a Kafka transaction may remain open.
 #[test]
 fn keeps_the_connection_open_when_kafka_aborts_the_transaction_in_an_outage() {
     let broker = Broker::borrowed();
@@ -157,7 +158,7 @@ fn keeps_the_connection_open_when_kafka_aborts_the_transaction_in_an_outage() {
 }
 
 #[test]
-fn confirms_the_slot_of_an_idle_outbox_in_a_busy_database() {
+fn confirms_positions_for_an_idle_outbox_in_a_busy_database() {
     let fixture = Fixture::with_outbox(Outbox::Table).exactly_once();
     let walpost = fixture.start();
     fixture
@@ -188,7 +189,8 @@ fn does_not_confirm_events_before_their_kafka_transaction_commits() {
 /// Under heavy load, records are acknowledged long before their transaction is committed.
 #[test]
 fn confirmed_position_is_never_ahead_of_the_checkpoint() {
-    // On a shared broker, open transactions of other pipelines would hide checkpoints.
+    // Uses a broker of its own: on a shared one, other pipelines' open transactions would hide
+    // checkpoints.
     let broker = Broker::borrowed();
     let fixture =
         Fixture::with_outbox_on(Outbox::Table, Server::shared(MAJOR), &broker).exactly_once();
@@ -211,8 +213,8 @@ fn confirmed_position_is_never_ahead_of_the_checkpoint() {
             break;
         }
         looks += 1;
-        // On a busy machine this loop iterates slowly, so events are written until it has run often
-        // enough.
+        // On a busy machine, this loop iterates slowly, so keep writing events until it has
+        // compared the positions often enough.
         if looks <= 6 {
             for _ in 0..10 {
                 fixture.db.run(&many);
@@ -228,7 +230,7 @@ fn halts_without_a_checkpoint_until_one_is_adopted() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     fixture.insert(&aggregate, "k");
-    // Without this row, Walpost cannot tell whether events were already read from the slot.
+    // Without this row, Walpost can't tell whether events have already been read from the slot.
     fixture.db.run("DELETE FROM walpost.slot_state");
     let run = || fixture.run().arg("--exactly-once");
     run().finish().expect_code(3).expect_mentions(&[
@@ -242,7 +244,7 @@ fn halts_without_a_checkpoint_until_one_is_adopted() {
     let check = || fixture.check().arg("--exactly-once").finish();
     let found = check().expect_code(3).stdout;
     assert!(found.contains("there is no checkpoint"), "{found}");
-    // Without --yes, and with no terminal to ask for confirmation, nothing is changed.
+    // Without `--yes`, and without a terminal on which to ask for confirmation, nothing is changed.
     fixture
         .checkpoint("adopt")
         .finish()
@@ -268,7 +270,7 @@ fn halts_without_a_checkpoint_until_one_is_adopted() {
 }
 
 #[test]
-fn halts_if_the_slot_was_re_created_while_walpost_was_stopped() {
+fn halts_if_the_slot_was_recreated_while_walpost_was_stopped() {
     let fixture = Fixture::new().exactly_once();
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start();
@@ -291,7 +293,7 @@ fn halts_if_the_slot_was_re_created_while_walpost_was_stopped() {
     ]);
     assert_eq!(fixture.confirmed(), confirmed);
     assert_eq!(fixture.records().len(), 1);
-    // The operator accepts the slot.
+    // The operator confirms that delivery should continue at the slot's position.
     fixture
         .checkpoint("adopt")
         .arg("--yes")
@@ -306,8 +308,8 @@ fn halts_if_the_slot_was_re_created_while_walpost_was_stopped() {
 #[test]
 fn halts_if_the_checkpoint_topic_can_delete_records() {
     let fixture = Fixture::new();
-    // With either policy the broker removes old records, and thereby the last checkpoint of an idle
-    // pipeline.
+    // With either of these cleanup policies, the broker would eventually delete the last checkpoint
+    // of an idle pipeline.
     for policy in ["delete", "compact,delete"] {
         let topic = format!("{}.{}", fixture.name, policy.len());
         let settings = [("cleanup.policy", policy)];
@@ -324,8 +326,8 @@ fn halts_if_the_checkpoint_topic_can_delete_records() {
     }
 }
 
-/// Pipelines share the topic, so the last checkpoint of an idle pipeline can be followed by many of
-/// other pipelines.
+/// All pipelines share the checkpoint topic, so the last checkpoint of an idle pipeline can be
+/// followed by many checkpoints of others.
 #[test]
 fn finds_a_checkpoint_followed_by_many_checkpoints_of_other_pipelines() {
     let broker = Broker::private();
@@ -334,8 +336,8 @@ fn finds_a_checkpoint_followed_by_many_checkpoints_of_other_pipelines() {
     let walpost = fixture.start();
     fixture.insert(&aggregate, "k");
     fixture.settle(walpost, &[], Resends::Never);
-    // 300 records exceed the part of the topic that Walpost searches first; 5000 records also
-    // exceed the part that it searches second.
+    // After the first count, the checkpoint is not among the records that Walpost searches first.
+    // After the second, it is not among those that Walpost searches next either.
     for count in [300, 5000] {
         broker.produce_many("walpost-checkpoints", "another pipeline", count);
         let walpost = fixture.start();
@@ -370,9 +372,10 @@ fn halts_if_brokers_reject_the_transaction_timeout() {
     );
 }
 
-/// Pipelines share the topic, and records after an open transaction can't be read.
+/// All pipelines share the checkpoint topic, and records that follow an open transaction can't be
+/// read until it ends.
 #[test]
-fn waits_for_an_open_transaction_of_another_producer() {
+fn waits_until_the_open_transaction_of_another_producer_ends() {
     let broker = Broker::private();
     let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker).exactly_once();
     let aggregate = fixture.aggregate(1);
@@ -386,7 +389,8 @@ fn waits_for_an_open_transaction_of_another_producer() {
     assert_eq!(fixture.settle(walpost, &[], Resends::Never).repeated, 0);
 }
 
-/// Brokers can lose a transaction marker. The error tells the operator to abort the transaction.
+/// Brokers can lose a transaction marker, which leaves the transaction open indefinitely. The error
+/// tells the operator how to abort it.
 #[test]
 fn reports_the_command_that_aborts_a_hanging_transaction() {
     let broker = Broker::private();
@@ -402,7 +406,7 @@ fn reports_the_command_that_aborts_a_hanging_transaction() {
     assert_eq!(fixture.settle(walpost, &[], Resends::Never).repeated, 0);
 }
 
-/// A checkpoint contains the names of topics, and must fit in one record.
+/// A checkpoint lists the topics that have been written to, but must fit into one record.
 #[test]
 fn commits_a_checkpoint_whose_topics_do_not_fit_in_one_record() {
     const TOPICS: usize = 30;
@@ -424,7 +428,7 @@ fn commits_a_checkpoint_whose_topics_do_not_fit_in_one_record() {
 }
 
 #[test]
-fn halts_on_a_checkpoint_of_an_unknown_version() {
+fn halts_on_a_checkpoint_with_an_unknown_version() {
     let broker = Broker::private();
     let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker).exactly_once();
     broker.produce("walpost-checkpoints", &fixture.name, "{\"version\": 3}");
@@ -434,8 +438,8 @@ fn halts_on_a_checkpoint_of_an_unknown_version() {
     ]);
 }
 
-/// If Walpost accepted the records that the lagging leader returns as complete, it would resume
-/// from an older checkpoint.
+/// The lagging leader does not return the latest checkpoint yet. If Walpost mistook an earlier
+/// checkpoint for the latest one, it would resume from an earlier position.
 #[test]
 fn finds_the_last_checkpoint_even_if_the_leader_lags() {
     let topic = ["walpost-checkpoints".to_owned()];
@@ -463,7 +467,8 @@ fn finds_the_last_checkpoint_even_if_the_leader_lags() {
     };
     copy_slot(&slot, &copy);
     deliver("second");
-    // This is the state after a crash before the second event was confirmed.
+    // Restores the slot's position to what it would be after a crash before the second event was
+    // confirmed.
     drop_slot(&slot);
     copy_slot(&copy, &slot);
     drop_slot(&copy);
@@ -480,14 +485,14 @@ fn finds_the_last_checkpoint_even_if_the_leader_lags() {
     );
 }
 
-/// rdkafka takes 100 ms to drop a consumer with a group or an admin client. At-least-once mode uses
-/// neither.
+/// Dropping a consumer with a group, or an admin client, takes rdkafka 100 ms. At-least-once mode
+/// uses neither, so it serves as the baseline.
 #[test]
 fn startup_does_not_wait_for_kafka_clients_to_close() {
     let fixture = Fixture::new().exactly_once();
     let at_least_once = Fixture::new();
     let mut times = Vec::new();
-    // The measurement is repeated, because the machine may be busy.
+    // Repeats the measurement, because other processes on a busy machine can delay a single run.
     for _ in 0..30 {
         let (least, elapsed) = (start_time(at_least_once.run()), start_time(fixture.run()));
         if elapsed < least + least.max(Duration::from_millis(200)) {
@@ -498,7 +503,7 @@ fn startup_does_not_wait_for_kafka_clients_to_close() {
     panic!("exactly-once mode always took longer to start than at-least-once mode: {times:?}");
 }
 
-/// Requests that are independent of each other must be sent concurrently at a takeover.
+/// Independent requests must be sent concurrently when a process takes over the slot.
 #[test]
 fn startup_with_a_distant_broker_takes_few_round_trips() {
     const ONE_WAY_DELAY: Duration = Duration::from_millis(100);
@@ -513,7 +518,7 @@ fn startup_with_a_distant_broker_takes_few_round_trips() {
             .args(["--exactly-once", "--kafka", &address])
     };
     let mut times = Vec::new();
-    // The measurement is repeated, because the machine may be busy.
+    // Repeats the measurement, because other processes on a busy machine can delay a single run.
     for _ in 0..10 {
         let (near, far) = (start_time(fixture.run()), start_time(far()));
         if far < near + 34 * ONE_WAY_DELAY {

@@ -1,5 +1,5 @@
-//! Promotion of a PostgreSQL standby. Its slots are copies of the primary's, maintained by slot
-//! synchronization, which exists from version 17 on.
+//! A PostgreSQL standby is promoted. Its slots are copies of the primary's, which slot
+//! synchronization (PostgreSQL 17 and later) keeps up to date.
 
 use std::collections::HashSet;
 
@@ -12,10 +12,11 @@ use crate::support::wait::{WAIT_TIMEOUT, poll_until, wait_until};
 
 const TRANSACTIONS: usize = 40;
 
-/// The slot through which the standby streams.
+/// The physical slot from which the standby streams.
 const STANDBY: &str = "standby";
 
-/// A setting of the primary that makes logical walsenders wait until the standby has received WAL.
+/// The setting on the primary that makes logical walsenders wait until the standby has received the
+/// WAL.
 const WAIT_FOR_STANDBY: &str = "synchronized_standby_slots = 'standby'\n";
 
 const STANDBY_SETTINGS: &str = "hot_standby_feedback = on
@@ -23,7 +24,7 @@ sync_replication_slots = on
 synchronized_standby_slots = ''
 ";
 
-/// Creates a fixture for each mode, with slots that are synchronized to the standby.
+/// Creates a fixture for each mode, with slots that can be synchronized to the standby.
 fn fixtures(primary: &Server) -> [Fixture<'_>; 2] {
     let fixtures = [(); 2].map(|()| Fixture::on_servers(primary, Broker::shared()));
     for fixture in &fixtures {
@@ -33,14 +34,16 @@ fn fixtures(primary: &Server) -> [Fixture<'_>; 2] {
         );
         assert_eq!(fixture.db.value(&follows).as_deref(), Some("t"));
     }
-    // A standby synchronizes a slot only if the slot needs no WAL or catalog rows older than those
-    // on the standby, and a new slot needs everything that existing slots need. The slots created
-    // by `walpost init` need the WAL that `init` wrote after creating them, until Walpost reads it.
+    // A standby can copy a slot only if the standby still has all the WAL and catalog rows that the
+    // slot needs. Until Walpost reads from the slots that `walpost init` created, these slots need
+    // the WAL that `init` wrote after creating them. A new slot would also need everything that the
+    // existing slots need, so drop those first.
     primary
         .session("postgres")
         .run("SELECT pg_catalog.pg_drop_replication_slot(slot_name) FROM pg_replication_slots");
-    // Without these rows, Walpost treats the new slots as created by `init`, and not as moved by
-    // another program. The standby does not synchronize slots older than this transaction.
+    // Without these rows, Walpost assumes that `init` created the new slots. With them, it would
+    // report that another program had moved the slots. The rows are deleted before the slots are
+    // created, because the standby does not copy slots that are older than this transaction.
     for fixture in &fixtures {
         fixture.db.run("DELETE FROM walpost.slot_state");
     }
@@ -56,7 +59,7 @@ fn fixtures(primary: &Server) -> [Fixture<'_>; 2] {
     [at_least_once, exactly_once.exactly_once()]
 }
 
-/// Waits until the slots are synchronized to the standby.
+/// Waits until all slots have been synchronized to the standby.
 fn wait_for_slots(standby: &Server) {
     let session = standby.session("postgres");
     let synced = "SELECT count(*) FROM pg_replication_slots WHERE synced AND NOT temporary";
@@ -68,7 +71,7 @@ fn wait_for_slots(standby: &Server) {
     );
 }
 
-/// Waits until the slots exist on the standby, and starts a pipeline in each mode on the primary.
+/// Waits until the slots exist on the standby, then starts a pipeline in each mode on the primary.
 fn start<'a>(
     primary: &'a Server,
     standby: &Server,
@@ -91,7 +94,7 @@ fn start<'a>(
     })
 }
 
-/// Switches the fixtures to the standby, which is now the primary.
+/// Connects the fixtures to the standby, which has become the primary.
 fn resume_on_standby<'a>(
     streams: &mut [UnderLoad<'a>; 2],
     standby: &'a Server,
@@ -107,8 +110,8 @@ fn resume_on_standby<'a>(
     }
 }
 
-/// Tests that the standby has every event that Walpost has published, regardless of how the primary
-/// stops.
+/// Promotes the standby and checks that it has every event that Walpost delivered, no matter how
+/// the primary stopped.
 fn promote_and_check(major: u32, end: StopMode) {
     let primary = Server::private(major, WAIT_FOR_STANDBY);
     let fixtures = fixtures(&primary);
@@ -137,14 +140,14 @@ fn publishes_no_commits_that_the_promoted_standby_lacks() {
     promote_and_check(17, StopMode::Immediate);
 }
 
-/// Returns the ids of the committed events.
+/// Returns the ids of all committed events.
 fn ids(stream: &UnderLoad) -> HashSet<String> {
     let history = stream.fixture.history();
     history.into_iter().map(|event| event.id).collect()
 }
 
-/// The primary did not wait for the standby, so Walpost has published events that the new primary
-/// lacks.
+/// The primary did not wait for the standby, so Walpost has delivered events that the new primary
+/// does not have.
 #[test]
 fn detects_a_promoted_standby_that_lacks_published_events() {
     let primary = Server::private(18, "");
@@ -210,7 +213,7 @@ fn detects_a_promoted_standby_that_lacks_published_events() {
     settle(streams, 1);
 }
 
-/// A virtual address or a host name can refer to the standby before it is promoted.
+/// A virtual IP address or a host name may already point to the standby before it is promoted.
 #[test]
 fn waits_until_a_standby_is_promoted() {
     let primary = Server::private(18, "");

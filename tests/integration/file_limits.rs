@@ -1,4 +1,4 @@
-//! Limits on the size of files and on the number of open files.
+//! Limits on file sizes and on the number of open files.
 
 use std::fs::File;
 
@@ -7,12 +7,12 @@ use crate::support::reaper;
 use crate::support::walpost::Invocation;
 use crate::verify::advance_slot;
 
-/// Files may not contain even one byte.
+/// Sets RLIMIT_FSIZE to 0: files must remain empty.
 const ZERO_FILE_SIZE_LIMIT: &str = "-f 0";
 
 const REMEDY_TEXTS: [&str; 3] = [
     "File too large",
-    "The limit for the size of a file is 0 bytes (RLIMIT_FSIZE)",
+    "The maximum size of a file is 0 bytes (RLIMIT_FSIZE)",
     "ulimit -f unlimited",
 ];
 
@@ -36,18 +36,18 @@ fn expect_remedy(invocation: Invocation, code: i32, expected: &str) {
 fn verify_reports_the_file_size_limit_and_the_file() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
-    // This number of events exceeds what `verify` keeps in memory.
+    // `verify` can't keep this many events in 4 MiB of memory, so it writes temporary files.
     fixture
         .db
         .run(&fixture.events().insert_many(&aggregate, 60_000, "NULL"));
     let verify = || fixture.verify().args(["--memory", "4MiB"]);
     expect_remedy(verify(), 1, "failed to write temporary file in /");
-    // `verify` opens 64 temporary files, in addition to its connections.
+    // `verify` opens 64 temporary files besides its connections, so a limit of 64 is too low.
     let finished = verify().limited("-n 64").finish().expect_code(1);
     finished.expect_mentions(&[
         "failed to write temporary file in /",
         "Too many open files",
-        "The limit for open files and connections is 64 (RLIMIT_NOFILE)",
+        "The limit on open files and connections is 64 (RLIMIT_NOFILE)",
     ]);
 }
 
@@ -59,8 +59,8 @@ fn verify_reports_the_path_of_its_findings_file() {
     walpost.terminate().expect_code(0);
     fixture.insert(&aggregate, "missing");
     advance_slot(&fixture);
-    // An event in the table that was committed after the slot's position is reported as missing
-    // only if the slot has passed the position up to which `verify` read.
+    // If an event's position is after the slot's, `verify` reports the event as missing only once
+    // the slot has passed the position up to which `verify` has read.
     let _walpost = fixture.start();
     fixture.insert(&aggregate, "last");
     let (path, _) = file("findings.jsonl");

@@ -1,5 +1,5 @@
-//! Mistakes of new users: each message explains what to do next, and the command that it contains
-//! works.
+//! Common mistakes of new users. Each message explains what to do next, and the command that it
+//! suggests works.
 
 use std::io::Write;
 use std::net::TcpListener;
@@ -41,7 +41,7 @@ fn init_logs_server_notices_with_the_command_to_run() {
 }
 
 #[test]
-fn commands_suggested_by_init_include_its_role_and_brokers() {
+fn commands_suggested_by_init_include_the_role_and_brokers() {
     let fixture = Fixture::bare();
     let role = format!("{}_role", fixture.name);
     let init = fixture.invoke("init").args(["--role", &role]);
@@ -67,7 +67,7 @@ fn commands_suggested_by_init_include_its_role_and_brokers() {
 }
 
 #[test]
-fn reports_a_missing_database_or_unreachable_server_with_a_remedy() {
+fn suggests_a_remedy_for_a_missing_database_or_unreachable_server() {
     let fixture = Fixture::new();
     let elsewhere = |postgres: &str| {
         let check = Invocation::new(["check", "--postgres", postgres]);
@@ -95,8 +95,9 @@ fn reports_a_missing_database_or_unreachable_server_with_a_remedy() {
 }
 
 #[test]
-fn verify_finds_dead_letters_of_a_run_with_different_settings() {
-    // All tests that use a broker share its default dead-letter topic.
+fn verify_finds_dead_letters_written_by_a_run_with_different_settings() {
+    // Uses a private broker, because all tests that share a broker also share its default
+    // dead-letter topic.
     let broker = Broker::private();
     let fixture = Fixture::bare_on_servers(Server::shared(MAJOR), &broker);
     fixture.db.run(TABLE);
@@ -143,7 +144,7 @@ fn verify_suggests_that_missing_events_may_be_dead_letters() {
 }
 
 #[test]
-fn reports_an_unusable_control_socket_path_with_an_alternative_directory() {
+fn suggests_another_directory_if_the_control_socket_path_is_unusable() {
     let fixture = Fixture::new();
     let folder = reaper::folder("control").join("none");
     let path = folder.join("control.sock").display().to_string();
@@ -167,7 +168,7 @@ fn configuration_file_errors_show_the_correct_syntax() {
         ),
         (
             "password = \"secret\"",
-            "unknown field `password`: set the connection in a single string: postgres = ",
+            "unknown field `password`: specify the connection as a single string: postgres = ",
         ),
         ("retention = 7", "expected a quoted string"),
         (
@@ -277,7 +278,7 @@ fn reports_that_no_postgresql_server_responded() {
     let check = Invocation::new(["check", "--postgres", &postgres]);
     let found = check.args(["--kafka", fixture.kafka()]).finish();
     found.expect_code(1).expect_mentions(&[
-        "no PostgreSQL server has responded within 2s",
+        "no PostgreSQL server responded within 2s",
         "Correct the host and port",
     ]);
 }
@@ -293,8 +294,8 @@ fn does_not_use_the_operating_system_user_as_the_role() {
         .finish()
         .expect_code(3)
         .expect_mentions(&["No user is configured", "PGUSER=walpost"]);
-    // The halt can't be recorded in the database either, for the same reason. This second failure
-    // is not reported, because the log already contains the reason.
+    // Without a user, Walpost can't record the halt in the database either. This second failure is
+    // not logged, because the log already contains the reason.
     assert!(
         !halted.mentions("failed to record the halt"),
         "{}",
@@ -327,7 +328,8 @@ fn check_suggests_granting_only_the_missing_schema_privilege() {
         .run(&format!("DROP OWNED BY {role}; DROP ROLE {role}"));
 }
 
-/// Without a sink, a command can't deliver exactly once, but it can do everything else.
+/// Exactly-once delivery requires a Kafka sink. These commands don't need one, because they access
+/// only the database.
 #[test]
 fn database_only_commands_accept_an_exactly_once_pipeline() {
     let fixture = Fixture::new();
@@ -335,7 +337,8 @@ fn database_only_commands_accept_an_exactly_once_pipeline() {
     let invoke = |words: &[&str]| Invocation::new(words).arg("--config").arg(&file);
     let init = invoke(&["init"]).finish().expect_code(0);
     let init = init.expect_mentions(&["next: walpost check"]);
-    // At-least-once mode would deliver events again that exactly-once mode has delivered.
+    // `init` must not suggest at-least-once mode, which would resend events that exactly-once mode
+    // has delivered.
     assert!(!init.stderr.contains("--delivery"), "{init:?}");
     let status = invoke(&["status", "--http", "off"]).finish();
     status

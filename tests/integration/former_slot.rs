@@ -1,5 +1,5 @@
-//! A pipeline is configured to use a different slot although the former slot has not delivered
-//! everything.
+//! A pipeline is switched to a different slot before the former slot has delivered all of its
+//! events.
 
 use crate::support::fixture::Fixture;
 use crate::support::wait::wait_until;
@@ -11,7 +11,7 @@ const PARTITIONED: &str = "CREATE TABLE outbox (id uuid NOT NULL, aggregatetype 
      CREATE TABLE outbox_now PARTITION OF outbox FOR VALUES FROM (MINVALUE) TO ('9000-01-01'); \
      CREATE TABLE outbox_later PARTITION OF outbox FOR VALUES FROM ('9000-01-01') TO (MAXVALUE)";
 
-/// Delivers one event, and inserts another event with the key "between" that is not delivered.
+/// Delivers one event. Then inserts a second one, with the key "between", that is not delivered.
 fn leave_event_undelivered(fixture: &mut Fixture<'_>) -> String {
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "before");
@@ -20,7 +20,7 @@ fn leave_event_undelivered(fixture: &mut Fixture<'_>) -> String {
     aggregate
 }
 
-/// Configures a different slot and creates it with `init`.
+/// Configures a different slot and runs `init`, which creates it.
 fn use_next_slot(fixture: &mut Fixture<'_>, more: &str) -> Finished {
     let settings = format!("slot = \"{}_2\"\n{more}", fixture.slot());
     fixture.use_settings(&settings);
@@ -35,11 +35,11 @@ fn has_delivered(fixture: &Fixture<'_>, key: &str) -> bool {
     fixture.records().iter().any(|record| record.key() == key)
 }
 
-/// Asserts that `check` and `run` report the undelivered events, both before and after `run` has
-/// recorded the gap.
+/// Asserts that both `check` and `run` report the undelivered events, before and after `run` has
+/// recorded these events in the journal.
 fn expect_gap(fixture: &Fixture<'_>, command: &str) {
     let check = fixture.check().finish().expect_code(3);
-    check.expect_mentions(&["the pipeline had another slot before"]);
+    check.expect_mentions(&["the pipeline previously used a different slot"]);
     let mut walpost = fixture.run().start();
     walpost.wait_for_log(command);
     walpost.wait_for_log("streaming");
@@ -52,7 +52,7 @@ fn expect_gap(fixture: &Fixture<'_>, command: &str) {
 }
 
 #[test]
-fn reports_events_of_the_former_slot_that_are_neither_streamed_nor_copied() {
+fn reports_events_lost_with_the_former_slot_and_missed_by_the_new_one() {
     let mut fixture = Fixture::new();
     leave_event_undelivered(&mut fixture);
     use_next_slot(&mut fixture, "snapshot = \"never\"\n");
@@ -65,8 +65,8 @@ fn reports_events_of_the_former_slot_that_are_neither_streamed_nor_copied() {
     fixture.check().finish().expect_code(0);
 }
 
-/// No checkpoint mentions the former slot, because the first run with the new slot creates the
-/// first checkpoint. Found by `./dev soak --shapes` with seed 25202613687550.
+/// No checkpoint names the former slot, because the first run with the new slot writes the first
+/// checkpoint. Found by `./dev soak --shapes` with seed 25202613687550.
 #[test]
 fn first_exactly_once_run_reports_events_that_the_former_slot_did_not_deliver() {
     let mut fixture = Fixture::new();
@@ -80,7 +80,7 @@ fn first_exactly_once_run_reports_events_that_the_former_slot_did_not_deliver() 
     let replay = fixture.replay(&["--dropped-slots", "--yes"]);
     replay.finish().expect_code(0);
     assert!(has_delivered(&fixture, "between"));
-    // Once a checkpoint exists, the gap is not recorded again.
+    // Once a checkpoint exists, the undelivered events are not recorded again.
     let mut walpost = fixture.run().start();
     walpost.wait_for_log("streaming");
     assert_eq!(walpost.logged("may be missing"), 0, "{}", walpost.log());
@@ -107,8 +107,8 @@ fn reports_events_of_a_partition_detached_before_the_snapshot() {
     fixture.check().finish().expect_code(0);
 }
 
-/// A replay reads only the partitions that the table has now, and ends the report of missing
-/// events.
+/// A replay reads only attached partitions. Once it has finished, events are no longer reported as
+/// missing, so a detached partition must be attached before the replay.
 #[test]
 fn check_requires_attaching_a_detached_partition_before_replay() {
     let mut fixture = Fixture::with_table(PARTITIONED);
@@ -126,9 +126,9 @@ fn check_requires_attaching_a_detached_partition_before_replay() {
     walpost.terminate().expect_code(0);
 }
 
-/// The other partition contains a row, so the snapshot has a row to copy.
+/// The other partition contains a row, so that the snapshot has something to copy.
 #[test]
-fn reports_a_detached_partition_after_a_snapshot_of_the_others() {
+fn reports_a_detached_partition_even_if_another_partition_was_copied() {
     let mut fixture = Fixture::with_table(PARTITIONED);
     let aggregate = leave_event_undelivered(&mut fixture);
     fixture
@@ -182,8 +182,8 @@ fn does_not_report_events_that_the_first_run_copies() {
     }
 }
 
-/// The current slot was created after the row was committed, so its position does not show whether
-/// the row was delivered.
+/// The current slot was created after the row was committed, so its position does not indicate
+/// whether the row was delivered.
 #[test]
 fn retention_keeps_rows_that_the_former_slot_did_not_deliver() {
     let mut fixture = Fixture::new();
@@ -198,7 +198,7 @@ fn retention_keeps_rows_that_the_former_slot_did_not_deliver() {
     };
     for _ in 0..3 {
         let finished = maintain().expect_code(3);
-        finished.expect_mentions(&["the pipeline had another slot before"]);
+        finished.expect_mentions(&["the pipeline previously used a different slot"]);
         fixture.write_other_wal(1);
     }
     let mut walpost = fixture.run().start();
@@ -209,7 +209,8 @@ fn retention_keeps_rows_that_the_former_slot_did_not_deliver() {
     assert!(fixture.db.is_true(kept));
 }
 
-/// The pipeline was renamed as well, so only the table relates the two slots.
+/// The pipeline was also renamed, so only the table shows that the former slot belonged to this
+/// pipeline.
 #[test]
 fn retention_waits_for_the_former_slot_of_a_renamed_pipeline() {
     let mut fixture = Fixture::new();

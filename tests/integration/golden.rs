@@ -1,9 +1,9 @@
-//! Captures pgoutput messages of real servers for the decoder's tests.
+//! Captures pgoutput messages from real servers for the decoder's tests.
 //!
 //! `tests/golden/pg<major>.bin` is a sequence of messages, each preceded by its length (u32,
-//! big-endian): a scripted session with values as text, followed by the same session with binary
-//! values. `tests/golden/outbox_<kind>.bin` contains one transaction of 100 events in the same
-//! format, which `tests/support/stream.rs` repeats.
+//! big-endian). It contains a scripted session twice: first with values as text, then with binary
+//! values. `tests/golden/outbox_<kind>.bin` has the same format and contains one transaction of 100
+//! events, which `tests/support/stream.rs` repeats.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +11,7 @@ use std::path::Path;
 use crate::support::postgres::{MAJOR, MAJORS, Server};
 use crate::support::session::Session;
 
-/// A session that produces every kind of message, tuple and column.
+/// A session whose messages cover every type of message, tuple and column value.
 const SCRIPT: &str = "
 CREATE TYPE mood AS ENUM ('calm', 'grüße');
 CREATE TABLE keyed (id bigint PRIMARY KEY, mood mood, note text, big text, raw bytea);
@@ -44,8 +44,8 @@ const SESSION: [&str; 9] = [
      SELECT pg_replication_origin_session_reset()",
 ];
 
-/// The same events in three outbox tables: with a jsonb payload of about 190 bytes, with an
-/// additional headers column as in sql/outbox.sql, and with a bytea payload.
+/// Writes the same events to three outbox tables: one with a jsonb payload of about 190 bytes, one
+/// that also has a headers column, as in sql/outbox.sql, and one with a bytea payload.
 const OUTBOXES: &str = "
 CREATE TABLE outbox_plain (id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb);
 CREATE TABLE outbox_headers (LIKE outbox_plain, headers jsonb, created_at timestamptz);
@@ -78,14 +78,14 @@ const EVENTS: [(&str, &str); 3] = [
     ),
 ];
 
-/// The same events as in outbox_headers, but as logical decoding messages.
+/// Writes the events of outbox_headers as logical decoding messages.
 const LOG_EVENTS: &str = "
 SELECT walpost.publish(aggregatetype, aggregateid, type, payload,
     jsonb_build_object('tenant', 'tenant-' || n % 10, 'traceparent',
         '00-' || md5(n::text) || '-' || substr(md5(n::text), 1, 16) || '-01', 'schema', 3, 'actor', NULL),
     id, 'outbox_log') FROM event";
 
-/// The tags of all messages of protocol version 1.
+/// The tags of all message types in protocol version 1, each of which must be captured.
 const TAGS: &[u8] = b"BCDIMORTUY";
 
 #[test]
@@ -136,7 +136,7 @@ fn captures_golden_outbox_messages() {
     assert_eq!(transactions.next(), None);
 }
 
-/// Returns the contents of sql/publish.sql without the psql commands.
+/// Returns sql/publish.sql without psql's meta-commands.
 fn publish_sql() -> String {
     let lines = include_str!("../../sql/publish.sql").lines();
     lines

@@ -1,4 +1,4 @@
-//! Errors that only an operator can resolve: the pipeline halts and skips nothing.
+//! Errors that require an operator: the pipeline halts and skips nothing.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -12,7 +12,8 @@ use crate::support::postgres::{MAJOR, Server};
 use crate::support::wait::wait_until;
 use crate::support::walpost::config_file;
 
-/// Drops the publication while Walpost streams. Events committed afterwards must not be skipped.
+/// Drops the publication while Walpost is streaming. Walpost must not skip events that are
+/// committed afterwards.
 fn publication_is_dropped(major: u32, exactly_once: bool) {
     let fixture =
         Fixture::on_servers(Server::shared(major), Broker::shared()).in_mode(exactly_once);
@@ -77,7 +78,8 @@ fn halts_if_the_table_is_removed_from_the_publication() {
     ]);
 }
 
-/// The publication's owner adds a row filter, which PostgreSQL supports from version 15 on.
+/// The publication's owner adds a row filter (PostgreSQL 15 and later), which would hide events
+/// from Walpost.
 #[test]
 fn reports_a_row_filter_added_to_the_publication() {
     let fixture = Fixture::new();
@@ -96,7 +98,7 @@ fn reports_a_row_filter_added_to_the_publication() {
 }
 
 for_each_outbox! {
-    halts_if_the_slot_is_dropped_and_re_created
+    halts_if_the_slot_is_dropped_and_recreated
     halts_if_another_program_advances_the_slot
     halts_if_the_slot_was_dropped_while_walpost_was_stopped
 }
@@ -131,7 +133,7 @@ fn halts_if_the_slot_has_lost_its_wal(exactly_once: bool) {
     assert_eq!(fixture.records().len(), 1);
 }
 
-/// Calls `meddle`, which changes the slot, while Walpost is frozen and its walsender has exited.
+/// Calls `meddle`, which changes the slot while Walpost is frozen and no walsender is using it.
 fn meddle_with_slot(outbox: Outbox, meddle: impl Fn(&Fixture, &str)) {
     let fixture = Fixture::with_outbox(outbox);
     let aggregate = fixture.aggregate(1);
@@ -163,7 +165,7 @@ fn meddle_with_slot(outbox: Outbox, meddle: impl Fn(&Fixture, &str)) {
     );
 }
 
-fn halts_if_the_slot_is_dropped_and_re_created(outbox: Outbox) {
+fn halts_if_the_slot_is_dropped_and_recreated(outbox: Outbox) {
     meddle_with_slot(outbox, |fixture, slot| {
         fixture.db.run(&format!(
             "SELECT pg_catalog.pg_drop_replication_slot('{slot}')"
@@ -195,8 +197,8 @@ fn halts_if_the_slot_was_dropped_while_walpost_was_stopped(outbox: Outbox) {
         .expect_mentions(&["halted", &slot, "does not exist"]);
 }
 
-/// Commits a row of the given size between small rows, and asserts that Walpost halts at the large
-/// row.
+/// Commits a row of the given size between two small rows, and asserts that Walpost halts when it
+/// reaches the large one.
 fn oversize(arguments: &[&str], bytes: usize, texts: &[&str]) {
     let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text)",
@@ -232,7 +234,7 @@ fn oversize(arguments: &[&str], bytes: usize, texts: &[&str]) {
 }
 
 #[test]
-fn reports_a_row_too_large_for_the_producer_with_a_remedy() {
+fn suggests_a_remedy_if_a_row_is_too_large_for_the_producer() {
     oversize(
         &[],
         2_000_000,
@@ -247,7 +249,7 @@ fn reports_a_row_too_large_for_the_producer_with_a_remedy() {
 }
 
 #[test]
-fn reports_a_row_too_large_for_the_topic_with_a_remedy() {
+fn suggests_a_remedy_if_a_row_is_too_large_for_the_topic() {
     oversize(
         &[
             "-X",
@@ -266,7 +268,7 @@ fn reports_a_row_too_large_for_the_topic_with_a_remedy() {
 }
 
 #[test]
-fn reports_a_row_larger_than_max_row_bytes_with_a_remedy() {
+fn suggests_a_remedy_if_a_row_exceeds_max_row_bytes() {
     oversize(&["--max-row-bytes", "100KiB"], 200_000, &["max_row_bytes"]);
 }
 
@@ -327,9 +329,10 @@ fn halts_on_a_row_for_a_nonexistent_topic_partition() {
     assert!(fixture.confirmed() < fixture.history()[0].end);
 }
 
-/// PgBouncer supports neither replication connections nor arbitrary startup parameters.
+/// Simulates PgBouncer, which supports neither replication connections nor arbitrary startup
+/// parameters.
 #[test]
-fn reports_a_connection_pooler_with_a_remedy() {
+fn suggests_a_remedy_if_the_connection_uses_a_pooler() {
     const REFUSAL: &[u8] = b"SFATAL\0C08P01\0Munsupported startup parameter: replication\0\0";
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -356,8 +359,7 @@ fn reports_a_connection_pooler_with_a_remedy() {
     ]);
 }
 
-/// Listens like a pooler that passes only the user and the database on to the server, and returns
-/// its port.
+/// Simulates a pooler that forwards only the user and the database to the server. Returns its port.
 fn pooler_without_parameters(server_port: &str) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -395,10 +397,10 @@ fn pooler_without_parameters(server_port: &str) -> u16 {
     port
 }
 
-/// PgCat and Supavisor drop unknown parameters of the startup message, so `search_path` would have
-/// the value that the database's owner has set.
+/// PgCat and Supavisor drop startup parameters that they do not know, such as `search_path`. The
+/// session then has the search_path that the database's owner has set.
 #[test]
-fn calls_no_function_through_a_pooler_that_drops_startup_parameters() {
+fn calls_no_function_if_a_pooler_drops_the_startup_parameters() {
     for major in [14, MAJOR, 18] {
         let fixture = Fixture::on_servers(Server::shared(major), Broker::shared());
         fixture.db.run(&format!(

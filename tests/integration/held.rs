@@ -1,4 +1,5 @@
-//! Walpost holds the slot while Kafka is down, because PostgreSQL may invalidate an inactive slot.
+//! Walpost keeps the slot active while Kafka is down, because PostgreSQL may invalidate an inactive
+//! slot.
 
 use std::time::Duration;
 
@@ -16,12 +17,13 @@ const IDLE_TIMEOUT: &str = "idle_replication_slot_timeout = '2s'\n";
 
 in_both_modes! {
     holds_the_slot_while_kafka_is_unavailable_at_startup
-    postgresql_stops_within_seconds_while_startup_waits_for_kafka
+    postgresql_shuts_down_within_seconds_while_startup_waits_for_kafka
     reports_a_slot_invalidated_by_its_idle_timeout
 }
 
-/// Asserts that the slot stays active for several times the idle timeout. PostgreSQL invalidates
-/// idle slots, including the oracle's, at a checkpoint.
+/// Asserts that the slot stays active for several times the idle timeout. At each checkpoint,
+/// PostgreSQL invalidates slots that have been idle for too long, including the slot of the test
+/// oracle.
 fn expect_slot_stays_active(fixture: &Fixture) {
     wait_until("the slot to be acquired", || fixture.slot_is_active());
     assert_stays("held", Duration::from_secs(7), || {
@@ -51,7 +53,7 @@ fn holds_the_slot_while_kafka_is_unavailable_at_startup(exactly_once: bool) {
     assert_eq!(fixture.records().len(), 20);
 }
 
-fn postgresql_stops_within_seconds_while_startup_waits_for_kafka(exactly_once: bool) {
+fn postgresql_shuts_down_within_seconds_while_startup_waits_for_kafka(exactly_once: bool) {
     let server = Server::private(MAJOR, "");
     let broker = Broker::borrowed();
     let kafka = broker.proxy();
@@ -97,9 +99,9 @@ fn reports_a_slot_invalidated_by_its_idle_timeout(exactly_once: bool) {
     ]);
 }
 
-/// Once the slot has been streamed from, older rows count as copied. A process that waits for Kafka
-/// receives events without delivering them, so while it holds the slot, older rows must still count
-/// as not copied.
+/// After a slot has been streamed from, rows older than the slot normally count as copied. While
+/// Walpost waits for Kafka, it holds the slot and receives events without delivering any, so these
+/// rows must still count as not copied.
 #[test]
 fn copies_rows_older_than_the_slot_after_a_kafka_outage_at_startup() {
     let broker = Broker::borrowed();
@@ -123,8 +125,8 @@ fn copies_rows_older_than_the_slot_after_a_kafka_outage_at_startup() {
     walpost.terminate().expect_code(0);
 }
 
-/// Initializing a transactional producer fences the previous producer, so only the process that
-/// holds the slot may do so.
+/// Initializing a transactional producer fences the previous one, so only the process that holds
+/// the slot may do that.
 #[test]
 fn standby_does_not_fence_the_producer_of_the_slot_holder() {
     let fixture = Fixture::new().exactly_once();
@@ -141,8 +143,8 @@ fn standby_does_not_fence_the_producer_of_the_slot_holder() {
     assert_eq!(fixture.settle(first, &[], Resends::Never).repeated, 0);
 }
 
-/// Starts a program other than Walpost that reads the slot, confirms the WAL it has read, and
-/// records no positions.
+/// Starts a process that acts like a program other than Walpost: it reads the slot and confirms
+/// WAL, but does not record its positions in the database.
 fn start_other_reader(fixture: &Fixture) -> Walpost {
     fixture
         .db
@@ -164,7 +166,7 @@ in_both_modes! {
 }
 
 #[test]
-fn reports_another_program_holding_the_slot_and_is_not_ready() {
+fn reports_not_ready_while_another_program_holds_the_slot() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     let other_program = start_other_reader(&fixture);
@@ -172,7 +174,7 @@ fn reports_another_program_holding_the_slot_and_is_not_ready() {
         "SELECT active_pid FROM pg_replication_slots WHERE slot_name = '{}'",
         fixture.slot()
     ));
-    // This role can see few details of other roles' sessions.
+    // This role lacks the privileges to see details of other roles' sessions.
     let role = format!("{}_r", fixture.name);
     fixture.db.run(&format!(
         "CREATE ROLE {role} LOGIN REPLICATION; GRANT SELECT ON outbox TO {role};
@@ -214,8 +216,8 @@ fn reports_another_program_holding_the_slot_and_is_not_ready() {
         .run(&format!("DROP OWNED BY {role}; DROP ROLE {role}"));
 }
 
-/// If another instance of the pipeline confirms events, it has delivered them. This is not true of
-/// other programs.
+/// Events that another instance of the pipeline confirmed have been delivered. Those that another
+/// program confirmed may be lost.
 fn halts_if_another_program_consumed_events_from_the_slot(exactly_once: bool) {
     let fixture = Fixture::new().in_mode(exactly_once);
     let aggregate = fixture.aggregate(1);

@@ -1,4 +1,4 @@
-//! Rows that SELECT returns from the outbox but that PostgreSQL does not publish.
+//! Rows that a SELECT from the outbox returns although PostgreSQL does not publish them.
 
 use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
@@ -113,9 +113,9 @@ fn add_outbox_rejects_a_table_with_an_inheriting_child() {
     deliver_one(&fixture);
 }
 
-/// The publication was created manually and also contains the child table.
+/// The publication was changed manually and also contains the child table.
 #[test]
-fn delivers_after_every_suggested_remedy_for_a_published_child_table() {
+fn delivers_events_after_applying_any_suggested_remedy_for_a_published_child_table() {
     let fixture = Fixture::with_table(PARENT);
     let publication = fixture.slot();
     let aggregate = fixture.aggregate(1);
@@ -149,7 +149,7 @@ fn delivers_after_every_suggested_remedy_for_a_published_child_table() {
 }
 
 #[test]
-fn reports_a_publication_of_only_the_parent_table() {
+fn reports_a_child_table_if_only_the_parent_is_published() {
     let fixture = Fixture::with_table(PARENT);
     let publication = fixture.slot();
     fixture.db.run(&format!(
@@ -174,7 +174,7 @@ fn reports_a_publication_of_only_the_parent_table() {
 
 /// FOR TABLE ONLY does not exclude partitions.
 #[test]
-fn delivers_partitions_published_with_for_table_only() {
+fn delivers_rows_of_partitions_if_the_publication_excludes_descendant_tables() {
     for major in MAJORS {
         let fixture = Fixture::bare_on_servers(Server::shared(major), Broker::shared());
         let publication = fixture.slot();

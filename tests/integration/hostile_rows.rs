@@ -1,5 +1,5 @@
-//! Rows of a role that has only the INSERT privilege on an outbox. With dead letters enabled, no
-//! row of this role delays the events of other roles.
+//! Rows inserted by a malicious role that has only the INSERT privilege on the outbox. If dead
+//! letters are enabled, none of these rows delays other roles' events.
 
 use std::time::{Duration, Instant};
 
@@ -21,7 +21,7 @@ in_both_modes! {
     waits_while_brokers_do_not_report_whether_a_topic_exists
 }
 
-/// Opens a session of a role that may only insert into the outbox.
+/// Creates a role that may only insert into the outbox, and opens a session as that role.
 fn attacker(fixture: &Fixture) -> Session {
     let role = format!("{}_attacker", fixture.name);
     fixture.db.run(&format!(
@@ -44,7 +44,7 @@ fn dead_letter_topic(fixture: &Fixture) -> String {
     topic
 }
 
-/// Starts Walpost with all dead letter settings enabled.
+/// Starts Walpost with dead letters enabled for all kinds of undeliverable events.
 fn start(fixture: &Fixture, dead: &str, more: &str) -> Walpost {
     let mode = if fixture.is_exactly_once() {
         "exactly-once"
@@ -71,8 +71,8 @@ fn errors<'r>(records: &'r [Record], topic: &str) -> Vec<&'r str> {
         .collect()
 }
 
-/// Inserts each row, followed by a row of another tenant, and asserts that all events of the other
-/// tenant are delivered.
+/// Inserts each of the rows, followed by a row of another tenant. Asserts that all of the other
+/// tenant's events are delivered.
 fn expect_delivery_despite(
     fixture: &Fixture,
     more: &str,
@@ -110,7 +110,7 @@ fn rows_inserted_with_only_insert_privilege_cannot_halt_the_pipeline(exactly_onc
         "('4', repeat('t', 300), 'k', 'p', NULL, NULL, 0)",
         "('5', repeat('t', 236), 'k', 'p', NULL, NULL, 0)",
         "('6', repeat('t', 5242880), 'k', 'p', NULL, NULL, 0)",
-        // In each row, one field exceeds the size of the largest record that may be sent to Kafka.
+        // In each of these rows, some field is larger than the largest record that Kafka accepts.
         "('7', GOOD, repeat('k', 5242880), 'p', NULL, NULL, 0)",
         "('8', GOOD, repeat('ü', 20971520), 'p', NULL, NULL, 0)",
         "(repeat('i', 5242880), GOOD, 'k', 'p', NULL, NULL, 0)",
@@ -123,7 +123,7 @@ fn rows_inserted_with_only_insert_privilege_cannot_halt_the_pipeline(exactly_onc
         r#"('15', GOOD, 'k', 'p', '{"\u0000": 1}', NULL, 0)"#,
         r#"('16', GOOD, 'k', 'p', '{"walpost-position": "0/0"}', NULL, 0)"#,
         "('17', GOOD, 'k', 'p', '[1]', NULL, 0)",
-        // Timestamps and partitions that are invalid, either always or for this topic.
+        // Timestamps and partitions that are always invalid, or invalid for this topic.
         "('18', GOOD, 'k', 'p', NULL, 'infinity', 0)",
         "('19', GOOD, 'k', 'p', NULL, '1900-01-01', 0)",
         "('20', GOOD, 'k', 'p', NULL, '9999-12-31', 0)",
@@ -171,7 +171,7 @@ fn topic_names_chosen_by_rows_cannot_halt_the_pipeline(exactly_once: bool) {
     expect_delivery_despite(&fixture, "topic = '{aggregatetype}'", &topic, &topic, &rows);
 }
 
-/// Each row has its own topic, so waiting for one topic after the other would take hours.
+/// Each row names a different topic, so waiting for the topics one at a time would take hours.
 #[test]
 fn delivers_other_topics_while_thousands_of_topics_are_missing() {
     const ROWS: usize = 5000;
@@ -202,7 +202,7 @@ fn delivers_other_topics_while_thousands_of_topics_are_missing() {
     let records = fixture.wait_for_records(ROWS + 2);
     assert_eq!(payloads(&records, &topic), ["0", "1"]);
     assert_eq!(errors(&records, &dead).len(), ROWS);
-    // Walpost waits for the first topic, and looks up the other topics together with it or shortly
+    // Walpost waits for the first missing topic. It looks up the others at the same time or shortly
     // afterwards.
     assert!(duration < Duration::from_secs(60), "{duration:?}");
     let grown = walpost.resident_bytes().saturating_sub(memory);
@@ -234,7 +234,7 @@ fn uses_a_topic_created_later_without_a_restart() {
     walpost.terminate().expect_code(0);
 }
 
-/// If the brokers do not respond, it is unknown whether the topic exists.
+/// While the brokers don't respond, Walpost can't know whether the topic exists.
 fn waits_while_brokers_do_not_report_whether_a_topic_exists(exactly_once: bool) {
     let broker = Broker::borrowed();
     let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker).in_mode(exactly_once);
@@ -245,7 +245,7 @@ fn waits_while_brokers_do_not_report_whether_a_topic_exists(exactly_once: bool) 
     fixture.wait_until_confirmed();
     broker.freeze();
     fixture.insert(&second, "k");
-    // The outage lasts longer than Walpost waits for a missing topic.
+    // The outage lasts longer than Walpost would wait for a missing topic.
     walpost.wait_for_log("Kafka is unreachable");
     broker.thaw();
     fixture.wait_until_confirmed();
@@ -255,7 +255,7 @@ fn waits_while_brokers_do_not_report_whether_a_topic_exists(exactly_once: bool) 
 }
 
 #[test]
-fn topic_without_permission_does_not_delay_other_topics() {
+fn topic_without_write_permission_does_not_delay_other_topics() {
     static BROKER: std::sync::LazyLock<Broker> = std::sync::LazyLock::new(Broker::with_rights);
     let fixture = Fixture::on_servers(Server::shared(MAJOR), &BROKER);
     let [allowed, denied, describable] = [(); 3].map(|()| fixture.aggregate(1));
@@ -301,8 +301,8 @@ fn topic_without_permission_does_not_delay_other_topics() {
     walpost.terminate().expect_code(0);
 }
 
-/// Kafka rejects a topic name that differs from an existing one only in `.` and `_`, because their
-/// metric names would collide.
+/// Kafka rejects a new topic whose name differs from an existing one only in `.` and `_`, because
+/// the names of their metrics would collide.
 #[test]
 fn topic_that_brokers_refuse_to_create_does_not_delay_other_topics() {
     let fixture = Fixture::with_table(TABLE);
@@ -318,7 +318,8 @@ fn topic_that_brokers_refuse_to_create_does_not_delay_other_topics() {
         ));
     };
     insert(&fixture.db, &aggregate, "0");
-    // The brokers reject the second of two names that collide, and one request can contain both.
+    // Waits until the first topic exists: brokers reject the second of two colliding names, and one
+    // request could contain both.
     fixture.wait_until_confirmed();
     insert(&attacker, &aggregate.replace('.', "_"), "p");
     insert(&fixture.db, &aggregate, "1");
@@ -335,7 +336,7 @@ fn topic_that_brokers_refuse_to_create_does_not_delay_other_topics() {
     drop_attacker(&fixture, attacker);
 }
 
-/// The topic is set in the configuration, so only the operator can fix the error.
+/// The configuration names the topic, so only the operator can correct the mistake.
 #[test]
 fn halts_if_a_topic_from_the_configuration_is_missing() {
     let fixture = Fixture::with_table(TABLE);
@@ -405,7 +406,7 @@ fn publish_limits_the_length_of_each_event_field() {
     }
 }
 
-/// Expanding a payload takes many times the payload's size. The manifests in deploy/ limit a
+/// Expanding a payload takes several times its size in memory. The manifests in deploy/ limit a
 /// process to 256 MiB.
 #[test]
 fn expands_payloads_with_many_members_within_the_memory_limit_of_deployments() {
@@ -431,17 +432,17 @@ fn expands_payloads_with_many_members_within_the_memory_limit_of_deployments() {
     let texts: Vec<_> = delivered.map(Record::text).collect();
     assert_eq!(texts.len(), 1);
     assert!(texts[0].ends_with("\"payload\":{\"a\":1}}"), "{texts:?}");
-    // The limit applies to a test build, which uses more memory than a release build.
+    // This is a test build, which uses more memory than a release build.
     let peak = walpost.peak_memory();
     assert!(peak < 200 << 20, "Walpost used {peak} bytes");
     walpost.terminate().expect_code(0);
     drop_attacker(&fixture, session);
 }
 
-/// `walpost verify` treats a record with the header `walpost-replay` as one that an operator has
-/// replayed.
+/// `walpost verify` treats a record with the header `walpost-replay` as resent by an operator, so a
+/// row must not be able to set this header.
 #[test]
-fn writes_a_row_that_sets_the_replay_header_as_a_dead_letter() {
+fn writes_a_dead_letter_for_a_row_that_sets_the_replay_header() {
     let fixture = Fixture::with_table(TABLE);
     let dead = dead_letter_topic(&fixture);
     let aggregate = fixture.aggregate(1);
@@ -467,8 +468,8 @@ fn writes_a_row_that_sets_the_replay_header_as_a_dead_letter() {
     drop_attacker(&fixture, session);
 }
 
-/// The low limit of this topic applies to all batches from then on, so the operator must be able to
-/// find the topic.
+/// Once this topic has been used, its low limit applies to all batches. The warning lets the
+/// operator find the topic.
 #[test]
 fn warns_about_a_topic_with_a_very_small_message_limit() {
     let fixture = Fixture::with_table(TABLE);

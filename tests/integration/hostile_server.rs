@@ -1,5 +1,5 @@
-//! A server that sends data that PostgreSQL would never send must not exhaust the memory or disk
-//! space that other pipelines use.
+//! A hostile server sends data that PostgreSQL would never send. The server must not be able to
+//! exhaust the memory or disk space that other pipelines share.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -12,8 +12,8 @@ use crate::support::fixture::Fixture;
 use crate::support::reaper;
 use crate::support::wait::wait_until;
 
-/// A proxy to a real server that inserts `count` messages at the start of the first replication
-/// stream.
+/// A proxy to a real server that inserts `count` additional messages at the start of the first
+/// replication stream.
 struct FloodingServer {
     port: u16,
     is_over: Arc<AtomicBool>,
@@ -61,7 +61,7 @@ impl FloodingServer {
     }
 }
 
-/// Forwards the server's messages, and calls `flood` after each `CopyBothResponse`.
+/// Forwards the server's messages to the client, and calls `flood` after each `CopyBothResponse`.
 fn forward_responses(
     mut server: TcpStream,
     mut client: &TcpStream,
@@ -99,7 +99,7 @@ fn framed(tag: u8, parts: &[&[u8]]) -> Vec<u8> {
     [&[tag][..], &length, &body].concat()
 }
 
-/// Returns a Relation message for a table `public.<name>` with the columns of an outbox.
+/// Returns a Relation message for a table `public.<name>` that has the columns of an outbox.
 fn relation(oid: u32, name: &str) -> Vec<u8> {
     let columns: [(&str, u32); 7] = [
         ("id", 2950),
@@ -129,7 +129,7 @@ fn relation(oid: u32, name: &str) -> Vec<u8> {
     framed(b'd', &[b"w", &position, &head, &described])
 }
 
-/// Delivers an event after the flood of messages, and returns Walpost's peak memory.
+/// Delivers an event after a flood of messages. Returns Walpost's peak memory usage.
 fn peak_memory_after_flood(count: u32, message: fn(u32) -> Vec<u8>) -> u64 {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
@@ -147,13 +147,13 @@ fn peak_memory_after_flood(count: u32, message: fn(u32) -> Vec<u8>) -> u64 {
 }
 
 #[test]
-fn memory_stays_bounded_if_the_server_sends_endless_outbox_relations() {
+fn memory_stays_bounded_during_endless_relation_messages_for_the_outbox() {
     let peak = peak_memory_after_flood(250_000, |number| relation(1_000_000 + number, "outbox"));
     assert!(peak < 150 << 20, "Walpost used {peak} bytes");
 }
 
 #[test]
-fn memory_stays_bounded_if_the_server_sends_endless_table_relations() {
+fn memory_stays_bounded_during_endless_relation_messages_for_other_tables() {
     let peak = peak_memory_after_flood(300_000, |number| {
         relation(1_000_000 + number, &format!("{number:01000}"))
     });

@@ -1,4 +1,4 @@
-//! `run --http`: the listener, its responses, and its isolation of clients from each other.
+//! `run --http`: the HTTP listener, its responses, and how clients are isolated from each other.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -14,10 +14,10 @@ mod readiness;
 
 const ANY_PORT: [&str; 2] = ["--http", "127.0.0.1:0"];
 
-/// The timeout of the probes in the Kubernetes manifests.
+/// The probe timeout in the Kubernetes manifests.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Sends a probe like the kubelet's on a new connection, with a longer timeout, and returns the
+/// Sends a probe on a new connection, as the kubelet does, but with a longer timeout. Returns the
 /// response.
 fn probe(http: &Http, path: &str) -> Result<String, std::io::Error> {
     let address = http.address().parse().unwrap();

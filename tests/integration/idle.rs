@@ -1,4 +1,4 @@
-//! The slot advances while the outbox is idle, but not past an undelivered event.
+//! The slot advances while the outbox is idle, but never past an undelivered event.
 
 use std::time::Duration;
 
@@ -10,11 +10,11 @@ use crate::support::postgres::{MAJOR, Server};
 use crate::support::wait::{assert_stays, wait_until};
 
 for_each_outbox! {
-    advances_the_slot_while_only_other_tables_are_written
+    advances_the_slot_while_only_other_tables_are_written_to
     does_not_advance_the_slot_past_an_unacknowledged_event
 }
 
-/// Writes two megabytes of WAL that does not concern the outbox.
+/// Writes two megabytes of WAL that is unrelated to the outbox.
 fn write_elsewhere(fixture: &Fixture) {
     fixture.db.run(
         "CREATE TABLE IF NOT EXISTS elsewhere (note text);
@@ -22,7 +22,7 @@ fn write_elsewhere(fixture: &Fixture) {
     );
 }
 
-fn advances_the_slot_while_only_other_tables_are_written(outbox: Outbox) {
+fn advances_the_slot_while_only_other_tables_are_written_to(outbox: Outbox) {
     let fixture = Fixture::with_outbox(outbox);
     let walpost = fixture.start();
     for _ in 0..3 {
@@ -36,7 +36,7 @@ fn advances_the_slot_while_only_other_tables_are_written(outbox: Outbox) {
 }
 
 #[test]
-fn advances_the_slot_while_only_a_different_database_is_written() {
+fn advances_the_slot_while_only_another_database_is_written_to() {
     let fixture = Fixture::new();
     let walpost = fixture.start();
     let other = Fixture::bare();

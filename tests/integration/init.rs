@@ -1,4 +1,4 @@
-//! `walpost init`, and the SQL files that it runs.
+//! `walpost init` and the SQL files that it runs.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,7 @@ use crate::support::postgres::{MAJOR, MAJORS, Server, debian_binaries};
 use crate::support::reaper;
 use crate::support::wait::wait_until;
 
-/// Lists everything in the database that `init` could create.
+/// Lists all objects in the database of the kinds that `init` creates.
 pub(crate) fn objects(fixture: &Fixture) -> Vec<Vec<Option<String>>> {
     fixture.db.rows(
         "SELECT 'table', c.oid::regclass::text FROM pg_class c
@@ -28,7 +28,7 @@ pub(crate) fn objects(fixture: &Fixture) -> Vec<Vec<Option<String>>> {
     )
 }
 
-/// Inserts an entry into the journal.
+/// Inserts a journal entry.
 pub(crate) const WRITE: &str =
     "INSERT INTO walpost.journal (pipeline, slot, action, from_lsn, to_lsn, detail)
      VALUES ('shop', 'shop', 'skip', '0/1', '0/2', '{\"events\": 1}')";
@@ -82,7 +82,7 @@ fn init_creates_all_objects_and_can_be_repeated() {
 }
 
 #[test]
-fn init_print_outputs_equivalent_sql_without_changing_the_database() {
+fn init_with_print_flag_outputs_equivalent_sql_without_changing_the_database() {
     let fixture = Fixture::bare();
     let finished = fixture.init().arg("--print").finish().expect_code(0);
     assert_eq!(objects(&fixture), Vec::<Vec<_>>::new());
@@ -133,7 +133,7 @@ fn tables_created_by_init_reject_updates() {
 }
 
 #[test]
-fn init_times_out_on_a_lock_and_leaves_no_partial_slot() {
+fn init_times_out_on_a_lock_and_leaves_no_unfinished_slot() {
     let server = Server::private(MAJOR, "");
     let fixture = Fixture::bare_on_servers(&server, Broker::shared());
     let other = server.session(&fixture.name);
@@ -143,7 +143,7 @@ fn init_times_out_on_a_lock_and_leaves_no_partial_slot() {
         .expect_code(3)
         .expect_mentions(&["transaction", "Everything except the slot was created"]);
     let slots = "SELECT count(*) FROM pg_replication_slots WHERE plugin = 'pgoutput'";
-    // The server returns the error before it drops the unfinished slot.
+    // The server reports the error before it has dropped the unfinished slot.
     wait_until("the slot to be dropped", || fixture.db.number(slots) == 0);
     other.run("COMMIT");
     fixture.init().finish().expect_code(0);
@@ -151,7 +151,7 @@ fn init_times_out_on_a_lock_and_leaves_no_partial_slot() {
 }
 
 #[test]
-fn run_init_creates_missing_objects_first() {
+fn run_with_init_flag_creates_missing_objects_first() {
     let fixture = Fixture::bare();
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_with(&["--init"]);
@@ -160,7 +160,7 @@ fn run_init_creates_missing_objects_first() {
     walpost.terminate().expect_code(0);
 }
 
-/// Runs one of the SQL files of the repository.
+/// Runs one of the SQL files in the repository.
 pub(crate) fn psql_file(fixture: &Fixture, name: &str) {
     psql(
         fixture,
@@ -168,7 +168,7 @@ pub(crate) fn psql_file(fixture: &Fixture, name: &str) {
     );
 }
 
-/// Runs a file with psql, as an operator would.
+/// Runs a file with psql, as an operator would do.
 pub(crate) fn psql(fixture: &Fixture, file: &Path) {
     let output = try_psql(fixture, file);
     assert!(
@@ -204,8 +204,8 @@ pub(crate) fn try_psql(fixture: &Fixture, file: &Path) -> Output {
         .expect("psql runs")
 }
 
-/// Each object is created by one of the processes, and the other processes find that the object
-/// already exists.
+/// Several processes run at once: for each object, one process creates it, and the others find that
+/// it already exists.
 #[test]
 fn concurrent_init_processes_all_succeed() {
     for count in [2, 5] {
@@ -221,7 +221,7 @@ fn concurrent_init_processes_all_succeed() {
     }
 }
 
-/// All databases of a server share their roles.
+/// Roles are shared by all databases of a server, so the processes compete to create the role.
 #[test]
 fn concurrent_init_processes_in_several_databases_create_one_role() {
     for _ in 0..4 {
@@ -315,7 +315,7 @@ fn role_sql_file_can_be_run_twice() {
 }
 
 #[test]
-fn init_rejects_a_journal_with_other_columns() {
+fn init_rejects_a_journal_with_unexpected_columns() {
     for (columns, expected) in [
         (
             "id bigint GENERATED ALWAYS AS IDENTITY, action text",
@@ -407,7 +407,7 @@ fn writer_role_can_only_insert_events() {
 }
 
 #[test]
-fn does_not_lock_an_existing_table_to_which_no_trigger_is_added() {
+fn does_not_lock_an_existing_table_if_no_trigger_is_added() {
     let fixture = Fixture::bare();
     fixture.db.run(
         "CREATE TABLE outbox (id int PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload text)",
@@ -422,7 +422,7 @@ fn does_not_lock_an_existing_table_to_which_no_trigger_is_added() {
     writer.run("COMMIT");
 }
 
-/// The user who created the role could log in as this role.
+/// The user who created the role may have set its password, and could log in as this role.
 #[test]
 fn init_warns_that_the_creator_of_an_existing_role_may_know_its_password() {
     let fixture = Fixture::bare();

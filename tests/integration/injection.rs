@@ -1,5 +1,5 @@
-//! External text in server errors, ids and names that contains terminal control sequences or
-//! imitates log lines. Walpost escapes control characters whenever it displays such text.
+//! Walpost displays text from outside: server errors, ids and names. Such text may contain terminal
+//! control sequences or imitate log lines, so Walpost escapes its control characters.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -16,20 +16,22 @@ use crate::support::reaper;
 use crate::support::wait::{WAIT_TIMEOUT, wait_for, wait_until};
 use crate::support::walpost::{Finished, Invocation};
 
-/// Sets the window title, clears the screen, forges a log line, returns to the start of the line,
-/// repeats some of this with C1 codes, and reverses the direction of the following text.
+/// Text that would set the window title, clear the screen, forge a log line, return to the start of
+/// the line, clear the screen again with a C1 code, and reverse the direction of the text that
+/// follows.
 const EVIL: &str =
     "\x1b]0;owned\x07\x1b[2J\nERROR fake line\rover\u{9b}2J\u{7f}\u{202e}desrever\u{2028}\u{2066}";
-/// The part of the malicious text that would become a separate line.
+/// The part of [`EVIL`] that would appear as a separate line if it were not escaped.
 const FORGED_LINE: &str = "ERROR fake line";
 
-/// Returns whether the character must be escaped when displayed.
+/// Returns whether a character must be escaped before it is displayed.
 fn is_control(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// Returns a description of the control characters and forged lines in the text, if there are any.
+/// Returns a description of all unescaped control characters and forged lines in the text, or
+/// `None` if there are none.
 fn unescaped_control(text: &str) -> Option<String> {
     let found: Vec<_> = text
         .chars()
@@ -44,7 +46,7 @@ fn expect_escaped(what: &str, text: &str) {
     assert!(found.is_none(), "{what}: {found:?}");
 }
 
-/// Violations found in all displayed text, collected so that a failure lists all of them.
+/// Collects violations in all displayed text, so that a failure reports all of them.
 #[derive(Default)]
 struct EscapeViolations(Vec<String>);
 
@@ -54,12 +56,13 @@ impl EscapeViolations {
         self.0.extend(found.map(|found| format!("{what}: {found}")));
     }
 
-    /// Checks that all printed text is escaped and contains the malicious text.
+    /// Checks that the output contains the malicious text, and only in escaped form.
     fn check_output(&mut self, what: &str, finished: &Finished) {
         self.check_text(what, &finished.stdout);
         self.check_text(what, &finished.stderr);
         let output = format!("{}{}", finished.stdout, finished.stderr);
-        // Escaped text contains the escape character in this form; JSON uses four digits.
+        // The escape character is escaped as \u{1b} in text and as four hex digits in JSON. Both
+        // contain "1b".
         if !output.contains(FORGED_LINE) || !output.contains("1b") {
             self.0.push(format!("{what} shows no such text: {output}"));
         }
@@ -70,7 +73,7 @@ impl EscapeViolations {
     }
 }
 
-/// Asserts that all printed text is escaped and contains the malicious text.
+/// Asserts that the output contains the malicious text, and only in escaped form.
 fn expect_shown_escaped(what: &str, finished: &Finished) {
     let mut findings = EscapeViolations::default();
     findings.check_output(what, finished);
@@ -82,8 +85,8 @@ fn literal(text: &str) -> String {
     format!("'{}'", text.replace('\'', "''"))
 }
 
-/// A server that responds to every connection with an error with the given text, as PostgreSQL does
-/// during startup, or as any other program can.
+/// Starts a server that responds to every connection with the given error message, as PostgreSQL
+/// can during startup. Any other program could do the same.
 fn hostile_postgres(message: &str) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -119,7 +122,7 @@ fn hostile_postgres(message: &str) -> String {
     format!("host=127.0.0.1 port={port} user=u dbname=d sslmode=disable")
 }
 
-/// A web server that responds to every request with the given document.
+/// Starts a web server that responds to every request with the given document.
 fn hostile_walpost(document: String) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -230,7 +233,7 @@ fn server_errors_cannot_forge_log_lines_responses_or_systemd_status() {
     expect_shown_escaped("run", &finished);
 }
 
-/// The role that writes an event chooses the id of the event.
+/// Any role that writes an event can choose its id.
 #[test]
 fn escapes_event_ids_in_all_output() {
     let fixture = Fixture::with_table(
@@ -262,17 +265,19 @@ fn escapes_event_ids_in_all_output() {
     let json: Value = serde_json::from_str(&json.stdout).unwrap();
     assert!(json.to_string().contains("fake line"), "{json}");
 
-    // The event would be delivered now, but has never been delivered before.
+    // The event could now be delivered, but the slot is moved past it below, so it will be missing.
     fixture
         .db
         .run(&format!("UPDATE outbox SET aggregatetype = '{aggregate}'"));
-    // Without this row in walpost.slot_state, Walpost does not detect that the slot was moved.
+    // Without the slot's row in walpost.slot_state, Walpost does not notice that the slot was
+    // moved.
     fixture.db.run("DELETE FROM walpost.slot_state");
     fixture.db.rows(&format!(
         "SELECT pg_catalog.pg_replication_slot_advance('{}', pg_current_wal_lsn())",
         fixture.slot()
     ));
-    // If no pipeline were running, `verify` would report the event as pending.
+    // `verify` reports the event as missing only while a pipeline is running. Otherwise, `verify`
+    // would report the event as pending.
     let walpost = fixture.start();
     let missing = fixture.verify().finish().expect_code(1);
     walpost.terminate().expect_code(0);
@@ -315,7 +320,7 @@ fn checkpoint_command_escapes_the_id_of_the_last_event() {
     assert!(json.to_string().contains("fake line"), "{json}");
 }
 
-/// The owner of a table chooses its name, which the output of retention contains.
+/// A table's owner can choose any name for it, and the output of `maintain` contains that name.
 #[test]
 fn escapes_table_and_column_names() {
     let fixture = Fixture::bare();
@@ -350,7 +355,7 @@ fn escapes_table_and_column_names() {
     findings.expect_none();
 }
 
-/// Any program that listens on Walpost's address can respond to `walpost status`.
+/// Any program that listens on Walpost's address can send a response to `walpost status`.
 #[test]
 fn status_escapes_responses_from_other_programs() {
     let fixture = Fixture::new();
@@ -384,8 +389,8 @@ fn status_escapes_responses_from_other_programs() {
     }
 }
 
-/// The page is displayed in a browser: its text must not contain characters that change the writing
-/// direction.
+/// The status page is displayed in a browser, so it must not contain characters that change the
+/// direction of text.
 #[test]
 fn status_page_escapes_error_messages() {
     let conninfo = hostile_postgres("<img src=x onerror=document.title='owned'>\u{202e}desrever");
@@ -407,7 +412,7 @@ fn status_page_escapes_error_messages() {
     walpost.terminate();
 }
 
-/// A record is data and has to be delivered unchanged, even if standard output is a terminal.
+/// Records are data and must be delivered unchanged, even if standard output is a terminal.
 #[test]
 fn writes_records_to_standard_output_as_escaped_json_with_unchanged_values() {
     let fixture = Fixture::with_table(
@@ -433,8 +438,8 @@ fn writes_records_to_standard_output_as_escaped_json_with_unchanged_values() {
     walpost.terminate().expect_code(0);
 }
 
-/// If the disk is full, or a reader such as `head` exits early, a command reports an error instead
-/// of panicking.
+/// If the disk is full, or if a reader such as `head` exits early, a command must report an error
+/// instead of panicking.
 #[test]
 fn commands_exit_with_an_error_if_their_output_cannot_be_written() {
     for command in [["completions", "bash"].as_slice(), &["init", "--print"]] {

@@ -1,16 +1,16 @@
-//! When the brokers reject a batch, Walpost finds the record that caused the rejection and delivers
-//! every other record.
+//! If the brokers reject a batch, Walpost finds the record that caused the rejection and delivers
+//! all the others.
 
 use std::collections::BTreeSet;
 
 use crate::support::fixture::Fixture;
 
 in_both_modes! {
-    reports_only_the_rejected_record_and_skipping_it_skips_nothing_else
+    reports_and_skips_the_rejected_record_without_affecting_other_records
     writes_a_rejected_record_as_a_dead_letter_and_delivers_the_others
     reports_only_the_rejected_record_among_records_of_equal_size
     delivers_smaller_batches_after_a_topic_limit_is_lowered
-    batches_respect_the_limit_of_a_fixed_topic
+    keeps_batches_within_the_size_limit_of_the_configured_topic
 }
 
 const TABLE: &str =
@@ -18,11 +18,11 @@ const TABLE: &str =
 const NO_COMPRESSION: [&str; 2] = ["-X", "compression.type=none"];
 const ROWS: usize = 1500;
 const LARGE_BYTES: usize = 700;
-/// The topic's `max.message.bytes`, which is less than a full batch.
+/// The topic's `max.message.bytes`, which is smaller than a full batch.
 const TOPIC_LIMIT_BYTES: &str = "100000";
 
-/// Commits `ROWS` transactions of one row each; `key` and `payload` are SQL expressions that can
-/// use the row's number `i`.
+/// Commits `ROWS` transactions of one row each. `key` and `payload` are SQL expressions in which
+/// `i` is the row's number.
 fn commit_rows(fixture: &Fixture, aggregate: &str, key: &str, payload: &str) {
     fixture.db.run(&format!(
         "DO $$ BEGIN FOR i IN 1..{ROWS} LOOP
@@ -32,7 +32,7 @@ fn commit_rows(fixture: &Fixture, aggregate: &str, key: &str, payload: &str) {
     ));
 }
 
-/// Commits `ROWS` transactions, one of which contains a row that is too large for the topic.
+/// Commits `ROWS` transactions of one row each, one of which is too large for the topic.
 fn fixture_with_large_row(exactly_once: bool) -> (Fixture<'static>, String) {
     let fixture = Fixture::with_table(TABLE).in_mode(exactly_once);
     let aggregate = format!("{}-limited", fixture.name);
@@ -53,7 +53,7 @@ fn ids_except_large() -> BTreeSet<usize> {
     (1..=ROWS).filter(|id| *id != LARGE_BYTES).collect()
 }
 
-/// Skips to the position given in the log.
+/// Runs the `walpost skip` command that the log contains.
 fn skip_one(fixture: &Fixture, log: &str) {
     let (_, at) = log.split_once("walpost skip --to ").unwrap();
     let at = at.get(..28).expect("a position");
@@ -61,7 +61,7 @@ fn skip_one(fixture: &Fixture, log: &str) {
     skipped.expect_mentions(&["1 event would never be delivered"]);
 }
 
-fn reports_only_the_rejected_record_and_skipping_it_skips_nothing_else(exactly_once: bool) {
+fn reports_and_skips_the_rejected_record_without_affecting_other_records(exactly_once: bool) {
     let (fixture, topic) = fixture_with_large_row(exactly_once);
     let halted = fixture
         .run()
@@ -74,8 +74,8 @@ fn reports_only_the_rejected_record_and_skipping_it_skips_nothing_else(exactly_o
             "max.message.bytes",
             "walpost skip --to",
         ]);
-    // In at-least-once mode, other partitions may already have some of the records that follow the
-    // rejected one.
+    // In at-least-once mode, some of the records after the rejected one may already have been
+    // written to other partitions.
     let before: BTreeSet<usize> = (1..LARGE_BYTES).collect();
     let delivered = ids(&fixture, &topic);
     assert!(delivered.is_superset(&before) && !delivered.contains(&LARGE_BYTES));
@@ -104,8 +104,8 @@ fn writes_a_rejected_record_as_a_dead_letter_and_delivers_the_others(exactly_onc
     assert_eq!(ids(&fixture, &dead), BTreeSet::from([LARGE_BYTES]));
 }
 
-/// A compacted topic rejects records without a key. With one partition, the rejected record shares
-/// a batch with other records.
+/// Commits rows to a compacted topic, which rejects the one row without a key. The topic has a
+/// single partition, so that the rejected record is in a batch with others.
 fn commit_row_without_key(fixture: &Fixture) -> String {
     let aggregate = format!("{}-compacted", fixture.name);
     let topic = format!("outbox.event.{aggregate}");
@@ -115,7 +115,8 @@ fn commit_row_without_key(fixture: &Fixture) -> String {
     topic
 }
 
-/// `on_oversize` applies to oversized records only.
+/// Kafka rejects the record for a reason other than its size, so `on_oversize` does not apply to
+/// it.
 fn reports_only_the_rejected_record_among_records_of_equal_size(exactly_once: bool) {
     let fixture = Fixture::with_table(TABLE).in_mode(exactly_once);
     let topic = commit_row_without_key(&fixture);
@@ -136,7 +137,8 @@ fn reports_only_the_rejected_record_among_records_of_equal_size(exactly_once: bo
     assert_eq!(ids(&fixture, &dead), BTreeSet::new());
 }
 
-/// A few hundred records are sent one by one.
+/// To find the rejected record, Walpost sends a few hundred records one at a time. These records
+/// must not wait for linger.ms.
 #[test]
 fn isolates_a_rejected_record_without_waiting_for_more_records() {
     let fixture = Fixture::with_table(TABLE);
@@ -147,7 +149,7 @@ fn isolates_a_rejected_record_without_waiting_for_more_records() {
         .expect_mentions(&["halted", &format!("id {LARGE_BYTES}")]);
 }
 
-/// Inserts a backlog of 1 KB rows that do not compress.
+/// Inserts a backlog of incompressible 1 KB rows.
 fn insert_backlog(fixture: &Fixture, aggregate: &str, from: usize, to: usize) {
     fixture.db.run(&format!(
         "INSERT INTO outbox SELECT i, '{aggregate}', 'k', string_agg(md5(random()::text), '')
@@ -155,7 +157,7 @@ fn insert_backlog(fixture: &Fixture, aggregate: &str, from: usize, to: usize) {
     ));
 }
 
-/// Walpost queries the limit from the brokers when it looks up the topic.
+/// The topic's limit is lowered after Walpost has queried it.
 fn delivers_smaller_batches_after_a_topic_limit_is_lowered(exactly_once: bool) {
     let fixture = Fixture::with_table(TABLE).in_mode(exactly_once);
     let aggregate = format!("{}-limited", fixture.name);
@@ -166,16 +168,16 @@ fn delivers_smaller_batches_after_a_topic_limit_is_lowered(exactly_once: bool) {
     fixture.wait_until_confirmed();
     fixture.broker.limit_batches(&topic, TOPIC_LIMIT_BYTES);
     insert_backlog(&fixture, &aggregate, 2, 3000);
-    // If the delivery failure of a record after the batch is reported first, the next producer
-    // queries the limit.
+    // If librdkafka first reports the failure of a record that is not in the rejected batch, the
+    // limit is queried only by the next producer.
     walpost.wait_for_log("reconnecting");
     fixture.wait_until_confirmed();
     walpost.terminate().expect_code(0);
     assert_eq!(ids(&fixture, &topic), (1..=3000).collect());
 }
 
-/// Asserts that Walpost delivered ids 1 to `last` in order, that no batch was refused, and that no
-/// producer was abandoned with its records.
+/// Asserts that Walpost delivered the ids 1 to `last` in order. No batch may have been rejected,
+/// and no producer may have been abandoned with records in flight.
 fn expect_no_rejection(fixture: &Fixture, topic: &str, log: &str, last: usize) {
     for trouble in ["rejected", "did not accept", "reconnecting"] {
         assert!(!log.contains(trouble), "{log}");
@@ -186,7 +188,7 @@ fn expect_no_rejection(fixture: &Fixture, topic: &str, log: &str, last: usize) {
     assert_eq!(delivered, (1..=last).collect::<Vec<_>>());
 }
 
-fn batches_respect_the_limit_of_a_fixed_topic(exactly_once: bool) {
+fn keeps_batches_within_the_size_limit_of_the_configured_topic(exactly_once: bool) {
     let fixture = Fixture::with_table(TABLE).in_mode(exactly_once);
     let topic = format!("{}.limited", fixture.name);
     fixture.topic(&topic, 1, &[("max.message.bytes", TOPIC_LIMIT_BYTES)]);
@@ -197,8 +199,8 @@ fn batches_respect_the_limit_of_a_fixed_topic(exactly_once: bool) {
     expect_no_rejection(&fixture, &topic, &log, 3000);
 }
 
-/// Commits a transaction with rows for one topic, then rows for another one that has a limit;
-/// returns both topics.
+/// Commits a transaction with rows for one topic, followed by rows for another one that has a
+/// limit. Returns both topics.
 fn commit_for_wide_and_limited_topics(fixture: &Fixture) -> [String; 2] {
     let wide = fixture.aggregate(1);
     let aggregate = format!("{}-limited", fixture.name);
@@ -211,14 +213,13 @@ fn commit_for_wide_and_limited_topics(fixture: &Fixture) -> [String; 2] {
     topics
 }
 
-/// Rows choose the topics, so the second topic is found while records for the first one are in
-/// flight.
+/// Each row determines its own topic, so Walpost discovers the second topic while records for the
+/// first one are in flight.
 #[test]
-fn batches_respect_the_limit_of_a_topic_first_used_later() {
+fn keeps_batches_within_the_size_limit_of_a_topic_that_appears_while_streaming() {
     let fixture = Fixture::with_table(TABLE);
     let [wide, limited] = commit_for_wide_and_limited_topics(&fixture);
-    // librdkafka waits this long for more records before it sends the last batch for the first
-    // topic.
+    // How long librdkafka waits for more records before it sends the last batch to the first topic.
     let walpost = fixture.start_with(&[&NO_COMPRESSION[..], &["-X", "linger.ms=1000"]].concat());
     fixture.wait_until_confirmed();
     let log = walpost.terminate().expect_code(0).stderr;
@@ -226,10 +227,10 @@ fn batches_respect_the_limit_of_a_topic_first_used_later() {
     expect_no_rejection(&fixture, &limited, &log, 3000);
 }
 
-/// As above, but in Kafka transactions: the open transaction is aborted before any record is
-/// rejected.
+/// Like the test above, but with Kafka transactions: the open transaction is aborted before any
+/// record is rejected.
 #[test]
-fn repeats_a_transaction_in_smaller_batches_when_a_topic_has_a_lower_limit() {
+fn retries_a_transaction_in_smaller_batches_if_a_topic_has_a_lower_limit() {
     let fixture = Fixture::with_table(TABLE).exactly_once();
     let [wide, limited] = commit_for_wide_and_limited_topics(&fixture);
     let walpost = fixture.start_with(&NO_COMPRESSION);

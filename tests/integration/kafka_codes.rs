@@ -1,4 +1,5 @@
-//! Brokers that respond with error codes unknown to librdkafka, because they are newer or hostile.
+//! Brokers that are hostile, or newer than librdkafka, respond with error codes that librdkafka
+//! does not know.
 
 use crate::support::error_codes::ResponseKind;
 use crate::support::fixture::Fixture;
@@ -40,7 +41,8 @@ fn survives_error_codes_unknown_to_librdkafka(exactly_once: bool) {
         for code in CODES {
             codes.replace(answer, code);
             fixture.insert(&aggregate, "k");
-            // Restarts the pipeline, which makes it repeat all of its requests.
+            // Interrupts both connections, so that the pipeline reconnects and repeats all of its
+            // requests.
             kafka.cut();
             fixture.end_walsender();
             wait_until("a response with another code", || {
@@ -61,9 +63,10 @@ fn survives_error_codes_unknown_to_librdkafka(exactly_once: bool) {
     fixture.wait_for_ids(&fixture.history());
 }
 
-/// A Walpost process can have pipelines of several owners, each with their own brokers.
+/// The pipelines of one Walpost process can belong to different owners, each with their own
+/// brokers.
 #[test]
-fn unknown_error_codes_from_one_pipeline_s_brokers_do_not_stop_other_pipelines() {
+fn unknown_broker_error_codes_in_one_pipeline_do_not_stop_others() {
     let broker = Broker::borrowed();
     let kafka = broker.proxy();
     let codes = kafka.error_codes();
@@ -96,7 +99,7 @@ fn unknown_error_codes_from_one_pipeline_s_brokers_do_not_stop_other_pipelines()
     walpost.terminate().expect_code(0);
 }
 
-/// A broker responds to a request to create a topic with such a code.
+/// A broker responds with an unknown error code when Walpost asks it to create a topic.
 #[test]
 fn survives_an_unknown_error_code_for_topic_creation() {
     let broker = Broker::borrowed();
@@ -110,7 +113,7 @@ fn survives_an_unknown_error_code_for_topic_creation() {
         codes.changed_responses() > 0
     });
     walpost.wait_for_log("9999");
-    // The pipeline halts, as for any other error that is not known to be transient.
+    // The pipeline halts, as it does for every error that is not known to be transient.
     let finished = walpost.terminate();
     assert!(finished.mentions("9999"), "{finished:?}");
     assert_ne!(finished.code, None, "{finished:?}");

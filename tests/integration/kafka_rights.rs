@@ -1,4 +1,4 @@
-//! Kafka's ACLs: the permissions that each mode needs, and the error if one is missing.
+//! Kafka ACLs: the permissions that each mode needs, and the error message if one is missing.
 
 use std::sync::LazyLock;
 
@@ -7,12 +7,12 @@ use crate::support::kafka::{Broker, SASL_USER, sasl_password};
 use crate::support::postgres::{MAJOR, Server};
 use crate::support::walpost::{Finished, Invocation, config_file};
 
-/// A broker that grants the SASL user nothing by default.
+/// A broker on which the SASL user has no permissions by default.
 static BROKER: LazyLock<Broker> = LazyLock::new(Broker::with_rights);
 
 struct RestrictedBroker {
     fixture: Fixture<'static>,
-    /// The topic of the events.
+    /// The topic to which the fixture's events are sent.
     topic: String,
 }
 
@@ -30,7 +30,7 @@ impl RestrictedBroker {
         self.fixture.insert(aggregate, "again");
     }
 
-    /// Returns a command that connects as the SASL user.
+    /// Returns a Walpost command that connects to Kafka as the SASL user.
     fn command(&self, words: &[&str]) -> Invocation {
         Invocation::new(words)
             .args(["--pipeline", &self.fixture.name])
@@ -49,8 +49,8 @@ impl RestrictedBroker {
         assert!(BROKER.count(std::slice::from_ref(&self.topic)) > 0);
     }
 
-    /// Runs a command that halts because a permission is missing, grants that permission as the
-    /// error suggests, and returns the granted permission.
+    /// Runs a command that fails because of a missing permission, then grants the permission as the
+    /// error message suggests. Returns what was granted.
     fn grant_missing_right(&self, words: &[&str]) -> String {
         let finished = self.command(words).finish().expect_code(3);
         let command = command_in(&finished);
@@ -84,19 +84,19 @@ fn acls(arguments: &str) {
     BROKER.tool("org.apache.kafka.tools.AclCommand", &arguments);
 }
 
-/// Returns the kafka-acls.sh command in the output.
+/// Returns the kafka-acls.sh command that the output contains.
 fn command_in(finished: &Finished) -> String {
     let output = format!("{}\n{}", finished.stdout, finished.stderr);
     let start = output
         .find("kafka-acls.sh")
         .unwrap_or_else(|| panic!("no command: {output}"));
     let line = output[start..].lines().next().unwrap();
-    // In a log line, fields follow the command.
+    // In a log line, fields follow the command and have to be removed.
     line.split(" pipeline=").next().unwrap().trim().to_owned()
 }
 
 #[test]
-fn at_least_once_requires_write_permission_on_its_topics() {
+fn at_least_once_mode_requires_write_permission_on_its_topics() {
     let restricted = RestrictedBroker::new();
     let topic = format!("--topic {}", restricted.topic);
     let needed = format!("--operation Write {topic}");
@@ -107,7 +107,7 @@ fn at_least_once_requires_write_permission_on_its_topics() {
     assert_eq!(restricted.grant_missing_right(&["run"]), needed);
     restricted.expect_delivery(&["run"]);
 
-    // The user may describe the topic, but not write to it.
+    // Now the user may describe the topic, but still not write to it.
     restricted.revoke("Write", &topic);
     restricted.grant("Describe", &topic);
     restricted.fixture.insert(
@@ -135,9 +135,10 @@ fn creating_topics_requires_the_create_permission() {
     restricted.expect_delivery(&run);
 }
 
-/// Without this permission, batches are rejected, but nothing else fails.
+/// Without this permission, Walpost can't query the topic's limit, so some batches are rejected.
+/// Everything else works.
 #[test]
-fn describe_configs_permission_prevents_rejected_batches() {
+fn avoids_rejected_batches_if_describe_configs_is_granted() {
     let restricted = RestrictedBroker::new();
     let topic = format!("--topic {}", restricted.topic);
     restricted.grant("Write", &topic);
@@ -195,7 +196,7 @@ fn dead_letters_require_write_permission_on_their_topic() {
 }
 
 #[test]
-fn exactly_once_requires_permissions_on_checkpoints_and_the_transactional_id() {
+fn exactly_once_mode_requires_permissions_on_checkpoints_and_transactional_id() {
     let restricted = RestrictedBroker::new();
     let checkpoints = format!("{}-checkpoints", restricted.fixture.name);
     let text = format!(
@@ -257,8 +258,8 @@ fn verify_requires_read_permission_on_the_topics() {
     let restricted = RestrictedBroker::new();
     let topic = format!("--topic {}", restricted.topic);
     let needed = format!("--operation Read {topic}");
-    // At first the user can't describe the topic; later the user can describe the topic but not
-    // read it.
+    // First, the user can't even describe the topic. Later, the user can describe it, but not read
+    // it.
     assert_eq!(restricted.grant_missing_right(&["verify"]), needed);
     restricted.revoke("Read", &topic);
     restricted.grant("Write", &topic);

@@ -1,5 +1,6 @@
-//! librdkafka implements SASL and TLS to Kafka, and its properties configure them. Walpost rejects
-//! properties that would make librdkafka run code, unless they are explicitly allowed.
+//! SASL and TLS connections to Kafka. librdkafka implements them and is configured with its own
+//! properties. Walpost rejects properties that would make librdkafka run code, unless they are
+//! explicitly allowed.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,11 +13,11 @@ use crate::support::reaper;
 use crate::support::secrets::SECRET;
 use crate::support::walpost::Invocation;
 
-/// While a request is pending, librdkafka reconnects twice in this interval, and each TLS handshake
-/// is expensive for a broker.
+/// While a request is pending, librdkafka reconnects twice per interval. A longer interval spares
+/// the broker expensive TLS handshakes.
 const SLOW_RECONNECT: [&str; 2] = ["-X", "reconnect.backoff.ms=1000"];
 
-/// Returns `walpost run` with this listener of the shared broker and these properties.
+/// Returns `walpost run` with the given properties and the given listener of the shared broker.
 fn run(fixture: &Fixture, address: &str, properties: &[&str]) -> Invocation {
     let run = fixture
         .invoke("run")
@@ -107,10 +108,10 @@ fn verifies_brokers_with_the_configured_certificate_authority() {
         .expect_mentions(&["halted", "certificate"]);
 }
 
-/// The certificate locations that are compiled into librdkafka's OpenSSL do not exist on any
-/// system.
+/// librdkafka's OpenSSL was built with certificate locations that do not exist on any system, so
+/// Walpost has to find the system's certificates.
 #[test]
-fn trusts_system_authorities_unless_others_are_configured() {
+fn trusts_system_certificate_authorities_unless_others_are_configured() {
     const BUNDLE: &str = "/etc/ssl/certs/ca-certificates.crt";
     let fixture = Fixture::new();
     let conninfo = fixture.server.tcp_conninfo(&fixture.name);
@@ -155,11 +156,11 @@ fn every_command_rejects_a_broker_with_an_invalid_certificate() {
         (expired, &right, "has expired"),
         (early, &right, "is not valid yet"),
     ] {
-        // Each command retries for as long as a transient failure may last, so the commands for one
-        // address run concurrently.
+        // Each command retries for as long as a transient failure could last, so all commands for
+        // one address run concurrently.
         let mut running = Vec::new();
-        // Each `run` acquires the slot before it gets a response from Kafka, so it would block
-        // other commands on the same slot.
+        // Each `run` acquires the slot before Kafka responds, and would block other commands that
+        // use the same slot.
         let streaming = [&["run"][..]];
         let exactly_once = [&["run", "--exactly-once"][..]];
         let others = [
@@ -201,7 +202,7 @@ fn every_command_rejects_a_broker_with_an_invalid_certificate() {
     }
 }
 
-/// A library for librdkafka that creates a file when it is loaded.
+/// A librdkafka plugin that creates a file when it is loaded, which shows that its code ran.
 struct Plugin {
     library: PathBuf,
     mark: PathBuf,
@@ -237,7 +238,7 @@ impl Plugin {
     }
 }
 
-/// Every command that reads Kafka properties.
+/// All commands that read Kafka properties.
 const COMMANDS: [&[&str]; 7] = [
     &["check"],
     &["run"],
@@ -277,7 +278,7 @@ fn no_command_loads_a_library_named_in_a_kafka_property() {
 }
 
 #[test]
-fn loads_a_library_if_the_command_line_or_environment_allows_it() {
+fn loads_a_library_only_if_the_command_line_or_environment_allows_it() {
     let allow = |check: Invocation, how: usize| match how {
         0 => check.arg("--allow-code-in-kafka-properties"),
         _ => check.env("WALPOST_ALLOW_CODE_IN_KAFKA_PROPERTIES", "1"),
@@ -290,7 +291,7 @@ fn loads_a_library_if_the_command_line_or_environment_allows_it() {
         let finished = allow(check, how).finish();
         assert!(plugin.is_loaded(), "{finished:?}");
     }
-    // The configuration file cannot allow the library to be loaded.
+    // A configuration file can't allow libraries to be loaded.
     let file = reaper::folder("config").join("walpost.toml");
     write_private(&file, b"allow_code_in_kafka_properties = true\n");
     let check = Invocation::new(["check", "--config"]).arg(&file).finish();
@@ -298,7 +299,7 @@ fn loads_a_library_if_the_command_line_or_environment_allows_it() {
 }
 
 #[test]
-fn rejects_kafka_properties_that_load_engines_or_run_commands() {
+fn rejects_kafka_properties_that_load_openssl_engines_or_run_commands() {
     let mark = |folder: &Path| folder.join("was_here");
     let folder = reaper::folder("command");
     let command = format!("touch {}", mark(&folder).display());
@@ -324,7 +325,7 @@ fn rejects_kafka_properties_that_load_engines_or_run_commands() {
 }
 
 #[test]
-fn rejects_forbidden_kafka_properties_with_the_topic_prefix() {
+fn rejects_forbidden_kafka_properties_that_have_a_topic_prefix() {
     let nowhere = "postgresql://u@/shop?host=/nowhere";
     for property in ["topic.message.timeout.ms=1000", "topic.acks=1"] {
         let words = [
@@ -359,7 +360,7 @@ fn check_and_run_warn_about_unverified_brokers() {
     let with = |properties: &[&'static str], more: &'static str| {
         properties.iter().copied().chain([more]).collect::<Vec<_>>()
     };
-    // A host name that does not resolve.
+    // A host name that can't be resolved.
     let elsewhere = "broker.invalid:9092";
     let unverified = "enable.ssl.certificate.verification=false";
     let unnamed = "ssl.endpoint.identification.algorithm=none";
@@ -389,7 +390,7 @@ fn check_and_run_warn_about_unverified_brokers() {
                 .fold(Invocation::new(words), |command, property| {
                     command.args(["-X", property])
                 });
-            // Each command takes a while to find that nothing is listening, so all commands run
+            // Each command needs some time to find that nothing is listening, so all commands run
             // concurrently.
             let case = format!("{subcommand} {brokers} {properties:?}");
             running.push((case, subcommand, expected, command.start()));
@@ -398,7 +399,7 @@ fn check_and_run_warn_about_unverified_brokers() {
     for (case, subcommand, expected, mut walpost) in running {
         let finished = match subcommand {
             "check" => walpost.finish(),
-            // `run` retries the database indefinitely.
+            // `run` does not exit, because it retries the database connection indefinitely.
             _ => {
                 walpost.wait_for_log("/nowhere");
                 walpost.kill()
@@ -425,7 +426,7 @@ fn check_and_run_warn_about_unverified_brokers() {
     }
 }
 
-/// Write access to one of these files is enough to choose which brokers are trusted.
+/// Anyone who can write to one of these files can choose which brokers Walpost trusts.
 #[test]
 fn rejects_librdkafka_files_writable_by_other_users() {
     use std::fs::{Permissions, set_permissions};
@@ -459,7 +460,7 @@ fn rejects_librdkafka_files_writable_by_other_users() {
         ]);
         set_permissions(&file, Permissions::from_mode(0o644)).unwrap();
     }
-    // A directory of certificates that contains a certificate that other users can write.
+    // A certificate directory that contains a file that other users can write to.
     set_permissions(&file, Permissions::from_mode(0o666)).unwrap();
     check("ssl.ca.location", &folder).expect_code(2);
     set_permissions(&file, Permissions::from_mode(0o644)).unwrap();
@@ -467,10 +468,10 @@ fn rejects_librdkafka_files_writable_by_other_users() {
     exposed.expect_mentions(&["other users can read the private key", "chmod 0600"]);
 }
 
-/// With `ProtectSystem=strict`, systemd mounts every file system read-only for a service, but other
-/// users can still write to the files.
+/// With `ProtectSystem=strict`, systemd mounts all file systems read-only for the service, but
+/// other users can still write to the files. Therefore, a read-only mount is not sufficient.
 #[test]
-fn read_only_mount_is_trusted_only_if_the_environment_variable_is_set() {
+fn trusts_a_read_only_mount_only_if_an_environment_variable_allows_it() {
     use std::os::unix::fs::PermissionsExt;
     let folder = reaper::folder("config");
     let file = folder.join("walpost.toml");
@@ -497,7 +498,7 @@ fn read_only_mount_is_trusted_only_if_the_environment_variable_is_set() {
     }
 }
 
-/// Write access to the file or the program is enough to run code as Walpost.
+/// Anyone who can write to the configuration file or the program can run code as Walpost.
 #[test]
 fn no_command_runs_a_program_writable_by_other_users() {
     use std::os::unix::fs::PermissionsExt;

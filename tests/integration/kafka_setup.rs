@@ -1,4 +1,4 @@
-//! Each mistake in `[kafka]` has its own message in `walpost check`.
+//! `walpost check` reports each mistake in `[kafka]` with a specific message.
 
 use std::net::TcpListener;
 
@@ -14,7 +14,7 @@ const SASL: [&str; 6] = [
 ];
 
 #[test]
-fn reports_a_missing_password_with_its_environment_variable() {
+fn error_for_a_missing_password_names_its_environment_variable() {
     let fixture = Fixture::new();
     let missing = ["sasl.password is missing", "WALPOST_KAFKA_SASL_PASSWORD"];
     fixture

@@ -1,4 +1,4 @@
-//! Delivery continues when standard error is not read or its reader has exited.
+//! Delivery continues if nothing reads standard error, or if its reader has exited.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, PipeReader};
@@ -52,7 +52,7 @@ fn delivers_events_after_the_log_reader_has_exited() {
 }
 
 #[test]
-fn delivers_events_and_stops_while_the_log_is_not_read() {
+fn delivers_events_and_stops_on_request_while_the_log_is_not_read() {
     let fixture = Fixture::new();
     let (walpost, http, reader) = start(&fixture, &VERBOSE_FLAGS);
     deliver_and_stop(&fixture, walpost);
@@ -70,7 +70,7 @@ fn reports_how_many_log_lines_were_dropped() {
     });
     let mut lines = BufReader::new(reader).lines();
     assert!(lines.any(|line| line.unwrap().contains("log lines were dropped")));
-    // Reads the rest of the log, so that Walpost can write all of it.
+    // Keeps reading the log, so that Walpost is not blocked when it writes more.
     let rest = std::thread::spawn(move || lines.map_while(Result::ok).count());
     deliver_and_stop(&fixture, walpost);
     rest.join().unwrap();

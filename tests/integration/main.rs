@@ -1,48 +1,48 @@
-//! Tests of Walpost's guarantees, run with the built binary and real servers.
+//! Tests Walpost's guarantees with the built binary and real servers.
 #![allow(clippy::unwrap_used, reason = "a test that cannot continue has failed")]
 
 #[path = "../support/mod.rs"]
 mod support;
 
-/// Generates a test for each kind of outbox from functions that take an
-/// [`Outbox`](support::event::Outbox): `name::with_table_outbox` and `name::with_message_outbox`.
+/// Generates two tests, one for each kind of outbox, from functions that take an
+/// [`Outbox`](support::event::Outbox): `name::passes_with_table_outbox` and `name::passes_with_message_outbox`.
 macro_rules! for_each_outbox {
     ($($name:ident)*) => { $(
         mod $name {
             #[test]
-            fn with_table_outbox() {
+            fn passes_with_table_outbox() {
                 super::$name($crate::support::event::Outbox::Table);
             }
 
             #[test]
-            fn with_message_outbox() {
+            fn passes_with_message_outbox() {
                 super::$name($crate::support::event::Outbox::Messages);
             }
         }
     )* };
 }
 
-/// Generates a test for each mode from functions whose parameter is whether the mode is
-/// exactly-once: `name::in_at_least_once_mode` and `name::in_exactly_once_mode`.
+/// Generates two tests, one for each mode, from functions with a parameter that states whether the
+/// mode is exactly-once: `name::passes_in_at_least_once_mode` and `name::passes_in_exactly_once_mode`.
 macro_rules! in_both_modes {
     ($($name:ident)*) => { $(
         mod $name {
             #[test]
-            fn in_at_least_once_mode() {
+            fn passes_in_at_least_once_mode() {
                 super::$name(false);
             }
 
             #[test]
-            fn in_exactly_once_mode() {
+            fn passes_in_exactly_once_mode() {
                 super::$name(true);
             }
         }
     )* };
 }
 
-/// Generates tests from functions that take a [`Fixture`](support::fixture::Fixture) on the shared
-/// servers: `name::with_table_outbox` and `name::with_message_outbox` in at-least-once mode, and
-/// `name::in_exactly_once_mode` with a table.
+/// Generates three tests from functions that take a [`Fixture`](support::fixture::Fixture) on the
+/// shared servers: `name::passes_with_table_outbox` and `name::passes_with_message_outbox` in at-least-once mode,
+/// and `name::passes_in_exactly_once_mode` with an outbox table.
 macro_rules! for_each_fixture {
     ($($name:ident)*) => { $(
         mod $name {
@@ -50,17 +50,17 @@ macro_rules! for_each_fixture {
             use $crate::support::fixture::Fixture;
 
             #[test]
-            fn with_table_outbox() {
+            fn passes_with_table_outbox() {
                 super::$name(Fixture::with_outbox(Outbox::Table));
             }
 
             #[test]
-            fn with_message_outbox() {
+            fn passes_with_message_outbox() {
                 super::$name(Fixture::with_outbox(Outbox::Messages));
             }
 
             #[test]
-            fn in_exactly_once_mode() {
+            fn passes_in_exactly_once_mode() {
                 super::$name(Fixture::new().exactly_once());
             }
         }

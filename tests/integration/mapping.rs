@@ -1,4 +1,4 @@
-//! Columns are mapped to the topic, key, headers, timestamp and partition of a record.
+//! How columns are mapped to a record's topic, key, headers, timestamp and partition.
 
 use crate::support::fixture::Fixture;
 use crate::support::records::Record;
@@ -82,7 +82,7 @@ fn adds_trace_context_columns_as_headers_by_default() {
     assert_eq!(records[1].header_names(), names);
     assert_eq!(records[2].header_names(), ["id", "walpost-position"]);
     walpost.terminate().expect_code(0);
-    // If headers are configured, only the configured headers are set.
+    // If any headers are configured, only those are set.
     let walpost = fixture.start_with(&["--header", "about={aggregateid}"]);
     insert(4, &format!("'{TRACE}', 'vendor=1'"));
     let records = fixture.wait_for_records(4);
@@ -115,9 +115,10 @@ fn templates_combine_columns_and_literal_text() {
     walpost.terminate().expect_code(0);
 }
 
-/// Tests both a row older than the slot and a row from the stream; `verify` and `replay` find both.
+/// Covers both a row that is older than the slot and one from the stream. `verify` and `replay`
+/// must recognize both.
 #[test]
-fn connect_formats_include_column_metadata_from_the_catalog() {
+fn kafka_connect_formats_include_column_metadata_from_the_catalog() {
     let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id uuid PRIMARY KEY, aggregatetype text NOT NULL, aggregateid bigint NOT NULL,
              payload jsonb NOT NULL, tenant varchar(10) DEFAULT 'acme')",
@@ -259,7 +260,7 @@ fn adds_each_member_of_the_headers_column_as_a_header() {
 }
 
 #[test]
-fn takes_trace_context_from_the_headers_column_or_a_separate_column() {
+fn reads_trace_context_from_the_headers_column_or_a_separate_column() {
     let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text, headers jsonb, traceparent text)",
     );
@@ -341,7 +342,7 @@ fn header_of_a_null_column_has_a_null_value() {
 }
 
 #[test]
-fn takes_timestamp_and_partition_from_columns() {
+fn reads_the_timestamp_and_partition_from_columns() {
     let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text,
              zoned timestamptz, local timestamp, millis bigint, shard smallint)",

@@ -1,4 +1,4 @@
-//! The basic operation of Walpost on every supported version of PostgreSQL.
+//! Basic operation on every supported version of PostgreSQL.
 
 use crate::support::checker::Resends;
 use crate::support::event::Outbox;
@@ -6,7 +6,7 @@ use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{Server, StopMode};
 
-/// Runs `init` and `run`, kills Walpost, and restarts both Walpost and the server, all under load.
+/// Under load, runs `init` and `run`, kills Walpost, and restarts both Walpost and the server.
 fn main_path(outbox: Outbox, major: u32) {
     let server = Server::private(major, "");
     let fixture = Fixture::with_outbox_on(outbox, &server, Broker::shared());
@@ -19,7 +19,8 @@ fn main_path_exactly_once(major: u32) {
     run_under_load(fixture, |_| Resends::Never);
 }
 
-/// `resends` returns the repetitions that are allowed after the given number of interruptions.
+/// Runs the steps of the test. `resends` returns how many records may be resent after the given
+/// number of interruptions.
 fn run_under_load(mut fixture: Fixture<'_>, resends: impl Fn(usize) -> Resends) {
     let server = fixture.server;
     let aggregates = [fixture.aggregate(3), fixture.aggregate(1)];
@@ -35,8 +36,8 @@ fn run_under_load(mut fixture: Fixture<'_>, resends: impl Fn(usize) -> Resends) 
     load.stop();
     fixture.settle(walpost, &deaths, resends(deaths.len()));
 
-    // Up to version 16, a server does not save the slot when it shuts down. After a restart, it
-    // sends everything again that has been confirmed since its last checkpoint.
+    // Up to PostgreSQL 16, a server does not save the slot when it shuts down. After a restart, it
+    // resends everything that was confirmed after its last checkpoint.
     let load = fixture.load(&[&aggregates[0], &aggregates[1]]);
     let mut walpost = fixture.start();
     load.wait_for_transactions(40);
@@ -54,54 +55,54 @@ fn run_under_load(mut fixture: Fixture<'_>, resends: impl Fn(usize) -> Resends) 
 }
 
 for_each_outbox! {
-    at_least_once_delivers_on_postgresql_14
-    at_least_once_delivers_on_postgresql_15
-    at_least_once_delivers_on_postgresql_16
-    at_least_once_delivers_on_postgresql_17
-    at_least_once_delivers_on_postgresql_18
+    delivers_at_least_once_on_postgresql_14
+    delivers_at_least_once_on_postgresql_15
+    delivers_at_least_once_on_postgresql_16
+    delivers_at_least_once_on_postgresql_17
+    delivers_at_least_once_on_postgresql_18
 }
 
-fn at_least_once_delivers_on_postgresql_14(outbox: Outbox) {
+fn delivers_at_least_once_on_postgresql_14(outbox: Outbox) {
     main_path(outbox, 14);
 }
 
-fn at_least_once_delivers_on_postgresql_15(outbox: Outbox) {
+fn delivers_at_least_once_on_postgresql_15(outbox: Outbox) {
     main_path(outbox, 15);
 }
 
-fn at_least_once_delivers_on_postgresql_16(outbox: Outbox) {
+fn delivers_at_least_once_on_postgresql_16(outbox: Outbox) {
     main_path(outbox, 16);
 }
 
-fn at_least_once_delivers_on_postgresql_17(outbox: Outbox) {
+fn delivers_at_least_once_on_postgresql_17(outbox: Outbox) {
     main_path(outbox, 17);
 }
 
-fn at_least_once_delivers_on_postgresql_18(outbox: Outbox) {
+fn delivers_at_least_once_on_postgresql_18(outbox: Outbox) {
     main_path(outbox, 18);
 }
 
 #[test]
-fn exactly_once_delivers_on_postgresql_14() {
+fn delivers_exactly_once_on_postgresql_14() {
     main_path_exactly_once(14);
 }
 
 #[test]
-fn exactly_once_delivers_on_postgresql_15() {
+fn delivers_exactly_once_on_postgresql_15() {
     main_path_exactly_once(15);
 }
 
 #[test]
-fn exactly_once_delivers_on_postgresql_16() {
+fn delivers_exactly_once_on_postgresql_16() {
     main_path_exactly_once(16);
 }
 
 #[test]
-fn exactly_once_delivers_on_postgresql_17() {
+fn delivers_exactly_once_on_postgresql_17() {
     main_path_exactly_once(17);
 }
 
 #[test]
-fn exactly_once_delivers_on_postgresql_18() {
+fn delivers_exactly_once_on_postgresql_18() {
     main_path_exactly_once(18);
 }

@@ -1,5 +1,5 @@
-//! The outbox without a table: behavior that differs from an outbox table. The tests for tables
-//! cover delivery, order, crashes and outages for both kinds of outbox.
+//! How the behavior of a message outbox differs from that of an outbox table. The tests of
+//! delivery, order, crashes and outages cover both.
 
 use crate::support::event::Outbox;
 use crate::support::fixture::Fixture;
@@ -14,7 +14,8 @@ fn message_fixture() -> Fixture<'static> {
     Fixture::with_outbox(Outbox::Messages)
 }
 
-/// Returns a call of `walpost.publish` with the given arguments and the fixture's prefix.
+/// Returns a statement that calls `walpost.publish` with the given arguments and the fixture's
+/// prefix.
 fn publish(fixture: &Fixture, arguments: &str) -> String {
     format!(
         "SELECT walpost.publish({arguments}, prefix => 'walpost_{}');",
@@ -22,8 +23,8 @@ fn publish(fixture: &Fixture, arguments: &str) -> String {
     )
 }
 
-/// The roles of one test, which are dropped with this value because all databases of a server share
-/// their roles.
+/// The roles of one test, which are dropped when this value is dropped. Roles are shared by all
+/// databases of a server, so dropping the test's database would not drop them.
 struct TestRoles<'s>(&'s Fixture<'static>, Vec<String>);
 
 impl<'s> TestRoles<'s> {

@@ -1,4 +1,4 @@
-//! `/metrics`, the endpoint for Prometheus.
+//! `/metrics`, the endpoint that Prometheus scrapes.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -57,7 +57,7 @@ fn counters_match_the_delivered_records(fixture: Fixture<'_>) {
     let latency = metric("walpost_commit_to_delivery_seconds_sum").unwrap();
     assert!(latency > 0.0 && latency < 60.0, "{latency}");
     assert!(metric("walpost_received_bytes_total") > Some(EVENTS as f64));
-    // These metrics have values from the database and from librdkafka.
+    // The values of these metrics come from the database and from librdkafka.
     wait_until("facts of the slot and of the producer", || {
         metric("walpost_slot_active") == Some(1.0)
             && metric("walpost_server_lsn") >= Some(confirmed)
@@ -127,13 +127,13 @@ fn counts_the_partitions_of_the_outbox() {
 }
 
 #[test]
-fn in_flight_records_do_not_include_those_of_a_replaced_producer() {
+fn in_flight_metrics_exclude_records_of_a_replaced_producer() {
     let fixture = Fixture::new().exactly_once();
     let aggregate = fixture.aggregate(1);
     let (mut walpost, http) = start(&fixture);
     fixture.insert(&aggregate, "k");
     fixture.wait_for_records(1);
-    // Exactly-once mode creates a new producer for each session.
+    // End the session, which makes exactly-once mode create a new producer.
     wait_until("the walsender to be ended", || fixture.end_walsender());
     walpost.wait_for_logs("streaming", 2);
     fixture.insert(&aggregate, "k");

@@ -1,5 +1,5 @@
-//! Objects that are missing or wrong in the database or in Kafka cause exit code 3 and a message
-//! with the command that fixes it.
+//! Objects in the database or in Kafka are missing or incorrect. Walpost exits with code 3 and
+//! prints the command that fixes the problem.
 
 use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
@@ -178,10 +178,10 @@ fn creates_a_missing_topic_if_configured() {
 }
 
 in_both_modes! {
-    waits_for_an_existing_topic_that_is_not_in_the_metadata
+    waits_for_an_existing_topic_that_is_missing_from_broker_metadata
 }
 
-fn waits_for_an_existing_topic_that_is_not_in_the_metadata(exactly_once: bool) {
+fn waits_for_an_existing_topic_that_is_missing_from_broker_metadata(exactly_once: bool) {
     let broker = Broker::borrowed();
     let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker).in_mode(exactly_once);
     let aggregate = fixture.aggregate(2);
@@ -258,7 +258,7 @@ fn halts_if_the_role_has_no_replication_privilege() {
 }
 
 #[test]
-fn halts_on_a_wrong_password_unknown_role_or_missing_database() {
+fn halts_if_the_password_is_wrong_or_the_role_or_database_does_not_exist() {
     let fixture = Fixture::new();
     let port = fixture.server.port;
     let tcp = |user: &str| {

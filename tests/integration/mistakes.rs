@@ -1,4 +1,4 @@
-//! Mistakes of new users: each message contains the cause and a command that works.
+//! Common mistakes of new users. Each message contains the cause and a command that works.
 
 use std::net::TcpListener;
 use std::thread;
@@ -28,9 +28,9 @@ fn suggests_another_security_protocol_if_the_broker_closes_connections() {
 }
 
 #[test]
-fn reports_a_missing_function_with_the_command_that_creates_it() {
+fn suggests_the_command_that_creates_a_missing_function() {
     let fixture = Fixture::bare();
-    // With a role, `init` sets the privileges of the schema explicitly.
+    // With `--role`, `init` grants the privileges on the schema explicitly.
     let role = format!("{}_role", fixture.name);
     let init = || fixture.invoke("init").args(["--role", &role]);
     init().finish().expect_code(0);
@@ -150,12 +150,12 @@ fn does_not_suggest_adding_a_nonexistent_table_to_the_publication() {
 }
 
 #[test]
-fn missing_privilege_on_slot_state_is_not_reported_for_the_outbox() {
+fn missing_slot_state_privilege_is_not_reported_as_an_outbox_problem() {
     let fixture = Fixture::bare();
     let role = format!("{}_role", fixture.name);
     let init = fixture.invoke("init").args(["--role", &role]);
     init.finish().expect_code(0);
-    // Other roles can't lock a superuser's table.
+    // The table must not belong to a superuser, because then other roles could not lock it.
     let owner = format!("{}_owner", fixture.name);
     fixture.db.run(&format!(
         "CREATE ROLE {owner}; ALTER TABLE outbox OWNER TO {owner}; REVOKE ALL ON walpost.slot_state FROM {role}"

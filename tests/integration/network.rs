@@ -1,5 +1,5 @@
-//! Network failures between Walpost and its servers: no event is lost, regardless of which
-//! connection breaks.
+//! Network failures between Walpost and its servers. No event is lost, no matter which connection
+//! breaks.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::support::proxy::{Proxy, ProxyMode};
 use crate::support::wait::wait_until;
 use crate::support::walpost::Walpost;
 
-/// How often a connection is cut in a test.
+/// How many times a test cuts the connection.
 const CUTS_PER_TEST: usize = 8;
 
 in_both_modes! {
@@ -44,7 +44,7 @@ fn start_behind_postgresql_proxy(fixture: &Fixture, arguments: &[&str]) -> (Walp
     (walpost, proxy)
 }
 
-/// The connection is cut while it streams, and again during or soon after reconnecting.
+/// The connection is cut while Walpost is streaming, and again during or soon after the reconnect.
 fn loses_no_event_if_the_postgresql_connection_breaks_at_any_byte(exactly_once: bool) {
     let mut rng = fastrand::Rng::with_seed(seed());
     let fixture = fixture(exactly_once);
@@ -114,8 +114,8 @@ fn loses_no_event_if_packets_to_kafka_are_dropped(exactly_once: bool) {
     interrupt_kafka(exactly_once, |proxy| proxy.set_mode(ProxyMode::Swallow));
 }
 
-/// Asserts that nothing is confirmed between the call of `breaks` and the time when the proxy
-/// forwards data again, and that no event is lost.
+/// Asserts that nothing is confirmed from the time `breaks` is called until the proxy forwards data
+/// again, and that no event is lost.
 fn interrupt_kafka(exactly_once: bool, breaks: impl FnOnce(&Proxy)) {
     let broker = Broker::borrowed();
     let fixture = fixture_on(&broker, exactly_once);
@@ -132,17 +132,17 @@ fn interrupt_kafka(exactly_once: bool, breaks: impl FnOnce(&Proxy)) {
     fixture.settle(walpost, &[], fixture.resends(0));
 }
 
-/// Transactions with a full window would be aborted again and again, so less is sent per
-/// transaction until they finish in time.
+/// If each Kafka transaction contained a full window, all of them would time out. Therefore,
+/// Walpost sends less per transaction until they complete in time.
 #[test]
-fn delivers_all_events_over_a_link_too_slow_for_a_window_per_transaction() {
+fn delivers_all_events_over_a_link_too_slow_to_send_a_full_window() {
     const TIMEOUT_MILLIS: usize = 3000;
     const BYTES_PER_SECOND: usize = 200_000;
     let broker = Broker::borrowed();
     let fixture = fixture_on(&broker, true);
     let aggregate = fixture.aggregate(1);
-    // The payload is incompressible and differs for each row, and there are more rows than can be
-    // sent during one transaction's timeout.
+    // Each row has a different, incompressible payload, and there are more rows than the link can
+    // transmit before a transaction times out.
     let payload = "(SELECT jsonb_build_object('x', string_agg(md5(random()::text), '')) FROM generate_series(1, 30) \
                    WHERE n > 0)";
     let rows = 2 * TIMEOUT_MILLIS * BYTES_PER_SECOND / 1_000_000;
@@ -183,7 +183,8 @@ fn tries_the_next_postgresql_host_if_one_does_not_respond(exactly_once: bool) {
     near.set_mode(ProxyMode::Silence);
     fixture.insert(&aggregate, "k");
     walpost.wait_for_log("no response from PostgreSQL for 2s");
-    // The server keeps the slot active for a walsender whose client is gone, until its own timeout.
+    // The server keeps the slot active until it notices, after its own timeout, that the
+    // walsender's client is gone.
     near.cut();
     walpost.wait_for_logs("streaming", 2);
     fixture.settle(walpost, &[], fixture.resends(1));
@@ -192,7 +193,7 @@ fn tries_the_next_postgresql_host_if_one_does_not_respond(exactly_once: bool) {
 fn loses_no_event_if_the_kafka_host_stops_responding(exactly_once: bool) {
     interrupt_kafka(exactly_once, |proxy| {
         proxy.set_mode(ProxyMode::Silence);
-        // The host does not respond to new connections.
+        // Cuts the connection. The host does not respond to new connections either.
         proxy.cut();
     });
 }

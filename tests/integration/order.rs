@@ -1,4 +1,5 @@
-//! Records arrive in commit order: complete transactions, and no uncommitted events.
+//! Records arrive in commit order. Transactions are complete, and no uncommitted event is
+//! delivered.
 
 use crate::support::checker::Resends;
 use crate::support::event::Event;
@@ -11,7 +12,7 @@ const SECOND: &str = "00000000-0000-0000-0000-000000000002";
 const THIRD: &str = "00000000-0000-0000-0000-000000000003";
 
 for_each_fixture! {
-    delivers_a_lower_id_last_if_it_commits_last
+    delivers_the_event_with_the_lower_id_last_if_it_commits_last
     never_delivers_rolled_back_events
     delivers_a_prepared_transaction_only_after_commit_prepared
     delivers_events_of_concurrent_sessions_in_commit_order
@@ -22,7 +23,7 @@ for_each_fixture! {
     delivers_a_backlog_of_rows_of_all_sizes_over_local_tcp
 }
 
-/// Returns a statement that writes an event.
+/// Returns a statement that inserts an event with the given id.
 fn event(fixture: &Fixture, id: &str, aggregate: &str) -> String {
     let event = Event::new(aggregate, "key", "{}");
     fixture.events().insert_one(Event {
@@ -35,7 +36,7 @@ fn ids(records: &[Record]) -> Vec<&str> {
     records.iter().map(|record| record.header("id")).collect()
 }
 
-fn delivers_a_lower_id_last_if_it_commits_last(fixture: Fixture) {
+fn delivers_the_event_with_the_lower_id_last_if_it_commits_last(fixture: Fixture) {
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start();
     let slow = fixture.server.session(&fixture.name);
@@ -118,8 +119,7 @@ fn delivers_a_complete_transaction_larger_than_the_window(fixture: Fixture) {
     assert_eq!(summary.committed, 20_000);
 }
 
-/// There are more subtransactions than PostgreSQL keeps in shared memory, and half of them are
-/// rolled back.
+/// Uses more subtransactions than PostgreSQL keeps in shared memory, and rolls back half of them.
 fn delivers_a_complete_transaction_with_many_savepoints(fixture: Fixture) {
     const SAVEPOINTS: usize = 10_000;
     let aggregate = fixture.aggregate(2);
@@ -158,7 +158,8 @@ fn delivers_a_complete_transaction_with_many_savepoints(fixture: Fixture) {
     assert_eq!(summary.committed, SAVEPOINTS / 2 + 1);
 }
 
-/// When the transaction commits, its rows are older than every confirmed event.
+/// All events that are confirmed before the long transaction commits were inserted after that
+/// transaction's rows.
 fn long_transaction_does_not_delay_other_events(fixture: Fixture) {
     let aggregate = fixture.aggregate(1);
     let long = fixture.server.session(&fixture.name);
@@ -178,8 +179,8 @@ fn long_transaction_does_not_delay_other_events(fixture: Fixture) {
     fixture.settle(walpost, &deaths, resends);
 }
 
-/// Each transaction begins at the byte at which the previous one ended, so a position that is off
-/// by one transaction would skip or repeat one.
+/// Each transaction starts at the byte where the previous one ended. If a position were off by one
+/// transaction, Walpost would skip or resend one.
 fn delivers_adjacent_transactions_when_killed_between_them(fixture: Fixture) {
     const ROWS_EACH: usize = 20;
     let aggregate = fixture.aggregate(1);
@@ -205,8 +206,8 @@ fn delivers_adjacent_transactions_when_killed_between_them(fixture: Fixture) {
     assert_eq!(summary.committed, 5 * ROWS_EACH);
 }
 
-/// A TCP connection within the host returns little data per read and is read once it is full, even
-/// if a row is larger than its buffer.
+/// Over local TCP, Walpost shrinks the receive buffer, and waits until the buffer is full before it
+/// reads. This must work even for a row that is larger than the buffer.
 fn delivers_a_backlog_of_rows_of_all_sizes_over_local_tcp(fixture: Fixture) {
     let aggregate = fixture.aggregate(3);
     let write = |count, bytes: usize| {
@@ -223,7 +224,7 @@ fn delivers_a_backlog_of_rows_of_all_sizes_over_local_tcp(fixture: Fixture) {
     let over_tcp = fixture.server.tcp_conninfo(&fixture.name);
     let walpost = fixture.with_conninfo(&over_tcp).run().start_streaming();
     fixture.wait_until_confirmed();
-    // More rows are inserted one by one, slowly, while the pipeline is still running.
+    // Inserts more rows slowly, one at a time, while the pipeline is still running.
     (0..20).for_each(|_| write(1, 10));
     let summary = fixture.settle(walpost, &[], Resends::Never);
     assert_eq!(summary.committed, 20_000 + 2_500 + 200 + 20 + 20_000 + 20);
@@ -243,8 +244,8 @@ fn delete_and_truncate_produce_no_events() {
 }
 
 #[test]
-fn keys_map_to_the_same_partition_as_in_the_java_client() {
-    // The hashes are from Apache Kafka's own UtilsTest.testMurmur2.
+fn maps_keys_to_the_same_partitions_as_the_java_client() {
+    // These hashes are taken from UtilsTest.testMurmur2 in Apache Kafka.
     const HASHES: [(&str, i32); 5] = [
         ("21", -973_932_308),
         ("foobar", -790_332_482),

@@ -1,4 +1,4 @@
-//! Kafka or PostgreSQL becomes unavailable and returns: Walpost resumes without intervention.
+//! Kafka or PostgreSQL becomes unavailable and recovers. Walpost resumes without intervention.
 
 use std::thread;
 use std::time::Duration;
@@ -16,7 +16,7 @@ const MEGABYTE: u64 = 1 << 20;
 
 for_each_outbox! {
     loses_no_event_when_a_broker_restarts_under_load
-    logs_a_broker_outage_once_with_bounded_memory_and_fast_recovery
+    recovers_quickly_from_a_broker_outage_with_bounded_memory_and_one_log_line
     loses_no_event_when_postgresql_restarts_under_load
     reconnects_after_the_walsender_is_terminated
 }
@@ -39,7 +39,7 @@ fn loses_no_event_when_a_broker_restarts_under_load(outbox: Outbox) {
     fixture.settle(walpost, &[], Resends::AtMost(2));
 }
 
-fn logs_a_broker_outage_once_with_bounded_memory_and_fast_recovery(outbox: Outbox) {
+fn recovers_quickly_from_a_broker_outage_with_bounded_memory_and_one_log_line(outbox: Outbox) {
     let broker = Broker::borrowed();
     let kafka = broker.proxy();
     let fixture =
@@ -86,8 +86,8 @@ fn waits_for_a_broker_that_is_down_at_startup() {
 
 in_both_modes! { reconnects_to_brokers_that_returned_an_empty_broker_list }
 
-/// The last broker to stop still responds, with an empty list of brokers. librdkafka then forgets
-/// all brokers permanently.
+/// When a cluster shuts down, the last broker still responds, but with an empty list of brokers.
+/// librdkafka then permanently forgets all brokers.
 fn reconnects_to_brokers_that_returned_an_empty_broker_list(exactly_once: bool) {
     let broker = Broker::borrowed();
     let kafka = broker.proxy();
@@ -155,7 +155,7 @@ fn loses_no_event_when_postgresql_restarts_under_load(outbox: Outbox) {
 }
 
 #[test]
-fn postgresql_stops_within_seconds_during_a_kafka_outage() {
+fn postgresql_shuts_down_within_seconds_during_a_kafka_outage() {
     let server = Server::private(MAJOR, "");
     let broker = Broker::borrowed();
     let kafka = broker.proxy();
@@ -215,7 +215,7 @@ fn reconnects_after_the_link_timeout_if_the_walsender_freezes() {
 }
 
 #[test]
-fn logs_one_line_when_an_idle_kafka_outage_begins_and_one_when_it_ends() {
+fn idle_pipeline_logs_one_line_when_a_kafka_outage_begins_and_one_when_it_ends() {
     let broker = Broker::borrowed();
     let kafka = broker.proxy();
     let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker).behind_proxy(&kafka);
@@ -231,8 +231,8 @@ fn logs_one_line_when_an_idle_kafka_outage_begins_and_one_when_it_ends() {
     assert_eq!(walpost.logged("Kafka is reachable again"), 1);
 }
 
-/// Without a pause, librdkafka's threads would poll for messages that are ready but can't be sent
-/// yet.
+/// Without `wakeup` in src/main.rs, librdkafka's threads would poll without a pause while messages
+/// are ready but can't be sent yet.
 #[test]
 fn uses_little_cpu_while_brokers_are_slow_to_respond() {
     let broker = Broker::borrowed();
@@ -243,7 +243,7 @@ fn uses_little_cpu_while_brokers_are_slow_to_respond() {
         fixture.insert(&aggregate, "k");
         fixture.wait_for_records(1);
         broker.freeze();
-        // The first messages are sent in one request; the following messages wait for longer than
+        // The first messages are sent in one request. Those that follow have to wait longer than
         // linger.ms.
         for count in [10, 1_000] {
             fixture
@@ -262,7 +262,7 @@ fn uses_little_cpu_while_brokers_are_slow_to_respond() {
 }
 
 #[test]
-fn keeps_the_connection_open_in_a_kafka_outage_longer_than_the_link_timeout() {
+fn keeps_the_connection_open_during_a_kafka_outage_longer_than_the_link_timeout() {
     let broker = Broker::borrowed();
     let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker);
     let aggregate = fixture.aggregate(1);

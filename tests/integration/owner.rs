@@ -8,21 +8,21 @@ use crate::support::postgres::{MAJORS, Server};
 use crate::support::session::Session;
 use crate::support::walpost::Invocation;
 
-/// An empty database with its own roles, whose names must be quoted in SQL.
+/// An empty database with roles of its own, whose names must be quoted in SQL.
 struct OwnerFixture {
     fixture: Fixture<'static>,
     owner: String,
     writer: String,
-    /// A DBA who is not a superuser.
+    /// The role of a DBA who is not a superuser.
     dba: String,
 }
 
 impl OwnerFixture {
     fn new(major: u32) -> Self {
-        Self::of(Outbox::Table, major)
+        Self::with_outbox(Outbox::Table, major)
     }
 
-    fn of(outbox: Outbox, major: u32) -> Self {
+    fn with_outbox(outbox: Outbox, major: u32) -> Self {
         let fixture = Fixture::bare_with(outbox, Server::shared(major), Broker::shared(), "");
         let [owner, writer, dba] =
             ["Owner", "Writer", "Dba"].map(|what| format!("{}-{what}", fixture.name));
@@ -48,14 +48,14 @@ impl OwnerFixture {
         self.fixture.init().args(["--owner", &self.owner])
     }
 
-    /// Returns `walpost init`, run by the DBA who is not a superuser.
+    /// Returns a `walpost init` command that connects as the DBA.
     fn init_as_dba(&self) -> Invocation {
         let conninfo = self.fixture.conninfo_as(&self.dba);
         let init = self.fixture.with_conninfo(&conninfo).init();
         init.args(["--owner", &self.owner])
     }
 
-    /// Returns the tables, functions and publications that the owner's role owns.
+    /// Returns the tables, functions and publications that belong to the owner's role.
     fn owned(&self) -> Vec<String> {
         let rows = self.fixture.db.rows(&format!(
             "SELECT c.oid::regclass::text FROM pg_class c WHERE relkind IN ('r', 'p')
@@ -86,7 +86,7 @@ fn event(aggregate: &str) -> String {
 }
 
 #[test]
-fn init_gives_the_table_and_partitions_to_the_owner_and_insert_to_the_writer() {
+fn init_transfers_the_table_to_the_owner_role_and_grants_insert_to_the_writer_role() {
     for major in MAJORS {
         for partitioned in [false, true] {
             let setup = OwnerFixture::new(major);
@@ -100,7 +100,7 @@ fn init_gives_the_table_and_partitions_to_the_owner_and_insert_to_the_writer() {
             let made = objects(&setup.fixture);
             let owned = setup.owned();
             match partitioned {
-                // The partitioned table, its default partition and its weekly partitions.
+                // The partitioned table, its default partition and eight daily partitions.
                 true => assert_eq!(owned.len(), 10, "{major}: {owned:?}"),
                 false => assert_eq!(owned, ["outbox"], "{major}"),
             }
@@ -161,7 +161,7 @@ fn init_can_change_the_owner_of_a_table_it_created_earlier() {
 }
 
 #[test]
-fn init_rejects_an_owner_that_the_dba_cannot_act_as() {
+fn init_rejects_an_owner_role_that_the_dba_cannot_assume() {
     for major in MAJORS {
         let setup = OwnerFixture::new(major);
         let (db, owner, dba) = (&setup.fixture.db, &setup.owner, &setup.dba);
@@ -193,7 +193,7 @@ fn init_rejects_an_owner_that_the_dba_cannot_act_as() {
             &create,
         ]);
         db.run(&create);
-        // If the DBA does not have the grant option, GRANT merely issues a warning.
+        // If the DBA lacks the grant option, GRANT merely issues a warning.
         let usage = |role: &str| format!("GRANT USAGE ON SCHEMA public TO \"{role}\"");
         refused(&[&usage(owner)]);
         db.run(&usage(owner));
@@ -252,8 +252,8 @@ fn init_does_not_change_the_owner_of_a_table_it_did_not_create() {
 }
 
 #[test]
-fn init_rejects_owner_for_an_outbox_without_a_table() {
-    let setup = OwnerFixture::of(Outbox::Messages, 15);
+fn init_rejects_an_owner_for_an_outbox_without_a_table() {
+    let setup = OwnerFixture::with_outbox(Outbox::Messages, 15);
     let init = setup.init().finish().expect_code(2);
     init.expect_mentions(&["--owner applies to a single table"]);
     assert!(objects(&setup.fixture).is_empty());

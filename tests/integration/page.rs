@@ -1,4 +1,4 @@
-//! The status page at `/`, displayed by Chromium.
+//! Displays the status page at `/` in Chromium.
 
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -39,7 +39,8 @@ fn url(http: &Http) -> String {
     format!("http://{}/", http.address())
 }
 
-/// Returns the part of the document about a pipeline without its tags, as texts separated by `|`.
+/// Returns the text of the section about a pipeline. HTML tags are removed, and the pieces of text
+/// between them are separated by `|`.
 fn card(document: &str, pipeline: &str) -> String {
     let start = document
         .find(&format!("data-pipeline=\"{pipeline}\""))
@@ -55,8 +56,8 @@ fn card(document: &str, pipeline: &str) -> String {
 }
 
 /// Asserts that the page and `walpost status` show the same state for each pipeline and, if there
-/// is a problem, the same reason and remedy, each exactly once. Polls, because the page and the
-/// command may show different moments at first.
+/// is a problem, the same reason and remedy, each exactly once. Polls, because the page may be
+/// refreshed a moment after the command has run.
 fn expect_agreement(tab: &mut Tab, http: &Http) {
     let mut found = String::new();
     let agree = poll_until(Duration::from_secs(60), || {
@@ -96,7 +97,7 @@ fn differences(document: &str, printed: &str, status: &Value) -> String {
     found
 }
 
-/// Returns the rows of the overview, each with the pipeline's name and state.
+/// Returns the name and state in each row of the overview.
 fn overview_rows(tab: &mut Tab) -> Vec<[String; 2]> {
     let overview_rows = tab.evaluate(
         "[...document.querySelectorAll('#overview tbody')].map(row => [row.querySelector('a').textContent,
@@ -108,7 +109,7 @@ fn overview_rows(tab: &mut Tab) -> Vec<[String; 2]> {
 /// Twelve pipelines: one has halted, one can't reach its server, one is on standby, and nine
 /// stream.
 #[test]
-fn page_of_many_pipelines_shows_problems_first_and_stays_short() {
+fn page_with_many_pipelines_shows_problems_first_and_stays_short() {
     let (halted, healthy) = (Fixture::new(), Fixture::bare());
     let mut text = format!(
         "http = \"127.0.0.1:0\"\n[kafka]\n\"bootstrap.servers\" = \"{}\"\n",
@@ -118,7 +119,8 @@ fn page_of_many_pipelines_shows_problems_first_and_stays_short() {
         text += &format!("[[pipeline]]\nname = \"{name}\"\npostgres = \"{conninfo}\"\n");
         name.to_owned()
     };
-    // Short names as operators choose them; the names of the fixtures are longer.
+    // Short names, as operators would choose; the names of the fixtures are too long to be
+    // realistic.
     let prefix = healthy.name.split('_').next().unwrap();
     let named = |suffix: &str| format!("{prefix}_{suffix}");
     let streaming: Vec<_> = (1..=9)
@@ -181,7 +183,8 @@ fn page_of_many_pipelines_shows_problems_first_and_stays_short() {
     assert_eq!(names, order, "{}", shown.stdout);
     expect_agreement(&mut tab, &http);
 
-    // With all cards expanded, the page was 6,652 and 17,637 pixels tall.
+    // With all cards expanded, the page would be 6,652 pixels tall in the larger window and 17,637
+    // in the smaller one, far more than these limits.
     for (width, height, peak) in [(1280, 900, 1_700), (390, 844, 2_400)] {
         tab.resize(width, height);
         let size = tab.evaluate(
@@ -193,8 +196,8 @@ fn page_of_many_pipelines_shows_problems_first_and_stays_short() {
         assert_eq!((&size[2], &size[3]), (&12.into(), &0.into()), "folded");
     }
 
-    // Using only the keyboard: the first link is in the first row of the overview and leads to the
-    // card of that pipeline.
+    // From here, use only the keyboard. The first link is in the first row of the overview and
+    // leads to that pipeline's card.
     let focused = "document.activeElement.textContent";
     tab.press("Tab");
     assert_eq!(tab.evaluate(focused), *last);
@@ -222,7 +225,8 @@ fn page_of_many_pipelines_shows_problems_first_and_stays_short() {
     assert_eq!(tab.evaluate(&fold), "false");
     drop(tab);
 
-    // If the URL's fragment contains the name of a pipeline, its card is expanded and has charts.
+    // If the URL's fragment is the name of a pipeline, that pipeline's card is expanded and shows
+    // charts.
     let mut tab = Tab::open(&format!("{}#pipeline-{last}", url(&http)), 390, 844);
     let card = format!("document.getElementById('pipeline-{last}')");
     wait_until("the charts", || {
@@ -232,9 +236,9 @@ fn page_of_many_pipelines_shows_problems_first_and_stays_short() {
     walpost.terminate().expect_code(3);
 }
 
-/// If there are only three pipelines, no card is collapsed.
+/// With three pipelines or fewer, no card is collapsed.
 #[test]
-fn page_of_few_pipelines_has_no_overview() {
+fn page_with_few_pipelines_has_no_overview() {
     let fixture = Fixture::new();
     let (walpost, http) = start(&[&fixture]);
     for width in [1280, 390] {
@@ -301,7 +305,8 @@ fn page_shows_each_pipeline_and_its_rate() {
     walpost.terminate().expect_code(0);
 }
 
-/// The pipeline has been streaming for longer than it has been stalled.
+/// The page must show the duration of the stall, which is shorter than the time since streaming
+/// began.
 #[test]
 fn page_shows_how_long_a_pipeline_has_been_stalled() {
     let broker = Broker::borrowed();
@@ -344,7 +349,7 @@ fn page_shows_how_long_a_pipeline_has_been_stalled() {
     walpost.kill();
 }
 
-/// The error contains text from a row, which the page shows as text, not as HTML.
+/// The error contains text from a row, which must be escaped rather than interpreted as HTML.
 #[test]
 fn page_shows_an_error_with_its_remedy_as_plain_text() {
     let fixtures = [Fixture::new(), Fixture::new()];

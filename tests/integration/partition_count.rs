@@ -9,7 +9,7 @@ in_both_modes! {
     delivers_to_partitions_added_while_walpost_was_stopped
     delivers_to_partitions_added_while_walpost_runs
     delivers_a_row_for_a_partition_added_while_walpost_runs
-    delivers_rows_for_added_partitions_and_dead_letters_for_nonexistent_ones
+    delivers_rows_for_added_partitions_and_writes_dead_letters_for_nonexistent_ones
     halts_on_a_row_for_a_partition_that_does_not_exist
 }
 
@@ -45,8 +45,8 @@ fn delivers_to_partitions_added_while_walpost_runs(exactly_once: bool) {
     let fixture = Fixture::new().in_mode(exactly_once);
     let aggregate = fixture.aggregate(1);
     let load = fixture.load(&[&aggregate]);
-    // Kafka does not notify clients of new partitions. By default, clients query the metadata every
-    // five minutes.
+    // Kafka does not notify clients of new partitions. By default, clients refresh their metadata
+    // every five minutes.
     let walpost = fixture.start_with(&["-X", "topic.metadata.refresh.interval.ms=500"]);
     load.wait_for_transactions(40);
     fixture.add_partitions(&aggregate, 4);
@@ -63,8 +63,8 @@ fn delivers_to_partitions_added_while_walpost_runs(exactly_once: bool) {
     fixture.settle(walpost, &[], fixture.resends(0));
 }
 
-/// Starts Walpost with the column `shard` as the partition, and delivers one row to a topic with
-/// four partitions.
+/// Starts Walpost, configured to take the partition from the column `shard`, and delivers one row
+/// to a topic with four partitions.
 fn start_with_shards(fixture: &Fixture, settings: &str) -> (Walpost, String) {
     let aggregate = fixture.aggregate(4);
     let mode = match fixture.is_exactly_once() {
@@ -108,7 +108,9 @@ fn delivers_a_row_for_a_partition_added_while_walpost_runs(exactly_once: bool) {
     fixture.settle(walpost, &[], fixture.resends(0));
 }
 
-fn delivers_rows_for_added_partitions_and_dead_letters_for_nonexistent_ones(exactly_once: bool) {
+fn delivers_rows_for_added_partitions_and_writes_dead_letters_for_nonexistent_ones(
+    exactly_once: bool,
+) {
     let fixture = Fixture::with_table(TABLE).in_mode(exactly_once);
     let letters = format!("{}.dead", fixture.name);
     fixture.topic(&letters, 3, &[]);
@@ -120,8 +122,8 @@ fn delivers_rows_for_added_partitions_and_dead_letters_for_nonexistent_ones(exac
     fixture.wait_for_records(2);
     fixture.add_partitions(&aggregate, 12);
     insert(&fixture, &aggregate, "3", "11");
-    // If Walpost queried the brokers for each of these rows, they would not be delivered before the
-    // timeout.
+    // The batch would not be delivered before the timeout if Walpost queried the brokers for every
+    // row.
     let many = (1000..1500).map(|id| id.to_string()).collect::<Vec<_>>();
     insert(&fixture, &aggregate, &many.join(", "), "20");
     insert(&fixture, &aggregate, "4", "11");

@@ -7,7 +7,7 @@ use crate::support::records::keys;
 const COLUMNS: &str = "id uuid, aggregatetype text, aggregateid text, type text, payload jsonb,
     at timestamptz DEFAULT now(), shard int DEFAULT random() * 8";
 
-/// Creates the table, streams its rows under load, adds partitions in the meantime, and checks the
+/// Creates the table, adds partitions while its rows are streamed under load, and checks the
 /// delivery.
 fn deliver(create: &str, add: &[&str]) {
     deliver_in_mode(create, add, false);

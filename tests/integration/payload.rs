@@ -6,7 +6,7 @@ use crate::support::fixture::Fixture;
 use crate::support::records::Record;
 
 /// Creates a table whose payload column has the given type, inserts a row whose payload is the
-/// given SQL expression, and returns the record of this row.
+/// given SQL expression, and returns the resulting record.
 fn deliver(payload_type: &str, expression: &str, arguments: &[&str]) -> Record {
     let fixture = Fixture::with_table(&format!(
         "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload {payload_type})"

@@ -1,6 +1,6 @@
-//! Objects planted by another role of the database must not run code as the DBA who runs a Walpost
-//! command, or as Walpost's own role. Each test performs the attack. Planted code logs a warning
-//! with the role that ran the code.
+//! Objects planted by another database role must not run code as the DBA who runs a Walpost
+//! command, or as Walpost's own role. Each test performs an attack. The planted code logs a warning
+//! that names the role it ran as.
 
 use crate::support::event::Outbox;
 use crate::support::fixture::Fixture;
@@ -14,27 +14,27 @@ macro_rules! on_each_version {
     ($($name:ident)*) => { $(
         mod $name {
             #[test]
-            fn on_postgresql_14() {
+            fn passes_on_postgresql_14() {
                 super::$name(14);
             }
 
             #[test]
-            fn on_postgresql_15() {
+            fn passes_on_postgresql_15() {
                 super::$name(15);
             }
 
             #[test]
-            fn on_postgresql_16() {
+            fn passes_on_postgresql_16() {
                 super::$name(16);
             }
 
             #[test]
-            fn on_postgresql_17() {
+            fn passes_on_postgresql_17() {
                 super::$name(17);
             }
 
             #[test]
-            fn on_postgresql_18() {
+            fn passes_on_postgresql_18() {
                 super::$name(18);
             }
         }
@@ -58,12 +58,12 @@ mod tables;
 /// A database with two roles: one for the attacker, and one for `walpost run`.
 struct PlantedFixture {
     fixture: Fixture<'static>,
-    /// The attacker's role. It may create objects in any schema, as every role could in public up
-    /// to PostgreSQL 14.
+    /// The attacker's role. It may create objects in any schema, just as every role could in the
+    /// schema public before PostgreSQL 15.
     mallory: String,
-    /// The role that runs Walpost.
+    /// The role that Walpost connects as.
     walpost: String,
-    /// A session of the attacker.
+    /// A session connected as the attacker.
     attacker: Session,
     /// The length of the server's log when the test started.
     log_length: u64,
@@ -106,7 +106,7 @@ impl PlantedFixture {
         shop
     }
 
-    /// Creates a database in which the attacker owns the table outbox, which contains a row.
+    /// Creates a database in which the attacker owns the table outbox, which contains one row.
     fn owned_by_attacker(major: u32) -> Self {
         let shop = Self::new(Outbox::Table, major);
         let fixture = &shop.fixture;
@@ -141,7 +141,7 @@ impl PlantedFixture {
         }
     }
 
-    /// Returns every log line about planted code that ran as a role other than the attacker's.
+    /// Returns every log line written by planted code that ran as a role other than the attacker's.
     fn planted_code_runs(&self) -> Vec<String> {
         let (ours, theirs) = (
             format!(" in {} ran as ", self.fixture.name),

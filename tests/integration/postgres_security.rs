@@ -1,4 +1,4 @@
-//! All methods of authenticating to PostgreSQL, and of authenticating the server.
+//! Every method of authenticating to PostgreSQL, and of verifying the server's identity.
 
 use std::path::Path;
 use std::sync::LazyLock;
@@ -16,7 +16,8 @@ use crate::support::secrets::SECRET;
 use crate::support::wait::wait_until;
 use crate::support::walpost::{Finished, Invocation};
 
-/// Roles of the shared server. The name of each role selects the method in pg_hba.conf.
+/// Creates roles on the shared server. In pg_hba.conf, each role's name selects its authentication
+/// method.
 static ROLES: LazyLock<()> = LazyLock::new(|| {
     let session = Server::shared(MAJOR).session("postgres");
     for (role, encryption) in [
@@ -34,14 +35,14 @@ static ROLES: LazyLock<()> = LazyLock::new(|| {
     }
 });
 
-/// The certificate of a role that authenticates only with a certificate.
+/// The client certificate of the role `cert_only`, which has no other way to authenticate.
 static CLIENT_IDENTITY: LazyLock<Identity> = LazyLock::new(|| AUTHORITY.sign("cert_only", &[]));
 
 fn password_of(role: &str) -> String {
     format!("{SECRET} of {role}'s")
 }
 
-/// Quotes a value for a key=value connection string.
+/// Quotes a value for use in a key=value connection string.
 fn quoted(value: &str) -> String {
     format!("'{}'", value.replace('\\', r"\\").replace('\'', r"\'"))
 }
@@ -55,7 +56,8 @@ impl AuthFixture {
     fn new() -> Self {
         LazyLock::force(&ROLES);
         let fixture = Fixture::new();
-        // The roles exist on the whole server, and each role can run the pipeline in this database.
+        // The roles are shared by all databases of the server. Allow every role to run the pipeline
+        // in this database.
         fixture
             .db
             .run("GRANT USAGE ON SCHEMA walpost TO PUBLIC; GRANT SELECT, INSERT ON walpost.journal TO PUBLIC; \
@@ -65,7 +67,7 @@ impl AuthFixture {
         Self { fixture, aggregate }
     }
 
-    /// Returns a connection string for the role over TCP, with additional parameters.
+    /// Returns the role's connection string for TCP, with additional parameters.
     fn tcp(&self, role: &str, parameters: &str) -> String {
         let port = self.fixture.server.port;
         format!(
@@ -171,8 +173,8 @@ fn rejects_a_password_file_readable_by_other_users() {
     run.finish().expect_code(3).expect_mentions(&["password"]);
 }
 
-/// OpenSSL's configuration file can name libraries that OpenSSL loads, and Walpost does not inspect
-/// it. The file in this test disables all algorithms.
+/// OpenSSL's configuration file can name libraries for OpenSSL to load, and Walpost can't inspect
+/// them. If OpenSSL read the file in this test, no algorithm would be available.
 #[test]
 fn does_not_load_the_openssl_configuration_file() {
     let fixture = Fixture::new();
@@ -191,8 +193,8 @@ fn does_not_load_the_openssl_configuration_file() {
     check.expect_code(0);
 }
 
-/// Write access to one of these files is enough to choose which server is trusted or which
-/// credentials Walpost uses.
+/// Anyone who can write to one of these files can choose which server Walpost trusts or which
+/// credentials it uses.
 #[test]
 fn rejects_connection_files_writable_by_other_users() {
     use std::fs::{Permissions, set_permissions};
@@ -221,7 +223,7 @@ fn rejects_connection_files_writable_by_other_users() {
         &remedy,
         "the server requests a password for role",
     ]);
-    // The pipeline has been retrying during the whole test.
+    // The pipeline has been retrying all along, so it recovers without a restart.
     open(0o755);
     walpost.wait_for_log("streaming");
     walpost.terminate().expect_code(0);
@@ -281,7 +283,7 @@ fn encrypts_the_replication_stream() {
 }
 
 #[test]
-fn rejects_a_server_certificate_of_a_different_authority_or_host_name() {
+fn rejects_a_server_certificate_with_the_wrong_authority_or_host_name() {
     let auth = AuthFixture::new();
     let password = quoted(&password_of("tls_user"));
     let other_authority = Authority::new("Another CA");
@@ -306,7 +308,7 @@ fn rejects_a_server_certificate_of_a_different_authority_or_host_name() {
     finished.expect_mentions(&["/nowhere/root.pem"]);
 }
 
-/// Returns every command that connects to the database.
+/// Returns one invocation of every command that connects to the database.
 fn commands(fixture: &Fixture, conninfo: &str) -> Vec<Invocation> {
     let kafka = fixture.broker.address();
     let command = |words: &[&str]| {
@@ -353,7 +355,8 @@ fn every_command_rejects_a_server_with_an_invalid_certificate() {
     ] {
         server.present_certificate(&AUTHORITY.sign_for("localhost", &["localhost"], validity));
         refused(&conninfo("localhost", "verify-full", &right), reason);
-        // As in libpq, `require` checks the certificate if there is a root certificate.
+        // As in libpq, `require` verifies the server's certificate if a root certificate file
+        // exists.
         for mode in ["verify-ca", "require"] {
             let run = fixture
                 .with_conninfo(&conninfo("localhost", mode, &right))
@@ -400,8 +403,7 @@ fn connects_to_the_first_host_that_accepts_writes() {
     auth.expect_delivery(auth.run(&conninfo));
 }
 
-/// Returns a connection string that leads through the attacker's proxy, for a role that has a
-/// password.
+/// Returns a connection string for the attacker's proxy, for a role that has a password.
 fn conninfo_through(
     auth: &AuthFixture,
     proxy: &InterceptingProxy,
@@ -428,7 +430,8 @@ fn sends_no_password_to_an_intercepting_proxy() {
         (InterceptAction::RequestHash, "md5"),
     ] {
         let everyone = InterceptingProxy::start(address, port, move |_| action);
-        // The proxy forwards the catalog connection, and attacks the replication connection.
+        // This proxy attacks only the replication connection and forwards the catalog connection
+        // unchanged.
         let replication = InterceptingProxy::start(address, port, move |is_replication| {
             if is_replication {
                 action
@@ -454,7 +457,8 @@ fn sends_no_password_to_an_intercepting_proxy() {
             auth.expect_rejection(&conninfo, &["does not use TLS", "was not sent", &opt_in]);
             assert_eq!(proxy.received(), "", "of {action:?}");
 
-            // Verifies that the proxy would have received the password otherwise.
+            // Verify that the attack works: if the user opts in, the proxy does receive the
+            // password.
             let conninfo = conninfo_through(
                 &auth,
                 proxy,
@@ -496,7 +500,7 @@ fn each_command_warns_once_about_an_unprotected_network_connection() {
     assert_eq!(lines.len(), 1, "{}", check.stdout);
     assert!(lines[0].starts_with("WARNING"), "{lines:?}");
 
-    // TLS, with settings that are sufficient to authenticate the server.
+    // Connections that use TLS. The last three also authenticate the server.
     let tunnel = InterceptingProxy::tunnel(address, auth.fixture.server.port);
     let root = root();
     for (parameters, is_open) in [
@@ -519,7 +523,7 @@ fn each_command_warns_once_about_an_unprotected_network_connection() {
         }
     }
 
-    // The loopback interface does not count as a network.
+    // No warning is needed for a connection over the loopback interface.
     let conninfo = auth.tcp(
         "scram_user",
         &format!(
@@ -576,7 +580,7 @@ fn rejects_authentication_methods_excluded_by_require_auth() {
 }
 
 #[test]
-fn rejects_a_response_of_900_megabytes_without_buffering_it() {
+fn rejects_a_900_megabyte_response_without_buffering_it() {
     const BYTES: u32 = 900_000_000;
     let server = InterceptingProxy::start([127, 0, 0, 1].into(), 0, |_| {
         InterceptAction::RespondWith(BYTES)
@@ -597,7 +601,7 @@ fn rejects_a_response_of_900_megabytes_without_buffering_it() {
 }
 
 #[test]
-fn memory_stays_bounded_for_a_table_comment_of_100_megabytes() {
+fn memory_stays_bounded_while_reading_a_100_megabyte_table_comment() {
     let fixture = Fixture::new();
     fixture.db.run(
         "CREATE FUNCTION public.long() RETURNS void LANGUAGE plpgsql AS $$ BEGIN EXECUTE format( \
@@ -609,12 +613,14 @@ fn memory_stays_bounded_for_a_table_comment_of_100_megabytes() {
     let mut walpost = maintain.start();
     let peak = walpost.peak_memory_at_exit();
     let finished = walpost.finish();
-    // Processing the comment can take longer than maintenance may lock the table.
+    // Processing this long comment can take longer than maintenance may hold its lock on the table,
+    // so the command may fail.
     assert!(matches!(finished.code, Some(0 | 1)), "{finished:?}");
     assert!(peak < 150 << 20, "Walpost used {peak} bytes");
 }
 
-/// Another user of the host can listen on PostgreSQL's port while PostgreSQL is down.
+/// While PostgreSQL is down, another user of the host could listen on its port and receive the
+/// password.
 #[test]
 fn check_warns_about_a_cleartext_password_on_the_loopback_interface() {
     let auth = AuthFixture::new();

@@ -1,10 +1,11 @@
-//! `walpost init` changes nothing when the server refuses one of its steps.
+//! `walpost init` changes nothing if the server rejects one of its steps.
 
 use crate::support::postgres::{MAJOR, MAJORS, Server, StopMode};
 use crate::support::session::Session;
 use crate::support::walpost::Invocation;
 
-/// Returns everything that `init` could leave in the database: objects, privileges and roles.
+/// Returns everything that `init` could leave behind in the database: objects, privileges and
+/// roles.
 fn database_contents(db: &Session) -> Vec<Vec<Option<String>>> {
     db.rows(
         "SELECT 'schema', nspname::text, nspacl::text FROM pg_namespace
@@ -18,7 +19,8 @@ fn database_contents(db: &Session) -> Vec<Vec<Option<String>>> {
     )
 }
 
-/// A server whose database `postgres` will get an outbox for the role `shop`.
+/// A server on which `init` has not been run. The role `shop` will write to an outbox in its
+/// database `postgres`.
 struct UnpreparedServer(Server);
 
 impl UnpreparedServer {
@@ -46,7 +48,8 @@ impl UnpreparedServer {
         Invocation::new(["init", "--postgres", &conninfo, "--writer", "shop"])
     }
 
-    /// Asserts that `init` is rejected for both kinds of tables and for an outbox without a table.
+    /// Asserts that `init` is rejected for both kinds of tables and for an outbox that uses
+    /// messages instead of a table.
     fn expect_rejected(&self, role: &str, code: i32, arguments: &[&str], expected: &[&str]) {
         let before = database_contents(&self.db());
         for kind in [None, Some("--partitioned"), Some("--outbox=messages")] {
@@ -61,7 +64,7 @@ impl UnpreparedServer {
 }
 
 #[test]
-fn init_changes_nothing_before_the_restart_that_applies_wal_level() {
+fn init_changes_nothing_if_wal_level_requires_a_restart() {
     for major in MAJORS {
         let unprepared = UnpreparedServer::new(major, "wal_level = replica\n");
         let alter = "ALTER SYSTEM SET wal_level = logical";
@@ -95,7 +98,7 @@ fn init_changes_nothing_without_enough_slots_walsenders_or_privileges() {
     let expected = ["role dba lacks REPLICATION", "ALTER ROLE dba REPLICATION"];
     unprepared.expect_rejected("dba", 3, &["--no-role"], &expected);
     unprepared.db().run("ALTER ROLE dba REPLICATION");
-    // The server detects this error only after many objects have been created.
+    // The server reports this error only after `init` has created many objects.
     unprepared.expect_rejected(
         "dba",
         3,
@@ -123,7 +126,7 @@ fn init_changes_nothing_without_enough_slots_walsenders_or_privileges() {
 }
 
 #[test]
-fn init_on_a_standby_is_rejected_with_the_reason() {
+fn init_rejects_a_standby_and_explains_why() {
     let primary = Server::private(MAJOR, "");
     let standby = primary.standby("standby", "");
     let init = Invocation::new(["init", "--postgres", &standby.conninfo("postgres")]);
@@ -135,9 +138,9 @@ fn init_on_a_standby_is_rejected_with_the_reason() {
     init.finish().expect_code(3).expect_mentions(&expected);
 }
 
-/// A slot can't be created in the transaction that creates the other objects.
+/// The slot can't be created in the same transaction as the other objects.
 #[test]
-fn init_reports_created_objects_if_the_slot_fails_and_can_be_repeated() {
+fn init_reports_created_objects_if_slot_creation_fails_and_can_be_rerun() {
     let unprepared = UnpreparedServer::new(MAJOR, "");
     let other = unprepared.db();
     other.run("CREATE TABLE busy (); BEGIN; INSERT INTO busy DEFAULT VALUES");
@@ -149,7 +152,7 @@ fn init_reports_created_objects_if_the_slot_fails_and_can_be_repeated() {
     };
     let expected = [
         "slot walpost_outbox: ",
-        "waits for every transaction that was running",
+        "after all transactions that are already running have ended",
         "Everything except the slot was created",
         "run the same command again",
     ];
@@ -158,7 +161,7 @@ fn init_reports_created_objects_if_the_slot_fails_and_can_be_repeated() {
     assert_eq!(unprepared.db().number(found), 1);
     other.run("COMMIT");
     init().expect_code(0);
-    // Another session holds a lock that the transaction needs.
+    // Make another session hold a lock that the transaction needs.
     other.run("BEGIN; LOCK TABLE outbox");
     unprepared
         .init("postgres")

@@ -1,5 +1,5 @@
-//! Commands in messages work when an operator pastes them: a shell runs each command exactly as
-//! printed, without any environment variables of Walpost or PostgreSQL.
+//! Commands in messages work when an operator pastes them. A shell runs each command exactly as
+//! printed, with none of Walpost's or PostgreSQL's environment variables set.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -15,8 +15,8 @@ use crate::support::walpost::Invocation;
 const TABLE: &str =
     "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text)";
 
-/// Returns the first command in `text` that starts with these words, up to the end of its sentence
-/// or the fields of the log line.
+/// Returns the first command in `text` that starts with these words. The command ends at the end of
+/// the sentence or at the first field of the log line.
 fn find_command<'t>(text: &'t str, words: &str) -> &'t str {
     let from = text
         .find(words)
@@ -32,7 +32,7 @@ fn find_command<'t>(text: &'t str, words: &str) -> &'t str {
     command
 }
 
-/// Runs the command, followed by the words in `more`, in a shell.
+/// Runs the command in a shell, with the words in `more` appended.
 fn paste(command: &str, more: &str) -> Output {
     let binary = Path::new(env!("CARGO_BIN_EXE_walpost"));
     let folder = binary.parent().expect("a folder").display();
@@ -55,7 +55,7 @@ fn paste(command: &str, more: &str) -> Output {
     output
 }
 
-/// Like [`paste`], and asserts that the command succeeds.
+/// Like [`paste`], but asserts that the command succeeds.
 fn paste_expecting_success(command: &str, more: &str) {
     let output = paste(command, more);
     let text = String::from_utf8_lossy(&output.stderr);
@@ -90,13 +90,13 @@ fn drop_slot_of(fixture: &Fixture<'_>) -> String {
 }
 
 #[test]
-fn init_and_replay_commands_in_the_log_of_a_dropped_slot_work_as_printed() {
+fn init_and_replay_commands_logged_for_a_dropped_slot_work_as_printed() {
     let server = Server::private(MAJOR, "");
     let fixture = Fixture::on_servers(&server, Broker::shared());
     let log = drop_slot_of(&fixture);
     let init = find_command(&log, "walpost init --slot");
     let replay = find_command(&log, "walpost replay --dropped-slots");
-    // Kafka was unreachable at this address when the command was printed.
+    // The command was printed while Kafka was unreachable at this address.
     let replay = replay.replace("127.0.0.1:9", fixture.kafka());
     paste_expecting_success(init, "");
     let walpost = fixture.start();
@@ -106,7 +106,7 @@ fn init_and_replay_commands_in_the_log_of_a_dropped_slot_work_as_printed() {
 }
 
 #[test]
-fn init_and_replay_commands_of_status_check_and_page_work_as_printed() {
+fn commands_that_status_and_check_and_the_page_show_for_a_dropped_slot_work() {
     let server = Server::private(MAJOR, "");
     let fixture = Fixture::on_servers(&server, Broker::shared());
     drop_slot_of(&fixture);
@@ -157,7 +157,7 @@ fn run_until_halt(fixture: &Fixture<'_>, invocation: Invocation) -> String {
 }
 
 #[test]
-fn skip_command_logged_when_a_row_halts_the_pipeline_works() {
+fn skip_command_logged_for_a_row_that_halts_the_pipeline_works() {
     let fixture = Fixture::with_table(TABLE);
     let file = fixture
         .file("topic = \"{aggregatetype}\"\n")
@@ -178,10 +178,10 @@ fn skip_command_works_as_printed_for_a_pipeline_configured_by_flags() {
 }
 
 #[test]
-fn adopt_command_printed_by_check_and_the_log_works() {
+fn checkpoint_adopt_command_printed_by_check_and_in_the_log_works() {
     for place in ["check", "run"] {
         let fixture = Fixture::new();
-        // Data has been read from the slot, so the first exactly-once run does not create the
+        // Read from the slot first, so that the first exactly-once run does not create the
         // checkpoint.
         let aggregate = fixture.aggregate(1);
         let plain =

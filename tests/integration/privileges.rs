@@ -10,7 +10,7 @@ use crate::support::postgres::{MAJOR, MAJORS, Server};
 use crate::support::walpost::Invocation;
 use crate::support::walpost_role::WalpostRole;
 
-/// The name of this role must be quoted in SQL.
+/// The name contains characters that must be quoted in SQL.
 fn walpost_role<'s>(fixture: &'s Fixture<'s>) -> WalpostRole<'s> {
     WalpostRole::new(fixture, format!("{}-Clerk", fixture.name))
 }
@@ -64,7 +64,7 @@ fn role_created_by_init_can_run_every_command(outbox: Outbox) {
         .expect_code(0)
         .expect_mentions(&["1 event would never be delivered"]);
     if outbox == Outbox::Table {
-        // The role drops the slot, and replays the table.
+        // The role may also drop the slot and replay the table.
         fixture.insert(&fixture.aggregate(1), "k");
         let run = walpost_role.commands().invoke("run");
         let run = run.args(["--kafka", "127.0.0.1:9"]).args(budget::DROP_SLOT);
@@ -94,7 +94,7 @@ fn role_created_by_init_has_no_unnecessary_privileges() {
         let roles =
             format!("SELECT count(*) FROM pg_auth_members WHERE member = '\"{role}\"'::regrole");
         assert_eq!(db.number(&roles), 0, "member of a role");
-        // Lists the objects in every database that the role owns or has privileges on.
+        // Lists every object, in any database, that the role owns or has privileges on.
         let objects = db.rows(&format!(
             "SELECT DISTINCT classid::regclass::text, CASE WHEN classid = 'pg_database'::regclass THEN ''
                  ELSE pg_describe_object(classid, objid, 0) END
@@ -157,7 +157,7 @@ fn role_created_by_init_has_no_unnecessary_privileges() {
 }
 
 #[test]
-fn verify_without_select_privilege_reports_the_grant() {
+fn verify_prints_the_grant_if_the_select_privilege_is_missing() {
     let fixture = fixture_on(Outbox::Table, MAJOR);
     let walpost_role = walpost_role(&fixture);
     let (db, role) = (&fixture.db, &walpost_role.role);
@@ -181,7 +181,8 @@ fn verify_without_select_privilege_reports_the_grant() {
     }
 }
 
-/// Returns the statement in the output, without the following text.
+/// Returns the SQL statement that begins with `start`, without the text that follows it on the
+/// line.
 fn statement<'t>(output: &'t str, start: &str) -> &'t str {
     let at = output
         .find(start)
@@ -192,8 +193,8 @@ fn statement<'t>(output: &'t str, start: &str) -> &'t str {
 }
 
 #[test]
-fn statement_in_the_error_restores_each_revoked_privilege() {
-    // PostgreSQL 16 changed the error message about missing privileges.
+fn statement_suggested_by_the_error_restores_the_revoked_privilege() {
+    // Test both error messages for missing privileges: the wording changed in PostgreSQL 16.
     for major in [15, 18] {
         let fixture = fixture_on(Outbox::Table, major);
         let walpost_role = walpost_role(&fixture);

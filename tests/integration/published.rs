@@ -1,5 +1,5 @@
-//! A table that was temporarily not in the publication: the slot never sends rows that were
-//! committed in the meantime, and Walpost reports these rows until they are replayed.
+//! A table is temporarily removed from the publication. The slot never sends rows committed during
+//! that time, so Walpost reports them until they are replayed.
 
 use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
@@ -14,7 +14,7 @@ in_both_modes! {
     reports_and_replays_rows_left_unpublished_while_walpost_was_stopped
     reports_rows_left_unpublished_between_two_checks_while_streaming
     following_the_remedy_in_the_halt_message_loses_no_rows
-    reports_rows_of_a_re_created_table
+    reports_rows_of_a_recreated_table
     reports_rows_inserted_while_inserts_were_not_published
 }
 
@@ -24,7 +24,7 @@ fn alter(fixture: &Fixture, what: &str) {
         .run(&format!("ALTER PUBLICATION {} {what}", fixture.slot()));
 }
 
-/// Returns the number of journal entries about tables that were not published.
+/// Returns the number of journal entries about periods in which a table was not published.
 pub(crate) fn gaps(fixture: &Fixture) -> i64 {
     fixture
         .db
@@ -66,7 +66,7 @@ fn reports_and_replays_rows_left_unpublished_while_walpost_was_stopped(exactly_o
     alter(&fixture, "DROP TABLE outbox");
     fixture.insert(&aggregate, "between");
     alter(&fixture, "ADD TABLE outbox");
-    // Walpost detects the gap before the gap has been recorded.
+    // `check` detects the gap even though nothing has recorded it yet.
     let check = fixture.check().finish().expect_code(3);
     assert!(check.stdout.contains(GAP), "{}", check.stdout);
     let walpost = start_after_the_gap(&fixture);
@@ -113,7 +113,7 @@ fn following_the_remedy_in_the_halt_message_loses_no_rows(exactly_once: bool) {
     walpost.terminate().expect_code(0);
 }
 
-fn reports_rows_of_a_re_created_table(exactly_once: bool) {
+fn reports_rows_of_a_recreated_table(exactly_once: bool) {
     let fixture = Fixture::new().in_mode(exactly_once);
     let aggregate = fixture.aggregate(1);
     let mut walpost = fixture.start_and_confirm_one(&aggregate, "before");
@@ -146,7 +146,7 @@ fn reports_rows_inserted_while_inserts_were_not_published(exactly_once: bool) {
 }
 
 #[test]
-fn records_no_gap_for_changes_that_omit_no_row() {
+fn records_no_gap_for_table_changes_that_lose_no_row() {
     for major in MAJORS {
         let fixture = Fixture::on_servers(Server::shared(major), Broker::shared());
         let aggregate = fixture.aggregate(1);
@@ -179,9 +179,9 @@ fn records_no_gap_for_changes_that_omit_no_row() {
     }
 }
 
-/// A table in a published schema is published as soon as it exists.
+/// In a published schema, a table is published as soon as it exists.
 #[test]
-fn records_no_gap_for_a_table_re_created_in_a_published_schema() {
+fn records_no_gap_for_a_table_recreated_in_a_published_schema() {
     for major in [15, 18] {
         let mut fixture = Fixture::bare_on_servers(Server::shared(major), Broker::shared());
         fixture.use_settings("table = \"events.outbox\"\n");
@@ -204,7 +204,7 @@ fn records_no_gap_for_a_table_re_created_in_a_published_schema() {
         assert_eq!(keys(&fixture.wait_for_records(2)), ["before", "after"]);
         walpost.terminate().expect_code(0);
         assert_eq!(gaps(&fixture), 0, "PostgreSQL {major}");
-        // A table is no longer published after it is moved out of the published schema.
+        // Moving a table out of the published schema removes it from the publication.
         fixture
             .db
             .run("ALTER TABLE events.outbox SET SCHEMA public");
@@ -248,7 +248,7 @@ fn removing_the_partition_root_records_a_gap_but_removing_partitions_does_not() 
 }
 
 #[test]
-fn ignores_table_state_of_a_different_database_or_cluster() {
+fn ignores_table_state_from_a_different_database_or_cluster() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     stop_after_one(&fixture, &aggregate);
@@ -260,7 +260,7 @@ fn ignores_table_state_of_a_different_database_or_cluster() {
         let walpost = fixture.start();
         walpost.terminate().expect_code(0);
         assert_eq!(gaps(&fixture), 0, "{other}");
-        // Walpost replaces the foreign row in walpost.table_state with the actual state of this
+        // Walpost replaces the row for a different cluster or database with a row for this
         // database.
         let ours = "SELECT count(*) = 1 FROM walpost.table_state t JOIN pg_database d ON d.oid = t.database_oid
              WHERE d.datname = current_database() AND t.memberships <> '1'";
@@ -292,10 +292,9 @@ fn warns_about_missing_table_state_and_records_no_gap() {
     assert!(!check.stdout.contains(create), "{}", check.stdout);
 }
 
-/// Walpost records the state of the publication starting with `walpost init`, even before the first
-/// `run`.
+/// Walpost records the state of the publication when `walpost init` runs, before the first `run`.
 #[test]
-fn reports_rows_left_unpublished_before_the_first_run() {
+fn reports_rows_inserted_before_the_first_run_while_the_table_was_unpublished() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     alter(&fixture, "DROP TABLE outbox");
@@ -307,7 +306,7 @@ fn reports_rows_left_unpublished_before_the_first_run() {
 }
 
 #[test]
-fn journal_entry_about_a_table_does_not_permit_a_moved_slot() {
+fn halts_on_a_moved_slot_even_if_the_journal_has_an_entry_for_a_table() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     stop_after_one(&fixture, &aggregate);
@@ -321,7 +320,7 @@ fn journal_entry_about_a_table_does_not_permit_a_moved_slot() {
 }
 
 #[test]
-fn init_records_a_gap_for_a_re_created_publication() {
+fn init_records_a_gap_for_a_recreated_publication() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     stop_after_one(&fixture, &aggregate);
@@ -331,7 +330,7 @@ fn init_records_a_gap_for_a_re_created_publication() {
     let init = fixture.init().finish().expect_code(0);
     init.expect_mentions(&[GAP, "walpost replay --dropped-slots"]);
     fixture.check().finish().expect_code(3);
-    // A slot created along with the publication starts after it, so there is no gap.
+    // If the slot is created after the publication is re-created, there is no gap.
     let fixture = Fixture::new();
     fixture.drop_slot();
     fixture
@@ -343,7 +342,8 @@ fn init_records_a_gap_for_a_re_created_publication() {
     assert_eq!(gaps(&fixture), 0);
 }
 
-/// Events that were delivered before the last update of walpost.table_state are not replayed.
+/// walpost.table_state must be updated regularly, because a replay starts at the last update and
+/// would otherwise send many events that were already delivered.
 #[test]
 fn updates_table_state_while_events_are_delivered() {
     let fixture = Fixture::on_servers(Server::shared(MAJOR), Broker::shared());

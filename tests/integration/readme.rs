@@ -19,8 +19,8 @@ use crate::support::session::Session;
 use crate::support::wait::{avoid_utc_midnight, wait_until};
 use crate::support::walpost::Invocation;
 
-/// Defines the examples that tests run, so that renaming a page or a heading requires changing only
-/// one line here.
+/// Defines the examples that tests run. If a page or a heading is renamed, only its line here has
+/// to change.
 macro_rules! examples {
     ($($name:ident = $page:literal, $heading:literal, $language:ident;)*) => {
         $(const $name: Example = Example {
@@ -91,11 +91,11 @@ examples! {
     FIRST_LOOK = "docs/operations.md", "First look", sql;
 }
 
-/// The page whose configurations use services that are not available in the tests.
+/// The page with configurations for managed services, which are not available in tests.
 const MANAGED_PAGE: &str = "docs/managed.md";
 
-/// Returns whether a single test runs every block of this language on the page. This is the case
-/// for `toml` on all pages, and for all blocks in the runbook.
+/// Returns whether a test runs all blocks in this language on the page as a group, without naming
+/// each example. This applies to `toml` on every page, and to `sql` and `sh` in the runbook.
 fn is_run_as_a_whole(page: &str, language: &str) -> bool {
     language == "toml" || page == "docs/operations.md" && ["sql", "sh"].contains(&language)
 }
@@ -116,7 +116,7 @@ fn every_documented_example_is_run_by_a_test() {
             );
         }
     }
-    // Each example must exist in the documentation and be used by a test in this file.
+    // Each named example must exist in the documentation and be used by a test in this file.
     let source = fs::read_to_string(in_repository("tests/integration/readme.rs")).unwrap();
     let source: String = source.split_whitespace().collect();
     for (name, example) in NAMED {
@@ -128,7 +128,7 @@ fn every_documented_example_is_run_by_a_test() {
     }
 }
 
-/// Returns the command that systemd runs.
+/// Returns the command line in the systemd unit.
 fn run_line() -> String {
     let unit = include_str!("../../deploy/systemd/walpost.service");
     let line = unit
@@ -137,7 +137,7 @@ fn run_line() -> String {
     line.expect("a line ExecStart").to_owned()
 }
 
-/// Starts the service described in docs/deploy.md with its configuration.
+/// Starts the service as docs/deploy.md describes, with the configuration file on that page.
 fn run(environment: &ExampleEnvironment) -> Service {
     environment.write("walpost.toml", &FILE.one());
     environment.start(&run_line())
@@ -210,7 +210,7 @@ fn documented_configuration_files_match_the_objects_created_by_init() {
     db.run(&format!(
         "CREATE ROLE walpost LOGIN REPLICATION PASSWORD '{SECRET}'"
     ));
-    // The table includes the columns that the examples add to the usual columns.
+    // Create a table with both the usual columns and those that the examples add.
     for (database, table) in [("shop", "public.outbox"), ("billing", "accounts.outbox")] {
         server.session(database).run(&format!(
             "CREATE SCHEMA IF NOT EXISTS accounts;
@@ -232,7 +232,8 @@ fn documented_configuration_files_match_the_objects_created_by_init() {
     files.push(in_config_map());
     for text in files {
         environment.write("walpost.toml", &text);
-        // Two of the files use the same names for different kinds of outbox.
+        // Remove the previous file's objects first, because two of the files use the same names for
+        // different kinds of outbox.
         environment.sh(&REMOVE.one());
         let file: toml::Table = environment.fill_in(&text).parse().unwrap();
         let pipelines = file.get("pipeline").and_then(toml::Value::as_array);
@@ -249,18 +250,18 @@ fn documented_configuration_files_match_the_objects_created_by_init() {
         }
         environment.sh_as_walpost("walpost check --config /etc/walpost/walpost.toml");
     }
-    // The servers in these files are not available in the tests.
+    // The managed servers in these files don't exist in the tests, so check the files offline.
     let rented = files_of(true);
     assert!(rented.len() >= 2, "{rented:?}");
     for text in rented {
-        // The programs in the configuration must exist.
+        // The programs that the configuration names must exist, even though they are not run.
         let text = text.replace("/usr/local/bin/aws", "/bin/true");
         environment.write("walpost.toml", &text.replace("/usr/bin/curl", "/bin/true"));
         environment.sh("walpost check --offline --config /etc/walpost/walpost.toml");
     }
 }
 
-/// Returns the configuration in the manifests for Kubernetes.
+/// Returns the configuration file in the Kubernetes manifests.
 fn in_config_map() -> String {
     let map = include_str!("../../deploy/kubernetes/configmap.yaml");
     let (_, file) = map.split_once("walpost.toml: |\n").unwrap();
@@ -306,7 +307,7 @@ fn documented_switch_from_debezium_leaves_no_gap() {
 }
 
 #[test]
-fn partition_dropped_as_documented_has_been_delivered() {
+fn documented_steps_drop_a_partition_only_after_its_rows_have_been_delivered() {
     avoid_utc_midnight();
     let environment = ExampleEnvironment::new("");
     create_topic(&environment);
@@ -360,7 +361,7 @@ fn run_maintains_partitions_as_documented() {
     let made = format!("SELECT to_regclass('{last}') IS NOT NULL");
     wait_until("the last partition to be created", || db.is_true(&made));
 
-    // These rows were written before their partition was created.
+    // These rows were written before a partition for them was created.
     let sql = MOVE_ROWS.one();
     environment.sql(&EVENT.one());
     let insert = "INSERT INTO outbox (aggregatetype, aggregateid, type, created_at) VALUES ('order', 'k', 't', '2025-11-01 12:00+00')";
@@ -401,7 +402,7 @@ fn delivers_an_event_published_without_a_table() {
 }
 
 #[test]
-fn pipelines_change_as_documented() {
+fn pipelines_can_be_changed_as_documented() {
     let environment = ExampleEnvironment::new("");
     create_topic(&environment);
     environment.write("walpost.toml", &SOURCES.one());
@@ -412,7 +413,7 @@ fn pipelines_change_as_documented() {
     let [reload, accept] = &RELOAD.all()[..] else {
         panic!("two ways to reload");
     };
-    // The path of the control socket in the systemd unit.
+    // Use the control socket at the path that the systemd unit sets.
     let control = |example: &str| {
         let socket = "export WALPOST_CONTROL=/run/walpost/control.sock";
         environment.sh(&format!("{socket}\n{example}"))
@@ -423,7 +424,7 @@ fn pipelines_change_as_documented() {
     let late = format!("[[pipeline]]{}", pipeline.replace("orders", "late"));
     environment.write("pipelines.d/late.toml", &late);
     walpost.wait_for_log("1 added (late)");
-    // As the page states, the publication does not exist yet.
+    // As the page says, the pipeline halts because its publication does not exist yet.
     walpost.wait_for_log("halted");
     environment.sh(&PIPELINES
         .one()
@@ -451,7 +452,7 @@ fn pipelines_change_as_documented() {
     walpost.stop();
 }
 
-/// Creates a database with the empty table that the query reads, and the role that can read this
+/// Creates a database with an empty table for the query to read, and a role that may read the
 /// table.
 fn shards(environment: &ExampleEnvironment) -> Session {
     environment
@@ -469,7 +470,7 @@ fn query_rows_define_pipelines_as_documented() {
     let environment = ExampleEnvironment::new("");
     create_topic(&environment);
     let db = shards(&environment);
-    // With this interval, the query runs only when a reload is requested, which happens after the
+    // The interval is so long that the query runs only when a reload is requested, after the
     // pipeline's objects have been created.
     environment.write("walpost.toml", &ROWS_FILE.one().replace("30s", "1h"));
     let mut walpost = environment.start(&run_line());
@@ -573,7 +574,8 @@ fn status_shows_a_running_pipeline() {
     let mut walpost = run(&environment);
     let address = walpost.wait_for_log("status at http://");
     let address = address.rsplit_once("http://").unwrap().1.trim();
-    // A pipeline that has delivered an event is streaming, even if the log does not show that yet.
+    // Wait for a delivery rather than a log line: a pipeline that has delivered an event is
+    // certainly streaming.
     environment.sql(&EVENT.one());
     environment.wait_for_records(&mut walpost, 1);
     let shown = environment.sh_as_walpost(&format!("{} --http {address}", STATUS.one().trim()));
@@ -589,7 +591,7 @@ fn replayed_events_keep_their_ids() {
     for _ in 0..3 {
         environment.sql(&EVENT.one());
     }
-    // The slot is lost and re-created.
+    // Imitate a lost slot that is then re-created.
     environment.sh(&REMOVE.one());
     environment.sh(&INIT.all()[0]);
     let mut walpost = run(&environment);
@@ -611,7 +613,7 @@ fn replayed_events_keep_their_ids() {
     walpost.stop();
 }
 
-/// Delivers events to a consumer from the page, and replays them.
+/// Delivers events to a consumer from the documentation, and then replays them.
 fn check_consumer(environment: &ExampleEnvironment, consumer: &Consumer<'_>) {
     create_topic(environment);
     environment.sh(&INIT.all()[0]);
@@ -669,7 +671,7 @@ fn python_consumer_example_skips_duplicates() {
     let environment = ExampleEnvironment::new("");
     let database = environment.etc("billing.db");
     let sql = |statement: &str| {
-        // The query fails until the consumer has created the table.
+        // The query fails until the consumer creates the table.
         environment.sh(&format!(
             "python3 -B -c 'import sqlite3, sys
 with sqlite3.connect(sys.argv[1], timeout=30) as db:
@@ -737,7 +739,6 @@ fn documented_queries_return_the_described_results() {
     assert!(open.iter().any(held), "{open:?}");
 }
 
-/// Restarts the server to apply settings.
 fn restart(environment: &ExampleEnvironment) {
     environment.server.stop(StopMode::Fast);
     environment.server.start();
@@ -776,7 +777,7 @@ fn trial_without_kafka_prints_an_event() {
     assert_eq!(environment.shop().number(slots), 0);
 }
 
-/// TLS and passwords on both sides, and roles that are not superusers.
+/// Both PostgreSQL and Kafka require passwords and TLS, and the roles are not superusers.
 #[test]
 fn deployment_with_passwords_and_tls_delivers_an_event_to_a_consumer() {
     let environment = ExampleEnvironment::new("wal_level = replica\n");
@@ -788,7 +789,7 @@ fn deployment_with_passwords_and_tls_delivers_an_event_to_a_consumer() {
     environment.sql(&SETTINGS.one());
     restart(&environment);
 
-    // Input for psql's \password.
+    // Answer the prompts of psql's \password.
     let password = format!("{SECRET}-role");
     let init = TLS_INIT.one().replace(
         "psql ",
@@ -797,7 +798,7 @@ fn deployment_with_passwords_and_tls_delivers_an_event_to_a_consumer() {
     environment.sh(&init);
     let admitted = in_backticks("docs/deploy.md", "hostssl ");
     let file = environment.shop().value("SHOW hba_file").unwrap();
-    // The line applies only to this role, and precedes the existing lines.
+    // The new line in pg_hba.conf must apply only to this role and precede the existing lines.
     let admitted = admitted.replace("192.0.2.17/32", "127.0.0.1/32");
     let rules = fs::read_to_string(&file).unwrap();
     let reject = "host all walpost 127.0.0.1/32 reject";
@@ -837,7 +838,7 @@ fn deployment_with_passwords_and_tls_delivers_an_event_to_a_consumer() {
     walpost.stop();
 }
 
-/// Returns the code on the page that begins with `start`.
+/// Returns the text in backticks that begins with `start` on the given page.
 fn in_backticks(path: &str, start: &str) -> String {
     let found = markdown::in_backticks(&page(path).text);
     let found = found.into_iter().find(|code| code.starts_with(start));
@@ -856,11 +857,11 @@ fn runbook_statements_are_valid_sql() {
             db.run(statement);
         }
     }
-    // The statements did not drop any slot that is in use.
+    // The statements must not drop a slot that is still needed.
     assert_eq!(db.number("SELECT count(*) FROM pg_replication_slots"), 1);
 }
 
-/// Lists the shell commands on all pages that start Walpost.
+/// Checks all Walpost commands in the documentation's shell examples.
 #[test]
 fn commands_in_the_documentation_exist() {
     let blocks = manual().flat_map(|page| page.blocks());

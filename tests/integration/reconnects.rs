@@ -1,4 +1,4 @@
-//! Sessions that end repeatedly, and connections that lead to two different servers.
+//! Sessions that end repeatedly, and an address that leads to a different server after a reconnect.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use crate::support::wait::{WAIT_TIMEOUT, assert_stays, poll_until, wait_until};
 use crate::support::walpost::{Invocation, Walpost};
 
 const RECONNECTS: usize = 200;
-/// After this many reconnects, a process has allocated everything it needs.
+/// Number of reconnects after which a process has allocated everything it needs.
 const WARM_UP_RECONNECTS: usize = 20;
 
 #[test]
@@ -27,11 +27,12 @@ fn uses_no_more_resources_after_200_reconnects_with_kafka_transactions() {
 }
 
 in_both_modes! {
-    reconnects_promptly_however_often_the_server_ended_the_session
+    reconnects_promptly_after_repeated_session_terminations
 }
 
-/// Nothing is confirmed in the meantime, so no session makes progress.
-fn reconnects_promptly_however_often_the_server_ended_the_session(exactly_once: bool) {
+/// Nothing is confirmed between the reconnects, so no session makes progress that would reset a
+/// backoff.
+fn reconnects_promptly_after_repeated_session_terminations(exactly_once: bool) {
     let fixture = Fixture::new().in_mode(exactly_once);
     let mut walpost = fixture.run().start_streaming();
     for count in 1..=9 {
@@ -53,7 +54,7 @@ struct Footprint {
 }
 
 impl Footprint {
-    fn of(walpost: &Walpost) -> Self {
+    fn measure(walpost: &Walpost) -> Self {
         let process = Process::new(i32::try_from(walpost.process_id()).unwrap()).unwrap();
         Self {
             threads: u64::try_from(process.stat().unwrap().num_threads).unwrap(),
@@ -76,7 +77,8 @@ fn stays_small(exactly_once: bool) {
     let mut walpost = fixture.start();
     let mut before = None;
     for count in 1..=RECONNECTS {
-        // Once a position has been confirmed, the next connection attempt follows soon.
+        // Wait for a confirmation, which resets the backoff, so that the next connection attempt is
+        // not delayed for long.
         let confirmed = fixture.confirmed();
         wait_until("something to be confirmed", || {
             fixture.confirmed() > confirmed
@@ -84,16 +86,18 @@ fn stays_small(exactly_once: bool) {
         wait_until("a walsender to end", || fixture.end_walsender());
         walpost.wait_for_logs("streaming", count + 1);
         if count == WARM_UP_RECONNECTS {
-            before = Some(Footprint::of(&walpost));
+            before = Some(Footprint::measure(&walpost));
         }
     }
     load.stop();
     let before = before.unwrap();
-    // The tasks of the last session end shortly afterwards.
+    // The last session's tasks may take a moment to end.
     let settled = poll_until(Duration::from_secs(20), || {
-        Footprint::of(&walpost).is_close_to(before).then_some(())
+        Footprint::measure(&walpost)
+            .is_close_to(before)
+            .then_some(())
     });
-    let after = Footprint::of(&walpost);
+    let after = Footprint::measure(&walpost);
     assert!(
         settled.is_some(),
         "after {WARM_UP_RECONNECTS} reconnects {before:?}, after {RECONNECTS} {after:?}"
@@ -101,7 +105,7 @@ fn stays_small(exactly_once: bool) {
     fixture.settle(walpost, &[], fixture.resends(RECONNECTS));
 }
 
-/// Settings that end sessions; each server version has some of these settings.
+/// Settings that make the server end sessions. Older server versions lack some of them.
 const TIMEOUTS: [&str; 4] = [
     "statement_timeout",
     "idle_in_transaction_session_timeout",
@@ -110,12 +114,12 @@ const TIMEOUTS: [&str; 4] = [
 ];
 
 #[test]
-fn database_timeouts_end_no_session_during_a_kafka_outage() {
+fn database_timeouts_do_not_end_sessions_during_a_kafka_outage() {
     for major in MAJORS {
         let fixture = Fixture::on_servers(Server::shared(major), Broker::shared());
         let aggregate = fixture.aggregate(1);
-        // The amount of data exceeds all buffers between the servers and Walpost, so that the
-        // walsender blocks within the transaction.
+        // Write more data than all buffers between the server and Walpost can hold, so that the
+        // walsender blocks in the middle of the transaction.
         let payload = "jsonb_build_object('text', repeat('x', 2000))";
         fixture
             .db
@@ -155,10 +159,10 @@ fn database_timeouts_end_no_session_during_a_kafka_outage() {
     }
 }
 
-/// The address moves to another server between two connections: the state of the slot on the first
-/// server does not apply to the second.
+/// Between two connections, the address is moved to another server. The state of the slot on the
+/// first server must not be applied to the second.
 #[test]
-fn confirms_nothing_undelivered_if_the_address_moves_to_another_server() {
+fn confirms_no_undelivered_event_if_the_server_address_moves_to_another_server() {
     let (old, new) = (Server::private(MAJOR, ""), Server::private(MAJOR, ""));
     // The old server's slot is ahead of all WAL on the new server.
     for _ in 0..3 {

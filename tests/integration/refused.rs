@@ -1,10 +1,11 @@
-//! Invalid usage and configuration: exit code 2, before any server is contacted.
+//! Invalid command lines and configurations cause exit code 2 before any server is contacted.
 
 use crate::support::walpost::{Finished, Invocation, config_file};
 
 const UNREACHABLE_DATABASE: &str = "postgresql://walpost@/shop?host=/nowhere";
 
-/// Runs `walpost run` with flags only; none of the servers exists.
+/// Runs `walpost run` without a configuration file, and with addresses at which neither PostgreSQL
+/// nor Kafka is available.
 fn run(arguments: &[&str]) -> Finished {
     Invocation::new([
         "run",
@@ -17,7 +18,7 @@ fn run(arguments: &[&str]) -> Finished {
     .finish()
 }
 
-/// Runs `walpost run` with a configuration file.
+/// Runs `walpost run` with this text as its configuration file.
 fn run_file(text: &str) -> Finished {
     let file = config_file(text);
     Invocation::new(["run", "--config"]).arg(file).finish()
@@ -97,7 +98,7 @@ fn rejects_invalid_or_duplicate_pipeline_names() {
 }
 
 #[test]
-fn reports_an_unknown_pipeline_with_the_defined_ones() {
+fn error_for_an_unknown_pipeline_lists_the_defined_pipelines() {
     let file = config_file(format!(
         "[[pipeline]]\nname = 'orders'\npostgres = '{UNREACHABLE_DATABASE}'\nsink = 'stdout'"
     ));

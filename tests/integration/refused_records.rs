@@ -1,5 +1,5 @@
-//! Records that brokers reject because of their contents: the message contains the broker's reason,
-//! and `on_unroutable` applies.
+//! Brokers reject some records because of their contents. The error message must contain the
+//! broker's reason, and the setting `on_unroutable` must apply.
 
 use std::path::PathBuf;
 
@@ -10,13 +10,14 @@ use crate::support::walpost::Invocation;
 const TABLE: &str = "CREATE TABLE outbox (id text, aggregatetype text, aggregateid text, payload text, at timestamptz)";
 
 in_both_modes! {
-    reports_a_timestamp_too_far_ahead_with_the_broker_setting
+    error_for_a_timestamp_too_far_ahead_names_the_broker_setting
     halts_on_a_record_without_a_key_for_a_compacted_topic
     halts_on_a_colliding_topic_name_and_reports_the_existing_topic
     writes_rejected_records_as_dead_letters
 }
 
-/// Returns a configuration that takes timestamps from a column and creates topics.
+/// Writes a configuration file for a pipeline that takes timestamps from a column and creates
+/// topics.
 fn file(fixture: &Fixture, settings: &str) -> PathBuf {
     let mode = match fixture.is_exactly_once() {
         true => "exactly-once",
@@ -27,7 +28,8 @@ fn file(fixture: &Fixture, settings: &str) -> PathBuf {
     ))
 }
 
-/// Inserts these rows, and asserts that the pipeline halts with these texts in its message.
+/// Inserts these rows, and asserts that the pipeline halts with a message that contains these
+/// texts.
 fn expect_halt(fixture: &Fixture, rows: &str, texts: &[&str]) {
     fixture.db.run(&format!("INSERT INTO outbox VALUES {rows}"));
     let run = Invocation::new(["run", "--config"]).arg(file(fixture, ""));
@@ -42,7 +44,7 @@ fn of_topic(records: &[Record], topic: &str) -> Vec<String> {
     records.map(|record| record.text().to_owned()).collect()
 }
 
-fn reports_a_timestamp_too_far_ahead_with_the_broker_setting(exactly_once: bool) {
+fn error_for_a_timestamp_too_far_ahead_names_the_broker_setting(exactly_once: bool) {
     let fixture = Fixture::with_table(TABLE).in_mode(exactly_once);
     let aggregate = fixture.aggregate(1);
     fixture.db.run("SET timezone = 'UTC'");
@@ -62,8 +64,8 @@ fn reports_a_timestamp_too_far_ahead_with_the_broker_setting(exactly_once: bool)
             "walpost skip --to",
         ],
     );
-    // In at-least-once mode, each pass that searches for the rejected record sends the preceding
-    // record again.
+    // In at-least-once mode, Walpost resends the preceding record each time it narrows down which
+    // record was rejected.
     let mut delivered = of_topic(&fixture.records(), &format!("outbox.event.{aggregate}"));
     delivered.dedup();
     assert_eq!(delivered, ["good"]);
@@ -132,8 +134,8 @@ fn writes_rejected_records_as_dead_letters(exactly_once: bool) {
     fixture.wait_until_confirmed();
     let records = fixture.records();
     let topic = format!("outbox.event.{aggregate}");
-    // In at-least-once mode, each pass that searches for a rejected record sends the preceding
-    // records again.
+    // In at-least-once mode, Walpost resends the preceding records each time it narrows down which
+    // record was rejected.
     let mut delivered = of_topic(&records, &topic);
     delivered.dedup();
     assert_eq!(delivered, ["first", "last"]);

@@ -1,4 +1,4 @@
-//! The table's columns change while events are written.
+//! The table's columns change while events are being written.
 
 use crate::support::checker::Resends;
 use crate::support::fixture::Fixture;
@@ -62,7 +62,7 @@ fn finds_a_column_that_was_dropped_and_added_again() {
 }
 
 #[test]
-fn continues_with_a_table_that_was_dropped_and_re_created() {
+fn continues_after_the_table_is_dropped_and_recreated() {
     let fixture = Fixture::with_table(TABLE);
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start();

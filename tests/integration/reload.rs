@@ -22,14 +22,14 @@ mod query;
 const RELOADED: &str = "configuration reloaded";
 const NOT_RELOADED: &str = "configuration not reloaded";
 
-/// A process with a configuration file and a control socket.
+/// A Walpost process that was started with a configuration file and a control socket.
 struct Process {
     folder: PathBuf,
     walpost: Walpost,
 }
 
 impl Process {
-    /// Starts a process whose file contains these pipelines.
+    /// Starts a process with a configuration file that defines these pipelines.
     fn start(fixtures: &[&Fixture]) -> Self {
         let folder = reaper::folder("config");
         replace(&folder.join("walpost.toml"), &file_of(fixtures));
@@ -48,8 +48,8 @@ impl Process {
         self.folder.join("walpost.toml")
     }
 
-    /// Writes these pipelines to the file, and waits until the configuration has been reloaded for
-    /// the `count`th time.
+    /// Writes a configuration with these pipelines, and waits until the configuration has been
+    /// reloaded `count` times since startup.
     fn reload(&mut self, fixtures: &[&Fixture], count: usize) -> String {
         replace(&self.file(), &file_of(fixtures));
         self.walpost.wait_for_logs(RELOADED, count)
@@ -64,7 +64,7 @@ impl Process {
     }
 }
 
-/// Replaces the file by renaming a new file, as editors do.
+/// Replaces the file by renaming a new file over it, as editors do.
 fn replace(file: &Path, text: &str) {
     let new = file.with_extension("new");
     fs::write(&new, text).unwrap();
@@ -91,7 +91,7 @@ fn file_of(fixtures: &[&Fixture]) -> String {
     head() + &pipelines.collect::<String>()
 }
 
-/// Returns the PID of the walsender that sends the pipeline its events.
+/// Returns the PID of the walsender that streams from the pipeline's slot.
 fn walsender(fixture: &Fixture) -> String {
     fixture.db.value(&format!(
         "SELECT coalesce(active_pid::text, 'none') FROM pg_replication_slots WHERE slot_name = '{}'",
@@ -122,7 +122,7 @@ fn reload_adds_and_removes_pipelines_without_affecting_others() {
     let line = process.reload(&[&stays], 2);
     assert!(line.contains("1 removed"), "{line}");
     wait_until("the slot to be released", || !comes.slot_is_active());
-    // The slot still exists, so no event is lost.
+    // Removing the pipeline must not drop its slot, because events would then be lost.
     let removal_line = process
         .walpost
         .wait_for_log("removed from the configuration");
@@ -204,7 +204,7 @@ fn reload_restarts_only_the_changed_pipeline_and_loses_no_event() {
         load.stop();
         assert_eq!(walsender(&stays), senders[0]);
         assert_ne!(walsender(&changes), senders[1]);
-        // The pipeline drains before it starts again.
+        // The pipeline drains before it restarts, so nothing is delivered twice.
         let summary = changes.settle(process.walpost, &[], Resends::Never);
         assert_eq!(summary.repeated, 0);
     }
@@ -232,15 +232,15 @@ fn reload_reports_an_invalid_file_and_changes_nothing() {
     let senders = [&one, &other].map(walsender);
     let good = file_of(&[&one, &other]);
     let twice = good.clone() + &pipeline(&one, "");
-    // The first file ends within a string, the second contains an unknown key, and the third
-    // contains a duplicate name.
+    // The first file ends in the middle of a string, the second contains an unknown key, and the
+    // third defines the same name twice.
     let broken = [
         (&good[..good.len() - 5], "line "),
         (&(good.clone() + "windows = 1\n"), "windows"),
-        (&twice, "have the same name"),
+        (&twice, "use the same name"),
     ];
     for (times, (text, why)) in broken.into_iter().enumerate() {
-        // Writes the file in place, so that the file is empty for a moment.
+        // Overwrite the file in place, so that a reload may see it empty for a moment.
         fs::write(process.file(), text).unwrap();
         let line = process.walpost.wait_for_logs(NOT_RELOADED, times + 1);
         assert!(line.contains(why), "{line}");
@@ -256,7 +256,7 @@ fn reload_reports_an_invalid_file_and_changes_nothing() {
 }
 
 #[test]
-fn removes_most_pipelines_only_if_accepted_by_the_operator() {
+fn removes_most_pipelines_only_if_the_operator_confirms() {
     let fixtures = [Fixture::new(), Fixture::new(), Fixture::new()];
     let mut process = Process::start(&fixtures.each_ref());
     let senders = fixtures.each_ref().map(walsender);
@@ -307,7 +307,7 @@ fn directory_source_defines_a_pipeline_in_each_file() {
     part("two.toml", &two);
     process.walpost.wait_for_logs(RELOADED, 1);
     wait_until_streaming(&two);
-    // Another file contains a pipeline with the same name.
+    // Define a pipeline whose name another file already uses.
     part("three.toml", &two);
     let line = process.walpost.wait_for_log(NOT_RELOADED);
     assert!(
@@ -320,7 +320,7 @@ fn directory_source_defines_a_pipeline_in_each_file() {
     fs::remove_file(parts.join("two.toml")).unwrap();
     process.walpost.wait_for_logs(RELOADED, 3);
     wait_until("the slot to be released", || !two.slot_is_active());
-    // If the directory is missing, its pipelines are not removed.
+    // A missing directory is an error; its pipelines are not removed.
     fs::rename(&parts, parts.with_extension("away")).unwrap();
     let line = process.walpost.wait_for_logs(NOT_RELOADED, 2);
     assert!(line.contains("pipelines.d"), "{line}");
@@ -330,7 +330,8 @@ fn directory_source_defines_a_pipeline_in_each_file() {
     process.walpost.terminate().expect_code(0);
 }
 
-/// Returns a configuration with a directory of pipelines, and the path of the directory.
+/// Creates a configuration file whose pipelines come from a directory. Returns the configuration's
+/// folder and the directory.
 fn with_parts() -> (PathBuf, PathBuf) {
     let folder = reaper::folder("config");
     let parts = folder.join("pipelines.d");
@@ -340,7 +341,8 @@ fn with_parts() -> (PathBuf, PathBuf) {
     (folder, parts)
 }
 
-/// Write access to the folder would be enough to make Walpost send its passwords to any server.
+/// Anyone who can write to the directory could otherwise make Walpost send its passwords to any
+/// server.
 #[test]
 fn sends_no_password_for_pipelines_in_a_directory_writable_by_other_users() {
     let (folder, parts) = with_parts();
@@ -386,7 +388,7 @@ fn special_files_in_a_source_directory_do_not_block_reload() {
     run().expect_mentions(&["part.toml: /dev/zero "]);
     fs::remove_file(&part).unwrap();
     fs::File::create(&part).unwrap().set_len(1 << 34).unwrap();
-    run().expect_mentions(&["part.toml has more than 16777216 bytes"]);
+    run().expect_mentions(&["part.toml is larger than 16777216 bytes"]);
 }
 
 #[test]
@@ -402,7 +404,7 @@ fn ignores_changes_in_a_directory_that_became_writable_by_other_users() {
     assert!(line.contains("is writable by other users"), "{line}");
     assert!(!other.slot_is_active());
     assert_eq!(walsender(&one), sender);
-    // After its permissions are corrected, the directory is read again.
+    // Once the permissions are corrected, Walpost reads the directory again.
     fs::set_permissions(&parts, Permissions::from_mode(0o755)).unwrap();
     process.walpost.wait_for_log(RELOADED);
     wait_until_streaming(&other);
@@ -410,7 +412,7 @@ fn ignores_changes_in_a_directory_that_became_writable_by_other_users() {
     process.walpost.terminate().expect_code(0);
 }
 
-/// A user who listens at the path first would keep the process from starting.
+/// If another user could create a socket at the path first, the process would fail to start.
 #[test]
 fn creates_no_control_socket_in_a_directory_writable_by_other_users() {
     let folder = reaper::folder("shared");
@@ -455,7 +457,7 @@ fn control_socket_stops_and_starts_pipelines() {
         &format!("{} streaming", other.name),
     ]);
     one.insert(&aggregate, "k");
-    // A reload does not start a pipeline that an operator has stopped.
+    // A reload must not start a pipeline that an operator has stopped.
     process
         .pipeline_command(&["reload"])
         .expect_code(0)
@@ -477,8 +479,14 @@ fn control_socket_stops_and_starts_pipelines() {
         .expect_mentions(&["counters were reset to 0"]);
     wait_until_streaming(&one);
     assert_ne!(walsender(&one), first);
-    let unknown = process.pipeline_command(&["stop", "nobody"]).expect_code(1);
-    unknown.expect_mentions(&["pipeline \"nobody\" does not exist", &one.name, &other.name]);
+    let unknown = process
+        .pipeline_command(&["stop", "unknown"])
+        .expect_code(1);
+    unknown.expect_mentions(&[
+        "pipeline \"unknown\" does not exist",
+        &one.name,
+        &other.name,
+    ]);
     assert_eq!(walsender(&other), sender);
     assert_eq!(one.settle(process.walpost, &[], Resends::Never).repeated, 0);
     let socket = process.folder.join("control.sock");
@@ -506,7 +514,7 @@ fn restarts_a_halted_pipeline_after_its_cause_is_fixed() {
     halts.wait_for_records(1);
     assert_eq!(walsender(&other), sender);
     halts.wait_until_confirmed();
-    // After the fix, the process exits as if the pipeline had never halted.
+    // Because the cause was fixed, the earlier halt does not affect the exit code.
     process.walpost.terminate().expect_code(0);
     assert_eq!(halts.check_delivered(&[], Resends::Never).committed, 1);
 }
@@ -519,7 +527,8 @@ fn process_with_all_pipelines_stopped_runs_until_terminated() {
         .pipeline_command(&["stop", &fixture.name])
         .expect_code(0);
     let http = process.walpost.http();
-    // The pipeline's slot is still monitored, because PostgreSQL retains WAL for it.
+    // Walpost must keep monitoring the pipeline's slot, because PostgreSQL still retains WAL for
+    // it.
     fixture.write_other_wal(40);
     wait_until("the retained WAL to be reported", || {
         let kept = http.metric("walpost_slot_retained_bytes", &fixture.name);
@@ -554,9 +563,9 @@ fn repeated_restarts_of_a_pipeline_leak_no_resources() {
     restart(3);
     let before = ["task", "fd"].map(held);
     restart(20);
-    // librdkafka's clients have their own threads and open connections on demand, some of them only
-    // after the first measurement. A leak of one thread or descriptor per restart would exceed this
-    // difference.
+    // librdkafka's clients start their own threads and open connections on demand, sometimes only
+    // after the first measurement, so allow for a few more. A leak of one thread or descriptor per
+    // restart would exceed this allowance.
     wait_until(
         "threads and descriptors to return to their previous number",
         || {
@@ -592,8 +601,7 @@ fn reload_reports_a_slot_that_becomes_unused() {
         "{line}"
     );
     process.walpost.wait_for_log("halted");
-    // After the definition is corrected, pipelines behave as before: a halted pipeline starts when
-    // its definition changes.
+    // Correcting the definition is a change like any other, so the halted pipeline starts again.
     let aggregate = changes.aggregate(1);
     changes.insert(&aggregate, "k");
     process.reload(&[&changes, &other], 2);

@@ -1,11 +1,11 @@
-//! A managed PostgreSQL service: no user is a superuser, and some privileges have other names.
+//! A managed PostgreSQL service, where no user is a superuser and some privileges have other names.
 
 use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::postgres::Server;
 
-/// Imitates Amazon RDS, in this database only: members of a role may replicate, and the attribute
-/// is false for every role.
+/// Imitates Amazon RDS in this database only: membership in a role permits replication, and
+/// `rolreplication` is false for every role.
 const HIDE_ATTRIBUTES_SQL: &str = "SET allow_system_table_mods = on;
     CREATE OR REPLACE VIEW pg_catalog.pg_roles AS SELECT rolname, rolsuper, rolinherit, rolcreaterole, rolcreatedb, rolcanlogin,
         false AS rolreplication, rolconnlimit, '********'::text AS rolpassword, rolvaliduntil, rolbypassrls,
@@ -14,7 +14,7 @@ const HIDE_ATTRIBUTES_SQL: &str = "SET allow_system_table_mods = on;
     RESET allow_system_table_mods";
 
 #[test]
-fn accepts_a_replication_role_membership_if_the_server_does() {
+fn accepts_membership_in_the_replication_role_only_if_the_server_honors_it() {
     let server = Server::private(16, "");
     let fixture = Fixture::bare_on_servers(&server, Broker::shared());
     let (db, name) = (&fixture.db, &fixture.name);
@@ -27,7 +27,7 @@ fn accepts_a_replication_role_membership_if_the_server_does() {
         let init = fixture.with_conninfo(&dba).invoke("init");
         init.args(["--role", "walpost"]).finish()
     };
-    // Unlike RDS, this server allows replication only by the attribute, not by the membership.
+    // Unlike RDS, this server checks the REPLICATION attribute rather than membership in the role.
     init().expect_code(3).expect_mentions(&[
         "role dba lacks REPLICATION",
         "GRANT rds_replication TO dba",

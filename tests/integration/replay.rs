@@ -1,4 +1,4 @@
-//! `replay` sends rows of the table again, unchanged.
+//! `replay` sends rows of the table again, without changing them.
 
 use std::collections::HashSet;
 
@@ -16,7 +16,7 @@ mod select;
 
 const REPLAY_HEADER: &str = "walpost-replay";
 
-/// Returns the state and the number of rows of each replay in the journal.
+/// Returns the state and row count of every replay in the journal.
 fn journal(fixture: &Fixture) -> Vec<[String; 2]> {
     let rows = fixture.db.rows(
         "SELECT detail ->> 'state', detail ->> 'sent' FROM walpost.journal WHERE action = 'replay' ORDER BY id",
@@ -27,7 +27,7 @@ fn journal(fixture: &Fixture) -> Vec<[String; 2]> {
         .collect()
 }
 
-/// Returns the replay IDs of the records that have one.
+/// Returns the distinct replay IDs found in the records' headers.
 fn runs(records: &[Record]) -> HashSet<String> {
     let replayed = records.iter().filter(|record| is_replayed(record));
     replayed
@@ -39,7 +39,7 @@ fn is_replayed(record: &Record) -> bool {
     record.header_names().contains(&REPLAY_HEADER)
 }
 
-/// Runs the replay, and returns the keys of the records that it writes to standard output.
+/// Runs a replay to standard output, and returns the keys of the records.
 fn keys_to_stdout(fixture: &Fixture, arguments: &[&str]) -> Vec<String> {
     let replay = fixture
         .replay(arguments)
@@ -57,7 +57,7 @@ fn keys_of(done: &Finished) -> Vec<String> {
         .collect()
 }
 
-/// A role that can write to the journal and is not a superuser.
+/// Creates a role that can write to the journal but is not a superuser.
 fn walpost_role<'s>(fixture: &'s Fixture<'s>) -> WalpostRole<'s> {
     WalpostRole::new(fixture, format!("{}_clerk", fixture.name))
 }

@@ -1,5 +1,5 @@
-//! Rows that name one of Walpost's own topics or Kafka's internal topics are never sent to these
-//! topics, regardless of how the topic name is composed.
+//! A row that names one of Walpost's own topics, or a topic internal to Kafka, is never sent to
+//! that topic, however the topic name is composed.
 
 use serde_json::{Value, json};
 
@@ -10,8 +10,8 @@ use crate::support::records::Record;
 use crate::support::walpost::Invocation;
 
 const CHECKPOINTS: &str = "walpost-checkpoints";
-/// The value with which a row selects each reserved topic if the topic is `{aggregatetype}`, and
-/// the expected error.
+/// Values of `aggregatetype` that name a reserved topic if the topic template is `{aggregatetype}`,
+/// and the expected error for each.
 const RESERVED: [(&str, &str); 4] = [
     (CHECKPOINTS, "reserved for checkpoints"),
     ("walpost-dead-letters", "reserved for dead letters"),
@@ -24,7 +24,7 @@ for_each_outbox! {
     writes_a_row_for_a_reserved_topic_as_a_dead_letter
 }
 
-/// Returns a checkpoint which claims that everything committed so far has been delivered.
+/// Returns a checkpoint that claims that everything committed so far has been delivered.
 pub(crate) fn forged(fixture: &Fixture) -> String {
     let last = fixture.checkpoints().pop().expect("a checkpoint");
     let mut checkpoint: Value = serde_json::from_str(last.text()).unwrap();
@@ -37,16 +37,17 @@ pub(crate) fn forged(fixture: &Fixture) -> String {
     checkpoint.to_string()
 }
 
-/// Returns how many records of the checkpoint topic have the key.
+/// Returns the number of records with this key in the checkpoint topic.
 fn checkpoints_of(fixture: &Fixture, key: &str) -> usize {
-    // Records after an open transaction, possibly of another pipeline, can't be read yet.
+    // Wait first, because records that follow an open transaction, possibly of another pipeline,
+    // can't be read yet.
     fixture.broker.wait_for_markers(CHECKPOINTS);
     let records = fixture.broker.read(&[CHECKPOINTS.to_owned()]);
     records.iter().filter(|record| record.key() == key).count()
 }
 
-/// A role that can only insert into the outbox of pipeline a tries to write a checkpoint of
-/// pipeline b.
+/// A role that can only insert into one pipeline's outbox tries to forge a checkpoint for another
+/// pipeline.
 #[test]
 fn row_cannot_forge_a_checkpoint_of_another_pipeline() {
     let victim = Fixture::new().exactly_once();
@@ -110,8 +111,8 @@ fn writes_a_row_for_a_reserved_topic_as_a_dead_letter(outbox: Outbox) {
         "topic = \"{{aggregatetype}}\"\ndelivery = \"exactly-once\"\non_unroutable = \"dead-letter\"\n\
          dead_letter_topic = \"{letters}\"\n"
     );
-    // The topics of this pipeline, and the differently named topics of other pipelines in the
-    // process.
+    // Define another pipeline in the process, with a different dead-letter topic. Its topics are
+    // reserved as well.
     let others = format!(
         "\n[[pipeline]]\nname = \"other\"\npostgres = \"host=/nowhere\"\ndelivery = \"exactly-once\"\n\
          checkpoint = {{ topic = \"{checkpoints}\" }}\non_unroutable = \"dead-letter\"\n\
@@ -124,8 +125,8 @@ fn writes_a_row_for_a_reserved_topic_as_a_dead_letter(outbox: Outbox) {
         .start_streaming();
     let others = format!("{good}.other");
     let reserved = RESERVED.map(|(topic, _)| topic);
-    // Kafka refuses to create a topic whose name differs from one of these names only in `.` and
-    // `_`.
+    // Kafka treats `.` and `_` as equal when it checks whether the name of a new topic collides
+    // with an existing one, so these names are also reserved.
     let colliding = [&letters, &checkpoints, &others].map(|topic| topic.replace('.', "_"));
     let [first, second, third] = &colliding;
     let reserved = [
@@ -158,9 +159,9 @@ fn writes_a_row_for_a_reserved_topic_as_a_dead_letter(outbox: Outbox) {
     walpost.terminate().expect_code(0);
 }
 
-/// The topic is derived with a regular expression, as with Debezium's `route.topic.regex`.
+/// A regular expression derives the topic, as Debezium's `route.topic.regex` does.
 #[test]
-fn topic_from_a_regular_expression_cannot_be_a_reserved_topic() {
+fn regular_expression_cannot_produce_a_reserved_topic() {
     for (column, replacement) in [("post-checkpoints", "wal$1"), ("__consumer_offsets", "$1")] {
         let mut fixture = Fixture::new();
         fixture.use_settings(&format!(
@@ -175,7 +176,7 @@ fn topic_from_a_regular_expression_cannot_be_a_reserved_topic() {
 }
 
 #[test]
-fn no_table_of_a_pipeline_can_write_to_reserved_topics() {
+fn no_table_in_a_pipeline_can_write_to_reserved_topics() {
     let mut fixture = Fixture::bare();
     let tables = ["a", "b"].map(|schema| format!("{schema}.outbox"));
     for table in &tables {
@@ -232,7 +233,8 @@ fn replay_and_verify_reject_rows_for_reserved_topics() {
     verified.expect_mentions(&["is reserved for checkpoints"]);
 }
 
-/// The configuration contains the topic, so no command connects to a server.
+/// Because the topic is part of the configuration, the command fails before it connects to a
+/// server.
 #[test]
 fn rejects_a_reserved_topic_in_the_configuration() {
     let fixture = Fixture::bare();
@@ -248,7 +250,8 @@ fn rejects_a_reserved_topic_in_the_configuration() {
     }
 }
 
-/// Kafka refuses to create a topic whose name differs from an existing one only in `.` and `_`.
+/// Kafka does not create a topic whose name collides with that of an existing one, and treats `.`
+/// and `_` as equal in this check.
 #[test]
 fn row_cannot_create_a_topic_that_collides_with_a_reserved_one() {
     let mut fixture = Fixture::new();

@@ -1,6 +1,7 @@
 //! The database is restored to an earlier state on the same timeline, for example from a disk
-//! snapshot, so only the contents of WAL show that the history differs. In exactly-once mode,
-//! Walpost halts before it confirms a position, instead of treating new events as delivered.
+//! snapshot. Only the contents of WAL then show that the history differs. In exactly-once mode,
+//! Walpost must halt before it confirms a position. Otherwise, it would treat new events as already
+//! delivered.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,12 +13,12 @@ use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server, StopMode};
 use crate::support::wait::{assert_stays, wait_until};
 
-/// Number of events that Kafka has but the restored copy lacks.
+/// Number of events that are in Kafka but not in the restored copy.
 const LOST_EVENTS: usize = 3 * 500;
 /// Number of events committed after the restore.
 const NEW_EVENTS: usize = 20;
 
-/// A fixture whose server has lost the events that were delivered last.
+/// A fixture whose server can be restored to a copy that lacks the last delivered events.
 struct Restored<'a> {
     fixture: Fixture<'a>,
     aggregate: String,
@@ -27,7 +28,8 @@ struct Restored<'a> {
 }
 
 impl<'a> Restored<'a> {
-    /// Takes a copy with one event, then delivers [`LOST_EVENTS`] more.
+    /// Copies the data directory after one event is delivered, and then delivers [`LOST_EVENTS`]
+    /// more.
     fn deliver(server: &'a Server, outbox: Outbox) -> Self {
         let mut fixture = Fixture::with_outbox_on(outbox, server, Broker::shared()).exactly_once();
         let aggregate = fixture.aggregate(2);
@@ -72,7 +74,7 @@ impl<'a> Restored<'a> {
         assert!(self.fixture.wal_position() < self.safe);
     }
 
-    /// Writes WAL without events until it extends past the end of the discarded history.
+    /// Generates WAL without events until it extends past the end of the discarded history.
     fn write_past_discarded_history(&self) {
         while self.fixture.wal_position() <= self.safe {
             self.fixture
@@ -81,7 +83,8 @@ impl<'a> Restored<'a> {
         }
     }
 
-    /// Asserts that Walpost halts with these texts, and that nothing was confirmed or delivered.
+    /// Asserts that Walpost halts with a message that contains these texts, and that it confirmed
+    /// and delivered nothing.
     fn expect_halt(&self, expected: &[&str]) {
         let confirmed = self.fixture.confirmed();
         for _ in 0..2 {
@@ -95,14 +98,15 @@ impl<'a> Restored<'a> {
         }
     }
 
-    /// Adopts the server's WAL in its current state, and asserts that the events after the slot's
-    /// position are delivered.
+    /// Lets the operator accept the server's current WAL, and asserts that Walpost delivers the
+    /// events that follow the slot's position.
     fn adopt(self, count: usize) {
         let adopted = self.fixture.checkpoint("adopt").arg("--yes").finish();
         adopted.expect_code(0);
         let walpost = self.fixture.start();
         let records = self.fixture.wait_for_records(1 + LOST_EVENTS + count);
-        // Before version 17, a server may not save the slot's last position when it stops.
+        // One event may be repeated: before version 17, a server does not always save the slot's
+        // last position when it shuts down.
         assert!(records.len() <= 2 + LOST_EVENTS + count);
         walpost.terminate().expect_code(0);
     }
@@ -131,23 +135,23 @@ fn halts_after_a_database_is_restored_on_postgresql_18() {
     expect_halt_after_restore(18, Outbox::Messages);
 }
 
-/// At this point, the end of WAL no longer shows that the database was restored.
+/// The end of WAL no longer shows that the database was restored.
 #[test]
-fn halts_if_restored_wal_passes_the_checkpoint_without_its_last_event() {
+fn halts_if_restored_wal_extends_past_the_checkpoint_but_lacks_its_last_event() {
     let server = Server::private(MAJOR, "");
     let mut restored = Restored::deliver(&server, Outbox::Table);
     restored.restore_copy();
     restored.insert_new();
     restored.write_past_discarded_history();
     restored.expect_halt(&["the last published transaction", "is missing from the WAL"]);
-    // In this case, an event follows the position of the last delivered event.
+    // Also test with an event after the last delivered position.
     restored.fixture.insert(&restored.aggregate, "new");
     restored.expect_halt(&["the last published transaction", "is missing from the WAL"]);
     restored.adopt(NEW_EVENTS + 1);
 }
 
 #[test]
-fn halts_on_postgresql_18_if_idle_restored_wal_passes_the_checkpoint() {
+fn halts_on_postgresql_18_if_wal_of_an_idle_restored_server_passes_the_checkpoint() {
     let server = Server::private(18, "");
     let mut restored = Restored::deliver(&server, Outbox::Messages);
     restored.restore_copy();
@@ -157,9 +161,10 @@ fn halts_on_postgresql_18_if_idle_restored_wal_passes_the_checkpoint() {
     restored.adopt(NEW_EVENTS);
 }
 
-/// A server that is started from a base backup without recovery has no slots either.
+/// A server that is started from a base backup without recovery has no slots, so `init` has to
+/// re-create the slot.
 #[test]
-fn halts_if_init_re_created_the_slot_in_a_restored_database() {
+fn halts_if_init_recreated_the_slot_in_a_restored_database() {
     let server = Server::private(MAJOR, "");
     let mut restored = Restored::deliver(&server, Outbox::Table);
     restored.restore_copy();
@@ -169,14 +174,14 @@ fn halts_if_init_re_created_the_slot_in_a_restored_database() {
     restored.insert_new();
     restored.fixture.init().finish().expect_code(0);
     restored.expect_halt(&["ends at", "was restored to an earlier state"]);
-    // The position of the slot precedes those of the records in Kafka.
+    // The new slot's position is lower than those of the records in Kafka.
     restored.write_past_discarded_history();
     restored.expect_halt(&["the last published transaction", "is missing from the WAL"]);
     restored.fixture.insert(&restored.aggregate, "seen");
     restored.adopt(1);
 }
 
-/// The pipeline is waiting for PostgreSQL during the restore.
+/// The database is restored while a pipeline waits to reconnect to PostgreSQL.
 #[test]
 fn halts_if_the_database_is_restored_while_the_pipeline_runs() {
     let server = Server::private(MAJOR, "");
@@ -193,10 +198,10 @@ fn halts_if_the_database_is_restored_while_the_pipeline_runs() {
     restored.adopt(NEW_EVENTS);
 }
 
-/// The slot's position may be old even without a restore: it was saved at PostgreSQL's last
-/// checkpoint, and everything delivered since then is sent again.
+/// Even without a restore, the slot may be at an old position: that of PostgreSQL's last
+/// checkpoint. The server then resends everything delivered since.
 #[test]
-fn confirms_the_slot_again_after_a_server_crash_without_new_events() {
+fn confirms_the_position_again_after_a_server_crash_without_new_events() {
     let server = Server::private(MAJOR, "");
     let mut fixture = Fixture::on_servers(&server, Broker::shared()).exactly_once();
     let aggregate = fixture.aggregate(2);
@@ -204,9 +209,9 @@ fn confirms_the_slot_again_after_a_server_crash_without_new_events() {
     let safe = loop {
         let walpost = fixture.start();
         fixture.db.run("CHECKPOINT");
-        // The server saves the slot at the first position confirmed after the running transactions
-        // recorded by a checkpoint, which is that of the first event. Later confirmations are only
-        // in the server's memory.
+        // After a checkpoint logs the running transactions, the server saves the slot at the first
+        // position that is confirmed. Here, that is the position of the first event. Later
+        // confirmations exist only in the server's memory.
         for events in [1, 50] {
             for _ in 0..events {
                 fixture.insert(&aggregate, "k");
@@ -223,8 +228,8 @@ fn confirms_the_slot_again_after_a_server_crash_without_new_events() {
         if fixture.confirmed() < before {
             break safe;
         }
-        // The server recorded the running transactions, as it does four times a minute, and saved
-        // the slot with them.
+        // The slot did not move backwards: the server had logged its running transactions, as it
+        // does four times a minute, and saved the slot. Try again.
         assert!(sent < 500, "the slot never moves backwards");
     };
     let walpost = fixture.start();

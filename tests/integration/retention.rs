@@ -1,5 +1,5 @@
-//! `walpost maintain`, which creates future partitions and applies the retention, also concurrently
-//! with `run`.
+//! Tests `walpost maintain`, which creates partitions ahead of time and removes old data, alone and
+//! concurrently with `run`.
 
 use std::time::Duration;
 
@@ -22,15 +22,15 @@ const COLUMNS: &str =
     "id uuid NOT NULL, aggregatetype text, aggregateid text, type text, payload jsonb,
     created_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (id, created_at)";
 
-/// The default partition that `init` creates. If a table has no default partition, Walpost uses
-/// DETACH ... CONCURRENTLY.
+/// The default partition, which `init` also creates. Without one, Walpost uses DETACH ...
+/// CONCURRENTLY.
 const DEFAULT: &str = "CREATE TABLE outbox_default PARTITION OF outbox DEFAULT;";
 
-/// This value must match the constant in src/retention.rs.
+/// How long maintenance may wait for a lock. Must match the constant in src/retention.rs.
 const LOCK_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// Returns SQL that creates two partitions of the table: `_old`, whose time range has passed, and
-/// `_new`.
+/// Returns SQL that creates two partitions: `<table>_old`, whose time range has passed, and
+/// `<table>_new`.
 fn old_and_new(table: &str) -> String {
     format!(
         "DO $$ DECLARE day timestamptz := date_trunc('day', now(), 'UTC'); BEGIN
@@ -42,8 +42,7 @@ fn old_and_new(table: &str) -> String {
     )
 }
 
-/// Creates a fixture with an outbox that has `outbox_old`, whose time range has passed, and other
-/// partitions.
+/// Creates an outbox with several partitions, including `outbox_old`, whose time range has passed.
 fn fixture_with_old_partition(server: &'static Server, more: &str) -> Fixture<'static> {
     avoid_utc_midnight();
     let fixture = Fixture::bare_on_servers(server, Broker::shared());
@@ -57,7 +56,7 @@ fn fixture_with_old_partition(server: &'static Server, more: &str) -> Fixture<'s
     fixture
 }
 
-/// Makes later inserts go to the partition whose time range has passed, or to the current one.
+/// Directs later inserts to the partition whose time range has passed, or back to the current one.
 fn turn_clock_back(fixture: &Fixture, is_back: bool) {
     let age = if is_back { "2 days" } else { "0" };
     let default = format!("date_trunc('day', now(), 'UTC') - interval '{age}'");
@@ -66,7 +65,7 @@ fn turn_clock_back(fixture: &Fixture, is_back: bool) {
     ));
 }
 
-/// Commits an event whose row is in `outbox_old`.
+/// Commits an event that is stored in `outbox_old`.
 fn insert_old(fixture: &Fixture, aggregate: &str, key: &str) {
     turn_clock_back(fixture, true);
     fixture.insert(aggregate, key);
@@ -77,7 +76,7 @@ fn maintain(fixture: &Fixture, arguments: &[&str]) -> Finished {
     fixture.invoke("maintain").args(arguments).finish()
 }
 
-/// Returns the partitions and former partitions with their comments.
+/// Returns all partitions and former partitions, with their comments.
 fn tables(fixture: &Fixture) -> Vec<Vec<Option<String>>> {
     fixture.db.rows(
         "SELECT relname, relispartition, obj_description(oid, 'pg_class') FROM pg_class
@@ -85,7 +84,8 @@ fn tables(fixture: &Fixture) -> Vec<Vec<Option<String>>> {
     )
 }
 
-/// Returns whether the table exists and is, or is not, a partition.
+/// Returns whether a table with this name exists and, depending on `partition`, is or is not a
+/// partition.
 fn is(fixture: &Fixture, table: &str, partition: bool) -> bool {
     fixture.db.is_true(&format!(
         "SELECT EXISTS (SELECT FROM pg_class WHERE relname = '{table}' AND relispartition = {partition})"
@@ -96,7 +96,8 @@ fn is_gone(fixture: &Fixture, table: &str) -> bool {
     !is(fixture, table, true) && !is(fixture, table, false)
 }
 
-/// Runs `maintain` with the shortest possible retention until `until` returns true.
+/// Runs `maintain` repeatedly with the shortest possible retention period until `until` returns
+/// true.
 fn maintain_until(fixture: &Fixture, what: &str, mut until: impl FnMut() -> bool) {
     wait_until(what, || {
         maintain(fixture, &["--retention", "1s"]).expect_code(0);
@@ -104,25 +105,25 @@ fn maintain_until(fixture: &Fixture, what: &str, mut until: impl FnMut() -> bool
     });
 }
 
-/// Runs `maintain` until `outbox_old` is marked as delivered, before its retention has passed.
+/// Runs `maintain` repeatedly until it marks `outbox_old` as delivered. The retention period is
+/// long enough to keep the partition.
 fn maintain_until_delivered(fixture: &Fixture) {
     wait_until("the partition to be delivered", || {
         let finished = maintain(fixture, &["--retention", "1h"]).expect_code(0);
         finished
             .stdout
-            .contains("outbox_old is delivered and kept until")
+            .contains("outbox_old has been delivered and is kept until")
     });
 }
 
-/// Creates a fixture whose partition is detached and contains an undelivered row.
+/// Creates a fixture whose old partition is detached but contains an undelivered row.
 fn fixture_with_late_row_in_detached_partition() -> Fixture<'static> {
     let fixture = fixture_with_old_partition(Server::shared(MAJOR), DEFAULT);
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "first");
     maintain_until_delivered(&fixture);
     walpost.terminate().expect_code(0);
-    // The row is inserted after the partition was found to be delivered, and before the partition
-    // is detached.
+    // Insert the row after the partition has been marked as delivered but before it is detached.
     insert_old(&fixture, &aggregate, "late");
     maintain_until(&fixture, "the partition to be detached", || {
         is(&fixture, "outbox_old", false)

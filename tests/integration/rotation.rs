@@ -1,4 +1,4 @@
-//! A password is changed while Walpost runs.
+//! The password is changed while Walpost runs.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -15,10 +15,10 @@ use crate::support::wait::wait_until;
 use crate::support::walpost::{Invocation, Walpost};
 use crate::support::walpost_role::WalpostRole;
 
-/// The text that Walpost logs for each failed connection attempt.
+/// Part of the message that Walpost logs for each rejected connection attempt.
 const REFUSED_MESSAGE: &str = "but has been rejecting it for";
 
-/// A fixture with its own role, which needs a password.
+/// A fixture with its own role, which authenticates with a password.
 struct PasswordFixture {
     fixture: Fixture<'static>,
     aggregate: String,
@@ -36,7 +36,7 @@ impl PasswordFixture {
         Self { fixture, aggregate }
     }
 
-    /// Returns a connection string for TCP, which requires a password.
+    /// Returns a connection string over TCP, where the server requires a password.
     fn conninfo(&self) -> String {
         format!(
             "host=localhost port={} user={role} dbname={role}",
@@ -53,8 +53,9 @@ impl PasswordFixture {
         ));
     }
 
-    /// Asserts that one event is delivered before the password changes, and two events after
-    /// `change` has given Walpost the new password. One of these was committed before `change`.
+    /// Asserts that Walpost delivers one event before the server's password changes, and two more
+    /// after `change` has provided the new password. The first of these two is committed while
+    /// Walpost still has the old password.
     fn expect_rotation(
         &self,
         mut walpost: Walpost,
@@ -98,7 +99,7 @@ fn replace(file: &Path, text: &str) {
     fs::rename(new, file).unwrap();
 }
 
-/// Creates a password file with the given password.
+/// Creates a password file that contains the given password.
 fn password_file(number: u32) -> PathBuf {
     let file = reaper::folder("pgpass").join("pgpass");
     replace(&file, &line(number));
@@ -148,7 +149,7 @@ fn rereads_the_password_in_the_configuration_file() {
     );
     let source = source.replace('\\', "");
     password_fixture.expect_rotation(walpost, &source, |walpost| {
-        // If a tool writes the file in place, Walpost can read a half-written file.
+        // Overwrite the file in place, as some tools do, so that Walpost reads an incomplete file.
         replace(&file, &with_password(1)[..40]);
         walpost.wait_for_log("again, so the previous password is used");
         replace(&file, &with_password(1));
@@ -190,7 +191,7 @@ fn rereads_the_password_from_a_row_of_a_query_source() {
     });
 }
 
-/// Short-lived tokens are supplied by such a program. In this test, the program also fails once.
+/// A password command can supply short-lived tokens. In this test, the command also fails once.
 #[test]
 fn runs_the_password_command_for_each_connection() {
     let password_fixture = PasswordFixture::new(false);
@@ -218,13 +219,14 @@ fn runs_the_password_command_for_each_connection() {
     replace(&file, &text);
     let mut walpost = Invocation::new(["run", "--config"])
         .arg(&file)
-        // Walpost must not use the password in the environment.
+        // Walpost must ignore this password, because a password command is configured.
         .env("PGPASSWORD", password(9))
         .start_streaming();
     fixture.insert(&password_fixture.aggregate, "before");
     fixture.wait_until_confirmed();
     assert!(calls() >= 2, "a catalog connection, and a walsender");
-    // The program prints its secret to standard error, in two encodings.
+    // The program leaks its secret to standard error, in two encodings, and Walpost must not log
+    // it.
     prints(&format!(
         "echo '{0}'\necho 'got {0}' >&2\necho '{0}' | base64 >&2\nexit 3\n",
         password(0)
@@ -241,10 +243,10 @@ fn runs_the_password_command_for_each_connection() {
     fixture.settle(walpost, &[], fixture.resends(1));
 }
 
-/// The path is a symbolic link, `/opt/app/current -> /opt/releases/1`, and other users can write to
-/// `/opt/app`.
+/// The program's path contains a symbolic link, as in `/opt/app/current -> /opt/releases/1`, and
+/// other users can write to the link's directory, `/opt/app`.
 #[test]
-fn does_not_run_a_password_command_that_became_replaceable_by_others() {
+fn does_not_run_a_password_command_that_other_users_can_replace() {
     let password_fixture = PasswordFixture::new(false);
     let fixture = &password_fixture.fixture;
     let folder = reaper::folder("program");
@@ -295,19 +297,21 @@ fn does_not_run_a_password_command_that_became_replaceable_by_others() {
     symlink("../releases/1", &link).unwrap();
     fs::remove_file(&descriptors).unwrap();
     fs::set_permissions(&app, Permissions::from_mode(0o755)).unwrap();
-    // The log line of the watchdog also contains this word.
+    // Include the log level, because the watchdog also logs the word "streaming".
     walpost.wait_for_logs("INFO streaming", 2);
     assert!(!mark.exists(), "the other program was run");
-    // At this point librdkafka has clients, and it opens their pipes without `O_CLOEXEC`.
+    // The program must not inherit descriptors. By now, librdkafka has created clients, whose pipes
+    // it opens without `O_CLOEXEC`.
     let inherited = fs::read_to_string(&descriptors).unwrap();
-    // The fourth descriptor belongs to the directory that ls reads.
+    // The program has the three standard streams. The fourth descriptor is the directory that `ls`
+    // reads.
     assert_eq!(inherited.matches(" -> ").count(), 4, "{inherited}");
     fixture.insert(&password_fixture.aggregate, "after");
     fixture.settle(walpost, &[], fixture.resends(1));
 }
 
-/// A standby instance does not need the password yet, but must use the new password when it takes
-/// over.
+/// Although a standby instance does not need the password yet, it must have the new one when it
+/// takes over.
 #[test]
 fn standby_instance_waits_for_a_rotated_password() {
     let password_fixture = PasswordFixture::new(false);
@@ -329,8 +333,7 @@ fn standby_instance_waits_for_a_rotated_password() {
     fixture.settle(other, &[], fixture.resends(0));
 }
 
-/// A private broker and a pipeline that authenticates with SCRAM, with the password in
-/// walpost.toml.
+/// A pipeline that authenticates to a private broker with SCRAM. The password is in walpost.toml.
 struct ScramPipeline<'b> {
     fixture: Fixture<'b>,
     file: PathBuf,
@@ -362,7 +365,8 @@ impl<'b> ScramPipeline<'b> {
         replace(&self.file, &text);
     }
 
-    /// Starts Walpost, delivers one event, and restarts the broker with a different password.
+    /// Starts Walpost, delivers one event, then changes the user's password and restarts the
+    /// broker.
     fn start_and_change(&self, aggregate: &str, password: &str) -> Walpost {
         let (fixture, broker) = (&self.fixture, self.fixture.broker);
         let walpost = Invocation::new(["run", "--config"])
@@ -383,7 +387,7 @@ impl<'b> ScramPipeline<'b> {
                 &add,
             ],
         );
-        // Connections that stay open would remain authenticated.
+        // Restart the broker, because existing connections would remain authenticated.
         broker.stop();
         broker.start();
         walpost
@@ -413,8 +417,8 @@ fn rereads_the_kafka_password(exactly_once: bool) {
     fixture.settle(walpost, &[], fixture.resends(1));
 }
 
-/// Credentials that Kafka accepted before are retried for longer than the ten seconds after which a
-/// pipeline that has never connected halts.
+/// A pipeline that has never connected halts after ten seconds. If Kafka accepted the credentials
+/// before, Walpost retries for longer.
 fn rereads_the_kafka_password_while_looking_up_a_topic(exactly_once: bool) {
     let broker = Broker::private();
     let scrambled = ScramPipeline::new(&broker, exactly_once);

@@ -1,5 +1,5 @@
-//! Rows that do not match the settings: WAL contains them in this form, so the error contains the
-//! position, and `skip` can skip the rows.
+//! Rows that do not match the settings. Because WAL already contains them, the error must contain
+//! the position that `skip` needs to skip them.
 
 use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
@@ -7,22 +7,22 @@ use crate::support::postgres::{MAJOR, Server};
 use crate::support::walpost::Invocation;
 
 in_both_modes! {
-    halts_on_a_row_truncated_by_a_column_list_and_can_skip_it
-    halts_on_a_row_of_a_table_without_a_required_column_and_can_skip_it
+    halts_on_a_row_truncated_by_a_column_list_and_allows_it_to_be_skipped
+    halts_on_a_row_without_a_required_column_and_allows_it_to_be_skipped
     delivers_columns_of_domains_over_supported_types
 }
 
 const TABLE: &str =
     "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text)";
 
-/// Skips to the position in the log.
+/// Runs `walpost skip` with the position that the log suggests.
 fn skip_from(fixture: &Fixture<'_>, log: &str) {
     let (_, at) = log.rsplit_once("walpost skip --to ").unwrap();
     let at = at.get(..28).expect("a position");
     fixture.skip(at).arg("--yes").finish().expect_code(0);
 }
 
-fn halts_on_a_row_truncated_by_a_column_list_and_can_skip_it(exactly_once: bool) {
+fn halts_on_a_row_truncated_by_a_column_list_and_allows_it_to_be_skipped(exactly_once: bool) {
     let fixture = Fixture::bare_on_servers(Server::shared(17), Broker::shared());
     fixture.db.run(TABLE);
     fixture.init().finish().expect_code(0);
@@ -48,7 +48,7 @@ fn halts_on_a_row_truncated_by_a_column_list_and_can_skip_it(exactly_once: bool)
     ] {
         fixture.db.run(&statement);
     }
-    // SET TABLE removes the table from the publication and adds it again.
+    // SET TABLE removes the table from the publication and adds it again, which leaves a gap.
     let check = fixture.check().finish().expect_code(3);
     check.expect_mentions(&["was temporarily missing from publication"]);
     let halted = fixture.run().finish().expect_code(3);
@@ -61,8 +61,9 @@ fn halts_on_a_row_truncated_by_a_column_list_and_can_skip_it(exactly_once: bool)
     walpost.terminate().expect_code(0);
 }
 
-/// The pipeline has several tables, and this table was added without `walpost init`.
-fn halts_on_a_row_of_a_table_without_a_required_column_and_can_skip_it(exactly_once: bool) {
+/// One of the pipeline's several tables was added without `walpost init`, which would have rejected
+/// it.
+fn halts_on_a_row_without_a_required_column_and_allows_it_to_be_skipped(exactly_once: bool) {
     let mut fixture = Fixture::bare();
     fixture.use_settings("tables = [\"tenant_*.outbox\"]\n");
     fixture.init().finish().expect_code(0);
@@ -106,7 +107,7 @@ fn delivers_columns_of_domains_over_supported_types(exactly_once: bool) {
             "INSERT INTO outbox VALUES ({id}, '{aggregate}', 'k', '{{\"n\": {id}}}', '{{\"a\": \"b\"}}', '2026-01-02 03:04:05Z')"
         )
     };
-    // This row is older than the slot.
+    // Insert this row before the slot exists, so that it is delivered from a copy.
     fixture.db.run(&row(1));
     fixture.init().finish().expect_code(0);
     fixture.check().finish().expect_code(0);

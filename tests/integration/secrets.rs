@@ -1,4 +1,4 @@
-//! Walpost never prints a password, regardless of what fails and how verbose the log is.
+//! Walpost never prints a password, whatever fails and however verbose the log is.
 
 use std::fs;
 use std::panic::catch_unwind;
@@ -27,7 +27,7 @@ fn percent_encoded(text: &str) -> String {
 struct SecretsFixture {
     fixture: Fixture<'static>,
     identity: Identity,
-    /// The encrypted key of the client certificate, which is decrypted with the passphrase.
+    /// The client certificate's private key, encrypted with the passphrase.
     key: PathBuf,
     password: String,
     passphrase: String,
@@ -58,8 +58,8 @@ impl SecretsFixture {
         }
     }
 
-    /// Returns the connection URL of the database, with every byte of the password and the
-    /// passphrase encoded.
+    /// Returns a connection URL for the database in which every byte of the password and the
+    /// passphrase is percent-encoded.
     fn url(&self, password: &str, passphrase: &str) -> String {
         format!(
             "postgresql://{role}:{}@localhost:{}/{role}?sslmode=verify-full&sslrootcert={}&sslcert={}&sslkey={}\
@@ -74,7 +74,7 @@ impl SecretsFixture {
         )
     }
 
-    /// Returns a Walpost command with the most verbose log level.
+    /// Returns a Walpost command that logs at the most verbose level.
     fn command(&self, words: &[&str], url: &str) -> Invocation {
         Invocation::new(words)
             .args(["--pipeline", &self.fixture.name, "--postgres", url])
@@ -85,8 +85,8 @@ impl SecretsFixture {
         self.command(words, &self.url(&self.password, &self.passphrase))
     }
 
-    /// Configures the command to connect to Kafka with a password and librdkafka's most verbose
-    /// logging.
+    /// Configures the command to connect to Kafka with a password, and librdkafka to log as much as
+    /// it can.
     fn by_sasl(&self, command: Invocation, password: &str) -> Invocation {
         command
             .args(["--kafka", &self.fixture.broker.sasl_address()])
@@ -98,7 +98,7 @@ impl SecretsFixture {
             ])
     }
 
-    /// Configures the command to connect to Kafka over TLS with the key.
+    /// Configures the command to connect to Kafka over TLS with the encrypted client key.
     fn with_client_key(&self, command: Invocation, passphrase: &str) -> Invocation {
         let file = |name, path: &Path| format!("-X{name}={}", path.display());
         command
@@ -119,7 +119,8 @@ impl Drop for SecretsFixture {
     }
 }
 
-/// Asserts that the log is verbose. [`Invocation`] has already searched the output for secrets.
+/// Asserts that the log really is verbose. [`Invocation`] has already searched the output for
+/// secrets.
 fn expect_verbose_log(finished: &Finished) {
     for text in ["TRACE", "DEBUG"] {
         assert!(finished.stderr.contains(text), "{text}");
@@ -127,7 +128,7 @@ fn expect_verbose_log(finished: &Finished) {
 }
 
 #[test]
-fn prints_no_secrets_from_init_to_a_reconnect() {
+fn prints_no_secrets_during_init_streaming_and_reconnects() {
     let locked = SecretsFixture::new();
     let fixture = &locked.fixture;
     let aggregate = fixture.aggregate(1);
@@ -164,7 +165,7 @@ fn prints_no_secrets_from_init_to_a_reconnect() {
 }
 
 #[test]
-fn prints_no_secrets_when_they_are_wrong() {
+fn prints_no_secrets_when_credentials_are_wrong() {
     let locked = SecretsFixture::new();
     let wrong = format!("{SECRET}-wrong");
     let no_login = locked.url(&wrong, &locked.passphrase);
@@ -232,9 +233,9 @@ fn warns_about_a_password_on_the_command_line_and_suggests_alternatives() {
     let warned = check().args(["--postgres", &with_password, "-X", &property]);
     let warned = warned.finish().expect_mentions(&[
         "WARN",
-        "--postgres: a password is on the command line",
+        "--postgres: a password was passed on the command line",
         "PGPASSWORD",
-        "-X sasl.password: a password is on the command line",
+        "-X sasl.password: a password was passed on the command line",
         "WALPOST_KAFKA_SASL_PASSWORD",
     ]);
     assert_eq!(warned.stderr.matches("on the command line").count(), 2);
@@ -251,7 +252,7 @@ fn warns_about_a_password_on_the_command_line_and_suggests_alternatives() {
 }
 
 #[test]
-fn warns_about_a_configuration_file_with_a_password_readable_by_others() {
+fn warns_if_a_configuration_file_with_a_password_is_readable_by_others() {
     use std::os::unix::fs::PermissionsExt;
     let nowhere = "postgres = \"postgresql://u@/shop?host=/nowhere\"";
     let in_url = format!("postgres = \"postgresql://u:{SECRET}@/shop?host=/nowhere\"");
@@ -310,8 +311,7 @@ fn warns_about_a_configuration_file_with_a_password_readable_by_others() {
         format!("{with_sasl}[[pipeline]]\n{in_url}\n").as_bytes(),
     );
     fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
-    // Some commands take a while to find that nothing is listening, so all commands run
-    // concurrently.
+    // Run the commands concurrently, because some need a while to fail when nothing is listening.
     let commands = [
         &["check"][..],
         &["init", "--no-role"],
@@ -327,7 +327,7 @@ fn warns_about_a_configuration_file_with_a_password_readable_by_others() {
         walpost.wait_for_log(
             "other users can read the passwords in it (sasl.password in [kafka], postgres of",
         );
-        // Some commands exit by themselves.
+        // Some of the commands have exited by now.
         if walpost.is_running() {
             walpost.signal("KILL");
         }
@@ -341,7 +341,7 @@ fn help_explains_where_to_put_a_password() {
     for words in [&["run"][..], &["check"], &["init"], &["checkpoint", "show"]] {
         let help = Invocation::new(words).arg("--help").finish();
         let stdout = help.expect_code(0).stdout;
-        // The lines of the help text are wrapped.
+        // Undo the line wrapping of the help text.
         let text = stdout.split_whitespace().collect::<Vec<_>>().join(" ");
         let advice = "Set the password in PGPASSWORD or ~/.pgpass, because other users of this machine can see command lines";
         assert!(text.contains(advice), "{words:?}: {text}");
@@ -363,14 +363,14 @@ fn help_does_not_show_passwords_from_the_environment() {
     help.finish().expect_code(0);
 }
 
-/// Returns a command whose error for the pipeline's name contains the secret.
+/// Returns a command that rejects its pipeline's name with an error that contains the secret.
 fn command_that_prints_secret() -> Invocation {
     let name = format!("{SECRET}!");
     Invocation::new(["run", "--kafka", "a:1", "--postgres", "", "--pipeline"]).arg(name)
 }
 
 #[test]
-fn a_test_fails_if_its_program_prints_a_secret() {
+fn harness_fails_a_test_whose_program_prints_a_secret() {
     assert!(catch_unwind(|| command_that_prints_secret().finish()).is_err());
     let dropped = catch_unwind(|| {
         let walpost = command_that_prints_secret().start();
@@ -403,9 +403,9 @@ fn secret_search_finds_every_encoding_of_a_secret() {
     assert!(!is_leak(OutputStream::Error, "secret"));
 }
 
-/// Only files whose helpers search the output may start the binary.
+/// Only helpers that search the output for secrets may start the binary.
 #[test]
-fn tests_start_the_binary_only_through_the_secret_search() {
+fn only_helpers_that_search_output_for_secrets_start_the_binary() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
     let mut starters = Vec::new();
     let mut folders = vec![folder];

@@ -1,5 +1,5 @@
-//! A PostgreSQL process crashes while it reads the slot, which makes the server terminate all of
-//! its other processes.
+//! A PostgreSQL process crashes while it reads the slot, so the server terminates all its other
+//! processes.
 
 use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
@@ -9,15 +9,15 @@ use crate::support::session::Session;
 use crate::support::wait::wait_for;
 use crate::support::walpost::Walpost;
 
-/// Returns the walsender, if one exists and the server accepts connections.
+/// Returns the PID of the walsender, if one exists and the server accepts connections.
 fn walsender(server: &Server) -> Option<u32> {
     let session = Session::connect(&server.conninfo("postgres")).ok()?;
     let sql = "SELECT active_pid FROM pg_replication_slots WHERE active_pid IS NOT NULL";
     session.try_rows(sql).ok()?.pop()?.pop()??.parse().ok()
 }
 
-/// Kills the walsender each time it starts to read the slot, as a bug in the server would, until
-/// Walpost has exited or the walsender was killed `times` times.
+/// Crashes the walsender whenever it starts to read the slot, as a bug in the server would. Stops
+/// after `times` crashes or when Walpost has exited, and returns the number of crashes.
 fn crash(server: &Server, walpost: &mut Walpost, times: usize) -> usize {
     for crashes in 0..times {
         let found = wait_for("a walsender, or the end of Walpost", || {
@@ -44,7 +44,7 @@ fn halts_if_the_server_crashes_repeatedly_at_the_same_position() {
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "k");
     walpost.terminate().expect_code(0);
-    // Decoding these rows takes longer than killing the walsender.
+    // Insert so many rows that decoding them takes longer than killing the walsender.
     fixture.db.run(
         "CREATE TABLE other (n int, t text);
          INSERT INTO other SELECT n, repeat('x', 500) FROM generate_series(1, 600000) AS n",

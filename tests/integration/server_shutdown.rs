@@ -1,4 +1,4 @@
-//! While PostgreSQL shuts down, the walsender waits until everything it has sent is confirmed, and
+//! During a PostgreSQL shutdown, the walsender waits until everything it has sent is confirmed, and
 //! the server waits for the walsender.
 
 use std::time::Duration;
@@ -10,20 +10,20 @@ use crate::support::proxy::{Proxy, ProxyMode};
 use crate::support::wait::wait_until;
 use crate::support::walpost::Walpost;
 
-/// The time that counts as "within seconds" on a loaded machine.
+/// How long a shutdown may take on a loaded machine if Walpost does not delay it.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(20);
 
 in_both_modes! {
-    server_stops_while_an_idle_pipeline_waits_for_a_frozen_broker
-    server_stops_while_events_wait_for_a_frozen_broker
-    server_stops_while_the_broker_is_down
-    server_stops_while_the_broker_is_slow
-    server_stops_while_a_pipeline_drains
-    server_restart_with_all_events_acknowledged_does_not_blame_kafka
-    loses_no_event_if_a_drain_outlasts_the_server
+    server_shuts_down_while_an_idle_pipeline_waits_for_a_frozen_broker
+    server_shuts_down_while_events_wait_for_a_frozen_broker
+    server_shuts_down_while_the_broker_is_down
+    server_shuts_down_while_the_broker_is_slow
+    server_shuts_down_while_a_pipeline_drains
+    does_not_log_a_kafka_problem_if_an_idle_postgresql_server_restarts
+    loses_no_event_if_the_server_stops_before_the_drain_finishes
 }
 
-/// Runs the test with a server that the test may stop, and a broker behind a proxy.
+/// Runs the test with a private server, which the test may stop, and a broker behind a proxy.
 fn with_servers(major: u32, test: impl FnOnce(&Server, &Broker, &Proxy)) {
     let server = Server::private(major, "");
     let broker = Broker::borrowed();
@@ -31,7 +31,7 @@ fn with_servers(major: u32, test: impl FnOnce(&Server, &Broker, &Proxy)) {
     test(&server, &broker, &proxy);
 }
 
-/// Returns a pipeline that has delivered and confirmed 20 events, and their aggregate.
+/// Starts a pipeline that delivers and confirms 20 events. Also returns their aggregate type.
 fn idle<'a>(
     (server, broker, proxy): (&'a Server, &'a Broker, &Proxy),
     exactly_once: bool,
@@ -63,7 +63,7 @@ fn expect_all(mut fixture: Fixture, mut walpost: Walpost) {
     fixture.settle(walpost, &[], resends);
 }
 
-fn server_stops_while_an_idle_pipeline_waits_for_a_frozen_broker(exactly_once: bool) {
+fn server_shuts_down_while_an_idle_pipeline_waits_for_a_frozen_broker(exactly_once: bool) {
     for major in [MAJOR, 18] {
         with_servers(major, |server, broker, proxy| {
             let (fixture, walpost, _) = idle((server, broker, proxy), exactly_once, &[]);
@@ -76,7 +76,7 @@ fn server_stops_while_an_idle_pipeline_waits_for_a_frozen_broker(exactly_once: b
     }
 }
 
-fn server_stops_while_events_wait_for_a_frozen_broker(exactly_once: bool) {
+fn server_shuts_down_while_events_wait_for_a_frozen_broker(exactly_once: bool) {
     with_servers(MAJOR, |server, broker, proxy| {
         let (fixture, walpost, aggregate) = idle((server, broker, proxy), exactly_once, &[]);
         broker.freeze();
@@ -90,11 +90,11 @@ fn server_stops_while_events_wait_for_a_frozen_broker(exactly_once: bool) {
     });
 }
 
-fn server_stops_while_the_broker_is_down(exactly_once: bool) {
+fn server_shuts_down_while_the_broker_is_down(exactly_once: bool) {
     stops_while_idle_behind(ProxyMode::Refuse, exactly_once);
 }
 
-fn server_stops_while_the_broker_is_slow(exactly_once: bool) {
+fn server_shuts_down_while_the_broker_is_slow(exactly_once: bool) {
     stops_while_idle_behind(ProxyMode::Delay(Duration::from_secs(5)), exactly_once);
 }
 
@@ -109,7 +109,7 @@ fn stops_while_idle_behind(manner: ProxyMode, exactly_once: bool) {
     });
 }
 
-fn server_stops_while_a_pipeline_drains(exactly_once: bool) {
+fn server_shuts_down_while_a_pipeline_drains(exactly_once: bool) {
     with_servers(MAJOR, |server, broker, proxy| {
         let arguments = ["--drain-timeout", "170s"];
         let (fixture, mut walpost, aggregate) =
@@ -129,10 +129,10 @@ fn server_stops_while_a_pipeline_drains(exactly_once: bool) {
     });
 }
 
-/// Exceeding the WAL budget does not end a drain, and the monitor that detects it still notices the
-/// shutdown.
+/// Exceeding the WAL budget must not end a drain. The monitor that detects the excess must still
+/// notice that the server is shutting down.
 #[test]
-fn server_stops_while_a_pipeline_over_its_wal_budget_drains() {
+fn server_shuts_down_while_a_pipeline_over_its_wal_budget_drains() {
     with_servers(MAJOR, |server, broker, proxy| {
         let arguments = [
             "--drain-timeout",
@@ -171,8 +171,8 @@ fn server_stops_while_a_pipeline_over_its_wal_budget_drains() {
     });
 }
 
-/// The stream ends within a transaction, and the log must not claim that this process will resume
-/// it.
+/// The stream ends in the middle of a transaction. The process is stopping, so its log must not
+/// claim that it will resume the stream.
 #[test]
 fn stopping_pipeline_does_not_log_a_reconnect() {
     with_servers(MAJOR, |server, broker, proxy| {
@@ -198,10 +198,10 @@ fn stopping_pipeline_does_not_log_a_reconnect() {
     });
 }
 
-/// No producer exists, because Kafka was unavailable for longer than the transaction timeout, so
-/// Walpost holds the slot without a session.
+/// Kafka has been unavailable for longer than the transaction timeout, so no producer exists.
+/// Walpost holds the slot but has no session.
 #[test]
-fn server_stops_while_the_slot_is_held_for_a_new_producer() {
+fn server_shuts_down_while_walpost_holds_the_slot_without_a_producer() {
     with_servers(MAJOR, |server, broker, proxy| {
         let arguments = ["-X", "transaction.timeout.ms=2000"];
         let (fixture, mut walpost, aggregate) = idle((server, broker, proxy), true, &arguments);
@@ -216,7 +216,7 @@ fn server_stops_while_the_slot_is_held_for_a_new_producer() {
     });
 }
 
-fn server_restart_with_all_events_acknowledged_does_not_blame_kafka(exactly_once: bool) {
+fn does_not_log_a_kafka_problem_if_an_idle_postgresql_server_restarts(exactly_once: bool) {
     with_servers(MAJOR, |server, broker, proxy| {
         let (mut fixture, mut walpost, _) = idle((server, broker, proxy), exactly_once, &[]);
         for round in 0..3 {
@@ -233,8 +233,8 @@ fn server_restart_with_all_events_acknowledged_does_not_blame_kafka(exactly_once
 }
 
 /// Walpost can't confirm records that Kafka acknowledges after the server has stopped. These
-/// records are sent again or, in exactly-once mode, recognized by the checkpoint.
-fn loses_no_event_if_a_drain_outlasts_the_server(exactly_once: bool) {
+/// records are resent later or, in exactly-once mode, recognized by the checkpoint.
+fn loses_no_event_if_the_server_stops_before_the_drain_finishes(exactly_once: bool) {
     with_servers(MAJOR, |server, broker, proxy| {
         let arguments = ["--drain-timeout", "170s"];
         let (mut fixture, mut walpost, aggregate) =

@@ -1,5 +1,5 @@
-//! The test support starts real servers, and the oracle that verifies Walpost's deliveries is
-//! itself reliable.
+//! Tests the test support itself: whether it starts real servers, and whether the oracle that
+//! verifies Walpost's deliveries is reliable.
 
 use rdkafka::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer};
@@ -52,7 +52,7 @@ fn oracle_lists_events_in_commit_order() {
 }
 
 #[test]
-fn oracle_lists_messages_of_one_prefix_with_their_number_among_all() {
+fn oracle_lists_messages_with_one_prefix_and_numbers_them_among_all_messages() {
     let fixture = Fixture::bare();
     let oracle = Oracle::new(&fixture.db, &format!("second_{}", fixture.name));
     let id = "406c07f3-26f0-4eea-a50c-109940064b8f";
@@ -134,7 +134,7 @@ fn secured_listeners_respond_to_authorized_clients() {
 }
 
 #[test]
-fn history_contains_exactly_the_committed_events_of_a_load() {
+fn history_contains_exactly_the_events_committed_under_load() {
     let fixture = Fixture::bare();
     fixture.db.run(
         "CREATE TABLE outbox (id uuid, aggregatetype text, aggregateid text, type text, payload jsonb)",
@@ -156,8 +156,8 @@ fn history_contains_exactly_the_committed_events_of_a_load() {
 }
 
 #[test]
-fn init_and_check_list_the_slots_when_all_are_in_use() {
-    // The oracle's slot counts towards the limit.
+fn init_and_check_list_the_slots_if_all_replication_slots_are_in_use() {
+    // Allow two slots, of which the oracle uses one.
     let server = Server::private(MAJOR, "max_replication_slots = 2\n");
     let fixture = Fixture::bare_on_servers(&server, Broker::shared());
     fixture
@@ -177,7 +177,7 @@ fn init_and_check_list_the_slots_when_all_are_in_use() {
         .expect_code(3)
         .expect_mentions(expected);
 
-    // If rows are older than the slot, `init` needs one more slot.
+    // If some rows are older than the slot, `init` temporarily needs one more slot.
     psql_file(&fixture, "outbox.sql");
     fixture.insert(&fixture.aggregate(1), "k");
     fixture

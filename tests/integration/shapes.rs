@@ -1,14 +1,15 @@
-//! A seeded random walk over real servers whose objects change while events are written: `./dev
-//! soak --shapes`.
+//! A seeded random walk in which the objects on real servers change while events are written:
+//! `./dev soak --shapes`.
 //!
 //! Each step creates, alters, drops or replaces something that Walpost depends on: tables,
-//! publications, slots, definitions, topics, rights, or the server itself. In between, Walpost is
-//! started, stopped and killed. At the end an operator follows the remedies in Walpost's messages
-//! until it delivers. Then every committed event must have been delivered or be named by a finding,
-//! and in exactly-once mode no event may have been delivered twice.
+//! publications, slots, definitions, topics, privileges, or the server itself. In between, Walpost
+//! is started, stopped and killed. At the end, the test follows the remedies in Walpost's messages,
+//! as an operator would, until Walpost delivers again. Every committed event must then have been
+//! delivered or reported as possibly missing. In exactly-once mode, no event may have been
+//! delivered twice.
 //!
-//! `WALPOST_SHAPES_WITHOUT` lists groups of steps to leave out: slot, publication, definition,
-//! topic, access, server.
+//! The environment variable `WALPOST_SHAPES_WITHOUT` lists groups of steps to omit: slot,
+//! publication, definition, topic, access, server.
 
 mod access;
 mod definition;
@@ -34,7 +35,7 @@ use walk::Walk;
 
 #[test]
 #[ignore = "runs for a configured time: ./dev soak --shapes --minutes N"]
-fn random_walks_lose_no_event_silently() {
+fn random_operations_never_lose_an_event_silently() {
     let minutes = env::var("WALPOST_SOAK_MINUTES").map_or(10, |text| text.parse().unwrap());
     let until = Instant::now() + Duration::from_secs(60 * minutes);
     let first = seed();
@@ -47,14 +48,14 @@ fn random_walks_lose_no_event_silently() {
     eprintln!("{walks} walks: {total}");
 }
 
-// The modes have separate tests, so that they run in parallel.
+// Each mode has its own test, so that the two run in parallel.
 #[test]
-fn short_walk_in_exactly_once_mode_loses_no_event_silently() {
+fn short_random_run_in_exactly_once_mode_never_loses_an_event_silently() {
     walk_once(1, 20);
 }
 
 #[test]
-fn short_walk_in_at_least_once_mode_loses_no_event_silently() {
+fn short_random_run_in_at_least_once_mode_never_loses_an_event_silently() {
     walk_once(3, 20);
 }
 

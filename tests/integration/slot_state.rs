@@ -1,5 +1,5 @@
-//! Positions are recorded before they are confirmed, so that Walpost always detects a slot that was
-//! moved or re-created.
+//! Positions are recorded before they are confirmed, so that Walpost can always tell that a slot
+//! was moved or re-created.
 
 use std::cell::OnceCell;
 use std::collections::HashSet;
@@ -16,16 +16,16 @@ use crate::support::wait::{assert_stays, wait_until};
 use crate::support::walpost::Walpost;
 
 for_each_outbox! {
-    detects_a_slot_re_created_while_a_standby_waits
-    detects_a_slot_re_created_while_unused_and_can_accept_it
-    confirms_no_position_before_recording_it
+    detects_a_slot_recreated_while_a_standby_waits
+    halts_until_the_operator_accepts_a_slot_that_was_recreated_while_unused
+    records_each_position_before_confirming_it
 }
 
-/// Counts the journal entries about slots that replaced other slots.
+/// SQL that counts journal entries about slots that have replaced other slots.
 const COUNT_GAPS_SQL: &str =
     "SELECT count(*) FROM walpost.journal WHERE detail ->> 'reason' LIKE 'slot %'";
 
-/// Returns the recorded position of the slot.
+/// Returns the slot's recorded position.
 fn written(fixture: &Fixture) -> u64 {
     let text = fixture.db.value(&format!(
         "SELECT confirmed_lsn FROM walpost.slot_state WHERE slot = '{}'",
@@ -34,7 +34,7 @@ fn written(fixture: &Fixture) -> u64 {
     text.map_or(0, |text| parse_lsn(&text))
 }
 
-/// Drops the slot, commits ten events, and creates the slot again.
+/// Drops the slot, commits ten events, and re-creates the slot.
 pub(crate) fn re_create_slot(fixture: &Fixture, aggregate: &str) {
     let slot = fixture.slot();
     fixture.drop_slot();
@@ -46,8 +46,8 @@ pub(crate) fn re_create_slot(fixture: &Fixture, aggregate: &str) {
     ));
 }
 
-/// Asserts that Walpost halts without delivering more events, and suggests the command that resumes
-/// delivery.
+/// Asserts that Walpost halts without delivering more events, and that its message contains the
+/// command that resumes delivery.
 fn expect_halt(fixture: &Fixture, walpost: Walpost, delivered: usize) {
     walpost.finish().expect_code(3).expect_mentions(&[
         "something else moved it, or dropped and re-created it",
@@ -57,7 +57,7 @@ fn expect_halt(fixture: &Fixture, walpost: Walpost, delivered: usize) {
     assert_eq!(fixture.records().len(), delivered);
 }
 
-fn detects_a_slot_re_created_while_a_standby_waits(outbox: Outbox) {
+fn detects_a_slot_recreated_while_a_standby_waits(outbox: Outbox) {
     let fixture = Fixture::with_outbox(outbox);
     let aggregate = fixture.aggregate(1);
     let first = fixture.start_and_confirm_one(&aggregate, "k");
@@ -71,14 +71,14 @@ fn detects_a_slot_re_created_while_a_standby_waits(outbox: Outbox) {
     expect_halt(&fixture, second, 1);
 }
 
-fn detects_a_slot_re_created_while_unused_and_can_accept_it(outbox: Outbox) {
+fn halts_until_the_operator_accepts_a_slot_that_was_recreated_while_unused(outbox: Outbox) {
     let fixture = Fixture::with_outbox(outbox);
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "k");
     walpost.terminate().expect_code(0);
     re_create_slot(&fixture, &aggregate);
     expect_halt(&fixture, fixture.run().start(), 1);
-    // `skip` accepts only the slot's position.
+    // `skip` accepts no position other than the slot's own.
     let found = fixture.confirmed();
     fixture
         .skip(&lsn_text(found - 8))
@@ -102,9 +102,9 @@ fn detects_a_slot_re_created_while_unused_and_can_accept_it(outbox: Outbox) {
     walpost.terminate().expect_code(0);
 }
 
-/// The journal explains only a move up to the LSN that was skipped to.
+/// The journal entry accounts only for a move to the LSN that was passed to `skip`.
 #[test]
-fn skip_does_not_permit_a_later_slot_move() {
+fn skip_permits_no_slot_move_except_to_the_skipped_position() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "k");
@@ -116,10 +116,9 @@ fn skip_does_not_permit_a_later_slot_move() {
     expect_halt(&fixture, fixture.run().start(), 1);
 }
 
-/// A restored dump contains the journal of a different cluster, whose LSNs do not apply to this
-/// slot.
+/// A restored dump contains another cluster's journal, whose LSNs do not apply to this slot.
 #[test]
-fn skip_on_a_different_cluster_does_not_permit_a_slot_move() {
+fn skip_recorded_by_a_different_cluster_does_not_permit_a_slot_move() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "k");
@@ -135,8 +134,8 @@ fn skip_on_a_different_cluster_does_not_permit_a_slot_move() {
     expect_halt(&fixture, fixture.run().start(), 1);
 }
 
-/// If two instances write their positions, the one that lags must not overwrite the position
-/// recorded by the other.
+/// If two instances write their positions, the one that lags behind must not overwrite the other's
+/// position.
 #[test]
 fn recorded_position_never_decreases() {
     let fixture = Fixture::new();
@@ -154,9 +153,10 @@ fn recorded_position_never_decreases() {
     assert_eq!(lsn_text(written(&fixture)), "FFFFFFFF/0");
 }
 
-/// Either `init` died after it created the slot, or the slot was created by hand.
+/// The slot exists either because `init` was killed after creating it, or because it was created by
+/// hand.
 #[test]
-fn init_records_a_gap_before_an_existing_slot_on_a_different_cluster() {
+fn init_records_a_gap_if_the_slot_state_is_from_a_different_cluster() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "k");
@@ -168,7 +168,7 @@ fn init_records_a_gap_before_an_existing_slot_on_a_different_cluster() {
     let init = fixture.init().finish().expect_code(0);
     init.expect_mentions(&["may be missing", "walpost replay --dropped-slots"]);
     fixture.init().finish().expect_code(0);
-    // Restores the state in which `init` died before it recorded the new slot.
+    // Restore the state that `init` leaves if it is killed before it records the new slot.
     fixture
         .db
         .run("UPDATE walpost.slot_state SET system_id = '1'");
@@ -177,7 +177,7 @@ fn init_records_a_gap_before_an_existing_slot_on_a_different_cluster() {
 }
 
 #[test]
-fn run_records_a_gap_before_an_existing_slot_on_a_different_timeline() {
+fn run_records_a_gap_if_the_slot_state_is_from_a_different_timeline() {
     for history in [
         "timeline = timeline + 1",
         "system_id = '1'",
@@ -215,9 +215,10 @@ fn run_records_a_gap_before_an_existing_slot_on_a_different_timeline() {
     }
 }
 
-/// A slot that was synchronized to the new primary is not ahead of the recorded position.
+/// A slot that was synchronized to the new primary is at or before the recorded position, so no
+/// events are missing.
 #[test]
-fn records_no_gap_for_a_slot_synchronized_by_a_failover() {
+fn records_no_gap_for_a_synchronized_slot_after_a_failover() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "k");
@@ -234,9 +235,10 @@ fn records_no_gap_for_a_slot_synchronized_by_a_failover() {
     assert_eq!(fixture.db.number(COUNT_GAPS_SQL), 0);
 }
 
-/// Nothing was read from the first slot, and there are no older rows to copy.
+/// Nothing was read from the first slot, and there are no older rows to copy. Nevertheless, an
+/// event was committed after the first slot was dropped and before the second was created.
 #[test]
-fn second_init_without_a_run_reports_the_events_between_the_slots() {
+fn second_init_before_the_first_run_reports_events_between_the_slots() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     fixture.drop_slot();
@@ -252,8 +254,7 @@ fn second_init_without_a_run_reports_the_events_between_the_slots() {
     walpost.terminate().expect_code(0);
 }
 
-/// The gap before the second slot ends at the start of that slot, and does not include anything
-/// after it. Found by a random walk of `./dev soak --shapes` with seed 197375611770554.
+/// The gap before the second slot ends where that slot starts, so it must not include later events.
 #[test]
 fn reports_both_gaps_of_a_slot_replaced_twice() {
     let fixture = Fixture::new();
@@ -272,7 +273,7 @@ fn reports_both_gaps_of_a_slot_replaced_twice() {
     fixture.check().finish().expect_code(0);
 }
 
-/// The part of a database that is copied.
+/// The part of a database to copy.
 pub(crate) enum CopyScope {
     Everything,
     Schema,
@@ -298,8 +299,8 @@ pub(crate) fn copy_database(fixture: &Fixture, to: &Server, copied: CopyScope) {
     assert!(output.status.success(), "{output:?}");
 }
 
-/// Replays the events that may be missing before the new slot, and asserts that no events are
-/// reported afterwards.
+/// Replays the events that precede the new slot and may be missing. Asserts that none are reported
+/// afterwards.
 fn replay_missing_events(fixture: &Fixture) {
     let walpost = fixture.start();
     fixture
@@ -314,10 +315,10 @@ fn replay_missing_events(fixture: &Fixture) {
     fixture.check().finish().expect_code(0);
 }
 
-/// A copy of a server has the same system identifier, and its databases have the same OIDs. The row
-/// about the slot is recognized as foreign because WAL ends before the recorded position.
+/// A copied server has the same system identifier and database OIDs as the original. WAL that ends
+/// before the recorded position is the only sign that the slot state comes from another server.
 #[test]
-fn reports_undelivered_rows_of_a_dump_restored_on_a_copy_of_its_server() {
+fn reports_undelivered_rows_if_a_dump_is_restored_on_a_copy_of_the_server() {
     let [first, second] = [(); 2].map(|()| Server::private(MAJOR, ""));
     let mut fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
@@ -335,11 +336,12 @@ fn reports_undelivered_rows_of_a_dump_restored_on_a_copy_of_its_server() {
     replay_missing_events(&fixture);
 }
 
-/// A database that is moved by dump and restore has undelivered rows and no slot.
+/// After a database is moved by dump and restore, it has undelivered rows but no slot.
 #[test]
 fn reports_and_replays_undelivered_rows_of_a_restored_dump() {
     for exactly_once in [false, true] {
-        // The tests' servers are copies of one cluster, so only the database differs.
+        // The tests' servers are copies of one cluster, so the two servers differ only in the
+        // database's OID.
         let restored = Server::private(MAJOR, "");
         let mut fixture = Fixture::new();
         if exactly_once {
@@ -391,8 +393,8 @@ fn reports_and_replays_undelivered_rows_of_a_restored_dump() {
     }
 }
 
-/// pg_upgrade keeps the database's OID and the rows of Walpost's tables, and gives the cluster a
-/// new system identifier and timeline 1.
+/// pg_upgrade keeps the OID of the database and the contents of Walpost's tables, but the new
+/// cluster has a different system identifier and is on timeline 1.
 #[test]
 fn reports_and_replays_undelivered_rows_after_pg_upgrade() {
     for exactly_once in [false, true] {
@@ -422,8 +424,8 @@ fn reports_and_replays_undelivered_rows_after_pg_upgrade() {
     }
 }
 
-/// A blue/green switch: the new server was a logical subscriber of the old one, so it has the rows
-/// of Walpost's tables, but neither the slot nor the positions of sequences.
+/// In a blue/green switch, the new server was a logical subscriber of the old one. It has the rows
+/// in Walpost's tables, but neither the slot nor the current values of sequences.
 #[test]
 fn reports_and_replays_undelivered_rows_on_a_former_subscriber() {
     let green = Server::with_new_cluster(
@@ -434,7 +436,7 @@ fn reports_and_replays_undelivered_rows_on_a_former_subscriber() {
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "delivered");
     walpost.terminate().expect_code(0);
-    // The subscriber's sequence will generate the ids of these entries again.
+    // Write journal entries whose ids the subscriber's sequence will generate again.
     for _ in 0..3 {
         fixture.drop_slot();
         fixture.init().finish().expect_code(0);
@@ -462,8 +464,8 @@ fn reports_and_replays_undelivered_rows_on_a_former_subscriber() {
     replay_missing_events(&fixture);
 }
 
-/// A slot that `walpost init` re-creates loses no events: the journal records those committed in
-/// between.
+/// Re-creating a slot with `walpost init` loses no events, because the journal records the events
+/// that were committed while there was no slot.
 #[test]
 fn init_reports_the_replay_command_for_events_between_two_slots() {
     let fixture = Fixture::new();
@@ -488,15 +490,15 @@ fn init_reports_the_replay_command_for_events_between_two_slots() {
         .expect_code(0);
     fixture.wait_for_ids(&fixture.history());
     walpost.terminate().expect_code(0);
-    // The gap was reported once, and does not halt the pipeline later.
+    // After the gap has been replayed, the pipeline keeps running.
     let walpost = fixture.start();
     fixture.insert(&aggregate, "k");
     fixture.wait_for_ids(&fixture.history());
     walpost.terminate().expect_code(0);
 }
 
-/// The row in walpost.slot_state belongs to a different timeline after a failover to a standby
-/// without the slot, and to a different cluster or database after a dump was restored.
+/// After a failover to a standby without the slot, the row in walpost.slot_state belongs to a
+/// different timeline. After a dump is restored, it belongs to a different cluster or database.
 #[test]
 fn replays_all_events_if_init_creates_the_slot_on_a_different_timeline() {
     for history in [
@@ -534,14 +536,14 @@ fn replays_all_events_if_init_creates_the_slot_on_a_different_timeline() {
             .map(|record| record.header("id").to_owned())
             .collect();
         assert_eq!(ids.len(), 11, "{history}");
-        // No gap is reported for a slot created when no events are missing.
+        // If no events are missing when a slot is created, no gap is reported.
         let check = fixture.check().finish().expect_code(0);
         assert!(!check.stdout.contains("dropped-slots"), "{}", check.stdout);
     }
 }
 
 #[test]
-fn init_reports_messages_lost_with_a_re_created_slot() {
+fn init_reports_messages_lost_with_a_recreated_slot() {
     let fixture = Fixture::with_outbox(Outbox::Messages);
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "k");
@@ -555,7 +557,7 @@ fn init_reports_messages_lost_with_a_re_created_slot() {
     assert_eq!(fixture.db.number(entries), 1);
 }
 
-fn confirms_no_position_before_recording_it(outbox: Outbox) {
+fn records_each_position_before_confirming_it(outbox: Outbox) {
     let fixture = Fixture::with_outbox(outbox);
     let aggregate = fixture.aggregate(2);
     let load = fixture.load(&[&aggregate]);
@@ -572,7 +574,7 @@ fn confirms_no_position_before_recording_it(outbox: Outbox) {
         assert!(written(&fixture) >= fixture.confirmed());
     }
     let walpost = fixture.start();
-    // While the row can't be written, nothing is confirmed, but events are still delivered.
+    // While the position can't be recorded, Walpost keeps delivering events but confirms none.
     let locker = fixture.server.session(&fixture.name);
     locker.run("BEGIN; LOCK TABLE walpost.slot_state IN ACCESS EXCLUSIVE MODE");
     let (records, held) = (fixture.records().len(), fixture.confirmed());
@@ -585,8 +587,8 @@ fn confirms_no_position_before_recording_it(outbox: Outbox) {
     fixture.settle(walpost, &deaths, Resends::AtMost(3));
 }
 
-/// A pipeline generates little WAL by itself, and none while it is idle. This needs a private
-/// server, because the WAL of other tests would make new positions worth recording.
+/// A pipeline generates little WAL itself, and none while it is idle. On a shared server, the WAL
+/// of other tests would make the pipeline record new positions.
 #[test]
 fn idle_pipeline_writes_no_slot_state() {
     let server = Server::private(MAJOR, "");
@@ -623,8 +625,8 @@ fn logs_a_missing_slot_state_table_once_and_continues_delivery() {
         .check()
         .finish()
         .expect_mentions(&["walpost.slot_state does not exist"]);
-    // A different version of Walpost may leave the database in this state: `init` creates the
-    // table, and the slot does not count as moved.
+    // The table can be missing because an older version of Walpost did not create it. `init` must
+    // create it, and the slot must not be treated as moved.
     fixture.init().finish().expect_code(0);
     let walpost = fixture.start();
     fixture.insert(&aggregate, "k");
@@ -633,7 +635,7 @@ fn logs_a_missing_slot_state_table_once_and_continues_delivery() {
     assert!(written(&fixture) >= fixture.confirmed());
 }
 
-/// An idle transaction of another session locks the row.
+/// Another session holds a lock on the row while its transaction is idle.
 #[test]
 fn locked_slot_state_row_delays_confirmation_and_is_reported() {
     let fixture = Fixture::new();
@@ -652,7 +654,7 @@ fn locked_slot_state_row_delays_confirmation_and_is_reported() {
     walpost.terminate().expect_code(0);
 }
 
-/// A hosting provider sets this when WAL retained by the slot has almost filled the disk.
+/// Hosting providers change this setting when WAL retained by a slot has almost filled the disk.
 #[test]
 fn delivers_and_confirms_in_a_database_that_is_read_only_by_default() {
     for exactly_once in [false, true] {
@@ -671,9 +673,9 @@ fn delivers_and_confirms_in_a_database_that_is_read_only_by_default() {
     }
 }
 
-/// A row written on a different cluster, database or timeline does not apply to the current one.
+/// A row written on a different cluster, database or timeline says nothing about the current slot.
 #[test]
-fn ignores_slot_state_of_a_different_cluster_database_or_timeline() {
+fn ignores_slot_state_from_a_different_cluster_database_or_timeline() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "k");
@@ -699,9 +701,9 @@ fn ignores_slot_state_of_a_different_cluster_database_or_timeline() {
     fixture.run().finish().expect_code(3);
 }
 
-/// Adopting a checkpoint is unnecessary if no event can have been delivered.
+/// No checkpoint has to be adopted if no event can have been delivered.
 #[test]
-fn exactly_once_starts_without_intervention_on_a_slot_created_by_init() {
+fn exactly_once_mode_starts_without_a_checkpoint_on_a_slot_created_by_init() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(2);
     fixture.insert(&aggregate, "k");
@@ -719,7 +721,7 @@ fn exactly_once_starts_without_intervention_on_a_slot_created_by_init() {
 }
 
 #[test]
-fn exactly_once_requires_a_checkpoint_if_events_may_have_been_delivered() {
+fn exactly_once_mode_requires_a_checkpoint_if_events_may_have_been_delivered() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "k");
@@ -727,7 +729,7 @@ fn exactly_once_requires_a_checkpoint_if_events_may_have_been_delivered() {
     let run = fixture.run().arg("--exactly-once").finish();
     run.expect_code(3)
         .expect_mentions(&["walpost checkpoint adopt"]);
-    // The slot is moved after its creation.
+    // Events may also have been delivered if the slot was moved after its creation.
     let fixture = Fixture::new();
     fixture.insert(&fixture.aggregate(1), "k");
     fixture.db.run(&format!(
@@ -739,10 +741,10 @@ fn exactly_once_requires_a_checkpoint_if_events_may_have_been_delivered() {
         .expect_mentions(&["walpost checkpoint adopt"]);
 }
 
-/// No position was confirmed, but the next process to acquire the slot must still detect that data
-/// was read from it.
+/// Even if no position was confirmed, the next process to acquire the slot must detect that data
+/// was read from the earlier slot.
 #[test]
-fn detects_a_slot_re_created_before_anything_was_confirmed() {
+fn detects_a_slot_recreated_before_anything_was_confirmed() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     fixture.start().kill();
@@ -750,22 +752,23 @@ fn detects_a_slot_re_created_before_anything_was_confirmed() {
     expect_halt(&fixture, fixture.run().start(), 0);
 }
 
-/// `init` found an empty table, so the first run copies nothing.
+/// The table was empty when `init` ran, so the first run does not copy it.
 #[test]
-fn halts_if_the_slot_was_re_created_before_a_first_run_without_a_snapshot() {
+fn halts_if_the_slot_was_recreated_before_a_first_run_without_a_snapshot() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     re_create_slot(&fixture, &aggregate);
     expect_halt(&fixture, fixture.run().start(), 0);
 }
 
-/// If no checkpoint exists, no event is in Kafka, regardless of how the first run ended.
+/// Without a checkpoint, no event can be in Kafka, however the first run ended.
 #[test]
-fn repeats_a_first_exactly_once_run_killed_before_its_first_checkpoint() {
+fn repeats_the_first_exactly_once_run_if_killed_before_its_first_checkpoint() {
     let run = |fixture: &Fixture| fixture.run().arg("--exactly-once").start();
     let server = Server::private(MAJOR, "");
     let mut fixture = Fixture::on_servers(&server, Broker::shared());
-    // On a private server there is no WAL to confirm, so no checkpoint is written.
+    // Use a private server: its WAL contains nothing to confirm, so no checkpoint is written until
+    // there is an event.
     let started = |fixture: &Fixture| {
         fixture
             .db
@@ -802,9 +805,9 @@ fn repeats_a_first_exactly_once_run_killed_before_its_first_checkpoint() {
     fixture.check_delivered(&[], Resends::Never);
 }
 
-/// Like the previous test, with rows that are older than the slot.
+/// Like the test above, but with rows that are older than the slot and must be copied.
 #[test]
-fn repeats_a_first_exactly_once_snapshot_killed_before_its_first_checkpoint() {
+fn repeats_the_first_exactly_once_snapshot_if_killed_before_a_checkpoint() {
     let fixture = crate::snapshot::fixture_with_older_rows(crate::snapshot::TABLE, 1000, false).0;
     let mut walpost = fixture.run().arg("--exactly-once").start();
     walpost.wait_for_log("starting a snapshot");

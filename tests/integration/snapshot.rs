@@ -1,5 +1,5 @@
-//! Rows that are older than the slot are delivered first, from a snapshot; the stream continues
-//! from the snapshot's consistent point.
+//! Rows that are older than the slot are delivered first, from a snapshot. The stream then
+//! continues from the snapshot's consistent point.
 
 use std::collections::{HashMap, HashSet};
 
@@ -24,7 +24,7 @@ pub(crate) const TABLE: &str =
     "CREATE TABLE outbox (id uuid PRIMARY KEY, aggregatetype text, aggregateid text,
     type text, payload jsonb, created_at timestamptz NOT NULL DEFAULT clock_timestamp())";
 
-/// Creates a fixture whose table is older than its slot.
+/// Creates a fixture with a table but without a slot, so that rows can be older than the slot.
 fn fixture_before_init(create: &str) -> Fixture<'static> {
     fixture_before_init_on(create, MAJOR)
 }
@@ -35,7 +35,7 @@ fn fixture_before_init_on(create: &str, major: u32) -> Fixture<'static> {
     fixture
 }
 
-/// Writes `count` events in one transaction.
+/// Writes `count` events in a single transaction.
 fn fill(fixture: &Fixture<'_>, aggregate: &str, count: usize) {
     let payload = "jsonb_build_object('text', E'a\\tb\\\\c\\n' || n)";
     fixture
@@ -43,8 +43,8 @@ fn fill(fixture: &Fixture<'_>, aggregate: &str, count: usize) {
         .run(&fixture.events().insert_many(aggregate, count, payload));
 }
 
-/// Returns the state and the consistent point of each journal entry about the snapshot, except
-/// those of `init`.
+/// Returns the state and the consistent point in each journal entry about a snapshot. Leaves out
+/// entries written by `init`.
 fn journal(fixture: &Fixture<'_>) -> Vec<(String, u64)> {
     let entries = fixture.db.rows(
         "SELECT detail ->> 'state', to_lsn FROM walpost.journal WHERE action = 'snapshot' AND detail ->> 'state' <> 'due' ORDER BY id",
@@ -56,7 +56,8 @@ fn journal(fixture: &Fixture<'_>) -> Vec<(String, u64)> {
         .collect()
 }
 
-/// Returns the consistent point of the only snapshot, which is complete.
+/// Asserts that there was only one snapshot and that it is complete, and returns its consistent
+/// point.
 fn snapshot_lsn(fixture: &Fixture<'_>) -> u64 {
     let entries = journal(fixture);
     let [(started, snapshot_lsn), (done, same)] = &entries[..] else {
@@ -76,7 +77,8 @@ fn check_copied(fixture: &Fixture<'_>, snapshot_lsn: u64) -> usize {
 fn check_copied_records(fixture: &Fixture<'_>, records: &[Record], snapshot_lsn: u64) -> usize {
     let history = fixture.history();
     let delivered: Vec<DeliveredRecord> = records.iter().map(DeliveredRecord::from).collect();
-    // WAL records begin at multiples of eight, so no commit has this LSN.
+    // The LSN of records copied from the snapshot is one less than its consistent point. No commit
+    // can have that LSN, because WAL records begin at multiples of eight.
     let (copied, streamed): (Vec<_>, Vec<_>) = delivered
         .into_iter()
         .partition(|record| record.position.0 == snapshot_lsn - 1);
@@ -120,7 +122,7 @@ fn check_copied_records(fixture: &Fixture<'_>, records: &[Record], snapshot_lsn:
     copied.len()
 }
 
-/// Waits until everything is confirmed, and stops Walpost.
+/// Waits until everything is confirmed, and then stops Walpost.
 pub(crate) fn settle(fixture: &Fixture<'_>, walpost: Walpost) {
     fixture.wait_until_confirmed();
     walpost.terminate().expect_code(0);
@@ -137,8 +139,8 @@ fn wait_until_blocked(fixture: &Fixture<'_>, by: &Session) {
     });
 }
 
-/// Opens a transaction with events, some of them in savepoints, and rolls some of the savepoints
-/// back.
+/// Opens a transaction that writes events, some of them under savepoints, and rolls back one of the
+/// savepoints.
 fn open_transaction(fixture: &Fixture<'_>, aggregate: &str) -> Session {
     let session = fixture.server.session(&fixture.name);
     let one = || fixture.insert_sql(aggregate, "open");
@@ -152,7 +154,7 @@ fn open_transaction(fixture: &Fixture<'_>, aggregate: &str) -> Session {
     session
 }
 
-/// Creates a fixture with the given number of older rows.
+/// Creates a fixture with this many rows that are older than its slot.
 pub(crate) fn fixture_with_older_rows(
     create: &str,
     rows: usize,
@@ -165,7 +167,8 @@ pub(crate) fn fixture_with_older_rows(
     (fixture.in_mode(exactly_once), aggregate)
 }
 
-/// Starts Walpost and returns while Walpost is copying a table with many rows.
+/// Starts Walpost with a small window, which slows down the copy, and waits until some rows have
+/// been copied. At that point, the copy of a large table is still running.
 pub(crate) fn start_and_copy_some(fixture: &Fixture<'_>) -> Walpost {
     let before = fixture.records().len();
     let mut walpost = fixture.run().args(["--window-records", "20"]).start();
@@ -174,7 +177,7 @@ pub(crate) fn start_and_copy_some(fixture: &Fixture<'_>) -> Walpost {
     walpost
 }
 
-/// Asserts that all events were delivered, in exactly-once mode each exactly once.
+/// Asserts that all events were delivered and, in exactly-once mode, that none was repeated.
 pub(crate) fn expect_all(fixture: &Fixture<'_>, count: usize, exactly_once: bool) {
     let records = fixture.records();
     let ids: HashSet<_> = records.iter().map(|record| record.header("id")).collect();

@@ -1,5 +1,5 @@
-//! Random faults, several at a time, for a configured time: `./dev soak`. A seed determines the
-//! faults.
+//! Injects random faults, several at a time, for a configured time: `./dev soak`. The seed
+//! determines the faults.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -26,27 +26,27 @@ use crate::support::session::Session;
 use crate::support::wait::poll_until;
 use crate::support::walpost::{Finished, Walpost};
 
-/// Duration of a round: faults are injected, and then all events committed in the meantime are
-/// checked.
+/// Duration of a round, in which faults are injected. All events committed during the round are
+/// checked afterwards.
 const ROUND_DURATION: Duration = Duration::from_secs(45);
 
-/// Time in which Walpost must deliver and confirm the remaining events after the faults have ended.
-/// It is longer than the longest pause between two attempts, and longer than the timeout of an
-/// abandoned Kafka transaction.
+/// How long Walpost may take to deliver and confirm the remaining events after the last fault. This
+/// exceeds both the longest pause between two attempts and the timeout of an abandoned Kafka
+/// transaction.
 const RECOVERY_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Memory use above this limit indicates a leak: the window is 8 MiB.
+/// Memory limit for a process. The window is only 8 MiB, so exceeding this limit indicates a leak.
 const MEMORY_BYTES_MAX: u64 = 128 << 20;
 
-/// The limit in bytes of a topic, which is smaller than a batch.
+/// The batch size limit of a topic that is too small for Walpost's usual batches.
 const SMALL_TOPIC_BYTES: &str = "20000";
-/// The largest transaction for the topic with the small limit: each of its records can become a
-/// separate batch.
+/// Maximum number of events per transaction in the topic with the small limit. Each of its records
+/// may have to be sent as a separate batch.
 const SMALL_TOPIC_EVENTS_MAX: usize = 1_500;
 
 #[test]
 #[ignore = "runs for a configured time: ./dev soak --minutes N"]
-fn random_faults_lose_and_reorder_no_event() {
+fn random_faults_neither_lose_nor_reorder_events() {
     let minutes = env::var("WALPOST_SOAK_MINUTES").map_or(10, |text| text.parse().unwrap());
     let until = Instant::now() + Duration::from_secs(60 * minutes);
     let mut broker = Broker::private();
@@ -75,8 +75,8 @@ fn random_faults_lose_and_reorder_no_event() {
         let lost_a_marker = broker.has_lost_a_marker();
         match outcome {
             Ok(summaries) => report.add(&summaries, round_log),
-            // If the broker lost the marker of a transaction, the outcome depends on the broker, so this
-            // iteration is not counted.
+            // If the broker lost a transaction marker, the failure is the broker's fault. Don't
+            // count this round.
             Err(_) if lost_a_marker => report.void += 1,
             Err(reason) => {
                 round_log.keep(&server, &broker);
@@ -91,38 +91,38 @@ fn random_faults_lose_and_reorder_no_event() {
     eprintln!("{report}");
 }
 
-/// The components that a round's faults affect.
+/// The servers and the proxies in front of them. A round injects faults into both.
 struct RoundTargets<'a> {
     server: &'a Server,
     broker: &'a Broker,
     postgres: Proxy,
     kafka: &'a Proxy,
-    /// Held while a fault delays data that was sent to Kafka.
+    /// Locked while a fault delays data that was sent to Kafka.
     in_flight: Mutex<()>,
-    /// Held while a fault prevents PostgreSQL or Kafka from responding normally.
+    /// Locked while a fault prevents PostgreSQL or Kafka from responding normally.
     postgres_is_up: Mutex<()>,
     broker_is_up: Mutex<()>,
     round_log: &'a RoundLog,
 }
 
-/// One of the two pipelines of a round.
+/// One of a round's two pipelines.
 struct SoakPipeline<'a> {
     fixture: Fixture<'a>,
-    /// The topic of the last aggregate only accepts small batches.
+    /// The aggregate types of the events. The topic of the last one accepts only small batches.
     aggregates: [String; 3],
     is_exactly_once: bool,
 }
 
 impl SoakPipeline<'_> {
-    /// Returns the role that Walpost connects as.
+    /// Returns the name of the role that Walpost connects as.
     fn role(&self) -> String {
         format!("soak_{}", self.fixture.name)
     }
 }
 
 impl RoundTargets<'_> {
-    /// Injects faults for a while, waits until everything is delivered, and returns the results for
-    /// at-least-once and for exactly-once mode.
+    /// Injects faults for a while, waits until everything is delivered, and returns one result for
+    /// at-least-once mode and one for exactly-once mode.
     fn round(&self, rng: &mut fastrand::Rng) -> [DeliverySummary; 2] {
         let pipelines = [false, true].map(|is_exactly_once| {
             let outbox = *rng.choice(&[Outbox::Table, Outbox::Messages]).unwrap();
@@ -178,7 +178,7 @@ impl RoundTargets<'_> {
         [at_least_once, exactly_once]
     }
 
-    /// Starts Walpost for a pipeline, behind both proxies.
+    /// Starts a Walpost process that connects through both proxies.
     fn start(&self, pipeline: &SoakPipeline) -> Walpost {
         let user = format!("user={}", pipeline.role());
         let postgres = self.postgres.conninfo(&pipeline.fixture.name);
@@ -194,7 +194,8 @@ impl RoundTargets<'_> {
             .start()
     }
 
-    /// Kills, freezes and replaces a pipeline's process. The last process keeps running.
+    /// Repeatedly kills, freezes or replaces the pipeline's process until the round ends. Returns
+    /// the process that is running when the round ends.
     fn inject_faults<'s>(
         &self,
         pipeline: SoakPipeline<'s>,
@@ -249,7 +250,8 @@ impl RoundTargets<'_> {
                     self.round_log.fault("hangup of the terminal", name);
                     walpost.signal("HUP");
                 }
-                // A process whose first connection is rejected halts immediately.
+                // Skip this fault before the first connection, because a process whose first
+                // connection is rejected halts immediately.
                 6 if walpost.logged("streaming") > 0 => {
                     let _is_up = lock(&self.postgres_is_up);
                     self.round_log.fault("role that may not log in", name);
@@ -260,8 +262,8 @@ impl RoundTargets<'_> {
                     sleep_randomly(rng, 0..8_000, until);
                     session.run(&format!("ALTER ROLE {role} LOGIN"));
                 }
-                // In at-least-once mode, repeated events would go to another partition, which can't
-                // be distinguished from a gap.
+                // In at-least-once mode, repeated events would be sent to other partitions, where
+                // the test could not distinguish repetitions from gaps.
                 7 if pipeline.is_exactly_once => {
                     let _is_up = lock(&self.broker_is_up);
                     self.round_log.fault("partitions added", name);
@@ -302,8 +304,9 @@ impl RoundTargets<'_> {
         self.round_log.log(&pipeline.fixture.name, &walpost.kill());
     }
 
-    /// Waits until no data of a killed process can reach the broker any longer. Without fencing,
-    /// such data could arrive after records of the next process, which Walpost can't prevent.
+    /// Waits until no data sent by a killed process can reach the broker. Without fencing, such
+    /// data could arrive after the next process has written records, and Walpost can't prevent
+    /// that.
     fn wait_for_stragglers(&self, pipeline: &SoakPipeline) {
         if !pipeline.is_exactly_once {
             self.kafka.cut();
@@ -311,8 +314,8 @@ impl RoundTargets<'_> {
         }
     }
 
-    /// Stops, kills and freezes the servers, and makes them write a lot of WAL at once. Both
-    /// servers are available again at the end.
+    /// Stops, kills and freezes the servers, and makes them write large amounts of WAL at once.
+    /// Both servers are available again once this function returns.
     fn break_servers(
         &self,
         rng: &mut fastrand::Rng,
@@ -383,7 +386,7 @@ impl RoundTargets<'_> {
                     for name in ["statement_timeout", "lock_timeout", "idle_session_timeout"] {
                         session.run(&format!("ALTER DATABASE {database} SET {name} = '200ms'"));
                     }
-                    // This setting exists from PostgreSQL 17 on.
+                    // Versions before PostgreSQL 17 do not have this setting.
                     let _ = session.try_run(&format!(
                         "ALTER DATABASE {database} SET transaction_timeout = '200ms'"
                     ));
@@ -403,13 +406,13 @@ impl RoundTargets<'_> {
         }
     }
 
-    /// Acquires the slot repeatedly for a short time without moving it.
+    /// Acquires the slot repeatedly, each time only briefly and without moving it.
     fn acquire_slot_briefly(&self, rng: &mut fastrand::Rng, database: &str) {
         let session = self.server.session(database);
         self.end_walsender(&session, database);
         let until = Instant::now() + Duration::from_millis(rng.u64(100..3_000));
         while Instant::now() < until {
-            // This statement fails if Walpost acquires the slot first.
+            // The statement fails if Walpost has acquired the slot first.
             let _ = session.try_run(&format!(
                 "SELECT count(*) FROM pg_logical_slot_peek_binary_changes('walpost_{database}', NULL, NULL,
                      'proto_version', '1', 'publication_names', 'walpost_{database}', 'messages', 'true')"
@@ -417,7 +420,8 @@ impl RoundTargets<'_> {
         }
     }
 
-    /// Cuts, delays and slows down the connections. At the end, all data is forwarded.
+    /// Cuts, delays and slows down the connections. Once this function returns, all data is
+    /// forwarded normally again.
     fn break_network(&self, rng: &mut fastrand::Rng, until: Instant) {
         while sleep_randomly(rng, 500..4_000, until) {
             let is_kafka = rng.bool();
@@ -457,8 +461,9 @@ impl RoundTargets<'_> {
         }
     }
 
-    /// Gives the pipelines a history other than the delivered one, so that they halt and confirm
-    /// nothing. In at-least-once mode, events are delivered again after the database is restored.
+    /// Re-creates the slots, or restores an older copy of the database. The pipelines must then
+    /// halt without confirming anything. The exception is a pipeline in at-least-once mode after a
+    /// restore: it can't detect the restore and delivers events again.
     fn change_history(&self, rng: &mut fastrand::Rng, pipelines: [SoakPipeline<'_>; 2]) {
         if rng.bool() {
             for pipeline in &pipelines {
@@ -523,7 +528,7 @@ impl RoundTargets<'_> {
         assert_eq!(fixture.records().len(), delivered);
     }
 
-    /// Waits until a pipeline has delivered and confirmed everything, and checks the delivery.
+    /// Waits until a pipeline has confirmed everything, and then checks what it delivered.
     fn check_delivery(&self, pipeline: &mut SoakPipeline, mut walpost: Walpost) -> DeliverySummary {
         let fixture = &mut pipeline.fixture;
         fixture.reconnect();
@@ -548,7 +553,7 @@ impl RoundTargets<'_> {
     }
 }
 
-/// A log of the events in a round. Its directory is removed if the round succeeds.
+/// A log of what happens during a round. Its directory is removed if the round succeeds.
 struct RoundLog {
     started: Instant,
     folder: PathBuf,
@@ -583,7 +588,7 @@ impl RoundLog {
         });
     }
 
-    /// Asserts that a process is running and uses no more memory than allowed.
+    /// Asserts that the process is running and that its memory use is below the limit.
     fn check_memory(&self, walpost: &mut Walpost) {
         let log = walpost.log();
         assert!(walpost.is_running(), "the process exited by itself:\n{log}");
@@ -592,7 +597,7 @@ impl RoundLog {
         self.memory.fetch_max(bytes, Ordering::Relaxed);
     }
 
-    /// Saves the log of a pipeline's process.
+    /// Appends the process's log to the pipeline's log file.
     fn log(&self, pipeline: &str, finished: &Finished) {
         let path = self.log_of(pipeline);
         let mut log = File::options()
@@ -603,7 +608,7 @@ impl RoundLog {
         log.write_all(finished.stderr.as_bytes()).unwrap();
     }
 
-    /// Returns how often the processes of a pipeline started to stream.
+    /// Returns how many times the pipeline's processes started streaming.
     fn sessions(&self, pipeline: &str) -> usize {
         let log = fs::read_to_string(self.log_of(pipeline)).unwrap();
         log.lines()
@@ -615,7 +620,7 @@ impl RoundLog {
         self.folder.join(format!("{pipeline}.log"))
     }
 
-    /// Writes lists of the committed and the delivered events.
+    /// Writes the lists of committed and delivered events to files.
     fn list(&self, fixture: &Fixture) {
         let mut text = String::new();
         for CommittedEvent { id, end, index } in fixture.history() {
@@ -637,7 +642,8 @@ impl RoundLog {
         fs::write(self.folder.join(format!("{name}.delivered")), text).unwrap();
     }
 
-    /// Keeps the directory, and adds the faults, the servers' logs and the broker's data.
+    /// Adds the list of faults, the servers' logs and the broker's data to the directory, and keeps
+    /// it for inspection.
     fn keep(&self, server: &Server, broker: &Broker) {
         let mut text = String::new();
         for InjectedFault { at, what, target } in &*lock(&self.faults) {
@@ -655,11 +661,12 @@ impl RoundLog {
 #[derive(Default)]
 struct SoakReport {
     rounds: usize,
-    /// Failed rounds in which the broker lost a transaction marker.
+    /// Number of failed rounds that were not counted because the broker had lost a transaction
+    /// marker.
     void: usize,
     time: Duration,
     faults: BTreeMap<String, usize>,
-    /// One value for at-least-once mode and one for exactly-once mode.
+    /// The first value is for at-least-once mode, the second for exactly-once mode.
     committed: [usize; 2],
     repeated: [usize; 2],
     memory: u64,
@@ -706,7 +713,7 @@ impl fmt::Display for SoakReport {
     }
 }
 
-/// Sleeps for a random time, but not past `until`; returns false if `until` was reached.
+/// Sleeps for a random time, but not beyond `until`. Returns false if `until` was reached.
 fn sleep_randomly(rng: &mut fastrand::Rng, millis: std::ops::Range<u64>, until: Instant) -> bool {
     let wanted = Duration::from_millis(rng.u64(millis));
     let left = until.saturating_duration_since(Instant::now());

@@ -1,5 +1,5 @@
-//! Another user of the machine listens on PostgreSQL's Unix-domain socket. In these tests, the
-//! other user is the one that runs the servers, and Walpost runs as root.
+//! Another user of the machine may be listening on PostgreSQL's Unix-domain socket. In these tests,
+//! Walpost runs as root, and the user that runs the servers acts as the other user.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -21,8 +21,8 @@ local all,replication all trust
 host  all all 127.0.0.1/32 trust
 ";
 
-/// A server with three sockets: one in its own directory, one in a directory in which any user can
-/// create files, and an abstract socket.
+/// A server with three sockets: one in the server's own directory, one in a directory that is
+/// writable by any user, and an abstract one.
 struct Sockets {
     server: Server,
     shared: PathBuf,
@@ -69,7 +69,7 @@ impl Sockets {
         )
     }
 
-    /// Returns the output of `check` over the given connection.
+    /// Returns the output of `check` for a connection through the given socket directory.
     fn check(&self, folder: &Path, role: &str, parameters: &str) -> String {
         let conninfo = self.conninfo(folder, role, parameters);
         let words = ["check", "--postgres", &conninfo, "--kafka", "127.0.0.1:9"];
@@ -78,10 +78,10 @@ impl Sockets {
 }
 
 const ACCEPTED: &str = "accepts SQL";
-const WARNING: &str = "uses a Unix-domain socket that any user of this machine could have created";
+const WARNING: &str = "uses a Unix-domain socket that any user on this machine could have created";
 
-/// Walpost does not send a password in clear text if another local user could be impersonating the
-/// server.
+/// Walpost does not send a password in clear text to a server that another local user could be
+/// impersonating.
 #[test]
 fn sends_no_password_to_a_socket_owned_by_another_user() {
     if effective_user() != 0 {
@@ -112,7 +112,7 @@ fn sends_no_password_to_a_socket_owned_by_another_user() {
                 assert_eq!(found.contains(WARNING), is_warned, "{parameters}: {found}");
             }
         }
-        // Only the server's user can create the directory.
+        // Only the server's own user can create sockets in this directory.
         let found = sockets.check(&sockets.server.socket, role, "");
         assert!(
             found.contains(ACCEPTED) && !found.contains(WARNING),
@@ -133,8 +133,8 @@ fn requirepeer_prevents_sending_data_to_another_user() {
     }
     let sockets = Sockets::new();
     for (required, text) in [
-        ("nobody", "requirepeer=nobody was expected"),
-        ("4000000000", "requirepeer=4000000000 was expected"),
+        ("nobody", "but requirepeer is nobody"),
+        ("4000000000", "but requirepeer is 4000000000"),
         (
             "no-such-user",
             "requirepeer=no-such-user is not a user in /etc/passwd",
@@ -150,6 +150,6 @@ fn requirepeer_prevents_sending_data_to_another_user() {
     let fixture = Fixture::on_servers(&sockets.server, broker);
     let conninfo = format!("{} requirepeer=nobody", fixture.conninfo());
     let mut walpost = fixture.with_conninfo(&conninfo).run().start();
-    walpost.wait_for_logs("requirepeer=nobody was expected", 1);
+    walpost.wait_for_logs("but requirepeer is nobody", 1);
     walpost.terminate().expect_code(0);
 }

@@ -1,4 +1,4 @@
-//! Two instances of a pipeline: one streams, and the other stands by and takes over.
+//! Two instances of a pipeline: one streams while the other stands by, ready to take over.
 
 use crate::support::checker::Resends;
 use crate::support::event::Outbox;
@@ -43,8 +43,8 @@ fn frozen_instance_confirms_nothing_after_another_has_taken_over(outbox: Outbox)
     take_over_from_frozen_instance(&Fixture::with_outbox(outbox), Resends::AtMost(1));
 }
 
-/// Freezes the active instance until another instance has acquired its slot. After the frozen
-/// instance is resumed, it must detect that it has lost the slot.
+/// Freezes the active instance until another one has acquired the slot. When the frozen instance
+/// resumes, it must detect that it has lost the slot.
 pub(crate) fn take_over_from_frozen_instance(fixture: &Fixture, resends: Resends) {
     let aggregate = fixture.aggregate(1);
     let mut frozen = fixture.start_and_confirm_one(&aggregate, "k");

@@ -1,4 +1,4 @@
-//! `walpost status`, with a running process and with the database only.
+//! Tests `walpost status` with a running process and with only a database.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
@@ -20,12 +20,13 @@ fn start(fixture: &Fixture<'_>) -> (Walpost, Http) {
     (walpost, http)
 }
 
-/// Returns `walpost status` for this database and the process at this address.
+/// Returns a `walpost status` command that queries the fixture's database and the process at this
+/// address.
 fn status(fixture: &Fixture<'_>, address: &str) -> Invocation {
     fixture.invoke("status").args(["--http", address])
 }
 
-/// Returns the cells of the table row that begins with this name.
+/// Returns the cells of the table row for this name.
 fn row<'t>(text: &'t str, name: &str) -> Vec<&'t str> {
     let line = text.lines().find(|line| line.starts_with(name));
     let line = line.unwrap_or_else(|| panic!("no row of {name} in:\n{text}"));
@@ -36,7 +37,7 @@ fn row<'t>(text: &'t str, name: &str) -> Vec<&'t str> {
 }
 
 #[test]
-fn shows_a_healthy_pipeline_with_data_from_process_and_database() {
+fn shows_process_and_database_data_for_a_healthy_pipeline() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     let (walpost, http) = start(&fixture);
@@ -58,7 +59,7 @@ fn shows_a_healthy_pipeline_with_data_from_process_and_database() {
     let pipeline = &json["pipelines"][0];
     assert_eq!(pipeline["connector"]["events"]["delivered"], 1, "{json}");
     assert_eq!(pipeline["database"]["active"], true, "{json}");
-    // Queries only the process if no database is given.
+    // If no database is given, only the process is queried.
     let alone = Invocation::new(["status", "--http", http.address()])
         .finish()
         .expect_code(0);
@@ -67,7 +68,7 @@ fn shows_a_healthy_pipeline_with_data_from_process_and_database() {
 }
 
 #[test]
-fn queries_only_the_database_if_no_process_runs() {
+fn queries_only_the_database_if_walpost_is_not_running() {
     let fixture = Fixture::new();
     let nowhere = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = nowhere.local_addr().unwrap().to_string();
@@ -83,7 +84,7 @@ fn queries_only_the_database_if_no_process_runs() {
     let cells = row(&shown.stdout, &fixture.name);
     assert_eq!(cells[1], "not read", "{cells:?}");
     assert!(cells.contains(&"reserved"), "{cells:?}");
-    // The process runs, but does not serve HTTP.
+    // Without an HTTP address, only the database shows that the process is running.
     let walpost = fixture.start();
     let shown = status(&fixture, "off").finish().expect_code(0);
     assert_eq!(row(&shown.stdout, &fixture.name)[1], "in use");
@@ -107,7 +108,7 @@ fn status_reports_every_problem() {
     .finish()
     .expect_code(1)
     .expect_mentions(&["catalog query failed", "/nowhere"]);
-    // The running process has a different pipeline.
+    // The process at this address runs a different pipeline.
     let fixture = Fixture::new();
     let (walpost, http) = start(&fixture);
     let other = Fixture::new();
@@ -123,7 +124,7 @@ fn status_reports_every_problem() {
 }
 
 #[test]
-fn status_rejects_a_command_without_a_server_to_query() {
+fn status_rejects_a_configuration_without_any_server_to_query() {
     Invocation::new(["status", "--http", "off"])
         .finish()
         .expect_code(2)
@@ -145,7 +146,7 @@ fn status_reports_that_the_http_server_is_not_walpost() {
     let server = thread::spawn(move || {
         for answer in answers {
             let (mut stream, _) = other_program.accept().unwrap();
-            // The response must be newer than the request.
+            // Read the whole request before responding.
             let mut request = BufReader::new(stream.try_clone().unwrap()).lines();
             while request.next().is_some_and(|line| !line.unwrap().is_empty()) {}
             stream.write_all(answer.as_bytes()).unwrap();
@@ -196,12 +197,12 @@ fn watch_mode_writes_no_escape_sequences_to_a_pipe() {
     walpost.terminate().expect_code(0);
 }
 
-/// On a terminal, each frame overwrites the previous one and fits the screen.
+/// On a terminal, each frame overwrites the previous one and fits on the screen.
 #[test]
 fn watch_mode_fits_the_terminal_without_clearing_it() {
     let fixture = Fixture::new();
     let (walpost, http) = start(&fixture);
-    // Nothing listens on this address, and the reason is longer than a line.
+    // Nothing listens on this address, and the error message is longer than a line.
     let nowhere = TcpListener::bind("127.0.0.1:0").unwrap();
     let silent = nowhere.local_addr().unwrap().to_string();
     drop(nowhere);
@@ -219,7 +220,7 @@ fn watch_mode_fits_the_terminal_without_clearing_it() {
         wait_until("a third frame", || shown().matches("\x1b[?7h").count() >= 3);
         watch.kill();
         let shown = shown();
-        // The previous contents of the screen were scrolled up, not erased.
+        // The previous contents of the screen must be scrolled up rather than erased.
         let (before, frames) = shown.split_once("\x1b[?7l").expect(&shown);
         assert_eq!(before.matches('\n').count(), 12, "{shown:?}");
         for clear in ["\x1b[2J", "\x1b[3J", "\x1bc", "\n"] {

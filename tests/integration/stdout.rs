@@ -13,7 +13,7 @@ fn run(fixture: &Fixture) -> Invocation {
     fixture.invoke("run").args(["--sink", "stdout"])
 }
 
-/// Returns the first `count` lines of standard output.
+/// Waits for `count` lines on standard output, and returns all lines.
 fn lines(walpost: &Walpost, count: usize) -> Vec<String> {
     wait_for("lines on standard output", || {
         let lines: Vec<String> = walpost.output().lines().map(str::to_owned).collect();
@@ -22,7 +22,7 @@ fn lines(walpost: &Walpost, count: usize) -> Vec<String> {
 }
 
 #[test]
-fn writes_and_confirms_each_record_as_a_json_line() {
+fn writes_each_record_as_a_json_line_and_confirms_it() {
     let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text)",
     );
@@ -80,7 +80,8 @@ fn encodes_binary_keys_and_values_in_base64() {
     walpost.terminate().expect_code(0);
 }
 
-/// This timeout exceeds the time that any test waits, so a test that depended on it would fail.
+/// A timeout that is longer than any test waits, so a test fails if the process waits until this
+/// timeout expires.
 const DRAIN_TIMEOUT_FLAGS: [&str; 2] = ["--drain-timeout", "1h"];
 
 #[test]
@@ -104,7 +105,7 @@ fn halts_immediately_when_the_reader_closes_the_pipe() {
 #[test]
 fn stops_on_request_even_if_its_output_is_not_read() {
     let fixture = Fixture::new();
-    // The output exceeds the capacity of a pipe.
+    // Write more than a pipe can hold.
     let many = fixture
         .events()
         .insert_many(&fixture.aggregate(1), 2000, "'{}'");
@@ -154,7 +155,7 @@ fn halts_if_standard_output_is_open_for_reading_only() {
 }
 
 #[test]
-fn discards_events_if_standard_output_is_redirected_to_dev_null() {
+fn confirms_events_if_standard_output_is_redirected_to_dev_null() {
     let fixture = Fixture::new();
     let walpost = run(&fixture).redirected(">/dev/null").start_streaming();
     fixture.insert(&fixture.name, "k");
@@ -162,9 +163,9 @@ fn discards_events_if_standard_output_is_redirected_to_dev_null() {
     walpost.terminate().expect_code(0);
 }
 
-/// The preceding rows are in the sink, which has not been flushed yet.
+/// When a row halts the pipeline, the rows before it are still in the sink's buffer.
 #[test]
-fn writes_the_rows_that_precede_one_that_halts_a_snapshot() {
+fn writes_the_rows_preceding_a_row_that_halts_the_snapshot() {
     let fixture = Fixture::bare();
     fixture.db.run(
         "CREATE TABLE outbox (id int PRIMARY KEY, aggregatetype text, aggregateid text, payload text);

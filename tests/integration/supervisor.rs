@@ -14,12 +14,12 @@ use crate::support::reaper;
 use crate::support::wait::wait_until;
 use crate::support::walpost::{Invocation, Walpost, config_file};
 
-/// Creates a walpost.toml with a pipeline for each fixture.
+/// Creates a walpost.toml that defines one pipeline per fixture.
 fn file(fixtures: &[&Fixture]) -> PathBuf {
     file_with(fixtures, "")
 }
 
-/// Like [`file`], with additional settings for the first pipeline.
+/// Like [`file`], but with additional settings for the first pipeline.
 fn file_with(fixtures: &[&Fixture], mut settings: &str) -> PathBuf {
     let mut text = format!(
         "[kafka]\n'bootstrap.servers' = '{}'\n",
@@ -53,7 +53,7 @@ fn start(fixtures: &[&Fixture]) -> Walpost {
     walpost
 }
 
-/// Starts sessions that write events, with one aggregate per fixture.
+/// Starts sessions that write events, using one aggregate type per fixture.
 fn loads(fixtures: &[Fixture], aggregates: &[String]) -> Vec<Load> {
     let both = fixtures.iter().zip(aggregates);
     both.map(|(fixture, aggregate)| fixture.load(&[aggregate]))
@@ -81,7 +81,7 @@ fn each_pipeline_delivers_only_its_own_events() {
 }
 
 #[test]
-fn reports_one_halt_and_keeps_other_pipelines_running() {
+fn reports_a_halted_pipeline_and_keeps_the_others_running() {
     let fixtures = [Fixture::new(), Fixture::new()];
     let mut walpost = start(&fixtures.each_ref());
     let aggregate = fixtures[1].aggregate(1);
@@ -117,7 +117,7 @@ fn monitors_the_slot_of_a_halted_pipeline_and_never_drops_it() {
     let kept = http.metric("walpost_slot_retained_bytes", &fixtures[0].name);
     assert!(kept > Some(f64::from(32 << 20)), "{kept:?}");
     assert_eq!(walpost.logged("was dropped"), 0);
-    // The slot still exists, and has not passed the event at which the pipeline halted.
+    // The slot must still exist, and must not have passed the event that halted the pipeline.
     assert!(fixtures[0].confirmed() < fixtures[0].history()[0].end);
     walpost.terminate().expect_code(3);
 }
@@ -137,8 +137,8 @@ fn process_exits_when_the_last_pipeline_has_halted() {
 fn process_exits_with_the_correct_code_during_tls_handshakes() {
     let key = reaper::folder("key").join("client.key");
     fs::write(&key, "no key").unwrap();
-    // Each pipeline halts because of its key, and from then on monitors its slot, which requires a
-    // TLS handshake.
+    // Each pipeline halts because its key is invalid. After that, it only monitors its slot, which
+    // requires a TLS handshake.
     let mut text = format!(
         "[kafka]
         'bootstrap.servers' = 'localhost:9092'
@@ -178,9 +178,9 @@ fn pipeline_that_cannot_start_does_not_stop_the_others() {
     walpost.terminate().expect_code(3);
 }
 
-/// The owner of one database can make its `init` fail whenever the process starts.
+/// The owner of one database can make the `init` of its pipeline fail whenever the process starts.
 #[test]
-fn failed_run_init_of_one_pipeline_does_not_stop_the_others() {
+fn failed_init_during_run_does_not_stop_other_pipelines() {
     let fixtures = [Fixture::bare(), Fixture::bare()];
     let allow = |is_allowed: bool| {
         format!(
@@ -203,7 +203,7 @@ fn failed_run_init_of_one_pipeline_does_not_stop_the_others() {
 }
 
 #[test]
-fn outage_of_one_broker_or_database_affects_only_its_pipelines() {
+fn outage_of_a_broker_or_database_does_not_affect_other_pipelines() {
     let broker = Broker::borrowed();
     let server = Server::private(MAJOR, "");
     let healthy = Fixture::new();
@@ -243,10 +243,10 @@ fn outage_of_one_broker_or_database_affects_only_its_pipelines() {
 }
 
 in_both_modes! {
-    rejected_record_or_slow_broker_affects_only_one_pipeline
+    rejected_record_or_slow_broker_does_not_affect_other_pipelines
 }
 
-fn rejected_record_or_slow_broker_affects_only_one_pipeline(exactly_once: bool) {
+fn rejected_record_or_slow_broker_does_not_affect_other_pipelines(exactly_once: bool) {
     const ROWS: usize = 20_000;
     let broker = Broker::borrowed();
     let kafka = broker.proxy();
@@ -266,7 +266,7 @@ fn rejected_record_or_slow_broker_affects_only_one_pipeline(exactly_once: bool) 
     slow.db
         .run(&slow.events().insert_many(&of_slow, ROWS, payload));
     let loads = loads(&healthy, &aggregates);
-    // The payload is too large even when compressed.
+    // The payload exceeds the topic's limit even when compressed.
     let payload = "(SELECT jsonb_agg(md5(i::text)) FROM generate_series(1, 200) i)";
     refused
         .db
@@ -333,7 +333,7 @@ fn check_of_many_pipelines_lists_problems_first() {
         !lines.iter().any(|line| line.starts_with("ok ")),
         "{lines:?}"
     );
-    // A finding that all pipelines share is printed once.
+    // If several pipelines have the same finding, it is printed only once.
     let alike = lines.iter().filter(|line| line.contains("encrypt"));
     assert!(alike.count() <= 2, "{lines:?}");
     let (_, lines) = run(&["check", "--pipeline", &fixtures[0].name]);
@@ -353,15 +353,16 @@ fn check_of_many_pipelines_lists_problems_first() {
     );
 }
 
-/// Without this limit, hundreds of idle pipelines would have thousands of threads.
+/// Each Kafka client has several threads. If every pipeline created a client at startup, a process
+/// with hundreds of idle pipelines would have thousands of threads.
 #[test]
-fn pipelines_after_the_tenth_create_a_kafka_client_for_their_first_event() {
+fn pipelines_after_the_tenth_create_a_kafka_client_on_demand() {
     let fixtures = [(); 12].map(|()| Fixture::new());
     let walpost = start(&fixtures.each_ref());
     let clients = || {
         let tasks = fs::read_dir(format!("/proc/{}/task", walpost.process_id())).unwrap();
         let names = tasks.map(|task| fs::read_to_string(task.unwrap().path().join("comm")));
-        // A thread may have exited in the meantime.
+        // Ignore threads that have exited in the meantime.
         names
             .flatten()
             .filter(|name| name == "kafka-poll\n")

@@ -1,4 +1,5 @@
-//! Walpost matches `synchronous_standby_names`, so the server treats it as a synchronous standby.
+//! If `synchronous_standby_names` matches Walpost's application name, the server treats Walpost as
+//! a synchronous standby.
 
 use crate::snapshot::TABLE;
 use crate::support::fixture::Fixture;
@@ -6,7 +7,7 @@ use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server};
 use crate::support::wait::wait_until;
 
-/// Sessions do not wait for a standby unless their database is configured to.
+/// A setting that keeps sessions from waiting for standbys unless their database overrides it.
 const NO_SYNCHRONOUS_COMMIT: &str = "synchronous_commit = local\n";
 const WARNING: &str = "Walpost is a synchronous standby";
 
@@ -44,11 +45,11 @@ fn warns_if_synchronous_standby_names_matches_walpost() {
 }
 
 in_both_modes! {
-    walpost_does_not_wait_for_its_own_confirmation_when_synchronous
+    does_not_deadlock_if_walpost_is_a_synchronous_standby
 }
 
-/// The first run copies rows, and therefore writes to the journal before it can confirm a position.
-fn walpost_does_not_wait_for_its_own_confirmation_when_synchronous(exactly_once: bool) {
+/// The first run copies rows, so it writes to the journal before it can confirm a position.
+fn does_not_deadlock_if_walpost_is_a_synchronous_standby(exactly_once: bool) {
     let settings = format!("{NO_SYNCHRONOUS_COMMIT}synchronous_standby_names = '*'\n");
     let server = Server::private(MAJOR, &settings);
     let fixture = Fixture::bare_on_servers(&server, Broker::shared());

@@ -11,7 +11,7 @@ use crate::support::postgres::{MAJOR, Server, StopMode};
 use crate::support::reaper;
 use crate::support::wait::WAIT_TIMEOUT;
 
-/// A stand-in for systemd.
+/// A stand-in for systemd that receives notifications.
 struct FakeSystemd {
     socket: UnixDatagram,
     path: PathBuf,
@@ -84,7 +84,7 @@ fn notifies_systemd_of_readiness_status_watchdog_and_stop() {
 }
 
 #[test]
-fn reports_ready_to_systemd_while_postgresql_is_down_with_the_reason() {
+fn notifies_systemd_of_readiness_and_of_the_reason_for_not_streaming() {
     let server = Server::private(MAJOR, "");
     let fixture = Fixture::on_servers(&server, Broker::shared());
     server.stop(StopMode::Fast);
@@ -101,7 +101,7 @@ fn reports_ready_to_systemd_while_postgresql_is_down_with_the_reason() {
     }
     server.start();
     systemd.wait_for("STATUS=1 of 1 pipelines streaming");
-    // Without WATCHDOG_USEC, no keep-alive messages are expected.
+    // Without WATCHDOG_USEC, Walpost must not send keep-alive messages.
     assert_eq!(systemd.count_notifications("WATCHDOG=1"), 0);
     walpost.terminate().expect_code(0);
 }
@@ -150,7 +150,7 @@ fn continues_if_the_systemd_notification_socket_is_removed() {
     fs::remove_file(&path).unwrap();
     fixture.insert(&aggregate, "k");
     fixture.wait_for_records(1);
-    // systemd creates the socket again when it restarts.
+    // Like systemd after a restart, create the socket again.
     systemd.socket = UnixDatagram::bind(&path).unwrap();
     systemd.socket.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
     systemd.wait_for("WATCHDOG=1");

@@ -1,4 +1,4 @@
-//! Several outbox tables on one slot.
+//! Several outbox tables that share one slot.
 
 mod blocked;
 mod early;
@@ -34,8 +34,7 @@ fn writer(tables: &[&str]) -> EventWriter {
     }
 }
 
-/// Creates a database with a slot for several tables, and these tables, each of which `walpost
-/// init` sets up.
+/// Creates a database with a slot for several tables, and adds these tables with `walpost init`.
 fn fixture_on(major: u32, settings: &str, tables: &[&str]) -> Fixture<'static> {
     let mut fixture = Fixture::bare_on_servers(Server::shared(major), Broker::shared());
     fixture.use_settings(settings);
@@ -51,7 +50,7 @@ fn fixture(tables: &[&str]) -> Fixture<'static> {
     fixture_on(MAJOR, SETTINGS, tables)
 }
 
-/// Creates the table's schema, runs `create`, and sets up the table with `walpost init`.
+/// Creates the table's schema, runs `create`, and adds the table with `walpost init`.
 fn add(fixture: &Fixture<'_>, table: &str, create: &str) {
     let (schema, _) = table.split_once('.').unwrap();
     fixture
@@ -76,11 +75,11 @@ in_both_modes! {
     delivery_continues_while_tables_are_added_dropped_and_renamed
     delivers_existing_rows_of_an_added_table_before_its_new_rows
     verifies_and_replays_one_of_several_tables
-    does_not_publish_a_renamed_schema_as_another_tenant
+    never_publishes_under_the_wrong_tenant_after_a_schema_rename
 }
 
-/// The tables have different column orders, additional columns, partitions, and names that need
-/// quotes.
+/// The tables have their columns in different orders, and some have additional columns. Some have
+/// partitions or names that must be quoted.
 fn delivers_events_of_all_tables_in_commit_order_despite_kills(exactly_once: bool) {
     const TABLES: [&str; 4] = [
         "tenant_1.outbox",
@@ -131,8 +130,8 @@ fn delivers_events_of_all_tables_in_commit_order_despite_kills(exactly_once: boo
     }
 }
 
-/// Tables are added by `walpost init` during the stream, dropped with their schemas, renamed and
-/// re-created.
+/// While Walpost streams, tables are added with `walpost init`, dropped together with their
+/// schemas, renamed and re-created.
 fn delivery_continues_while_tables_are_added_dropped_and_renamed(exactly_once: bool) {
     let mut fixture = fixture(&["tenant_1.outbox"]).in_mode(exactly_once);
     let aggregate = fixture.aggregate(3);
@@ -188,7 +187,7 @@ fn delivery_continues_while_tables_are_added_dropped_and_renamed(exactly_once: b
 fn init_creates_the_slot_and_adds_tables_on_every_version() {
     for major in [14, 15, 16, 17, 18] {
         let fixture = fixture_on(major, SETTINGS, &["tenant_1.outbox"]);
-        // A second `init` is harmless, also during the stream.
+        // A second `init` has no effect, whether Walpost is streaming or not.
         fixture.init().finish().expect_code(0);
         let aggregate = fixture.aggregate(1);
         let walpost = fixture.start();
@@ -211,8 +210,8 @@ fn init_creates_the_slot_and_adds_tables_on_every_version() {
     }
 }
 
-/// WAL contains these rows once, before any later row of the table, even if the process that
-/// delivers them is killed.
+/// WAL contains the existing rows exactly once, before any later row of the table, so they are
+/// delivered first even if the process is killed.
 fn delivers_existing_rows_of_an_added_table_before_its_new_rows(exactly_once: bool) {
     let fixture = fixture(&["tenant_1.outbox"]).in_mode(exactly_once);
     let aggregate = fixture.aggregate(1);
@@ -235,8 +234,8 @@ fn delivers_existing_rows_of_an_added_table_before_its_new_rows(exactly_once: bo
         "walpost init --table tenant_2.outbox",
     ]);
 
-    // `init` waits for a transaction that has written to the table, and treats the rows of this
-    // transaction as older rows.
+    // `init` must wait for a transaction that has already written to the table, and treat its rows
+    // as existing rows.
     let open = fixture.server.session(&fixture.name);
     open.run(&format!("BEGIN; {}", event("4")));
     let init = fixture.init().args(["--table", "tenant_2.outbox"]).start();
@@ -249,7 +248,7 @@ fn delivers_existing_rows_of_an_added_table_before_its_new_rows(exactly_once: bo
     init.finish().expect_code(0);
     fixture.db.run(&event("5"));
 
-    // The process is killed several times during delivery.
+    // Kill the process several times during delivery.
     let mut walpost = fixture.start();
     for _ in 0..2 {
         fixture.kill(walpost);
@@ -276,7 +275,7 @@ fn delivers_existing_rows_of_an_added_table_before_its_new_rows(exactly_once: bo
     assert_eq!(left, 0);
 }
 
-/// Rows of the other tables, in their own topics, affect neither `verify` nor `replay`.
+/// The other table's rows, which go to their own topic, affect neither `verify` nor `replay`.
 fn verifies_and_replays_one_of_several_tables(exactly_once: bool) {
     const TABLES: [&str; 2] = ["tenant_1.outbox", "tenant_2.outbox"];
     let fixture = fixture(&TABLES).in_mode(exactly_once);
@@ -321,7 +320,7 @@ fn verifies_and_replays_one_of_several_tables(exactly_once: bool) {
     let of_tables = metrics.iter().filter(|(name, _)| name.starts_with(&series));
     let of_tables: Vec<_> = of_tables.map(|(_, rows)| *rows).collect();
     assert_eq!(of_tables, [1.0, 2.0], "{metrics:?}");
-    // In exactly-once mode, an idle slot is only confirmed up to its last event, so rows of the
+    // In exactly-once mode, an idle slot is confirmed only up to its last event, so rows of this
     // table count as pending for a while.
     let wait = if exactly_once { "1s" } else { "60s" };
     let verify = |table: &str| {
@@ -333,7 +332,7 @@ fn verifies_and_replays_one_of_several_tables(exactly_once: bool) {
             .expect_code(0)
             .expect_mentions(&["1 rows, 1 records"]);
     }
-    // This row is written while the table is not in the publication.
+    // Write this row while the table is not in the publication.
     let publication = fixture.slot();
     for statement in [
         &format!("ALTER PUBLICATION {publication} DROP TABLE tenant_2.outbox"),
@@ -374,22 +373,23 @@ fn verifies_and_replays_one_of_several_tables(exactly_once: bool) {
     walpost.terminate().expect_code(0);
 }
 
-fn does_not_publish_a_renamed_schema_as_another_tenant(exactly_once: bool) {
+fn never_publishes_under_the_wrong_tenant_after_a_schema_rename(exactly_once: bool) {
     schema_is_renamed(MAJOR, exactly_once);
 }
 
 #[test]
-fn does_not_publish_a_renamed_schema_as_another_tenant_on_any_version() {
+fn never_publishes_under_the_wrong_tenant_after_a_schema_rename_on_any_version() {
     for major in [14, 16, 17, 18] {
         schema_is_renamed(major, false);
     }
 }
 
-/// The owner of a schema gives it the name of a removed tenant, and writes to its table.
+/// The owner of a schema renames it to the name of a removed tenant's schema, and then writes to
+/// the table in the renamed schema.
 fn schema_is_renamed(major: u32, exactly_once: bool) {
     let tables = ["tenant_1.outbox", "tenant_2.outbox"];
     let mut fixture = Fixture::bare_on_servers(Server::shared(major), Broker::shared());
-    // Topics are shared by all tests.
+    // All tests share the broker, so the topics need a unique prefix.
     let prefix = &fixture.name.clone();
     let topic = format!("{prefix}.{{table.schema}}.{{aggregatetype}}");
     fixture.use_settings(&format!(
@@ -417,7 +417,7 @@ fn schema_is_renamed(major: u32, exactly_once: bool) {
         .db
         .run("DROP SCHEMA tenant_2 CASCADE; ALTER SCHEMA tenant_1 RENAME TO tenant_2");
     if major < 16 {
-        // Before version 16, PostgreSQL only sends the new name after a reconnect.
+        // Before version 16, PostgreSQL sends the new name only after a reconnect.
         fixture.end_walsender();
     }
     wait_until("the renamed table to be detected", || {
@@ -444,7 +444,7 @@ fn schema_is_renamed(major: u32, exactly_once: bool) {
     walpost.terminate().expect_code(0);
 }
 
-/// The owner of the publication removes a table, and adds it again.
+/// The owner of the publication removes a table from it, and later adds the table again.
 #[test]
 fn reports_a_table_removed_from_the_publication_until_it_is_added_again() {
     let fixture = fixture(&["tenant_1.outbox", "tenant_2.outbox"]);
@@ -480,12 +480,13 @@ fn reports_a_table_removed_from_the_publication_until_it_is_added_again() {
     walpost.wait_for_log("rows_left_out resolved");
     walpost.wait_for_log("table tenant_2.outbox was temporarily missing from publication");
     wait_until("readiness", || http.get("/readyz").code == 200);
-    // A dropped table is not reported as missing from the publication.
+    // A dropped table must not be reported as missing from the publication.
     fixture.db.run("DROP SCHEMA tenant_2 CASCADE");
     walpost.terminate().expect_code(0);
 }
 
-/// Prometheus reads /metrics, and users display /metrics in a terminal.
+/// Prometheus parses /metrics, and users display it in a terminal, so control characters must not
+/// appear in it.
 #[test]
 fn metrics_escape_control_characters_in_table_names() {
     let fixture = fixture_on(MAJOR, SETTINGS, &["tenant_1.outbox"]);
@@ -530,7 +531,7 @@ fn migration_adds_a_table_with_all_its_rows_or_not_at_all() {
     );
     fixture.db.run(&format!("{migrate} ROLLBACK"));
     fixture.db.run(&format!("{migrate} COMMIT"));
-    // The second call returns null, because the table has already been added.
+    // The second call returns null, because the table was already added.
     assert_eq!(fixture.db.value(&add), None);
     assert_eq!(keys(&fixture.wait_for_records(2)), ["before", "after"]);
     for (statement, word) in [
@@ -566,7 +567,7 @@ fn migration_adds_a_table_with_all_its_rows_or_not_at_all() {
     walpost.terminate().expect_code(0);
 }
 
-/// `walpost init` would lock the table itself before it calls the function.
+/// Calls `walpost.add_outbox` directly, because `walpost init` would lock the table first.
 #[test]
 fn add_outbox_waits_for_writers_and_preserves_row_order() {
     let fixture = fixture(&["tenant_1.outbox"]);
@@ -580,7 +581,7 @@ fn add_outbox_waits_for_writers_and_preserves_row_order() {
     let event = |key| events.insert_one(Event::new(&aggregate, key, "{}"));
     for key in ["4", "3", "2"] {
         let insert = event(key);
-        // The rows in the table are not in the order in which they were created.
+        // Make the physical order of the rows differ from the order in which they were created.
         fixture.db.run(&format!(
             "BEGIN; {insert} UPDATE tenant_2.outbox SET created_at = '2020-01-0{key}' WHERE aggregateid = '{key}'; COMMIT"
         ));
@@ -651,9 +652,9 @@ fn rejects_adding_partitions_that_are_already_published() {
     assert_eq!(fixture.db.value(&add("tenant_2.outbox")), None);
 }
 
-/// Sets up the roles described in docs/tables.md, without any other privileges.
+/// Sets up the roles as described in docs/tables.md, with no other privileges.
 #[test]
-fn only_members_of_the_publication_owner_can_add_their_tables() {
+fn only_members_of_the_publication_owner_role_can_add_their_tables() {
     for major in [14, MAJOR, 18] {
         let fixture = fixture_on(major, SETTINGS, &["tenant_1.outbox"]);
         let aggregate = fixture.aggregate(1);
@@ -699,7 +700,7 @@ fn only_members_of_the_publication_owner_can_add_their_tables() {
             message.contains("must be owner of publication"),
             "{message}"
         );
-        // The migrator does not own this table.
+        // The migrator is not the owner of this table.
         let add = format!("SELECT walpost.add_outbox('tenant_4.outbox', '{publication}')");
         fixture
             .db
@@ -717,7 +718,7 @@ fn only_members_of_the_publication_owner_can_add_their_tables() {
 }
 
 #[test]
-fn halts_on_a_published_table_that_matches_no_pattern() {
+fn halts_on_a_published_table_that_matches_no_configured_pattern() {
     let fixture = fixture(&["tenant_1.outbox"]);
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start();
@@ -727,17 +728,17 @@ fn halts_on_a_published_table_that_matches_no_pattern() {
     let before = fixture.confirmed();
     let publication = fixture.slot();
     fixture.db.run(&format!(
-        "CREATE TABLE stranger (id int); ALTER PUBLICATION {publication} ADD TABLE stranger; INSERT INTO stranger VALUES (1)"
+        "CREATE TABLE foreign_table (id int); ALTER PUBLICATION {publication} ADD TABLE foreign_table; INSERT INTO foreign_table VALUES (1)"
     ));
     let lost = fixture.wal_position();
     let finished = walpost.finish().expect_code(3);
-    finished.expect_mentions(&["halted", "public.stranger", "tenant_*.outbox"]);
+    finished.expect_mentions(&["halted", "public.foreign_table", "tenant_*.outbox"]);
     assert!(before <= fixture.confirmed() && fixture.confirmed() < lost);
     let check = fixture.check().finish().expect_code(3);
     check.expect_mentions(&[
         "FAILED",
         "tables other than tenant_*.outbox",
-        "public.stranger",
+        "public.foreign_table",
     ]);
 }
 
@@ -759,7 +760,7 @@ fn halts_on_a_table_whose_columns_do_not_match_the_settings() {
 }
 
 #[test]
-fn queries_columns_of_an_added_table_if_its_records_need_them() {
+fn queries_the_columns_of_an_added_table_if_the_record_format_requires_them() {
     let settings = format!(
         "{SETTINGS}null_default = true\nkey = \"{{table.schema}}\"\npayload = \"payload\"\n"
     );
@@ -793,7 +794,7 @@ fn queries_columns_of_an_added_table_if_its_records_need_them() {
 }
 
 #[test]
-fn commands_for_all_tables_reject_options_for_one_table() {
+fn commands_that_apply_to_all_tables_reject_single_table_options() {
     let fixture = fixture(&["tenant_1.outbox"]);
     for command in ["run", "check"] {
         let refused = fixture
@@ -810,8 +811,8 @@ fn commands_for_all_tables_reject_options_for_one_table() {
         .expect_mentions(&["--partitioned", "--table"]);
 }
 
-/// For a tenant that existed before Walpost, `init` creates the same objects as `walpost init
-/// --table`.
+/// Without `--table`, `init` adds every existing table that matches, just as `init --table` adds a
+/// single table.
 #[test]
 fn init_adds_and_lists_all_matching_tables() {
     let mut fixture = Fixture::bare();
@@ -836,7 +837,7 @@ fn init_adds_and_lists_all_matching_tables() {
         assert!(printed.stdout.contains(&line), "{}", printed.stdout);
     }
     assert!(!printed.stdout.contains("other.outbox"));
-    // A table that does not match the settings does not prevent other tables from being added.
+    // If a table does not match the settings, the other tables are still added.
     let init = fixture.init().finish().expect_code(3);
     init.expect_mentions(&[
         "tenant_1.outbox",

@@ -1,4 +1,5 @@
-//! SASL/OAUTHBEARER: a program prints the tokens, and the brokers validate them.
+//! Authentication with SASL/OAUTHBEARER: a program or an endpoint supplies the tokens, and the
+//! brokers validate them.
 
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -14,7 +15,7 @@ use crate::support::under_load::UnderLoad;
 use crate::support::wait::wait_until;
 use crate::support::walpost::Walpost;
 
-/// Creates the walpost.toml of a pipeline whose tokens a program prints.
+/// Creates a walpost.toml for a pipeline that gets its tokens from a program.
 fn file(fixture: &Fixture, issuer: &Issuer) -> PathBuf {
     let file = reaper::folder("config").join("walpost.toml");
     let text = format!(
@@ -27,8 +28,8 @@ fn file(fixture: &Fixture, issuer: &Issuer) -> PathBuf {
     file
 }
 
-/// Returns flags for a command that uses tokens from the program and connects to the listener that
-/// verifies signatures.
+/// Returns flags that make a command use tokens from the program and connect to the listener that
+/// verifies their signatures.
 fn flags(fixture: &Fixture, issuer: &Issuer) -> [String; 4] {
     flags_at(&fixture.broker.sasl_address(), fixture, issuer)
 }
@@ -39,8 +40,8 @@ fn flags_at(address: &str, fixture: &Fixture, issuer: &Issuer) -> [String; 4] {
     ["--config".to_owned(), file, "-X".to_owned(), listener]
 }
 
-/// Writes the walpost.toml of a pipeline that fetches its tokens from the endpoint with the given
-/// secret.
+/// Writes a walpost.toml for a pipeline that uses this secret to fetch its tokens from the
+/// endpoint.
 fn write_fetching(file: &Path, fixture: &Fixture, endpoint: &Endpoint, secret: &str) {
     let text = format!(
         "[kafka]\n\"security.protocol\" = \"sasl_plaintext\"\n\"sasl.mechanisms\" = \"OAUTHBEARER\"\n\
@@ -53,7 +54,7 @@ fn write_fetching(file: &Path, fixture: &Fixture, endpoint: &Endpoint, secret: &
     write_private(file, text.as_bytes());
 }
 
-/// Returns flags for a command that fetches its tokens as configured in the given file.
+/// Returns flags that make a command fetch its tokens as configured in the file.
 fn fetching_flags(fixture: &Fixture, file: &Path) -> [String; 6] {
     let listener = format!("bootstrap.servers={}", fixture.broker.sasl_address());
     let authority = format!("https.ca.location={}", AUTHORITY.root.display());
@@ -61,7 +62,8 @@ fn fetching_flags(fixture: &Fixture, file: &Path) -> [String; 6] {
     ["--config", &file, "-X", &listener, "-X", &authority].map(str::to_owned)
 }
 
-/// Tokens expire repeatedly until the test ends.
+/// Waits until everything is delivered and confirmed, while tokens keep expiring, and then checks
+/// the delivery.
 fn settle(mut stream: UnderLoad) {
     stream.wait_for_transactions(20);
     stream.stop_load();
@@ -71,7 +73,7 @@ fn settle(mut stream: UnderLoad) {
     end(stream.walpost, fixture);
 }
 
-/// Checks the delivery after a period in which tokens were sometimes missing.
+/// Stops Walpost and checks the delivery, allowing for one repetition per reconnect.
 fn end(walpost: Walpost, fixture: &Fixture) {
     let ended = walpost.terminate().expect_code(0);
     let breaks = ended.stderr.matches("reconnecting").count();
@@ -79,7 +81,7 @@ fn end(walpost: Walpost, fixture: &Fixture) {
 }
 
 #[test]
-fn renews_oauth_tokens_from_an_endpoint_under_load_in_both_modes() {
+fn renews_tokens_from_an_oauth_endpoint_under_load_in_both_delivery_modes() {
     let (server, broker) = (Server::shared(MAJOR), Broker::shared());
     let endpoint = Endpoint::start(5, SECRET);
     let streams = [false, true].map(|exactly_once| {
@@ -109,7 +111,7 @@ fn renews_oauth_tokens_from_an_endpoint_under_load_in_both_modes() {
 }
 
 #[test]
-fn rereads_a_rotated_client_secret_in_both_modes() {
+fn rereads_a_rotated_client_secret_in_both_delivery_modes() {
     let other = &format!("{SECRET}-rotated");
     let rotate = |exactly_once| {
         let fixture = Fixture::new().in_mode(exactly_once);
@@ -118,7 +120,7 @@ fn rereads_a_rotated_client_secret_in_both_modes() {
         let file = reaper::folder("config").join("walpost.toml");
         let flags = fetching_flags(&fixture, &file);
 
-        // The secret is wrong from the beginning.
+        // Start with a wrong secret.
         write_fetching(&file, &fixture, &endpoint, other);
         let mut walpost = fixture.run().args(&flags).start();
         fixture.insert(&aggregate, "k");
@@ -132,7 +134,7 @@ fn rereads_a_rotated_client_secret_in_both_modes() {
         fixture.wait_for_records(1);
         fixture.check().args(&flags).finish().expect_code(0);
 
-        // The endpoint's secret is changed first.
+        // Change the endpoint's secret before the pipeline's.
         endpoint.rotate(other);
         let before = endpoint.rejected_clients();
         wait_until("a refusal", || endpoint.rejected_clients() > before);
@@ -144,7 +146,8 @@ fn rereads_a_rotated_client_secret_in_both_modes() {
         fixture.wait_until_confirmed();
         end(walpost, &fixture);
     };
-    // librdkafka requests another token only after ten seconds, so both modes run concurrently.
+    // Run both modes concurrently, because librdkafka waits ten seconds before it requests another
+    // token.
     thread::scope(|scope| {
         scope.spawn(|| rotate(false));
         rotate(true);
@@ -168,7 +171,7 @@ fn sends_no_secret_to_an_endpoint_with_an_invalid_certificate() {
     by_variable.args(of_the_system).finish().expect_code(0);
     fixture.check().args(&flags).finish().expect_code(0);
 
-    // A configured certificate authority replaces the default ones instead of adding to them.
+    // A configured certificate authority replaces the default ones; it is not added to them.
     let other_authority = Authority::new("Another CA");
     let named = format!("https.ca.location={}", other_authority.root.display());
     let calls = endpoint.calls();
@@ -181,9 +184,9 @@ fn sends_no_secret_to_an_endpoint_with_an_invalid_certificate() {
     assert_eq!((endpoint.calls(), endpoint.rejected_clients()), (calls, 0));
 }
 
-/// The brokers close a connection when its token expires, unless a new one was presented before.
+/// A broker closes a connection when its token expires, unless the client has presented a new one.
 #[test]
-fn renews_expiring_tokens_of_a_program_under_load_and_retries_its_failures() {
+fn renews_tokens_from_a_program_under_load_and_retries_if_the_program_fails() {
     let (server, broker) = (Server::shared(MAJOR), Broker::shared());
     let issuers = [Issuer::new(5), Issuer::new(5)];
     let streams = [false, true].map(|exactly_once| {
@@ -199,8 +202,8 @@ fn renews_expiring_tokens_of_a_program_under_load_and_retries_its_failures() {
     });
     let before = issuers.each_ref().map(Issuer::calls);
 
-    // In the meantime, a program fails at first. This does not count as a rejection, which would
-    // halt the pipeline.
+    // Also run a third pipeline, whose token command fails at first. This must not count as a
+    // rejection by Kafka, which would halt the pipeline.
     let fixture = Fixture::new();
     let away = Issuer::new(60);
     away.start_failing();
@@ -220,9 +223,9 @@ fn renews_expiring_tokens_of_a_program_under_load_and_retries_its_failures() {
     fixture.settle(walpost, &[], fixture.resends(0));
 
     for ((issuer, before), stream) in issuers.iter().zip(before).zip(&streams) {
-        // On a busy machine a token can arrive too late, or so late that the broker, which accepts
-        // one authentication per second, rejects the next one. If tokens were never renewed in
-        // time, every authentication would be rejected.
+        // On a busy machine, some tokens arrive too late. Others arrive so late that the broker,
+        // which accepts one authentication per second, rejects the next authentication. If no token
+        // were renewed in time, every authentication would be rejected.
         wait_until("tokens that arrive before the last one has expired", || {
             let more = issuer.calls() - before;
             more >= 3 && 2 * stream.walpost.logged("Kafka rejects") <= more
@@ -247,7 +250,7 @@ fn sends_unsigned_tokens_only_to_brokers_that_accept_them() {
     fixture.wait_for_records(1);
     walpost.terminate().expect_code(0);
 
-    // librdkafka can generate unsigned tokens by itself, for tests.
+    // For testing, librdkafka can also generate unsigned tokens itself.
     let address = format!("bootstrap.servers={}", fixture.broker.unsecured_address());
     let properties = [
         &address,

@@ -1,5 +1,5 @@
-//! A topic is deleted, re-created or replaced by a topic of another cluster while `run` delivers to
-//! it.
+//! While `run` delivers to a topic, the topic is deleted, re-created, or replaced by one on another
+//! cluster.
 
 use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
@@ -7,10 +7,10 @@ use crate::support::postgres::{MAJOR, Server};
 use crate::support::walpost::Walpost;
 
 in_both_modes! {
-    delivers_to_a_re_created_topic_and_logs_the_loss
-    re_creates_a_deleted_topic_if_configured
+    delivers_to_a_recreated_topic_and_logs_the_loss
+    recreates_a_deleted_topic_if_configured
     halts_and_reports_a_deleted_topic
-    stopped_pipeline_continues_on_another_kafka_cluster
+    stopped_pipeline_continues_when_restarted_with_another_kafka_cluster
 }
 
 /// Starts Walpost, delivers an event, and waits until Walpost has recorded the topic's identity.
@@ -35,7 +35,7 @@ fn keys(fixture: &Fixture) -> Vec<String> {
         .collect()
 }
 
-fn delivers_to_a_re_created_topic_and_logs_the_loss(exactly_once: bool) {
+fn delivers_to_a_recreated_topic_and_logs_the_loss(exactly_once: bool) {
     let fixture = Fixture::new().in_mode(exactly_once);
     let aggregate = fixture.aggregate(3);
     let topic = format!("outbox.event.{aggregate}");
@@ -53,7 +53,7 @@ fn delivers_to_a_re_created_topic_and_logs_the_loss(exactly_once: bool) {
     walpost.terminate().expect_code(0);
 }
 
-fn re_creates_a_deleted_topic_if_configured(exactly_once: bool) {
+fn recreates_a_deleted_topic_if_configured(exactly_once: bool) {
     let fixture = Fixture::new().in_mode(exactly_once);
     let aggregate = fixture.aggregate(3);
     let topic = format!("outbox.event.{aggregate}");
@@ -82,7 +82,7 @@ fn halts_and_reports_a_deleted_topic(exactly_once: bool) {
     );
 }
 
-fn stopped_pipeline_continues_on_another_kafka_cluster(exactly_once: bool) {
+fn stopped_pipeline_continues_when_restarted_with_another_kafka_cluster(exactly_once: bool) {
     let other = Broker::private();
     let mut fixture = Fixture::new().in_mode(exactly_once);
     let aggregate = fixture.aggregate(1);

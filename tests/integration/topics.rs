@@ -1,29 +1,30 @@
-//! Missing topics are created, many of them with one request.
+//! Missing topics are created, many of them with a single request.
 
 use crate::support::fixture::Fixture;
 use crate::support::walpost::{Invocation, Walpost};
 
 for_each_fixture! {
-    creates_many_new_topics_together
+    creates_many_new_topics_in_batches
 }
 
 in_both_modes! {
-    creates_many_new_topics_of_a_snapshot_together
+    creates_topics_for_a_snapshot_in_batches
 }
 
 const TOPICS: usize = 200;
-/// The maximum number of requests, and of Kafka transactions, if topics are created together;
-/// without batching, each topic would take one of each. Some topics are looked up before all rows
-/// have been read, especially on machines with few processors.
+/// Upper limit for the number of requests, and of Kafka transactions, if topics are created
+/// together. Without batching, every topic would need one of each. Even with batching, some topics
+/// are looked up before all rows have been read, especially on machines with few processors.
 const LOOKUPS_MAX: usize = TOPICS / 2;
 
-/// Returns a command that logs each request to create topics.
+/// Returns a command that logs every request to create topics.
 fn run(fixture: &Fixture) -> Invocation {
     let run = fixture.run().args(["--create-topics", "1:1"]);
     run.args(["--log-level", "walpost=debug"])
 }
 
-/// Writes one event for each of many missing topics, in one transaction.
+/// Writes one event for each of many missing topics, all in one transaction, and returns the
+/// topics.
 fn insert(fixture: &Fixture) -> Vec<String> {
     let aggregates = (0..TOPICS).map(|number| format!("{}.{number}", fixture.name));
     let aggregates: Vec<_> = aggregates.collect();
@@ -40,7 +41,8 @@ fn insert(fixture: &Fixture) -> Vec<String> {
         .collect()
 }
 
-/// Asserts that each topic has one record, and that topics were created together.
+/// Asserts that each topic contains one record, and that topics were created together rather than
+/// one by one.
 fn check_topics(fixture: &Fixture, walpost: Walpost, topics: &[String]) {
     fixture.wait_until_confirmed();
     let requests = walpost.logged("creating topics");
@@ -48,25 +50,27 @@ fn check_topics(fixture: &Fixture, walpost: Walpost, topics: &[String]) {
     walpost.terminate().expect_code(0);
     let ends = fixture.broker.ends(topics);
     assert_eq!(ends.len(), TOPICS);
-    // Each Kafka transaction ends with a marker record.
+    // In exactly-once mode, a marker record follows the event, because each Kafka transaction ends
+    // with one.
     let expected = if fixture.is_exactly_once() { 2 } else { 1 };
     for (place, end) in ends {
         assert_eq!(end, expected, "{place:?}");
     }
     if fixture.is_exactly_once() {
-        // The time spent waiting for one topic after another does not count as idle time.
+        // Time spent waiting for topics must not count as idle time, which would end the Kafka
+        // transaction early.
         let checkpoints = fixture.checkpoints().len();
         assert!(checkpoints < LOOKUPS_MAX, "{checkpoints} checkpoints");
     }
 }
 
-fn creates_many_new_topics_together(fixture: Fixture<'static>) {
+fn creates_many_new_topics_in_batches(fixture: Fixture<'static>) {
     let walpost = run(&fixture).start_streaming();
     let topics = insert(&fixture);
     check_topics(&fixture, walpost, &topics);
 }
 
-fn creates_many_new_topics_of_a_snapshot_together(exactly_once: bool) {
+fn creates_topics_for_a_snapshot_in_batches(exactly_once: bool) {
     let fixture = Fixture::bare();
     fixture.db.run(
         "CREATE TABLE outbox (id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb)",

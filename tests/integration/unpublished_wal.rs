@@ -1,14 +1,14 @@
-//! Events that were committed before the publication existed: PostgreSQL never sends them with this
-//! publication, regardless of the objects created later.
+//! Events that were committed before the publication existed. PostgreSQL never sends them with this
+//! publication, whatever objects are created later.
 
 use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJORS, Server};
 
-/// Found by a random walk of `./dev soak --shapes` with seed 211777191430145: the pipeline halted
-/// without a remedy in its message.
+/// Found by a random walk of `./dev soak --shapes` with seed 211777191430145: the pipeline halted,
+/// but its message contained no remedy.
 #[test]
-fn halt_message_has_a_remedy_for_events_older_than_the_publication() {
+fn halt_message_suggests_a_remedy_for_events_committed_before_the_publication_existed() {
     for major in MAJORS {
         let mut fixture = Fixture::on_servers(Server::shared(major), Broker::shared());
         let aggregate = fixture.aggregate(1);

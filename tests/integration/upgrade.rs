@@ -1,5 +1,5 @@
-//! Persistent state that Walpost leaves in the database and in Kafka, and from which another
-//! version resumes.
+//! State that Walpost leaves in the database and in Kafka, and that another version of Walpost must
+//! be able to resume from.
 //!
 //! `tests/golden/at_rest.jsonl` contains the state left by version 0.1.0: checkpoints, journal
 //! entries, states of slots and tables, and record headers.
@@ -18,7 +18,8 @@ use crate::support::checker::Resends;
 use crate::support::fixture::Fixture;
 use crate::tables::set_aside::fixture_with_resumed_table;
 
-/// Exactly-once mode relies on its checkpoint instead of the journal.
+/// Tests at-least-once mode, because exactly-once mode relies on the checkpoint rather than the
+/// journal.
 #[test]
 fn halts_on_a_journal_written_by_a_newer_version() {
     let fixture = Fixture::new();
@@ -44,8 +45,8 @@ fn halts_on_a_journal_written_by_a_newer_version() {
     fixture.settle(walpost, &[], Resends::Never);
 }
 
-/// Returns the names of the members of an object, including nested ones, with the types of their
-/// values.
+/// Returns the structure of a JSON value: the names of all members, including nested ones, with the
+/// types of their values.
 fn form(value: &Value) -> Value {
     match value {
         Value::Object(members) => {
@@ -53,7 +54,7 @@ fn form(value: &Value) -> Value {
             let forms = members.map(|(name, value)| (name.clone(), form(value)));
             Value::Object(forms.collect())
         }
-        // The form does not depend on the number of elements.
+        // Equal forms are combined, so that the result does not depend on the number of elements.
         Value::Array(items) => {
             let forms: BTreeSet<_> = items.iter().map(|item| form(item).to_string()).collect();
             forms.into_iter().collect()
@@ -65,12 +66,12 @@ fn form(value: &Value) -> Value {
     }
 }
 
-/// The forms of the persistent state, by kind.
+/// The distinct forms that each kind of persistent state has.
 type Forms = BTreeMap<String, BTreeSet<String>>;
 
-/// Returns each kind of persistent state that a pipeline writes during its lifetime.
+/// Returns persistent state of every kind that a pipeline can write.
 fn persistent_state() -> Vec<(String, Value)> {
-    // The pipeline copies older rows in exactly-once mode, and one copy is interrupted.
+    // Copy older rows in exactly-once mode, once with an interruption.
     let (fixture, aggregate) = fixture_with_older_rows(snapshot::TABLE, 20_000, true);
     fixture.kill(start_and_copy_some(&fixture));
     snapshot::settle(&fixture, fixture.start());
@@ -79,10 +80,10 @@ fn persistent_state() -> Vec<(String, Value)> {
     let mut persistent_state = kafka_state(&fixture);
     persistent_state.extend(journal_rows(&fixture));
 
-    // A partition is detached before its rows are copied.
+    // Detach a partition before its rows are copied.
     persistent_state.extend(journal_rows(&detached_before_first_start()));
 
-    // An event is skipped, a slot is dropped, and its events are replayed.
+    // Skip an event, then drop the slot and replay the events that it had not delivered.
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "k");
@@ -103,17 +104,17 @@ fn persistent_state() -> Vec<(String, Value)> {
     fixture.replay(&["--all", "--yes"]).finish().expect_code(0);
     persistent_state.extend(kafka_state(&fixture));
     persistent_state.extend(journal_rows(&fixture));
-    // A table is set aside.
+    // Set a table aside, and then resume its delivery.
     persistent_state.extend(journal_rows(&fixture_with_resumed_table()));
-    // The slot of several tables is replaced, one of the tables has left the publication, and a gap
-    // is closed without sending events.
+    // Replace the slot of several tables, remove one of the tables from the publication, and close
+    // a gap without sending its events.
     let fixture = settled();
     persistent_state.extend(journal_rows(&fixture));
     persistent_state.extend(state_rows(&fixture));
     persistent_state
 }
 
-/// Returns the rows of the state tables.
+/// Returns the rows in walpost.slot_state and walpost.table_state.
 fn state_rows(fixture: &Fixture) -> Vec<(String, Value)> {
     let rows = |table: &str| {
         let rows = fixture.db.value(&format!(
@@ -147,7 +148,8 @@ fn kafka_state(fixture: &Fixture) -> Vec<(String, Value)> {
         .filter(|record| record.key() == fixture.name);
     let checkpoint = |text: &str| -> Value { serde_json::from_str(&named(fixture, text)).unwrap() };
     let checkpoints = ours.map(|record| checkpoint(record.text()));
-    // Only some runs write a checkpoint between the last row of a copy and its end.
+    // Leave out checkpoints written between the last row and the end of a copy, because only some
+    // runs write one there.
     let is_between = |checkpoint: &Value| {
         let chunks = checkpoint["snapshot"]["chunks"].as_array();
         chunks.is_some_and(|chunks| chunks.iter().any(|chunk| chunk["upto"].is_null()))
@@ -165,7 +167,7 @@ fn kafka_state(fixture: &Fixture) -> Vec<(String, Value)> {
     checkpoints.chain(headers).collect()
 }
 
-/// Returns the text with a fixed name in place of the fixture's name.
+/// Replaces the names of the topics and the fixture in the text with fixed names.
 fn named(fixture: &Fixture, text: &str) -> String {
     let topics = fixture.topics().into_iter().enumerate();
     let text = topics.fold(text.to_owned(), |text, (n, topic)| {
@@ -202,8 +204,8 @@ fn captures_golden_stored_state() {
     fs::write(golden(), text).unwrap();
 }
 
-/// A change of the form requires a new version of the format, and a test that resumes from the
-/// previous version.
+/// If this test fails, the format has changed. A change requires a new format version, and a test
+/// that resumes from the previous version.
 #[test]
 fn stored_state_keeps_its_format() {
     let golden = fs::read_to_string(golden()).unwrap();

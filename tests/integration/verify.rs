@@ -1,4 +1,4 @@
-//! `verify` compares the table with the topics.
+//! Tests `verify`, which compares the rows in the table with the records in the topics.
 
 use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
@@ -17,14 +17,14 @@ mod misdelivered;
 mod missing;
 mod refused;
 
-/// The result of `verify --json` for its only pipeline.
+/// The output of `verify --json`, which covers a single pipeline.
 struct VerifyResult {
     ok: bool,
     pipeline: Value,
 }
 
 impl VerifyResult {
-    fn of(finished: &Finished) -> Self {
+    fn parse(finished: &Finished) -> Self {
         let document: Value = serde_json::from_str(&finished.stdout).expect("one JSON document");
         let pipeline = document["pipelines"][0].clone();
         assert_eq!(document["ok"], pipeline["ok"], "{document}");
@@ -34,7 +34,7 @@ impl VerifyResult {
         }
     }
 
-    /// Returns all counts that are not zero: `rows 3, delivered 2, missing 1`.
+    /// Returns all nonzero counts, for example `rows 3, delivered 2, missing 1`.
     fn counts(&self) -> String {
         let counts = self.pipeline["counts"].as_object().expect("counts");
         let nonzero = counts.iter().filter(|(_, count)| **count != 0);
@@ -54,10 +54,10 @@ impl VerifyResult {
     }
 }
 
-/// Runs `verify`, and checks that the exit code matches the result.
+/// Runs `verify` and asserts that its exit code matches its result.
 fn verify_with(fixture: &Fixture<'_>, arguments: &[&str]) -> VerifyResult {
     let finished = fixture.verify().arg("--json").args(arguments).finish();
-    let verdict = VerifyResult::of(&finished);
+    let verdict = VerifyResult::parse(&finished);
     finished.expect_code(i32::from(!verdict.ok));
     verdict
 }
@@ -66,13 +66,13 @@ fn verify(fixture: &Fixture<'_>) -> VerifyResult {
     verify_with(fixture, &[])
 }
 
-/// A record created by the test.
+/// A record that the test produces itself, in place of Walpost.
 #[derive(Clone)]
 struct ForgedRecord<'f> {
     topic: String,
     key: &'f str,
     headers: Vec<(&'f str, String)>,
-    /// Milliseconds since 1970.
+    /// Milliseconds since 1970-01-01.
     timestamp: Option<i64>,
 }
 
@@ -86,8 +86,7 @@ impl<'f> ForgedRecord<'f> {
         }
     }
 
-    /// Sets the position, which consists of the commit LSN and the index of the event in its
-    /// transaction.
+    /// Sets the record's position: the commit LSN and the event's index in its transaction.
     fn at(mut self, commit: u64, index: u32) -> Self {
         let (high, low) = (commit >> 32, commit & u64::from(u32::MAX));
         let position = format!("{high:08X}/{low:08X}:{index:010}");
@@ -100,7 +99,7 @@ impl<'f> ForgedRecord<'f> {
         self
     }
 
-    /// Passes the record to the producer for the first partition.
+    /// Queues the record in the producer, for the topic's first partition.
     fn send(&self, producer: &BaseProducer) {
         let headers = self
             .headers
@@ -127,7 +126,7 @@ impl<'f> ForgedRecord<'f> {
     }
 }
 
-/// Produces a copy of the record.
+/// Produces a duplicate of the record.
 fn produce_copy(fixture: &Fixture<'_>, record: &Record) {
     let aggregate = record.topic.strip_prefix("outbox.event.").unwrap();
     let mut again = ForgedRecord::new(aggregate, record.key(), record.header("id"));
@@ -150,13 +149,13 @@ fn insert_rows(fixture: &Fixture<'_>, aggregate: &str, keys: &[&str]) -> Vec<Str
     ids.collect()
 }
 
-/// Moves the slot past everything committed, so that undelivered events are lost.
+/// Moves the slot past everything committed so far, so that undelivered events are lost.
 pub(crate) fn advance_slot(fixture: &Fixture<'_>) {
     let slot = fixture.slot();
     wait_until("the slot to be free", || !fixture.slot_is_active());
     fixture.db.run(&format!(
         "SELECT pg_catalog.pg_replication_slot_advance('{slot}', pg_current_wal_lsn())"
     ));
-    // Without this row, Walpost does not detect that the slot was moved.
+    // Discard the recorded position. Otherwise, Walpost would detect that the slot was moved.
     fixture.db.run("DELETE FROM walpost.slot_state");
 }

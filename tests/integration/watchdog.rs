@@ -1,4 +1,4 @@
-//! The watchdog reports each problem that stops the progress of a pipeline once, with its remedy.
+//! The watchdog reports every problem that stops a pipeline's progress, once and with its remedy.
 
 use crate::support::browser;
 use crate::support::fixture::Fixture;
@@ -10,7 +10,7 @@ use crate::support::wait::{avoid_utc_midnight, wait_until};
 
 const PROBLEMS: &str = "walpost_watchdog_problem";
 
-/// Returns whether `/metrics` reports this problem for the pipeline.
+/// Returns whether `/metrics` reports this kind of problem for the pipeline.
 fn is_reported(http: &Http, fixture: &Fixture<'_>, kind: &str) -> bool {
     let series = format!(
         "{PROBLEMS}{{pipeline=\"{}\",kind=\"{kind}\"}}",
@@ -19,14 +19,14 @@ fn is_reported(http: &Http, fixture: &Fixture<'_>, kind: &str) -> bool {
     http.metrics()[&series] > 0.0
 }
 
-/// Writes `count` WAL segments of 16 MiB each.
+/// Fills `count` WAL segments of 16 MiB each.
 fn write_segments(db: &Session, count: usize) {
     for _ in 0..count {
         db.rows("SELECT pg_logical_emit_message(false, 'another', 'x'), pg_switch_wal()");
     }
 }
 
-/// Opens a transaction that has written WAL.
+/// Opens a transaction that has already written WAL. Also returns the PID of its backend.
 fn open_transaction(fixture: &Fixture<'_>, aggregate: &str) -> (Session, String) {
     let session = fixture.server.session(&fixture.name);
     session.run(&format!("BEGIN; {}", fixture.insert_sql(aggregate, "k")));
@@ -42,7 +42,7 @@ fn as_plain_role(fixture: &Fixture<'_>) -> String {
 }
 
 #[test]
-fn logs_a_stalled_delivery_once_and_its_end_once() {
+fn logs_a_stalled_delivery_once_and_its_recovery_once() {
     let broker = Broker::borrowed();
     let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker);
     let aggregate = fixture.aggregate(1);
@@ -78,7 +78,7 @@ fn logs_a_stalled_delivery_once_and_its_end_once() {
 }
 
 #[test]
-fn reports_a_transaction_that_retains_wal_by_its_pid_to_an_unprivileged_role() {
+fn identifies_a_transaction_that_retains_wal_by_pid_for_an_unprivileged_role() {
     for major in [MAJORS[0], MAJORS[MAJORS.len() - 1]] {
         let server = Server::private(major, "max_slot_wal_keep_size = 128MB\n");
         let fixture = Fixture::on_servers(&server, Broker::shared());
@@ -129,7 +129,7 @@ fn reports_a_prepared_transaction_that_retains_wal() {
 }
 
 #[test]
-fn reports_a_slot_about_to_be_lost_with_a_remedy() {
+fn suggests_a_remedy_if_a_slot_is_about_to_be_lost() {
     let server = Server::private(MAJOR, "max_slot_wal_keep_size = 48MB\n");
     let fixture = Fixture::on_servers(&server, Broker::shared());
     let aggregate = fixture.aggregate(1);
@@ -162,7 +162,7 @@ fn reports_a_slot_about_to_be_lost_with_a_remedy() {
     walpost.terminate().expect_code(0);
 }
 
-/// Creates a table with a partition for today in UTC, and a default partition.
+/// Creates a table with a partition for the current day in UTC and a default partition.
 fn partitioned_by<'s>(server: &'s Server, column_type: &str, settings: &str) -> Fixture<'s> {
     avoid_utc_midnight();
     let fixture = Fixture::bare_on_servers(server, Broker::shared());
@@ -192,7 +192,7 @@ fn partitioned_by<'s>(server: &'s Server, column_type: &str, settings: &str) -> 
 }
 
 #[test]
-fn warns_that_partitions_run_out_until_more_are_created() {
+fn warns_about_running_out_of_partitions_until_more_are_created() {
     let types = ["timestamptz", "timestamp", "date", "timestamptz", "date"];
     for (major, column_type) in MAJORS.into_iter().zip(types) {
         let settings = "SET TimeZone = 'America/New_York'";
@@ -229,7 +229,8 @@ fn warns_that_partitions_run_out_until_more_are_created() {
             .expect_code(0);
         walpost.wait_for_log("partitions_run_out resolved");
         let end = end + 3.0 * 86_400.0;
-        // The first new partition resolves the problem.
+        // Creating the first partition is enough to resolve the problem, so wait for the other
+        // partitions.
         wait_until("all partitions to be known", || {
             metric("walpost_partitions_end_timestamp_seconds") == Some(end)
                 && metric("walpost_partitions_ahead") == Some(3.0)
@@ -238,10 +239,10 @@ fn warns_that_partitions_run_out_until_more_are_created() {
     }
 }
 
-/// The end of the last partition is reported with any DateStyle, and is unknown if a partition
-/// covers all later times.
+/// The watchdog reports the end of the last partition whatever the DateStyle. If a partition covers
+/// all later times, there is no end to report.
 #[test]
-fn reports_when_partitions_will_run_out_if_every_partition_has_an_upper_bound() {
+fn reports_when_the_last_partition_ends_unless_it_has_no_upper_bound() {
     let style = "SET DateStyle = 'SQL, DMY'";
     let fixture = partitioned_by(Server::shared(MAJOR), "timestamptz", style);
     let mut walpost = fixture.start_with(&["--http", "127.0.0.1:0"]);

@@ -1,5 +1,5 @@
-//! Simulates Kafka brokers during their shutdown, when the last broker still responds but returns
-//! metadata without any brokers.
+//! Simulates a Kafka cluster that is shutting down: the last broker still responds, but its
+//! metadata no longer contains any brokers.
 
 use std::collections::HashMap;
 use std::io;
@@ -9,23 +9,24 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::lag::{receive, send, varint};
 
-/// API key of Metadata requests.
+/// The API key of Metadata requests.
 const METADATA: u8 = 3;
-/// First version whose responses have the format that [`emptied`] parses.
+/// The first version whose responses have the format that [`without_brokers`] parses.
 const FLEXIBLE_VERSION: i16 = 9;
-/// First version in which topics have IDs.
+/// The first version in which topics have IDs.
 const TOPIC_ID_VERSION: i16 = 10;
-/// Offset of the array of brokers, after the correlation ID, tags and throttle time.
+/// The offset of the broker array, which follows the correlation ID, the tags and the throttle
+/// time.
 const BROKERS_OFFSET: usize = 9;
-/// The length of an empty array in the compact encoding.
+/// The encoded length of an empty compact array.
 const EMPTY_ARRAY: u8 = 1;
-/// How many nonexistent topics are added to a response. librdkafka must still be parsing the
-/// response when its connections close: only in this order does it lose all brokers permanently.
+/// Number of nonexistent topics to add to a response. librdkafka permanently loses all brokers only
+/// if its connections close while it is still parsing the response, so the response must be long.
 const UNKNOWN_TOPICS: usize = 20_000;
-/// `UNKNOWN_TOPIC_OR_PARTITION`.
+/// The error code for a topic that does not exist.
 const UNKNOWN_TOPIC_OR_PARTITION: i16 = 3;
 
-/// Removes the brokers from metadata responses while enabled.
+/// While enabled, removes all brokers from metadata responses.
 #[derive(Default)]
 pub(crate) struct BrokerRemoval {
     is_enabled: AtomicBool,
@@ -40,12 +41,12 @@ impl BrokerRemoval {
         self.is_enabled.store(is_enabled, Ordering::SeqCst);
     }
 
-    /// Returns how many responses were sent without brokers.
+    /// Returns the number of responses from which brokers were removed.
     pub(crate) fn changed_responses(&self) -> usize {
         self.changed.load(Ordering::SeqCst)
     }
 
-    /// Forwards requests, and records which requests are for metadata.
+    /// Forwards requests, and records the versions of metadata requests.
     pub(super) fn forward_requests(&self, from: &TcpStream, to: &TcpStream) -> io::Result<()> {
         loop {
             let request = receive(from)?;
@@ -77,17 +78,17 @@ impl BrokerRemoval {
     }
 }
 
-/// Returns a response without its brokers and with topics that do not exist.
+/// Returns the response without its brokers, but with many additional topics that do not exist.
 fn without_brokers(response: &[u8], version: i16) -> Option<Vec<u8>> {
     let (head, mut rest) = response.split_at_checked(BROKERS_OFFSET)?;
     for _ in 1..varint(&mut rest)? {
-        // ID, host, port and rack of a broker.
+        // Skip the broker's ID, host, port and rack.
         rest = rest.get(4..)?;
         let host = varint(&mut rest)?.saturating_sub(1);
         rest = rest.get(host + 4..)?;
         let rack = varint(&mut rest)?.saturating_sub(1);
         rest = rest.get(rack..)?;
-        // Empty tags.
+        // Skip the empty tags.
         rest = rest.get(1..)?;
     }
     let cluster = rest;
@@ -106,8 +107,8 @@ fn without_brokers(response: &[u8], version: i16) -> Option<Vec<u8>> {
         if version >= TOPIC_ID_VERSION {
             emptied.extend([0; 16]);
         }
-        // The fields of a nonexistent topic: not internal, no partitions, authorized operations not
-        // requested, empty tags.
+        // The remaining fields of a nonexistent topic: not internal, no partitions, authorized
+        // operations not requested, empty tags.
         emptied.extend([0, EMPTY_ARRAY, 0x80, 0, 0, 0, 0]);
     }
     emptied.extend(rest);

@@ -1,4 +1,4 @@
-//! A headless Chromium.
+//! Tests pages in a headless Chromium.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
@@ -27,7 +27,7 @@ fn run(url: &str, arguments: &[&str]) -> String {
     let profile = reaper::folder("browser");
     let result = Command::new("chromium")
         .args(ARGUMENTS)
-        // The page's clock advances by this much, regardless of the speed of the machine.
+        // Makes the page's clock advance by this much, however fast the machine is.
         .arg("--virtual-time-budget=6000")
         .arg(format!("--user-data-dir={}", profile.display()))
         .args(arguments)
@@ -39,14 +39,15 @@ fn run(url: &str, arguments: &[&str]) -> String {
     String::from_utf8(result.stdout).unwrap()
 }
 
-/// Returns the HTML of the page at `url` after it has run for several seconds.
+/// Returns the HTML of the page at `url` after its script has run for several seconds of virtual
+/// time.
 pub(crate) fn document(url: &str) -> String {
     let document = run(url, &["--dump-dom"]);
     secrets::expect_none(OutputStream::Error, &document);
     document
 }
 
-/// Saves a screenshot of the page as a PNG of the given size.
+/// Saves a screenshot of the page as a PNG file with the given dimensions.
 pub(crate) fn screenshot(url: &str, file: &Path, width: u32, height: u32, dark: bool) {
     let size = format!("--window-size={width},{height}");
     let file = format!("--screenshot={}", file.display());
@@ -57,8 +58,8 @@ pub(crate) fn screenshot(url: &str, file: &Path, width: u32, height: u32, dark: 
     run(url, &arguments);
 }
 
-/// A page that stays open and can be evaluated, resized and sent key presses. The browser ends when
-/// this is dropped.
+/// A page that stays open, so that a test can evaluate expressions in it, resize it and press keys.
+/// The browser exits when this value is dropped.
 pub(crate) struct Tab {
     child: Child,
     commands: File,
@@ -75,8 +76,8 @@ impl Tab {
         let (commands, answers) = (folder.join("commands"), folder.join("answers"));
         let made = Command::new("mkfifo").args([&commands, &answers]).status();
         assert!(made.unwrap().success());
-        // Chromium reads DevTools protocol commands from descriptor 3 and writes responses to
-        // descriptor 4.
+        // With `--remote-debugging-pipe`, Chromium reads DevTools protocol commands from descriptor
+        // 3 and writes responses to descriptor 4.
         let child = Command::new("sh")
             .args(["-c", r#"exec 3<"$0" 4>"$1"; shift; exec chromium "$@""#])
             .args([&commands, &answers])
@@ -105,14 +106,14 @@ impl Tab {
         tab.resize(width, height);
         tab.command("Page.navigate", json!({"url": url})).unwrap();
         let shown = "document.querySelector('[data-pipeline] .state b')?.textContent";
-        // Evaluation can fail until the page has replaced the blank one.
+        // Evaluation can fail until the page has replaced the blank page.
         wait_until("the page to show a pipeline", || {
             tab.try_evaluate(shown).is_ok_and(|text| text != "")
         });
         tab
     }
 
-    /// Sends a DevTools protocol command, and returns its result or the error.
+    /// Sends a DevTools protocol command, and returns its result or error.
     fn command(&mut self, method: &str, parameters: Value) -> Result<Value, Value> {
         self.commands_sent += 1;
         let id = self.commands_sent;
@@ -133,7 +134,7 @@ impl Tab {
         }
     }
 
-    /// Returns the value of a JavaScript expression in the page as JSON, or `""` if it is
+    /// Evaluates a JavaScript expression in the page. Returns its value as JSON, or `""` if it is
     /// undefined.
     pub(crate) fn evaluate(&mut self, expression: &str) -> Value {
         self.try_evaluate(expression).unwrap()
@@ -149,7 +150,7 @@ impl Tab {
         Ok(value)
     }
 
-    /// Resizes the window. A narrow window is treated as the screen of a mobile device.
+    /// Resizes the window. A narrow window is presented to the page as a mobile device.
     pub(crate) fn resize(&mut self, width: u32, height: u32) {
         let size = json!({
             "width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600
@@ -177,7 +178,8 @@ impl Tab {
     }
 }
 
-/// Receives the browser's messages, each of which ends with a NUL.
+/// Starts a thread that reads the browser's messages, which are terminated by NUL, and returns them
+/// through a channel.
 fn answers_from(file: File) -> Receiver<Value> {
     let (sender, receiver) = channel();
     thread::spawn(move || {

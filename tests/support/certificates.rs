@@ -17,14 +17,14 @@ use super::reaper;
 
 /// A certificate authority.
 pub(crate) struct Authority {
-    /// PEM file with the authority's own certificate.
+    /// The path of the authority's own certificate, a PEM file.
     pub(crate) root: PathBuf,
     folder: PathBuf,
     certificate: X509,
     key: PKey<Private>,
 }
 
-/// The validity period of a certificate, relative to now.
+/// The validity period of a certificate, relative to the current time.
 #[derive(Clone, Copy)]
 pub(crate) enum Validity {
     Now,
@@ -60,12 +60,13 @@ impl Authority {
         }
     }
 
-    /// Signs a certificate. `name` is the user of a client; `hosts` are the host names of a server.
+    /// Issues a certificate. For a client, `name` is the user name. For a server, `hosts` contains
+    /// its host names.
     pub(crate) fn sign(&self, name: &str, hosts: &[&str]) -> Identity {
         self.sign_for(name, hosts, Validity::Now)
     }
 
-    /// Like [`Authority::sign`], with the given validity.
+    /// Like [`Authority::sign`], but with the given validity period.
     pub(crate) fn sign_for(&self, name: &str, hosts: &[&str], validity: Validity) -> Identity {
         let key = rsa_key();
         let mut builder = builder(name, &key);
@@ -83,7 +84,8 @@ impl Authority {
             builder.append_extension(extension).unwrap();
         }
         builder.sign(&self.key, MessageDigest::sha256()).unwrap();
-        // Servers start concurrently, and each server has a certificate with the same name.
+        // Number the files, because servers start concurrently and their certificates have the same
+        // name.
         static NUMBER: AtomicUsize = AtomicUsize::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let identity = Identity {

@@ -1,4 +1,4 @@
-//! Compares a delivery with the history of commits, without using a server.
+//! Compares delivered records with the history of commits. This does not require a server.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -6,24 +6,25 @@ use std::fmt;
 use super::lsn::parse_position;
 use super::records::{Record, TopicPartition};
 
-/// One event of a committed transaction. A history contains events in commit order.
+/// An event in a committed transaction. A history is a list of events in commit order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CommittedEvent {
     pub(crate) id: String,
-    /// LSN of the end of the commit record, which can be confirmed once the transaction is durable.
+    /// LSN of the end of the commit record. Walpost may confirm this LSN once Kafka has stored the
+    /// transaction's events.
     pub(crate) end: u64,
-    /// Zero-based index of the event among the rows of the transaction.
+    /// Zero-based index of the event among the transaction's rows.
     pub(crate) index: u32,
 }
 
-/// One delivered record. A delivery contains records ordered by topic, partition and offset.
+/// A delivered record. A delivery is a list of records ordered by topic, partition and offset.
 #[derive(Clone, Debug)]
 pub(crate) struct DeliveredRecord {
     pub(crate) id: String,
     pub(crate) topic_partition: TopicPartition,
     pub(crate) offset: i64,
     pub(crate) key: Option<Vec<u8>>,
-    /// Commit LSN and index from the header `walpost-position`.
+    /// Commit LSN and index, taken from the header `walpost-position`.
     pub(crate) position: (u64, u32),
 }
 
@@ -39,71 +40,71 @@ impl From<&Record> for DeliveredRecord {
     }
 }
 
-/// The state just after a connector was killed.
+/// The state immediately after a connector was killed.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct KilledState {
-    /// Offset after the last record of each partition, committed or not, read after the connector
-    /// was killed.
+    /// The offset after the last record in each partition, whether or not that record is committed.
+    /// Read after the connector was killed.
     pub(crate) ends: HashMap<TopicPartition, i64>,
-    /// The slot's confirmed_flush_lsn, read after the slot was released and before `ends`.
+    /// The slot's confirmed_flush_lsn. Read after the slot was released but before `ends`.
     pub(crate) confirmed: u64,
 }
 
-/// How often a partition may repeat records from an earlier event.
+/// How often records may be repeated in a partition.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Resends {
-    /// At most once for each connection that broke or connector that was killed; this is their
-    /// number.
+    /// At most once per failure, that is, per broken connection or killed connector. Contains the
+    /// number of failures.
     AtMost(usize),
-    /// Never: each event is delivered exactly once.
+    /// Never, because each event must be delivered exactly once.
     Never,
 }
 
-/// An error in a delivery.
+/// A way in which a delivery is incorrect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Violation {
     /// The event was committed but not delivered.
     Missing(String),
     /// The event was delivered but not committed.
     Phantom(String),
-    /// The position of the event differs from that of its commit.
+    /// The event's position does not match its commit.
     WrongPosition(String),
-    /// The event does not follow the previous event of its partition.
+    /// The event does not directly follow the preceding event of its partition.
     OutOfOrder {
         id: String,
         after: String,
         topic_partition: TopicPartition,
     },
-    /// The later of two events with the same key was delivered to a different partition.
+    /// The event went to a different partition than an earlier event with the same key.
     KeyMoved(String),
-    /// A partition was repeated from an earlier event more often than failures occurred.
+    /// Records were repeated in a partition more often than failures occurred.
     TooManyResends {
         topic_partition: TopicPartition,
         times: usize,
     },
     /// The event was confirmed before a connector was killed, but was delivered again afterwards.
     ConfirmedTwice(String),
-    /// The event was confirmed before a connector was killed, but had not been delivered when the
-    /// connector was killed.
+    /// The event was confirmed before a connector was killed, although it had not been delivered by
+    /// then.
     ConfirmedTooEarly(String),
 }
 
-/// The counts of a delivery without violations.
+/// The number of events in a delivery without violations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DeliverySummary {
     pub(crate) committed: usize,
     pub(crate) repeated: usize,
 }
 
-/// Checks a delivery for violations:
+/// Checks that a delivery is correct:
 ///
-/// - every committed event was delivered;
-/// - each partition contains its events in commit order, and so does each repeated run, without
-///   gaps;
-/// - a key stays in its partition;
-/// - events that had been confirmed when a connector was killed had been delivered before, and were
-///   not delivered again;
-/// - positions are those of the commits.
+/// - Every committed event was delivered.
+/// - Each partition contains its events in commit order. Repeated events are also in commit order,
+///   without gaps.
+/// - All events with the same key are in the same partition.
+/// - Events that were confirmed before a connector was killed had been delivered by then, and were
+///   not delivered again.
+/// - The positions match those of the commits.
 pub(crate) fn check(
     history: &[CommittedEvent],
     delivery: &[DeliveredRecord],
@@ -149,7 +150,8 @@ fn find_missing(
     found.extend(missing.map(|number| Violation::Missing(history[number].id.clone())));
 }
 
-/// The commit LSN is the start of the commit record, so it lies between the ends of two commits.
+/// Checks the positions. A commit LSN is the start of the commit record, so it must lie between the
+/// end of the preceding commit record and the end of its own.
 fn find_wrong_positions(
     history: &[CommittedEvent],
     known: &[(usize, &DeliveredRecord)],
@@ -173,7 +175,8 @@ fn find_wrong_positions(
     }
 }
 
-/// Checks that each partition consists of runs without gaps over the events that belong to it.
+/// Checks that each partition is a sequence of runs. Within a run, the partition's events are
+/// consecutive.
 fn find_disorder(
     history: &[CommittedEvent],
     known: &[(usize, &DeliveredRecord)],
@@ -269,7 +272,7 @@ fn find_wrong_confirmations(
     found.extend(early.map(|(_, event)| Violation::ConfirmedTooEarly(event.id.clone())));
 }
 
-/// The violations found in a delivery. Only the first ones are printed.
+/// All violations found in a delivery. Only the first 20 are printed.
 #[derive(Debug)]
 pub(crate) struct Violations(pub(crate) Vec<Violation>);
 

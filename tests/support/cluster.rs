@@ -1,4 +1,4 @@
-//! Three Kafka nodes, some of which a test may break.
+//! A cluster of three Kafka nodes, which a test may break.
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,16 +13,16 @@ use super::wait::wait_until;
 
 const NODES: usize = 3;
 
-/// A cluster whose topics, by default, have a replica on each node and require two in-sync
+/// A Kafka cluster. By default, its topics have a replica on each node and require two in-sync
 /// replicas.
 pub(crate) struct Cluster {
     nodes: Vec<Broker>,
 }
 
-/// How many tests are waiting for the cluster.
+/// Number of tests that are waiting for the cluster.
 static WAITING: AtomicUsize = AtomicUsize::new(0);
 
-/// Exclusive access to the cluster for one test.
+/// Gives a single test exclusive access to the cluster.
 pub(crate) struct ClusterGuard(MutexGuard<'static, Cluster>);
 
 impl Deref for ClusterGuard {
@@ -34,7 +34,7 @@ impl Deref for ClusterGuard {
 }
 
 impl Drop for ClusterGuard {
-    /// Freezes the nodes if no test is waiting: idle nodes use 10 % of a CPU.
+    /// Freezes the nodes unless another test is waiting, because even idle nodes use 10 % of a CPU.
     fn drop(&mut self) {
         if WAITING.load(Ordering::Relaxed) == 0 && !thread::panicking() {
             let up = self.nodes.iter().filter(|node| node.is_running());
@@ -44,7 +44,8 @@ impl Drop for ClusterGuard {
 }
 
 impl Cluster {
-    /// Waits for the cluster that tests share and repairs it. The caller may break its nodes.
+    /// Waits for exclusive access to the shared cluster, and repairs it. The caller may break its
+    /// nodes.
     pub(crate) fn shared() -> ClusterGuard {
         static SHARED: LazyLock<Mutex<Cluster>> = LazyLock::new(|| Mutex::new(Cluster::new()));
         WAITING.fetch_add(1, Ordering::Relaxed);
@@ -54,7 +55,7 @@ impl Cluster {
         ClusterGuard(cluster)
     }
 
-    /// Creates a cluster without starting it.
+    /// Creates a cluster without starting its nodes.
     fn new() -> Cluster {
         let ports: Vec<_> = (0..NODES).map(|_| Ports::free()).collect();
         let nodes = (0..NODES)
@@ -66,7 +67,7 @@ impl Cluster {
         Cluster { nodes }
     }
 
-    /// Restores what a previous test may have left broken.
+    /// Repairs whatever the previous test may have left broken.
     fn repair(&self) {
         let up = self.nodes.iter().filter(|node| node.is_running());
         up.for_each(Broker::thaw);
@@ -80,7 +81,7 @@ impl Cluster {
         self.wait_until_in_sync();
     }
 
-    /// Returns a node. Its address contains all nodes of the cluster.
+    /// Returns one of the nodes. Its `address` lists all nodes of the cluster.
     pub(crate) fn any_node(&self) -> &Broker {
         &self.nodes[0]
     }

@@ -1,4 +1,4 @@
-//! Small disks that can be full: in-memory file systems mounted for one test.
+//! Small disks that can fill up: in-memory file systems, each mounted for a single test.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
@@ -8,7 +8,8 @@ use std::process::Command;
 use super::process::effective_user;
 use super::reaper;
 
-/// A mounted file system. It is unmounted when dropped, or by the [`reaper`].
+/// A mounted file system. It is unmounted when this value is dropped, or by the [`reaper`] if the
+/// process is killed.
 pub(crate) struct Disk {
     path: PathBuf,
 }
@@ -20,7 +21,7 @@ impl Disk {
     /// Panics if the disk can't be mounted. Only root can mount file systems; other users need sudo
     /// without a password, as for `./dev setup`.
     pub(crate) fn new(megabytes: usize) -> Self {
-        // The reaper recognizes disks by the name of this directory.
+        // The reaper recognizes disks by this directory name.
         let disk = Self {
             path: reaper::folder("disk"),
         };
@@ -68,7 +69,7 @@ impl Disk {
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        // Unmount lazily: processes that still have files open on the disk will end soon.
+        // Unmount lazily, because processes may still have files open on the disk for a moment.
         let _ = as_root("umount").arg("-l").arg(&self.path).status();
         let _ = fs::remove_dir(&self.path);
     }

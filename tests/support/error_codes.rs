@@ -1,4 +1,4 @@
-//! Simulates Kafka brokers that respond with an error code chosen by the test, as a newer or a
+//! Simulates Kafka brokers that respond with any error code that a test chooses, as a newer or
 //! hostile broker might.
 
 use std::collections::HashMap;
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::lag::{receive, send, varint};
 
-/// The kind of response that contains an error.
+/// The kind of response in which an error code is replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ResponseKind {
     Produce,
@@ -37,7 +37,7 @@ impl ResponseKind {
     }
 
     /// Returns the offset of the first error code in a response of this version, or `None` if the
-    /// response contains no topic.
+    /// array that would contain it is empty.
     fn error_code_offset(self, response: &[u8], version: i16) -> Option<usize> {
         let mut at = Cursor {
             rest: response,
@@ -52,8 +52,8 @@ impl ResponseKind {
                 at.elements()?;
                 at.skip(4)?;
             }
-            // Skip the throttle time, the error code of the response and the session ID. The topic
-            // has a name, or an ID since version 13.
+            // Skip the throttle time, the response's error code and the session ID. The topic is
+            // identified by name before version 13, and by ID in version 13 and later.
             Self::Fetch => {
                 at.skip(10)?;
                 at.elements()?;
@@ -141,7 +141,7 @@ impl Cursor<'_> {
         usize::try_from(i32::from_be_bytes(*count)).ok()
     }
 
-    /// Returns the number of elements of an array, or `None` if it is empty.
+    /// Reads the number of elements in an array. Returns `None` if the array is empty.
     fn elements(&mut self) -> Option<usize> {
         self.count().filter(|&count| count > 0)
     }
@@ -157,34 +157,34 @@ impl Cursor<'_> {
     }
 }
 
-/// The client's port and the correlation ID.
+/// Identifies a request by the client's port and the correlation ID.
 type Request = (u16, [u8; 4]);
 /// The API key and version of a request.
 type RequestVersion = (i16, i16);
 
-/// Replaces the first error code in responses of one kind.
+/// Replaces the first error code in each response of one kind.
 #[derive(Default)]
 pub(crate) struct ErrorCodes {
     replaced: Mutex<Option<(ResponseKind, i16)>>,
     changed: AtomicUsize,
-    /// The pending requests of all connections. Sharing the map is harmless: a mistake only leaves
-    /// a response unchanged.
+    /// Pending requests on all connections. Sharing the map is safe: if an entry is overwritten, at
+    /// worst a response is left unchanged.
     pending: Mutex<HashMap<Request, RequestVersion>>,
 }
 
 impl ErrorCodes {
-    /// Makes responses of this kind contain the code from now on.
+    /// Starts replacing the error code in responses of this kind.
     pub(crate) fn replace(&self, response: ResponseKind, code: i16) {
         self.changed.store(0, Ordering::SeqCst);
         *self.replaced.lock().unwrap() = Some((response, code));
     }
 
-    /// Forwards responses unchanged again.
+    /// Stops replacing error codes.
     pub(crate) fn stop_replacing(&self) {
         *self.replaced.lock().unwrap() = None;
     }
 
-    /// Returns how many responses have been changed since the last call of [`ErrorCodes::replace`].
+    /// Returns how many responses were changed since the last call to [`ErrorCodes::replace`].
     pub(crate) fn changed_responses(&self) -> usize {
         self.changed.load(Ordering::SeqCst)
     }
@@ -208,7 +208,7 @@ impl ErrorCodes {
         }
     }
 
-    /// Forwards responses, and replaces error codes if that is enabled.
+    /// Forwards responses, replacing error codes while that is enabled.
     pub(super) fn forward_responses(&self, from: &TcpStream, to: &TcpStream) -> io::Result<()> {
         let port = to.peer_addr()?.port();
         loop {

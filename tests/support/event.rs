@@ -1,6 +1,6 @@
 //! The two kinds of outbox, and the statements that write events to them.
 
-/// Where a test stores its events.
+/// The kind of outbox in which a test stores its events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outbox {
     /// Rows of a table.
@@ -14,8 +14,8 @@ pub(crate) enum Outbox {
 pub(crate) enum EventWriter {
     /// Writes to the table with this name.
     Table(String),
-    /// Writes each time to one of `tables`, chosen at random. `name_pattern` is a LIKE pattern that
-    /// matches all tables that are or were outboxes.
+    /// Each statement writes to one of `tables`, chosen at random. `name_pattern` is a LIKE pattern
+    /// that matches all tables that are or were outboxes.
     Tables {
         name_pattern: String,
         tables: Vec<String>,
@@ -24,11 +24,11 @@ pub(crate) enum EventWriter {
     Messages(String),
 }
 
-/// One event. The texts are SQL literals without their quotes. For expressions over columns, see
-/// [`EventWriter::insert_many`].
+/// An event to write. The fields are the contents of SQL literals, without quotes. To use
+/// expressions over columns, see [`EventWriter::insert_many`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Event<'a> {
-    /// The id, or `None` for a random one.
+    /// The event's id, or `None` for a random one.
     pub(crate) id: Option<&'a str>,
     pub(crate) aggregate: &'a str,
     pub(crate) key: &'a str,
@@ -48,7 +48,7 @@ impl<'a> Event<'a> {
 }
 
 impl EventWriter {
-    /// Returns the table for the next statement.
+    /// Chooses the table for the next statement.
     fn table(&self) -> &str {
         match self {
             Self::Table(table) => table,
@@ -57,7 +57,7 @@ impl EventWriter {
         }
     }
 
-    /// Returns a statement that writes one event.
+    /// Returns a statement that writes a single event.
     pub(crate) fn insert_one(&self, event: Event<'_>) -> String {
         let Event {
             id,
@@ -78,8 +78,8 @@ impl EventWriter {
         }
     }
 
-    /// Returns a statement that writes `count` events with 50 different keys. `payload` is an
-    /// expression of type jsonb that can use the event's number `n`.
+    /// Returns a statement that writes `count` events with 50 different keys. `payload` is an SQL
+    /// expression of type jsonb, which may contain the event's number `n`.
     pub(crate) fn insert_many(&self, aggregate: &str, count: usize, payload: &str) -> String {
         let series = format!("FROM generate_series(1, {count}) AS n");
         match self {

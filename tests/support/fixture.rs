@@ -23,24 +23,26 @@ pub(crate) use commands::Commands;
 
 use topics::Topics;
 
-/// Everything that one test works with. Dropping it also drops the database and its slots.
+/// A test's database, outbox, topics and pipeline settings. When this value is dropped, the
+/// database and its slots are dropped as well.
 pub(crate) struct Fixture<'a> {
     pub(crate) server: &'a Server,
     pub(crate) broker: &'a Broker,
-    /// Addresses at which Walpost reaches the broker.
+    /// The `bootstrap.servers` that Walpost uses to connect to the broker.
     kafka: String,
     /// Name of both the database and the pipeline.
     pub(crate) name: String,
     /// A superuser session in the database.
     pub(crate) db: Session,
-    /// Writes to the outbox that the oracle observes.
+    /// Writes events to the outbox. The oracle observes the same outbox.
     events: EventWriter,
     oracle: Oracle,
     topics: Topics,
-    /// Pipeline settings written to walpost.toml for every command. If empty, no file is used.
+    /// Pipeline settings that are written to a walpost.toml for every command. If empty, commands
+    /// run without a file.
     settings: String,
     exactly_once: bool,
-    /// Ids of events that were lost in a failover but may have been delivered.
+    /// The ids of events that a failover lost but that may have been delivered before.
     lost_ids: HashSet<String>,
 }
 
@@ -51,7 +53,7 @@ impl Fixture<'static> {
         Self::with_outbox(Outbox::Table)
     }
 
-    /// Like [`Fixture::new`], with the given kind of outbox.
+    /// Like [`Fixture::new`], but with the given kind of outbox.
     pub(crate) fn with_outbox(outbox: Outbox) -> Self {
         Self::with_outbox_on(outbox, Server::shared(MAJOR), Broker::shared())
     }
@@ -61,8 +63,8 @@ impl Fixture<'static> {
         Self::bare_on_servers(Server::shared(MAJOR), Broker::shared())
     }
 
-    /// Creates a fixture on the shared servers, with a table that the test defines. `walpost init`
-    /// creates the publication and the slot.
+    /// Creates a fixture on the shared servers. `create` creates the table, and `walpost init` the
+    /// publication and the slot.
     pub(crate) fn with_table(create: &str) -> Self {
         let fixture = Self::bare();
         fixture.db.run(create);
@@ -72,25 +74,25 @@ impl Fixture<'static> {
 }
 
 impl<'a> Fixture<'a> {
-    /// Like [`Fixture::new`], on the given servers.
+    /// Like [`Fixture::new`], but on the given servers.
     pub(crate) fn on_servers(server: &'a Server, broker: &'a Broker) -> Self {
         Self::with_outbox_on(Outbox::Table, server, broker)
     }
 
-    /// Like [`Fixture::with_outbox`], on the given servers.
+    /// Like [`Fixture::with_outbox`], but on the given servers.
     pub(crate) fn with_outbox_on(outbox: Outbox, server: &'a Server, broker: &'a Broker) -> Self {
         let fixture = Self::bare_with(outbox, server, broker, "");
         fixture.init().finish().expect_code(0);
         fixture
     }
 
-    /// Like [`Fixture::bare`], on the given servers.
+    /// Like [`Fixture::bare`], but on the given servers.
     pub(crate) fn bare_on_servers(server: &'a Server, broker: &'a Broker) -> Self {
         Self::bare_with(Outbox::Table, server, broker, "")
     }
 
-    /// Like [`Fixture::bare`], with the given kind of outbox and servers. `options` are options of
-    /// CREATE DATABASE.
+    /// Like [`Fixture::bare`], but with the given kind of outbox, servers and options for CREATE
+    /// DATABASE.
     pub(crate) fn bare_with(
         outbox: Outbox,
         server: &'a Server,
@@ -98,8 +100,8 @@ impl<'a> Fixture<'a> {
         options: &str,
     ) -> Self {
         let name = unique_name();
-        // This strategy takes half the time and writes no WAL, which the walsenders of all tests
-        // would have to read.
+        // Copying files takes half as long as the default strategy. It also avoids writing WAL,
+        // which the walsenders of all tests would have to read.
         let strategy = if server.major >= 15 {
             "STRATEGY file_copy"
         } else {
@@ -135,12 +137,12 @@ impl<'a> Fixture<'a> {
         self
     }
 
-    /// Passes these pipeline settings to every command in a walpost.toml.
+    /// Makes every command use a walpost.toml that contains these pipeline settings.
     pub(crate) fn use_settings(&mut self, settings: &str) {
         settings.clone_into(&mut self.settings);
     }
 
-    /// Writes later events to a different outbox.
+    /// Changes the outbox to which later events are written.
     pub(crate) fn write_to(&mut self, events: EventWriter) {
         self.events = events;
     }
@@ -155,8 +157,8 @@ impl<'a> Fixture<'a> {
         self.db = self.server.session(&self.name);
     }
 
-    /// Switches to another server of the cluster, which was promoted to primary and lacks the
-    /// events with the `lost` ids.
+    /// Switches to a server that was promoted to primary. It lacks the events whose ids are in
+    /// `lost`.
     pub(crate) fn fail_over(&mut self, to: &'a Server, lost: impl IntoIterator<Item = String>) {
         self.server = to;
         self.lost_ids.extend(lost);
@@ -169,12 +171,13 @@ impl<'a> Fixture<'a> {
         self.kafka = to.address();
     }
 
-    /// Returns the key=value connection string of the superuser for the Unix-domain socket.
+    /// Returns the superuser's connection string for the database over the Unix-domain socket.
     pub(crate) fn conninfo(&self) -> String {
         self.server.conninfo(&self.name)
     }
 
-    /// Like [`Fixture::conninfo`], for a role that needs no password on the Unix-domain socket.
+    /// Like [`Fixture::conninfo`], but for another role, which needs no password on the Unix-domain
+    /// socket.
     pub(crate) fn conninfo_as(&self, role: &str) -> String {
         self.server.conninfo_as(role, &self.name)
     }

@@ -24,7 +24,7 @@ pub(crate) struct Http {
 }
 
 impl Http {
-    /// Refers to the server at `HOST:PORT`.
+    /// Creates a client for the server at `HOST:PORT`.
     pub(crate) fn at(address: &str) -> Self {
         Self {
             address: address.to_owned(),
@@ -49,8 +49,8 @@ impl Http {
         self.request_with(method, path, &format!("Host: {}\r\n", self.address))
     }
 
-    /// Like [`Http::request`], with the given header lines in place of the Host header with the
-    /// server's address.
+    /// Like [`Http::request`], but with the given header lines instead of a Host header that
+    /// contains the server's address.
     pub(crate) fn request_with(&self, method: &str, path: &str, headers: &str) -> HttpResponse {
         let mut stream = self.connect();
         let head = format!("{method} {path} HTTP/1.1\r\n{headers}Connection: close\r\n\r\n");
@@ -71,7 +71,7 @@ impl Http {
         }
     }
 
-    /// Returns the contents of `/status`.
+    /// Returns the JSON document at `/status`.
     pub(crate) fn status(&self) -> Value {
         serde_json::from_str(&self.get("/status").body).unwrap()
     }
@@ -81,7 +81,8 @@ impl Http {
         self.status()["pipelines"][0].clone()
     }
 
-    /// Returns the samples in `/metrics`. The keys consist of name and labels, as printed.
+    /// Returns the samples in `/metrics`. Each key consists of a metric's name and labels, exactly
+    /// as printed.
     pub(crate) fn metrics(&self) -> BTreeMap<String, f64> {
         let text = self.get("/metrics").body;
         let samples = text.lines().filter(|line| !line.starts_with('#'));
@@ -93,7 +94,7 @@ impl Http {
             .collect()
     }
 
-    /// Returns the value of a metric of the pipeline.
+    /// Returns the value of a pipeline's metric, or `None` if there is no such sample.
     pub(crate) fn metric(&self, name: &str, pipeline: &str) -> Option<f64> {
         let name = format!("{name}{{pipeline=\"{pipeline}\"}}");
         self.metrics().get(&name).copied()

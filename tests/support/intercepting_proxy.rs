@@ -1,5 +1,5 @@
-//! A man in the middle between Walpost and PostgreSQL. It claims that the server has no TLS, and
-//! then forwards traffic or responds in place of the server.
+//! A man in the middle between Walpost and PostgreSQL. It claims that the server does not support
+//! TLS, and then either forwards the traffic or impersonates the server.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -7,17 +7,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
-/// How a connection is handled.
+/// How the proxy treats a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum InterceptAction {
-    /// Forwards the connection to the server.
+    /// Forwards the connection to the real server.
     Pass,
-    /// Requests the password in clear text, records the response and then returns an error.
+    /// Requests the password in clear text, records the response, and then returns an error.
     RequestPassword,
-    /// Requests an MD5 hash of the password, records the response and then returns an error.
+    /// Requests an MD5 hash of the password, records the response, and then returns an error.
     RequestHash,
-    /// Accepts the connection without authentication, and responds to the first query of Walpost's
-    /// SQL client with a row of this many bytes.
+    /// Accepts the connection without authentication, and answers the first query after `SHOW
+    /// search_path` with a row of this many bytes.
     RespondWith(u32),
 }
 
@@ -28,10 +28,10 @@ pub(crate) struct InterceptingProxy {
     is_stopped: Arc<AtomicBool>,
 }
 
-/// Returns an address of this machine that other hosts on its network can reach, or `None` if it
-/// has none.
+/// Returns an address of this machine that other hosts on the network can reach, or `None` if there
+/// is no such address.
 pub(crate) fn non_loopback_address() -> Option<IpAddr> {
-    // Connecting a UDP socket sends nothing, but determines the source address.
+    // Connecting a UDP socket sends nothing, but makes the kernel choose the source address.
     let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
     socket.connect("192.0.2.1:9").ok()?;
     let address = socket.local_addr().unwrap().ip();
@@ -39,8 +39,8 @@ pub(crate) fn non_loopback_address() -> Option<IpAddr> {
 }
 
 impl InterceptingProxy {
-    /// Intercepts connections to the server at the given loopback port. `choose_action` determines
-    /// the action for each connection; its argument is true for a replication connection.
+    /// Intercepts connections to the server on the given loopback port. `choose_action` is called
+    /// for each connection, with true for a replication connection.
     pub(crate) fn start(
         address: IpAddr,
         server: u16,
@@ -68,28 +68,28 @@ impl InterceptingProxy {
                     return;
                 }
                 let received = Arc::clone(&received);
-                // The thread ends with its connection; errors are ignored.
+                // The thread ends when its connection does. Errors are ignored.
                 thread::spawn(move || serve(client, &received));
             }
         });
         proxy
     }
 
-    /// Forwards all connections to the server at the given loopback port unchanged, including TLS.
+    /// Forwards all connections unchanged, including TLS, to the server on the given loopback port.
     pub(crate) fn tunnel(address: IpAddr, server: u16) -> Self {
         Self::listen(address, move |client, _| {
             forward(client, TcpStream::connect(("127.0.0.1", server))?)
         })
     }
 
-    /// Returns the parameters of a connection string that leads to this listener.
+    /// Returns connection string parameters that make a client connect to this proxy.
     pub(crate) fn parameters(&self) -> String {
         let (address, port) = (self.address.ip(), self.address.port());
         format!("hostaddr={address} port={port}")
     }
 
-    /// Returns the bytes received after the startup messages on connections that the proxy answered
-    /// itself.
+    /// Returns everything that clients sent after the startup message while the proxy impersonated
+    /// the server.
     pub(crate) fn received(&self) -> String {
         let received = self.received.lock().unwrap_or_else(PoisonError::into_inner);
         String::from_utf8_lossy(&received).into_owned()
@@ -99,7 +99,7 @@ impl InterceptingProxy {
 impl Drop for InterceptingProxy {
     fn drop(&mut self) {
         self.is_stopped.store(true, Ordering::Relaxed);
-        // Connects to the listener, which then notices the flag.
+        // Connect, so that the listener's thread wakes up and sees the flag.
         let _ = TcpStream::connect(self.address);
     }
 }
@@ -139,13 +139,13 @@ fn serve(
         let mut received = received.lock().unwrap_or_else(PoisonError::into_inner);
         received.extend_from_slice(&bytes[..count]);
         drop(received);
-        // Without this error, Walpost would wait for a response.
+        // Walpost would otherwise keep waiting for a response.
         client.write_all(b"E\0\0\0\x1bSFATAL\0C28P01\0Mgot it\0\0")?;
         client.shutdown(Shutdown::Write)?;
     }
 }
 
-/// Accepts the connection, returns the requested `search_path`, and responds to the next query with a
+/// Accepts the connection, answers the query for `search_path`, and answers the next query with a
 /// message of the given length.
 fn respond_with(mut client: TcpStream, bytes: u32) -> io::Result<()> {
     client.write_all(b"R\0\0\0\x08\0\0\0\0K\0\0\0\x0c\0\0\0\x07\0\0\0\x08Z\0\0\0\x05I")?;

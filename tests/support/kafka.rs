@@ -1,5 +1,5 @@
-//! Real Kafka brokers. Each runs KRaft with a controller in the same process, either alone or as a
-//! node of a [cluster](super::cluster).
+//! Real Kafka brokers. Each one runs in KRaft mode with a controller in the same process, either
+//! alone or as a node of a [cluster](super::cluster).
 
 use std::fs::{self, File};
 use std::mem;
@@ -34,15 +34,15 @@ pub(super) use nodes::{NodePosition, Ports};
 use java::{ARCHIVE_OPTION, JVM_OPTIONS, java, shared_classes};
 use settings::{formatted, write_settings};
 
-/// The user that the SASL listener accepts.
+/// The user whose password the SASL listener accepts.
 pub(crate) const SASL_USER: &str = "walpost";
 
-/// Returns the password of the user that the SASL listener accepts.
+/// Returns the password of [`SASL_USER`].
 pub(crate) fn sasl_password() -> String {
     format!("{SECRET}-kafka")
 }
 
-/// A broker that is private to a test or shared by several. It does not create topics
+/// A broker that is either private to a test or shared by several tests. It does not create topics
 /// automatically.
 pub(crate) struct Broker {
     ports: Ports,
@@ -50,21 +50,22 @@ pub(crate) struct Broker {
     folder: PathBuf,
     jvm: Vec<String>,
     process: Mutex<Option<Child>>,
-    /// Whether the broker is kept for another test when dropped.
+    /// Whether to keep the broker for another test instead of removing it when it is dropped.
     is_lent: bool,
-    /// Idle consumers of the shared broker.
+    /// Idle consumers for reuse; only the shared broker keeps any.
     pub(super) readers: Mutex<Vec<BaseConsumer>>,
 }
 
-/// A session timeout that prevents a single broker from being fenced by its own controller after
-/// both were frozen for a long time, or when the machine is busy.
+/// A session timeout so long that a broker's own controller does not fence it after both were
+/// frozen, or on a busy machine.
 const LONG_BROKER_SESSION: &str = "broker.session.timeout.ms=3600000\n";
 
-/// Returned brokers, which are frozen because even an idle broker uses 2 % of a CPU.
+/// Brokers that are kept for other tests. They are frozen, because even an idle broker uses 2 % of
+/// a CPU.
 static RETURNED_BROKERS: Mutex<Vec<Broker>> = Mutex::new(Vec::new());
 
 impl Broker {
-    /// Returns the broker that tests share. It is never stopped, and is the only one with TLS
+    /// Returns the broker that all tests share. It is never stopped, and is the only one with TLS
     /// listeners.
     pub(crate) fn shared() -> &'static Broker {
         static SHARED: LazyLock<Broker> = LazyLock::new(|| {
@@ -76,14 +77,14 @@ impl Broker {
         &SHARED
     }
 
-    /// Starts a broker that a test may stop and break. It is removed when dropped.
+    /// Starts a broker that a test may stop or break. It is removed when dropped.
     pub(crate) fn private() -> Broker {
         Self::with(&JVM_OPTIONS, "")
     }
 
-    /// Returns a broker that a test may stop, freeze and disconnect. It is reused by other tests,
-    /// because starting a broker takes seconds of CPU time. A test that changes the broker
-    /// permanently, or kills it, needs [`Broker::private`].
+    /// Returns a broker that a test may stop, freeze or disconnect. Because starting a broker takes
+    /// seconds of CPU time, other tests reuse it afterwards. A test that kills the broker or
+    /// changes it permanently needs [`Broker::private`] instead.
     pub(crate) fn borrowed() -> Broker {
         if let Some(broker) = RETURNED_BROKERS.lock().unwrap().pop() {
             broker.thaw();
@@ -94,8 +95,8 @@ impl Broker {
         broker
     }
 
-    /// Starts a private broker that checks permissions. Clients of the listener without security
-    /// may do everything; [`SASL_USER`] has only the permissions granted to it.
+    /// Starts a private broker that checks permissions. On the listener without security, clients
+    /// may do anything. [`SASL_USER`] has only the permissions that a test grants.
     pub(crate) fn with_rights() -> Broker {
         let authorizer = "org.apache.kafka.metadata.authorizer.StandardAuthorizer";
         let settings = format!(
@@ -104,7 +105,7 @@ impl Broker {
         Self::with(&JVM_OPTIONS, &settings)
     }
 
-    /// Starts a private broker with other options for the Java virtual machine.
+    /// Starts a private broker with the given options for its Java virtual machine.
     pub(crate) fn with_jvm(options: &[&str]) -> Broker {
         Self::with(options, "")
     }
@@ -153,7 +154,7 @@ impl Broker {
                 .filter(|line| !line.starts_with(name))
                 .fold(String::new(), |text, line| text + line + "\n");
         }
-        // A directory ID is 16 bytes in URL-safe base64.
+        // A directory ID consists of 16 bytes, encoded in URL-safe base64.
         let (id, directory) = (
             position.id(),
             format!("AAAAAAAAAAAAAAAAAAA{}A", 10 + position.id()),
@@ -182,7 +183,7 @@ impl Broker {
         self.position.id()
     }
 
-    /// Returns the `bootstrap.servers` of the listener without security, with all nodes of the
+    /// Returns the `bootstrap.servers` for the listeners without security on all nodes of the
     /// cluster.
     pub(crate) fn address(&self) -> String {
         let nodes = self.position.nodes.iter();
@@ -190,12 +191,12 @@ impl Broker {
         nodes.collect::<Vec<_>>().join(",")
     }
 
-    /// Returns the address of the SASL listener without TLS, which accepts PLAIN and SCRAM-SHA-256.
+    /// Returns the address of the SASL listener, which accepts PLAIN and SCRAM-SHA-256 without TLS.
     pub(crate) fn sasl_address(&self) -> String {
         format!("127.0.0.1:{}", self.ports.sasl)
     }
 
-    /// Returns the address of the SASL listener without TLS that accepts unsigned tokens.
+    /// Returns the address of the listener for SASL without TLS that accepts unsigned tokens.
     pub(crate) fn unsecured_address(&self) -> String {
         format!("localhost:{}", self.ports.unsecured)
     }
@@ -205,20 +206,20 @@ impl Broker {
         format!("localhost:{}", self.ports.tls)
     }
 
-    /// Starts a proxy to the broker. Metadata requests through the proxy return only the proxy's
-    /// address.
+    /// Starts a proxy to the broker. Clients of the proxy find only the proxy's address in the
+    /// broker's metadata, so all their connections use the proxy.
     pub(crate) fn proxy(&self) -> Proxy {
         Proxy::start(self.ports.proxy, self.ports.proxied)
     }
 
-    /// Returns the addresses of the TLS listeners whose certificates have expired and are not yet
-    /// valid, respectively.
+    /// Returns the addresses of two TLS listeners with invalid certificates: one has expired, and
+    /// the other is not yet valid.
     pub(crate) fn invalid_certificate_addresses(&self) -> [String; 2] {
         [self.ports.expired, self.ports.early].map(|port| format!("localhost:{port}"))
     }
 
-    /// Runs one of Kafka's command-line tools with the broker's address before the arguments, and
-    /// returns its output.
+    /// Runs one of Kafka's command-line tools, and returns its output. The broker's address is
+    /// passed before the arguments.
     pub(crate) fn tool(&self, class: &str, arguments: &[&str]) -> String {
         let output = java(&self.folder, &JVM_OPTIONS)
             .arg(shared_classes())
@@ -238,7 +239,7 @@ impl Broker {
         self.wait_until_up();
     }
 
-    /// Starts the broker and returns immediately.
+    /// Starts the broker without waiting until it responds.
     pub(super) fn begin_start(&self) {
         let log = File::options()
             .create(true)
@@ -257,7 +258,7 @@ impl Broker {
             command.arg(shared_classes());
         }
         if self.is_shared() {
-            // A broker reads keys only from URLs in this list.
+            // A broker reads token keys only from URLs in this list.
             let keys = format!("file://{}", KEYS.display());
             command.arg(format!(
                 "-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={keys}"
@@ -275,7 +276,7 @@ impl Broker {
         *self.process.lock().unwrap() = Some(child);
     }
 
-    /// Waits until the broker is a member of its cluster.
+    /// Waits until the broker has joined its cluster.
     pub(super) fn wait_until_up(&self) {
         let mut config = self.client();
         config.set(
@@ -304,7 +305,7 @@ impl Broker {
         });
     }
 
-    /// Returns whether the broker's process exists, frozen or not.
+    /// Returns whether the broker's process exists, even if it is frozen.
     pub(crate) fn is_running(&self) -> bool {
         let mut process = self.process.lock().unwrap();
         let Some(child) = process.as_mut() else {
@@ -317,7 +318,7 @@ impl Broker {
         !ended
     }
 
-    /// Ends the broker without a shutdown, which can lose a transaction marker.
+    /// Kills the broker without a shutdown, so it may lose a transaction marker.
     pub(crate) fn kill(&self) {
         assert!(
             !self.is_lent,
@@ -341,7 +342,7 @@ impl Broker {
         }
     }
 
-    /// Stops the broker and starts another cluster without topics at the same address.
+    /// Stops the broker, and starts a different cluster, which has no topics, at the same address.
     pub(crate) fn replace_cluster(&self) {
         self.stop();
         let identity = self.data().join("meta.properties");
@@ -358,7 +359,7 @@ impl Broker {
         self.start();
     }
 
-    /// Suspends the broker: connections stay open, but it does not respond.
+    /// Suspends the broker. Its connections stay open, but it does not respond.
     pub(crate) fn freeze(&self) {
         freeze(self.process_id());
     }
@@ -378,16 +379,16 @@ impl Broker {
             .id()
     }
 
-    /// Returns the configuration of a client of the listener without security.
+    /// Returns a client configuration for the listener without security.
     pub(crate) fn client(&self) -> ClientConfig {
         let mut config = ClientConfig::new();
         config.set("bootstrap.servers", self.address());
-        // Tests often wait for brokers that have just started.
+        // Reconnect quickly, because tests often wait for a broker that has just started.
         config.set("reconnect.backoff.max.ms", "200");
         config
     }
 
-    /// Returns the directory that contains a directory for each partition.
+    /// Returns the data directory, in which each partition has its own directory.
     pub(crate) fn data(&self) -> PathBuf {
         self.folder.join("data")
     }
@@ -403,7 +404,8 @@ impl Broker {
 }
 
 impl Broker {
-    /// Returns the broker for use by another test if the test has passed and the broker is running.
+    /// Takes the broker out of `self` for use by another test, if this test has passed and the
+    /// broker is running.
     fn return_broker(&mut self) -> Option<Broker> {
         let is_reusable = self.is_lent && !std::thread::panicking() && self.is_running();
         is_reusable.then(|| {

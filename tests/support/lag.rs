@@ -1,6 +1,6 @@
-//! Simulates a Kafka partition leader shortly after its election, as seen by consumers. The leader
-//! returns only records that its followers are known to have, which can be fewer than the previous
-//! leader returned.
+//! Simulates how consumers see a Kafka partition leader shortly after its election. The leader
+//! returns only records that it knows its followers have, so it may return fewer than the previous
+//! leader did.
 
 use std::collections::HashSet;
 use std::io::{self, Read, Write};
@@ -11,38 +11,39 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-/// Number of responses to a consumer before the leader catches up.
+/// Number of responses that consumers receive before the leader catches up.
 const RESPONSES_BEFORE_CATCH_UP: usize = 30;
-/// How long a leader without records to return waits for more.
+/// How long a leader that has no records to return waits for more.
 const EMPTY_FETCH_WAIT: Duration = Duration::from_millis(10);
 
-/// API key of Fetch requests.
+/// The API key of Fetch requests.
 const FETCH: u8 = 1;
-/// First version in which topics have an ID instead of a name.
+/// The first version in which topics have an ID instead of a name.
 const TOPIC_ID_VERSION: i16 = 13;
-/// Offsets of the number of topics in a response for one topic, and of the number of its
-/// partitions.
+/// Offsets, in a response, of the number of topics and of the number of partitions of the first
+/// topic.
 const PARTITION_COUNTS: [usize; 2] = [15, 32];
-/// The length of an array with one element in the compact encoding.
+/// The encoded length of a compact array with one element.
 const ONE_ELEMENT: u8 = 2;
-/// The high watermark and the last stable offset of the partition.
+/// The location of the partition's high watermark and last stable offset.
 const WATERMARKS: Range<usize> = 39..55;
-/// Offset of the aborted transactions, which follow the watermarks and the log start offset.
+/// Offset of the list of aborted transactions, which follows the watermarks and the log start
+/// offset.
 const ABORTED_OFFSET: usize = 63;
-/// Size of an aborted transaction: producer ID, first offset and empty tags.
+/// Size of one aborted transaction: producer ID, first offset and empty tags.
 const ABORTED_BYTES: usize = 17;
 
-/// Makes partitions in Fetch responses end at a given offset.
+/// Changes Fetch responses so that partitions seem to end at a given offset.
 pub(crate) struct Lag {
     end: i64,
     remaining_responses: AtomicUsize,
 }
 
-/// The correlation IDs of a connection's Fetch requests.
+/// The correlation IDs of the pending Fetch requests on a connection.
 pub(super) type Fetches = Mutex<HashSet<[u8; 4]>>;
 
 impl Lag {
-    /// Makes partitions seem to end at `end`, which must be the end of a batch.
+    /// Makes partitions seem to end at the offset `end`, which must be at the end of a batch.
     pub(super) fn ending_at(end: i64) -> Self {
         let remaining_responses = AtomicUsize::new(RESPONSES_BEFORE_CATCH_UP);
         Self {
@@ -51,7 +52,8 @@ impl Lag {
         }
     }
 
-    /// Returns whether the leader has caught up, after [`RESPONSES_BEFORE_CATCH_UP`] responses.
+    /// Returns whether the leader has caught up, which it does after [`RESPONSES_BEFORE_CATCH_UP`]
+    /// responses.
     pub(crate) fn has_caught_up(&self) -> bool {
         self.remaining_responses.load(Ordering::Relaxed) == 0
     }
@@ -64,7 +66,7 @@ impl Lag {
             .is_ok()
     }
 
-    /// Forwards requests, and records which requests are Fetch requests.
+    /// Forwards requests, and records the correlation IDs of Fetch requests.
     pub(super) fn forward_requests(
         &self,
         from: &TcpStream,
@@ -82,7 +84,7 @@ impl Lag {
         }
     }
 
-    /// Forwards responses, and shortens responses to Fetch requests while the leader lags.
+    /// Forwards responses. While the leader lags, shortens responses to Fetch requests.
     pub(super) fn forward_responses(
         &self,
         from: &TcpStream,
@@ -103,7 +105,8 @@ impl Lag {
         }
     }
 
-    /// Returns a response for one partition without the records at and after the end.
+    /// Returns the response without the records that follow the apparent end. Supports only
+    /// responses for a single partition.
     fn shorten(&self, response: &[u8]) -> Option<Vec<u8>> {
         if PARTITION_COUNTS
             .iter()
@@ -113,7 +116,7 @@ impl Lag {
         }
         let mut rest = response.get(ABORTED_OFFSET..)?;
         let aborted = varint(&mut rest)?.saturating_sub(1);
-        // The 4 bytes are the preferred read replica.
+        // The preferred read replica takes 4 bytes.
         rest = rest.get(aborted * ABORTED_BYTES + 4..)?;
         let mut short = response[..response.len() - rest.len()].to_vec();
         short[WATERMARKS].copy_from_slice(&[self.end.to_be_bytes(); 2].concat());
@@ -135,13 +138,13 @@ impl Lag {
         }
         short.push(count.to_le_bytes()[0]);
         short.extend(records);
-        // Empty tags of the partition, the topic and the response.
+        // Add empty tags for the partition, the topic and the response.
         short.extend([0; 3]);
         Some(short)
     }
 }
 
-/// Receives a message, and returns it without its length.
+/// Receives a length-prefixed message, and returns it without the prefix.
 pub(super) fn receive(mut from: &TcpStream) -> io::Result<Vec<u8>> {
     let mut length = [0; 4];
     from.read_exact(&mut length)?;

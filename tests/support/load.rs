@@ -1,4 +1,5 @@
-//! Writers that commit events in concurrent sessions and roll some of them back.
+//! Concurrent sessions that write events. They commit most of their transactions and roll back the
+//! others.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -9,13 +10,13 @@ use super::event::{Event, EventWriter};
 use super::secrets::PAYLOAD_MARK;
 use super::session::Session;
 
-/// The parameters of a load.
+/// The parameters of [`Load`].
 #[derive(Clone, Debug)]
 pub(crate) struct LoadProfile {
     pub(crate) conninfo: String,
     pub(crate) events: EventWriter,
     pub(crate) aggregates: Vec<String>,
-    /// Number of different keys.
+    /// How many different keys the events have.
     pub(crate) keys: u32,
     /// Number of sessions.
     pub(crate) writers: u64,
@@ -23,7 +24,7 @@ pub(crate) struct LoadProfile {
     pub(crate) pause: Duration,
 }
 
-/// Running writers. They continue across server restarts, until [`Load::stop`] is called or this
+/// Sessions that keep writing, even across server restarts, until [`Load::stop`] is called or this
 /// value is dropped.
 pub(crate) struct Load {
     stop: Arc<AtomicBool>,
@@ -50,12 +51,12 @@ impl Load {
         }
     }
 
-    /// Returns the number of transactions known to have been committed so far.
+    /// Returns the number of transactions that are known to be committed.
     pub(crate) fn transactions(&self) -> usize {
         self.committed.load(Ordering::Relaxed)
     }
 
-    /// Waits until this many more transactions are committed.
+    /// Waits until this many more transactions have been committed.
     pub(crate) fn wait_for_transactions(&self, more: usize) {
         let goal = self.transactions() + more;
         super::wait::wait_until("the writers to commit", || self.transactions() >= goal);
@@ -81,8 +82,8 @@ impl Drop for Load {
     }
 }
 
-/// Returns the seed of this run's random numbers: `WALPOST_TEST_SEED` if set, otherwise a random
-/// seed. It is printed to standard error.
+/// Returns the seed for this run's random numbers, and prints it to standard error.
+/// `WALPOST_TEST_SEED` sets the seed; otherwise it is random.
 pub(crate) fn seed() -> u64 {
     static SEED: std::sync::LazyLock<u64> = std::sync::LazyLock::new(|| {
         let given = std::env::var("WALPOST_TEST_SEED")
@@ -123,16 +124,16 @@ fn write(
     }
 }
 
-/// Returns whether an error with this code can occur during the test. Class 53: the disk is full.
-/// Class 57: the server is shutting down, starting or has crashed. Class 58: the server can't
-/// write. 25006: the server is a standby.
+/// Returns whether a test may legitimately cause an error with this code: the disk is full (class
+/// 53); the server is shutting down, starting up or has crashed (57); the server can't write (58);
+/// or the server is a standby (25006).
 fn is_expected_error(code: &str) -> bool {
     ["53", "57", "58", "25006"]
         .iter()
         .any(|class| code.starts_with(class))
 }
 
-/// Returns a transaction with one to five events, and whether it commits.
+/// Returns the SQL of a transaction with one to five events, and whether it commits.
 fn transaction(profile: &LoadProfile, rng: &mut fastrand::Rng) -> (String, bool) {
     let mut sql = String::from("BEGIN;");
     for _ in 0..rng.u32(1..=5) {

@@ -1,18 +1,18 @@
-//! LSNs and positions as text.
+//! Formats and parses LSNs and positions.
 
-/// Formats an LSN like `0/16B3748`.
+/// Formats an LSN as in `0/16B3748`.
 pub(crate) fn lsn_text(lsn: u64) -> String {
     format!("{:X}/{:X}", lsn >> 32, lsn & 0xFFFF_FFFF)
 }
 
-/// Parses an LSN like `0/16B3748`.
+/// Parses an LSN such as `0/16B3748`.
 pub(crate) fn parse_lsn(text: &str) -> u64 {
     let (high, low) = text.split_once('/').expect("an LSN");
     let half = |digits| u64::from_str_radix(digits, 16).expect("an LSN");
     half(high) << 32 | half(low)
 }
 
-/// Parses a position like `00000000/016B3748:0000000002`.
+/// Parses a position such as `00000000/016B3748:0000000002`.
 pub(crate) fn parse_position(text: &str) -> (u64, u32) {
     let parse = || {
         let (lsn, index) = text.split_once(':')?;

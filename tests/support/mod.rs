@@ -1,10 +1,10 @@
-//! Fixtures that run real servers, and the tools that check Walpost's behavior against them.
+//! Fixtures that run real servers, and tools that check what Walpost does with them.
 //!
 //! [`postgres`] and [`kafka`] start servers; [`fixture`] combines a database, topics and a
 //! pipeline; [`under_load`] streams under load in both delivery modes; [`event`] writes events to
-//! either kind of outbox; [`walpost`] runs the built binary; [`oracle`] records what was committed;
-//! [`checker`] compares that with what was delivered. Every process started here ends when the
-//! process that started it ends, even if that one is killed: see [`reaper`].
+//! either kind of outbox; [`walpost`] runs the built binary; [`oracle`] records what was committed,
+//! and [`checker`] compares that with what was delivered. When the test process ends, the
+//! [`reaper`] ends every process that was started here, even if the test process was killed.
 //!
 //! `benches/` includes the same files through `#[path]`.
 #![allow(

@@ -1,9 +1,9 @@
-//! Names that are unique to a test.
+//! Generates names that are unique to a test.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Returns the test's name, shortened and with a number appended. It is valid for a database, a
-/// slot and a topic.
+/// Returns a shortened form of the test's name with a number, valid as the name of a database, a
+/// slot or a topic.
 pub(crate) fn unique_name() -> String {
     static NUMBER: AtomicUsize = AtomicUsize::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);

@@ -1,5 +1,5 @@
-//! The committed events in commit order, as reported by a source independent of Walpost: a second
-//! slot with `test_decoding`.
+//! Lists the committed events in commit order. The source is independent of Walpost: a second slot,
+//! which uses `test_decoding`.
 
 use std::collections::HashMap;
 
@@ -7,7 +7,7 @@ use super::checker::CommittedEvent;
 use super::event::EventWriter;
 use super::session::Session;
 
-/// A slot that retains every commit of its database since the slot was created.
+/// A slot that retains every commit in its database since the slot was created.
 pub(crate) struct Oracle {
     slot: String,
 }
@@ -23,8 +23,8 @@ impl Oracle {
         }
     }
 
-    /// Returns every event committed since the slot was created, in commit order. A table must have
-    /// a column `id`. Its name is used as a prefix, so that `public.outbox` includes its
+    /// Returns every event committed since the slot was created, in commit order. Tables must have
+    /// a column `id`. Table names are matched as prefixes, so `public.outbox` also matches its
     /// partitions.
     pub(crate) fn history(&self, session: &Session, events: &EventWriter) -> Vec<CommittedEvent> {
         let query = match events {
@@ -58,7 +58,7 @@ impl Oracle {
         history
     }
 
-    /// Returns a query for commits and the ids of inserted rows.
+    /// Returns a query that lists all commits and the ids of all inserted rows.
     fn rows_query(&self, table: &str) -> String {
         format!(
             "SELECT (lsn - '0/0')::bigint, CASE WHEN data = 'COMMIT' THEN data
@@ -69,8 +69,9 @@ impl Oracle {
         )
     }
 
-    /// Returns a query for commits and the ids of messages with the prefix, with null for other
-    /// messages. The id follows the first byte of the content.
+    /// Returns a query that lists all commits and messages. For a message with the prefix, the
+    /// query returns the event's id, which follows the first byte of the content. For any other
+    /// message, it returns null.
     fn messages_query(&self, prefix: &str) -> String {
         let ours = format!("message: transactional: 1 prefix: {prefix}, sz: ");
         format!(

@@ -1,4 +1,4 @@
-//! Real PostgreSQL servers, versions 14 to 18.
+//! Real PostgreSQL servers of versions 14 to 18.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -21,18 +21,19 @@ use super::wait::{WAIT_TIMEOUT, wait_for, wait_until};
 /// Every major version that Walpost supports.
 pub(crate) const MAJORS: [u32; 5] = [14, 15, 16, 17, 18];
 
-/// The default major version, for tests that work with any version: the one packaged by Debian.
+/// The major version for tests that don't depend on the version: the one packaged by Debian.
 pub(crate) const MAJOR: u32 = 15;
 
-/// The authority that signs the servers' certificates. The certificates are valid for the host
-/// `localhost`, but not for its IP address.
+/// The authority that signs the servers' certificates. They are valid for `localhost` but not for
+/// its IP address.
 pub(crate) static AUTHORITY: LazyLock<Authority> =
     LazyLock::new(|| Authority::new("Walpost test CA"));
 
 static SERVER_IDENTITY: LazyLock<Identity> =
     LazyLock::new(|| AUTHORITY.sign("localhost", &["localhost"]));
 
-/// Settings for tests: data survives a crash of the server, but not a crash of the machine.
+/// Settings for tests. Because fsync is off, data survives a crash of the server but not of the
+/// machine.
 const SETTINGS: &str = "
 wal_level = logical
 fsync = off
@@ -50,7 +51,7 @@ ssl_cert_file = 'server.pem'
 ssl_key_file = 'server.key'
 ";
 
-/// The pg_hba.conf of the servers, in which the role's name determines the authentication method.
+/// The contents of pg_hba.conf. A role's name determines how it authenticates.
 const HBA_RULES: &str = "
 local   all,replication all trust
 hostssl all cert_only   127.0.0.1/32 cert
@@ -63,20 +64,19 @@ host    all postgres    127.0.0.1/32 trust
 host    all all         127.0.0.1/32 scram-sha-256
 ";
 
-/// How a server is stopped, named like the modes of `pg_ctl`.
+/// How to stop a server. The variants are named after the shutdown modes of `pg_ctl`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum StopMode {
-    /// Ends sessions, lets walsenders send the remaining WAL, and writes a checkpoint.
+    /// Ends all sessions, lets walsenders send the remaining WAL, and writes a checkpoint.
     Fast,
-    /// Stops the server without a checkpoint, so that it performs crash recovery when it is
-    /// started.
+    /// Stops without a checkpoint, so that the next start performs crash recovery.
     Immediate,
 }
 
-/// A PostgreSQL server that is private to a test or shared by several.
+/// A PostgreSQL server that is either private to a test or shared by several tests.
 pub(crate) struct Server {
     pub(crate) major: u32,
-    /// The directory of the Unix-domain socket.
+    /// The directory that contains the Unix-domain socket.
     pub(crate) socket: PathBuf,
     pub(crate) port: u16,
     folder: PathBuf,
@@ -84,37 +84,37 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Returns the server of the given version that tests share. It is never stopped.
+    /// Returns the server of this version that all tests share. It is never stopped.
     pub(crate) fn shared(major: u32) -> &'static Server {
         static SHARED: [OnceLock<Server>; MAJORS.len()] = [const { OnceLock::new() }; MAJORS.len()];
         let index = MAJORS
             .iter()
             .position(|known| *known == major)
             .expect("a known version");
-        // The shared server is never killed, so full page images are not needed. The CREATE
-        // DATABASE of each test causes checkpoints, and after a checkpoint WAL would contain an
-        // image of every modified page, which every walsender would have to decode.
+        // The shared server is never killed, so full page images are not needed. They would be
+        // costly: each test's CREATE DATABASE causes checkpoints. After a checkpoint, WAL contains
+        // an image of every modified page, which every walsender would have to decode.
         SHARED[index].get_or_init(|| Server::private(major, "full_page_writes = off\n"))
     }
 
-    /// Starts a server that a test may stop and break. It is removed when dropped. `settings` are
-    /// lines of postgresql.conf.
+    /// Starts a server that a test may stop or break. It is removed when dropped. `settings` are
+    /// additional lines of postgresql.conf.
     pub(crate) fn private(major: u32, settings: &str) -> Server {
         let server = Self::initialised(major, settings);
         server.start();
         server
     }
 
-    /// Starts a private server with a system identifier of its own. Other private servers are
-    /// copies of one cluster and share its identifier.
+    /// Starts a private server whose system identifier is unique. Other private servers are copies
+    /// of one cluster, so they share its identifier.
     pub(crate) fn with_new_cluster(major: u32, settings: &str) -> Server {
         let server = Self::configured(major, &initialise(major), settings);
         server.start();
         server
     }
 
-    /// Starts a private server that stores one of its directories on `disk`: `pg_wal` (WAL) or
-    /// `pg_replslot` (the state of slots).
+    /// Starts a private server with one of its directories on `disk`, either `pg_wal` or
+    /// `pg_replslot`.
     pub(crate) fn on_disk(disk: &Disk, name: &str, major: u32, settings: &str) -> Server {
         let server = Self::initialised(major, settings);
         let (here, there) = (server.data().join(name), disk.path().join(name));
@@ -125,8 +125,8 @@ impl Server {
         server
     }
 
-    /// Starts a hot standby that streams from this private server through the slot `name`. The
-    /// standby is created from a cold copy, so this server is restarted.
+    /// Starts a hot standby of this private server, which streams through the physical slot `name`.
+    /// Restarts this server, because the standby is created from a cold copy.
     pub(crate) fn standby(&self, name: &str, settings: &str) -> Server {
         self.session("postgres").run(&format!(
             "SELECT pg_create_physical_replication_slot('{name}', true)"
@@ -141,7 +141,7 @@ impl Server {
             "primary_conninfo = '{}'\nprimary_slot_name = '{name}'\n{settings}",
             self.conninfo("postgres")
         );
-        // postgresql.auto.conf, which ALTER SYSTEM writes, overrides postgresql.conf.
+        // Use postgresql.auto.conf, because it takes precedence over postgresql.conf.
         let file = standby.data().join("postgresql.auto.conf");
         fs::write(&file, fs::read_to_string(&file).unwrap() + &own).unwrap();
         fs::write(standby.data().join("standby.signal"), "").unwrap();
@@ -150,8 +150,8 @@ impl Server {
         standby
     }
 
-    /// Copies the data directory of this private server, which must be stopped. The copy replaces
-    /// an earlier one.
+    /// Copies the data directory of this private server, which must be stopped. Any earlier copy is
+    /// replaced.
     pub(crate) fn copy_data(&self) -> PathBuf {
         let copy = self.folder.join("copy");
         if copy.exists() {
@@ -161,15 +161,15 @@ impl Server {
         copy
     }
 
-    /// Replaces the data directory of this server, which must be stopped, with a copy, as if a disk
-    /// snapshot had been restored.
+    /// Restores a copy of the data directory, as if it were a disk snapshot. The server must be
+    /// stopped.
     pub(crate) fn restore_data(&self, copy: &Path) {
         fs::remove_dir_all(self.data()).unwrap();
         copy_owned(copy, &self.data());
     }
 
-    /// Stops this private server and returns a server with its data after pg_upgrade. Both have the
-    /// same version, but the new one belongs to a different cluster.
+    /// Stops this private server, runs pg_upgrade, and returns the upgraded server. It has the same
+    /// version but belongs to a different cluster.
     pub(crate) fn upgraded(&self) -> Server {
         self.stop(StopMode::Fast);
         let upgraded = Self::configured(self.major, &initialise(self.major), "");
@@ -194,13 +194,13 @@ impl Server {
         upgraded
     }
 
-    /// Creates a server with a new cluster, without starting it.
+    /// Creates a server from a copy of a new cluster, without starting it.
     fn initialised(major: u32, settings: &str) -> Server {
         Self::configured(major, &cluster(major), settings)
     }
 
-    /// Creates a server with a copy of `cluster`, the settings of all tests and the additional
-    /// `settings`.
+    /// Creates a server from a copy of `cluster`, with the settings common to all tests and the
+    /// given additional ones.
     fn configured(major: u32, cluster: &Path, settings: &str) -> Server {
         let server = Self::copied(major, cluster, &format!("{SETTINGS}{settings}"));
         let (data, owner) = (server.data(), server_account());
@@ -216,7 +216,7 @@ impl Server {
         server
     }
 
-    /// Creates a server with a copy of a data directory and its own port and socket, without
+    /// Creates a server from a copy of a data directory, with its own port and socket, without
     /// starting it. `settings` are additional lines of postgresql.conf.
     fn copied(major: u32, from: &Path, settings: &str) -> Server {
         let folder = reaper::folder(&format!("pg{major}-"));
@@ -273,7 +273,7 @@ impl Server {
         });
     }
 
-    /// Makes the server present a different certificate from now on.
+    /// Replaces the server's certificate, and waits until the server uses the new one.
     pub(crate) fn present_certificate(&self, identity: &Identity) {
         let data = self.folder.join("data");
         fs::copy(&identity.certificate, data.join("server.pem")).unwrap();
@@ -285,7 +285,7 @@ impl Server {
         wait_until("the server to read its certificate", || loaded() != before);
     }
 
-    /// Requests a stop and returns immediately.
+    /// Requests a shutdown and returns immediately.
     pub(crate) fn begin_stop(&self, how: StopMode) {
         let postmaster = self.postmaster.lock().unwrap();
         let name = match how {
@@ -301,7 +301,7 @@ impl Server {
         assert!(session.is_true("SELECT pg_promote()"), "{}", self.log());
     }
 
-    /// Returns whether the server stops within the given time.
+    /// Waits until the server has stopped. Returns false if that takes longer than `within`.
     pub(crate) fn has_stopped(&self, within: Duration) -> bool {
         let mut postmaster = self.postmaster.lock().unwrap();
         let Some(child) = postmaster.as_mut() else {
@@ -333,7 +333,7 @@ impl Server {
         postmaster.as_ref().expect("a running server").id()
     }
 
-    /// Returns the key=value connection string of the superuser for the Unix-domain socket.
+    /// Returns the superuser's connection string for the Unix-domain socket.
     pub(crate) fn conninfo(&self, database: &str) -> String {
         let socket = self.socket.display();
         format!(
@@ -342,13 +342,14 @@ impl Server {
         )
     }
 
-    /// Returns the connection string of a role that needs no password on the Unix-domain socket.
+    /// Like [`Server::conninfo`], but for another role, which needs no password on the Unix-domain
+    /// socket.
     pub(crate) fn conninfo_as(&self, role: &str, database: &str) -> String {
         let user = format!("user={role}");
         self.conninfo(database).replace("user=postgres", &user)
     }
 
-    /// Returns the connection string of the superuser for TCP loopback, without TLS.
+    /// Returns the superuser's connection string for loopback TCP without TLS.
     pub(crate) fn tcp_conninfo(&self, database: &str) -> String {
         tcp_conninfo(self.port, database)
     }
@@ -360,7 +361,7 @@ impl Server {
             .unwrap_or_else(|error| panic!("{conninfo}: {error}\n{}", self.log()))
     }
 
-    /// Opens a session of a role that needs no password on the Unix-domain socket.
+    /// Opens a session as another role, which needs no password on the Unix-domain socket.
     pub(crate) fn session_as(&self, role: &str, database: &str) -> Session {
         let conninfo = self.conninfo_as(role, database);
         Session::connect(&conninfo).unwrap_or_else(|error| panic!("{conninfo}: {error}"))
@@ -376,7 +377,8 @@ impl Server {
         fs::metadata(self.log_file()).map_or(0, |file| file.len())
     }
 
-    /// Returns the server's log after the first `length` bytes. The log of a shared server is long.
+    /// Returns the server's log without its first `length` bytes. The whole log of a shared server
+    /// would be long.
     pub(crate) fn log_after(&self, length: u64) -> String {
         let mut file = fs::File::open(self.log_file()).unwrap();
         file.seek(SeekFrom::Start(length)).unwrap();
@@ -405,14 +407,14 @@ impl Drop for Server {
     }
 }
 
-/// Returns the key=value connection string of the superuser for TCP loopback, without TLS, for the
-/// server or proxy that listens on `port`.
+/// Returns the superuser's connection string for loopback TCP without TLS, for the server or proxy
+/// that listens on `port`.
 pub(super) fn tcp_conninfo(port: u16, database: &str) -> String {
     format!("host=127.0.0.1 port={port} user=postgres dbname={database} sslmode=disable")
 }
 
-/// Returns the directory of downloaded servers: `WALPOST_TEST_DEPS` if set, otherwise the target
-/// directory.
+/// Returns the directory for downloaded dependencies: `WALPOST_TEST_DEPS` if set, otherwise the
+/// target directory.
 pub(crate) fn dependencies() -> PathBuf {
     std::env::var_os("WALPOST_TEST_DEPS").map_or_else(
         || Path::new(env!("CARGO_MANIFEST_DIR")).join("target"),
@@ -420,13 +422,12 @@ pub(crate) fn dependencies() -> PathBuf {
     )
 }
 
-/// Returns the directory in which Debian's package installs the programs of the version, including
-/// the clients.
+/// Returns the directory in which Debian installs the server and client programs of this version.
 pub(crate) fn debian_binaries(major: u32) -> PathBuf {
     PathBuf::from(format!("/usr/lib/postgresql/{major}/bin"))
 }
 
-/// Returns the directory of `postgres` and `initdb`.
+/// Returns the directory that contains `postgres` and `initdb`.
 pub(crate) fn binaries(major: u32) -> PathBuf {
     static COPIES: Mutex<Option<HashMap<u32, PathBuf>>> = Mutex::new(None);
     let debian = debian_binaries(major);
@@ -454,7 +455,7 @@ pub(crate) fn binaries(major: u32) -> PathBuf {
         .clone()
 }
 
-/// Returns whether every account can reach the directory.
+/// Returns whether every user can access the directory.
 fn is_open_to_all(folder: &Path) -> bool {
     let folder = folder.canonicalize().unwrap();
     folder
@@ -462,8 +463,8 @@ fn is_open_to_all(folder: &Path) -> bool {
         .all(|part| fs::metadata(part).is_ok_and(|found| found.mode() & 0o001 != 0))
 }
 
-/// Returns an initialized data directory of the given version to copy from, because initdb takes
-/// longer than a copy.
+/// Returns an initialized data directory of this version to copy from, because copying takes less
+/// time than initdb.
 fn cluster(major: u32) -> PathBuf {
     static CLUSTERS: [OnceLock<PathBuf>; MAJORS.len()] = [const { OnceLock::new() }; MAJORS.len()];
     let index = MAJORS
@@ -473,7 +474,7 @@ fn cluster(major: u32) -> PathBuf {
     CLUSTERS[index].get_or_init(|| initialise(major)).clone()
 }
 
-/// Runs initdb and returns the data directory.
+/// Runs initdb, and returns the new data directory.
 fn initialise(major: u32) -> PathBuf {
     let folder = reaper::folder("cluster");
     chown_to_server(&folder, server_account());
@@ -495,8 +496,8 @@ fn initialise(major: u32) -> PathBuf {
     data
 }
 
-/// Returns the account that runs the servers if the tests run as root: PostgreSQL refuses to run as
-/// root, so it runs as the account that its package created.
+/// If the tests run as root, returns the user and group that run the servers, because PostgreSQL
+/// refuses to run as root. The user is the one that PostgreSQL's package created.
 fn server_account() -> Option<(u32, u32)> {
     (effective_user() == 0).then(|| account("postgres").expect("an account postgres"))
 }
@@ -518,9 +519,9 @@ fn chown_to_server(path: &Path, owner: Option<(u32, u32)>) {
     }
 }
 
-/// Copies a directory, including owners and modes.
+/// Copies a directory, preserving owners and modes.
 pub(crate) fn copy_owned(from: &Path, to: &Path) {
-    // If the target existed, cp would create the copy inside it.
+    // Require that the target does not exist, because cp would otherwise create the copy inside it.
     assert!(!to.exists(), "{} exists", to.display());
     let status = Command::new("cp")
         .arg("-a")

@@ -1,4 +1,4 @@
-//! Signals, free ports, and accounts.
+//! Sends signals, finds free ports, and looks up users.
 
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -14,7 +14,7 @@ use socket2::{Domain, Socket, Type};
 use super::reaper;
 use super::wait::{poll_until, wait_until};
 
-/// Sends the signal with this name, without the SIG prefix: `TERM`, `KILL`, `INT` or `QUIT`.
+/// Sends a signal, named without the SIG prefix, such as `TERM`, `KILL`, `INT` or `QUIT`.
 ///
 /// # Panics
 /// Panics if the process does not exist.
@@ -25,7 +25,7 @@ pub(crate) fn signal(pid: u32, name: &str) {
     );
 }
 
-/// Like [`signal`], but returns whether there was such a process.
+/// Like [`signal`], but returns whether the process exists instead of panicking.
 pub(crate) fn try_signal(pid: u32, name: &str) -> bool {
     let status = Command::new("sh")
         .args([
@@ -40,7 +40,8 @@ pub(crate) fn try_signal(pid: u32, name: &str) -> bool {
     status.expect("a shell").success()
 }
 
-/// Returns whether a process handles SIGHUP, which ends it otherwise.
+/// Returns whether a process has installed a handler for SIGHUP. Without one, the signal would end
+/// it.
 pub(crate) fn handles_hangup(pid: u32) -> bool {
     let process = Process::new(i32::try_from(pid).unwrap());
     let status = process.and_then(|process| process.status());
@@ -48,7 +49,7 @@ pub(crate) fn handles_hangup(pid: u32) -> bool {
 }
 
 /// Suspends a process with SIGSTOP and waits until all of its threads have stopped. On a busy
-/// machine, a process continues to run for tens of milliseconds after the signal was sent.
+/// machine, that takes tens of milliseconds after the signal is sent.
 ///
 /// # Panics
 /// Panics if the process does not exist or does not stop.
@@ -56,7 +57,8 @@ pub(crate) fn freeze(pid: u32) {
     signal(pid, "STOP");
     wait_until("all threads of the process to stop", || {
         let process = Process::new(i32::try_from(pid).unwrap()).unwrap();
-        // A thread that has ended since the list was read has no state, so the list is read again.
+        // If a thread has ended since the list was read, its state can't be read, so the next poll
+        // reads the list again.
         let mut threads = process.tasks().unwrap().flatten();
         threads.all(|thread| thread.stat().is_ok_and(|stat| stat.state == 'T'))
     });
@@ -70,7 +72,7 @@ pub(crate) fn thaw(pid: u32) {
     signal(pid, "CONT");
 }
 
-/// Waits until the child has exited, and removes it from the reaper's list.
+/// Waits until the child has exited, and then unregisters it from the reaper.
 pub(crate) fn wait_for_exit(child: &mut Child, within: Duration) -> Option<ExitStatus> {
     let pid = child.id();
     let status = poll_until(within, || {
@@ -82,10 +84,10 @@ pub(crate) fn wait_for_exit(child: &mut Child, within: Duration) -> Option<ExitS
     status
 }
 
-/// Returns a port on which no process is listening, and which this process has not returned before.
+/// Returns a port on which no process is listening and which this function has not returned before.
 ///
-/// The port is below the range that Linux uses for outgoing connections, so that none of those can
-/// take it before the server binds it or while the server restarts.
+/// The port is outside the range that Linux uses for outgoing connections. Otherwise, such a
+/// connection could take it before the server binds it, or while the server restarts.
 pub(crate) fn free_port() -> u16 {
     const PORTS: Range<u16> = 10_000..32_000;
     static NEXT: LazyLock<AtomicU16> = LazyLock::new(|| AtomicU16::new(fastrand::u16(PORTS)));
@@ -99,8 +101,9 @@ pub(crate) fn free_port() -> u16 {
     }
 }
 
-/// Binds the port without listening, because a process that another test has just forked would
-/// inherit a listening socket and keep it open until it calls exec.
+/// Returns whether the port can be bound. Does not listen on it: if another test forked a process
+/// at that moment, the process would inherit the listening socket and keep it open until it called
+/// exec.
 fn is_free(port: u16) -> bool {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
     socket
@@ -115,7 +118,7 @@ pub(crate) fn effective_user() -> u32 {
     std::fs::metadata(reaper::scratch()).unwrap().uid()
 }
 
-/// Returns the user ID and group ID of an account.
+/// Returns the user ID and group ID of a user.
 pub(crate) fn account(name: &str) -> Option<(u32, u32)> {
     let passwd = std::fs::read_to_string("/etc/passwd").ok()?;
     passwd.lines().find_map(|line| {

@@ -1,4 +1,4 @@
-//! A TCP proxy between Walpost and a server that simulates network failures.
+//! A TCP proxy that simulates network failures between Walpost and a server.
 
 use std::collections::HashSet;
 use std::io::{self, Read, Write};
@@ -13,21 +13,20 @@ use super::lag::{Fetches, Lag};
 use super::postgres::tcp_conninfo;
 use super::wait::{WAIT_TIMEOUT, poll_until, wait_for, wait_until};
 
-/// How the proxy handles the bytes of all connections.
+/// The network conditions that the proxy simulates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ProxyMode {
     /// Forwards all bytes.
     Pass,
-    /// Forwards bytes with this delay.
+    /// Forwards bytes after this delay.
     Delay(Duration),
     /// Forwards this many bytes per second in each direction of each connection.
     Throttle(usize),
     /// Keeps connections open but forwards nothing, like a black hole.
     Swallow,
-    /// Like [`ProxyMode::Swallow`], but does not respond to connection attempts either, like an
-    /// unreachable host.
+    /// Like [`ProxyMode::Swallow`], but also ignores connection attempts, like an unreachable host.
     Silence,
-    /// Closes all connections and does not listen, like a server that is down.
+    /// Closes all connections and stops listening, as if the server were down.
     Refuse,
 }
 
@@ -37,11 +36,11 @@ impl ProxyMode {
     }
 }
 
-/// How long a connection attempt on the loopback may take before the listener's queue is considered
-/// full.
+/// How long a connection attempt over the loopback interface may take before the listener's queue
+/// is considered full.
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(300);
 
-/// A proxy that listens on its own port and forwards to another.
+/// A proxy that listens on its own port and forwards connections to another.
 pub(crate) struct Proxy {
     port: u16,
     shared: Arc<ProxyShared>,
@@ -56,22 +55,23 @@ struct ProxyState {
     mode: ProxyMode,
     /// The address to which connections are forwarded.
     target: SocketAddr,
-    /// The number of connections after which the target changes, and the new target.
+    /// How many more connections to accept before the target changes, and the new target.
     next: Option<(usize, SocketAddr)>,
-    /// Connections from the proxy to itself that fill the listener's queue, so that the listener
+    /// Connections from the proxy to itself that fill the listener's queue, so that the kernel
     /// accepts no other connections.
     backlog_fillers: Vec<TcpStream>,
-    /// The local addresses of the queue-filling connections that have not been accepted yet.
+    /// The local addresses of the connections in `backlog_fillers` that the listener has not
+    /// accepted yet.
     backlog_addresses: HashSet<SocketAddr>,
     is_listening: bool,
-    /// Both ends of each connection. They are closed when the proxy is dropped. Otherwise a server
+    /// Both ends of each connection. They are closed when the proxy is dropped. Otherwise, a server
     /// with unsent data would wait indefinitely for a client that neither reads nor disconnects.
     streams: Vec<Weak<TcpStream>>,
-    /// Number of bytes that are forwarded before all connections are cut.
+    /// How many more bytes to forward before all connections are cut.
     until_cut: Option<usize>,
-    /// How often connections were cut because `until_cut` bytes had been forwarded.
+    /// How often the connections were cut because of `until_cut`.
     cuts: usize,
-    /// A topic whose name is replaced in metadata requests.
+    /// A topic to hide, by replacing its name in metadata requests.
     hidden: Option<String>,
     /// Makes partition leaders seem to lag.
     lag: Option<Arc<Lag>>,
@@ -83,7 +83,7 @@ struct ProxyState {
 }
 
 impl Proxy {
-    /// Starts a proxy that forwards from `port` to `target`, both on the loopback.
+    /// Starts a proxy that forwards from `port` to `target`, both on the loopback interface.
     pub(crate) fn start(port: u16, target: u16) -> Self {
         let shared = Arc::new(ProxyShared {
             state: Mutex::new(ProxyState {
@@ -116,13 +116,13 @@ impl Proxy {
         self.port
     }
 
-    /// Like [`Server::tcp_conninfo`](super::postgres::Server::tcp_conninfo), but through this
-    /// proxy.
+    /// Like [`Server::tcp_conninfo`](super::postgres::Server::tcp_conninfo), but for a connection
+    /// through this proxy.
     pub(crate) fn conninfo(&self, database: &str) -> String {
         tcp_conninfo(self.port, database)
     }
 
-    /// Handles all bytes in the given manner from now on.
+    /// Changes how the proxy handles bytes and connections.
     pub(crate) fn set_mode(&self, mode: ProxyMode) {
         let mut state = self.shared.lock();
         state.mode = mode;
@@ -144,7 +144,8 @@ impl Proxy {
         });
     }
 
-    /// Connects to the listener, which blocks until a connection arrives.
+    /// Wakes up the listener's thread by connecting to the listener. The thread blocks until a
+    /// connection arrives.
     fn wake(&self) {
         let _ = TcpStream::connect(("127.0.0.1", self.port));
     }
@@ -159,41 +160,41 @@ impl Proxy {
         self.shared.lock().until_cut = Some(bytes);
     }
 
-    /// Hides the topic from Kafka's metadata from now on. `None` makes it visible again.
+    /// Hides a topic from Kafka's metadata, or makes it visible again if `topic` is `None`.
     pub(crate) fn hide_topic(&self, topic: Option<&str>) {
         self.shared.lock().hidden = topic.map(str::to_owned);
     }
 
-    /// Makes Kafka's partitions seem to end at `end` temporarily. Affects new connections, to which
-    /// no other faults are then applied.
+    /// Makes Kafka's partitions temporarily seem to end at `end`. Affects only new connections, and
+    /// disables other faults for these.
     pub(crate) fn lag_behind(&self, end: i64) -> Arc<Lag> {
         let lag = Arc::new(Lag::ending_at(end));
         self.shared.lock().lag = Some(Arc::clone(&lag));
         lag
     }
 
-    /// Returns a handle that can make Kafka's brokers seem to have left the cluster. Affects new
-    /// connections, to which no other faults are then applied.
+    /// Returns a handle that can make Kafka's brokers seem to have left the cluster. Affects only
+    /// new connections, and disables other faults for these.
     pub(crate) fn remove_brokers(&self) -> Arc<BrokerRemoval> {
         let broker_removal = Arc::new(BrokerRemoval::default());
         self.shared.lock().broker_removal = Some(Arc::clone(&broker_removal));
         broker_removal
     }
 
-    /// Returns a handle that can replace error codes in Kafka's responses. Affects new connections,
-    /// to which no other faults are then applied.
+    /// Returns a handle that can replace error codes in Kafka's responses. Affects only new
+    /// connections, and disables other faults for these.
     pub(crate) fn error_codes(&self) -> Arc<ErrorCodes> {
         let codes = Arc::new(ErrorCodes::default());
         self.shared.lock().error_codes = Some(Arc::clone(&codes));
         codes
     }
 
-    /// Forwards to another port after this many more connections.
+    /// After this many more connections, forwards new ones to the port `target` instead.
     pub(crate) fn move_after(&self, connections: usize, target: u16) {
         self.shared.lock().next = Some((connections, ([127, 0, 0, 1], target).into()));
     }
 
-    /// Returns how often [`Proxy::cut_after`] has cut the connections.
+    /// Returns how often the connections were cut because of [`Proxy::cut_after`].
     pub(crate) fn cuts(&self) -> usize {
         self.shared.lock().cuts
     }
@@ -209,8 +210,8 @@ impl Drop for Proxy {
         }
         self.shared.changed.notify_all();
         self.wake();
-        // Wait until the port is free, because another proxy may use it next. Don't panic in a
-        // drop.
+        // Wait until the port is free, because another proxy may use it next. Don't panic in `drop`
+        // if that takes too long.
         poll_until(WAIT_TIMEOUT, || {
             (!self.shared.lock().is_listening).then_some(())
         });
@@ -218,8 +219,8 @@ impl Drop for Proxy {
 }
 
 impl ProxyState {
-    /// Connects until the listener's queue is full. The kernel then drops further connection
-    /// attempts.
+    /// Opens connections until the listener's queue is full, so that the kernel drops further
+    /// connection attempts.
     fn fill_backlog(&mut self, listener: SocketAddr) {
         while let Ok(stream) = TcpStream::connect_timeout(&listener, CONNECT_TIMEOUT) {
             self.backlog_addresses.extend(stream.local_addr());
@@ -239,7 +240,7 @@ impl ProxyShared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the target of the connection that was just accepted.
+    /// Returns the target for the connection that was just accepted.
     fn target(&self) -> SocketAddr {
         let mut state = self.lock();
         match &mut state.next {
@@ -258,8 +259,8 @@ impl ProxyShared {
         state.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until the proxy is allowed to listen, then accepts connections while it is allowed to.
-    /// Returns false after the proxy is dropped.
+    /// Waits until the proxy is allowed to listen, and then accepts connections until that is no
+    /// longer allowed. Returns false once the proxy has been dropped.
     fn accept(self: &Arc<Self>, port: u16) -> bool {
         let mut state = self.lock();
         while state.mode == ProxyMode::Refuse && !state.is_closed {
@@ -268,8 +269,8 @@ impl ProxyShared {
         if state.is_closed {
             return false;
         }
-        // A process that another test has just forked holds a copy of the previous listener until
-        // it calls exec.
+        // Retry, because a process that another test has just forked may hold a copy of the
+        // previous listener until it calls exec.
         let listener = wait_for("the port of a proxy", || {
             match TcpListener::bind(("127.0.0.1", port)) {
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse => None,
@@ -285,14 +286,14 @@ impl ProxyShared {
             if self.lock().backlog_addresses.remove(&address) || !self.may_accept() {
                 continue;
             }
-            // If the server refuses the connection, the client's connection is closed too.
+            // If the server refuses the connection, drop the client's connection, which closes it.
             if let Ok(server) = TcpStream::connect(self.target()) {
                 let _ = self.join(client, server);
             }
         }
         drop(listener);
         let mut state = self.lock();
-        // Also cuts connections that were accepted in the meantime.
+        // This also cuts connections that were accepted in the meantime.
         state.cut();
         state.is_listening = false;
         true
@@ -367,9 +368,9 @@ impl ProxyShared {
     }
 
     /// Replaces the hidden topic in metadata requests with a topic that does not exist. Such a
-    /// request is small and sent in one write, so `bytes` contains it whole.
+    /// request is small and sent with a single write, so `bytes` contains all of it.
     fn hide_topic_in(&self, mut bytes: &mut [u8]) {
-        /// The API key, which follows the length.
+        /// The API key, which follows the length prefix.
         const METADATA: [u8; 2] = [0, 3];
         let state = self.lock();
         let Some(hidden) = state.hidden.as_deref().map(str::as_bytes) else {
@@ -390,7 +391,8 @@ impl ProxyShared {
         }
     }
 
-    /// Returns how many of `count` bytes may be forwarded now.
+    /// Waits until bytes may be forwarded, and returns how many of the `count` bytes to forward
+    /// now.
     fn forwardable_bytes(&self, count: usize) -> io::Result<usize> {
         let mut state = self.lock();
         while state.mode.forwards_nothing() && !state.is_closed {

@@ -1,4 +1,4 @@
-//! Ends servers and removes directories when this process ends, even by SIGKILL.
+//! Ends servers and removes directories when this process ends, even if it is killed by SIGKILL.
 //!
 //! A child shell reads commands from a pipe whose only writer is this process. The kernel closes
 //! the pipe when the process ends. The shell then ends every process that is still registered,
@@ -17,9 +17,9 @@ use std::sync::{LazyLock, Mutex};
 use procfs::{Current, Meminfo};
 use rustix::fs::StatVfsMountFlags;
 
-/// The script of the shell. `$1` is the scratch directory. A PostgreSQL server that receives
-/// SIGQUIT needs some time to end its children and free its shared memory; processes that remain
-/// after that are killed.
+/// The shell's script. `$1` is the scratch directory. A PostgreSQL server that receives SIGQUIT
+/// needs some time to end its children and free its shared memory. Processes that remain after that
+/// are killed.
 const SCRIPT: &str = r#"
 trap '' INT TERM HUP QUIT
 processes=
@@ -61,8 +61,8 @@ static REAPER: LazyLock<Reaper> = LazyLock::new(|| {
         clippy::zombie_processes,
         reason = "the shell must outlive this process"
     )]
-    // The shell gets its own process group, so that Ctrl-C in the terminal reaches the tests but
-    // not the shell that cleans up after them.
+    // The shell gets its own process group. Otherwise, Ctrl-C in the terminal would reach the
+    // shell, which has to clean up after the tests.
     let mut shell = Command::new("sh")
         .args(["-c", SCRIPT, "reaper"])
         .arg(&scratch)
@@ -77,9 +77,9 @@ static REAPER: LazyLock<Reaper> = LazyLock::new(|| {
     Reaper { scratch, commands }
 });
 
-/// Returns the directory in which to create the scratch directory: in memory if there is enough
-/// space and `TMPDIR` is not set. Servers create and remove several hundred thousand files in a
-/// run, and on ext4, creating a file takes longer the more files were removed in the preceding
+/// Returns the directory in which to create the scratch directory. It is in memory if there is
+/// enough space and `TMPDIR` is not set, because a run creates and removes several hundred thousand
+/// files. On ext4, creating files becomes slower the more files were removed in the preceding
 /// seconds. Benchmarks use a disk, as production systems do.
 fn scratch_parent() -> PathBuf {
     let is_measured = env!("CARGO_CRATE_NAME") == "bench";
@@ -90,14 +90,14 @@ fn scratch_parent() -> PathBuf {
     }
 }
 
-/// An in-memory file system.
+/// The mount point of an in-memory file system.
 const MEMORY_FILE_SYSTEM: &str = "/dev/shm";
 
-/// Minimum free space. A run uses at most 3 GiB.
+/// Minimum free space for creating the scratch directory in memory. A run needs at most 3 GiB.
 const MIN_FREE_BYTES: u64 = 8 << 30;
 
-/// Returns whether programs can be executed in the directory, and both it and memory have
-/// [`MIN_FREE_BYTES`] available.
+/// Returns true if programs may be run from the directory, and if both its file system and memory
+/// have at least [`MIN_FREE_BYTES`] free.
 fn has_free_space(folder: &str) -> bool {
     let Ok(found) = rustix::fs::statvfs(folder) else {
         return false;
@@ -110,12 +110,13 @@ fn has_free_space(folder: &str) -> bool {
         && memory.is_some_and(|bytes| bytes >= MIN_FREE_BYTES)
 }
 
-/// The signal that ends a kind of process.
+/// The signal that ends a process.
 #[derive(Clone, Copy)]
 pub(crate) enum Ending {
-    /// PostgreSQL's immediate shutdown, in which the postmaster also ends its children.
+    /// SIGQUIT, which makes PostgreSQL shut down immediately. The postmaster also ends its
+    /// children.
     Quit,
-    /// For processes without children or any need to clean up.
+    /// SIGKILL, for processes that have no children and nothing to clean up.
     Kill,
 }
 
@@ -133,13 +134,14 @@ pub(crate) fn register(pid: u32, ending: Ending) {
     send_command(&format!("register {ending} {pid}\n"));
 }
 
-/// Unregisters `pid`, which has exited and been waited for: the process ID may be reused.
+/// Unregisters `pid` after the process has exited and been waited for, because the ID may be
+/// reused.
 pub(crate) fn forget(pid: u32) {
     send_command(&format!("forget - {pid}\n"));
 }
 
-/// Creates an empty directory named after `purpose` that is removed when this process ends. Other
-/// users can read it.
+/// Creates an empty directory whose name begins with `purpose`. It is readable by other users and
+/// removed when this process ends.
 pub(crate) fn folder(purpose: &str) -> PathBuf {
     static NUMBER: AtomicUsize = AtomicUsize::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -149,7 +151,7 @@ pub(crate) fn folder(purpose: &str) -> PathBuf {
     path
 }
 
-/// Returns the directory that contains all other directories of this process.
+/// Returns the scratch directory, which contains all of this process's other directories.
 pub(crate) fn scratch() -> &'static Path {
     &REAPER.scratch
 }

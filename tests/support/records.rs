@@ -1,4 +1,4 @@
-//! The records that a consumer receives: all records of a topic from its first to its last offset.
+//! Reads records as a consumer would: all records of a topic, from the first offset to the last.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use rdkafka::{Offset, TopicPartitionList};
 use super::kafka::Broker;
 use super::wait::{WAIT_TIMEOUT, wait_for};
 
-/// A partition of a topic.
+/// The name of a topic and the number of one of its partitions.
 pub(crate) type TopicPartition = (String, i32);
 
 /// A record as received by a consumer.
@@ -39,8 +39,8 @@ impl Record {
         str::from_utf8(self.payload.as_deref().expect("a payload")).expect("a payload in UTF-8")
     }
 
-    /// Returns the value of a header as text. Panics unless the record has the header exactly once,
-    /// with a value.
+    /// Returns the value of a header as text. Panics unless the record has exactly one header with
+    /// this name, and that header has a value.
     pub(crate) fn header(&self, name: &str) -> &str {
         let mut found = self.headers.iter().filter(|(key, _)| key == name);
         let (_, value) = found
@@ -72,7 +72,7 @@ pub(crate) fn keys(records: &[Record]) -> Vec<String> {
 }
 
 impl Broker {
-    /// Returns every committed record of the topics, ordered by topic, partition and offset.
+    /// Returns all committed records of the topics, ordered by topic, partition and offset.
     pub(crate) fn read(&self, topics: &[String]) -> Vec<Record> {
         let mut records: Vec<_> = self.with_reader(|consumer| {
             let records = topics.iter().map(|topic| read_topic(consumer, topic));
@@ -91,22 +91,23 @@ impl Broker {
     }
 
     /// Like [`Broker::ends`], but includes uncommitted records. Kafka acknowledges a commit before
-    /// its records are included in [`Broker::ends`]; on a busy machine, long before.
+    /// [`Broker::ends`] includes its records; on a busy machine, long before.
     pub(crate) fn written_offset(&self, topics: &[String]) -> HashMap<TopicPartition, i64> {
         let mut config = self.client();
         config.set("isolation.level", "read_uncommitted");
         end_offsets(&config.create().unwrap(), topics)
     }
 
-    /// Returns the number of records in the topics. Correct only if there are no transactions.
+    /// Returns the number of records in the topics. The result is correct only if there were no
+    /// transactions, because their markers are counted too.
     pub(crate) fn count(&self, topics: &[String]) -> usize {
         usize::try_from(self.ends(topics).values().sum::<i64>()).unwrap()
     }
 
-    /// Calls `read` with a consumer that has no partitions assigned. Creating a consumer takes two
-    /// threads, three connections, and 100 ms when the consumer is dropped, so consumers of the
-    /// shared broker are reused. Connections to other brokers can break, after which a consumer
-    /// behaves differently from a new one.
+    /// Calls `read` with a consumer to which no partitions are assigned. Consumers of the shared
+    /// broker are reused, because each new one costs two threads, three connections, and 100 ms
+    /// when it is dropped. Consumers of other brokers are not reused: their connections may break,
+    /// and they would then behave differently from a new consumer.
     pub(super) fn with_reader<T>(&self, read: impl FnOnce(&BaseConsumer) -> T) -> T {
         let kept = self.readers.lock().unwrap().pop();
         let consumer = kept.unwrap_or_else(|| self.reader());
@@ -118,7 +119,7 @@ impl Broker {
         found
     }
 
-    /// Creates a consumer with no partitions assigned.
+    /// Creates a consumer to which no partitions are assigned.
     pub(crate) fn reader(&self) -> BaseConsumer {
         self.client()
             .set("group.id", "tests")
@@ -154,7 +155,8 @@ fn read_topic(consumer: &BaseConsumer, topic: &String) -> Vec<Record> {
     while !remaining.is_empty() {
         let message = consumer.poll(WAIT_TIMEOUT).expect("the remaining records");
         match message {
-            // The last offset can be a transaction marker, which is not returned as a record.
+            // The last offset may be that of a transaction marker, which is not returned as a
+            // record.
             Err(KafkaError::PartitionEOF(partition)) => {
                 remaining.remove(&partition);
             }
@@ -189,8 +191,9 @@ fn end_offsets(consumer: &BaseConsumer, topics: &[String]) -> HashMap<TopicParti
     if requested.count() == 0 {
         return HashMap::new();
     }
-    // Request all offsets at once: querying each partition separately takes two requests, and tests
-    // do this often. A broker may not know yet that it leads a partition that was just created.
+    // Request all offsets at once, because tests do this often and querying partitions one by one
+    // takes two requests each. Retry, because a broker might not know yet that it leads a partition
+    // that was just created.
     wait_for("offsets", || {
         let ends = consumer
             .offsets_for_times(requested.clone(), TIMEOUT)

@@ -1,4 +1,4 @@
-//! Text that programs must not print: passwords, and payloads in logs.
+//! Detects text that programs must not print: passwords anywhere, and payloads in logs.
 
 use std::sync::{LazyLock, Mutex};
 
@@ -18,7 +18,7 @@ static FORMS: LazyLock<Vec<String>> = LazyLock::new(|| {
     let base64 = |before: usize| {
         let bytes = [vec![0; before], SECRET.into()].concat();
         let text = STANDARD_NO_PAD.encode(&bytes);
-        // The characters that encode only bits of the secret.
+        // Keep only the characters that encode nothing but bits of the secret.
         text[(8 * before).div_ceil(6)..8 * bytes.len() / 6].to_owned()
     };
     vec![
@@ -32,12 +32,12 @@ static FORMS: LazyLock<Vec<String>> = LazyLock::new(|| {
     ]
 });
 
-/// An output stream of a program.
+/// One of a program's output streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OutputStream {
     /// Standard output, which may contain records.
     Output,
-    /// The log.
+    /// Standard error, which contains the log.
     Error,
 }
 
@@ -47,7 +47,7 @@ pub(crate) fn is_leak(stream: OutputStream, text: &str) -> bool {
         || stream == OutputStream::Error && text.contains(PAYLOAD_MARK)
 }
 
-/// Asserts that a program printed no secrets.
+/// Asserts that the output of a program contains no secrets.
 ///
 /// # Panics
 /// Panics if `text` contains something that must not appear in the stream.
@@ -56,7 +56,7 @@ pub(crate) fn expect_none(stream: OutputStream, text: &str) {
     assert!(leaks.is_empty(), "a secret was printed: {leaks:#?}");
 }
 
-/// Leaks found in output that is read line by line as it arrives.
+/// Collects leaks from output that is checked line by line as it arrives.
 #[derive(Default)]
 pub(crate) struct Leaks(Mutex<Vec<String>>);
 

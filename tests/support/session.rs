@@ -1,4 +1,4 @@
-//! A blocking database session for tests that returns every value as text.
+//! A blocking database session for tests. It returns every value as text.
 
 use tokio::runtime::{Builder, Runtime};
 use tokio_postgres::{Client, Error, NoTls, SimpleQueryMessage};
@@ -29,21 +29,21 @@ impl Session {
         self.runtime.block_on(self.client.batch_execute(sql))
     }
 
-    /// Runs one or more statements and panics if one fails.
+    /// Runs one or more statements, and panics if any of them fails.
     pub(crate) fn run(&self, sql: &str) {
         self.try_run(sql)
             .unwrap_or_else(|error| panic!("{}\n{sql}", describe(&error)));
     }
 
-    /// Drops a role at the end of a test, with its privileges and the objects it owns in this
-    /// database, because roles are shared by all databases of the server. Errors are ignored: the
-    /// session may be broken by then, or the role may not have been created.
+    /// Drops a role at the end of a test, together with its privileges and its objects in this
+    /// database. This is necessary because all databases of a server share the roles. Errors are
+    /// ignored: the session may be broken by then, or the role may not have been created.
     pub(crate) fn drop_role(&self, role: &str) {
         let drop = format!("DROP OWNED BY \"{role}\" CASCADE; DROP ROLE \"{role}\"");
         let _ = self.try_run(&drop);
     }
 
-    /// Returns all rows, with each value as PostgreSQL prints it.
+    /// Returns all rows. Each value is formatted as PostgreSQL prints it.
     pub(crate) fn try_rows(&self, sql: &str) -> Result<Vec<Vec<Option<String>>>, Error> {
         let messages = self.runtime.block_on(self.client.simple_query(sql))?;
         Ok(messages

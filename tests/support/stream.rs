@@ -1,10 +1,10 @@
-//! A replication stream of any length for an outbox, and a sink that discards records. Together
-//! they exercise the whole path from frame to record without servers, identically in every run.
+//! A replication stream of any length, and a sink that discards records. Together, they exercise
+//! the whole path from frame to record without servers, and identically in every run.
 //!
 //! The bytes come from a real server: `./dev golden` captures one transaction of 100 events per
 //! outbox (`tests/golden/outbox_*.bin`). [`Stream`] repeats its rows in the requested number of
-//! transactions, with different LSNs in each Begin and Commit. Nothing else in a message depends on
-//! its position in WAL.
+//! transactions, and sets the LSNs in each Begin and Commit message. Nothing else in the messages
+//! depends on the position in WAL.
 #![allow(
     dead_code,
     reason = "each binary that includes this file uses its own part of it"
@@ -25,11 +25,12 @@ use walpost::facade::{Produced, Sink, SinkError};
 
 /// The LSN at which the stream begins.
 pub(crate) const BEGIN: Lsn = Lsn(0x1_0000_0000);
-/// The WAL size of a row, and of a transaction without its rows.
+/// WAL size of a row, and of a transaction excluding its rows.
 const ROW_LSN: u64 = 0x200;
 const TRANSACTION_LSN: u64 = 0x100;
-/// Number of frames per read from the socket, and number of records delivered together. Both
-/// numbers are prime, so that reads and deliveries end at every possible offset from each other.
+/// Number of frames per read from the socket, and number of records whose delivery is reported
+/// together. Both are prime, so that over time, reads and delivery reports end at every possible
+/// offset from each other.
 const FRAMES_PER_READ: usize = 307;
 const RECORDS_PER_BATCH: usize = 1009;
 /// The default window of a Kafka producer.
@@ -38,16 +39,16 @@ const WINDOW: Window = Window {
     bytes: 8 << 20,
 };
 
-/// The captured outboxes.
+/// The kinds of outbox for which a transaction was captured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// A table with the columns id, aggregatetype, aggregateid, type and payload (jsonb).
+    /// A table with the columns `id`, `aggregatetype`, `aggregateid`, `type` and `payload` (jsonb).
     Plain,
-    /// Like `Plain`, with the additional columns headers (jsonb) and created_at.
+    /// Like `Plain`, but with the additional columns `headers` (jsonb) and `created_at`.
     Headers,
-    /// Like `Plain`, but payload is bytea.
+    /// Like `Plain`, but `payload` has type bytea.
     Bytea,
-    /// Logical decoding messages with headers, without a table.
+    /// Logical decoding messages with headers instead of a table.
     Messages,
 }
 
@@ -70,7 +71,7 @@ impl Kind {
         }
     }
 
-    /// Returns the tag of the pgoutput message that contains an event.
+    /// Returns the tag of the pgoutput message type that contains an event.
     fn tag(self) -> u8 {
         match self {
             Self::Messages => b'M',
@@ -88,7 +89,7 @@ impl Kind {
     }
 }
 
-/// A sequence of CopyData messages, as in the read buffer.
+/// A sequence of CopyData messages, as they appear in the read buffer.
 pub(crate) struct Stream {
     bytes: Vec<u8>,
     end: Lsn,
@@ -96,8 +97,8 @@ pub(crate) struct Stream {
 }
 
 impl Stream {
-    /// Creates `rows` events of `kind` in transactions of `per_transaction` events. For a table,
-    /// its Relation message precedes the first event.
+    /// Creates a stream of `rows` events of `kind`, in transactions of `per_transaction` events
+    /// each. For a table, a Relation message precedes the first event.
     pub(crate) fn rows(kind: Kind, rows: usize, per_transaction: usize) -> Self {
         let messages: Vec<_> = split(kind.captured()).collect();
         let the_one = |tag: u8| {
@@ -136,7 +137,8 @@ impl Stream {
         stream
     }
 
-    /// Creates the keepalives that the walsender of an idle outbox sends in a busy database.
+    /// Creates a stream of keepalives, like those that a walsender sends in a busy database while
+    /// the outbox is idle.
     pub(crate) fn keepalives(count: usize) -> Self {
         let mut stream = Self::nothing();
         for _ in 0..count {
@@ -155,8 +157,8 @@ impl Stream {
         }
     }
 
-    /// Adds an XLogData message with LSN 0: the walsender sets an LSN only in the last message of a
-    /// change.
+    /// Adds an XLogData message. Its LSN is 0, because the walsender sets the LSN only in the last
+    /// message of a change.
     fn xlog(&mut self, message: &[u8]) {
         self.copy_data(&[b"w", &[0; 8], &[0; 8], &[0; 8], message]);
     }
@@ -170,7 +172,7 @@ impl Stream {
         self.frames += 1;
     }
 
-    /// Returns the whole stream as it arrives through the socket.
+    /// Returns the bytes of the whole stream, as received from the socket.
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.bytes
     }
@@ -185,7 +187,7 @@ impl Stream {
         self.frames
     }
 
-    /// Returns the LSN that can be confirmed once the whole stream is delivered.
+    /// Returns the LSN that may be confirmed once the whole stream is delivered.
     pub(crate) fn end(&self) -> Lsn {
         self.end
     }
@@ -205,15 +207,14 @@ fn copy_data_bodies(mut rest: &[u8]) -> impl Iterator<Item = &[u8]> {
     std::iter::from_fn(move || {
         let (_tag, after) = rest.split_first()?;
         let (len, _) = after.split_first_chunk::<4>()?;
-        // The length includes its own 4 bytes.
+        // The length field counts its own 4 bytes.
         let (body, after) = after.split_at(u32::from_be_bytes(*len) as usize);
         rest = after;
         Some(&body[4..])
     })
 }
 
-/// A sink that accepts every record and reports deliveries in batches, as the thread of a producer
-/// does.
+/// A sink that accepts every record and reports deliveries in batches, as a producer's thread does.
 pub(crate) struct NullSink {
     deliveries: Arc<Deliveries>,
     taken: Vec<Tag>,
@@ -227,7 +228,7 @@ impl NullSink {
         }
     }
 
-    /// Reports the remaining records of the last batch as delivered.
+    /// Reports as delivered all accepted records that have not been reported yet.
     pub(crate) fn deliver(&mut self) {
         self.deliveries.delivered(self.taken.drain(..));
     }
@@ -248,8 +249,8 @@ impl Sink for NullSink {
     }
 }
 
-/// Creates a core for events of `kind` at the start of a [`Stream`], and the handle through which a
-/// sink reports deliveries.
+/// Creates a core that expects events of `kind` at the beginning of a [`Stream`]. Also returns the
+/// handle that a sink uses to report deliveries.
 pub(crate) fn core(kind: Kind, settings: OutboxSettings) -> (Core, Arc<Deliveries>) {
     let mut watermark = Watermark::new(WINDOW, BEGIN);
     watermark.reconnected(BEGIN);
@@ -258,14 +259,14 @@ pub(crate) fn core(kind: Kind, settings: OutboxSettings) -> (Core, Arc<Deliverie
     (core, deliveries)
 }
 
-/// Creates a core and its null sink.
+/// Creates a core and a null sink connected to it.
 pub(crate) fn null_pipeline(kind: Kind, settings: OutboxSettings) -> (Core, NullSink) {
     let (core, deliveries) = core(kind, settings);
     (core, NullSink::new(deliveries))
 }
 
-/// Processes the received frames as a session does, and determines after each read which position
-/// may be confirmed.
+/// Processes received frames as a session does. After each read, determines which position may be
+/// confirmed.
 pub(crate) fn play<'s>(
     core: &mut Core,
     sink: &mut NullSink,
@@ -273,7 +274,7 @@ pub(crate) fn play<'s>(
 ) {
     for (n, body) in bodies.enumerate() {
         let frame = Frame::decode(body).expect("a frame");
-        let step = core.frame(&frame, sink).expect("goes on");
+        let step = core.frame(&frame, sink).expect("a valid frame");
         assert!(matches!(step, Step::Done), "{step:?}");
         if n % FRAMES_PER_READ == 0 {
             core.delivery.watermark.tick(unix_micros());
@@ -283,7 +284,7 @@ pub(crate) fn play<'s>(
     }
 }
 
-/// Returns settings that use templates wherever possible: three columns in the key, and four
+/// Returns settings that use templates wherever possible, with three columns in the key and four
 /// headers.
 pub(crate) fn templates() -> OutboxSettings {
     let template = |text: &str| text.parse().expect("a template");

@@ -1,5 +1,5 @@
-//! Tokens for SASL/OAUTHBEARER: the keys with which the shared broker verifies them, a program that
-//! prints tokens, and an endpoint that issues them.
+//! Supplies tokens for SASL/OAUTHBEARER. Contains the keys that the shared broker uses to verify
+//! tokens, a program that prints tokens, and an endpoint that issues them.
 
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -26,7 +26,7 @@ use super::secrets::SECRET;
 static KEY: LazyLock<PKey<Private>> =
     LazyLock::new(|| PKey::from_rsa(Rsa::generate(2048).unwrap()).unwrap());
 
-/// The file with the public key as a JSON Web Key Set (RFC 7517).
+/// The path of the public key, in a JSON Web Key Set (RFC 7517).
 pub(crate) static KEYS: LazyLock<PathBuf> = LazyLock::new(|| {
     let file = reaper::folder("keys").join("keys.json");
     let key = KEY.rsa().unwrap();
@@ -38,12 +38,12 @@ pub(crate) static KEYS: LazyLock<PathBuf> = LazyLock::new(|| {
     file
 });
 
-/// The audience of the tokens.
+/// The audience claim of the tokens.
 pub(crate) const AUDIENCE: &str = "kafka";
 
-/// The script that prints a token. `$1` is the directory, `$2` the lifetime of a token in seconds,
-/// and `$3` the signature algorithm. The token contains the secret, so that output can be searched
-/// for it.
+/// A script that prints a token. `$1` is the issuer's directory, `$2` the lifetime of the token in
+/// seconds, and `$3` the signature algorithm. The token contains the secret, so that a leaked token
+/// is found when output is searched for secrets.
 const SCRIPT: &str = r#"
 cd "$1" || exit
 echo >> calls
@@ -89,7 +89,7 @@ impl Issuer {
         }
     }
 
-    /// Returns the command as a value in walpost.toml.
+    /// Returns the command as an array for walpost.toml.
     pub(crate) fn command(&self) -> String {
         let (folder, lifetime) = (self.folder.display(), self.lifetime_seconds);
         let algorithm = self.algorithm;
@@ -98,12 +98,12 @@ impl Issuer {
         )
     }
 
-    /// Returns how often the program was run.
+    /// Returns how often the program has been run.
     pub(crate) fn calls(&self) -> usize {
         fs::read(self.folder.join("calls")).map_or(0, |calls| calls.len())
     }
 
-    /// Makes the program fail from now on.
+    /// Makes the program fail until [`Issuer::stop_failing`] is called.
     pub(crate) fn start_failing(&self) {
         fs::write(self.folder.join("away"), "").unwrap();
     }
@@ -114,8 +114,8 @@ impl Issuer {
     }
 }
 
-/// An OAuth 2.0 token endpoint that uses HTTPS on the loopback. Clients that authenticate with its
-/// secret receive tokens that the shared broker accepts.
+/// An OAuth 2.0 token endpoint that serves HTTPS on the loopback interface. To clients that
+/// authenticate with its secret, it issues tokens that the shared broker accepts.
 pub(crate) struct Endpoint {
     address: SocketAddr,
     state: Arc<EndpointState>,
@@ -129,7 +129,7 @@ struct EndpointState {
     is_stopped: AtomicBool,
 }
 
-/// The ID with which clients authenticate.
+/// The client ID that the endpoint expects.
 pub(crate) const CLIENT_ID: &str = "walpost-of-tests";
 
 impl Endpoint {
@@ -156,8 +156,8 @@ impl Endpoint {
                     return;
                 }
                 let (tls, state) = (tls.clone(), Arc::clone(&thread_state));
-                // A client may reject the certificate or disconnect; this is not an error of the
-                // test.
+                // Ignore errors, because a client may legitimately reject the certificate or
+                // disconnect.
                 thread::spawn(move || {
                     tls.accept(client)
                         .is_ok_and(|stream| state.respond(stream).is_ok())
@@ -171,17 +171,17 @@ impl Endpoint {
         format!("https://localhost:{}/token", self.address.port())
     }
 
-    /// Accepts only this secret from now on.
+    /// Replaces the secret that clients must use.
     pub(crate) fn rotate(&self, secret: &str) {
         secret.clone_into(&mut self.state.secret.lock().unwrap());
     }
 
-    /// Returns how many tokens were issued.
+    /// Returns how many tokens have been issued.
     pub(crate) fn calls(&self) -> usize {
         self.state.calls.load(Ordering::Relaxed)
     }
 
-    /// Returns how many clients were refused.
+    /// Returns how many clients have been rejected.
     pub(crate) fn rejected_clients(&self) -> usize {
         self.state.rejected.load(Ordering::Relaxed)
     }
@@ -190,7 +190,7 @@ impl Endpoint {
 impl Drop for Endpoint {
     fn drop(&mut self) {
         self.state.is_stopped.store(true, Ordering::Relaxed);
-        // Wakes the thread that waits for a connection.
+        // Connect, to wake up the thread that waits for a connection.
         let _ = TcpStream::connect(self.address);
     }
 }
@@ -217,7 +217,7 @@ impl EndpointState {
         let mut body = vec![0; length];
         stream.read_exact(&mut body)?;
         assert!(body.starts_with(b"grant_type=client_credentials"));
-        // RFC 6749, section 2.3.1.
+        // Basic authentication, as specified in RFC 6749, section 2.3.1.
         let expected = STANDARD.encode(format!("{CLIENT_ID}:{}", self.secret.lock().unwrap()));
         let (code, text) = match login == format!("Basic {expected}") {
             true => {
@@ -227,8 +227,8 @@ impl EndpointState {
             }
             false => {
                 self.rejected.fetch_add(1, Ordering::Relaxed);
-                // Some debugging endpoints echo the credentials like this. Everything that Walpost
-                // prints is searched for the secret.
+                // Echo the credentials, as some debugging endpoints do. Walpost must not log them,
+                // and everything it prints is searched for the secret.
                 let text = format!(
                     "{{\"error\": \"invalid_client\", \"error_description\": \"Authorization: {login}\"}}"
                 );
@@ -247,7 +247,7 @@ impl EndpointState {
     }
 }
 
-/// Returns a JWT signed in the same way as the tokens of [`SCRIPT`].
+/// Returns a JWT with the same signature algorithm as the tokens printed by [`SCRIPT`].
 fn token(lifetime_seconds: u64) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
     let expiry = now.as_secs() + lifetime_seconds;

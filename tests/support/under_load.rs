@@ -1,4 +1,4 @@
-//! A pipeline under load while something fails.
+//! A pipeline that delivers under load while a test injects faults.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use super::load::Load;
 use super::postgres::Server;
 use super::walpost::Walpost;
 
-/// A fixture with writers and a streaming Walpost.
+/// A fixture, writers that commit events, and a Walpost process that streams them.
 pub(crate) struct UnderLoad<'a> {
     pub(crate) fixture: Fixture<'a>,
     pub(crate) walpost: Walpost,
@@ -17,7 +17,8 @@ pub(crate) struct UnderLoad<'a> {
 }
 
 impl<'a> UnderLoad<'a> {
-    /// Starts a stream in each mode, at-least-once and exactly-once, so that one fault tests both.
+    /// Starts one stream in at-least-once mode and one in exactly-once mode, so that a single fault
+    /// tests both.
     pub(crate) fn in_both_modes(server: &'a Server, broker: &'a Broker) -> [Self; 2] {
         [false, true].map(|exactly_once| {
             let fixture = Fixture::on_servers(server, broker).in_mode(exactly_once);
@@ -26,8 +27,8 @@ impl<'a> UnderLoad<'a> {
         })
     }
 
-    /// Starts Walpost with the given connection string and flags, and creates topics with the given
-    /// settings.
+    /// Creates topics with the given settings, starts Walpost with the given connection string and
+    /// flags, and starts the writers.
     pub(crate) fn start(
         fixture: Fixture<'a>,
         conninfo: &str,
@@ -54,7 +55,7 @@ impl<'a> UnderLoad<'a> {
         stream
     }
 
-    /// Starts the writers again.
+    /// Starts the writers, for example after [`UnderLoad::stop_load`].
     pub(crate) fn start_load(&mut self) {
         let [many, one] = &self.aggregates;
         self.load = Some(
@@ -70,13 +71,14 @@ impl<'a> UnderLoad<'a> {
         }
     }
 
-    /// Waits until this many more transactions are committed.
+    /// Waits until this many more transactions have been committed.
     pub(crate) fn wait_for_transactions(&self, more: usize) {
         let load = self.load.as_ref().expect("running writers");
         load.wait_for_transactions(more);
     }
 
-    /// Checks everything delivered, allowing for the given number of failures.
+    /// Stops the writers and Walpost, and checks everything that was delivered. Each failure
+    /// permits one repetition in at-least-once mode.
     fn settle(mut self, failures: usize) {
         self.stop_load();
         let resends = self.fixture.resends(failures);
@@ -84,14 +86,15 @@ impl<'a> UnderLoad<'a> {
     }
 }
 
-/// Checks both modes, allowing for the given number of failures.
+/// After the given number of injected failures, stops both streams and checks what each of them
+/// delivered.
 pub(crate) fn settle(streams: [UnderLoad; 2], failures: usize) {
     for stream in streams {
         stream.settle(failures);
     }
 }
 
-/// Waits until this many more transactions are committed in both modes.
+/// Waits until this many more transactions have been committed in each mode.
 pub(crate) fn wait_for_transactions(streams: &[UnderLoad], more: usize) {
     for stream in streams {
         stream.wait_for_transactions(more);

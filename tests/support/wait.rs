@@ -1,18 +1,19 @@
-//! Waiting for a condition with a timeout, never for a fixed time.
+//! Waits for a condition with a timeout, rather than for a fixed time.
 
 use std::ops::RangeInclusive;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-/// Timeout that is long enough for anything that works, on two cores shared by a dozen servers.
+/// A timeout that is long enough for any operation that succeeds, even on two cores that a dozen
+/// servers share.
 pub(crate) const WAIT_TIMEOUT: Duration = Duration::from_secs(180);
 
-/// Minimum and maximum interval between polls. The interval grows, because polling uses CPU time
-/// that the awaited operation needs.
+/// Minimum and maximum interval between polls. The interval grows over time, because polling takes
+/// CPU time from the awaited operation.
 const POLL_INTERVALS: RangeInclusive<Duration> =
     Duration::from_millis(10)..=Duration::from_millis(100);
 
-/// Polls until the result is `Some`, and returns it.
+/// Polls until the result is `Some`, and returns its value.
 ///
 /// # Panics
 /// Panics after [`WAIT_TIMEOUT`], with `what` in the message.
@@ -31,7 +32,7 @@ pub(crate) fn wait_until(what: &str, mut poll: impl FnMut() -> bool) {
     wait_for(what, || poll().then_some(()));
 }
 
-/// Polls until the result is `Some` or `within` has passed. Polls at least once.
+/// Polls until the result is `Some` or `within` has passed. The condition is polled at least once.
 pub(crate) fn poll_until<T>(within: Duration, mut poll: impl FnMut() -> Option<T>) -> Option<T> {
     let started = Instant::now();
     loop {
@@ -46,8 +47,8 @@ pub(crate) fn poll_until<T>(within: Duration, mut poll: impl FnMut() -> Option<T
     }
 }
 
-/// Waits for the next UTC day if less than [`WAIT_TIMEOUT`] remains of the current one. For tests
-/// with daily partitions.
+/// Waits for the next UTC day if the current one ends within [`WAIT_TIMEOUT`], so that the day does
+/// not change during a test with daily partitions.
 pub(crate) fn avoid_utc_midnight() {
     const DAY: u64 = 24 * 60 * 60;
     let now = SystemTime::UNIX_EPOCH.elapsed().unwrap();
@@ -57,8 +58,8 @@ pub(crate) fn avoid_utc_midnight() {
     }
 }
 
-/// Checks that `holds` remains true for the whole of `during`, for tests that something does *not*
-/// happen.
+/// Asserts that `holds` keeps returning true for the duration `during`. Use this to test that
+/// something does *not* happen.
 ///
 /// # Panics
 /// Panics as soon as `holds` returns false, with `what` in the message.

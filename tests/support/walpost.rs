@@ -1,4 +1,4 @@
-//! The compiled binary as a process.
+//! Runs the compiled binary as a process.
 
 use std::ffi::OsStr;
 use std::fmt::Write as _;
@@ -19,7 +19,7 @@ use super::reaper::{self, Ending};
 use super::secrets::{Leaks, OutputStream};
 use super::wait::{WAIT_TIMEOUT, wait_for};
 
-/// A Walpost command line that has not been run yet.
+/// A Walpost command line that has not been started yet.
 pub(crate) struct Invocation {
     command: Command,
     reads_output: bool,
@@ -29,18 +29,18 @@ pub(crate) struct Invocation {
     answer: Option<String>,
 }
 
-/// A running Walpost process. Dropping it kills the process. If the test fails, its log is printed.
-/// Everything it printed is searched for secrets, however it ends.
+/// A running Walpost process, which is killed when this value is dropped. If the test fails, the
+/// process's log is printed. Its output is always searched for secrets, however the process ends.
 pub(crate) struct Walpost {
     child: Child,
     standard_output: CapturedOutput,
     standard_error: CapturedOutput,
 }
 
-/// The result of a run.
+/// The exit code and output of a process that has exited.
 #[derive(Debug)]
 pub(crate) struct Finished {
-    /// `None` if a signal ended the process.
+    /// The exit code, or `None` if a signal ended the process.
     pub(crate) code: Option<i32>,
     pub(crate) stdout: String,
     pub(crate) stderr: String,
@@ -54,8 +54,8 @@ pub(crate) fn config_file(text: impl AsRef<str>) -> PathBuf {
 }
 
 impl Invocation {
-    /// Prepares `walpost <arguments>` without the environment variables of this process that
-    /// Walpost reads.
+    /// Prepares `walpost <arguments>` with a clean environment: variables of this process that
+    /// would configure Walpost are removed.
     pub(crate) fn new<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_walpost"));
         for (name, _) in std::env::vars_os() {
@@ -66,10 +66,10 @@ impl Invocation {
         }
         command
             .env("HOME", reaper::scratch())
-            // Many instances run concurrently, so they can't share the default port.
+            // Many instances run at the same time, so they can't all listen on the default port.
             .env("WALPOST_HTTP", "off")
-            // Creating a slot waits for the transactions of all tests on the server, some of which
-            // stay open for a long time.
+            // Creating a slot waits for the transactions of all tests on the server, and some of
+            // these stay open for a long time.
             .env("WALPOST_LOCK_TIMEOUT", "180s")
             .current_dir(reaper::scratch())
             .args(arguments);
@@ -97,7 +97,7 @@ impl Invocation {
         self
     }
 
-    /// Removes an environment variable that is set for every run.
+    /// Removes an environment variable that is set by default.
     pub(crate) fn without_env(mut self, name: &str) -> Self {
         self.command.env_remove(name);
         self
@@ -108,7 +108,7 @@ impl Invocation {
         self
     }
 
-    /// Closes the read end of standard output immediately.
+    /// Closes the read end of standard output as soon as the process has started.
     pub(crate) fn close_output(mut self) -> Self {
         self.reads_output = false;
         self
@@ -126,7 +126,7 @@ impl Invocation {
         self
     }
 
-    /// Starts the command through a shell with this redirection.
+    /// Starts the command through a shell with the given redirection.
     pub(crate) fn redirected(self, redirection: &str) -> Self {
         let line = format!("exec {} {redirection}", self.shell_words());
         let mut command = Command::new("/bin/sh");
@@ -134,7 +134,7 @@ impl Invocation {
         self.wrapped_in(command)
     }
 
-    /// Starts the command through a shell that first lowers a limit with `ulimit` and these
+    /// Starts the command through a shell that first lowers a limit, by running `ulimit` with these
     /// arguments.
     pub(crate) fn limited(self, limit: &str) -> Self {
         let line = format!("ulimit {limit} && exec {}", self.shell_words());
@@ -151,8 +151,9 @@ impl Invocation {
         ))
     }
 
-    /// Runs the command in a mount namespace after these commands. If this machine does not allow
-    /// that, the command exits with a code that Walpost does not use.
+    /// Runs the command in its own mount namespace, after running these commands there. If these
+    /// commands fail, for example because this machine does not permit mounting, the exit code is
+    /// one that Walpost does not use.
     pub(crate) fn with_mounts(self, mounts: &str) -> Self {
         let line = format!("{mounts} || exit 77; exec {}", self.shell_words());
         let mut command = Command::new("unshare");
@@ -167,7 +168,7 @@ impl Invocation {
         self.wrapped_in(command)
     }
 
-    /// Runs the command in a terminal of the given size and captures the terminal's output.
+    /// Runs the command in a terminal of the given size, and captures what it writes there.
     pub(crate) fn on_terminal(self, columns: usize, rows: usize) -> Self {
         let words = self.shell_words();
         let line = format!("stty columns {columns} rows {rows}; exec {words}");
@@ -185,8 +186,8 @@ impl Invocation {
         words.join(" ")
     }
 
-    /// Replaces the command with `command`, which starts Walpost, and gives it Walpost's
-    /// environment.
+    /// Replaces the command with `command`, which must itself start Walpost. Passes Walpost's
+    /// environment to `command`.
     fn wrapped_in(mut self, mut command: Command) -> Self {
         for (name, value) in self.command.get_envs() {
             match value {
@@ -199,19 +200,19 @@ impl Invocation {
         self
     }
 
-    /// Keeps standard input open so that questions can be answered later: see [`Walpost::answer`].
+    /// Keeps standard input open, so that [`Walpost::answer`] can be called later.
     pub(crate) fn with_input(mut self) -> Self {
         self.needs_input = true;
         self
     }
 
-    /// Answers the question that the command asks.
+    /// Answers the first question that the command will ask.
     pub(crate) fn answer(mut self, text: &str) -> Self {
         self.answer = Some(text.to_owned());
         self.with_input()
     }
 
-    /// Starts the process and waits until it streams.
+    /// Starts the process, and waits until it is streaming.
     pub(crate) fn start_streaming(self) -> Walpost {
         let mut walpost = self.start();
         walpost.wait_for_log("streaming");
@@ -219,8 +220,8 @@ impl Invocation {
     }
 
     pub(crate) fn start(mut self) -> Walpost {
-        // The process gets its own process group. Otherwise, pressing Ctrl-C to stop the tests
-        // would make Walpost drain.
+        // Give the process its own process group. Otherwise, Ctrl-C would also reach Walpost, and
+        // Walpost would drain instead of exiting immediately.
         let mut child = self
             .command
             .process_group(0)
@@ -253,7 +254,7 @@ impl Invocation {
         walpost
     }
 
-    /// Runs the command until it exits.
+    /// Starts the command and waits until it exits.
     pub(crate) fn finish(self) -> Finished {
         self.start().finish()
     }
@@ -282,14 +283,15 @@ impl Walpost {
         })
     }
 
-    /// Returns the HTTP server, which must have been started with `--http 127.0.0.1:0`.
+    /// Returns a client for the process's HTTP server, which must have been started with `--http
+    /// 127.0.0.1:0`.
     pub(crate) fn http(&mut self) -> Http {
         let line = self.wait_for_log("status at http://");
         let (_, address) = line.rsplit_once("http://").unwrap();
         Http::at(address.trim())
     }
 
-    /// Returns how many log lines contain `text` so far.
+    /// Returns how many log lines so far contain `text`.
     pub(crate) fn logged(&self, text: &str) -> usize {
         self.standard_error
             .text()
@@ -298,7 +300,7 @@ impl Walpost {
             .count()
     }
 
-    /// Returns the contents of standard error so far.
+    /// Returns everything that the process has written to standard error.
     pub(crate) fn log(&self) -> String {
         self.standard_error.text()
     }
@@ -306,11 +308,11 @@ impl Walpost {
     /// Answers a question that the process has asked or will ask.
     pub(crate) fn answer(&mut self, text: &str) {
         let mut input = self.child.stdin.take().expect("an open standard input");
-        // The process may have exited without asking.
+        // Ignore errors, because the process may have exited without asking.
         let _ = input.write_all(text.as_bytes());
     }
 
-    /// Returns the contents of standard output so far.
+    /// Returns everything that the process has written to standard output.
     pub(crate) fn output(&self) -> String {
         self.standard_output.text()
     }
@@ -319,7 +321,7 @@ impl Walpost {
         self.child.id()
     }
 
-    /// Sends the signal with this name, without the SIG prefix.
+    /// Sends a signal, named without the SIG prefix.
     pub(crate) fn signal(&self, name: &str) {
         signal(self.child.id(), name);
     }
@@ -334,13 +336,13 @@ impl Walpost {
         thaw(self.child.id());
     }
 
-    /// Ends the process without a shutdown, like `kill -9`.
+    /// Kills the process without a shutdown, as `kill -9` does.
     pub(crate) fn kill(mut self) -> Finished {
         self.signal("KILL");
         self.wait_for_exit(WAIT_TIMEOUT)
     }
 
-    /// Asks the process to stop, as a service manager does, and waits until it exits.
+    /// Asks the process to stop in the same way as a service manager, and waits until it exits.
     pub(crate) fn terminate(mut self) -> Finished {
         self.signal("TERM");
         self.wait_for_exit(WAIT_TIMEOUT)
@@ -356,7 +358,7 @@ impl Walpost {
         self.child.try_wait().unwrap().is_none()
     }
 
-    /// Returns the user and system CPU time of all threads.
+    /// Returns the user and system CPU time used by all threads.
     pub(crate) fn cpu_seconds(&self) -> f64 {
         let process = Process::new(i32::try_from(self.child.id()).unwrap()).unwrap();
         let stat = process.stat().unwrap();
@@ -382,7 +384,7 @@ impl Walpost {
         self.memory("VmHWM:").expect("a running process")
     }
 
-    /// Returns a line of /proc/PID/status in bytes, or `None` if the process is exiting.
+    /// Returns a value from /proc/PID/status in bytes, or `None` if the process is exiting.
     fn memory(&self, name: &str) -> Option<u64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).ok()?;
         let line = status.lines().find_map(|line| line.strip_prefix(name))?;
@@ -390,7 +392,7 @@ impl Walpost {
         Some(kilobytes * 1024)
     }
 
-    /// Asserts that nothing printed by this process, which must have exited, contains a secret.
+    /// Asserts that the process, which must have exited, has printed no secrets.
     fn expect_no_leak(&mut self) {
         for stream in [&mut self.standard_output, &mut self.standard_error] {
             stream.join();
@@ -424,7 +426,7 @@ impl Drop for Walpost {
     }
 }
 
-/// Asserts that the process was not ended by any signal other than those that tests send.
+/// Asserts that no signal ended the process, except those that tests send.
 fn expect_no_crash(status: ExitStatus) {
     // SIGINT, SIGKILL and SIGTERM.
     let is_known = |signal| [2, 9, 15].contains(&signal);
@@ -434,7 +436,7 @@ fn expect_no_crash(status: ExitStatus) {
     );
 }
 
-/// Returns the text between `mark` and the next space.
+/// Returns the word that follows `mark`, up to the next space.
 pub(crate) fn word_after<'t>(text: &'t str, mark: &str) -> &'t str {
     let (_, behind) = text.split_once(mark).expect(mark);
     behind.split(' ').next().unwrap()
@@ -453,13 +455,13 @@ impl Finished {
         self
     }
 
-    /// Returns whether the output or the log contains the text, ignoring case.
+    /// Returns whether standard output or the log contains the text, ignoring case.
     pub(crate) fn mentions(&self, text: &str) -> bool {
         let output = format!("{}\n{}", self.stdout, self.stderr).to_lowercase();
         output.contains(&text.to_lowercase())
     }
 
-    /// Asserts that the output and the log contain all of the texts, ignoring case.
+    /// Asserts that standard output or the log contains each of the texts, ignoring case.
     pub(crate) fn expect_mentions(self, texts: &[&str]) -> Self {
         let missing: String = texts.iter().filter(|text| !self.mentions(text)).fold(
             String::new(),
@@ -478,7 +480,7 @@ impl Finished {
     }
 }
 
-/// An output stream of a child process, read as it arrives.
+/// An output stream of a child process, captured as it arrives.
 struct CapturedOutput {
     bytes: Arc<Mutex<Vec<u8>>>,
     leaks: Arc<Leaks>,

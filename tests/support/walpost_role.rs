@@ -1,10 +1,11 @@
-//! A role created by `walpost init`, which has the permissions that Walpost needs and is not a
+//! A role that `walpost init` creates. It has the permissions that Walpost needs, but is not a
 //! superuser.
 
 use super::fixture::{Commands, Fixture};
 use super::walpost::Invocation;
 
-/// The role. It is dropped with this value, because roles are shared by the whole server.
+/// A role that is dropped when this value is dropped. Otherwise, it would remain, because roles are
+/// shared by all databases of the server.
 pub(crate) struct WalpostRole<'s> {
     fixture: &'s Fixture<'s>,
     pub(crate) role: String,
@@ -21,12 +22,12 @@ impl<'s> WalpostRole<'s> {
         self.fixture.conninfo_as(&self.role)
     }
 
-    /// Returns the subcommands that run as the role.
+    /// Returns a value that prepares subcommands which connect as the role.
     pub(crate) fn commands(&self) -> Commands<'_> {
         self.fixture.with_conninfo(&self.conninfo())
     }
 
-    /// Prepares a command that runs as the role. The first of `words` is the subcommand.
+    /// Prepares a subcommand that connects as the role. The first of `words` is the subcommand.
     pub(crate) fn command(&self, words: &[&str]) -> Invocation {
         self.commands()
             .invoke_with_kafka(words[0])

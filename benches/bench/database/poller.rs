@@ -1,4 +1,4 @@
-//! The usual alternative for delivering an outbox: a session that polls the table.
+//! A reader that polls the outbox table, which is the usual alternative to logical decoding.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -18,7 +18,7 @@ pub(crate) const BATCH_ROWS: usize = 500;
 /// How long the poller pauses if it finds no rows.
 pub(crate) const EMPTY_POLL_PAUSE: Duration = Duration::from_millis(10);
 
-/// How the poller handles rows that were sent.
+/// How the poller records that rows have been sent.
 #[derive(Clone, Copy)]
 pub(crate) enum Settlement {
     Delete,
@@ -27,7 +27,7 @@ pub(crate) enum Settlement {
 }
 
 impl Settlement {
-    /// Returns the statements that add a column and an index to the table, if they are needed.
+    /// Returns the statements that prepare the table, if any are needed.
     pub(crate) fn schema(self) -> &'static str {
         match self {
             Self::Delete => "",
@@ -61,7 +61,7 @@ impl Settlement {
 
 /// A reader that polls the table on its own thread.
 pub(crate) struct Poller {
-    /// The PID of the server process.
+    /// The PID of the PostgreSQL process that serves the poller's session.
     pid: u32,
     settled: Arc<AtomicUsize>,
     stop: Arc<AtomicBool>,
@@ -106,7 +106,7 @@ impl Poller {
         }
     }
 
-    /// Returns the number of rows whose deletion or update is committed.
+    /// Returns the number of rows whose deletion or update has been committed.
     pub(crate) fn settled(&self) -> usize {
         self.settled.load(Ordering::Relaxed)
     }
@@ -115,8 +115,8 @@ impl Poller {
         cpu_seconds(self.pid).expect("an open session")
     }
 
-    /// Stops the poller, and waits until its session has ended, so that the server's statistics are
-    /// complete.
+    /// Stops the poller. Waits until its session has ended, because only then are the server's
+    /// statistics complete.
     pub(crate) fn stop(self) {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().expect("the poller must not panic");
@@ -132,7 +132,7 @@ struct Work {
 }
 
 impl Work {
-    /// Sends a batch to Kafka, and deletes or updates its rows. Returns the number of rows in the
+    /// Sends a batch of rows to Kafka, then deletes or updates these rows. Returns the size of the
     /// batch.
     fn deliver_batch(&self) -> usize {
         let rows = self.db.rows(&self.settlement.select());

@@ -1,4 +1,4 @@
-//! Receives the records with a consumer.
+//! Consumes records and timestamps their arrival.
 
 use std::time::{Duration, Instant};
 
@@ -17,11 +17,11 @@ pub(super) struct Receiver {
     consumer: BaseConsumer,
 }
 
-/// The result of receiving records.
+/// The measurements of one run at a steady rate.
 pub(super) struct Samples {
     /// The samples after the warm-up.
     pub(super) counted: Vec<Sample>,
-    /// The CPU time that the program used from the first to the last of these samples.
+    /// The CPU time that the measured program used between the first of these samples and the last.
     pub(super) cpu_seconds: f64,
 }
 
@@ -50,15 +50,15 @@ impl Receiver {
         Self { consumer }
     }
 
-    /// Receives the given number of records.
+    /// Receives and discards the given number of records.
     pub(super) fn receive(&mut self, records: usize) {
         for _ in 0..records {
             self.next();
         }
     }
 
-    /// Receives the given number of records, and returns the samples of records that were due at
-    /// `counted_from` or later.
+    /// Receives the given number of records. Returns samples only for records due at `counted_from`
+    /// or later, which excludes the warm-up.
     pub(super) fn receive_from(
         &mut self,
         records: usize,
@@ -102,8 +102,8 @@ impl Receiver {
     }
 }
 
-/// Returns the latencies from a producer to the consumer at the given rate, without a database, in
-/// milliseconds.
+/// Measures the latency from a producer to the consumer at the given rate, in milliseconds. This is
+/// the lowest latency that a program can achieve, because no database is involved.
 pub(super) fn floor(bed: &TestBed, topic: &Topic<'_>, per_second: u32, times: Times) -> Vec<f64> {
     let producer: ThreadedProducer<DefaultProducerContext> = bed
         .broker
@@ -113,7 +113,8 @@ pub(super) fn floor(bed: &TestBed, topic: &Topic<'_>, per_second: u32, times: Ti
         .create()
         .unwrap();
     let mut receiver = Receiver::new(bed, topic);
-    // The first record makes the clients fetch metadata and open connections.
+    // Sending one record first makes the clients fetch metadata and open their connections, which
+    // would otherwise be measured too.
     send(&producer, topic, 0);
     receiver.receive(1);
     let records = u64::from(per_second) * times.warm_up.as_secs();

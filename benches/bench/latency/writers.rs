@@ -1,4 +1,5 @@
-//! Sessions that commit according to a fixed schedule, regardless of previous delays.
+//! Sessions that commit on a fixed schedule. A delayed commit does not postpone the ones scheduled
+//! after it.
 
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -11,7 +12,8 @@ use crate::support::session::Session;
 /// own session.
 const SESSIONS: u32 = 8;
 
-/// Prepares the insert of an event that contains its due time, in microseconds since 1970.
+/// Prepares an INSERT for events whose payload contains the scheduled time and the time of the
+/// insert, in microseconds since the Unix epoch.
 const PREPARE: &str = "PREPARE add(bigint, bigint) AS
 INSERT INTO outbox SELECT gen_random_uuid(), 'order', 'ord-' || ($1 % 10000), 'OrderCreated',
   payload($1, NULL) || jsonb_build_object('due', $2,
@@ -20,14 +22,14 @@ INSERT INTO outbox SELECT gen_random_uuid(), 'order', 'ord-' || ($1 % 10000), 'O
 /// A schedule of evenly spaced single-row transactions.
 #[derive(Clone, Copy)]
 pub(super) struct Schedule {
-    /// The start, in microseconds since 1970.
+    /// The start time, in microseconds since the Unix epoch.
     pub(super) begin: i64,
     per_second: u32,
     duration: Duration,
 }
 
 impl Schedule {
-    /// Creates a schedule that starts after the time that is needed to open the sessions.
+    /// Creates a schedule that starts late enough for the sessions to be opened first.
     pub(super) fn starting_soon(per_second: u32, duration: Duration) -> Self {
         const START_DELAY_MICROS: i64 = 500_000;
         Self {
@@ -54,9 +56,9 @@ impl Schedule {
         Writers((0..SESSIONS).map(session).collect())
     }
 
-    /// Writes the transactions of one session, and returns the durations of their commits in
-    /// milliseconds. If the session is late, it does not wait, but the due times stay unchanged, so
-    /// that a stall counts for all transactions that it delays.
+    /// Commits one session's transactions and returns how long each took, in milliseconds. After a
+    /// stall, the session commits overdue transactions without pausing. They keep their scheduled
+    /// times, so the stall shows in the latency of every transaction that it delayed.
     fn write(&self, session: u32, db: &Session) -> Vec<f64> {
         db.run(PREPARE);
         let mut commits = Vec::new();
@@ -72,12 +74,11 @@ impl Schedule {
     }
 }
 
-/// The running sessions.
+/// The threads of the running sessions.
 pub(super) struct Writers(Vec<JoinHandle<Vec<f64>>>);
 
 impl Writers {
-    /// Waits until all transactions are committed, and returns the durations of their commits in
-    /// milliseconds.
+    /// Waits until all transactions are committed. Returns how long each took, in milliseconds.
     pub(super) fn join(self) -> Vec<f64> {
         let sessions = self.0.into_iter();
         sessions

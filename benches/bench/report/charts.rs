@@ -1,5 +1,5 @@
-//! Draws the charts as SVG files. The charts have their own background, so that they are readable
-//! on light and dark pages.
+//! Draws the charts as SVG files. They have an opaque background, so that they are readable on both
+//! light and dark pages.
 
 mod bars;
 mod flame;
@@ -30,8 +30,8 @@ const INK: RGBColor = RGBColor(31, 41, 55);
 const FAINT: RGBColor = RGBColor(209, 213, 219);
 const TEAL: RGBColor = RGBColor(13, 148, 136);
 const GREY: RGBColor = RGBColor(148, 163, 184);
-/// The colours for programs other than Walpost and the limit, used in turn.
-const OTHERS: [RGBColor; 3] = [
+/// The colours of programs other than Walpost and pg_recvlogical, used in this order.
+const OTHER_COLOURS: [RGBColor; 3] = [
     RGBColor(217, 119, 6),
     RGBColor(124, 58, 237),
     RGBColor(190, 18, 60),
@@ -43,7 +43,7 @@ pub(crate) fn series_file(series: &str) -> String {
     format!("growth-{series}.svg")
 }
 
-/// Draws the charts of all measured parts into files in the directory.
+/// Draws the charts of all measured parts and writes them to the directory.
 pub(crate) fn draw(results: &Results, folder: &Path) {
     if let Some(part) = &results.drain {
         drain(&part.data.drains).draw(&folder.join("drain.svg"));
@@ -93,7 +93,8 @@ fn drain(drains: &[Drain]) -> Bars {
 
 fn grown(drains: &[Drain], series: &str, title: &str) -> Bars {
     let groups = groups(drains, series);
-    // Compares rows of different sizes by their size in bytes.
+    // When the payload size varies, rows per second are not comparable, so the chart shows bytes
+    // per second.
     let in_bytes = series == growth::PAYLOAD;
     let bars = groups.iter().map(|group| {
         let megabytes = group.rounds[0].backlog.payload_bytes / 1e6;
@@ -120,8 +121,8 @@ fn grown(drains: &[Drain], series: &str, title: &str) -> Bars {
     }
 }
 
-/// Returns the bar for the rate of one group. The colour depends on the programs in `all`. The rate
-/// in rows is multiplied by `weight`.
+/// Returns the bar that shows the rate of one group. Its colour depends on which programs occur in
+/// `all`. Multiplying the number of rows per second by `weight` converts it to the chart's unit.
 fn rate_bar(label: String, group: &Drains<'_>, all: &[Drains<'_>], weight: f64) -> Bar {
     let rates = group
         .rounds
@@ -150,7 +151,7 @@ fn colour(program: &str, all: &[&str]) -> RGBColor {
         LIMIT => GREY,
         _ => {
             let index = others.position(|other| *other == program).unwrap_or(0);
-            OTHERS[index % OTHERS.len()]
+            OTHER_COLOURS[index % OTHER_COLOURS.len()]
         }
     }
 }
@@ -213,7 +214,7 @@ fn memory(outage: &Outage) -> Lines {
 }
 
 fn database(costs: &[Cost]) -> Bars {
-    let [reader, rest, _] = OTHERS;
+    let [reader, rest, _] = OTHER_COLOURS;
     let bars = ways(costs).into_iter().map(|rounds| {
         let spread_of = |figure: fn(&Cost) -> f64| {
             let figures = rounds
@@ -257,13 +258,12 @@ fn title<DB: DrawingBackend>(root: &DrawingArea<DB, Shift>, text: &str) {
     root.draw_text(text, &font, (16, 14)).unwrap();
 }
 
-/// Draws the entries of the legend from left to right below the title.
+/// Draws the legend's entries from left to right below the title.
 fn legend<'a, DB: DrawingBackend>(
     root: &DrawingArea<DB, Shift>,
     entries: impl Iterator<Item = (&'a str, RGBColor, bool)>,
 ) {
-    /// The approximate width of a letter in pixels. The exact width is unknown, because no font is
-    /// loaded.
+    /// The approximate width of a letter in pixels. The exact width depends on the viewer's font.
     const LETTER: usize = 7;
     let font = ("sans-serif", 13).into_font().color(&INK);
     let mut x = 16;

@@ -2,10 +2,10 @@
 
 use crate::stats::Spread;
 
-/// The text for a missing measurement.
+/// Shown in place of a missing measurement.
 pub(crate) const NOTHING: &str = "–";
 
-/// Formats a whole number with separators: 1,234,567.
+/// Rounds a number and formats it with thousands separators, for example 1,234,567.
 pub(crate) fn whole(number: f64) -> String {
     let digits = format!("{:.0}", number.abs());
     let mut text = String::from(if number < 0.0 { "-" } else { "" });
@@ -18,8 +18,8 @@ pub(crate) fn whole(number: f64) -> String {
     text
 }
 
-/// Formats a number such as a rate with three significant digits. More digits would suggest a
-/// precision that the measurement does not have.
+/// Rounds a number to three significant digits and formats it. More digits would suggest a
+/// precision that the measurements don't have.
 pub(crate) fn rough(number: f64) -> String {
     if number == 0.0 {
         return "0".to_owned();
@@ -30,8 +30,7 @@ pub(crate) fn rough(number: f64) -> String {
     whole((number / unit).round() * unit)
 }
 
-/// Formats the median, followed by the minimum and maximum in parentheses if there are several
-/// rounds.
+/// Formats the median, followed by the minimum and maximum in parentheses if they differ.
 pub(crate) fn spread(spread: Option<Spread>, write: impl Fn(f64) -> String) -> String {
     match spread {
         None => NOTHING.to_owned(),
@@ -50,7 +49,7 @@ pub(crate) fn spread(spread: Option<Spread>, write: impl Fn(f64) -> String) -> S
     }
 }
 
-/// Formats only the median.
+/// Formats the median without the minimum and maximum.
 pub(crate) fn median_only(spread: Option<Spread>, write: impl Fn(f64) -> String) -> String {
     spread.map_or(NOTHING.to_owned(), |spread| write(spread.median))
 }

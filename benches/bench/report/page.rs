@@ -51,7 +51,7 @@ impl Page {
         self.add(format!("![{alternative}](benchmarks/{file})"));
     }
 
-    /// Appends the time and command of a measurement.
+    /// Appends a sentence that states when a part was measured and with which command.
     fn measured_on<T>(&mut self, part: &Part<T>) {
         let Part { date, minutes, .. } = part;
         let arguments = part.arguments.join(" ");
@@ -67,18 +67,18 @@ const INTRODUCTION: &str = "
 # Benchmarks
 
 How fast Walpost delivers a backlog, how quickly an event arrives, how both depend on the load, and what this costs the
-database, compared with the database's own limit and with other programs.
+database. The figures are compared with the database's own limit and with other programs.
 
 Back to the [README](../README.md).
 
-*The limit* is the rate of the database alone, measured with `pg_recvlogical` writing to /dev/null, from the same slot
-position over the same kind of connection. Each figure is the median of the rounds, with the minimum and maximum in
-parentheses. `./dev bench render` generates this page and its charts from [benchmarks.json](benchmarks.json), which
-contains every round.
+*The limit* is the rate of the database alone, measured with `pg_recvlogical`, which starts at the same slot position,
+uses the same kind of connection, and writes to /dev/null. Each figure is the median of the rounds, with the minimum and
+maximum in parentheses. `./dev bench render` generates this page and its charts from [benchmarks.json](benchmarks.json),
+which contains every round.
 
 PostgreSQL, Kafka, the program under test and the benchmark itself share the cores of one machine. Absolute figures are
-therefore lower than on separate machines, and vary between machines; ratios vary much less. All figures in one table
-were measured in turn in one run.";
+therefore lower than on separate machines, and vary between machines; ratios vary much less. All figures in a table were
+measured in the same run, one after another.";
 
 const TARGETS: &str = "
 ## Targets and what was measured
@@ -87,11 +87,12 @@ The median of the rounds determines whether a target is met. See [below](#why-so
 Walpost from meeting the remaining targets.";
 
 const DRAIN_NOTES: &str = "
-*rows/s* is measured from the first record in the topic to the last. *Of the limit* is the rate divided by the limit over
-the same link in the same round. Costs cover the time from the program's start to its last record, including the startup
-of a Java virtual machine. *Topic* is the size of its segments on the broker's disk after the program has stopped.
-With exactly-once, records count once their transaction is committed, and they are counted one by one afterwards. Other
-programs connect over TCP, because not every driver supports Unix-domain sockets.";
+*rows/s* is measured from the first record in the topic to the last. *Of the limit* is the rate divided by the limit
+over the same link in the same round. Costs cover the time from the program's start to its last record, including the
+startup of a Java virtual machine. *Topic* is the size of the topic's segments on the broker's disk after the program
+has stopped. With exactly-once, a record counts as delivered when its transaction has been committed; after the drain,
+the records are also counted one by one. Other programs connect over TCP, because not every driver supports Unix-domain
+sockets.";
 
 fn drain(page: &mut Page, results: &Results) {
     let Some(part) = &results.drain else { return };
@@ -111,19 +112,20 @@ fn drain(page: &mut Page, results: &Results) {
     page.chart("Resident memory over the outage", "memory.svg");
     page.add(super::describe_outage(data));
     page.add(
-        "The broker is stopped with SIGSTOP: connections stay open, but it does not respond. `window_bytes` (8 MiB) limits \
-         the\nrecords in Walpost's memory, however much WAL is waiting.",
+        "The broker is stopped with SIGSTOP: connections stay open, but the broker does not respond. `window_bytes` (8 MiB)\n\
+         limits the records in Walpost's memory, however much WAL is waiting.",
     );
 }
 
 const LATENCY_NOTES: &str = "
 Single-row transactions are scheduled at equal intervals and committed by eight sessions. A session that falls behind
-does not skip or postpone transactions: times *as scheduled* start when the transaction was due, so that a stall counts
-for every transaction it delays. The other times start at `clock_timestamp()` in the INSERT. Both end when a consumer
-(`fetch.min.bytes=1`) receives the record, and include the commit, with `fsync` on; the second table shows how long the
-commit takes. Walpost connects over the Unix-domain socket, other programs over TCP. Debezium uses the settings of the
-drain, which are tuned for throughput, although `poll.interval.ms` and `linger.ms` are already small. Tuned only for
-latency, it would be faster and use more CPU while idle.";
+still commits every transaction. Times *as scheduled* are measured from the moment at which the transaction was due, so
+that a stall affects the time of every transaction that it delays. The other times are measured from `clock_timestamp()`
+in the INSERT. All times end when a consumer (`fetch.min.bytes=1`) receives the record, and include the commit, with
+`fsync` on. The second table shows how long the commit takes. Walpost connects over the Unix-domain socket, and other
+programs connect over TCP. Debezium uses the same settings as in the drain, which are tuned for throughput, although
+`poll.interval.ms` and `linger.ms` are already small. If it were tuned only for latency, Debezium would be faster, but
+would use more CPU while idle.";
 
 fn latency(page: &mut Page, results: &Results) {
     let Some(part) = &results.latency else { return };
@@ -138,24 +140,24 @@ fn latency(page: &mut Page, results: &Results) {
 
 const OUTBOX_NOTES: &str = "
 The same events, in transactions of 100, are written once as rows of a table and once with `walpost.publish` as WAL
-messages. In each round, one session writes them again, with one statement per transaction; *written in* is how long this
-takes, including generating the payloads. *WAL* is the amount of WAL generated. The limit receives the same messages, with
-an empty publication.";
+messages. In each round, one session writes the events again, with one statement per transaction; *written in* is how
+long this takes, including generating the payloads. *WAL* is the amount of WAL generated. To measure the limit,
+`pg_recvlogical` receives the same messages, with an empty publication.";
 
 const BOUNDS_NOTES: &str = "
 Figures are medians, in seconds per million rows. *Runs* is user and system time; *waits for a processor* is the time in
 which threads were runnable but had no processor, according to the kernel (`/proc/PID/task/TID/schedstat`). For the rest
-of the time, the walsender sleeps until its reader has emptied the socket, or until the disk responds. No drain can be
-faster than the walsender's running time, which makes up almost all of the limit. All processes share the machine's
-processors.";
+of the time, the walsender sleeps until its reader has emptied the socket, or until the disk responds. A drain takes at
+least as long as the walsender runs. When the limit is measured, the walsender runs almost all of the time. All
+processes share the machine's processors.";
 
 fn growth(page: &mut Page, results: &Results) {
     let Some(part) = &results.growth else { return };
     page.add("## How performance changes with load");
     page.add(
-        "Each series varies one parameter, over the Unix-domain socket; all other parameters are as in the drain above. Payloads of\na \
-         given size are incompressible text. *WAL* is the amount of WAL generated by writing the rows. With 1,000 topics, \
-         each has one partition.",
+        "Each series varies one parameter and uses the same values as the drain above for all others. Walpost connects over the\n\
+         Unix-domain socket. In the series with a given payload size, payloads are nearly incompressible text. *WAL* is the\n\
+         amount of WAL generated by writing the rows. With 1,000 topics, each topic has one partition.",
     );
     for (series, title, what) in SERIES {
         page.add(format!("### {title}"));
@@ -163,9 +165,9 @@ fn growth(page: &mut Page, results: &Results) {
         page.add(tables::growth(&part.data, series, what));
     }
     page.add(
-        "PostgreSQL decodes a whole transaction before it sends the first row, and writes changes that do not fit in memory to \
-         disk.\nThis time is included in *start to last record*, both for Walpost and for the measured limit, but not in rows/s. There is no\n\
-         rate (–) if most of the records were found by a single query of the topic.",
+        "PostgreSQL decodes a whole transaction before it sends the first row, and writes changes that do not fit in memory to\n\
+         disk. The time that this takes is included in *start to last record*, both for Walpost and for the measured limit, but\n\
+         not in rows/s. No rate is shown (–) if a single query of the topic found most of the records.",
     );
     page.add("### A table, or WAL messages only");
     page.chart(
@@ -194,26 +196,31 @@ fn profile(page: &mut Page, results: &Results) {
 }
 
 const MISSED_TARGETS: &str = "
-- **Over the Unix-domain socket**: the kernel keeps each write of the walsender in a separate buffer, so that some 170 rows
-  fill the socket, and walsender and reader wake each other a few thousand times a second. TCP combines the writes: over TCP,
-  Walpost delivers 2,000,000 rows faster than pg_recvlogical reads them over the Unix-domain socket, and uses less CPU.
-- **100 partitions**: most of the broker's CPU time for 500,000 rows is a fixed cost, because it creates the files of 100
-  partitions at their first record. That takes 2 s of CPU time; draining the entire backlog into a small number of partitions takes little longer. The
-  table below therefore has a drain of 2,000,000 rows.
-- **1 KB, and 1,000,000 rows in a transaction**: with 1,000,000 rows in a transaction, walsender, Walpost and broker use both
-  processors all the time. With 1 KB, each of them waits for a processor, and the walsender also waits for the socket.
-- **10 KB**: LZ4 takes more than half of Walpost's CPU time, and compresses the text by only 6 %. Without it
-  (`compression.type = none` in `[kafka]`), the rate is reached, and a row costs less than half.
-- **Events in messages**: the walsender does only half of the work that it does for a table, so the cost of the Unix-domain
-  socket matters more. Over TCP, the target is reached.
-- **1,000 topics**: while statistics are enabled, librdkafka keeps two histograms per topic, some 20 KB, and copies
-  them for each report. With `statistics.interval.ms = 0`, it does neither, and `walpost_kafka_up` is the only remaining
-  `walpost_kafka_...` metric.
-- **Latency of exactly-once**: a checkpoint takes four sequential requests: AddPartitionsToTxn, Produce for the
-  events, Produce for the checkpoint, EndTxn. The first three take 3 to 4 ms on this machine, EndTxn 0.6 ms, and the broker's
-  transaction markers 2 ms, after which a consumer sees the records. The events of the next transaction have to wait for them.
-- **1.7 CPU s a million**: reached over TCP with 2,000,000 rows. Over the Unix-domain socket, the wake-ups described above
-  make the difference.";
+- **Over the Unix-domain socket**: the kernel keeps each write of the walsender in a separate buffer, so only about 170
+  rows fit into the socket, and the walsender and its reader wake each other a few thousand times a second. TCP combines
+  the writes. Over TCP, Walpost delivers 2,000,000 rows faster than pg_recvlogical reads them over the Unix-domain
+  socket, and uses less CPU.
+- **100 partitions**: most of the broker's CPU time for 500,000 rows is a fixed cost, because the broker creates the
+  files of each of the 100 partitions when the first record arrives. Creating these files takes 2 s of CPU time. With
+  few partitions, the entire drain takes only slightly longer than these 2 s. The table below therefore shows a drain of
+  2,000,000 rows.
+- **1 KB, and 1,000,000 rows in a transaction**: with 1,000,000 rows in a transaction, the walsender, Walpost and the
+  broker keep both processors busy. With payloads of 1 KB, each of these processes waits for a processor, and the
+  walsender also waits for the socket.
+- **10 KB**: LZ4 takes more than half of Walpost's CPU time, and compresses the text by only 6 %. Without compression
+  (`compression.type = none` in `[kafka]`), Walpost meets the target rate, and a row costs less than half as much CPU
+  time.
+- **Events in messages**: the walsender does only half of the work that it does for a table, so the cost of the
+  Unix-domain socket matters more. Over TCP, Walpost meets the target.
+- **1,000 topics**: while statistics are enabled, librdkafka keeps two histograms per topic (about 20 KB), and copies
+  them for each report. With `statistics.interval.ms = 0`, librdkafka keeps no histograms, and `walpost_kafka_up` is the only
+  remaining `walpost_kafka_...` metric.
+- **Latency of exactly-once**: a checkpoint takes four sequential requests (AddPartitionsToTxn, Produce for the events,
+  Produce for the checkpoint, and EndTxn). The first three take 3 to 4 ms on this machine, EndTxn takes 0.6 ms, and the
+  broker then takes 2 ms to write the transaction markers, after which a consumer sees the records. The events of the
+  next transaction have to wait for these markers.
+- **1.7 CPU s per million rows**: Walpost meets this target over TCP with 2,000,000 rows. Over the Unix-domain socket,
+  Walpost misses the target because of the wake-ups described above.";
 
 fn tuned(page: &mut Page, results: &Results) {
     let Some(part) = &results.tuned else { return };
@@ -228,9 +235,9 @@ fn forms(page: &mut Page, results: &Results) {
     let Some(part) = &results.forms else { return };
     page.add("## Cost of the record formats");
     page.add(
-        "The same backlog with `key_format` and `value_format` set to each format (`bytes`: only the value), and with \
-         `expand_payload`.\nThe output of Connect's converters is longer, with schemas several times as long, so Kafka also has \
-         more to write.",
+        "The same backlog is delivered with `key_format` and `value_format` set to each format in turn (for `bytes`, only\n\
+         `value_format`), and with `expand_payload`. The output of Connect's converters is longer (several times as long with\n\
+         schemas), so Kafka also has more to write.",
     );
     page.chart("Format of the records", &charts::series_file(forms::SERIES));
     page.add(tables::growth(&part.data, forms::SERIES, "form"));
@@ -249,15 +256,14 @@ fn database(page: &mut Page, results: &Results) {
     page.add(tables::database(&part.data));
     let events = part.data.first().map_or(0, |cost| cost.events);
     page.add(format!(
-        "{WRITERS} sessions commit {} events, each in its own transaction, while the events are delivered; all figures are \
-         scaled\nto a million. *Polling* is the usual alternative for delivering an outbox: one session selects {} rows at a \
-         time with\n`SELECT ... ORDER BY id LIMIT {} FOR UPDATE SKIP LOCKED`, sends them to the same Kafka, waits for \
-         the acknowledgement, and\ndeletes them or sets `sent_at` (with a partial index on unsent rows); if it finds no \
-         rows, it pauses for {} ms.\n*Nothing reads* is the cost of writing alone. It includes generating the payloads, which \
-         costs the same in every case.\nautovacuum is off: VACUUM runs once afterwards, and is shown separately. \
-         `synchronous_commit` is off only for the writers:\nwaiting for the disk costs no CPU. Walpost leaves rows in the \
-         table; drop partitions to remove them. With *no table*, the\nsessions call `walpost.publish`, which leaves nothing \
-         to remove.",
+        "{WRITERS} sessions commit {} events, each in its own transaction, while the events are delivered; all figures are scaled to\n\
+         a million. *Polling* is the usual alternative for delivering an outbox: one session selects {} rows at a time\n\
+         (`ORDER BY id LIMIT {} FOR UPDATE SKIP LOCKED`), sends them to the same Kafka, waits for the acknowledgement,\n\
+         and deletes them or sets `sent_at` (with a partial index on unsent rows); if it finds no rows, it pauses for {} ms.\n\
+         *Nothing reads* is the cost of writing alone. This cost includes generating the payloads, which costs the same in every\n\
+         case. autovacuum is off. VACUUM runs once afterwards, and is shown separately. `synchronous_commit` is off only for the\n\
+         writers, because waiting for the disk uses no CPU. Walpost leaves rows in the table, where you can remove them by\n\
+         dropping partitions. With *no table*, the sessions call `walpost.publish`, which leaves nothing to remove.",
         whole(events as f64),
         poller::BATCH_ROWS,
         poller::BATCH_ROWS,
@@ -270,9 +276,10 @@ fn shards(page: &mut Page, results: &Results) {
     let Some(part) = &results.shards else { return };
     page.add("### Many databases with a backlog");
     page.add(
-        "One process runs a pipeline for each of many PostgreSQL servers with a backlog, or a single pipeline for one server with the\n\
-         same total number of rows. The single pipeline has a topic with 3 partitions, and each of the other pipelines has a topic\n\
-         with one partition. *At half* compares the slowest and the fastest pipeline with the average, when half of all records were in Kafka.",
+        "One process runs a pipeline for each of many PostgreSQL servers with a backlog, or a single pipeline for one server with\n\
+         the same total number of rows. The single pipeline has a topic with 3 partitions, and each of the other pipelines has a\n\
+         topic with one partition. *At half* compares the slowest and the fastest pipeline with the average at the time when half\n\
+         of all records were in Kafka.",
     );
     page.add(tables::shards(&part.data));
     page.measured_on(part);
@@ -282,9 +289,9 @@ fn many(page: &mut Page, results: &Results) {
     let Some(part) = &results.tables else { return };
     page.add("## Many tables, many pipelines");
     page.add(
-        "The same rows in one outbox table, or spread over many tables, each in its own schema, that share a slot; each \
-         transaction\nwrites to a different table than the previous transaction. All tables are in the publication, even if only some \
-         are written to.",
+        "The same rows are written to one outbox table, or spread over many tables that share a slot. Each table is in its own\n\
+         schema, and each transaction writes to a different table than the previous one. All tables are in the publication, even\n\
+         if only some are written to.",
     );
     page.add(tables::growth(
         &part.data.drains,
@@ -303,10 +310,10 @@ fn many(page: &mut Page, results: &Results) {
 
 fn warm_up() -> String {
     format!(
-        "PostgreSQL and Kafka are started for each run, with empty data directories. As a warm-up, Walpost then drains a \
-         backlog of\n{} rows {} to {} times, until the broker's CPU time has twice in a row not fallen by 10 % or more from \
-         one drain to the\nnext. Until the broker's Java virtual machine has compiled its hot code, it uses several times as \
-         much CPU, and the figures\nwould reflect this more than the programs under test.",
+        "PostgreSQL and Kafka are started for each run, with empty data directories. As a warm-up, Walpost then drains a backlog\n\
+         of {} rows {} to {} times, until the broker's CPU time has fallen by less than 10 % from one drain to the next,\n\
+         twice in a row. Until the broker's Java virtual machine has compiled its hot code, the broker uses several times as much\n\
+         CPU, which would affect the figures more than the programs under test do.",
         whole(WARM_UP_ROWS as f64),
         WARM_UPS.start(),
         WARM_UPS.end(),
@@ -314,18 +321,21 @@ fn warm_up() -> String {
 }
 
 const METHOD: &str = "
-- Rounds are interleaved, and each starts with a different program, so that all are affected if the machine slows down.
-- A backlog is written once, after the position of a slot that never moves; each drain reads it through a copy of that slot,
-  into its own topic. So all drains read the same WAL from the same position.
-- The end offsets of the topic are read every 10 ms, those of many topics every 100 ms. The rate excludes the records found by
-  the first query that found any. The limit is counted in bytes written, in the same way.
-- Before latency is measured, each program runs the whole measurement once, because a drain does not make the broker's JVM
-  compile the code for many small requests.
-- CPU is user and system time from /proc, in steps of 10 ms, of the program including its children, of the walsender and of
-  the broker. Peak RSS is VmHWM.
+- Rounds are interleaved, and each starts with a different program, so that if the machine slows down, this affects all
+  programs.
+- A backlog is written once, after the position of a slot that never moves; each drain reads the backlog through a copy
+  of that slot, and writes to its own topic. All drains therefore read the same WAL from the same position.
+- The end offsets of the topic are queried every 10 ms, or every 100 ms if there are many topics. The rate excludes the
+  records found by the first query that found any. The limit is measured in the same way, but from the number of bytes
+  that `pg_recvlogical` has written.
+- Before latency is measured, each program runs the whole measurement once, because a drain does not make the broker's
+  JVM compile the code that handles many small requests.
+- CPU is the user and system time of the program and its children, of the walsender, or of the broker. These times are
+  read from /proc, in steps of 10 ms. Peak RSS is VmHWM.
 - After a drain, Walpost is stopped and the records are counted again: a missing or extra record aborts the benchmark.
-- Debezium runs on Kafka Connect in one Java virtual machine, with the options of Kafka's own start script, and tuned for
-  throughput; [benches/debezium](../benches/debezium) has all its settings. It also adds four headers to each record.";
+- Debezium runs on Kafka Connect in one Java virtual machine, with the options of Kafka's own start script, and is tuned
+  for throughput; [benches/debezium](../benches/debezium) has all its settings. Debezium also adds four headers to each
+  record.";
 
 fn setting(page: &mut Page, results: &Results) {
     page.add("### Settings");
@@ -333,7 +343,7 @@ fn setting(page: &mut Page, results: &Results) {
         "PostgreSQL uses its defaults, except for `wal_level = logical`, `autovacuum = off`, and\n\n```text\n{POSTGRES_SETTINGS}```"
     ));
     page.add(format!(
-        "`synchronous_commit` is on when latency is measured. Kafka runs as one broker that is its own controller, with \
+        "`synchronous_commit` is on when latency is measured. Kafka runs as a single broker, which is also the controller, with \
          replication factor 1 and\n`{}`. Producers use `acks=all`. Walpost uses its defaults, except for the flags in the \
          command lines above.",
         BROKER_JVM.join(" ")
@@ -389,5 +399,6 @@ const RUN_IT_AGAIN: &str = "
     ./dev bench all --peers --write # writes the results to this page
     ./dev bench render              # generates this page from benchmarks.json
 
-Run nothing else on the machine during a benchmark. To add another program, use `--peer NAME='COMMAND'`; `./dev bench --help`
-lists the environment variables that it receives, and [benches/debezium](../benches/debezium) is an example.";
+Run nothing else on the machine during a benchmark. To measure another program, use `--peer NAME='COMMAND'`;
+`./dev bench --help` lists the environment variables that it receives, and [benches/debezium](../benches/debezium) is an
+example.";

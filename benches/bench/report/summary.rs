@@ -1,4 +1,4 @@
-//! Groups the rounds of each measurement.
+//! Groups results by what was measured, so that each group contains all rounds.
 
 use crate::program::{LIMIT, Link, WALPOST};
 use crate::results::{Cost, Drain, Steady};
@@ -7,11 +7,12 @@ use crate::stats::Spread;
 /// All rounds of one program at one point of a series.
 pub(crate) struct Drains<'a> {
     pub(crate) rounds: Vec<&'a Drain>,
-    /// For each round, the limit measured over the same link with the same backlog.
+    /// For each round, pg_recvlogical's result over the same link with the same backlog.
     limits: Vec<Option<&'a Drain>>,
 }
 
-/// Groups the drains of a series by point, program and link, in the order of their first measurements.
+/// Groups the drains of a series by point, program and link. The groups are ordered by their first
+/// measurement.
 pub(crate) fn groups<'a>(drains: &'a [Drain], series: &str) -> Vec<Drains<'a>> {
     let series_drains = || drains.iter().filter(|drain| drain.series == series);
     let key = |drain: &'a Drain| (&drain.point, &drain.program, drain.link);
@@ -37,7 +38,7 @@ pub(crate) fn groups<'a>(drains: &'a [Drain], series: &str) -> Vec<Drains<'a>> {
         .collect()
 }
 
-/// Returns the first group of a program, regardless of the point.
+/// Returns a program's first group, at any point of the series.
 pub(crate) fn find<'a, 'b>(
     groups: &'b [Drains<'a>],
     program: &str,
@@ -69,7 +70,7 @@ impl<'a> Drains<'a> {
         self.program() == WALPOST
     }
 
-    /// Returns the spread of a figure over the rounds.
+    /// Returns the median and range of a figure across all rounds.
     pub(crate) fn spread_of(&self, figure: impl Fn(&Drain) -> f64) -> Option<Spread> {
         Spread::from_values(self.rounds.iter().map(|drain| figure(drain)))
     }
@@ -79,7 +80,7 @@ impl<'a> Drains<'a> {
         Spread::from_values(rates.filter_map(|drain| drain.measured.rows_per_second))
     }
 
-    /// Returns the rate divided by the limit's rate in the same round.
+    /// Returns the ratio of the program's rate to pg_recvlogical's rate in the same round.
     pub(crate) fn ratio_to_limit(&self) -> Option<Spread> {
         let rounds = self.rounds.iter().zip(&self.limits);
         Spread::from_values(rounds.filter_map(|(drain, limit)| {
@@ -88,7 +89,7 @@ impl<'a> Drains<'a> {
         }))
     }
 
-    /// Returns the spread of a figure per million rows.
+    /// Like [`Self::spread_of`], but per million rows.
     pub(crate) fn per_million(&self, figure: impl Fn(&Drain) -> f64) -> Option<Spread> {
         self.spread_of(|drain| figure(drain) * 1e6 / drain.backlog.rows as f64)
     }
@@ -100,7 +101,7 @@ pub(crate) fn steady<'a>(rounds: &'a [Steady], program: &str, per_second: u32) -
     rounds.iter().filter(matches).collect()
 }
 
-/// Returns all rounds of each delivery method, in the order of their first measurements.
+/// Groups the rounds by delivery method. The groups are ordered by their first measurement.
 pub(crate) fn ways(costs: &[Cost]) -> Vec<Vec<&Cost>> {
     distinct(costs.iter().map(|cost| cost.way.as_str()))
         .into_iter()

@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Display};
 
-/// A table whose first column is left-aligned, and whose other columns are right-aligned.
+/// A table whose first column is left-aligned and whose other columns are right-aligned.
 pub(crate) struct Table {
     header: Vec<&'static str>,
     rows: Vec<Vec<String>>,

@@ -1,4 +1,4 @@
-//! Creates the tables for the terminal and the page.
+//! Builds the tables that are printed to the terminal and shown on the page.
 
 use super::numbers::{NOTHING, median_only, one_place, rough, spread, two_places, whole};
 use super::summary::{Drains, distinct, find, groups, steady, ways};
@@ -51,7 +51,7 @@ pub(crate) fn comparison(drains: &[Drain], series: &str) -> Table {
     table
 }
 
-/// Shows a series in which the parameter described by `what` varies.
+/// Shows a series in which one parameter varies. `what` is the heading of that parameter's column.
 pub(crate) fn growth(drains: &[Drain], series: &str, what: &'static str) -> Table {
     let mut table = Table::new([
         what,
@@ -104,7 +104,7 @@ pub(crate) fn growth(drains: &[Drain], series: &str, what: &'static str) -> Tabl
     table
 }
 
-/// Compares the same events with and without a table.
+/// Compares an outbox table with logical decoding messages that contain the same events.
 pub(crate) fn outbox(drains: &[Drain]) -> Table {
     let mut table = Table::new([
         "outbox",
@@ -148,7 +148,8 @@ pub(crate) fn outbox(drains: &[Drain]) -> Table {
     table
 }
 
-/// Shows how much time the processes of each drain spend running and waiting.
+/// Shows how long the processes of each drain were running and how long they waited for a
+/// processor.
 pub(crate) fn bounds(drains: &[Drain]) -> Table {
     let mut table = Table::new([
         "drain",
@@ -194,7 +195,8 @@ pub(crate) fn bounds(drains: &[Drain]) -> Table {
     table
 }
 
-/// Returns the limit at the group's point, or else the limit that applies to all points.
+/// Returns pg_recvlogical's results at the group's point, or if there are none, those for the whole
+/// series.
 fn limit_of<'a, 'b>(group: &Drains<'a>, groups: &'b [Drains<'a>]) -> Option<&'b Drains<'a>> {
     groups
         .iter()
@@ -207,7 +209,7 @@ fn peak(group: &Drains<'_>) -> String {
     spread(peak, one_place)
 }
 
-/// Shows the latency since the INSERT and since the scheduled time.
+/// Shows the latency, measured from the INSERT and from the scheduled time.
 pub(crate) fn latency(latency: &Latency) -> Table {
     let mut table = Table::new([
         "program",
@@ -253,7 +255,7 @@ pub(crate) fn latency(latency: &Latency) -> Table {
     table
 }
 
-/// Shows the latency without a database or connector, and the duration of commits.
+/// Shows how much latency the broker and the commits alone contribute.
 pub(crate) fn floors(latency: &Latency) -> Table {
     let mut table = Table::new([
         "without a connector",
@@ -288,7 +290,7 @@ pub(crate) fn floors(latency: &Latency) -> Table {
     table
 }
 
-/// Shows the CPU usage of idle programs.
+/// Shows how much CPU time each program uses while it is idle.
 pub(crate) fn idle(latency: &Latency) -> Table {
     let mut table = Table::new(["program", "idle CPU s in 10 s"]);
     for program in distinct(latency.idle.iter().map(|idle| &idle.program)) {
@@ -299,7 +301,7 @@ pub(crate) fn idle(latency: &Latency) -> Table {
     table
 }
 
-/// Compares one slot with many slots, and shows the cost of idle pipelines.
+/// Compares the cost of one slot with that of many slots, and shows the cost of idle pipelines.
 pub(crate) fn fleets(tables: &Tables) -> Table {
     let mut table = Table::new([
         "slots, each with a pipeline",
@@ -339,7 +341,7 @@ pub(crate) fn fleets(tables: &Tables) -> Table {
     table
 }
 
-/// Compares many pipelines that deliver backlogs with a single pipeline.
+/// Compares many pipelines that drain their backlogs concurrently with a single pipeline.
 pub(crate) fn shards(rounds: &[Shards]) -> Table {
     let mut table = Table::new([
         "pipelines",
@@ -394,7 +396,7 @@ pub(crate) fn shards(rounds: &[Shards]) -> Table {
     table
 }
 
-/// Shows the share of each of Walpost's threads in the samples of a drain.
+/// Shows each thread's share of the samples taken during a drain.
 pub(crate) fn profile(profile: &Profile) -> Table {
     let mut table = Table::new(["thread", "share of samples"]);
     for thread in &profile.process.callees {
@@ -404,7 +406,7 @@ pub(crate) fn profile(profile: &Profile) -> Table {
     table
 }
 
-/// Shows the load of delivery on the database.
+/// Shows how much load each delivery method puts on the database.
 pub(crate) fn database(costs: &[Cost]) -> Table {
     let mut table = Table::new([
         "delivery",

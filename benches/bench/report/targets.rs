@@ -1,4 +1,4 @@
-//! Compares the measured values with Walpost's targets.
+//! Compares the results with Walpost's performance targets.
 
 use super::numbers::{NOTHING, one_place, rough, two_places, whole};
 use super::summary::{Drains, find, groups, steady};
@@ -13,10 +13,10 @@ use crate::tables as bench_tables;
 use crate::tuned;
 use crate::usage::MEBIBYTE;
 
-/// The maximum memory in MiB with the default window.
+/// The target for peak memory with the default window, in MiB.
 const MEBIBYTES_MAX: f64 = 32.0;
 
-/// Returns the table of targets. The median of the rounds determines whether a target is met.
+/// Returns the table of targets. A target is met if the median of all rounds meets it.
 pub(crate) fn table(results: &Results) -> Table {
     let drain = results.drain.as_ref().map(|part| &part.data);
     let growth = results.growth.as_ref().map(|part| &part.data);
@@ -175,8 +175,8 @@ impl Targets {
         );
     }
 
-    /// Adds the drains that miss their targets with default settings, measured without their
-    /// bottleneck.
+    /// Adds the `tuned` part: drains that miss their targets with default settings, repeated with
+    /// the bottleneck removed.
     fn tuned(&mut self, drains: &[Drain]) {
         let groups = groups(drains, tuned::SERIES);
         for (point, target) in [(tuned::PARTITIONS, 0.45), (tuned::PAYLOAD, 0.75)] {
@@ -268,7 +268,7 @@ impl Targets {
         self.at_most("idle CPU s in 10 s", 0.03, idle, two_places);
     }
 
-    /// Adds a target for memory. The table shows the worst round next to the median.
+    /// Adds a memory target. The table also shows the worst round, because the median hides peaks.
     fn at_most_mebibytes(&mut self, what: &str, target: f64, bytes: Option<Spread>) {
         let worst = bytes.map_or(0.0, |bytes| bytes.most / MEBIBYTE);
         let measured = bytes.map(|bytes| bytes.median / MEBIBYTE);
@@ -329,7 +329,7 @@ fn format_target(target: f64) -> String {
     }
 }
 
-/// Formats the number of rows in the backlog of the groups.
+/// Formats the number of rows in the backlog that the groups share.
 fn rows(groups: &[Drains<'_>]) -> String {
     groups.first().map_or("more".to_owned(), |group| {
         whole(group.rounds[0].backlog.rows as f64)
@@ -340,7 +340,7 @@ fn median_value(spread: Option<Spread>) -> Option<f64> {
     spread.map(|spread| spread.median)
 }
 
-/// Returns Walpost's figure as a multiple of Debezium's.
+/// Returns the ratio of Walpost's figure to Debezium's.
 fn times_debezium(
     groups: &[Drains<'_>],
     link: Link,
@@ -350,14 +350,14 @@ fn times_debezium(
     Some(walpost / figure(find(groups, DEBEZIUM, Link::Tcp)?)?)
 }
 
-/// Returns Walpost's group at a point of a series.
+/// Returns Walpost's group at the given point of a series.
 fn walpost_at<'a, 'b>(groups: &'b [Drains<'a>], point: &str) -> Option<&'b Drains<'a>> {
     groups
         .iter()
         .find(|group| group.is_walpost() && group.point() == point)
 }
 
-/// Returns the median ratio of the group's rate to the other group's rate in the same round.
+/// Returns the median, over all rounds, of the ratio between the two groups' rates.
 fn rate_ratio(group: &Drains<'_>, other: &Drains<'_>) -> Option<f64> {
     median(group.rounds.iter().filter_map(|drain| {
         let mut rounds = other.rounds.iter();

@@ -1,4 +1,4 @@
-//! Checks the additional requirements of exactly-once delivery.
+//! Checks the additional requirements for exactly-once delivery.
 
 use super::findings::{Outcome, Report, outcome_of};
 use crate::delivery::checkpoint::HistoryError;
@@ -9,10 +9,10 @@ use crate::pipeline::settings::PipelineSettings;
 use crate::postgres::catalog::slot_state::FoundState;
 use crate::postgres::catalog::{Catalog, CatalogError};
 
-/// The name of these checks.
+/// The check name used in these findings.
 const EXACTLY_ONCE: &str = "exactly-once";
 
-/// Checks the additional requirements of exactly-once delivery.
+/// Checks the additional requirements for exactly-once delivery.
 pub(super) async fn exactly_once(settings: &PipelineSettings, report: &mut Report<'_>) {
     let Some(checkpoints) = settings.checkpoints() else {
         return;
@@ -31,7 +31,7 @@ pub(super) async fn exactly_once(settings: &PipelineSettings, report: &mut Repor
     if examined.topic_replicas.is_none() && matches!(found, Ok(None)) {
         let adopt = settings.adopt();
         let message = format!(
-            "the topic for checkpoints does not exist. Before the first run, create the topic and a checkpoint: {adopt}"
+            "the checkpoint topic does not exist. Before the first run, create the topic and a checkpoint: {adopt}"
         );
         return report.add(EXACTLY_ONCE, Outcome::Failure, message);
     }
@@ -40,7 +40,7 @@ pub(super) async fn exactly_once(settings: &PipelineSettings, report: &mut Repor
             let slot = &settings.target.slot;
             if checkpoint.slot == *slot {
                 let message = format!(
-                    "a checkpoint exists and is safe up to {}",
+                    "a checkpoint exists and covers events up to {}",
                     checkpoint.safe_lsn
                 );
                 report.add(EXACTLY_ONCE, Outcome::Ok, message);
@@ -66,8 +66,8 @@ pub(super) async fn exactly_once(settings: &PipelineSettings, report: &mut Repor
     }
 }
 
-/// Returns whether the slot has not been read since `walpost init` created it. Returns false if a
-/// query fails; the database checks report the error.
+/// Returns true if nothing has read the slot since `walpost init` created it. Returns false if a
+/// query fails, because the database checks report the error.
 async fn is_unread(settings: &PipelineSettings) -> bool {
     let query = async {
         let catalog = Catalog::open(&settings.postgres).await?;
@@ -85,8 +85,7 @@ async fn is_unread(settings: &PipelineSettings) -> bool {
     found.is_some_and(|(slot, state)| state.is_untouched(slot.confirmed))
 }
 
-/// Reports settings of the brokers and of the topic for checkpoints that are unsuitable for
-/// transactions.
+/// Reports settings of the brokers and the checkpoint topic that are unsuitable for transactions.
 fn transaction_settings(examined: &Examined, report: &mut Report<'_>) {
     let Examined {
         brokers, timeout, ..
@@ -102,14 +101,15 @@ fn transaction_settings(examined: &Examined, report: &mut Report<'_>) {
     let mut warnings = Vec::new();
     if brokers > 1 && examined.topic_replicas == Some(1) {
         warnings.push(
-            "the topic for checkpoints has only one replica: if the broker with this replica is lost, the checkpoint is lost \
-             too, and Walpost halts. Add replicas: kafka-reassign-partitions.sh",
+            "the checkpoint topic has only one replica: if the broker that stores this replica is lost, the checkpoint \
+             is lost too, and Walpost halts. Add replicas: kafka-reassign-partitions.sh",
         );
     }
     if examined.topic_replicas > Some(1) && examined.topic_min_insync == Some(1) {
         warnings.push(
-            "min.insync.replicas of the topic for checkpoints is 1: a checkpoint that only one broker has stored can be \
-             lost. Set min.insync.replicas to 2: kafka-configs.sh --alter --add-config min.insync.replicas=2",
+            "min.insync.replicas of the checkpoint topic is 1, so a checkpoint may be stored on only one broker, and \
+             can be lost with it. Set min.insync.replicas to 2: kafka-configs.sh --alter --add-config \
+             min.insync.replicas=2",
         );
     }
     if brokers > 1 && examined.state_replicas == Some(1) {

@@ -15,7 +15,7 @@ pub(super) enum Outcome {
     Ok,
     /// `run` works, but data may be lost or repeated later.
     Warning,
-    /// The server is unreachable, or does not respond now.
+    /// The server is unreachable or not responding.
     Unreachable,
     /// `run` fails.
     Failure,
@@ -57,7 +57,7 @@ pub(super) struct Finding {
     pub(super) message: String,
 }
 
-/// The name of the check for findings that don't belong to a single pipeline.
+/// The check name used for findings that don't belong to a single pipeline.
 pub(super) const SOURCE: &str = "source";
 
 /// Prints the findings.
@@ -93,7 +93,7 @@ fn print(finding: &Finding, pipelines: &str) {
     out::marked(outcome.tone(), &format!("{:7}", outcome.mark()), &text);
 }
 
-/// Formats the number of outcomes of each kind, worst first.
+/// Formats the number of findings with each outcome, worst first.
 fn counts(outcomes: impl Iterator<Item = Outcome> + Clone) -> String {
     let counts = WORST_FIRST.map(|outcome| {
         let count = outcomes.clone().filter(|other| *other == outcome).count();
@@ -103,7 +103,7 @@ fn counts(outcomes: impl Iterator<Item = Outcome> + Clone) -> String {
     counts.join(", ")
 }
 
-/// Returns the pipelines in the order of their findings, each with its worst outcome.
+/// Returns each pipeline with its worst outcome, in the order in which the findings mention them.
 fn pipeline_outcomes(findings: &[Finding]) -> Vec<(&str, Outcome)> {
     let mut pipelines: Vec<(&str, Outcome)> = Vec::new();
     for finding in findings.iter().filter(|finding| finding.check != SOURCE) {
@@ -118,8 +118,8 @@ fn pipeline_outcomes(findings: &[Finding]) -> Vec<(&str, Outcome)> {
     pipelines
 }
 
-/// Prints the number of pipelines with each outcome, followed by all findings that are not ok, worst
-/// first. A finding that is the same for several pipelines is printed once.
+/// Prints the number of pipelines with each outcome, then all findings that are not ok, worst
+/// first. A finding shared by several pipelines is printed once.
 fn summary(pipelines: &[(&str, Outcome)], findings: &[Finding]) {
     let outcomes = pipelines.iter().map(|(_, outcome)| *outcome);
     say!("{} pipelines: {}", pipelines.len(), counts(outcomes));
@@ -141,10 +141,10 @@ fn summary(pipelines: &[(&str, Outcome)], findings: &[Finding]) {
             print(first, &format_names(&names));
         }
     }
-    say!("To print every check of one pipeline, use --pipeline NAME");
+    say!("To print all checks for one pipeline, use --pipeline NAME");
 }
 
-/// Formats names as a list that mentions only the number of names after the first few.
+/// Joins the first few names with commas and replaces the rest with a count.
 fn format_names(names: &[&str]) -> String {
     match names.split_at_checked(SHORT_LIST_MAX) {
         Some((first, others @ [_, _, ..])) => {
@@ -171,7 +171,7 @@ impl Report<'_> {
     }
 }
 
-/// Returns the outcome for an error with this remedy.
+/// Returns the outcome to report for an error, given the error's remedy.
 pub(super) fn outcome_of(remedy: Remedy) -> Outcome {
     match remedy {
         Remedy::Halt => Outcome::Failure,

@@ -11,9 +11,8 @@ use crate::pipeline::settings::{PipelineSettings, SinkSettings, Undeliverable};
 use crate::postgres::catalog::EventLimit;
 use crate::sink::SinkError;
 
-/// Checks the brokers, and returns whether they respond. `largest_event` is the limit of the table
-/// that accepts the largest events. `producers` contains findings from previous checks of
-/// producers.
+/// Checks the brokers, and returns whether they respond. `largest_event` is the highest size limit
+/// that any outbox table sets for events. `producers` caches the results of producer checks.
 pub(super) async fn kafka<'s>(
     settings: &'s PipelineSettings,
     largest_event: Option<EventLimit>,
@@ -31,8 +30,8 @@ pub(super) async fn kafka<'s>(
     if let Some(unsuitable) = unsuitable(properties) {
         report.add("kafka compression", Outcome::Failure, unsuitable);
     }
-    // A template without columns is the name of the only topic. Otherwise, the topics depend on
-    // rows.
+    // If the template refers to no columns, it is the name of the only topic. Otherwise, the topics
+    // depend on each row's values.
     let topic = settings.outbox.topic.constant().map(str::to_owned);
     let found = probe::probe(properties, credentials, topic).await;
     let is_reachable = !matches!(
@@ -58,8 +57,8 @@ pub(super) async fn kafka<'s>(
     }
     broker_finding("kafka", found, creates, settings, report);
     if is_reachable && !is_topic_missing {
-        // Holds the lock during the check, so that pipelines with the same properties use its
-        // result.
+        // Hold the lock during the check, so that pipelines with the same properties wait for its
+        // result instead of repeating it.
         let mut producers = producers.lock().await;
         let known = producers.iter().find(|(known, _)| *known == properties);
         let found = match known {
@@ -85,13 +84,14 @@ pub(super) async fn kafka<'s>(
         let topic = settings.dead_letters.topic.clone();
         let found = probe::probe(properties, credentials, Some(topic)).await;
         match found {
-            // The topic is needed only if a role writes a message that is not an event.
+            // Only a warning is reported, because the topic is not needed unless a role writes a
+            // logical decoding message that is not an event.
             BrokerFinding::NoTopic { error, .. }
                 if !creates && !settings.dead_letters.includes_events() =>
             {
                 let message = format!(
-                    "a message that is not an event will halt the pipeline, and every role with the privilege to write logical \
-                     decoding messages can write one: {error}"
+                    "a message that is not an event will halt the pipeline, and any role that may write logical \
+                     decoding messages can cause this: {error}"
                 );
                 report.add("dead letters", Outcome::Warning, message);
             }
@@ -101,8 +101,8 @@ pub(super) async fn kafka<'s>(
     is_reachable
 }
 
-/// Reports a replication factor above the number of brokers. Topics can't be created then, because
-/// each replica requires its own broker.
+/// Reports a replication factor that exceeds the number of brokers. Creating topics would fail,
+/// because each replica requires its own broker.
 fn replication(create: &CreateTopics, brokers: usize, report: &mut Report<'_>) {
     let replicas = usize::try_from(create.replication).unwrap_or_default();
     if replicas > brokers {
@@ -114,7 +114,7 @@ fn replication(create: &CreateTopics, brokers: usize, report: &mut Report<'_>) {
     }
 }
 
-/// Reports that a table accepts larger events than Kafka.
+/// Reports a table that accepts larger events than Kafka does.
 fn event_size(
     accepted: &EventLimit,
     record: &RecordLimit,

@@ -18,7 +18,7 @@ use crate::postgres::replication::{Connection, ConnectionError, WANTED_BUFFER_BY
 use crate::postgres::table::{TableName, identifier};
 use crate::postgres::target::{Outbox, Target};
 
-/// Checks the database. Returns the limit of the table that accepts the largest events.
+/// Checks the database. Returns the highest size limit that any outbox table sets for events.
 pub(super) async fn postgres(
     settings: &PipelineSettings,
     replication: &Mutex<()>,
@@ -44,8 +44,8 @@ pub(super) async fn postgres(
             return None;
         }
     };
-    // Runs IDENTIFY_SYSTEM, because a pooler can accept the connection without requesting
-    // replication from the server.
+    // Run IDENTIFY_SYSTEM, because a connection pooler may accept the connection but not support
+    // replication commands.
     let opened = async {
         let guard = replication.lock().await;
         let (limit, row_bytes) = (settings.link_timeout, settings.row_bytes_max);
@@ -76,7 +76,8 @@ pub(super) async fn postgres(
     }
     let mut problems = observed.problems(&settings.target);
     problems.extend(observed.publisher_problem(&settings.target));
-    // A table that does not exist can't be added to the publication either.
+    // A table that does not exist can't be in the publication, so report only that it does not
+    // exist.
     if problems
         .iter()
         .any(|problem| matches!(problem, Problem::NoTable { .. }))
@@ -106,7 +107,7 @@ pub(super) async fn postgres(
     if problems.is_empty() {
         match snapshot::predict_snapshot(settings, &catalog, &observed).await {
             Ok(Some(outlook)) => {
-                // The snapshot requires a temporary slot.
+                // Copying rows that are older than the slot requires a temporary slot.
                 needs_slot |= matches!(outlook, Outlook::Copies(_));
                 report.add("older rows", Outcome::Ok, outlook);
             }
@@ -146,7 +147,7 @@ pub(super) async fn postgres(
     largest_event(&observed, &settings.target.outbox, &catalog).await
 }
 
-/// Returns the limit of the outbox table that accepts the largest events.
+/// Returns the highest size limit that any outbox table sets for events.
 async fn largest_event(
     observed: &Observed,
     outbox: &Outbox,
@@ -158,8 +159,8 @@ async fn largest_event(
     limits.into_iter().max_by_key(|limit| limit.bytes)
 }
 
-/// Reports rows that SELECT returns for an outbox but that are not delivered, including rows of the
-/// tables in `left`, which are no longer in the publication.
+/// Reports rows that are visible when querying an outbox table but are never delivered, including
+/// rows of the tables in `left`, which are no longer in the publication.
 async fn hidden_rows(
     observed: &Observed,
     target: &Target,
@@ -186,16 +187,17 @@ async fn hidden_rows(
     }
 }
 
-/// Reports a small socket buffer. The outcome is ok, because a small buffer only reduces throughput.
+/// Reports a small socket buffer. The outcome is `Ok`, because a small buffer merely reduces
+/// throughput.
 fn buffer(connection: &Connection, report: &mut Report<'_>) {
     if let Some(bytes) = connection
         .unix_buffer()
         .filter(|bytes| *bytes < WANTED_BUFFER_BYTES)
     {
         let message = format!(
-            "the buffer of the Unix-domain socket has {bytes} bytes. A backlog is delivered faster over TCP (host=localhost), or \
-             with a larger buffer: sysctl -w net.core.wmem_default={WANTED_BUFFER_BYTES}, and a line in /etc/sysctl.d to make the \
-             change permanent. The new size applies to connections that are opened afterwards"
+            "the Unix-domain socket's buffer is {bytes} bytes. A backlog is delivered faster over TCP (host=localhost) \
+             or with a larger buffer: run sysctl -w net.core.wmem_default={WANTED_BUFFER_BYTES}, and add this setting \
+             to /etc/sysctl.d to make it permanent. The new size applies to new connections"
         );
         report.add("socket", Outcome::Ok, message);
     }
@@ -207,16 +209,16 @@ fn forgery(target: &Target, public_privileges: &PublicPrivileges, report: &mut R
     let first = format!("First grant the privilege to the roles that need it: {init}.");
     if public_privileges.publishes {
         let message = format!(
-            "every role of the database may publish events. {first} Then revoke it from all others: REVOKE EXECUTE ON FUNCTION walpost.publish(text, \
-             text, text, jsonb, jsonb, uuid, text), walpost.publish_bytes(text, text, text, bytea, jsonb, uuid, text) FROM \
-             PUBLIC; REVOKE USAGE ON SCHEMA walpost FROM PUBLIC"
+            "every role in the database can publish events. {first} Then revoke it from all others: REVOKE EXECUTE ON \
+             FUNCTION walpost.publish(text, text, text, jsonb, jsonb, uuid, text), walpost.publish_bytes(text, text, \
+             text, bytea, jsonb, uuid, text) FROM PUBLIC; REVOKE USAGE ON SCHEMA walpost FROM PUBLIC"
         );
         report.add("publish", Outcome::Warning, message);
     }
     if let Some(functions) = &public_privileges.emits {
         let message = format!(
-            "every role of the database may write logical decoding messages, and can therefore forge events. {first} Then, as a \
-             superuser: REVOKE EXECUTE ON FUNCTION {functions} FROM PUBLIC"
+            "every role in the database can write logical decoding messages, and therefore forge events. {first} Then, \
+             as a superuser: REVOKE EXECUTE ON FUNCTION {functions} FROM PUBLIC"
         );
         report.add("messages", Outcome::Warning, message);
     }
@@ -328,8 +330,8 @@ async fn writers(
     }
 }
 
-/// Reports slots that retain WAL although no pipeline of the configuration uses them. Each database
-/// is queried once.
+/// Reports slots that retain WAL although no configured pipeline uses them. Each database is
+/// queried once.
 pub(super) async fn unused_slots(pipelines: &[PipelineSettings], findings: &mut Vec<Finding>) {
     let used: Vec<_> = pipelines
         .iter()
@@ -384,7 +386,7 @@ pub(super) async fn unused_slots(pipelines: &[PipelineSettings], findings: &mut 
     }
 }
 
-/// Reports whether the requirements of the WAL budget are met, and which slots were dropped.
+/// Reports whether the requirements for the WAL budget are met, and which slots were dropped.
 async fn budget(
     settings: &PipelineSettings,
     observed: &Observed,
@@ -410,7 +412,7 @@ async fn budget(
         .await;
     for entry in entries.unwrap_or_default() {
         let message = format!(
-            "{} may be in the table only: {}. Send these events again: {}",
+            "{} may exist only in the table: {}. Send these events again: {}",
             entry.describe(),
             entry.cause(),
             entry.replay(&settings.target.commands)
@@ -454,7 +456,7 @@ async fn set_aside(settings: &PipelineSettings, catalog: &Catalog, report: &mut 
     }
 }
 
-/// Reports and returns tables that the slot delivered but that are no longer published.
+/// Reports and returns tables that were delivered from the slot but are no longer published.
 async fn left_publication(
     settings: &PipelineSettings,
     observed: &Observed,
@@ -467,7 +469,7 @@ async fn left_publication(
     }
     let left = match catalog.left_publication(target).await {
         Ok(left) => left,
-        // The check of the table state reports the error.
+        // The "table state" check reports this error.
         Err(CatalogError::Server(_)) => return Vec::new(),
         Err(error) => {
             report.add(
@@ -578,8 +580,8 @@ async fn tables(
     let accepting: Vec<_> = accepting.map(|(name, _)| name.to_string()).collect();
     if !accepting.is_empty() {
         let message = format!(
-            "tables accept UPDATE, but an updated row is not an event: {}. If INSERT ... ON CONFLICT DO UPDATE finds an existing \
-             row, its event is lost. Reject updates with the trigger in sql/no_update.sql",
+            "some tables accept UPDATE ({}), but an updated row is not an event. If INSERT ... ON CONFLICT DO UPDATE \
+             finds an existing row, its event is lost. Reject updates with the trigger in sql/no_update.sql",
             format_some(&accepting)
         );
         report.add("updates", Outcome::Warning, message);
@@ -587,7 +589,8 @@ async fn tables(
 }
 
 fn columns(settings: &PipelineSettings, observed: &Observed, report: &mut Report<'_>) {
-    // If the outbox consists of several tables, another check examines their columns.
+    // `observed.table` is `None` if there are several outbox tables. In that case, `tables` checks
+    // the columns.
     if observed.table.is_none() && !settings.target.outbox.is_messages() {
         return;
     }
@@ -623,20 +626,21 @@ async fn unrecorded_gaps(
         Ok(gaps) => {
             for gap in gaps {
                 let message = format!(
-                    "{gap}. Run the pipeline, or {}: both record the missing rows, and log the command that sends them",
+                    "{gap}. Run the pipeline, or {}: either one records the missing rows and logs the command that \
+                     sends them",
                     settings.target.init(&[])
                 );
                 report.add(SUBJECT, Outcome::Failure, message);
             }
         }
-        // The pipeline runs without the table state, and logs a warning.
+        // Only a warning is reported, because the pipeline can run without the table state.
         Err(error @ CatalogError::Server(_)) => report.add(SUBJECT, Outcome::Warning, error),
         Err(error) => report.add(SUBJECT, outcome_of(recovery::catalog_remedy(&error)), error),
     }
 }
 
-/// Reports whether another process has moved the slot, which halts `run` unless a checkpoint
-/// determines the position.
+/// Reports whether another process has moved the slot. If so, `run` halts unless it resumes from a
+/// checkpoint.
 async fn check_moved(
     settings: &PipelineSettings,
     observed: &Observed,
@@ -668,7 +672,7 @@ async fn check_moved(
             report.add("slot", Outcome::Failure, moved);
         }
         Ok(Some(moved)) => report.add("slot", Outcome::Warning, moved),
-        // The pipeline runs without the slot state, and logs a warning.
+        // Only a warning is reported, because the pipeline can run without the slot state.
         Err(error @ CatalogError::Server(_)) => report.add("slot state", Outcome::Warning, error),
         Err(error) => report.add(
             "slot state",
@@ -678,8 +682,8 @@ async fn check_moved(
     }
 }
 
-/// Reports whether the slot survives a failover of the server, and settings that may cause the slot
-/// to be lost.
+/// Reports whether the slot would survive a failover, and any settings that could cause it to be
+/// lost.
 async fn failover(settings: &PipelineSettings, catalog: &Catalog, report: &mut Report<'_>) {
     let slot = &settings.target.slot;
     match catalog.failover(slot).await {
@@ -699,7 +703,7 @@ async fn failover(settings: &PipelineSettings, catalog: &Catalog, report: &mut R
     }
 }
 
-/// Reports configurations that work now but may lose or repeat events later.
+/// Reports conditions that cause no failure now but may cause events to be lost or repeated later.
 fn risks(settings: &PipelineSettings, observed: &Observed, report: &mut Report<'_>) {
     let target = &settings.target;
     let outbox = &target.outbox;
@@ -764,8 +768,8 @@ fn risks(settings: &PipelineSettings, observed: &Observed, report: &mut Report<'
     }
     if !observed.has_table_state && !outbox.is_messages() {
         let message = format!(
-            "table walpost.table_state does not exist, so Walpost can't detect whether a table is removed from the publication \
-             and added again, in which case rows committed between these changes are not delivered. Create it: {}",
+            "table walpost.table_state does not exist, so Walpost can't detect whether a table is removed from the \
+             publication and added again. Rows committed in between are not delivered. Create it: {}",
             target.init(&[])
         );
         report.add("table state", Outcome::Warning, message);
@@ -813,8 +817,8 @@ fn risks(settings: &PipelineSettings, observed: &Observed, report: &mut Report<'
                 "slot",
                 Outcome::Warning,
                 format!(
-                    "slot {:?} is unreserved: at its next checkpoint, the server removes WAL that the slot needs. Let Walpost \
-                     catch up now, or raise max_slot_wal_keep_size",
+                    "slot {:?} is unreserved: at the next checkpoint, the server will remove WAL that the slot needs. \
+                     Let Walpost catch up now, or raise max_slot_wal_keep_size",
                     target.slot
                 ),
             ),

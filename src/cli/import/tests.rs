@@ -7,7 +7,7 @@ use crate::import::report::Group;
 use crate::kafka::topics::CreateTopics;
 use crate::pipeline::settings::{Delivery, PipelineSettings, SinkSettings, SnapshotMode};
 
-/// Loads the text as walpost.toml.
+/// Loads the pipelines from the contents of a walpost.toml.
 fn settings(text: &str) -> Result<Vec<PipelineSettings>, String> {
     let folder = tempfile::tempdir().expect("temporary folder");
     let path = folder.path().join("walpost.toml");
@@ -80,7 +80,7 @@ fn connector(overrides: &[(&str, &str)]) -> String {
     serde_json::json!({ "name": "shop-outbox", "config": config }).to_string()
 }
 
-/// Returns a connector configuration with these properties of the router.
+/// Returns a connector configuration with these properties of the outbox event router.
 fn router(properties: &[(&str, &str)]) -> String {
     let names: Vec<_> = properties
         .iter()
@@ -95,7 +95,7 @@ fn document(imported: &Imported) -> toml::Table {
     imported.toml.parse().expect("TOML")
 }
 
-/// Returns the value of a key of the first pipeline.
+/// Returns the value of a key in the first pipeline.
 fn key(imported: &Imported, name: &str) -> Option<toml::Value> {
     document(imported)["pipeline"][0].get(name).cloned()
 }
@@ -108,7 +108,8 @@ fn string_value(imported: &Imported, name: &str) -> Option<String> {
     })
 }
 
-/// Returns the group of each finding about a property, and whether the user must act.
+/// Returns the group of each finding about a property, and whether the finding requires action by
+/// the user.
 fn findings_for(imported: &Imported, property: &str) -> Vec<(Group, bool)> {
     let findings = imported
         .findings
@@ -227,7 +228,7 @@ fn converts_a_constant_prefix_and_suffix_to_a_topic_template() {
             ("route.topic.replacement", replacement),
         ]));
         if expected.is_empty() {
-            // Java does not support groups named 1.
+            // Java does not allow a group name that starts with a digit.
             let property = "transforms.outbox.route.topic.replacement";
             assert_eq!(
                 findings_for(&imported, property),
@@ -246,7 +247,7 @@ fn converts_a_constant_prefix_and_suffix_to_a_topic_template() {
 }
 
 #[test]
-fn converts_other_topic_rules_to_a_route() {
+fn converts_a_topic_regex_and_replacement_to_a_route() {
     let route = |regex: &str, replacement: &str| {
         let imported = import(&router(&[
             ("route.by.field", "type"),
@@ -287,7 +288,7 @@ fn converts_other_topic_rules_to_a_route() {
 }
 
 #[test]
-fn converts_column_placement_to_headers_envelope_and_partition() {
+fn converts_additional_fields_to_the_corresponding_settings() {
     let imported = import(&router(&[
         (
             "table.fields.additional.placement",
@@ -428,7 +429,7 @@ fn maps_connect_converters_to_formats() {
 }
 
 #[test]
-fn imports_converters_from_the_worker_file_or_reports_a_task() {
+fn imports_converters_from_the_worker_file_and_reports_if_the_file_is_missing() {
     let given = connector(&[
         ("key.converter", "-"),
         ("value.converter", "-"),
@@ -473,7 +474,7 @@ fn imports_converters_from_the_worker_file_or_reports_a_task() {
 }
 
 #[test]
-fn imports_payload_expansion_and_its_options() {
+fn imports_payload_expansion_settings() {
     let json = [
         (
             "value.converter",
@@ -612,7 +613,7 @@ fn output_and_report_contain_no_password() {
 }
 
 #[test]
-fn converts_authentication_with_a_token_endpoint() {
+fn imports_oauthbearer_settings_for_a_token_endpoint() {
     let jaas = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required clientId=\"debezium\" \
                 clientSecret=\"hunter2\" scope='events write' extension_logicalCluster=\"lkc-1\" extension_identityPoolId=\"pool-1\" \
                 ssl.truststore.location=\"/etc/trust.jks\";";
@@ -660,7 +661,7 @@ fn converts_authentication_with_a_token_endpoint() {
     ] {
         assert!(printed.contains(text), "{printed}");
     }
-    // Uses the properties of KIP-1139, without JAAS.
+    // KIP-1139 replaces the JAAS options with separate properties.
     let mut newer = login.to_vec();
     newer[2].1 = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required;";
     newer.extend([
@@ -685,7 +686,7 @@ fn converts_authentication_with_a_token_endpoint() {
 }
 
 #[test]
-fn requires_a_token_command_for_other_login_classes() {
+fn requires_a_token_command_for_custom_login_callback_handlers() {
     let imported = import(&connector(&[
         ("producer.override.security.protocol", "SASL_SSL"),
         ("producer.override.sasl.mechanism", "OAUTHBEARER"),
@@ -709,7 +710,7 @@ fn requires_a_token_command_for_other_login_classes() {
 }
 
 #[test]
-fn reports_references_as_tasks() {
+fn reports_config_provider_references_as_manual_steps() {
     let imported = import(&connector(&[
         ("database.hostname", "${env:DB_HOST}"),
         (
@@ -748,7 +749,7 @@ fn reports_references_as_tasks() {
 }
 
 #[test]
-fn writes_an_equivalent_connection_url() {
+fn converts_connection_properties_to_an_equivalent_url() {
     let imported = import(&connector(&[
         ("database.hostname", "::1"),
         ("database.port", "5433"),
@@ -811,7 +812,7 @@ fn creates_a_pipeline_and_slot_for_each_literal_table() {
 }
 
 #[test]
-fn reports_table_patterns_and_missing_table_lists_as_tasks() {
+fn reports_table_patterns_and_missing_table_lists_as_manual_steps() {
     for list in ["public\\..*", "(public|sales).outbox", "outbox", "-"] {
         let imported = import(&connector(&[("table.include.list", list)]));
         let needs_action = findings_for(&imported, "table.include.list")
@@ -826,7 +827,7 @@ fn reports_table_patterns_and_missing_table_lists_as_tasks() {
 }
 
 #[test]
-fn selects_the_tables_that_the_predicate_accepts() {
+fn selects_tables_according_to_the_transform_predicate() {
     let with = |pattern: &str, negate: &str, tables: &str| {
         import(&connector(&[
             ("table.include.list", tables),
@@ -897,7 +898,7 @@ fn selects_the_tables_that_the_predicate_accepts() {
 }
 
 #[test]
-fn reports_other_transforms_that_change_records() {
+fn reports_unsupported_transforms_that_change_records() {
     let with = |chain: &str, class: &str, more: &[(&str, &str)]| {
         let overrides = [("transforms", chain), ("transforms.other.type", class)];
         import(&connector(&[&overrides[..], more].concat()))
@@ -1027,7 +1028,7 @@ fn converts_producer_properties_to_librdkafka_properties() {
 }
 
 #[test]
-fn converts_connector_settings_to_keys() {
+fn converts_connector_properties_to_configuration_keys() {
     let imported = import(&connector(&[
         ("snapshot.mode", "no_data"),
         ("topic.creation.default.partitions", "12"),
@@ -1098,7 +1099,7 @@ fn converts_connector_settings_to_keys() {
 }
 
 #[test]
-fn switch_over_commands_contain_the_configured_names() {
+fn cutover_commands_contain_the_configured_names() {
     let imported = import(&connector(&[
         ("slot.name", "dbz_shop"),
         ("database.port", "5433"),
@@ -1131,7 +1132,7 @@ fn switch_over_commands_contain_the_configured_names() {
         "{}",
         quoted.toml
     );
-    // Walpost's slot never has the same name as Debezium's slot.
+    // Walpost's slot must not have the same name as Debezium's, which still exists.
     let same = import(&connector(&[("slot.name", "walpost_shop_outbox")]));
     assert_eq!(
         string_value(&same, "slot").as_deref(),
@@ -1319,7 +1320,7 @@ fn name() -> impl Strategy<Value = String> {
     prop_oneof![8 => proptest::sample::select(KNOWN).prop_map(str::to_owned), 1 => any::<String>()]
 }
 
-/// Generates values that some properties interpret, and arbitrary text.
+/// Generates values that are valid for some properties, and arbitrary text.
 fn value() -> impl Strategy<Value = String> {
     const KNOWN: &[&str] = &[
         "outbox",
@@ -1357,7 +1358,7 @@ fn value() -> impl Strategy<Value = String> {
 
 proptest! {
     #[test]
-    fn imports_any_properties_as_a_valid_file_or_returns_an_error(
+    fn import_produces_a_valid_file_or_an_error_for_any_properties(
         mut properties in proptest::collection::vec((name(), value()), 0..14),
         is_complete in any::<bool>(),
     ) {
@@ -1416,7 +1417,7 @@ fn rejects_yaml_and_explains_how_to_get_json() {
 }
 
 #[test]
-fn writes_a_port_for_each_of_several_hosts() {
+fn converts_multiple_hosts_and_ports_to_a_connection_url() {
     for (hosts, port, expected) in [
         (
             "a.example.com,b.example.com",

@@ -35,7 +35,7 @@ fn checkpoint() -> Checkpoint {
     }
 }
 
-/// Returns the server after a failover at `at`.
+/// Returns the state of the server after a failover at LSN `at`.
 fn promoted(at: Lsn) -> ServerState {
     ServerState {
         timeline: 2,
@@ -64,8 +64,8 @@ fn decodes_encoded_checkpoints() {
     }
 }
 
-/// Returns the checkpoints among the values that an earlier version has stored. The test
-/// `tests/integration/upgrade.rs` writes the files.
+/// Returns the checkpoints from a file of values that an earlier version stored. Such files are
+/// written by the test `tests/integration/upgrade.rs`.
 fn checkpoints_at_rest(file: &str) -> Vec<&str> {
     let checkpoint = |line| {
         #[derive(serde::Deserialize)]
@@ -81,7 +81,7 @@ fn checkpoints_at_rest(file: &str) -> Vec<&str> {
 }
 
 #[test]
-fn reads_and_writes_checkpoints_as_in_the_golden_file() {
+fn reads_and_writes_the_checkpoints_in_the_golden_file() {
     let mut found = Vec::new();
     let mut copies = 0;
     for text in checkpoints_at_rest(include_str!("../../../tests/golden/at_rest.jsonl")) {
@@ -137,7 +137,7 @@ fn rejects_invalid_checkpoints() {
 }
 
 #[test]
-fn resumes_on_the_same_history() {
+fn resumes_if_the_timeline_is_unchanged() {
     let resume = checkpoint().resume(&server()).expect("a valid history");
     assert_eq!(resume.epoch, 4);
     assert_eq!(resume.safe_lsn, SAFE_LSN);
@@ -193,7 +193,7 @@ fn rejects_wal_that_ends_before_the_last_position_read() {
         ..checkpoint()
     };
     ends_at(&skipped, 0x600);
-    // While a copy is in progress, the safe LSN is lower than its last snapshot.
+    // While a copy is in progress, the safe LSN is lower than the LSN of the copy's last snapshot.
     let copied = |chunks: &[u64]| CopyProgress {
         key: vec!["id".to_owned()],
         rows: 2,
@@ -216,7 +216,7 @@ fn rejects_wal_that_ends_before_the_last_position_read() {
         ..promoted(Lsn(0x600))
     };
     assert!(copying.resume(&copied_before).is_ok());
-    // WAL that was lost in a failover is not required.
+    // The server does not need to have the WAL that was lost in the failover.
     let after = ServerState {
         flushed: Lsn(0x380),
         ..promoted(Lsn(0x380))
@@ -254,8 +254,8 @@ fn resumes_after_a_failover_that_lost_no_events() {
         resume,
         checkpoint().resume(&server()).expect("a valid history")
     );
-    // The checkpoint's safe LSN is after the switch, but no events are, so the epoch stays the
-    // same.
+    // The checkpoint's safe LSN is after the timeline switch, but none of the published events are,
+    // so the epoch stays the same.
     let resume = checkpoint()
         .resume(&promoted(Lsn(0x480)))
         .expect("a valid history");
@@ -264,7 +264,7 @@ fn resumes_after_a_failover_that_lost_no_events() {
 }
 
 #[test]
-fn starts_an_epoch_after_a_failover_that_lost_published_events() {
+fn starts_a_new_epoch_after_a_failover_that_lost_published_events() {
     for at in [Lsn(0x380), Lsn(0x400)] {
         let resume = checkpoint().resume(&promoted(at)).expect("a valid history");
         assert_eq!((resume.epoch, resume.safe_lsn), (5, at));
@@ -275,7 +275,7 @@ fn starts_an_epoch_after_a_failover_that_lost_published_events() {
 }
 
 #[test]
-fn resumes_in_the_same_way_from_a_checkpoint_moved_to_the_new_timeline() {
+fn resumes_identically_from_a_checkpoint_rewritten_for_the_new_timeline() {
     let copied = |snapshot_lsn| CopyProgress {
         key: vec!["id".to_owned()],
         rows: 1,
@@ -310,7 +310,7 @@ fn resumes_in_the_same_way_from_a_checkpoint_moved_to_the_new_timeline() {
 }
 
 #[test]
-fn keeps_the_epoch_after_a_failover_at_the_end_of_the_processed_events() {
+fn keeps_the_epoch_if_the_failover_position_equals_the_processed_position() {
     let at = Lsn(0x400);
     let checkpoint = Checkpoint {
         delivered: Some(Delivered::Before(at)),
@@ -344,7 +344,7 @@ fn rejects_a_timeline_that_does_not_descend_from_the_checkpoint() {
 }
 
 #[test]
-fn ends_copied_chunks_at_the_timeline_switch() {
+fn caps_chunk_snapshot_lsns_at_the_timeline_switch() {
     let chunk = |snapshot_lsn, upto: Option<&str>| Chunk {
         snapshot_lsn,
         upto: upto.map(|key| vec![key.to_owned()]),
@@ -395,12 +395,12 @@ fn ends_copied_chunks_at_the_timeline_switch() {
 }
 
 #[test]
-fn counts_only_skipped_transactions_as_processed() {
+fn skip_marks_only_the_skipped_transactions_as_processed() {
     let skipped = |to: u64| {
         let found = checkpoint().skipped(Lsn(to));
         (found.safe_lsn, found.delivered)
     };
-    // The position is after all events in Kafka.
+    // The new position is after all events in Kafka.
     assert_eq!(
         skipped(0x600),
         (Lsn(0x600), Some(Delivered::Before(Lsn(0x600))))
@@ -409,7 +409,7 @@ fn counts_only_skipped_transactions_as_processed() {
         skipped(0x401),
         (SAFE_LSN, Some(Delivered::Before(Lsn(0x401))))
     );
-    // The existing value is more precise.
+    // The checkpoint already covers these positions, so `delivered` does not change.
     for to in [0x350, 0x400] {
         assert_eq!(skipped(to), (SAFE_LSN, Some(Delivered::UpTo(last()))));
     }
@@ -426,7 +426,7 @@ fn counts_only_skipped_transactions_as_processed() {
 }
 
 #[test]
-fn omits_no_new_events_after_a_failover_that_lost_skipped_events() {
+fn delivers_all_new_events_after_a_failover_that_lost_skipped_events() {
     let skipped = checkpoint().skipped(Lsn(0x600));
     let resume = skipped
         .resume(&promoted(Lsn(0x450)))
@@ -440,7 +440,7 @@ fn omits_no_new_events_after_a_failover_that_lost_skipped_events() {
 }
 
 #[test]
-fn limits_the_recorded_topics_and_keeps_topics_in_use() {
+fn limits_the_number_of_recorded_topics_but_keeps_topics_in_use() {
     const BYTES: usize = 10_000;
     let mut checkpoint = Checkpoint::first(1, &server());
     let used = "used";
@@ -455,7 +455,7 @@ fn limits_the_recorded_topics_and_keeps_topics_in_use() {
         checkpoint.record_partitions(used, 4, BYTES, |_| true),
         Some(3)
     );
-    // All topics are in use.
+    // If all topics are in use, new topics are not recorded.
     let known = checkpoint.partitions.clone();
     for number in 0..1000 {
         checkpoint.record_partitions(&format!("late-{number}"), 1, BYTES, |_| true);
@@ -467,7 +467,7 @@ fn limits_the_recorded_topics_and_keeps_topics_in_use() {
             .keys()
             .all(|topic| checkpoint.partitions.contains_key(topic))
     );
-    // The limit is lower than before.
+    // Lowering the limit removes topics, even those in use.
     checkpoint.record_partitions(used, 4, 100, |_| true);
     assert!(checkpoint.encode().len() < 600);
 }
@@ -488,7 +488,7 @@ fn removes_only_as_many_topics_as_necessary() {
     assert_eq!(recorded(&[], 0, false), ["aa", "bb", "cc"]);
     assert_eq!(recorded(&["dd"], bytes(3), false), ["bb", "cc", "dd"]);
     assert_eq!(recorded(&["dd"], bytes(3), true), ["aa", "bb", "cc"]);
-    // The limit is lower than before.
+    // Lowering the limit removes recorded topics.
     assert_eq!(recorded(&["cc"], bytes(2), false), ["bb", "cc"]);
     assert_eq!(recorded(&["cc"], bytes(1), true), ["aa"]);
 }

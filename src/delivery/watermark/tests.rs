@@ -12,8 +12,8 @@ fn watermark() -> Watermark {
     Watermark::new(WINDOW, Lsn(100))
 }
 
-/// Sends a transaction with `records` records. Its commit record is at `commit` and has 10 bytes.
-/// Returns the tags of the records.
+/// Sends a transaction with `records` records. The transaction's commit record is at `commit` and
+/// is 10 bytes long. Returns the tags of the records.
 fn transaction(watermark: &mut Watermark, commit: u64, records: usize) -> Vec<Tag> {
     watermark.begin(Lsn(commit)).expect("a valid begin");
     let tags = (0..records)
@@ -59,11 +59,14 @@ fn counts_a_row_as_durable_when_it_and_all_preceding_rows_are_delivered() {
     let tags = [row(), row(), row()];
     assert_eq!(watermark.durable_rows(), 0);
     deliver(&watermark, &tags[1..]);
-    assert_eq!(watermark.durable_rows(), 0, "the first is in flight");
+    assert_eq!(watermark.durable_rows(), 0, "the first record is in flight");
     deliver(&watermark, &tags[..1]);
     assert_eq!(watermark.durable_rows(), 3);
     watermark.begin_row().expect("a valid begin");
-    assert!(watermark.begin_row().is_err(), "a row inside a row");
+    assert!(
+        watermark.begin_row().is_err(),
+        "a row must not begin inside another row"
+    );
     assert_eq!(watermark.durable_rows(), 3, "the row has not ended");
 }
 
@@ -80,7 +83,8 @@ fn does_not_confirm_an_open_transaction() {
     assert_eq!(watermark.confirmed().lsn(), Lsn(210));
 }
 
-/// Returns the number of measured times from the commit, and from the read, to the delivery.
+/// Returns the number of durations recorded from commit to delivery, and the number recorded from
+/// read to delivery.
 fn timed(watermark: &Watermark) -> (u64, u64) {
     let stats = watermark.stats();
     let total = |histogram: &Histogram| histogram.counts().total();
@@ -88,7 +92,7 @@ fn timed(watermark: &Watermark) -> (u64, u64) {
 }
 
 #[test]
-fn measures_a_transaction_once_when_its_last_record_is_delivered() {
+fn records_transaction_latency_once_after_its_last_record_is_delivered() {
     let mut watermark = watermark();
     watermark.tick(unix_micros());
     let tags = transaction(&mut watermark, 200, 3);
@@ -96,7 +100,7 @@ fn measures_a_transaction_once_when_its_last_record_is_delivered() {
     assert_eq!(timed(&watermark), (0, 0));
     deliver(&watermark, &tags[2..]);
     assert_eq!(timed(&watermark), (0, 1), "the commit time is unknown");
-    // The record is delivered before its transaction is read completely.
+    // The record is delivered before its whole transaction has been read.
     watermark.begin(Lsn(300)).expect("a valid begin");
     watermark.set_commit_time(unix_micros() - 2_000_000);
     let tag = watermark.reserve(1).expect("open").expect("space");
@@ -117,7 +121,7 @@ fn measures_a_transaction_once_when_its_last_record_is_delivered() {
 }
 
 #[test]
-fn measures_a_transaction_when_a_checkpoint_covers_it() {
+fn records_transaction_latency_when_a_checkpoint_covers_the_transaction() {
     let mut watermark = watermark();
     watermark.tick(unix_micros());
     watermark.record_checkpoint(Lsn(100));
@@ -178,7 +182,7 @@ fn confirms_no_position_after_the_last_checkpoint() {
     assert_eq!(watermark.confirmed().lsn(), Lsn(100));
     watermark.record_checkpoint(Lsn(210));
     assert_eq!(watermark.confirmed().lsn(), Lsn(210));
-    // A checkpoint does not make a record durable.
+    // A checkpoint alone does not make a record durable.
     transaction(&mut watermark, 400, 1);
     watermark.record_checkpoint(Lsn(410));
     assert_eq!(watermark.confirmed().lsn(), Lsn(310));
@@ -193,7 +197,7 @@ fn panics_if_a_checkpoint_moves_backwards() {
 }
 
 #[test]
-fn confirms_a_keepalive_after_the_preceding_transactions() {
+fn confirms_a_keepalive_position_once_the_preceding_transactions_are_durable() {
     let mut watermark = watermark();
     watermark.record_keepalive(Lsn(150));
     assert_eq!(watermark.confirmed().lsn(), Lsn(150));
@@ -205,7 +209,7 @@ fn confirms_a_keepalive_after_the_preceding_transactions() {
 }
 
 #[test]
-fn does_not_confirm_a_transaction_because_of_a_keepalive_inside_it() {
+fn keepalive_within_a_transaction_does_not_confirm_it() {
     let mut watermark = watermark();
     watermark.begin(Lsn(200)).expect("a valid begin");
     watermark.record_keepalive(Lsn(190));
@@ -240,7 +244,7 @@ fn does_not_advance_past_a_failed_delivery() {
 }
 
 #[test]
-fn confirms_no_position_of_records_sent_before_a_reconnect() {
+fn does_not_confirm_positions_for_records_sent_before_a_reconnect() {
     let mut watermark = watermark();
     let old = transaction(&mut watermark, 500, 1);
     watermark.begin(Lsn(600)).expect("a valid begin");
@@ -282,10 +286,10 @@ fn rejects_an_invalid_sequence_of_begins_and_commits() {
     watermark.begin(Lsn(210)).expect("commits may be adjacent");
 }
 
-/// A copy ends where the stream resumes after a failover to a standby that has no WAL after the
-/// slot's position.
+/// After a failover to a standby whose WAL ends at the slot's position, a copy ends exactly where
+/// the stream resumes.
 #[test]
-fn confirms_the_stream_only_after_a_copy_that_ends_where_it_resumes() {
+fn confirms_streamed_events_only_after_the_preceding_copy_is_complete() {
     let mut watermark = watermark();
     let after_snapshot = Err(OrderError::NotRising(Lsn(99), Lsn(100)));
     assert_eq!(watermark.begin_copy(Lsn(98), Lsn(99)), after_snapshot);
@@ -369,7 +373,7 @@ fn allocates_memory_only_for_transactions_in_flight() {
         assert_eq!(watermark.confirmed().lsn(), Lsn(commit * 200 + 10));
     }
     assert_eq!(segments(&watermark), 1);
-    // If one transaction is always in flight, slots are used in rotation.
+    // If one transaction is always in flight, the counters of all segments are used in rotation.
     let mut before = transaction(&mut watermark, several * 200, 1);
     for commit in several + 1..2 * several {
         let tags = transaction(&mut watermark, commit * 200, 1);
@@ -381,7 +385,7 @@ fn allocates_memory_only_for_transactions_in_flight() {
 }
 
 #[test]
-fn keeps_the_slot_of_an_open_transaction_when_all_others_are_durable() {
+fn keeps_an_open_transaction_after_all_earlier_ones_are_durable() {
     let mut watermark = watermark();
     let first = transaction(&mut watermark, 200, 1);
     watermark.begin(Lsn(300)).expect("a valid begin");
@@ -399,7 +403,7 @@ fn keeps_the_slot_of_an_open_transaction_when_all_others_are_durable() {
 }
 
 #[test]
-fn applies_the_latest_window() {
+fn applies_a_changed_window_size_to_the_open_transaction() {
     let mut watermark = watermark();
     watermark.begin(Lsn(200)).expect("a valid begin");
     watermark.reserve(1).expect("open").expect("space");
@@ -415,7 +419,7 @@ fn applies_the_latest_window() {
 }
 
 #[test]
-fn restores_tags_from_words() {
+fn tags_encoded_as_words_decode_to_the_same_tags() {
     let mut watermark = watermark();
     let first = transaction(&mut watermark, 200, 1);
     let second = transaction(&mut watermark, 300, 1);
@@ -431,7 +435,7 @@ fn restores_tags_from_words() {
 }
 
 #[test]
-fn counts_transactions_with_records_and_tracks_the_end_of_the_last() {
+fn counts_nonempty_transactions_and_tracks_the_end_of_the_last_one() {
     let mut watermark = watermark();
     let found = |watermark: &mut Watermark| {
         let confirmed = watermark.confirmed();
@@ -450,7 +454,7 @@ fn counts_transactions_with_records_and_tracks_the_end_of_the_last() {
 }
 
 #[test]
-fn counts_deliveries_in_the_observed_pipeline() {
+fn watermark_uses_the_statistics_of_its_pipeline() {
     let stats = Arc::new(PipelineStats::default());
     let watermark = Watermark::observed(WINDOW, Lsn(100), Arc::clone(&stats));
     assert!(std::ptr::eq(
@@ -508,7 +512,7 @@ impl Wakes {
 }
 
 #[test]
-fn wakes_a_task_that_is_waiting_for_an_empty_sink_once() {
+fn wakes_the_waiting_task_once_when_the_sink_is_empty() {
     let mut watermark = watermark();
     let tags = transaction(&mut watermark, 200, 2);
     let wakes = Arc::new(Wakes::default());
@@ -545,7 +549,7 @@ fn wakes_a_waiting_task_when_a_quarter_of_the_window_is_free() {
     }
 }
 
-/// A step of the property test.
+/// A single step of the property test.
 #[derive(Clone, Debug)]
 enum Step {
     Begin { gap: u64 },
@@ -567,8 +571,9 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A simple model. It contains the transactions and keepalives since the connection started, in
-/// order, with the LSN that each of them confirms and the number of its records in flight.
+/// A simple model of the watermark. It contains the transactions and keepalives since the
+/// connection started, in order, each with the LSN that it confirms and its number of records in
+/// flight.
 #[derive(Default)]
 struct Model {
     queue: Vec<(u64, usize)>,
@@ -586,7 +591,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(2000) })]
 
     #[test]
-    fn confirms_the_same_positions_as_a_simple_model(steps in proptest::collection::vec(step(), 1..120)) {
+    fn confirms_the_same_positions_as_the_reference_model(steps in proptest::collection::vec(step(), 1..120)) {
         let mut watermark = Watermark::new(WINDOW, Lsn(1000));
         let mut model = Model { resume: 1000, ..Model::default() };
         let mut received = 1000;
@@ -617,8 +622,8 @@ proptest! {
                     let lsn = received + ahead;
                     watermark.record_keepalive(Lsn(lsn));
                     if open.is_none_or(|commit| lsn <= commit) {
-                        // Inside a transaction, the keepalive raises the end of the preceding
-                        // transactions.
+                        // A keepalive inside a transaction raises the LSN that may be confirmed
+                        // once the preceding transactions are durable.
                         let at = model.queue.len() - usize::from(open.is_some());
                         model.queue.insert(at, (lsn, 0));
                         in_flight.iter_mut().filter(|(_, of)| *of >= at).for_each(|(_, of)| *of += 1);

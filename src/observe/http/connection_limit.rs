@@ -16,14 +16,14 @@ use tokio::sync::oneshot;
 const CONNECTIONS_MAX: usize = 128;
 /// Maximum number of connections from one address.
 const CONNECTIONS_PER_ADDRESS_MAX: usize = 64;
-/// Maximum size of responses that clients have not received yet, over all connections.
+/// Maximum total size of responses that clients have not received yet, across all connections.
 const UNREAD_BYTES_MAX: usize = 8 << 20;
 
 /// All open connections.
 #[derive(Debug, Default)]
 pub(super) struct ConnectionLimit(Mutex<OpenConnections<oneshot::Sender<()>>>);
 
-/// A connection's slot, which is released when dropped.
+/// The slot that a connection occupies, which is released when this value is dropped.
 #[derive(Debug)]
 pub(super) struct ConnectionSlot {
     limit: Arc<ConnectionLimit>,
@@ -83,19 +83,20 @@ fn network(address: IpAddr) -> IpAddr {
     }
 }
 
-/// The eviction rules, without sockets. A connection is evicted by dropping its `E`.
+/// The eviction rules, independent of sockets. A connection is evicted by dropping its value of
+/// type `E`.
 #[derive(Debug)]
 struct OpenConnections<E> {
     by_number: BTreeMap<u64, OpenConnection<E>>,
-    /// The number of the next connection or response.
+    /// The number that was last assigned to a connection or response.
     next: u64,
 }
 
 #[derive(Debug)]
 struct OpenConnection<E> {
     network: IpAddr,
-    /// When the connection was opened or last received a response, as a counter that is independent
-    /// of the clock.
+    /// When the connection was opened or was last sent a response, as the value of a counter, so
+    /// that the order does not depend on the system clock.
     since: u64,
     /// Total size of the responses that the client has not received yet.
     unread: usize,
@@ -136,12 +137,13 @@ impl<E> OpenConnections<E> {
             return;
         };
         connection.since = since;
-        // A client that pipelines requests has several unread responses.
+        // Add to the previous size, because a client that pipelines requests can have several
+        // unread responses.
         connection.unread = connection.unread.saturating_add(bytes);
         while self.unread_bytes() > UNREAD_BYTES_MAX {
             let others = self.by_number.iter().filter(|(other, _)| **other != number);
             let largest = largest_network(others.map(|(_, open)| (open, open.unread)));
-            // A single response may exceed the limit.
+            // If only this connection has unread responses, they may exceed the limit.
             let Some((network, _)) = largest.filter(|(_, bytes)| *bytes > 0) else {
                 return;
             };
@@ -170,7 +172,7 @@ impl<E> OpenConnections<E> {
         evicted.is_some()
     }
 
-    /// Evicts the oldest connection that matches.
+    /// Evicts the oldest connection for which `matches` returns true.
     fn evict_oldest(&mut self, matches: impl Fn(&OpenConnection<E>) -> bool) {
         let matching = self.by_number.iter().filter(|(_, open)| matches(open));
         let oldest = matching.min_by_key(|(_, open)| open.since);
@@ -185,8 +187,9 @@ impl<E> OpenConnections<E> {
     }
 }
 
-/// Returns the network whose connections have the largest sum of the given amounts, and that sum.
-/// If several networks have the same sum, returns the network with the oldest connection.
+/// Adds up the amounts for each network, and returns the network with the largest sum, together
+/// with the sum. If several networks have the same sum, returns the network with the oldest
+/// connection.
 fn largest_network<'c, E: 'c>(
     amounts: impl Iterator<Item = (&'c OpenConnection<E>, usize)>,
 ) -> Option<(IpAddr, usize)> {
@@ -210,7 +213,7 @@ mod tests {
         IpAddr::from([10, 0, 0, last])
     }
 
-    /// Opens the given number of connections from each address, in that order.
+    /// Opens, in order, the given number of connections from each address.
     fn open_connections(counts: &[(u8, usize)]) -> (OpenConnections<()>, Vec<u64>) {
         let mut open = OpenConnections::default();
         let repeat = |(last, count): &(u8, usize)| vec![*last; *count];
@@ -224,9 +227,9 @@ mod tests {
     }
 
     #[test]
-    fn evicts_the_oldest_connection_of_the_same_address() {
+    fn evicts_the_oldest_connection_from_the_same_address() {
         let (mut open, numbers) = open_connections(&[(1, CONNECTIONS_PER_ADDRESS_MAX)]);
-        // The first connection is the most recently active one.
+        // Make the first connection the most recently active one.
         open.add_response(numbers[0], 10);
         open.mark_responses_received(numbers[0]);
         let new = open.add(address(1), ());
@@ -236,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn keeps_connections_of_other_addresses_during_a_flood() {
+    fn keeps_connections_from_other_addresses_during_a_flood() {
         let (mut open, numbers) = open_connections(&[(1, 1), (2, 10 * CONNECTIONS_MAX)]);
         assert!(contains(&open, numbers[0]));
         // Connections from the addresses with the most connections are evicted first.
@@ -250,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn evicts_the_oldest_connection_if_all_addresses_have_the_same_number() {
+    fn evicts_the_oldest_connection_if_all_addresses_have_equally_many_connections() {
         let mut open = OpenConnections::default();
         let add = |open: &mut OpenConnections<()>, last| open.add(address(last), ());
         let count = u8::try_from(CONNECTIONS_MAX).expect("fewer than 256");
@@ -271,8 +274,8 @@ mod tests {
         assert!(contains(&open, numbers[0]), "a small response");
         assert!(contains(&open, numbers[10]), "the last response");
         assert!(!contains(&open, numbers[1]));
-        // A response that was received no longer counts. The responses for a single connection are
-        // not limited.
+        // A response no longer counts towards the limit after it has been received. If only one
+        // connection has unread responses, their size is not limited.
         let last = numbers[10];
         open.mark_responses_received(last);
         open.add_response(last, UNREAD_BYTES_MAX);
@@ -296,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn releases_the_slot_of_a_closed_connection() {
+    fn frees_the_connection_slot_when_a_connection_closes() {
         let limit = Arc::new(ConnectionLimit::default());
         let (slot, mut eviction) = limit.add(address(1));
         assert!(

@@ -1,4 +1,4 @@
-//! The host names that a request may use for this server.
+//! The host names with which a request may address this server.
 //!
 //! A browser sends the name in its address bar as the `Host` header. A malicious site can make its
 //! own name resolve to this server (DNS rebinding) and then read the responses, because the browser
@@ -9,11 +9,11 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use hyper::{HeaderMap, Uri, header};
 
-/// Suffixes of names that can't be registered: Kubernetes services (such as `svc` and
-/// `cluster.local`), private networks (for which ICANN reserves `internal`) and the local link (RFC
-/// 6762).
+/// Suffixes of names that can't be registered on the internet. They are used for Kubernetes
+/// services (`svc` and `cluster.local`), for private networks (`internal`, which ICANN has
+/// reserved) and on the local link (`local`, RFC 6762).
 const PRIVATE_SUFFIXES: [&str; 3] = [".svc", ".internal", ".local"];
-/// The value of `http_hosts` that accepts any name.
+/// The value of `http_hosts` for which every name is accepted.
 const ANY_HOST: &str = "*";
 
 /// The host names that are accepted.
@@ -27,15 +27,16 @@ pub(crate) struct Hosts {
 /// An error for text that isn't a host name.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "http_hosts: {0:?} is not a host name; expected a name without scheme and port, like walpost.example.com, or \"*\" for any name"
+    "http_hosts: {0:?} is not a host name; expected a name without a scheme or port, like walpost.example.com, or \"*\" \
+     for any name"
 )]
 pub(crate) struct HostError(String);
 
 impl Hosts {
-    /// Accepts `localhost`, addresses, and the names in `named`. `is_local` is whether the listener
-    /// is reachable only from this machine. Otherwise, names without a dot and names with a suffix
-    /// of private networks are accepted too: scrapers use such names for a service in a container,
-    /// and a site on the internet can't have such a name.
+    /// Accepts `localhost`, addresses, and the names in `named`. `is_local` is true if the listener
+    /// is reachable only from this machine. If it is false, names without a dot and names with a
+    /// private suffix are accepted too: scrapers use these names for a service in a container, and
+    /// a site on the internet can't have one.
     ///
     /// # Errors
     /// Returns an error if a name is invalid.
@@ -47,7 +48,7 @@ impl Hosts {
         })
     }
 
-    /// Checks the host that a request names.
+    /// Checks whether the host named in a request is accepted.
     ///
     /// # Errors
     /// Returns the name of the host if it is not accepted.
@@ -137,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn accepts_only_localhost_and_addresses_on_a_local_listener() {
+    fn local_listener_accepts_only_localhost_and_ip_addresses() {
         for host in [
             "localhost",
             "LOCALHOST:9464",
@@ -172,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn accepts_only_names_of_private_networks_on_other_listeners() {
+    fn public_listener_accepts_only_internal_host_names() {
         for host in [
             "walpost:9464",
             "a.shop.svc",

@@ -19,7 +19,7 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 pub(super) struct Stream {
     tcp: TcpStream,
     slot: Arc<ConnectionSlot>,
-    /// Set when a write blocks, and cleared when everything is written.
+    /// Set when a write blocks, and cleared when all data has been written.
     deadline: Option<Pin<Box<Sleep>>>,
 }
 
@@ -83,7 +83,7 @@ impl AsyncWrite for Stream {
         self.tcp.is_write_vectored()
     }
 
-    /// Called when everything is written.
+    /// Called when all data has been written.
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.deadline = None;
         self.slot.mark_responses_received();

@@ -12,7 +12,7 @@ struct Fixture {
     began: Instant,
     second: u64,
     watchdog: Watchdog,
-    /// The second, line type and kind of problem of each logged line.
+    /// The time in seconds, the type of line, and the kind of problem for each logged line.
     logged: Vec<(u64, &'static str, Kind)>,
     last_line: String,
 }
@@ -60,7 +60,7 @@ impl Fixture {
         (1_000_000_000 + self.second) * 1_000_000
     }
 
-    /// Advances the clock by `seconds`, with a database query each second.
+    /// Advances the clock by `seconds`, querying the database once per second.
     fn advance(&mut self, seconds: u64) {
         for _ in 0..seconds {
             let now = self.now_micros();
@@ -69,7 +69,7 @@ impl Fixture {
         }
     }
 
-    /// Advances the clock by one second, without a database query.
+    /// Advances the clock by one second without querying the database.
     fn advance_without_query(&mut self) {
         let facts = Facts {
             about: &self.about,
@@ -129,7 +129,7 @@ fn never_reports_an_idle_pipeline() {
 }
 
 #[test]
-fn logs_a_stalled_delivery_at_the_start_every_ten_minutes_and_at_the_end() {
+fn logs_the_start_and_end_of_a_stalled_delivery_and_a_reminder_every_ten_minutes() {
     let mut fixture = Fixture::new();
     fixture.totals.waits = true;
     fixture.totals.in_flight = 7;
@@ -189,7 +189,7 @@ fn reports_a_stall_after_five_minutes_if_wal_is_pending() {
         "{}",
         fixture.last_line
     );
-    // Rows arrive again, but no position is confirmed until the transaction ends.
+    // Delivery resumes, but no position is confirmed until the transaction ends.
     fixture.totals.delivered += 1;
     fixture.advance(1);
     assert_eq!(
@@ -201,7 +201,7 @@ fn reports_a_stall_after_five_minutes_if_wal_is_pending() {
 }
 
 #[test]
-fn omits_a_stall_if_a_more_specific_problem_is_reported() {
+fn does_not_report_a_stall_if_a_more_specific_problem_is_reported() {
     let mut fixture = Fixture::new();
     fixture.vitals.end = Lsn(2000 * MEBI);
     fixture.totals.waits = true;
@@ -213,7 +213,7 @@ fn omits_a_stall_if_a_more_specific_problem_is_reported() {
 }
 
 #[test]
-fn reports_an_unread_slot_after_a_minute_unless_standing_by() {
+fn reports_an_unread_slot_after_a_minute_unless_the_pipeline_is_standing_by() {
     for state in [State::Starting, State::Reconnecting, State::Halted] {
         let mut fixture = Fixture::new();
         fixture.advance(5);
@@ -253,7 +253,7 @@ fn reports_an_unread_slot_after_a_minute_unless_standing_by() {
 }
 
 #[test]
-fn does_not_log_a_stalled_session_as_resolved_on_stop() {
+fn stopping_does_not_log_a_stalled_session_as_resolved() {
     let mut fixture = Fixture::new();
     fixture.totals.since_last_iteration = Duration::from_secs(60);
     fixture.advance(3);
@@ -264,7 +264,7 @@ fn does_not_log_a_stalled_session_as_resolved_on_stop() {
 }
 
 #[test]
-fn reports_a_long_transaction_that_retains_much_wal() {
+fn reports_a_long_transaction_that_retains_a_large_amount_of_wal() {
     let mut fixture = Fixture::new();
     let began = fixture.now_micros() - 100 * 1_000_000;
     fixture.vitals.oldest_open = transaction(TransactionOwner::Session(4711), Some(began));
@@ -295,7 +295,7 @@ fn reports_a_long_transaction_that_retains_much_wal() {
 }
 
 #[test]
-fn measures_a_transaction_with_a_hidden_start_time_since_it_was_first_seen() {
+fn measures_transaction_age_from_first_observation_if_the_start_time_is_hidden() {
     let mut fixture = Fixture::new();
     fixture.slot().restart = Some(Lsn(0));
     fixture.vitals.oldest_open = transaction(TransactionOwner::Session(1), None);
@@ -358,7 +358,7 @@ fn ignores_outdated_query_results() {
 }
 
 #[test]
-fn logs_each_change_of_a_slot_problem_and_its_end_only_when_healthy() {
+fn logs_a_slot_problem_as_resolved_only_when_the_slot_is_healthy() {
     let mut fixture = Fixture::new();
     fixture.vitals.end = Lsn(1010 * MEBI);
     fixture.slot().safe_wal_bytes = Some(1 << 20);

@@ -10,8 +10,8 @@ fn sized(bytes: &[u8]) -> Vec<u8> {
     [&len.to_be_bytes()[..], bytes].concat()
 }
 
-/// Returns the bytes that `walpost.publish` writes. A test in `tests/integration/messages/`
-/// compares these bytes with those of the function.
+/// Returns the bytes that `walpost.publish` writes. A test in `tests/integration/messages/` checks
+/// that the function really writes these bytes.
 fn envelope(headers: Option<&str>, payload: Option<&[u8]>) -> Vec<u8> {
     let null = (-1i32).to_be_bytes().to_vec();
     let mut out = vec![VERSION];
@@ -52,7 +52,7 @@ fn decodes_all_fields_of_an_envelope() {
 }
 
 #[test]
-fn creates_rows_in_the_text_format_of_postgresql() {
+fn creates_rows_in_postgresql_text_format() {
     let mut settings = OutboxSettings::default();
     settings.headers.push((
         "all".to_owned(),

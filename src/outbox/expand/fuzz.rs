@@ -8,8 +8,7 @@ use super::{Expander, Keep, WORK_EMPTY, WORK_PER_BYTE};
 /// Expands a payload. The first byte of `data` contains the settings, and the rest is the payload.
 ///
 /// # Panics
-/// Panics if the output is not valid JSON, does not match its schema, or exceeds the promised
-/// length.
+/// Panics if the output is not valid JSON, does not match its schema, or is longer than the limit.
 pub fn expand(data: &[u8]) {
     let Some((settings, text)) = data.split_first() else {
         return;
@@ -56,7 +55,7 @@ fn read(json: &[u8]) -> Result<Value, ()> {
     })
 }
 
-/// Checks that the value matches the schema, in the format of Connect's JsonConverter.
+/// Checks that the value matches the schema. Both are in the format of Connect's JsonConverter.
 fn check_schema(value: &Value, schema: &Value) {
     let kind = schema["type"].as_str().expect("a type");
     match (kind, value) {

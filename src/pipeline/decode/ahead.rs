@@ -14,9 +14,9 @@ use crate::postgres::wire::frame::Frame;
 use crate::postgres::wire::pgoutput::Message;
 
 impl Core {
-    /// Returns the topics of the events in the bodies of these `CopyData` messages, which come next
-    /// in the stream, in order. Stops at the first message whose meaning is uncertain, and returns
-    /// no topics if the next events may already have been delivered.
+    /// Returns the topics of the events in `bodies`, in order. `bodies` are the next `CopyData`
+    /// messages of the stream. Stops at the first message that can't be interpreted yet, and
+    /// returns no topics if the next events may already have been delivered.
     pub(in crate::pipeline) fn topics_ahead<'b>(
         &self,
         bodies: impl Iterator<Item = &'b [u8]>,
@@ -55,7 +55,8 @@ impl Core {
                         topics.add_topic(mapping, &envelope.row(mapping, &mut texts));
                     }
                 }
-                // The rows after this message may have different columns.
+                // The rows after this message may have different columns, so they can't be mapped
+                // yet.
                 Meaning::Relation(_) => break,
                 _ => {}
             }
@@ -63,7 +64,7 @@ impl Core {
         topics.ahead
     }
 
-    /// Like [`Core::topics_ahead`], for lines of the snapshot's `COPY`.
+    /// Like [`Core::topics_ahead`], but for lines of the snapshot's `COPY` output.
     pub(in crate::pipeline) fn snapshot_topics_ahead<'l>(
         &self,
         lines: impl Iterator<Item = &'l [u8]>,
@@ -103,7 +104,8 @@ struct TopicsAhead {
 
 impl TopicsAhead {
     fn add_topic(&mut self, mapping: &Mapping, row: &Row<'_>) {
-        // The position affects only a header of the record.
+        // An empty position is enough here: it only ends up in a header, and doesn't affect the
+        // topic.
         if let Ok(record) = self.router.route(mapping, row, b"")
             && !self.seen.contains(record.topic)
         {

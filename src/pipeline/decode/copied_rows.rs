@@ -1,12 +1,13 @@
-//! Events that are rows of a snapshot: rows that the table contained before the stream starts.
+//! Events that are read from a snapshot: rows that the table already contains when the stream
+//! starts.
 //!
 //! The snapshot contains the rows of transactions whose commit record precedes its consistent
 //! point, and the stream contains the rows of all later transactions. All code downstream of the
-//! core treats the snapshot as an additional transaction, which precedes the stream. This
-//! transaction ends at the consistent point, and its commit record is assumed to be one byte before
-//! the consistent point. No real record has that LSN, because WAL records start at multiples of
-//! eight. Therefore the positions of copied rows precede all positions of the stream, and the
-//! consistent point is confirmed only when all records of the snapshot are durable.
+//! core treats the snapshot as an additional transaction before the stream. This transaction ends
+//! at the consistent point, and its commit record is assumed to be one byte earlier. No real record
+//! has that LSN, because WAL records start at multiples of eight. As a result, the positions of
+//! copied rows sort before all positions of the stream, and the consistent point is confirmed only
+//! when all records of the snapshot are durable.
 
 use crate::delivery::chunks::{Chunk, CopyProgress, KeyError, KeyType};
 use crate::model::lsn::{Lsn, Position};
@@ -14,22 +15,24 @@ use crate::outbox::columns::{COLUMNS_MAX, Mapping, Row};
 use crate::pipeline::decode::error::LineError;
 use crate::postgres::wire::copy_text::Lines;
 
-/// The snapshot to copy, and the columns of its rows.
+/// A snapshot to copy, and the columns of its rows.
 pub struct CopyFrom {
-    /// The snapshot contains the transactions whose commit record precedes this LSN.
+    /// The consistent point: the snapshot contains the transactions whose commit record precedes
+    /// this LSN.
     pub snapshot_lsn: Lsn,
-    /// The mapping of the rows.
+    /// How the rows' columns are mapped to events.
     pub mapping: Mapping,
-    /// The columns of the key. In each line, they follow the columns of the mapping.
+    /// The columns of the key by which the copy is ordered. In each line, they follow the columns
+    /// of the mapping.
     pub key: Vec<(String, KeyType)>,
-    /// The progress of the copy with earlier snapshots.
+    /// Progress of the interrupted copy that this snapshot resumes; `None` for a new copy.
     pub before: Option<CopyProgress>,
 }
 
-/// The rows of one copy.
+/// The rows of one snapshot.
 pub(crate) struct SnapshotRows {
     from: CopyFrom,
-    /// The slot of each column, in the order in which the columns are copied.
+    /// The index in [`Row`] of each column, in the order in which the columns are copied.
     slots: Vec<usize>,
     lines: Lines,
     /// Number of rows that the sink has accepted.
@@ -66,7 +69,7 @@ impl SnapshotRows {
         }
     }
 
-    /// Returns the row in a line of `COPY`, and its mapping.
+    /// Parses a line of `COPY` output. Returns the row and its mapping.
     pub(crate) fn row<'l>(
         &'l mut self,
         line: &'l [u8],
@@ -74,7 +77,7 @@ impl SnapshotRows {
         read(&self.from, &self.slots, line, &mut self.lines)
     }
 
-    /// Like [`SnapshotRows::row`], but stores the values in `lines`.
+    /// Like [`SnapshotRows::row`], but stores the values in `lines` instead of in `self`.
     pub(crate) fn read<'l>(
         &'l self,
         line: &'l [u8],
@@ -83,8 +86,8 @@ impl SnapshotRows {
         read(&self.from, &self.slots, line, lines)
     }
 
-    /// Records that the sink has accepted the row in this line, which must be the last line that
-    /// was read.
+    /// Records that the sink has accepted the row in `line`, which must be the most recently read
+    /// line.
     pub(crate) fn mark_accepted(&mut self, line: &[u8]) {
         self.rows += 1;
         if self.last.is_empty() {
@@ -107,7 +110,7 @@ impl SnapshotRows {
         Some(self.progress_upto(Some(self.last.iter().map(text).collect())))
     }
 
-    /// Returns the progress of the copy when all rows have been copied.
+    /// Returns the progress to record once all rows have been copied.
     pub(crate) fn completed(&self) -> CopyProgress {
         self.progress_upto(None)
     }

@@ -1,5 +1,5 @@
-//! Handling of events that can't be delivered: each one is replaced by a dead letter, or halts the
-//! pipeline.
+//! Handles events that can't be delivered: depending on the settings, an event is replaced by a
+//! dead letter, or halts the pipeline.
 
 use std::time::Instant;
 
@@ -19,10 +19,12 @@ use crate::outbox::envelope::EnvelopeError;
 use crate::pipeline::settings::{DeadLetterSettings, Undeliverable};
 use crate::sink::{Sink, SinkError};
 
-/// Maximum length of a reason, in bytes. A reason can quote a column's value, which can be long.
+/// Maximum length of a [`Failure`]'s reason, in bytes. Needed because a reason can quote a column's
+/// value, which can be long.
 const REASON_BYTES_MAX: usize = 1000;
 
-/// The kind of failure.
+/// Why an event can't be delivered. Each kind has its own setting, except `BadTimestamp`, which
+/// shares that of `Unroutable`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Oversize,
@@ -33,15 +35,15 @@ enum Kind {
     Malformed,
 }
 
-/// The reason why an event can't be delivered.
+/// Describes why one event can't be delivered.
 pub(super) struct Failure {
     kind: Kind,
     reason: String,
 }
 
 impl Failure {
-    /// Returns the failure if the sink rejected a record because of its contents, or `None` if the
-    /// error has a different cause.
+    /// Creates a failure if the sink rejected a record because of its contents or its topic.
+    /// Returns `None` if the error has a different cause.
     fn from_sink_error(error: &SinkError) -> Option<Self> {
         let kind = match error {
             SinkError::TooLarge { .. }
@@ -66,7 +68,7 @@ impl Failure {
         })
     }
 
-    /// Returns the failure for a message that is not an event.
+    /// Creates a failure for a message that is not a valid event.
     pub(super) fn malformed(error: &EnvelopeError) -> Self {
         Self {
             kind: Kind::Malformed,
@@ -74,8 +76,8 @@ impl Failure {
         }
     }
 
-    /// Returns the failure if an event was not delivered because of its contents, or `None` if the
-    /// error has a different cause.
+    /// Creates a failure if an event was not delivered because of its contents or its topic.
+    /// Returns `None` if the error has a different cause.
     pub(super) fn from_undelivered(error: &Undelivered) -> Option<Self> {
         match error {
             Undelivered::Route(error) => Some(Self {
@@ -87,7 +89,7 @@ impl Failure {
         }
     }
 
-    /// Returns the reason, truncated if necessary.
+    /// Returns the reason, truncated to [`REASON_BYTES_MAX`].
     fn reason(&self) -> &str {
         let text = &self.reason;
         let mut ends = (0..=text.len().min(REASON_BYTES_MAX)).rev();
@@ -100,7 +102,7 @@ impl Failure {
 pub(crate) struct DeadLetters {
     settings: DeadLetterSettings,
     pipeline: String,
-    /// The prefix of the outbox's messages; empty if the outbox is a table.
+    /// The prefix of the outbox's logical decoding messages; empty if the outbox is a table.
     prefix: String,
     writer: Writer,
     messages: Outage,
@@ -108,9 +110,9 @@ pub(crate) struct DeadLetters {
 }
 
 impl DeadLetters {
-    /// Creates an instance for `pipeline`, or returns `None` if its settings do not enable dead
-    /// letters. `prefix` is the prefix of the outbox's messages; it is not used for rows, because
-    /// their mapping contains the name of the table.
+    /// Creates an instance for `pipeline`, or returns `None` if `settings` do not enable dead
+    /// letters. `prefix` is the prefix of the outbox's logical decoding messages. For rows, the
+    /// dead letter contains the table's name instead, which is taken from the row's mapping.
     pub(crate) fn new(pipeline: &str, prefix: &str, settings: &DeadLetterSettings) -> Option<Self> {
         settings.is_enabled().then(|| Self {
             settings: settings.clone(),
@@ -140,7 +142,8 @@ impl DeadLetters {
         reaction == Undeliverable::DeadLetter
     }
 
-    /// Delivers a dead letter with the header `mark` and the available parts of the event.
+    /// Delivers a dead letter that has the header `mark` and contains the parts of the event that
+    /// are available.
     pub(super) fn deliver(
         &mut self,
         failure: &Failure,
@@ -167,8 +170,8 @@ impl DeadLetters {
         Ok(step)
     }
 
-    /// Passes a dead letter with the header `mark` to the sink. The inner error means that the sink
-    /// rejected the dead letter.
+    /// Passes a dead letter with the header `mark` to the sink. The inner result is an error if the
+    /// sink rejected the dead letter.
     fn send(
         &mut self,
         failure: &Failure,
@@ -237,7 +240,7 @@ impl DeadLetters {
     }
 }
 
-/// Returns a description of the event.
+/// Describes the event, for log messages.
 fn describe(content: EventContent<'_>) -> String {
     match content {
         EventContent::Row(mapping, row) => mapping.describe(row),
@@ -245,7 +248,7 @@ fn describe(content: EventContent<'_>) -> String {
     }
 }
 
-/// Returns whether the sink rejected the record, but may accept a smaller one.
+/// Returns whether the sink rejected the record but might accept a smaller one.
 fn is_refused(sent: &Result<Step, SinkError>) -> bool {
     matches!(
         sent,
@@ -254,8 +257,8 @@ fn is_refused(sent: &Result<Step, SinkError>) -> bool {
 }
 
 impl Kind {
-    /// Returns how much of the event its dead letter contains, and the smaller extents to try if
-    /// the sink rejects the dead letter.
+    /// Returns how much of the event to include in its dead letter. Also returns the smaller
+    /// amounts to try, in this order, if the sink rejects the dead letter.
     fn extents(self, oversize: Undeliverable) -> (Extent, &'static [Extent]) {
         const SMALLER: [Extent; 4] = [
             Extent::Cut,
@@ -264,13 +267,16 @@ impl Kind {
             Extent::Reference,
         ];
         match (self, oversize) {
-            // With more headers, the record would be too large again.
+            // The event was too large already, and a dead letter has additional headers, so omit
+            // the payload from the start.
             (Self::Oversize, _) => (Extent::NoPayload, &SMALLER[2..]),
-            // Without on_oversize = "dead-letter", the payload must not be omitted.
+            // Omitting the payload is allowed only if on_oversize = "dead-letter".
             (Self::Unroutable, Undeliverable::Halt) => (Extent::Whole, &SMALLER[..1]),
             (Self::BadTimestamp, Undeliverable::Halt) => (SMALLER[0], &[]),
             (Self::BadTimestamp, Undeliverable::DeadLetter) => (SMALLER[0], &SMALLER[1..]),
-            // A message that is not an event must not halt the pipeline because of its size either.
+            // If the settings send malformed messages to the dead-letter topic, even a huge one
+            // must not halt the pipeline, so include less and less of the message, down to a mere
+            // reference.
             (Self::Unroutable, Undeliverable::DeadLetter) | (Self::Malformed, _) => {
                 (Extent::Whole, &SMALLER)
             }

@@ -1,4 +1,5 @@
-//! Converts a mapped row to a record, or to a dead letter in its place, and passes it to the sink.
+//! Converts a mapped row to a record and passes it to the sink. If that fails, sends a dead letter
+//! instead.
 
 use super::Step;
 use super::dead_letters::{DeadLetters, Failure};
@@ -14,22 +15,23 @@ use crate::pipeline::decode::error::CoreError;
 use crate::pipeline::exactly_once::duplicate_filter::DuplicateFilter;
 use crate::sink::Sink;
 
-/// Converts rows to records. The rows come from the stream, a snapshot or a replay.
+/// Converts rows from the stream, a snapshot or a replay to records.
 pub struct Delivery {
     router: Router,
-    /// With exactly-once delivery: determines which events are omitted because Kafka already
+    /// With exactly-once delivery: identifies the events that are skipped because Kafka already
     /// contains them, and tracks the last processed event.
     pub(super) duplicate_filter: Option<DuplicateFilter>,
-    /// Creates dead letters; `None` if every event that can't be delivered results in an error.
+    /// Creates dead letters; `None` if they are disabled, so that every undeliverable event is an
+    /// error.
     pub(crate) dead_letters: Option<DeadLetters>,
-    /// Whether text values may contain invalid UTF-8.
+    /// Whether text values may be invalid UTF-8 and must therefore be checked.
     pub(crate) checks_texts: bool,
-    /// Tracks deliveries, and determines the LSN that may be confirmed.
+    /// Tracks deliveries and computes the LSN that may be confirmed.
     pub watermark: Watermark,
 }
 
 impl Delivery {
-    /// Creates an instance whose records are counted in `watermark`.
+    /// Creates an instance that tracks its records in `watermark`.
     pub(crate) fn new(watermark: Watermark) -> Self {
         Self {
             router: Router::default(),
@@ -40,8 +42,8 @@ impl Delivery {
         }
     }
 
-    /// Passes an event of the stream, or a dead letter in its place, to the sink, unless the
-    /// duplicate filter finds that Kafka already contains the event.
+    /// Passes an event of the stream (or its dead letter) to the sink, unless the duplicate filter
+    /// finds that Kafka already contains it.
     #[inline]
     pub(super) fn event(
         &mut self,
@@ -63,7 +65,7 @@ impl Delivery {
         Ok(step)
     }
 
-    /// Passes the row at this position, or a dead letter in its place, to the sink.
+    /// Passes the row at position `at` (or its dead letter) to the sink.
     #[inline]
     pub(super) fn row(
         &mut self,
@@ -76,8 +78,8 @@ impl Delivery {
             .map_err(|error| error.into_core_error(at, || mapping.describe(row)))
     }
 
-    /// Processes a message of the stream that is not a valid event. Sends a dead letter, or returns
-    /// an error if the settings do not allow a dead letter.
+    /// Handles a message of the stream that is not a valid event: sends a dead letter if the
+    /// settings allow one, and returns an error otherwise.
     pub(super) fn malformed(
         &mut self,
         at: Position,
@@ -110,7 +112,8 @@ impl Delivery {
         Ok(step)
     }
 
-    /// Passes a record of the row with this header, or a dead letter in its place, to the sink.
+    /// Converts the row to a record with the header `mark`, and passes it (or its dead letter) to
+    /// the sink.
     #[inline]
     pub(crate) fn hand_over(
         &mut self,
@@ -125,7 +128,8 @@ impl Delivery {
         }
     }
 
-    /// Creates a record of the row and passes it to the sink.
+    /// Converts the row to a record and passes it to the sink. If that fails, does not send a dead
+    /// letter.
     #[inline]
     fn record(
         &mut self,

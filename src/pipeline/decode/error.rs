@@ -1,4 +1,4 @@
-//! Errors that a frame or a copied row can cause.
+//! Errors that can occur while a frame or a copied row is processed.
 
 use crate::delivery::checkpoint::HistoryError;
 use crate::delivery::chunks::KeyError;
@@ -16,10 +16,10 @@ use crate::postgres::wire::copy_text::TextError;
 use crate::postgres::wire::pgoutput::DecodeError;
 use crate::sink::SinkError;
 
-/// Why [`Core`](super::Core) can't process its input.
+/// An error that prevents [`Core`](super::Core) from processing its input.
 #[derive(Debug, thiserror::Error)]
 pub enum CoreError {
-    /// A message of the output plugin can't be decoded.
+    /// A message from the output plugin can't be decoded.
     #[error("{error}, at {at}")]
     Decode {
         /// Position of the message.
@@ -30,16 +30,16 @@ pub enum CoreError {
     /// The stream violates the protocol.
     #[error("replication protocol violation: {0}")]
     Order(#[from] OrderError),
-    /// The table lacks the columns that the settings require.
+    /// The table's columns don't match the settings.
     #[error("{error}{hint}", hint = columns_hint(error, at))]
     Mapping {
-        /// Position of the first row for which the table has these columns.
+        /// Position of the first row with these columns.
         at: String,
         error: Box<MappingError>,
     },
     #[error(transparent)]
     History(HistoryConflict),
-    /// The publication contains rows of another table.
+    /// The publication sent a row of a table that is not the outbox.
     #[error(
         "the publication sent a row of table {found} at {at}, but the outbox is {expected}. Change the publication so that it \
          contains only {expected}, with publish_via_partition_root = true if the table is partitioned. The change does not apply \
@@ -48,12 +48,13 @@ pub enum CoreError {
     ForeignTable {
         /// Position of the row.
         at: Position,
-        /// The table of the row.
+        /// The row's table.
         found: String,
         /// The configured outbox.
         expected: Box<Outbox>,
     },
-    /// The publication contains a table, but the outbox uses messages.
+    /// The publication sent a change to a table, although the outbox consists of logical decoding
+    /// messages.
     #[error(
         "the publication sent a change to table {found} at {at}, but the outbox uses logical decoding messages. Remove the tables \
          from the publication: ALTER PUBLICATION ... DROP TABLE ONLY {found}"
@@ -61,14 +62,14 @@ pub enum CoreError {
     UnexpectedRow {
         /// Position of the row.
         at: Position,
-        /// The table of the row.
+        /// The row's table.
         found: String,
     },
-    /// A message with the outbox's prefix is not an event.
+    /// A message with the outbox's prefix is not a valid event.
     #[error(
-        "the message with prefix {prefix:?} at {at} is not a valid event: {error}. Write events with walpost.publish, and use \
-         a different prefix for all other messages. To send such messages to the topic for dead letters, set on_malformed = \
-         \"dead-letter\""
+        "the message with prefix {prefix:?} at {at} is not a valid event: {error}. Write events with walpost.publish, \
+         and use a different prefix for all other messages. To send such messages to the dead-letter topic, set \
+         on_malformed = \"dead-letter\""
     )]
     Envelope {
         /// Position of the message.
@@ -77,7 +78,7 @@ pub enum CoreError {
         /// Why the message is not an event.
         error: EnvelopeError,
     },
-    /// A row is larger than the configuration allows.
+    /// A row is larger than `max_row_bytes`.
     #[error(
         "the row at {at} arrived in a message of {bytes} bytes, but max_row_bytes allows {max}. Raise max_row_bytes, and \
          message.max.bytes in [kafka] accordingly. To reject such events when they are written, see sql/outbox.sql and \
@@ -86,9 +87,9 @@ pub enum CoreError {
     RowTooLarge {
         /// Position of the row.
         at: String,
-        /// Size of the message.
+        /// Size of the message that contains the row.
         bytes: usize,
-        /// `max_row_bytes`
+        /// The value of `max_row_bytes`.
         max: usize,
     },
     /// PostgreSQL can't send a row.
@@ -101,14 +102,14 @@ pub enum CoreError {
     Unsendable {
         /// Position of the row.
         at: Position,
-        /// The table of the row, if it could be determined.
+        /// The row's table, if it could be determined.
         table: Option<String>,
         /// Why PostgreSQL can't send the row.
         cause: UnsendableCause,
         /// The server's error.
         error: String,
     },
-    /// A row of a table that the stream has not described.
+    /// A row belongs to a relation that the stream has not described.
     #[error("the row at {at} belongs to unknown relation {oid}")]
     UnknownRelation {
         /// Position of the row.
@@ -116,7 +117,7 @@ pub enum CoreError {
         /// OID of the row's table.
         oid: u32,
     },
-    /// The server has described more tables than Walpost supports for one connection.
+    /// The server has described more tables than Walpost keeps track of per connection.
     #[error(
         "the server has described {max} outbox tables since Walpost connected, and describes another one at {at}; a new connection \
          is required"
@@ -127,7 +128,7 @@ pub enum CoreError {
         /// Maximum number of tables.
         max: usize,
     },
-    /// A row that violates the protocol.
+    /// A row's contents violate the replication protocol.
     #[error("{table}: the stream contains {found} at {at}")]
     BadTuple {
         /// Position of the row.
@@ -136,7 +137,7 @@ pub enum CoreError {
         /// Describes the violation.
         found: &'static str,
     },
-    /// A row can't be copied, or Walpost can't determine whether the row was copied.
+    /// A row can't be copied, or Walpost can't tell whether it was copied before.
     #[error("{table}: can't copy the row at {at}, or determine whether it was copied: {error}")]
     BadLine {
         /// Position of the row.
@@ -145,9 +146,9 @@ pub enum CoreError {
         /// Why the row can't be read or compared.
         error: LineError,
     },
-    /// A row that can't be converted to a record.
+    /// A row can't be converted to a record.
     #[error(
-        "{row} at {at} can't be converted to a record: {error}. To send such events to the topic for dead letters, set \
+        "{row} at {at} can't be converted to a record: {error}. To send such events to the dead-letter topic, set \
          on_unroutable = \"dead-letter\""
     )]
     Route {
@@ -158,7 +159,7 @@ pub enum CoreError {
         /// The routing error.
         error: RouteError,
     },
-    /// A record that the sink does not accept.
+    /// The sink does not accept a row's record.
     #[error("{row} at {at}: {error}{hint}", hint = dead_letter_hint(error))]
     Produce {
         /// Position of the row.
@@ -168,7 +169,7 @@ pub enum CoreError {
         /// The sink's error.
         error: Box<SinkError>,
     },
-    /// A dead letter that the sink does not accept.
+    /// The sink does not accept a dead letter.
     #[error(
         "the dead letter for {row} at {at} can't be delivered either: {error}. Reason for the dead letter: {reason}"
     )]
@@ -179,14 +180,14 @@ pub enum CoreError {
         row: String,
         /// The sink's error.
         error: Box<SinkError>,
-        /// Why the row can't be converted to a record.
+        /// Why the row could not be delivered as a normal record.
         reason: String,
     },
 }
 
 impl CoreError {
-    /// Returns the position to pass to `walpost skip` in order to omit the transaction, or `None`
-    /// if omitting the transaction does not resolve the error.
+    /// Returns the position to pass to `walpost skip` in order to skip the transaction, or `None`
+    /// if skipping it would not resolve the error.
     pub(crate) fn skip_to(&self) -> Option<String> {
         match self {
             Self::Mapping { at, .. } | Self::RowTooLarge { at, .. } => Some(at.clone()),
@@ -212,8 +213,8 @@ impl CoreError {
         }
     }
 
-    /// Returns an error about the row at `position` if the server can't send this row, according to
-    /// `error`. Returns `None` if the error has another cause, or outside a transaction.
+    /// If `error` means that the server can't send the row at `position`, returns an error about
+    /// that row. Returns `None` if `error` has another cause or no transaction is being received.
     pub(crate) fn unsendable(error: &ConnectionError, position: Option<Position>) -> Option<Self> {
         Some(Self::Unsendable {
             at: position?,
@@ -223,7 +224,8 @@ impl CoreError {
         })
     }
 
-    /// Returns a function that converts a mapping error for a row at this position.
+    /// Returns a function that converts a [`MappingError`] for the row at position `at`, for use
+    /// with `map_err`.
     pub(crate) fn mapping(at: impl ToString) -> impl FnOnce(MappingError) -> Self {
         let at = at.to_string();
         |error| Self::Mapping {
@@ -233,11 +235,11 @@ impl CoreError {
     }
 }
 
-/// Returns a hint that altering the table does not affect the row that `error` concerns, because
-/// the columns of a row in the WAL do not change.
+/// Returns a hint that altering the table won't resolve `error`, because a row that is already in
+/// the WAL keeps the columns it was written with.
 fn columns_hint(error: &MappingError, at: &str) -> String {
     match error {
-        // The message already contains the explanation.
+        // The message of `Renamed` contains its own instructions.
         MappingError::Renamed { .. } => String::new(),
         _ => format!(
             ". The rows at {at} have the columns that the table and the publication had when the rows were written; later changes \
@@ -249,7 +251,7 @@ fn columns_hint(error: &MappingError, at: &str) -> String {
 fn describe_unsendable(cause: UnsendableCause) -> &'static str {
     match cause {
         UnsendableCause::Encoding => "one of its values has no equivalent in UTF-8",
-        UnsendableCause::Size => "its values have more than 1 GB of text",
+        UnsendableCause::Size => "its values contain more than 1 GB of text",
     }
 }
 
@@ -265,8 +267,8 @@ fn prevention(cause: UnsendableCause) -> &'static str {
     }
 }
 
-/// Returns a hint about the setting that replaces an event with a dead letter if the sink rejects
-/// its record. Empty if the error has a different cause.
+/// Returns a hint that names the setting for sending events with this error to the dead-letter
+/// topic. Empty if no setting applies to `error`.
 fn dead_letter_hint(error: &SinkError) -> String {
     let setting = match error {
         SinkError::TooLarge { .. }
@@ -274,10 +276,11 @@ fn dead_letter_hint(error: &SinkError) -> String {
             cause: RefusalCause::Size,
             ..
         } => {
-            "To send such events of a table to the topic for dead letters without their payload, set on_oversize = \"dead-letter\""
+            "To send such events to the dead-letter topic without their payload (only if the outbox is a table), set \
+             on_oversize = \"dead-letter\""
         }
         SinkError::RecordRejected { .. } | SinkError::NoPartition { .. } => {
-            "To send such events to the topic for dead letters, set on_unroutable = \"dead-letter\""
+            "To send such events to the dead-letter topic, set on_unroutable = \"dead-letter\""
         }
         _ => return String::new(),
     };
@@ -290,13 +293,13 @@ impl From<HistoryError> for CoreError {
     }
 }
 
-/// A line of `COPY` that can't be processed.
+/// Why a line of `COPY` output can't be processed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LineError {
-    /// The line does not have the format of COPY.
+    /// The line is not in `COPY` text format.
     #[error(transparent)]
     Text(#[from] TextError),
-    /// The line's key is invalid, so a copy could not be resumed after this line.
+    /// The key in the line is invalid, so a later copy could not resume after this line.
     #[error(transparent)]
     Key(#[from] KeyError),
 }
@@ -312,8 +315,8 @@ mod tests {
         index: 7,
     };
 
-    /// Returns whether the error concerns a row, so that `walpost skip` applies. Each new variant
-    /// must be added here.
+    /// Returns whether `walpost skip` can resolve the error because it concerns a single row. Every
+    /// new variant must be added here.
     fn is_about_a_row(error: &CoreError) -> bool {
         match error {
             CoreError::Order(_) | CoreError::History(_) => false,

@@ -1,4 +1,5 @@
-//! Fuzzing of the core with streams of frames and with deliveries in any order.
+//! Fuzzes the core with arbitrary streams of frames, and with deliveries that complete in any
+//! order.
 
 use std::sync::Arc;
 
@@ -16,9 +17,9 @@ const WINDOW: Window = Window {
     bytes: 8192,
 };
 
-/// Processes the bytes as a stream. The first byte selects the kind of outbox, the delivery
-/// guarantee and whether dead letters are enabled. The remaining bytes are steps, each of which
-/// starts with a letter.
+/// Interprets `data` as a stream. The first byte selects the kind of outbox, the delivery
+/// guarantee, and whether dead letters are enabled. The remaining bytes are a sequence of steps,
+/// each of which starts with a letter.
 ///
 /// | Letter | Step |
 /// |---|---|
@@ -43,16 +44,16 @@ pub fn core(data: &[u8]) {
     stream.deliver_all();
 }
 
-/// A sink that checks and counts records.
+/// A sink that checks the order and positions of its records.
 #[derive(Default)]
 struct Counter {
-    /// The result for the next record, if the record is not accepted.
+    /// The result to return for the next record instead of accepting it.
     next_result: Option<Produced>,
-    /// The tag and the position of each record that has not been delivered. Records of earlier
-    /// connections have no position.
+    /// The tag and position of each undelivered record. The position is `None` if the record was
+    /// produced before the last reconnect.
     pending: Vec<(Tag, Option<Position>)>,
     last: Option<Position>,
-    /// Number of messages in the transaction that have an index.
+    /// Number of messages in the current transaction that have been assigned an index.
     counted: u64,
 }
 
@@ -131,7 +132,7 @@ impl Stream {
         }
     }
 
-    /// Performs one step. Returns `None` when the stream has ended, with or without an error.
+    /// Performs one step. Returns `None` once the stream has ended, normally or with an error.
     fn step(&mut self, rest: &mut &[u8]) -> Option<()> {
         let (&letter, after) = rest.split_first()?;
         *rest = after;
@@ -179,7 +180,7 @@ impl Stream {
         Some(())
     }
 
-    /// Passes a message to the core, repeatedly until there is space for it.
+    /// Passes a message to the core, and retries until there is space for it.
     fn message(&mut self, data: &[u8]) -> Option<()> {
         let frame = Frame::XLogData {
             start: Lsn::ZERO,
@@ -210,7 +211,7 @@ impl Stream {
         }
     }
 
-    /// Counts a message that was processed.
+    /// Updates `counted` for a message that was processed.
     fn count_message(&mut self, data: &[u8]) -> Option<()> {
         let uses_messages = matches!(self.core.source, Source::Messages(_));
         match Message::decode(data).expect("a valid message") {
@@ -226,7 +227,7 @@ impl Stream {
         Some(())
     }
 
-    /// Checks the conditions that always apply.
+    /// Checks the conditions that must hold after every step.
     fn check_invariants(&mut self) {
         let confirmed = self.core.delivery.watermark.confirmed().lsn();
         assert!(
@@ -234,8 +235,8 @@ impl Stream {
             "the confirmed LSN has decreased"
         );
         assert!(confirmed <= self.core.delivery.watermark.received());
-        // A transaction ends after its commit record, and the next transaction starts after the end
-        // of this one.
+        // `confirmed` may equal `first`: a confirmed LSN is the end of a transaction, and the next
+        // transaction's commit record can start exactly there.
         let pending = self
             .sink
             .pending
@@ -244,7 +245,7 @@ impl Stream {
         let first = pending.map(|position| position.commit).min();
         assert!(
             first.is_none_or(|first| confirmed <= first),
-            "{confirmed} is above the undelivered {first:?}"
+            "confirmed up to {confirmed}, but {first:?} has not been delivered"
         );
         let in_flight = self.core.delivery.watermark.in_flight();
         assert_eq!(in_flight.records, self.sink.pending.len() as u64);
@@ -253,7 +254,7 @@ impl Stream {
         self.confirmed = confirmed;
     }
 
-    /// Delivers all records, and checks that the received LSN is then confirmed.
+    /// Delivers all pending records, and checks that everything received may then be confirmed.
     fn deliver_all(&mut self) {
         self.step(&mut &b"a"[..]);
         self.check_invariants();

@@ -1,4 +1,4 @@
-//! Passes the record of an event or a dead letter to the sink, and counts it in the window.
+//! Passes the record of an event or a dead letter to the sink, and counts it against the window.
 
 use super::Step;
 use crate::delivery::watermark::{OrderError, Watermark};
@@ -8,13 +8,13 @@ use crate::outbox::route::RouteError;
 use crate::pipeline::decode::error::CoreError;
 use crate::sink::{Produced, Sink, SinkError};
 
-/// How much of the window each record uses in addition to its key, value and headers, in bytes:
-/// the memory that librdkafka allocates for a message, and the overhead of the allocator.
+/// Bytes of the window that each record uses in addition to its key, value and headers. Accounts
+/// for the memory that librdkafka allocates per message, and for allocator overhead.
 const RECORD_OVERHEAD: usize = 384;
-/// How much of the window each header uses in addition to its name and value, in bytes.
+/// Bytes of the window that each header uses in addition to its name and value.
 const HEADER_OVERHEAD: usize = 64;
 
-/// A header that identifies the event of a record.
+/// The name and value of the header that identifies a record's event.
 pub(crate) type Mark<'m> = (&'static str, &'m [u8]);
 
 /// Why neither a record nor a dead letter was passed to the sink.
@@ -24,9 +24,9 @@ pub(crate) enum Undelivered {
     Route(RouteError),
     /// The sink rejected the record.
     Produce(SinkError),
-    /// The sink rejected the dead letter. `reason` is why the original row was dead-lettered.
+    /// The sink rejected the dead letter. `reason` explains why the original row was dead-lettered.
     DeadLetter { error: SinkError, reason: String },
-    /// The record occurs at an invalid point of the stream.
+    /// The row is in an invalid place in the stream, such as outside a transaction.
     Order(OrderError),
 }
 
@@ -37,7 +37,8 @@ impl From<OrderError> for Undelivered {
 }
 
 impl Undelivered {
-    /// Converts the error for the event at this position. `row` returns a description of the row.
+    /// Converts this error to a [`CoreError`] for the event at position `at`. `row` describes the
+    /// event's row.
     pub(super) fn into_core_error(self, at: Position, row: impl FnOnce() -> String) -> CoreError {
         match self {
             Self::Route(error) => CoreError::Route {
@@ -61,8 +62,8 @@ impl Undelivered {
     }
 }
 
-/// Passes a record to the sink and counts it in the window. The inner error means that the sink
-/// rejected the record.
+/// Passes a record to the sink and counts it against the window. The inner result is an error if
+/// the sink rejected the record.
 #[inline]
 pub(super) fn send_record(
     record: &Record<'_>,
@@ -82,7 +83,7 @@ pub(super) fn send_record(
     Ok(step)
 }
 
-/// Returns how much of the window a record uses, in bytes.
+/// Returns how many bytes of the window a record uses.
 fn cost(record: &Record<'_>) -> u64 {
     let len = |bytes: Option<&[u8]>| bytes.map_or(0, <[u8]>::len);
     let headers = record

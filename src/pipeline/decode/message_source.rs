@@ -1,4 +1,4 @@
-//! Events that are logical decoding messages in the WAL.
+//! Events that are written to the WAL as logical decoding messages.
 
 use tracing::warn;
 
@@ -7,7 +7,7 @@ use crate::outbox::columns::{Mapping, MappingError};
 use crate::outbox::envelope::{Envelope, EnvelopeError};
 use crate::outbox::settings::OutboxSettings;
 
-/// The messages with one prefix.
+/// An outbox that consists of logical decoding messages with a certain prefix.
 pub(crate) struct MessageSource {
     prefix: String,
     mapping: Mapping,
@@ -42,7 +42,7 @@ impl MessageSource {
         Envelope::decode(content)
     }
 
-    /// Processes a non-transactional message.
+    /// Counts a non-transactional message, and warns about the first one with the outbox's prefix.
     pub(crate) fn count_nontransactional(&mut self, prefix: &str) {
         self.ignored_counts.nontransactional += 1;
         if self.has_prefix(prefix) && !std::mem::replace(&mut self.has_warned, true) {

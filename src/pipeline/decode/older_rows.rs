@@ -1,7 +1,7 @@
-//! Rows that a table contained when it was added to the outboxes of a publication.
-//! `walpost.add_outbox` in `sql/tables.sql` writes them to `walpost.outbox_row`, in the transaction
-//! that adds the table. They therefore appear in the stream like any other row, before all later
-//! rows of the table.
+//! Older rows: rows that a table already contained when it was added to a publication as an outbox.
+//! `walpost.add_outbox` in `sql/tables.sql` copies these rows to `walpost.outbox_row` in the same
+//! transaction that adds the table. They therefore appear in the stream like any other rows, and
+//! before all later rows of the table.
 
 use crate::outbox::columns::{COLUMNS_MAX, Mapping, MappingError, Row, TableColumn};
 use crate::postgres::table::TableName;
@@ -18,10 +18,10 @@ const COLUMNS: [&str; 6] = [
     "row_values",
 ];
 
-/// `walpost.outbox_row`, as described by the stream.
+/// The table `walpost.outbox_row`, as described by the stream.
 pub(super) struct RowTable {
     oid: u32,
-    /// Index of each of [`COLUMNS`] in the table.
+    /// The position of each of [`COLUMNS`] among the table's columns.
     indexes: [usize; COLUMNS.len()],
 }
 
@@ -60,8 +60,8 @@ impl RowTable {
         self.oid == relation
     }
 
-    /// Returns the OID and name of the original table, given the values of a row of
-    /// `walpost.outbox_row`.
+    /// Returns the OID and name of the table that an older row comes from. `values` are the columns
+    /// of its row in `walpost.outbox_row`.
     pub(super) fn original_table(&self, values: &[&[u8]]) -> Option<(u32, TableName)> {
         let [_, relation, schema, name, ..] = self.indexes;
         let text = |index: usize| str::from_utf8(values.get(index)?).ok();
@@ -72,8 +72,8 @@ impl RowTable {
         ))
     }
 
-    /// Reads the original row from a row of `walpost.outbox_row`. The error describes the
-    /// unexpected contents.
+    /// Decodes the older row stored in a row of `walpost.outbox_row`. The error describes what was
+    /// found instead.
     pub(super) fn read(&self, tuple: &Tuple<'_>) -> Result<OlderRow, &'static str> {
         let text = |index: usize| match tuple.values().nth(index) {
             Some(Value::Text(text)) => str::from_utf8(text).map_err(|_| "text that is not UTF-8"),
@@ -95,13 +95,13 @@ impl RowTable {
     }
 }
 
-/// A row that its table contained when it was added to the publication.
+/// A row that was already in its table when the table was added to the publication.
 pub(super) struct OlderRow {
     pub(super) publication: String,
-    /// OID of the row's table.
+    /// OID of the table that the row comes from.
     pub(super) oid: u32,
     pub(super) table: TableName,
-    /// Name of each column, and OID of its type.
+    /// The name and the type OID of each column.
     columns: Vec<(String, u32)>,
     values: Vec<Option<String>>,
 }
@@ -111,7 +111,8 @@ impl OlderRow {
         TableColumn::list(&self.columns)
     }
 
-    /// Returns the values that `mapping` requires, each in its slot.
+    /// Returns the values that `mapping` requires, each at the index that the mapping assigns to
+    /// it.
     pub(super) fn to_row(&self, mapping: &Mapping) -> Row<'_> {
         let mut row = [None; COLUMNS_MAX];
         for (index, value) in self.values.iter().enumerate() {

@@ -1,13 +1,14 @@
-//! Names of relations that are not the outbox, for log messages, errors and journal entries.
+//! The names of relations other than the outbox, for use in log messages, errors and journal
+//! entries.
 
 use std::collections::HashMap;
 
-/// Maximum number of names. When it is reached, all names are removed, because a server can
-/// describe any number of tables.
+/// Maximum number of names kept; when it is reached, all of them are discarded. The limit is needed
+/// because a server can describe any number of tables.
 const NAMES_MAX: usize = 10_000;
 
-/// The names of relations that are not the outbox, by OID. They include the partitions of the
-/// outbox, which the stream also describes, although their rows have the OID of the root table.
+/// The names of relations other than the outbox, by OID. These include the outbox's partitions: the
+/// stream describes them too, although it sends their rows under the root table's OID.
 #[derive(Default)]
 pub(super) struct OtherTables(HashMap<u32, String>);
 
@@ -33,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limits_the_number_of_names_and_keeps_the_latest() {
+    fn keeps_only_the_most_recent_table_names_up_to_a_limit() {
         let mut others = OtherTables::default();
         for oid in 0..100_000 {
             others.insert(oid, oid.to_string());

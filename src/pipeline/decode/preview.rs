@@ -1,5 +1,5 @@
-//! Determines how the messages in a range of WAL would be handled, so that an operator can decide
-//! whether to skip them. This module performs no I/O and uses no sink.
+//! Predicts how the messages in a range of WAL would be handled, so that an operator can decide
+//! whether to skip the range. This module performs no I/O and uses no sink.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -19,59 +19,62 @@ use crate::postgres::replication::ConnectionError;
 use crate::postgres::target::Outbox;
 use crate::postgres::wire::pgoutput::{Message, Relation};
 
-/// Maximum number of events that are shown individually.
+/// Maximum number of events that are listed individually.
 const SHOWN_MAX: usize = 20;
-/// Maximum number of topics that are counted individually.
+/// Maximum number of topics for which events are counted separately.
 const TOPICS_MAX: usize = 1000;
-/// Maximum length of the reason why an event can't be converted to a record, in characters.
+/// Maximum length, in characters, of the text that explains why an event can't be converted to a
+/// record.
 const REASON_CHARS_MAX: usize = 300;
 
 /// The end of a range of WAL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Until {
-    /// The range includes transactions whose commit record is before this LSN.
+    /// The range includes every transaction whose commit record is before this LSN.
     Before(Lsn),
-    /// The transaction whose commit record is at this LSN is the last one.
+    /// The last transaction in the range is the one whose commit record is at this LSN.
     Commit(Lsn),
 }
 
-/// Processes messages in order, and counts events.
+/// Processes messages in order, and reports the events among them.
 pub(crate) struct Preview {
     source: Source,
     others: OtherTables,
-    /// The reason why the table's rows can't be mapped.
+    /// Why the outbox table's rows can't be mapped; `None` if they can.
     unmapped: Option<String>,
     router: Router,
     position: Option<Position>,
     until: Until,
-    /// The events that have already been processed.
+    /// The events that the pipeline has already processed, according to its checkpoint.
     delivered: Option<Delivered>,
     /// The result of the preview.
     pub found: PreviewReport,
 }
 
-/// The contents of a range of WAL.
+/// A summary of the events in a range of WAL.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct PreviewReport {
-    /// Number of transactions with events.
+    /// Number of transactions that contain events.
     pub transactions: u64,
     pub events: u64,
     /// Number of events that have already been delivered or skipped, according to the checkpoint.
     pub dealt_with: u64,
-    /// Number of events that can't be converted to a record.
+    /// Number of events that can't be converted to records.
     pub unroutable: u64,
-    /// Number of events for each topic, without unroutable events. If there are more than
-    /// [`TOPICS_MAX`] topics, the events of the remaining topics are counted under "".
+    /// Number of events for each topic; unroutable events are not included. After [`TOPICS_MAX`]
+    /// topics, the events of all further topics are counted under "".
     pub topics: BTreeMap<String, u64>,
-    /// Number of rows of other tables, and of messages with a different prefix.
+    /// Number of rows and messages that are not events of this outbox, such as rows of other tables
+    /// and messages with a different prefix.
     pub foreign: u64,
     /// The first events, at most [`SHOWN_MAX`].
     pub first: Vec<PreviewedEvent>,
     /// Position of the last event.
     pub last: Option<Position>,
-    /// End of the transaction with the requested commit record, and its number of row messages. If
-    /// the server can't send one of its rows, an LSN between its commit record and the next record,
-    /// and the number of row messages up to and including this row.
+    /// For [`Until::Commit`]: the end LSN of the range's last transaction, and the number of its
+    /// messages that are assigned an index. If the server can't send one of the transaction's rows,
+    /// an LSN between its commit record and the next record, and the number of messages up to and
+    /// including this row.
     pub end: Option<(Lsn, u64)>,
     /// The row that the server can't send, if any. The transaction may contain events after it.
     pub unsendable: Option<Position>,
@@ -82,13 +85,12 @@ pub(crate) struct PreviewReport {
 pub(crate) struct PreviewedEvent {
     at: Position,
     row: String,
-    /// The event's topic, or the reason why the event can't be converted to a record.
+    /// The event's topic, or why the event can't be converted to a record.
     outcome: Result<String, String>,
     dealt_with: bool,
 }
 
 impl PreviewedEvent {
-    /// Returns the event's position.
     #[must_use]
     pub(crate) fn position(&self) -> Position {
         self.at
@@ -116,8 +118,8 @@ impl fmt::Display for PreviewedEvent {
 }
 
 impl Preview {
-    /// Creates a preview of the WAL up to `until`, for an outbox with these settings. `delivered`
-    /// comes from the pipeline's checkpoint.
+    /// Creates a preview of the WAL up to `until`. `delivered` contains the events that have
+    /// already been processed, according to the pipeline's checkpoint.
     ///
     /// # Errors
     /// Returns an error if the outbox uses messages and the settings name a column that events in
@@ -152,8 +154,8 @@ impl Preview {
         self.source.read_older_rows_of(publication);
     }
 
-    /// Processes one message of the output plugin, and returns whether the range continues after
-    /// this message.
+    /// Processes one message from the output plugin, and returns `false` once the message is past
+    /// the end of the range.
     pub(crate) fn message(&mut self, data: &[u8]) -> bool {
         let message = match Message::decode(data) {
             Ok(message) => message,
@@ -235,8 +237,8 @@ impl Preview {
         true
     }
 
-    /// Counts the next row as an event that can't be converted to a record, and returns its
-    /// position, if the error means that the server can't send this row. No messages follow.
+    /// If `error` means that the server can't send the next row, counts this row as an event that
+    /// can't be converted to a record, and returns its position. No messages follow such an error.
     pub(crate) fn record_unsendable(&mut self, error: &ConnectionError) -> Option<Position> {
         let at = self.position?;
         error.unsendable_cause()?;
@@ -266,7 +268,6 @@ impl Preview {
         }
     }
 
-    /// Counts an event.
     fn count_event(&mut self, row: String, outcome: Result<String, String>) {
         let Some(at) = self.position else { return };
         let found = &mut self.found;
@@ -317,8 +318,8 @@ impl Preview {
     }
 }
 
-/// Returns a description of the row, and the row's topic or the reason why the row can't be
-/// converted to a record.
+/// Describes the row, and returns the topic it is routed to, or why it can't be converted to a
+/// record.
 fn describe_row(
     router: &mut Router,
     mapping: &Mapping,

@@ -1,7 +1,7 @@
-//! Determines which rows of tables that are set aside are omitted.
+//! Determines which rows are skipped because their table is set aside.
 //!
-//! An omitted row has an index in its transaction like any other row, so the positions of later
-//! rows do not depend on which tables are set aside.
+//! A skipped row is still assigned an index in its transaction, so the positions of later rows do
+//! not depend on which tables are set aside.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,29 +12,32 @@ use crate::outbox::columns::MappingError;
 use crate::postgres::catalog::set_aside::TableNote;
 use crate::postgres::table::TableName;
 
-/// The tables of a pipeline that are set aside or may be set aside.
+/// A pipeline's set-aside tables, and the tables that will be set aside when one of their rows
+/// arrives.
 #[derive(Default)]
 pub(super) struct SetAsideTables {
-    /// Whether an error that concerns one table sets that table aside.
+    /// Whether the settings allow a table to be set aside when an error concerns only that table.
     pub(super) is_enabled: bool,
     entries: Vec<Range>,
-    /// The cluster to which the OIDs belong.
+    /// The PostgreSQL cluster in which the entries' OIDs are valid.
     cluster: String,
-    /// Rows with a lower commit LSN may have been omitted before this session started.
+    /// This session receives every row whose commit LSN is at or above this LSN. Earlier rows may
+    /// have been skipped by previous sessions.
     known_from: Lsn,
-    /// Indexes into `entries`, for each relation of the stream.
+    /// For each relation that the stream has described, the indexes of its journal entries in
+    /// `entries`. Relations without journal entries are not included.
     relations: HashMap<u32, Vec<usize>>,
-    /// Tables whose columns do not match the settings, with the error.
+    /// Tables whose columns do not match the settings, and the resulting errors.
     unmapped: HashMap<u32, (TableName, MappingError)>,
-    /// Number of omitted rows since the last call of [`Self::take_row_count`]. Only one thread
-    /// writes this counter.
+    /// Number of rows skipped since the last call to [`Self::take_row_count`]. Only one thread
+    /// writes this counter, so incrementing it takes only a load and a store.
     rows: AtomicU64,
 }
 
-/// The rows that one entry covers.
+/// The range of rows covered by one journal entry.
 struct Range {
     entry: SetAside,
-    /// Commit LSN of the last row that was omitted in this session.
+    /// Commit LSN of the last row in the range that this session skipped.
     last: AtomicU64,
 }
 
@@ -57,14 +60,14 @@ impl Range {
 }
 
 impl SetAsideTables {
-    /// Removes the relations that the previous connection described.
+    /// Forgets the relations that the previous connection described.
     pub(super) fn reconnected(&mut self) {
         self.relations.clear();
         self.unmapped.clear();
     }
 
-    /// Loads the journal's entries for a stream that contains every row whose commit LSN is at or
-    /// above `known_from`.
+    /// Loads the journal entries before a stream starts. The stream must contain every row whose
+    /// commit LSN is at or above `known_from`.
     pub(super) fn load(&mut self, entries: Vec<SetAside>, cluster: String, known_from: Lsn) {
         self.relations.clear();
         self.entries = entries
@@ -75,13 +78,14 @@ impl SetAsideTables {
         self.known_from = known_from;
     }
 
-    /// Returns the number of relations of the stream that are stored here.
+    /// Returns the number of relations that have journal entries or whose columns don't match the
+    /// settings.
     pub(super) fn relations(&self) -> usize {
         self.relations.len() + self.unmapped.len()
     }
 
-    /// Processes the description of a relation. Returns whether the journal has entries about this
-    /// relation.
+    /// Looks up the entries about a relation that the stream has described. Returns whether there
+    /// are any.
     pub(super) fn add_relation(&mut self, relation: u32, table: &TableName) -> bool {
         self.unmapped.remove(&relation);
         self.relations.remove(&relation);
@@ -104,8 +108,8 @@ impl SetAsideTables {
         matching.map(|(index, _)| index).collect()
     }
 
-    /// Records that the table does not match the settings, which is an error if one of its rows
-    /// arrives.
+    /// Records that the table's columns do not match the settings. This becomes an error only if
+    /// one of the table's rows arrives.
     pub(super) fn unmapped(&mut self, relation: u32, table: TableName, error: MappingError) {
         self.unmapped.insert(relation, (table, error));
     }
@@ -114,36 +118,37 @@ impl SetAsideTables {
         self.unmapped.get(&relation).map(|(_, error)| error)
     }
 
-    /// Returns whether the journal has entries about the relation.
+    /// Returns whether the journal has entries about the relation, which the stream must have
+    /// described.
     pub(super) fn has_entries(&self, relation: u32) -> bool {
         self.relations.contains_key(&relation)
     }
 
-    /// Returns the name of a table that does not match the settings.
+    /// Returns the relation's name if its columns do not match the settings.
     pub(super) fn unmapped_name(&self, relation: u32) -> Option<&TableName> {
         self.unmapped.get(&relation).map(|(name, _)| name)
     }
 
-    /// Returns the number of rows omitted since the last call.
+    /// Returns the number of rows skipped since the last call.
     pub(super) fn take_row_count(&self) -> u64 {
         self.rows.swap(0, Ordering::Relaxed)
     }
 
-    /// Returns whether the row at this position is omitted.
+    /// Returns whether the row at position `at` must be skipped.
     #[cold]
     pub(super) fn covers(&self, relation: u32, at: Position) -> bool {
         let entries = self.relations.get(&relation);
         entries.is_some_and(|entries| entries.iter().any(|&index| self.entries[index].covers(at)))
     }
 
-    /// Returns whether a row of this table at this position must be omitted.
+    /// Like [`Self::covers`], but also works for a relation that the stream has not described.
     pub(super) fn covers_table(&self, relation: u32, table: &str, at: Position) -> bool {
         let mut entries = self.entries.iter();
         entries
             .any(|range| range.covers(at) && range.entry.is_about(table, relation, &self.cluster))
     }
 
-    /// Counts an omitted row.
+    /// Counts a skipped row.
     #[cold]
     pub(super) fn count_row(&self, relation: u32, at: Position) {
         if let Some(entries) = self.relations.get(&relation) {
@@ -151,8 +156,8 @@ impl SetAsideTables {
         }
     }
 
-    /// Returns whether an older row of this table at this position is omitted, and counts the row
-    /// if so.
+    /// Returns whether an older row of this table must be skipped, and counts the row if so. `at`
+    /// is the position of its row in `walpost.outbox_row`.
     pub(super) fn count_older(&self, relation: u32, table: &TableName, at: Position) -> bool {
         if self.entries.is_empty() {
             return false;
@@ -176,8 +181,9 @@ impl SetAsideTables {
         self.rows.store(rows + 1, Ordering::Relaxed);
     }
 
-    /// Compares the entries found in the journal with the loaded entries. Returns the note to
-    /// record about the first complete replay that the stream does not yet take into account.
+    /// Compares the entries now in the journal with the loaded ones. If the journal contains a
+    /// completed replay that this session hasn't processed yet, returns the note to record about
+    /// it.
     pub(super) fn replay_note(&self, found: &[SetAside]) -> Option<TableNote> {
         let is_open = |entry: &&SetAside| {
             let mut ranges = self.entries.iter();
@@ -200,12 +206,13 @@ impl SetAsideTables {
         }
         let reason = match last < before {
             true => format!(
-                "rows that were committed at or after {before}, when the replay read the table, may have been omitted before the \
-                 stream started at {}",
+                "the replay read the table at {before}, but the stream started at {}, so rows that were committed in \
+                 between may have been omitted",
                 self.known_from
             ),
             false => format!(
-                "rows that were committed at or after {before}, when the replay read the table, were omitted; the last one at {last}"
+                "the replay read the table at {before}, but rows that were committed at or after that position were \
+                 omitted; the last one at {last}"
             ),
         };
         Some(TableNote::Missed {
@@ -226,8 +233,8 @@ impl SetAsideTables {
         last.unwrap_or_default()
     }
 
-    /// Applies a note that was written to the journal. `opened` is the entry that the note opened,
-    /// if any.
+    /// Applies a note that has been written to the journal. If the note sets a table aside or keeps
+    /// it set aside, `opened` is the new journal entry.
     pub(super) fn apply(&mut self, note: &TableNote, opened: Option<SetAside>) {
         let (closed, before) = match note {
             TableNote::Begun { .. } => (&[][..], None),

@@ -1,5 +1,6 @@
-//! The source of events, and its interpretation of messages from the output plugin. Delivery, the
-//! preview and the search for the topics of received events use this interpretation.
+//! Interprets messages from the output plugin, depending on the kind of outbox. Shared by the
+//! delivery of events, the preview of a range of WAL, and the lookahead for new topics, so that all
+//! three agree on what an event is.
 
 use super::message_source::MessageSource;
 use super::table_source::TableSource;
@@ -8,7 +9,7 @@ use crate::outbox::settings::OutboxSettings;
 use crate::postgres::target::Outbox;
 use crate::postgres::wire::pgoutput::{Begin, Commit, Message, Relation, Tuple};
 
-/// The source of events.
+/// The source of a pipeline's events.
 pub(super) enum Source {
     Table(TableSource),
     Messages(MessageSource),
@@ -29,7 +30,7 @@ impl Source {
         }
     }
 
-    /// Returns the meaning of the message for an outbox of this kind.
+    /// Interprets a message for this kind of outbox.
     #[inline]
     pub(super) fn meaning<'s, 'm, 't>(&'s self, message: &'m Message<'t>) -> Meaning<'s, 'm, 't> {
         match (message, self) {
@@ -74,7 +75,7 @@ impl Source {
                 },
                 (true, false) => Meaning::Foreign,
             },
-            // The server sends such messages only if the session requests them.
+            // The server sends these messages only if the session requests them.
             (Message::Logical { .. }, Self::Table(_))
             | (Message::Truncate { .. } | Message::Origin { .. } | Message::Type { .. }, _) => {
                 Meaning::Ignored
@@ -83,23 +84,24 @@ impl Source {
     }
 }
 
-/// The meaning of a message of the output plugin for an outbox.
+/// The meaning of a message from the output plugin, given the kind of outbox.
 pub(super) enum Meaning<'s, 'm, 't> {
     Begin(&'m Begin),
     Commit(&'m Commit),
     Relation(&'m Relation<'t>),
-    /// An inserted row, which belongs to the outbox table if the publication is set up correctly.
+    /// An inserted row. It belongs to an outbox table if the publication is set up correctly.
     Row {
         source: &'s TableSource,
         relation: u32,
         tuple: &'m Tuple<'t>,
     },
-    /// A row that its table contained when it was added to the publication.
+    /// A row that was already in its table when the table was added to the publication.
     OlderRow {
         source: &'s TableSource,
         tuple: &'m Tuple<'t>,
     },
-    /// An inserted row, although the outbox uses messages.
+    /// An inserted row, which is unexpected because the outbox consists of logical decoding
+    /// messages.
     UnexpectedRow {
         relation: u32,
     },
@@ -114,12 +116,12 @@ pub(super) enum Meaning<'s, 'm, 't> {
         prefix: &'t str,
         content: &'t [u8],
     },
-    /// A transactional message with a different prefix.
+    /// A transactional message whose prefix is not the outbox's.
     Foreign,
     /// A non-transactional message.
     Nontransactional {
         prefix: &'t str,
     },
-    /// A message that is not counted.
+    /// A message that has no effect and is not assigned an index in its transaction.
     Ignored,
 }

@@ -1,4 +1,4 @@
-//! Handling of errors that concern one of several tables: the table is set aside.
+//! Handles an error that concerns only one of several outbox tables, by setting that table aside.
 
 use super::error::CoreError;
 use super::source::{Meaning, Source};
@@ -12,22 +12,22 @@ use crate::postgres::wire::frame::Frame;
 use crate::postgres::wire::pgoutput::{Message, RowHead};
 use crate::sink::SinkError;
 
-/// Maximum length of a reason, in characters. A reason can quote a column's value, which can be
-/// long.
+/// Maximum length, in characters, of the recorded reason for setting a table aside. Needed because
+/// a reason can quote a column's value, which can be long.
 const REASON_CHARS_MAX: usize = 1000;
 
 impl Core {
-    /// Sets whether an error that concerns one of several tables sets that table aside. Otherwise,
-    /// the error is returned.
+    /// Sets whether a table is set aside when an error concerns only that table. If this is
+    /// disabled, the error is returned instead.
     pub(crate) fn set_tables_aside(&mut self, is_enabled: bool) {
         if let Source::Table(source) = &mut self.source {
             source.set_aside.is_enabled = is_enabled;
         }
     }
 
-    /// Omits rows of tables that are set aside according to `entries`, the journal's entries about
-    /// this cluster. The stream contains every row whose commit LSN is at or above `known_from`.
-    /// Must be called after [`Core::reconnected`].
+    /// Skips the rows of set-aside tables. `entries` are the journal entries about set-aside tables
+    /// in this cluster. The stream must contain every row whose commit LSN is at or above
+    /// `known_from`. Must be called after [`Core::reconnected`].
     pub(crate) fn load_set_aside(
         &mut self,
         entries: Vec<SetAside>,
@@ -39,8 +39,8 @@ impl Core {
         }
     }
 
-    /// Returns the note to record about tables that were replayed, given the entries found in the
-    /// journal.
+    /// Given the entries now in the journal, returns the note to record if set-aside tables have
+    /// been replayed in the meantime.
     pub(crate) fn replay_note(&self, found: &[SetAside]) -> Option<TableNote> {
         match &self.source {
             Source::Table(source) => source.set_aside.replay_note(found),
@@ -48,8 +48,8 @@ impl Core {
         }
     }
 
-    /// Applies a note that was written to the journal. `opened` is the entry that the note opened,
-    /// if any.
+    /// Applies a note that has been written to the journal. If the note sets a table aside or keeps
+    /// it set aside, `opened` is the new journal entry.
     pub(crate) fn apply_note(&mut self, note: &TableNote, opened: Option<SetAside>) {
         if let Source::Table(source) = &mut self.source {
             source.set_aside.apply(note, opened);
@@ -57,8 +57,8 @@ impl Core {
         }
     }
 
-    /// Returns the number of rows that have been omitted since the last call because their table is
-    /// set aside.
+    /// Returns the number of rows that were skipped since the last call because their table is set
+    /// aside.
     pub(crate) fn take_omitted_row_count(&self) -> u64 {
         match &self.source {
             Source::Table(source) => source.set_aside.take_row_count(),
@@ -66,13 +66,14 @@ impl Core {
         }
     }
 
-    /// Records that the sink can't prepare this topic, so that the row that requires the topic
-    /// results in an error.
+    /// Records that the sink can't prepare `topic`. The next row for that topic then causes
+    /// `error`.
     pub(crate) fn refuse_topic(&mut self, topic: String, error: SinkError) {
         self.refused_topic = Some((topic, error));
     }
 
-    /// Returns the error for a row if its topic was passed to [`Core::refuse_topic`].
+    /// If `topic` was passed to [`Core::refuse_topic`], removes the recorded error and returns it
+    /// for the current row.
     pub(super) fn refused_topic_error(&mut self, topic: &str) -> Option<CoreError> {
         let (_, error) = self
             .refused_topic
@@ -84,10 +85,11 @@ impl Core {
         })
     }
 
-    /// Returns the step that sets aside the table whose row is in `frame` and has caused `error`.
+    /// Returns the step that sets a table aside, if `error` concerns only the table whose row is in
+    /// `frame`.
     ///
     /// # Errors
-    /// Returns `error` if it does not concern a single table.
+    /// Returns `error` if no table can be set aside because of it.
     #[cold]
     pub(super) fn set_aside(&self, frame: &Frame<'_>, error: CoreError) -> Result<Step, CoreError> {
         let (Source::Table(source), Some(position)) = (&self.source, self.position) else {
@@ -99,13 +101,14 @@ impl Core {
         let Some((relation, table)) = self.table_of(source, frame) else {
             return Err(error);
         };
-        // The table is already set aside; setting it aside again would not prevent the error.
+        // The table is already set aside, so setting it aside again would not prevent the error.
         if source.set_aside.covers_table(relation, &table, position) {
             return Err(error);
         }
         let reason = match error {
-            // The hint about rows in the WAL does not apply, because the table's rows are omitted
-            // and can be replayed.
+            // Leave out the hint of `CoreError::Mapping`, which says that altering the table won't
+            // help. It will: the rows in the WAL are skipped, and can be replayed from the altered
+            // table.
             CoreError::Mapping { error, .. } => error.to_string(),
             error => error.to_string(),
         };
@@ -118,7 +121,7 @@ impl Core {
         })))
     }
 
-    /// Returns the OID and name of the table whose row is in the frame.
+    /// Returns the OID and name of the table that the row in `frame` belongs to.
     fn table_of(&self, source: &TableSource, frame: &Frame<'_>) -> Option<(u32, String)> {
         let named = |relation: u32| {
             let name = source.name(relation);
@@ -154,8 +157,8 @@ impl Core {
     }
 }
 
-/// Returns whether the error concerns the table of one row, and neither the stream nor Kafka as a
-/// whole.
+/// Returns whether the error concerns only the table of the current row, rather than the whole
+/// stream or Kafka cluster.
 fn concerns_one_table(error: &CoreError) -> bool {
     match error {
         CoreError::Mapping { .. }
@@ -166,7 +169,7 @@ fn concerns_one_table(error: &CoreError) -> bool {
         CoreError::Produce { error, .. } | CoreError::DeadLetter { error, .. } => {
             concerns_one_record(error)
         }
-        // The server ends the stream at such a row, even if the row would be omitted.
+        // The server aborts the stream at such a row, so skipping the row would not help.
         CoreError::Unsendable { .. }
         | CoreError::Decode { .. }
         | CoreError::Order(_)
@@ -179,7 +182,7 @@ fn concerns_one_table(error: &CoreError) -> bool {
     }
 }
 
-/// Returns whether the sink rejects the record because of its contents.
+/// Returns whether the sink rejected the record because of its contents or its topic.
 fn concerns_one_record(error: &SinkError) -> bool {
     match error {
         SinkError::TopicMissing { .. }

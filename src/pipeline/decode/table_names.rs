@@ -1,10 +1,9 @@
-//! Checks the names of tables: a table that is renamed while Walpost runs is not published under
-//! its new name.
+//! Ensures that a table that is renamed while Walpost runs is not published under its new name.
 //!
-//! With `topic = "{table.schema}.{aggregatetype}"`, the owner of a tenant's schema could rename it
-//! to the name of a tenant that no longer exists, and write to that tenant's topics. Tables are
-//! identified by their OID. Names that tables have when the pipeline starts are accepted, as are
-//! names in older WAL; later names are rejected.
+//! With `topic = "{table.schema}.{aggregatetype}"`, a tenant that owns its schema could otherwise
+//! give the schema the name of a former tenant's schema, and write to the former tenant's topics.
+//! Tables are identified by OID. The name that a table has when the pipeline starts is accepted,
+//! and so are names that it had in older WAL. Any later name is rejected.
 
 use std::collections::{HashMap, HashSet};
 
@@ -13,32 +12,35 @@ use crate::outbox::settings::OutboxSettings;
 use crate::postgres::table::{TableName, identifier};
 use crate::postgres::target::Outbox;
 
-/// Maximum number of names. If it is exceeded, tables that no longer exist are removed.
+/// Maximum number of tables remembered. When it is exceeded, tables that no longer exist are
+/// forgotten.
 const NAMES_MAX: usize = 20_000;
-/// Maximum number of earlier names for each table, which occur in WAL that is older than the name
-/// in the catalog.
+/// Maximum number of earlier names remembered for each table. WAL that has yet to be read may
+/// contain names from before a rename.
 const EARLIER_MAX: usize = 100;
 
-/// The names of tables since the pipeline started, by OID.
+/// The names that tables have had since the pipeline started, by OID.
 #[derive(Default)]
 pub(crate) struct TableNames {
-    /// The setting that uses table names in records; `None` if records do not contain table names.
+    /// The setting that adds table names to records; quoted in error messages. If it is `None`,
+    /// table names have no effect and need not be checked.
     setting: Option<String>,
     known: HashMap<u32, KnownName>,
 }
 
 struct KnownName {
-    /// The name of the table in the catalog, or in the stream, when the table was first found.
+    /// The table's name in the catalog or in the stream, whichever was seen first.
     name: TableName,
-    /// Whether the stream has described the table with `name`.
+    /// Whether the stream has used `name` for the table.
     is_reached: bool,
-    /// Names with which the stream described the table before it used `name`.
+    /// Other names that the stream used for the table before it first used `name`.
     earlier: Vec<TableName>,
 }
 
 impl TableNames {
     pub(super) fn new(outbox: &Outbox, settings: &OutboxSettings) -> Self {
-        // A single table is identified by its name alone.
+        // If the outbox is a single table, its name is fixed by the configuration, so there is
+        // nothing to check.
         let setting = match outbox.is_several() {
             true => settings.setting_with_table_name(),
             false => None,
@@ -49,7 +51,8 @@ impl TableNames {
         }
     }
 
-    /// Accepts the names that `tables` have in the catalog, unless a different name is known.
+    /// Accepts the names in `tables`, which come from the catalog. A table whose name is already
+    /// known keeps that name.
     pub(super) fn add(&mut self, tables: Vec<(u32, TableName)>) {
         if self.setting.is_none() {
             return;
@@ -67,10 +70,10 @@ impl TableNames {
         }
     }
 
-    /// Checks the name with which the stream describes a table at position `at`.
+    /// Checks the name that the stream uses for a table at position `at`.
     ///
     /// # Errors
-    /// Returns an error if the table was renamed after its name became known.
+    /// Returns an error if the table was renamed after the stream had used its known name.
     pub(super) fn check(
         &mut self,
         oid: u32,
@@ -104,7 +107,7 @@ impl TableNames {
     }
 }
 
-/// Returns the statements that change the name of a table back to its previous name.
+/// Returns the SQL statements that restore a table's previous name.
 fn rename_back(before: &TableName, found: &TableName) -> String {
     let mut statements = Vec::new();
     if before.name != found.name {
@@ -145,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn rejects_a_new_name_of_a_known_table() {
+    fn rejects_a_different_name_for_a_known_table() {
         let mut names = names("{table.schema}.{aggregatetype}");
         assert_eq!(check(&mut names, "tenant_a.outbox"), Ok(()));
         assert_eq!(check(&mut names, "tenant_a.outbox"), Ok(()));
@@ -157,21 +160,21 @@ mod tests {
         ] {
             assert!(error.contains(text), "{text} in {error}");
         }
-        // Names from the catalog do not replace a known name when Walpost reconnects.
+        // When Walpost reconnects, the name in the catalog does not replace the known name.
         names.add(vec![(7, table("tenant_b.outbox"))]);
         assert!(check(&mut names, "tenant_b.outbox").is_err());
         assert_eq!(check(&mut names, "tenant_a.outbox"), Ok(()));
     }
 
     #[test]
-    fn accepts_names_from_the_catalog_and_earlier_names_from_the_stream() {
+    fn accepts_table_names_from_the_catalog_and_names_seen_earlier_in_the_stream() {
         let mut names = names("{table.name}");
         names.add(vec![(7, table("tenant_c.outbox"))]);
         for name in [
             "tenant_a.outbox",
             "tenant_b.outbox",
             "tenant_c.outbox",
-            // The stream is read again from an earlier position.
+            // After a reconnect, the stream starts over from an earlier position.
             "tenant_a.outbox",
             "tenant_c.outbox",
         ] {

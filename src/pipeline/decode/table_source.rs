@@ -1,4 +1,4 @@
-//! Events that are rows of one or several tables.
+//! Events that are inserted as rows into one or several tables.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,46 +18,51 @@ use crate::postgres::table::TableName;
 use crate::postgres::target::Outbox;
 use crate::postgres::wire::pgoutput::{Relation, Tuple, Value};
 
-/// Maximum number of outbox tables that the server may describe before the connection is replaced.
-/// The limit is necessary because the server can describe any number of tables. A table counts if
-/// rows have been inserted into it since the connection was opened. A table that was dropped and
+/// Maximum number of outbox tables that the server may describe on one connection; after that,
+/// Walpost reconnects. The limit bounds memory, because the server can describe any number of
+/// tables. Only tables that have received rows since the connection was opened count, because the
+/// server describes a table when it sends the table's first row. A table that was dropped and
 /// re-created counts once for each definition.
 pub(crate) const TABLES_MAX: usize = 10_000;
 
-/// The outbox tables, as described by the stream.
+/// The outbox tables that the stream has described.
 pub(crate) struct TableSource {
     outbox: Outbox,
     settings: Box<OutboxSettings>,
-    /// The catalog's descriptions of the columns of tables, by OID; empty for a table that no
+    /// The catalog's description of each table's columns, by table OID; empty for a table that no
     /// longer exists.
     facts: HashMap<u32, Vec<ColumnFacts>>,
-    /// The OIDs of `tables`, in ascending order. They are stored together so that they fit into the
-    /// processor's cache.
+    /// The OIDs of `tables`, in ascending order. Kept in a separate array, so that a search touches
+    /// few cache lines.
     oids: Vec<u32>,
-    /// The tables, in the order of their OIDs. A table that was re-created occurs several times
-    /// with the same name.
+    /// The tables, in the order of `oids`. A table that was dropped and re-created occurs more than
+    /// once, with the same name but different OIDs.
     tables: Vec<Table>,
-    /// For an outbox of several tables, the names under which tables may be published.
+    /// The names under which tables may be published, if the outbox consists of several tables.
     names: TableNames,
-    /// For an outbox of several tables, the publication whose older rows are read.
+    /// The publication whose older rows are read, if the outbox consists of several tables.
     publication: Option<String>,
-    /// `walpost.outbox_row`, which contains older rows, once the stream has described it.
+    /// The table `walpost.outbox_row`, which contains older rows. `None` until the stream has
+    /// described it.
     row_table: Option<RowTable>,
-    /// The older rows that were copied and must be omitted from the stream.
+    /// The rows that were already copied and must be skipped in the stream.
     pub(crate) copied: Option<Box<CopyProgress>>,
-    /// Tables whose rows are omitted.
+    /// Tables whose rows are skipped because of an error.
     pub(super) set_aside: SetAsideTables,
 }
 
-/// An outbox table, as described by the stream.
+/// An outbox table that the stream has described.
 pub(super) struct Table {
     name: TableName,
     mapping: Mapping,
-    /// Whether some of the table's rows are omitted.
+    /// Whether the journal has entries about the table, in which case each row must be checked
+    /// against them.
     is_set_aside: bool,
-    /// Index and type of each column in the key of the copied rows.
+    /// The index and type of each key column by which a copy orders the rows; `None` if a column is
+    /// missing or has an unsupported type.
     key: Option<Vec<(usize, KeyType)>>,
-    /// Number of rows since the last report. Only one thread writes this counter.
+    /// Number of rows processed since the last report. Only one thread writes this counter, so
+    /// incrementing it takes only a load and a store.
     rows: AtomicU64,
 }
 
@@ -97,8 +102,8 @@ impl TableSource {
         }
     }
 
-    /// For an outbox of several tables: treats the rows that a table contained when it was added to
-    /// this publication as events, too.
+    /// Also delivers the rows that a table already contained when it was added to this publication.
+    /// Applies only to an outbox of several tables.
     pub(crate) fn read_older_rows_of(&mut self, publication: &str) {
         let is_several = self.outbox.is_several();
         self.publication = is_several.then(|| publication.to_owned());
@@ -108,17 +113,17 @@ impl TableSource {
         &self.outbox
     }
 
-    /// Sets the catalog's descriptions of the columns of each table, by OID.
+    /// Sets the catalog's description of each table's columns, by table OID.
     pub(crate) fn describe(&mut self, facts: HashMap<u32, Vec<ColumnFacts>>) {
         self.facts = facts;
     }
 
-    /// Sets the names that tables have in the catalog, by OID.
+    /// Sets the table names that the catalog contains, by OID.
     pub(crate) fn name_tables(&mut self, tables: Vec<(u32, TableName)>) {
         self.names.add(tables);
     }
 
-    /// Replaces the known names, and returns the previous ones.
+    /// Replaces all known table names, and returns the previous ones.
     pub(crate) fn replace_names(&mut self, names: TableNames) -> TableNames {
         std::mem::replace(&mut self.names, names)
     }
@@ -136,16 +141,15 @@ impl TableSource {
         self.set_aside.reconnected();
     }
 
-    /// Updates whether each table is set aside, after the journal's entries about set-aside tables
-    /// have changed.
+    /// Updates `is_set_aside` of all tables. Must be called after `set_aside` has changed.
     pub(super) fn mark_set_aside(&mut self) {
         for (oid, table) in self.oids.iter().zip(&mut self.tables) {
             table.is_set_aside = self.set_aside.has_entries(*oid);
         }
     }
 
-    /// Returns whether the relation is an outbox whose records depend on its description in the
-    /// catalog, and that description is missing.
+    /// Returns whether the relation is an outbox table whose column descriptions from the catalog
+    /// are required but have not been loaded.
     pub(crate) fn lacks_facts(&self, relation: &Relation<'_>) -> bool {
         let has_domains = || {
             let mut columns = relation.columns.iter();
@@ -156,7 +160,7 @@ impl TableSource {
             && self.outbox.includes(relation.namespace, relation.name)
     }
 
-    /// Like [`Self::lacks_facts`], for an older row.
+    /// Like [`Self::lacks_facts`], but for the table that an older row comes from.
     pub(super) fn lacks_facts_for(&self, row: &OlderRow) -> bool {
         let has_domains = || {
             row.columns()
@@ -170,15 +174,16 @@ impl TableSource {
         self.outbox.is_several() && !self.facts.contains_key(&oid)
     }
 
-    /// Returns whether rows of the relation contain older rows of other tables.
+    /// Returns whether the relation is `walpost.outbox_row`, which contains older rows of other
+    /// tables.
     #[inline]
     pub(super) fn has_older_rows(&self, relation: u32) -> bool {
         let row_table = self.row_table.as_ref();
         row_table.is_some_and(|row_table| row_table.matches(relation))
     }
 
-    /// Returns the older row that a row of `walpost.outbox_row` contains, or `None` if it was
-    /// written for a different publication.
+    /// Decodes the older row in a row of `walpost.outbox_row`. Returns `None` if it was written for
+    /// a different publication.
     pub(super) fn older(
         &self,
         at: Position,
@@ -205,7 +210,7 @@ impl TableSource {
         }
     }
 
-    /// Returns the mapping for an older row.
+    /// Returns the mapping for the columns of an older row.
     pub(super) fn mapping_for(&self, row: &OlderRow) -> Result<Mapping, MappingError> {
         self.bind(&row.table, row.oid, &row.columns())
     }
@@ -218,7 +223,8 @@ impl TableSource {
     ) -> Result<Mapping, MappingError> {
         let mut facts = self.facts.get(&oid);
         if facts.is_none() && !self.outbox.is_several() {
-            // A re-created table is assumed to have the same columns as before.
+            // The table may have been re-created under a new OID. Assume that it has the same
+            // columns as before.
             facts = self.facts.values().next();
         }
         let facts = facts.map_or(&[][..], Vec::as_slice);
@@ -232,7 +238,7 @@ impl TableSource {
 
     #[inline]
     fn table(&self, oid: u32) -> Option<&Table> {
-        // Usually there is only one table.
+        // Fast path: usually there is only one table.
         let index = match self.oids.first() {
             Some(first) if *first == oid => 0,
             _ => self.oids.binary_search(&oid).ok()?,
@@ -245,15 +251,15 @@ impl TableSource {
         self.table(oid).map(|table| &table.name)
     }
 
-    /// Returns whether the stream may describe this relation: either the relation is already known,
-    /// or [`TABLES_MAX`] has not been reached.
+    /// Returns `false` if [`TABLES_MAX`] has been reached and the stream has not described this
+    /// relation before.
     pub(crate) fn has_room_for(&self, oid: u32) -> bool {
         let described = self.oids.len() + self.set_aside.relations();
         described < TABLES_MAX || self.oids.binary_search(&oid).is_ok()
     }
 
-    /// Processes a relation message, whose columns apply to rows at position `at` and later.
-    /// Returns whether the relation is an outbox.
+    /// Processes a relation message at position `at`; later rows of the relation have the columns
+    /// it describes. Returns whether the relation is an outbox table.
     pub(crate) fn relation(
         &mut self,
         relation: &Relation<'_>,
@@ -267,7 +273,7 @@ impl TableSource {
         let name = TableName::from_catalog(relation.namespace, relation.name);
         let is_set_aside = self.set_aside.add_relation(relation.oid, &name);
         if !self.outbox.includes(relation.namespace, relation.name) {
-            // The relation may have been an outbox before it was renamed.
+            // The relation may have been an outbox table under a previous name.
             self.remove(found);
             if self.outbox.is_several() {
                 self.facts.remove(&relation.oid);
@@ -315,7 +321,8 @@ impl TableSource {
         Ok(true)
     }
 
-    /// Removes a table, given the result of the search for its OID, if the table was found.
+    /// Removes the table at this index. Does nothing for `Err`, which means that the search for its
+    /// OID found no table.
     fn remove(&mut self, found: Result<usize, usize>) {
         if let Ok(index) = found {
             self.oids.remove(index);
@@ -323,8 +330,9 @@ impl TableSource {
         }
     }
 
-    /// Returns whether the row was copied although the stream contains its transaction. This can be
-    /// the case for rows in any chunk except the first.
+    /// Returns whether the row was already copied by a snapshot. This happens if a copy was
+    /// resumed: the stream starts at the first snapshot's consistent point, so it also contains
+    /// transactions that only later snapshots include.
     pub(crate) fn has_copied(
         &self,
         at: Position,
@@ -357,25 +365,26 @@ impl TableSource {
         })
     }
 
-    /// For an outbox of several tables: reports how many rows of each table have arrived since the
-    /// last call.
+    /// Reports how many rows of each table have arrived since the last call. Does nothing unless
+    /// the outbox consists of several tables.
     pub(super) fn report_rows(&self, stats: &PipelineStats) {
         if self.outbox.is_several() {
             stats.rows_of_tables(self.tables.iter().filter_map(Table::take_row_count));
         }
     }
 
-    /// Like [`Self::report_rows`], for one table, because the stream may describe a thousand tables
-    /// one after another.
+    /// Like [`Self::report_rows`], but only for one table. Used whenever the stream describes a
+    /// table. Checking all tables each time would be slow, because the stream can describe
+    /// thousands of tables one after another.
     pub(super) fn report_rows_of(&self, oid: u32, stats: &PipelineStats) {
         if self.outbox.is_several() {
             stats.rows_of_tables(self.table(oid).and_then(Table::take_row_count));
         }
     }
 
-    /// Stores the row's values in `row`, and returns the row's table, or `None` if the row is
-    /// omitted because its table is set aside. `others` contains the names of relations that are
-    /// not the outbox.
+    /// Stores the row's values in `row`, and returns the row's table. Returns `None` if the row
+    /// must be skipped because its table is set aside. `others` contains the names of other
+    /// relations, for error messages.
     pub(super) fn row<'a>(
         &self,
         at: Position,
@@ -401,7 +410,7 @@ impl TableSource {
         Ok(Some(table))
     }
 
-    /// Returns the error for a row of a relation without a mapping.
+    /// Returns the error for a row whose relation has no mapping.
     #[cold]
     fn missing_mapping_error(
         &self,
@@ -422,8 +431,8 @@ impl TableSource {
         }
     }
 
-    /// Returns the values of a row of `walpost.outbox_row`, from its first column up to the first
-    /// value that is not text.
+    /// Returns the leading values of a row of `walpost.outbox_row`, up to the first value that is
+    /// not text.
     pub(super) fn leading_texts<'t>(&self, tuple: &Tuple<'t>) -> Vec<&'t [u8]> {
         let text = |value| match value {
             Value::Text(text) => Some(text),
@@ -432,21 +441,21 @@ impl TableSource {
         tuple.values().map_while(text).collect()
     }
 
-    /// Returns whether a row of `walpost.outbox_row` with these values is omitted, and counts the
-    /// row if so.
+    /// Returns whether the older row in a row of `walpost.outbox_row` with these values must be
+    /// skipped, and counts it if so.
     pub(super) fn omits_older_row(&self, at: Position, values: &[&[u8]]) -> bool {
         self.older_table(values)
             .is_some_and(|(oid, table)| self.set_aside.count_older(oid, &table, at))
     }
 
-    /// Returns the OID and name of the table whose older row is in a row of `walpost.outbox_row`
-    /// with these values.
+    /// Returns the OID and name of the table that an older row comes from. `values` are the columns
+    /// of its row in `walpost.outbox_row`.
     pub(super) fn older_table(&self, values: &[&[u8]]) -> Option<(u32, TableName)> {
         self.row_table.as_ref()?.original_table(values)
     }
 }
 
-/// Stores the values that `mapping` requires in their slots of `row`, which must be empty.
+/// Fills `row`, which must be empty, with the values that `mapping` requires.
 fn fill_row<'a>(
     mapping: &Mapping,
     tuple: &Tuple<'a>,

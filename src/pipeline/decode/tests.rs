@@ -16,13 +16,13 @@ mod tables;
 
 const OUTBOX: u32 = 16_500;
 
-/// A scripted sink, which returns predefined results for records.
+/// A sink that returns predefined results for the first records.
 #[derive(Default)]
 struct Script {
-    /// Results for the first records. All later records are accepted.
+    /// Results for the first records, in order. All later records are accepted.
     results: Vec<Result<Produced, SinkError>>,
     accepted: Vec<(String, Tag)>,
-    /// Headers of the last accepted record.
+    /// Headers of the most recently accepted record.
     headers: Vec<String>,
 }
 
@@ -61,7 +61,7 @@ impl Sink for Script {
     }
 }
 
-/// A core with a scripted sink.
+/// A core connected to a scripted sink.
 struct Fixture {
     core: Core,
     sink: Script,
@@ -178,7 +178,7 @@ fn outbox() -> Vec<u8> {
     )
 }
 
-/// Returns the lines that are logged while `run` executes.
+/// Calls `run`, and returns the lines that it logs.
 fn logged(run: impl FnOnce()) -> Vec<String> {
     #[derive(Clone, Default)]
     struct Lines(Arc<Mutex<Vec<u8>>>);
@@ -236,7 +236,7 @@ fn logical(transactional: bool, prefix: &str, content: &[u8]) -> Vec<u8> {
     .concat()
 }
 
-/// Returns a message with an event that has this payload.
+/// Returns a logical decoding message that contains an event with this payload.
 fn published(payload: &str) -> Vec<u8> {
     let mut out = [&[1][..], &[0xab; 16], &[0; 8]].concat();
     for text in ["order", "key", "Placed"] {
@@ -299,7 +299,7 @@ fn ignores_messages_if_the_outbox_is_a_table() {
 }
 
 #[test]
-fn accepts_the_same_message_again_after_the_sink_was_not_ready() {
+fn accepts_a_message_that_is_retried_after_the_sink_was_not_ready() {
     let mut fixture = Fixture::as_messages();
     fixture.process(&begin(0x200));
     fixture.sink.results = vec![Ok(Produced::Full), Ok(Produced::NewTopic)];
@@ -362,7 +362,7 @@ fn reports_the_position_of_an_invalid_message() {
 }
 
 #[test]
-fn creates_records_with_positions_and_confirms_the_end_after_delivery() {
+fn assigns_positions_to_records_and_confirms_the_commit_after_delivery() {
     let mut fixture = Fixture::new();
     for message in [
         begin(0x200),
@@ -416,7 +416,7 @@ fn indexes_every_row_message_including_updates_and_deletes() {
 }
 
 #[test]
-fn accepts_the_same_frame_again_after_the_sink_was_not_ready() {
+fn accepts_a_frame_that_is_retried_after_the_sink_was_not_ready() {
     let mut fixture = Fixture::new();
     fixture.process(&begin(0x200));
     fixture.process(&outbox());
@@ -491,7 +491,7 @@ fn updates_the_mapping_when_the_columns_of_the_table_change() {
 }
 
 #[test]
-fn accepts_the_description_of_a_partition_in_addition_to_its_root() {
+fn accepts_relation_messages_for_both_a_partition_and_its_root() {
     let mut fixture = Fixture::new();
     fixture.process(&begin(0x200));
     fixture.process(&outbox());
@@ -594,7 +594,7 @@ fn identifies_a_record_that_the_sink_rejects_permanently() {
 }
 
 #[test]
-fn omits_events_that_are_in_kafka_and_records_the_others() {
+fn omits_events_already_in_kafka_and_tracks_the_last_delivered_one() {
     let mut fixture = Fixture::new();
     fixture.core.omit_delivered(None, Lsn(0x100), Lsn(0x100));
     fixture.process(&begin(0x200));
@@ -609,7 +609,7 @@ fn omits_events_that_are_in_kafka_and_records_the_others() {
     assert_eq!((last.position(), last.xid), (position, 7));
     assert_eq!(last.event_id.as_deref(), Some("b"));
 
-    // The connection breaks, and the server sends the transaction again from its first row.
+    // The connection breaks, and the server resends the transaction from its first row.
     let mut fixture = Fixture::new();
     fixture
         .core
@@ -629,7 +629,7 @@ fn omits_events_that_are_in_kafka_and_records_the_others() {
         "{accepted:?}"
     );
 
-    // A different event has the position of the last event.
+    // A different event arrives at the last event's position.
     let mut fixture = Fixture::new();
     fixture
         .core
@@ -641,11 +641,11 @@ fn omits_events_that_are_in_kafka_and_records_the_others() {
     assert!(matches!(error, CoreError::History(_)), "{error}");
 }
 
-/// A transaction between the consistent points of two chunks contains rows, some of which were
-/// copied. The copied rows also have an index. Otherwise, positions would depend on how often the
-/// copy was interrupted.
+/// Some rows of a transaction between two snapshots were copied. These rows are still assigned an
+/// index when they arrive in the stream. Otherwise, the positions of the other rows would depend on
+/// how often the copy was interrupted.
 #[test]
-fn counts_copied_rows_in_the_indexes_of_their_transaction() {
+fn assigns_indexes_to_copied_rows_within_their_transaction() {
     let chunk = |snapshot_lsn, upto: Option<&str>| Chunk {
         snapshot_lsn: Lsn(snapshot_lsn),
         upto: upto.map(|key| vec![key.to_owned()]),
@@ -718,10 +718,10 @@ fn reports_an_open_transaction_from_begin_to_commit() {
     );
 }
 
-/// While the server sends a transaction, the position in its keepalives is already after that
-/// transaction.
+/// Keepalives that the server sends in the middle of a transaction contain a position after that
+/// transaction, although its remaining rows are yet to arrive.
 #[test]
-fn does_not_verify_the_history_with_a_keepalive_inside_a_repeated_transaction() {
+fn keepalive_within_a_repeated_transaction_does_not_mark_the_wal_as_verified() {
     let delivered = |fixture: &mut Fixture, last: Option<Last>| {
         let last = last.map(Delivered::UpTo);
         fixture.core.omit_delivered(last, Lsn(0x100), Lsn(0x100));
@@ -748,7 +748,7 @@ fn does_not_verify_the_history_with_a_keepalive_inside_a_repeated_transaction() 
 }
 
 #[test]
-fn requires_a_new_description_of_each_table_after_a_reconnect() {
+fn requires_a_new_relation_message_for_each_table_after_a_reconnect() {
     let mut fixture = Fixture::new();
     fixture.process(&begin(0x200));
     fixture.process(&outbox());
@@ -805,7 +805,7 @@ fn recognizes_copied_rows_by_key_after_the_column_order_has_changed() {
     );
 }
 
-/// librdkafka allocates a structure for each record, and the allocator has some overhead.
+/// The overhead accounts for the memory that librdkafka and the allocator use for each record.
 #[test]
 fn counts_the_size_and_overhead_of_a_record_in_the_window() {
     let mut fixture = Fixture::new();

@@ -1,32 +1,32 @@
-//! Limits the records in flight with exactly-once delivery, so that Kafka transactions end before
-//! their timeout.
+//! For exactly-once delivery: limits the records in flight, so that Kafka transactions are
+//! committed before they time out.
 //!
-//! A commit waits for all records in flight, and the brokers abort a transaction that is open for
+//! A commit waits for all records in flight, and the brokers abort a transaction that stays open
 //! longer than `transaction.timeout.ms`. With a slow connection or a quota, delivering a full
-//! window can take longer than this timeout, and would then fail on every attempt. Therefore the
-//! window is reduced after a transaction that failed or was slow, and enlarged after a transaction
-//! that was acknowledged quickly.
+//! window can take longer than this timeout, so every attempt would fail. Therefore the window
+//! shrinks after a transaction that failed or was slow to commit, and grows after one that
+//! committed quickly.
 //!
-//! This module performs no I/O, and receives the current time as an argument.
+//! This module performs no I/O, and takes the current time as an argument.
 
 use std::time::Duration;
 
 use crate::model::window::Window;
 
-/// If a commit takes longer than this, the window is reduced.
+/// If a commit takes longer than this, the window shrinks.
 const SLOW_COMMIT: Duration = Duration::from_secs(5);
-/// If a commit takes less than this, a window that is four times larger should not take longer than
-/// [`SLOW_COMMIT`].
+/// If a commit of at least half a window takes less time than this, the size of the window is
+/// quadrupled. Even then, a commit should not take longer than [`SLOW_COMMIT`].
 const FAST_COMMIT: Duration = Duration::from_secs(1);
-/// Minimum size of the window. A broker that can't accept this window within the transaction
-/// timeout is effectively unavailable, and failures with other causes should not reduce the window
-/// further.
+/// Minimum size of the window. If a broker can't accept even this much within the transaction
+/// timeout, it is effectively unavailable. The minimum also prevents failures that have other
+/// causes from shrinking the window to nothing.
 const MIN_WINDOW: Window = Window {
     records: 100,
     bytes: 64 << 10,
 };
 
-/// The current limit for records in flight.
+/// A limit on the records in flight that adapts to how fast the brokers commit.
 #[derive(Debug)]
 pub(crate) struct AdaptiveWindow {
     max: Window,
@@ -34,18 +34,18 @@ pub(crate) struct AdaptiveWindow {
 }
 
 impl AdaptiveWindow {
-    /// Creates a window with the maximum size that the settings allow.
+    /// Creates a window that initially has its maximum size, `max`.
     pub(crate) fn new(max: Window) -> Self {
         Self { max, current: max }
     }
 
-    /// Returns the current window.
+    /// Returns the window's current size.
     pub(crate) fn window(&self) -> Window {
         self.current
     }
 
-    /// Records how long a commit took. `in_flight` contains the records in flight
-    /// when the commit started.
+    /// Records how long a commit took. `in_flight` is the number and size of the records that were
+    /// in flight when the commit started.
     pub(crate) fn record_commit(&mut self, in_flight: Window, took: Duration) {
         let was_full = |part: u64, whole: u64| part >= whole / 2;
         if took > SLOW_COMMIT {
@@ -58,14 +58,15 @@ impl AdaptiveWindow {
         }
     }
 
-    /// Records that a transaction was abandoned, with these records `in_flight`.
+    /// Records that a transaction was abandoned. `in_flight` is the number and size of the records
+    /// that were in flight at that time.
     pub(crate) fn record_abandoned_transaction(&mut self, in_flight: Window) {
         if in_flight != Window::default() {
             self.set(in_flight.map(|part| part / 4));
         }
     }
 
-    /// Sets the window, within its limits.
+    /// Sets the window's size, clamped to the minimum and maximum.
     fn set(&mut self, window: Window) {
         let bound = |part: u64, min: u64, max: u64| part.clamp(min.min(max), max);
         self.current = Window {
@@ -100,10 +101,10 @@ mod tests {
         assert_eq!(adaptive_window.window(), MAX_WINDOW);
     }
 
-    /// Regardless of the broker's throughput, the window converges to a size with which commits end
+    /// Whatever the broker's throughput, the window converges to a size for which commits finish
     /// before the timeout.
     #[test]
-    fn adapts_to_any_broker_throughput() {
+    fn adapts_the_window_to_any_broker_throughput() {
         const TIMEOUT: Duration = Duration::from_secs(30);
         for bytes_a_second in [4 << 10, 100 << 10, 2 << 20, 200 << 20] {
             let mut adaptive_window = AdaptiveWindow::new(MAX_WINDOW);
@@ -135,7 +136,8 @@ mod tests {
         assert_eq!(adaptive_window.window(), MIN_WINDOW);
         let mut commits = 0;
         while adaptive_window.window() != MAX_WINDOW {
-            // A commit of few records does not show that the broker is fast.
+            // A quick commit of only a few records does not prove that the broker is fast, so it
+            // doesn't count.
             adaptive_window.record_commit(window(3, 1500), COMMIT_TIME);
             adaptive_window.record_commit(adaptive_window.window(), COMMIT_TIME);
             commits += 1;

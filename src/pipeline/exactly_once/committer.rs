@@ -1,4 +1,4 @@
-//! For exactly-once delivery: commits Kafka transactions, each with a checkpoint.
+//! For exactly-once delivery: commits Kafka transactions, each together with a checkpoint.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::model::window::Window;
 use crate::pipeline::decode::Core;
 use crate::sink::{Commit, Sink, SinkError};
 
-/// Commits the Kafka transactions of one connection.
+/// Commits the Kafka transactions of one session.
 pub(crate) struct TransactionCommitter {
     /// The last checkpoint, from which the next one is derived.
     checkpoint: Checkpoint,
@@ -35,14 +35,15 @@ struct CommitInProgress {
 pub(crate) struct Committed {
     /// The LSN that may be confirmed after the commit.
     pub(crate) safe: Lsn,
-    /// The records in flight when the commit started.
+    /// Number and size of the records that were in flight when the commit started.
     pub(crate) in_flight: Window,
     /// How long the commit took.
     pub(crate) took: Duration,
 }
 
 impl TransactionCommitter {
-    /// Creates a committer that resumes from `checkpoint` on a server in this state.
+    /// Creates a committer that continues from `checkpoint`. `server` is the server's current
+    /// state, and `resume` describes where delivery continues on that server.
     pub(crate) fn resume(
         checkpoint: &Checkpoint,
         server: &ServerState,
@@ -52,8 +53,8 @@ impl TransactionCommitter {
     ) -> Self {
         let delivered = resume.delivered.clone();
         core.omit_delivered(delivered, resume.safe_lsn, server.confirmed);
-        // The checkpoint's LSN may be confirmed only after the WAL has been verified to contain the
-        // published events.
+        // The checkpoint's LSN must not be confirmed until the WAL has been verified to contain the
+        // events that are already in Kafka.
         core.delivery
             .watermark
             .record_checkpoint(match core.is_verified() {
@@ -71,7 +72,8 @@ impl TransactionCommitter {
         }
     }
 
-    /// Records that the server has requested a status update.
+    /// Records that the server has requested a status update, so that the next checkpoint is
+    /// written soon.
     pub(crate) fn request_checkpoint(&mut self) {
         self.schedule.request_checkpoint();
     }
@@ -81,7 +83,8 @@ impl TransactionCommitter {
         self.in_progress.is_some()
     }
 
-    /// Starts a commit if it is due. Otherwise, returns when the next commit will be due.
+    /// Starts a commit if one is due. Otherwise, returns the time at which the next commit will be
+    /// due, if there is anything to commit.
     pub(crate) fn commit_if_due(
         &mut self,
         core: &Core,
@@ -103,11 +106,12 @@ impl TransactionCommitter {
         None
     }
 
-    /// Starts a commit of all data received so far.
+    /// Starts a commit that covers everything received so far.
     pub(crate) fn begin(&mut self, core: &Core, sink: &mut impl Sink, now: Instant) {
         self.schedule.begin(now, core.delivery.watermark.sent());
         let received = core.delivery.watermark.received();
-        // After a reconnect, the first transactions may end before the checkpoint's position.
+        // After a reconnect, the stream may still be behind the last checkpoint, and `safe_lsn`
+        // must not decrease.
         self.checkpoint.safe_lsn = received.max(self.checkpoint.safe_lsn);
         let last = core.last_delivered().map(Delivered::UpTo);
         self.checkpoint.delivered = last.or(self.checkpoint.delivered.take());
@@ -122,9 +126,10 @@ impl TransactionCommitter {
         });
     }
 
-    /// Updates the checkpoint for a copy of older rows. Transactions whose commit record precedes
-    /// the start of the stream were copied and are omitted. Once the stream has passed the copy's
-    /// last snapshot, all transactions that precede the last snapshot are omitted.
+    /// Updates the checkpoint after a copy of older rows, so that copied rows are not delivered
+    /// again. Transactions whose commit record precedes the first snapshot's LSN were copied, so a
+    /// stream that resumes from this checkpoint skips them. Once the stream has passed the last
+    /// snapshot's LSN, the same applies to all transactions that precede that LSN.
     fn update_copied(&mut self) {
         let Some(copied) = &self.checkpoint.snapshot else {
             return;
@@ -148,23 +153,23 @@ impl TransactionCommitter {
         }
     }
 
-    /// Returns whether records or an advance of the position have not been committed.
+    /// Returns whether anything remains to be committed: records, or a higher position.
     pub(crate) fn has_uncommitted(&self, core: &Core) -> bool {
         self.has_advanced(core) || self.schedule.has_records(core.delivery.watermark.sent())
     }
 
-    /// Returns whether the next checkpoint would allow a higher LSN to be confirmed than the last
-    /// checkpoint. Always false until the WAL has been verified.
+    /// Returns whether a new checkpoint would allow a higher LSN to be confirmed than the last one
+    /// did. Always false until the WAL has been verified.
     fn has_advanced(&self, core: &Core) -> bool {
         core.is_verified() && core.delivery.watermark.received() > self.checkpoint.safe_lsn
     }
 
-    /// Resolves when the commit in progress has succeeded. Never resolves if no commit is in
+    /// Waits until the commit in progress has succeeded. Never completes if no commit is in
     /// progress.
     ///
     /// # Errors
-    /// Returns an error if the commit failed or its result is unknown. The checkpoint in Kafka then
-    /// shows whether the records were committed.
+    /// Returns an error if the commit failed or its outcome is unknown. In the latter case, the
+    /// checkpoint in Kafka shows whether the records were committed.
     pub(crate) async fn wait_for_commit(&mut self) -> Result<Committed, SinkError> {
         let Some(in_progress) = &mut self.in_progress else {
             return std::future::pending().await;

@@ -1,26 +1,26 @@
-//! For exactly-once delivery: tracks the events in the stream.
+//! For exactly-once delivery: skips events that are already in Kafka.
 
 use self::overlap::Overlap;
 use crate::delivery::checkpoint::{Delivered, HistoryError, Last};
 use crate::model::lsn::{Lsn, Position};
 use crate::postgres::wire::pgoutput::Begin;
 
-/// Maximum length of a stored event ID, in bytes. Longer IDs are truncated.
+/// Maximum length, in bytes, of the event ID in a checkpoint. Longer IDs are truncated.
 const ID_BYTES_MAX: usize = 100;
 
-/// Omits events from the stream that are already in Kafka, and stores the last event for the next
-/// checkpoint.
+/// Identifies the events in the stream that are already in Kafka, and remembers the last new event
+/// for the next checkpoint.
 pub(crate) struct DuplicateFilter {
-    /// The events that are already in Kafka, until the stream has passed them.
+    /// The events that are already in Kafka; `None` once the stream has passed them.
     overlap: Option<Overlap>,
     /// All transactions that end at or before this LSN had been processed when the filter was
     /// created.
     safe: Lsn,
     /// The current transaction, or the last one if no transaction is in progress.
     begin: Option<Begin>,
-    /// The last delivered event, and its transaction.
+    /// The last delivered event's position and transaction.
     last: Option<(Position, Begin)>,
-    /// ID of the last delivered event. A separate field, so that its allocation is reused.
+    /// ID of the last delivered event. Kept in its own buffer to avoid an allocation per event.
     last_id: Vec<u8>,
     /// Whether the last delivered event has an ID.
     last_has_id: bool,
@@ -39,7 +39,7 @@ impl DuplicateFilter {
         }
     }
 
-    /// Processes the start of a transaction.
+    /// Processes the beginning of a transaction.
     pub(crate) fn begin(&mut self, begin: &Begin) -> Result<(), HistoryError> {
         self.begin = Some(*begin);
         match &mut self.overlap {
@@ -48,7 +48,7 @@ impl DuplicateFilter {
         }
     }
 
-    /// Returns whether the event at this position is already in Kafka.
+    /// Returns whether the event at position `at` is already in Kafka.
     pub(crate) fn is_delivered<'r>(
         &mut self,
         at: Position,
@@ -60,7 +60,7 @@ impl DuplicateFilter {
         }
     }
 
-    /// Records that the sink has accepted the event at this position.
+    /// Records that the sink has accepted the event at position `at`.
     pub(crate) fn record_delivered(&mut self, at: Position, id: Option<&[u8]>) {
         self.last = self.begin.map(|begin| (at, begin));
         self.last_id.clear();
@@ -69,9 +69,10 @@ impl DuplicateFilter {
         self.last_has_id = id.is_some();
     }
 
-    /// Processes the end of a transaction at `end`. `next` is the position that another row message
-    /// of the transaction would have had. If the WAL is now verified, returns the LSN up to which
-    /// all transactions had been processed when the filter was created.
+    /// Processes the end of a transaction, at LSN `end`. `next` is the position that one more row
+    /// of the transaction would have had. If this completes the verification of the WAL, returns
+    /// the safe LSN: the one up to which all transactions had already been processed when the
+    /// filter was created.
     pub(crate) fn commit(&mut self, next: Position, end: Lsn) -> Result<Option<Lsn>, HistoryError> {
         let has_ended = match &mut self.overlap {
             Some(overlap) => overlap.commit(next.commit, end, next.index)?,
@@ -80,7 +81,7 @@ impl DuplicateFilter {
         Ok(self.end_overlap(has_ended))
     }
 
-    /// Processes a keepalive, which shows that the server has no events to send before `lsn`.
+    /// Processes a keepalive, which means that the server has no more events to send before `lsn`.
     /// Returns the same value as [`DuplicateFilter::commit`].
     pub(crate) fn process_keepalive(&mut self, lsn: Lsn) -> Result<Option<Lsn>, HistoryError> {
         let has_ended = match &mut self.overlap {
@@ -97,7 +98,7 @@ impl DuplicateFilter {
         })
     }
 
-    /// Returns whether the WAL has been verified to contain the published events.
+    /// Returns whether the WAL has been verified to contain the events that are already in Kafka.
     pub(crate) fn is_verified(&self) -> bool {
         self.overlap.is_none()
     }
@@ -126,10 +127,10 @@ pub(crate) mod overlap;
 mod tests {
     use super::*;
 
-    /// No event precedes the safe LSN, so only the end of a transaction shows that the WAL has
-    /// reached the safe LSN.
+    /// There are no events before the safe LSN, so only the ends of transactions show that the
+    /// stream has reached it.
     #[test]
-    fn verifies_the_wal_once_at_the_end_of_a_transaction() {
+    fn marks_the_wal_as_verified_when_a_transaction_reaches_the_safe_lsn() {
         let mut filter = DuplicateFilter::new(None, Lsn(0x310), Lsn(0x100));
         let mut commit = |lsn| {
             let begin = Begin {

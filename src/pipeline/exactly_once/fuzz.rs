@@ -1,16 +1,16 @@
-//! Fuzzing of checkpoints, because any user with write access to the topic for checkpoints can
-//! write arbitrary data.
+//! Fuzzes the decoding of checkpoints, because anyone with write access to the checkpoint topic can
+//! write arbitrary data to it.
 
 use crate::delivery::checkpoint::{Checkpoint, Delivered, Last, Resume, ServerState, Switch};
 use crate::model::lsn::{Lsn, Position};
 use crate::pipeline::exactly_once::duplicate_filter::overlap::Overlap;
 use crate::postgres::wire::pgoutput::Begin;
 
-/// Processes the bytes as a checkpoint.
+/// Decodes `data` as a checkpoint, and resumes from it with the server in various states.
 ///
 /// # Panics
-/// Panics if the encoding of the decoded checkpoint differs, or if resuming from the checkpoint
-/// omits events that it does not cover.
+/// Panics if a decoded checkpoint changes when it is encoded and decoded again, or if resuming from
+/// it skips events that it does not cover.
 pub fn checkpoint(data: &[u8]) {
     let Ok(checkpoint) = Checkpoint::decode(data) else {
         return;
@@ -38,7 +38,7 @@ pub fn checkpoint(data: &[u8]) {
         check_redelivery(last);
     }
 
-    // A standby was promoted that had all, a part or none of the WAL that the checkpoint covers.
+    // The promoted standby had received all, some or none of the WAL that the checkpoint covers.
     let Lsn(safe) = checkpoint.safe_lsn;
     for at in [u64::MAX, safe, safe / 2, 0].map(Lsn) {
         let promoted = ServerState {
@@ -63,7 +63,7 @@ pub fn checkpoint(data: &[u8]) {
         match resume.delivered {
             Some(Delivered::UpTo(last)) => assert!(!is_lost(&last)),
             Some(Delivered::Before(from)) if has_lost => assert_eq!(from, at),
-            // No events on the new timeline are omitted.
+            // No events on the new timeline are skipped.
             Some(Delivered::Before(from)) => {
                 let Some(Delivered::Before(before)) = checkpoint.delivered else {
                     panic!("{:?} became {from}", checkpoint.delivered);
@@ -83,7 +83,7 @@ pub fn checkpoint(data: &[u8]) {
     }
 }
 
-/// Sends the last transaction again, and checks that only the delivered events are omitted.
+/// Resends the last transaction, and checks that only its delivered events are skipped.
 fn check_redelivery(last: &Last) {
     let position = last.position();
     let id = last.event_id.as_deref().map(str::as_bytes);

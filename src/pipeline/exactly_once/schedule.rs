@@ -1,10 +1,9 @@
-//! Determines when to commit a Kafka transaction: immediately if few records arrive, and less often
-//! if many records arrive. This module performs no I/O, and receives the current time as an
-//! argument.
+//! Decides when to commit a Kafka transaction: immediately while few records arrive, and less often
+//! under high load. This module performs no I/O, and takes the current time as an argument.
 //!
-//! A commit takes the brokers some milliseconds regardless of its contents, and consumers can read
-//! records only after the commit. Therefore records are committed immediately in quiet times, and
-//! many records share a commit in busy times.
+//! A commit costs the brokers a few milliseconds, however many records it contains, and consumers
+//! can't read the records before the commit. Therefore, records are committed immediately under low
+//! load to minimize latency, and in batches under high load.
 
 use std::time::Duration;
 
@@ -12,16 +11,16 @@ use tokio::time::Instant;
 
 use crate::model::window::Window;
 
-/// Minimum interval between the starts of two commits. A record that is sent after this interval is
-/// committed immediately.
+/// Minimum interval between the starts of two commits. Once it has passed, the next record is
+/// committed immediately, unless the load is high.
 const COMMIT_INTERVAL_MIN: Duration = Duration::from_millis(5);
-/// How long a transaction is open in busy times.
+/// How long a transaction stays open under high load.
 const BUSY_COMMIT_INTERVAL: Duration = Duration::from_millis(250);
-/// How often a checkpoint without new records is written.
+/// How often a checkpoint is written if the position advances without new records.
 const IDLE_CHECKPOINT_INTERVAL: Duration = Duration::from_secs(10);
-/// The delay of a checkpoint without new records if the server requests a status update.
+/// Replaces [`IDLE_CHECKPOINT_INTERVAL`] if the server has requested a status update.
 const REQUESTED_CHECKPOINT_DELAY: Duration = Duration::from_millis(100);
-/// Maximum size of a transaction.
+/// A transaction that reaches this size is committed immediately.
 const TRANSACTION_MAX: Window = Window {
     records: 200_000,
     bytes: 64 << 20,
@@ -33,7 +32,7 @@ const TRANSACTION_MAX: Window = Window {
 pub(crate) struct CommitSchedule {
     /// When the last commit started.
     committed_at: Instant,
-    /// Totals of the records that had been sent when the last commit started.
+    /// Total number and size of the records that had been sent when the last commit started.
     committed: Window,
     /// When the first record since the last commit was sent.
     first_at: Option<Instant>,
@@ -42,7 +41,7 @@ pub(crate) struct CommitSchedule {
 }
 
 impl CommitSchedule {
-    /// Creates a schedule. `sent` contains the totals of the records that have been sent so far.
+    /// Creates a schedule. `sent` is the total number and size of the records sent so far.
     pub(crate) fn new(now: Instant, sent: Window) -> Self {
         Self {
             committed_at: now,
@@ -52,7 +51,8 @@ impl CommitSchedule {
         }
     }
 
-    /// Records that the server has requested a status update.
+    /// Records that the server has requested a status update, so that the next checkpoint is due
+    /// sooner.
     pub(crate) fn request_checkpoint(&mut self) {
         self.is_requested = true;
     }
@@ -62,9 +62,9 @@ impl CommitSchedule {
         sent.records > self.committed.records
     }
 
-    /// Returns when to commit next, or `None` if there is nothing to commit. `sent` contains the
-    /// totals of the records that were sent, `has_advanced` states whether the WAL position has
-    /// advanced since the last commit, and `busy` states whether traffic is high.
+    /// Returns when to commit next, or `None` if there is nothing to commit. `sent` is the total
+    /// number and size of the records sent so far, `has_advanced` indicates whether the WAL
+    /// position has advanced since the last commit, and `busy` indicates whether the load is high.
     pub(crate) fn due(
         &mut self,
         now: Instant,
@@ -92,7 +92,8 @@ impl CommitSchedule {
         })
     }
 
-    /// Records that a commit of the records in `sent` starts.
+    /// Records that a commit starts now. The commit covers all records sent so far, whose total
+    /// number and size is `sent`.
     pub(crate) fn begin(&mut self, now: Instant, sent: Window) {
         *self = Self::new(now, sent);
     }
@@ -117,13 +118,13 @@ mod tests {
     }
 
     #[test]
-    fn commits_immediately_in_quiet_times_and_groups_records_in_busy_times() {
+    fn commits_immediately_in_quiet_periods_and_groups_records_in_busy_periods() {
         let (mut schedule, now) = schedule();
         assert_eq!(
             schedule.due(now, ONE_RECORD, true, false),
             Some(now + COMMIT_INTERVAL_MIN)
         );
-        // The delay starts with the first record, regardless of later records.
+        // The delay is measured from the first record; later records do not extend it.
         let later = now + Duration::from_millis(3);
         let due = schedule.due(later, times(ONE_RECORD, 2), true, true);
         assert_eq!(due, Some(now + BUSY_COMMIT_INTERVAL));
@@ -132,7 +133,8 @@ mod tests {
             schedule.due(later, times(ONE_RECORD, 2), false, false),
             None
         );
-        // A record that is sent soon after a commit has to wait for the minimum interval.
+        // A record that is sent shortly after a commit has to wait until the minimum interval has
+        // passed.
         let soon = later + Duration::from_millis(1);
         let due = schedule.due(soon, times(ONE_RECORD, 3), true, false);
         assert_eq!(due, Some(later + COMMIT_INTERVAL_MIN));
@@ -157,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn writes_idle_checkpoints_rarely_and_sooner_on_request() {
+    fn delays_idle_checkpoints_unless_one_is_requested() {
         let (mut schedule, now) = schedule();
         let nothing = Window::default();
         assert_eq!(schedule.due(now, nothing, false, false), None);
@@ -178,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn ignores_records_of_earlier_commits() {
+    fn ignores_records_sent_in_earlier_kafka_transactions() {
         let (mut schedule, now) = schedule();
         assert!(!schedule.has_records(Window::default()));
         assert!(schedule.has_records(ONE_RECORD));

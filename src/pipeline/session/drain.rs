@@ -1,4 +1,4 @@
-//! The end of a session: waits for records in flight, and confirms the durable position.
+//! Ends a session gracefully: waits for the records in flight, and confirms the durable position.
 
 use std::time::Duration;
 
@@ -14,12 +14,12 @@ use crate::pipeline::decode::Core;
 use crate::pipeline::exactly_once::committer::TransactionCommitter;
 use crate::sink::{Sink, SinkError};
 
-/// How long the last status update may take.
+/// How long writing and sending the final confirmed position may each take.
 const LAST_STATUS_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Session<'_> {
-    /// Waits until all records in flight are durable, `until` has passed, or the server shuts down.
-    /// Then confirms the durable position, and closes the connection.
+    /// Waits until all records in flight are durable, the deadline `until` has passed, or the
+    /// server shuts down. Then confirms the durable position and closes the connection.
     pub(in crate::pipeline) async fn drain(
         mut self,
         core: &mut Core,
@@ -64,7 +64,7 @@ impl Session<'_> {
         }
     }
 
-    /// Logs the reason why records will be sent again, if any.
+    /// If some records are not durable and will be resent, logs the reason.
     fn log_unacknowledged(&self, settled: &Settled, core: &Core) {
         let pipeline = &self.settings.name;
         let left = core.delivery.watermark.in_flight().records;
@@ -99,16 +99,16 @@ impl Session<'_> {
     }
 }
 
-/// The result of waiting for the records in flight.
+/// Why the wait for the records in flight ended.
 enum Settled {
-    /// All records are durable, or an error prevents them from becoming durable.
+    /// All records are durable, or an error means that some of them never will be.
     Ended(Result<(), SinkError>),
     TimedOut,
     ServerStopping,
 }
 
-/// Resolves when a server that is shutting down has waited for [`SHUTDOWN_GRACE`]. `since` is the
-/// time at which the shutdown was detected, or `None` if no shutdown has been detected.
+/// Waits until [`SHUTDOWN_GRACE`] has passed since the server started to shut down. `since` is when
+/// the shutdown was detected, or `None` if it has not been detected yet.
 async fn wait_for_shutdown(slot_monitor: &mut JoinSet<MonitorEvent>, since: Option<Instant>) {
     let mut since = since;
     while since.is_none() {
@@ -123,13 +123,13 @@ async fn wait_for_shutdown(slot_monitor: &mut JoinSet<MonitorEvent>, since: Opti
     }
 }
 
-/// Resolves when all produced records are durable.
+/// Waits until all produced records are durable.
 async fn wait_until_durable(
     committer: Option<&mut TransactionCommitter>,
     core: &mut Core,
     sink: &mut impl Sink,
 ) -> Result<(), SinkError> {
-    // An error may have ended the session before the sink was flushed.
+    // The sink may contain unflushed records if an error ended the session.
     sink.flush(false)?;
     core.delivery.watermark.empty().await;
     let Some(committer) = committer else {

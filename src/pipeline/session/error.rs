@@ -7,23 +7,24 @@ use crate::model::lsn::{Lsn, Position};
 use crate::model::rounded::Elapsed;
 use crate::postgres::target::Target;
 
-/// The slot or its server differs from the previous one, or the slot can't be read.
+/// The slot can't be read safely: it or its server has changed unexpectedly, reading it crashes the
+/// server, or its table is set aside.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SlotError {
     /// The replication connection and the catalog connection have reached different servers.
     #[error(
-        "slot {slot:?} is streamed by PID {walsender}, but the catalog shows {found} for it: the two connections reached \
-         different servers, one of which may be obsolete, or the walsender has just ended. If this error persists, make sure \
-         that the address leads to only one server"
+        "slot {slot:?} is streamed by PID {walsender}, but the catalog shows {found} for it: the two connections \
+         reached different servers, one of which may be obsolete, or the walsender has just exited. If this error \
+         persists, make sure that the address leads to only one server"
     )]
     TwoServers {
         slot: String,
-        /// PID of the server process that streams to Walpost.
+        /// PID of the walsender that streams to Walpost.
         walsender: i32,
-        /// PID that the catalog contains, as text.
+        /// PID of the process that uses the slot according to the catalog, or "none".
         found: String,
     },
-    /// The server belongs to a different cluster than before.
+    /// The server belongs to a different PostgreSQL cluster than before.
     #[error(
         "the server's system identifier is {found}, but it was {expected} before: this is a different PostgreSQL cluster, and \
          Walpost can't tell which of its events have been delivered. If this is the right cluster, restart walpost"
@@ -34,7 +35,7 @@ pub(crate) enum SlotError {
         /// The previous system identifier.
         expected: String,
     },
-    /// Something else moved or re-created the slot.
+    /// Something other than Walpost moved the slot, or dropped and re-created it.
     #[error(
         "slot {slot:?} is at {found}, but Walpost confirmed it only up to {confirmed}: something else moved it, or dropped and \
          re-created it. Events committed between {confirmed} and {found} may be missing from Kafka. {resend}; {then}"
@@ -45,38 +46,39 @@ pub(crate) enum SlotError {
         found: Lsn,
         /// The last confirmed position.
         confirmed: Lsn,
-        /// How to deliver the events between the two positions.
+        /// Tells the operator how to deliver the events between the two positions.
         resend: String,
-        /// The step that the operator has to take afterwards.
+        /// Tells the operator what to do once these events have been delivered.
         then: String,
     },
     /// Reading the slot crashes the server.
     #[error(
-        "a process of PostgreSQL has crashed {times} times while slot {slot:?} was being read, and the stream did not progress past {at} \
-         in between. Each crash ends the sessions of all clients, so Walpost no longer reads the slot. The server log names the process \
-         and the signal: 11 indicates a bug in PostgreSQL or in an extension; 9 usually means that the kernel ended the process because \
-         memory was exhausted. Fix the cause, then start walpost. If the cause can't be fixed, advance the slot past this part of the \
-         WAL: SELECT pg_catalog.pg_replication_slot_advance('{slot}', pg_catalog.pg_current_wal_lsn()); then start walpost, which prints \
-         how to deliver the events in between"
+        "a PostgreSQL process has crashed {times} times while slot {slot:?} was being read, and the stream did not \
+         progress past {at} in between. Each crash ends the sessions of all clients, so Walpost no longer reads the \
+         slot. The server log names the process and the signal: 11 indicates a bug in PostgreSQL or in an extension; 9 \
+         usually means that the kernel killed the process because memory was exhausted. Fix the cause, then start \
+         walpost. If the cause can't be fixed, advance the slot past this part of the WAL: SELECT \
+         pg_catalog.pg_replication_slot_advance('{slot}', pg_catalog.pg_current_wal_lsn()); then start walpost, which \
+         prints how to deliver the events that were skipped"
     )]
     ServerCrashes {
         slot: String,
         times: u32,
-        /// The highest position that was received.
+        /// The highest position that the stream has reached.
         at: Lsn,
     },
-    /// The table was set aside while the outbox had several tables. Now that it is the only table,
-    /// its rows can't be omitted.
+    /// The outbox's only table was set aside when the outbox still consisted of several tables. A
+    /// single-table outbox can't skip rows of its table.
     #[error(
-        "table {table} is set aside, but only an outbox of several tables can omit its rows: {missing} are not delivered, and would \
-         be delivered after rows that are inserted now. Restore the previous definition (tables = [...]), send the rows: {replay}; and \
-         then change the definition again"
+        "table {table} is set aside, but its rows can be omitted only if the outbox has several tables: {missing} are \
+         not delivered, and would be delivered after rows that are inserted now. Restore the previous definition \
+         (tables = [...]) and send the rows: {replay}; then change the definition again"
     )]
     TableSetAside {
-        /// The events that are not delivered.
+        /// Describes the events that have not been delivered.
         missing: String,
         table: String,
-        /// The command that sends the missing events.
+        /// The command that delivers the missing events.
         replay: String,
     },
 }
@@ -91,10 +93,11 @@ impl SlotError {
     }
 }
 
-/// An error that ends a stream.
+/// An error that aborts the stream.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StreamError {
-    /// Delivered events can't be confirmed.
+    /// Delivered events can't be confirmed, because their position can't be written to
+    /// `walpost.slot_state`.
     #[error(
         "can't confirm positions of slot {slot:?}: the connection that writes them to walpost.slot_state has been down for \
          {elapsed}: {reason}",
@@ -102,20 +105,20 @@ pub(crate) enum StreamError {
     )]
     Unrecorded {
         slot: String,
-        /// How long positions could not be written.
+        /// How long it has been impossible to write positions.
         lasts: Duration,
         /// The error from the last attempt.
         reason: String,
     },
-    /// The server is shutting down, and an open connection would delay the shutdown.
+    /// The server is shutting down, so the connection is closed to avoid delaying the shutdown.
     #[error("PostgreSQL is shutting down; closing the connection")]
     ServerStopping,
-    /// Like [`StreamError::ServerStopping`], but with records in flight.
+    /// Like [`StreamError::ServerStopping`], but some records have not been acknowledged.
     #[error(
         "PostgreSQL is shutting down before Kafka has acknowledged all records; closing the connection"
     )]
     ServerStoppingUnacknowledged,
-    /// The sink accepted a record but could not make it durable.
+    /// The sink accepted a record but failed to deliver it.
     #[error("{}", .0.reason)]
     Delivery(DeliveryFailure),
     /// Kafka rejected a batch, but accepted each of its rows individually.
@@ -132,7 +135,7 @@ pub(crate) enum StreamError {
 }
 
 impl StreamError {
-    /// Returns whether the connection is closed because the server is shutting down.
+    /// Returns whether the stream was aborted because the server is shutting down.
     pub(super) fn is_server_stopping(&self) -> bool {
         matches!(
             self,

@@ -1,4 +1,4 @@
-//! Keeps a connection alive, and reports the durable position of its stream.
+//! Keeps a replication connection alive, and reports the stream's durable position to the server.
 
 use std::time::Duration;
 
@@ -13,14 +13,14 @@ use crate::pipeline::error::PipelineError;
 use crate::pipeline::wal_budget::slot_monitor::Watched;
 use crate::postgres::replication::ConnectionError;
 
-/// Minimum interval between reports of a higher confirmed LSN. It limits how many events are
-/// delivered again after a crash.
+/// Minimum interval between reports of a higher confirmed LSN. Kept short, because events that were
+/// delivered since the last report are delivered again after a crash.
 const CONFIRM_INTERVAL: Duration = Duration::from_millis(100);
 /// Maximum interval between status updates to the server.
 const STATUS_INTERVAL: Duration = Duration::from_secs(10);
-/// How long a server that is shutting down may wait for its walsender. The server waits until the
-/// client has confirmed all WAL that was sent, including WAL without events, which the server
-/// writes while it shuts down.
+/// How long Walpost may delay a server's shutdown. During a shutdown, the server waits until the
+/// client has confirmed all WAL that was sent. This includes the WAL that the server writes while
+/// it shuts down.
 pub(super) const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
 
 /// Returns the interval between status updates to the server.
@@ -29,9 +29,10 @@ pub(super) fn status_pause(link_timeout: Duration) -> Duration {
 }
 
 impl Session<'_> {
-    /// Sends a status update if one is due, and returns the confirmed position and when to call
-    /// again. Returns an error if the connection is dead or the server is shutting down. `has_more`
-    /// states whether other data than the records in flight must wait for Kafka.
+    /// Sends a status update if one is due. Returns the confirmed position, and the time at which
+    /// to call again. Returns an error if the connection is dead or the server is shutting down.
+    /// `has_more` indicates whether more data, in addition to the records in flight, is waiting to
+    /// be sent to Kafka.
     pub(super) async fn update_status(
         &mut self,
         core: &mut Core,
@@ -54,8 +55,8 @@ impl Session<'_> {
             .confirmation_gate
             .advance(durable, has_events_after, now);
         if let Some(since) = self.stopping_since {
-            // The server does not accept writes any longer, so a position that has not been written
-            // to `walpost.slot_state` can never be confirmed.
+            // If the writer is gone, a position that has not been written to `walpost.slot_state`
+            // yet can no longer be confirmed.
             let cannot_confirm = self.confirmation_gate.is_writer_closed() && confirmed < durable;
             if cannot_confirm || now >= since + SHUTDOWN_GRACE {
                 return Err(match in_flight || has_more || self.is_committing() {
@@ -68,8 +69,9 @@ impl Session<'_> {
         let has_advanced = self.reported != Some(confirmed);
         if now >= self.status_due || (has_advanced && now >= self.reported_at + CONFIRM_INTERVAL) {
             let status = status_pause(limit);
-            // The server does not request replies while it receives frequent status updates, so it
-            // may send no data for a long time. Therefore, request a reply from a silent server.
+            // A server that receives frequent status updates has no reason to request replies, so
+            // it may be silent for a long time. Request a reply from it to find out whether it is
+            // still alive.
             let request_reply = now.duration_since(self.connection.last_received_at()) >= status;
             self.connection
                 .confirm(confirmed, request_reply, limit)
@@ -92,9 +94,9 @@ impl Session<'_> {
         Ok((confirmed, next.min(self.status_due)))
     }
 
-    /// Keeps the connection open, and thereby the slot in use, until `ready` resolves, the
-    /// connection fails, the slot monitor ends or the slot must be dropped. Does not read frames or
-    /// confirm a higher position.
+    /// Keeps the connection open, so that the slot stays in use, until `ready` completes. Returns
+    /// early if the connection fails, the slot monitor ends, or the slot must be dropped. Reads no
+    /// frames, and confirms no higher position.
     pub(in crate::pipeline) async fn keep_alive_until(
         &mut self,
         watched: &Watched,
@@ -124,8 +126,8 @@ impl Session<'_> {
         tokio::select! {
             () = ready => {}
             () = send_updates => {}
-            // Any event of the monitor ends the wait. In particular, only the monitor detects that
-            // the server is shutting down.
+            // Any event from the monitor ends the wait. In particular, nothing else here would
+            // detect that the server is shutting down.
             _ = self.slot_monitor.join_next() => {}
             () = watched.wait_until_over_budget() => {}
         }

@@ -1,4 +1,4 @@
-//! A replication connection that does not stream yet.
+//! A replication connection that is not streaming yet.
 
 use std::time::Duration;
 
@@ -17,13 +17,13 @@ use crate::postgres::catalog::Problem;
 use crate::postgres::replication::{Connection, ConnectionError, Identity};
 use crate::postgres::target::Outbox;
 
-/// A replication connection. It becomes part of a session when it streams.
+/// A replication connection that becomes part of a [`Session`](super::Session) once it streams.
 pub(super) struct Link {
     pub(super) connection: Connection,
     pub(super) identity: Identity,
-    /// PID of the server process that serves the connection.
+    /// PID of the walsender that serves the connection.
     pub(super) walsender: i32,
-    /// The position of the slot; `None` until the slot is acquired.
+    /// The slot's position; `None` until the slot is acquired.
     pub(super) resume: Option<Lsn>,
 }
 
@@ -51,8 +51,8 @@ impl Link {
         })
     }
 
-    /// Starts replication, and returns the position of the slot. The position is read after the
-    /// slot is acquired, because other processes can no longer move the slot then.
+    /// Starts replication, which acquires the slot, and returns the slot's position. The position
+    /// is read only afterwards, when other processes can no longer move the slot.
     pub(super) async fn take_slot(
         &mut self,
         settings: &PipelineSettings,
@@ -69,10 +69,11 @@ impl Link {
             slot: target.slot.clone(),
             init: target.init_slot(),
         })?;
-        // The address may lead to another server since the first connection was opened. The
-        // position of that server's slot is unrelated to the position of this server's slot.
+        // If the address has started to point to a different server, the two connections may have
+        // reached different servers. The slot positions on the two servers are unrelated.
         if slot.active_pid != Some(self.walsender) {
-            // Another possible cause is that the server ended the stream at the first row.
+            // First rule out that the server has aborted the stream at its first row, which also
+            // releases the slot.
             if let Some(error) = unsendable::stream_end_error(&mut self.connection).await {
                 return Err(error);
             }
@@ -84,8 +85,8 @@ impl Link {
     }
 }
 
-/// Keeps the slot in use without reading from the stream, and resolves when the connection is lost.
-/// Never resolves if `link` has not acquired the slot. `confirmed` is the position of the slot.
+/// Keeps the slot in use without reading from the stream, and returns an error when the connection
+/// is lost. Never returns if `link` has not acquired the slot. `confirmed` is the slot's position.
 pub(super) async fn hold_slot(
     link: &mut Option<Link>,
     confirmed: Confirmed,
@@ -95,7 +96,7 @@ pub(super) async fn hold_slot(
         return std::future::pending().await;
     };
     loop {
-        // Reading resumes when the caller uses the link again.
+        // The connection resumes reading when the caller uses the link again.
         link.connection.pause();
         sleep(status_pause(link_timeout)).await;
         if let Err(error) = link
@@ -108,8 +109,8 @@ pub(super) async fn hold_slot(
     }
 }
 
-/// Adds the cause to the error if the catalog shows it: the processes that use the walsenders or
-/// slots if the server has reached its limit, or the privilege that the role lacks.
+/// If the catalog shows why the server refused the connection, adds the cause to the error: the
+/// processes that use up the server's walsenders or slots, or the privilege that the role lacks.
 pub(super) async fn explain_error(
     mut error: ConnectionError,
     catalog: &impl CatalogQueries,

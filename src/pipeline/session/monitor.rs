@@ -1,5 +1,5 @@
-//! Monitors the database while the stream runs: the slot, the publication and shutdowns of the
-//! server.
+//! Monitors the database while the pipeline streams: the slot, the publication, and whether the
+//! server is shutting down.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,24 +20,25 @@ use crate::postgres::catalog::{CatalogError, Observed, Problem};
 use crate::postgres::connect::dial::Notifications;
 use crate::postgres::target::Target;
 
-/// Number of slot queries for each query of the publication.
+/// The publication is queried once per this many queries of the slot.
 const SLOT_QUERIES_PER_PUBLICATION_QUERY: u32 = 6;
 
-/// Delay before the next attempt to connect or to write a position.
+/// Delay before retrying to connect or to write a position.
 const RECONNECT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// An event detected by the monitor.
 pub(super) enum MonitorEvent {
-    /// The publication would omit rows.
+    /// The publication no longer sends the outbox's rows.
     Problem(Problem),
-    /// The server is shutting down: it ends its sessions and does not accept new ones.
+    /// The server is shutting down: it has terminated the catalog connection, and does not accept
+    /// new ones.
     Stopping,
     /// Positions can't be written to `walpost.slot_state`. Contains the reason.
     Unrecorded(String),
 }
 
-/// Queries the state of the slot every few seconds, until the slot must be dropped or the
-/// connection is lost.
+/// Queries the slot's state every few seconds, until the slot must be dropped or the connection is
+/// lost.
 pub(super) async fn monitor_until_lost(
     catalog: &mut impl CatalogQueries,
     watched: &Watched,
@@ -49,18 +50,18 @@ pub(super) async fn monitor_until_lost(
             Err(error @ CatalogError::Lost(_)) => return error.into(),
             Err(error) => debug!(%error, "catalog query failed"),
         }
-        // A server that is shutting down ends this connection first, and then waits for the
-        // connections that use a slot.
+        // Stop waiting as soon as this connection is closed. A server that is shutting down
+        // terminates it first, and then waits for the connections that use a slot.
         let _ = timeout(SLOT_QUERY_INTERVAL, catalog.closed()).await;
     }
 }
 
-/// Queries the state of the slot every few seconds, and resolves when it detects an event.
-/// Concurrently writes the positions that may be confirmed.
+/// Queries the slot's state every few seconds, and returns when it detects an event. In the
+/// meantime, writes the positions that are about to be confirmed to `walpost.slot_state`.
 ///
-/// If PostgreSQL 18 omits rows because the publication is missing, it reports this in the stream,
-/// which is sufficient to halt the pipeline; the query of the catalog is an additional check. While
-/// Kafka is down, the stream is not read, so it does not show that the server is shutting down.
+/// PostgreSQL 18 also reports in the stream that it skips a missing publication, which is enough to
+/// halt the pipeline, so querying the catalog is an additional check. Shutdowns can't be detected
+/// from the stream, because it is not read while Kafka is down.
 pub(super) async fn monitor_slot<D: Database>(
     database: D,
     watched: Watched,
@@ -73,8 +74,8 @@ pub(super) async fn monitor_slot<D: Database>(
     let mut requests = listen_for_requests(&catalog, target).await;
     for turn in 1_u32.. {
         match watched.check_slot(&catalog).await {
-            // The monitor continues, because a session that is draining must still detect a
-            // shutdown of the server.
+            // Continue monitoring: if the session is draining, it must still notice that the server
+            // is shutting down.
             Ok(true) => watched.mark_over_budget(),
             Ok(false) => {}
             Err(error) => debug!(%error, "catalog query failed"),
@@ -114,8 +115,8 @@ pub(super) async fn monitor_slot<D: Database>(
         };
         match result {
             Ok(observed) => {
-                // The tables are recorded even if the pipeline halts, because rows that are
-                // committed before the pipeline runs again will be missing.
+                // Record the tables even if the pipeline is about to halt. Rows that are committed
+                // before it runs again will be missing from Kafka, and must be accounted for.
                 publication.record(&catalog, &watched).await;
                 if let Some(problem) = watched.publication_problem(&observed) {
                     return MonitorEvent::Problem(problem);
@@ -128,8 +129,8 @@ pub(super) async fn monitor_slot<D: Database>(
     std::future::pending().await
 }
 
-/// Opens a new catalog connection, and checks that it reaches the server that streams, because the
-/// address may now lead to another server.
+/// Opens a new catalog connection, and checks that it reaches the server that is streaming, because
+/// the address may point to a different server by now.
 async fn reconnect<D: Database>(
     database: &D,
     target: &Target,
@@ -144,8 +145,8 @@ async fn reconnect<D: Database>(
     }
 }
 
-/// Listens for requests from other commands to confirm the position. If listening fails, requests
-/// are ignored, and positions are confirmed later.
+/// Listens for requests from other commands to confirm the position. If this fails, such requests
+/// are ignored, and the position is confirmed at its regular time.
 async fn listen_for_requests(catalog: &impl CatalogQueries, target: &Target) -> Arc<Notifications> {
     let listening = catalog.position_requests(&target.slot).await;
     listening.unwrap_or_else(|error| {
@@ -154,7 +155,7 @@ async fn listen_for_requests(catalog: &impl CatalogQueries, target: &Target) -> 
     })
 }
 
-/// Writes the positions that may be confirmed, until the connection has ended.
+/// Writes the positions that are about to be confirmed, until the connection is closed.
 async fn write_until_closed(
     catalog: &mut impl CatalogQueries,
     writer: &mut Option<SlotStateWriter>,

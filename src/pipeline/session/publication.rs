@@ -1,6 +1,7 @@
-//! Detects tables and rows that a publication omits after it was changed while the pipeline runs.
-//! If the publication omits the whole outbox, the pipeline halts
-//! ([`Observed::publication_problem`]). This module detects partial omissions.
+//! Detects that the publication was changed while the pipeline was running, and no longer contains
+//! some tables or rows. If it no longer contains the outbox at all, the pipeline halts
+//! ([`Observed::publication_problem`]). This module detects the other cases, which are only
+//! reported.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,31 +17,32 @@ use crate::postgres::catalog::{Observed, ObservedPublication, format_some, hidde
 use crate::postgres::table::{TableName, identifier};
 use crate::postgres::target::{Outbox, Target};
 
-/// The contents of the publication since the pipeline started. All clones share them.
+/// Everything that the publication has contained since the pipeline started. Clones share the same
+/// state.
 #[derive(Clone, Default)]
 pub(crate) struct WatchedPublication(Arc<Mutex<PublicationSeen>>);
 
 #[derive(Default)]
 struct PublicationSeen {
-    /// All tables that the publication has contained.
+    /// All tables that have been in the publication at any time since the pipeline started.
     tables: HashSet<TableName>,
-    /// The row filter of the publication when the pipeline started; `None` if it has not been read
-    /// yet.
+    /// The publication's row filter when the pipeline started; the outer `None` means that it has
+    /// not been read yet.
     filter: Option<Option<String>>,
-    /// When the tables were last recorded as published, and how many events had been delivered at
-    /// that time.
+    /// When the published tables were last recorded, and how many events had been delivered by
+    /// then.
     refreshed: Option<(Instant, u64)>,
-    /// Whether a warning was logged that recording the tables failed.
+    /// Whether a warning has been logged that the tables could not be recorded.
     has_warned: bool,
 }
 
-/// Minimum interval between two recordings of the published tables, per table. Each table requires
-/// a write.
+/// Minimum interval between recordings of the published tables, to be multiplied by the number of
+/// tables, because each table requires a write.
 const REFRESH_INTERVAL_PER_TABLE: Duration = Duration::from_millis(100);
 
 impl WatchedPublication {
-    /// Compares the publication with its earlier contents, and records for monitoring which rows it
-    /// omits now.
+    /// Compares the publication with its earlier contents, and reports to monitoring which tables
+    /// or rows it no longer contains.
     pub(super) async fn compare(
         &self,
         catalog: &impl CatalogQueries,
@@ -70,8 +72,7 @@ impl WatchedPublication {
         watched.stats().record_omission(found);
     }
 
-    /// Records in the database how the tables are published. Failures to connect are reported
-    /// elsewhere.
+    /// Records in the database how each table is published. If this fails, logs a warning once.
     pub(super) async fn record(&self, catalog: &impl CatalogQueries, watched: &Watched) {
         let delivered = watched.stats().totals().delivered;
         let refresh = self.lock_seen().refresh(Instant::now(), delivered);
@@ -97,9 +98,9 @@ impl WatchedPublication {
 }
 
 impl PublicationSeen {
-    /// Returns whether to record that the tables are still published. This is not necessary if no
-    /// events have been delivered since the last recording, because no row could then be sent
-    /// twice.
+    /// Returns whether to record now that the tables are still published. If no events have been
+    /// delivered since this was last recorded, there is no need: replaying rows from the recorded
+    /// time could not send any row twice.
     fn refresh(&mut self, now: Instant, delivered: u64) -> Refresh {
         let pause =
             REFRESH_INTERVAL_PER_TABLE * u32::try_from(self.tables.len()).unwrap_or(u32::MAX);
@@ -113,9 +114,9 @@ impl PublicationSeen {
         }
     }
 
-    /// Returns a description of the tables or rows that `publication` omits, and the command that
-    /// fixes the publication. `unpublished` contains existing tables that are not in the
-    /// publication.
+    /// If `publication` no longer contains some tables or rows, returns a description of them, and
+    /// instructions for fixing the publication. `unpublished` contains the existing tables that are
+    /// not in the publication.
     fn find_omission(
         &mut self,
         target: &Target,
@@ -142,7 +143,7 @@ impl PublicationSeen {
                 ),
             ));
         }
-        // While the table is locked, its filter can't be read. A later query compares it.
+        // A table's filter can't be read while the table is locked. Compare it next time.
         if publication.has_locked_filter {
             return None;
         }
@@ -150,7 +151,8 @@ impl PublicationSeen {
             .filter
             .get_or_insert_with(|| publication.row_filter.clone());
         let filter = publication.row_filter.as_ref()?;
-        // With several tables, the query does not show which table this filter belongs to.
+        // With several tables, it is not known which of them this filter belongs to, so only report
+        // a filter if there was none before.
         let is_new = match target.outbox.is_several() {
             true => filter_before.is_none(),
             false => filter_before.as_ref() != Some(filter),
@@ -203,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_tables_that_the_publication_contained_before() {
+    fn reports_tables_that_are_no_longer_in_the_publication() {
         let mut seen = PublicationSeen::default();
         let unpublished = [table("tenant_a.outbox"), table("tenant_c.outbox")];
         let both = publication(&["tenant_a.outbox", "tenant_b.outbox"], None);
@@ -222,7 +224,7 @@ mod tests {
             seen.find_omission(&several(), &both, &unpublished[1..]),
             None
         );
-        // A dropped table is not reported.
+        // A table that was dropped is not reported.
         assert_eq!(seen.find_omission(&several(), &one, &[]), None);
     }
 

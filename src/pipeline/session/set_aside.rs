@@ -1,4 +1,4 @@
-//! Handling of tables that are set aside or delivered again. The journal records each change before
+//! Sets tables aside and resumes their delivery. Each such change is written to the journal before
 //! the stream continues.
 
 use std::pin::Pin;
@@ -18,23 +18,25 @@ use crate::postgres::catalog::set_aside::TableNote;
 use crate::postgres::table::TableName;
 use crate::sink::SinkError;
 
-/// The write of a note to the journal. Resolves to the entry that the note has opened, if any.
+/// A future that writes a note to the journal. If the note sets a table aside or keeps it set
+/// aside, the future returns the new journal entry.
 pub(super) type Recording =
     Pin<Box<dyn Future<Output = Result<Option<SetAside>, PipelineError>> + Send>>;
 
-/// The open journal entries, as tracked by a session.
+/// Tracks changes to the journal entries about set-aside tables during a session.
 pub(super) struct TableWatch {
-    /// The entries that the slot monitor last read.
+    /// The entries that the slot monitor read last.
     read: watch::Receiver<Vec<SetAside>>,
-    /// The entries that may require a note.
+    /// Entries that may require a note, because they have not been checked for a completed replay
+    /// yet.
     pending: Vec<SetAside>,
     reminder: Outage,
-    /// Number of rows omitted since the last reminder.
+    /// Number of rows skipped since the last log message about them.
     rows: u64,
 }
 
 impl TableWatch {
-    /// Creates the tracker of a session that started with these entries.
+    /// Creates the tracker for a session that starts with these entries.
     pub(super) fn new(entries: Vec<SetAside>, read: watch::Receiver<Vec<SetAside>>) -> Self {
         Self {
             read,
@@ -44,8 +46,7 @@ impl TableWatch {
         }
     }
 
-    /// Resolves when the slot monitor has read entries that differ from the previous ones. Cancel
-    /// safe.
+    /// Waits until the slot monitor reads entries that differ from the previous ones. Cancel safe.
     pub(super) async fn wait_for_change(&mut self) {
         match self.read.changed().await {
             Ok(()) => self.pending.clone_from(&self.read.borrow_and_update()),
@@ -53,7 +54,7 @@ impl TableWatch {
         }
     }
 
-    /// Returns the next note to record, if any.
+    /// Returns the next note that must be written to the journal, if any.
     pub(super) fn next_note(&mut self, core: &Core) -> Option<TableNote> {
         if self.pending.is_empty() {
             return None;
@@ -65,7 +66,7 @@ impl TableWatch {
         note
     }
 
-    /// Counts omitted rows, and logs their number at intervals.
+    /// Counts skipped rows, and logs their number at intervals.
     pub(super) fn count_omitted_rows(&mut self, settings: &PipelineSettings, core: &Core) {
         let rows = core.take_omitted_row_count();
         if rows == 0 {
@@ -112,7 +113,7 @@ pub(super) fn record(
     })
 }
 
-/// Logs a note that was recorded.
+/// Logs a note that has been written to the journal.
 pub(super) fn log_note(settings: &PipelineSettings, note: &TableNote, opened: Option<&SetAside>) {
     let pipeline = &settings.name;
     let entry = opened.map(|entry| entry.id);
@@ -133,7 +134,7 @@ pub(super) fn log_note(settings: &PipelineSettings, note: &TableNote, opened: Op
         }
         TableNote::Resumed { entries, before } => {
             let table = table_in(entries);
-            info!(pipeline, table, from = %before, "events of the table are delivered from the stream once more");
+            info!(pipeline, table, from = %before, "the stream has resumed delivering the table's events");
         }
         TableNote::Missed {
             entries, reason, ..
@@ -143,16 +144,17 @@ pub(super) fn log_note(settings: &PipelineSettings, note: &TableNote, opened: Op
             let replay = settings.target.replay_set_aside(name);
             warn!(
                 pipeline,
-                table, entry, reason, "the table stays set aside. Send its rows again: {replay}"
+                table, entry, reason, "the table remains set aside. Send its rows again: {replay}"
             );
         }
     }
 }
 
-/// Checks that the only table of an outbox was not set aside while it was one of several.
+/// Checks that the outbox's only table is not set aside, which may have happened while the outbox
+/// consisted of several tables.
 ///
 /// # Errors
-/// Returns an error if the table was set aside and its rows have not been sent again.
+/// Returns an error if the table was set aside and has not been replayed.
 pub(super) fn check_single(
     settings: &PipelineSettings,
     entries: &[SetAside],
@@ -172,7 +174,7 @@ pub(super) fn check_single(
     }
 }
 
-/// Logs the tables that are set aside when a pipeline starts.
+/// Logs which tables are set aside. Called once when a pipeline starts.
 pub(super) fn log_set_aside_tables(settings: &PipelineSettings, entries: &[SetAside]) {
     let pipeline = &settings.name;
     for entry in entries.iter().filter(|entry| entry.until.is_none()) {
@@ -186,8 +188,8 @@ pub(super) fn log_set_aside_tables(settings: &PipelineSettings, entries: &[SetAs
     }
 }
 
-/// Returns whether an error about a topic concerns only the table of the current row, because other
-/// rows have other topics.
+/// Returns whether an error about `topic` concerns only the table of the current row. This is not
+/// the case if the configuration names the topic, because other tables then use it, too.
 pub(super) fn is_topic_of_row(settings: &PipelineSettings, topic: &str, error: &SinkError) -> bool {
     let is_shared = settings.outbox.topic.constant() == Some(topic)
         || settings.dead_letters.is_enabled() && settings.dead_letters.topic == topic;

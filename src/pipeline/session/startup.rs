@@ -1,5 +1,6 @@
-//! The startup of a session, from checking the requirements to a streaming connection. Each phase
-//! is a type that owns the results so far, and has a method that continues with the next phase.
+//! Starts a session in several phases, from checking the requirements to streaming. Each phase is
+//! represented by a type that owns the results so far, and has a method that returns the next
+//! phase.
 //!
 //! ```text
 //! Checked ──▶ Connected ──▶ Planned ──▶ SlotTaken ──▶ Session
@@ -27,7 +28,7 @@ mod connected;
 mod planned;
 mod slot_taken;
 
-/// Checks the requirements of the pipeline, connects, and starts replication. Returns `None` if the
+/// Checks the pipeline's requirements, connects, and starts replication. Returns `None` if the
 /// pipeline is asked to drain in the meantime.
 pub(in crate::pipeline) async fn open<'s>(
     settings: &'s PipelineSettings,
@@ -57,17 +58,17 @@ pub(in crate::pipeline) async fn open<'s>(
     }
 }
 
-/// How to handle rows that are older than the slot.
+/// What to do about rows that are older than the slot.
 enum OlderRows {
-    /// The rows have been handled, and the journal records this.
+    /// Nothing: the rows have been dealt with, and this is recorded in the journal.
     Nothing,
-    /// The rows have been handled, but the journal must still record this.
+    /// The rows have been dealt with, but this must still be recorded in the journal.
     Settled(Settlement),
     /// The rows must be copied before the stream starts.
     Copy(Box<Snapshot>),
 }
 
-/// The state that every phase uses.
+/// The state that all phases share.
 struct Startup<'a, 's, D> {
     settings: &'s PipelineSettings,
     database: &'a D,
@@ -93,9 +94,9 @@ impl<D: Database> Startup<'_, '_, D> {
         Ok(resume)
     }
 
-    /// Returns the recorded state of the slot. Returns `Some(None)` if no state is recorded yet,
-    /// and
-    /// `None` if positions can't be recorded, which is logged once.
+    /// Returns the state of the slot that is recorded in `walpost.slot_state`. Returns `Some(None)`
+    /// if no state has been recorded yet. Returns `None` if positions can't be recorded there; in
+    /// this case, a warning is logged once.
     async fn slot_state(
         &mut self,
         catalog: &D::Catalog,

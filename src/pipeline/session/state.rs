@@ -1,4 +1,4 @@
-//! The state of a pipeline that outlives a connection.
+//! The parts of a pipeline's state that outlive a connection.
 
 use tracing::warn;
 
@@ -19,39 +19,41 @@ use crate::pipeline::wal_budget::slot_monitor::Watched;
 use crate::postgres::catalog::slot_state::SlotIdentity;
 use crate::postgres::replication::Identity;
 
-/// The state that a pipeline keeps from one connection to the next, for example to detect a
-/// different history of the database.
+/// State that a pipeline keeps from one connection to the next, for example to detect that it has
+/// connected to a different cluster.
 pub(crate) struct SessionState {
     pub(super) system_id: Option<String>,
     pub(super) timeline: u32,
     pub(super) confirmed: Option<Confirmed>,
-    /// Whether another process may have used the slot since this process last checked it.
+    /// Whether another process may have used the slot since this process last checked the slot's
+    /// position.
     pub(super) another_owner: bool,
-    /// A checkpoint that did not match the slot.
+    /// The last checkpoint that did not match the slot, if any.
     pub(super) doubted: Option<Checkpoint>,
-    /// Whether the rows that are older than the slot have been copied or do not have to be copied.
+    /// Whether the rows older than the slot have been copied or need not be copied.
     pub(super) snapshot_done: bool,
-    /// Whether the last attempt to start had rows to copy.
+    /// Whether the last attempt to start found rows to copy.
     pub(super) copies: bool,
-    /// Whether dropped slots have been logged.
+    /// Whether reminders and warnings about the pipeline's setup, such as those about dropped
+    /// slots, have been logged.
     pub(super) has_reminded: bool,
-    /// Whether tables that are set aside have been logged.
+    /// Whether the set-aside tables have been logged.
     pub(super) has_listed_tables: bool,
-    /// Whether a warning was logged that confirmed positions can't be written to
+    /// Whether a warning has been logged that confirmed positions can't be written to
     /// `walpost.slot_state`.
     pub(super) has_warned_unrecorded: bool,
-    /// The limit for records in flight with exactly-once delivery.
+    /// With exactly-once delivery, the current limit on records in flight.
     pub(super) adaptive_window: AdaptiveWindow,
-    /// Whether PostgreSQL accepts the role.
+    /// Tracks which connections PostgreSQL has accepted from the role.
     pub(in crate::pipeline) access: Access,
-    /// Crashes of the server.
+    /// Counts the server's crashes.
     pub(in crate::pipeline) crashes: Crashes,
     pub(super) watched: Watched,
     pub(super) publication: WatchedPublication,
 }
 
 impl SessionState {
-    /// Creates the state of a pipeline that has just started.
+    /// Creates the state for a pipeline that has just started.
     pub(crate) fn new(window: Window, watched: Watched) -> Self {
         Self {
             system_id: None,
@@ -72,22 +74,23 @@ impl SessionState {
         }
     }
 
-    /// Returns the slot that is monitored.
+    /// Returns the slot that is being monitored.
     pub(crate) fn watched(&self) -> &Watched {
         &self.watched
     }
 
-    /// Records how the tables are published.
+    /// Records in the database how each table is published.
     pub(super) async fn record_tables(&self, catalog: &impl CatalogQueries) {
         self.publication.record(catalog, &self.watched).await;
     }
 
-    /// Returns the limit for records in flight.
+    /// Returns the current limit on records in flight.
     pub(crate) fn window(&self) -> Window {
         self.adaptive_window.window()
     }
 
-    /// Records that a Kafka transaction was abandoned, with these records in flight.
+    /// Records that a Kafka transaction was abandoned. `in_flight` is the number and size of the
+    /// records that were in flight at that time.
     pub(crate) fn record_abandoned_transaction(&mut self, in_flight: Window) {
         self.adaptive_window.record_abandoned_transaction(in_flight);
     }
@@ -106,14 +109,14 @@ impl SessionState {
         self.confirmed
     }
 
-    /// Records that another process used the slot, and may have moved it legitimately.
+    /// Records that another process has used the slot, and may legitimately have moved it.
     pub(crate) fn record_other_owner(&mut self) {
         self.another_owner = true;
     }
 
     /// Returns the error for a `checkpoint` that does not match the slot. The checkpoint was read
-    /// before the slot was acquired, and another instance may have advanced both in between. The
-    /// mismatch is therefore certain only if the next attempt reads the same checkpoint.
+    /// before the slot was acquired, so another instance may have advanced both in between. The
+    /// mismatch is therefore treated as real only if the next attempt reads the same checkpoint.
     pub(super) fn checkpoint_mismatch(
         &mut self,
         checkpoint: Checkpoint,
@@ -126,8 +129,9 @@ impl SessionState {
         ExactlyOnceError::Outrun(error)
     }
 
-    /// Checks that the server belongs to the same cluster as before. A different cluster does not
-    /// contain the events read so far, and its LSNs are unrelated to those of the previous cluster.
+    /// Checks that the server belongs to the same cluster as before. On a different cluster, the
+    /// events read so far may not exist, and LSNs can't be compared with those of the previous
+    /// cluster.
     pub(super) fn check_cluster(&self, found: &Identity) -> Result<(), SlotError> {
         match &self.system_id {
             Some(expected) if *expected != found.system_id => Err(SlotError::OtherCluster {
@@ -138,8 +142,8 @@ impl SessionState {
         }
     }
 
-    /// Records the identity of the server that will stream, and returns the identity of the slot on
-    /// that server.
+    /// Records the identity of the server that will stream, and returns the slot's identity on that
+    /// server.
     pub(super) fn record_server(
         &mut self,
         settings: &PipelineSettings,
@@ -173,9 +177,10 @@ impl SessionState {
         }
     }
 
-    /// Checks that no other program has moved the slot. `written` is the recorded position of the
-    /// slot, which every Walpost process that used the slot has updated. If no position is
-    /// recorded, another Walpost process may have moved the slot legitimately.
+    /// Checks that nothing other than Walpost has moved the slot. `written` is the slot's position
+    /// in `walpost.slot_state`, which every Walpost process that uses the slot updates. If
+    /// `written` is `None`, a higher position is accepted once after another process has used the
+    /// slot, because that process may have been Walpost.
     pub(super) fn check_slot(
         &mut self,
         slot: &SlotIdentity,
@@ -184,8 +189,8 @@ impl SessionState {
     ) -> Result<(), SlotError> {
         let another_owner = std::mem::take(&mut self.another_owner);
         let ours = self.confirmed.map(Confirmed::lsn);
-        // If a position was confirmed while the table could not be written, only this process has
-        // recorded it.
+        // A position that was confirmed while the table could not be written is known only to this
+        // process.
         match written.max(ours.filter(|_| !another_owner)) {
             Some(confirmed) if found > confirmed => Err(SlotError::SlotMoved {
                 slot: slot.target.slot.clone(),

@@ -18,8 +18,8 @@ const WINDOW: Window = Window {
 const CONFIRMED: Lsn = Lsn(0x200);
 const ABOVE_CONFIRMED: Lsn = Lsn(0x201);
 
-/// Returns the state of a pipeline that has confirmed a position on one cluster, and the identity
-/// of its slot.
+/// Returns the state of a pipeline that has confirmed a position on cluster "one", and its slot's
+/// identity.
 fn session_state() -> (SessionState, SlotIdentity) {
     let settings = sim::settings(false, false, &mut fastrand::Rng::with_seed(1));
     let watched = Watched::new(&settings, &Arc::default());
@@ -67,7 +67,7 @@ fn rejects_a_different_cluster() {
 }
 
 #[test]
-fn detects_a_slot_above_the_confirmed_position() {
+fn detects_a_slot_that_is_ahead_of_the_confirmed_position() {
     let (mut session_state, slot) = session_state();
     for found in [Lsn::ZERO, CONFIRMED] {
         assert!(
@@ -85,9 +85,10 @@ fn detects_a_slot_above_the_confirmed_position() {
     );
 }
 
-/// If the exception lasted, an instance that was once a standby could not detect a moved slot.
+/// If a higher position were accepted more than once, an instance that was once a standby could
+/// never detect that the slot was moved.
 #[test]
-fn accepts_a_higher_position_once_after_another_process_used_the_slot() {
+fn accepts_a_higher_position_only_once_after_another_process_used_the_slot() {
     let (mut session_state, slot) = session_state();
     session_state.record_other_owner();
     assert!(
@@ -99,8 +100,8 @@ fn accepts_a_higher_position_once_after_another_process_used_the_slot() {
     assert!(matches!(moved, Err(SlotError::SlotMoved { .. })));
 }
 
-/// A position may have been confirmed without a record because the role lacked the privilege to
-/// write the row.
+/// A position may be confirmed without being recorded if the role lacks the privilege to write to
+/// the table.
 #[test]
 fn accepts_a_position_that_was_confirmed_but_not_recorded() {
     let (mut session_state, slot) = session_state();
@@ -108,15 +109,15 @@ fn accepts_a_position_that_was_confirmed_but_not_recorded() {
     assert!(session_state.check_slot(&slot, before, CONFIRMED).is_ok());
     let moved = session_state.check_slot(&slot, before, ABOVE_CONFIRMED);
     assert!(matches!(moved, Err(SlotError::SlotMoved { .. })));
-    // If another instance has used the slot since, the position that this instance confirmed does
-    // not count.
+    // If another instance has used the slot in the meantime, the position that this instance
+    // confirmed no longer counts.
     session_state.record_other_owner();
     let moved = session_state.check_slot(&slot, before, CONFIRMED);
     assert!(matches!(moved, Err(SlotError::SlotMoved { .. })));
 }
 
-/// A standby has not confirmed a position itself, but every process that uses the slot records its
-/// position.
+/// A standby has not confirmed any position itself, but can rely on the position recorded by the
+/// process that used the slot before.
 #[test]
 fn compares_the_slot_with_the_recorded_position_after_another_process_used_it() {
     let (mut session_state, slot) = session_state();

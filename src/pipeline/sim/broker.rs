@@ -1,5 +1,5 @@
-//! A simulated producer and its brokers. They deliver records with delays, in any order between
-//! partitions, and with failures.
+//! A simulated Kafka producer and its brokers. Deliveries are delayed, occur in any order across
+//! partitions, and sometimes fail.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,20 +20,21 @@ use crate::outbox::Record;
 use crate::outbox::headers::POSITION_HEADER;
 use crate::sink::{Answer, Commit, Preparation, Prepared, Produced, Sink, SinkError, TakeOver};
 
-/// A simulated producer. When it is dropped, its queued records may or may not arrive.
+/// A simulated producer. When it is dropped, some of its queued records may still arrive.
 pub(super) struct SimSink {
     producer: Arc<Producer>,
     window_records: usize,
     known: BTreeSet<String>,
     refused: Vec<RefusedRecord>,
-    /// If each batch has one record: the last suspected row.
+    /// The last row that may have caused a batch to be rejected, if records are therefore sent one
+    /// at a time.
     suspected_until: Option<Position>,
-    /// The transactions after the last suspected row.
+    /// Later transactions whose records were also sent one at a time.
     later_transactions: BTreeSet<Lsn>,
 }
 
 struct Producer {
-    /// Maximum number of records of a partition that are sent together.
+    /// Maximum number of records in a batch. A batch belongs to one partition.
     batch: usize,
     shared: Shared,
     deliveries: Arc<Deliveries>,
@@ -43,17 +44,17 @@ struct Producer {
 
 #[derive(Default)]
 struct State {
-    /// Records that were accepted but not appended yet, by partition.
+    /// Records that the producer has accepted but the brokers have not appended yet, by partition.
     queued: [VecDeque<Queued>; PARTITIONS],
-    /// Records that were appended but not reported as delivered yet.
+    /// Records that the brokers have appended but the producer has not reported as delivered yet.
     appended: Vec<Tag>,
-    /// With exactly-once delivery: the epoch of the producer since it has taken over.
+    /// With exactly-once delivery: this producer's epoch; zero until it has taken over.
     epoch: u64,
-    /// With exactly-once delivery: the open transaction.
+    /// With exactly-once delivery: the number of the open transaction.
     transaction: Option<u64>,
     has_failed: bool,
-    /// After a rejected batch: when to report the failure, and the failure. Until the failure is
-    /// reported, the producer only stops accepting records.
+    /// The failure to report after a batch was rejected, and when to report it. Until then, the
+    /// producer refuses further records without giving the reason.
     pending_failure: Option<(Instant, DeliveryFailure)>,
 }
 
@@ -61,14 +62,15 @@ struct Queued {
     id: u64,
     tag: Tag,
     is_dead_letter: bool,
-    /// The description of this record to report if it is rejected.
+    /// The description to report if this record is rejected.
     record: RefusedRecord,
 }
 
-/// Maximum number of records in a batch according to the configuration.
+/// The configured maximum number of records in a batch.
 const BATCH_RECORDS_MAX: u32 = 16;
-/// Maximum number of transactions after the rows of a rejected batch that may be sent row by row. A
-/// transaction that is open when Walpost is asked to stop is also sent row by row.
+/// After a rejected batch, Walpost sends the suspected rows one at a time. It may do the same for
+/// at most this many later transactions, because it also finishes a transaction that is open when
+/// it is asked to stop.
 const TRANSACTIONS_AFTER_REJECTED_MAX: usize = 3;
 
 impl SimSink {
@@ -90,7 +92,8 @@ impl SimSink {
             is_gone: AtomicBool::new(false),
         });
         tokio::spawn(deliver_records(Arc::clone(&producer)));
-        // Older rows have different positions each time they are copied.
+        // If there are older rows, don't check which rows are sent one at a time, because older
+        // rows get new positions each time they are copied.
         let suspected_until = match producer.shared.lock() {
             world if batching.single && !world.has_older => world.cluster.refused_until,
             _ => None,
@@ -106,7 +109,7 @@ impl SimSink {
     }
 }
 
-/// Delivers a few records at a time.
+/// Delivers the producer's queued records, a few at a time.
 async fn deliver_records(producer: Arc<Producer>) {
     loop {
         sleep(producer.pace(4000)).await;
@@ -159,14 +162,15 @@ impl Producer {
                 self.fail(&mut state, "fenced");
                 return;
             }
-            // This producer must not abort the transaction of another producer.
+            // This must follow the epoch check, so that this producer can't abort another
+            // producer's transaction.
             if state.epoch != 0 && world.cluster.abort_if_expired() {
                 drop(world);
                 self.fail(&mut state, "the transaction was open for too long");
                 return;
             }
-            // A slow link transfers one record at a time. Its probability of failure within a
-            // second is the same.
+            // A slow link transfers one record at a time. Its transactions take longer, so it must
+            // fail less often than a fast link. Otherwise, the transactions would never succeed.
             let (mut capacity, failure_odds) = match world.cluster.rate {
                 Some(_) => (1, 20_000),
                 None => (usize::MAX, 400),
@@ -180,7 +184,8 @@ impl Producer {
                 while !sent.is_empty() {
                     let batch: Vec<_> = sent.drain(..self.batch.min(sent.len())).collect();
                     if is_batch_rejected(&batch, &world.cluster) {
-                        // After a reconnect, earlier rows may be re-sent after later rows.
+                        // Take the maximum: after a reconnect, earlier rows may be resent and
+                        // rejected again.
                         let last = batch.iter().map(|queued| queued.record.at).max();
                         world.cluster.refused_until = world.cluster.refused_until.max(last);
                         state.has_failed = true;
@@ -197,7 +202,8 @@ impl Producer {
                 }
             }
             if !state.appended.is_empty() && world.dice.u16(0..failure_odds) == 0 {
-                // The response for the appended records is lost, so they are not reported.
+                // The response for the appended records is lost, so they are not reported as
+                // delivered.
                 drop(world);
                 self.fail(&mut state, "the connection to the broker was lost");
                 return;
@@ -226,8 +232,8 @@ impl Producer {
         state.appended.is_empty() && state.queued.iter().all(VecDeque::is_empty)
     }
 
-    /// Returns the delay until the brokers may have made progress: a random delay up to `most`
-    /// microseconds, or the time that a slow link takes for one record.
+    /// Returns how long to wait before the brokers can make progress: the time that a slow link
+    /// takes for one record, or otherwise a random delay of up to `most` microseconds.
     fn pace(&self, most: u64) -> Duration {
         let mut world = self.shared.lock();
         match world.cluster.rate {
@@ -286,6 +292,7 @@ impl Producer {
         }
         if outcome < 3 {
             // Either the transaction was aborted, or it was committed but the response was lost.
+            // The producer can't tell which.
             return Err(SinkError::Broken("commit".to_owned()));
         }
         state.transaction = Some(world.cluster.begin());
@@ -300,7 +307,7 @@ impl Sink for SimSink {
         }
         {
             let mut world = self.producer.shared.lock();
-            // With a slow link, only the window should limit the accepted records.
+            // With a slow link, nothing but the window should limit how many records are accepted.
             if world.cluster.rate.is_none() && world.chance(2) {
                 return Ok(Produced::Full);
             }
@@ -347,7 +354,9 @@ impl Sink for SimSink {
         if self.suspected_until.is_some_and(|until| until < at) {
             self.later_transactions.insert(at.commit);
             if self.later_transactions.len() > TRANSACTIONS_AFTER_REJECTED_MAX {
-                let text = format!("event {id} is sent alone, although it is not suspected");
+                let text = format!(
+                    "event {id} was sent in a batch of its own, although it was not in a rejected batch"
+                );
                 self.producer.shared.lock().break_rule(text);
             }
         }
@@ -368,7 +377,7 @@ impl Sink for SimSink {
         let in_flight = queued + state.appended.len();
         if in_flight > self.window_records {
             let text = format!(
-                "{in_flight} records are in flight, but the window has {}",
+                "{in_flight} records are in flight, but the window allows only {}",
                 self.window_records
             );
             self.producer.shared.lock().break_rule(text);
@@ -424,7 +433,7 @@ impl Drop for SimSink {
         if state.has_failed || world.exactly_once && world.cluster.epoch != state.epoch {
             return;
         }
-        // Some queued records still arrive, but are not reported.
+        // Some of the queued records still arrive, but are not reported as delivered.
         for partition in 0..PARTITIONS {
             let ready = state.queued[partition].len();
             let count = world.dice.usize(0..=ready);

@@ -1,5 +1,5 @@
-//! Rows that are older than the slot: the journal, the snapshots that contain the rows, and the
-//! rules for the journal and the snapshots.
+//! Simulates rows that are older than the slot, the snapshots that contain them, and the journal.
+//! Also checks that Walpost uses the journal and the snapshots correctly.
 
 use super::world::{Event, World};
 use crate::delivery::checkpoint::Delivered;
@@ -7,15 +7,16 @@ use crate::delivery::chunks::CopyProgress;
 use crate::model::lsn::{Lsn, Position};
 use crate::postgres::catalog::{Rows, SnapshotRecord};
 
-/// Decides whether the outbox has rows that are older than its slot. The decision is independent of
-/// all other random choices.
+/// Decides whether the outbox has rows that are older than its slot. Uses a separate random number
+/// generator, so that this decision does not affect the other random choices for the same seed.
 pub(super) fn draw_older(seed: u64) -> bool {
     fastrand::Rng::with_seed(seed.rotate_left(48)).u8(0..4) == 0
 }
 
-/// The rows visible to a transaction that started when the snapshot was created.
+/// The table's rows at the time when the snapshot was created.
 pub(super) struct Snapshot {
-    /// The snapshot contains the transactions that were committed before this LSN.
+    /// The consistent point: the snapshot contains the transactions that were committed before this
+    /// LSN.
     pub(super) snapshot_lsn: Lsn,
     /// The rows, in the order of their IDs.
     rows: Vec<Event>,
@@ -34,8 +35,8 @@ impl World {
         database.on_disk = database.end;
     }
 
-    /// Returns the ID of an event that is committed now. A transaction that commits later than
-    /// another one may have the lower ID.
+    /// Returns the ID for an event in a transaction that commits now. As in a real database, a
+    /// transaction may have obtained its ID early, and commit after others with higher IDs.
     pub(super) fn next_id(&mut self) -> u64 {
         let open = self.database.open_ids.len();
         if open > 0 && self.chance(20) {
@@ -46,14 +47,14 @@ impl World {
         self.database.next_id
     }
 
-    /// Starts a transaction that is assigned an ID and remains open.
+    /// Starts a transaction that obtains an ID and stays open.
     pub(super) fn leave_id_open(&mut self) {
         self.database.next_id += 1;
         let id = self.database.next_id;
         self.database.open_ids.push(id);
     }
 
-    /// Returns the journal's record of the snapshot.
+    /// Returns what the journal records about the snapshot.
     pub(super) fn record(&self) -> SnapshotRecord {
         let journal = &self.database.journal;
         let done = journal
@@ -63,8 +64,8 @@ impl World {
         counts.map_or(SnapshotRecord::Nothing, |(_, record)| *record)
     }
 
-    /// Returns the rows of the table. If the table was empty when the slot was created, no existing
-    /// row is older than the slot.
+    /// Returns whether the table has rows, and how many. If the table was empty when the slot was
+    /// created, returns [`Rows::None`], because none of the rows are older than the slot.
     pub(super) fn rows(&self) -> Rows {
         let log = self.database.log.iter();
         let count: usize = log.map(|transaction| transaction.events.len()).sum();
@@ -74,8 +75,8 @@ impl World {
         }
     }
 
-    /// Returns whether the database shows that all older rows were confirmed. Always false if the
-    /// database was restored or the slot was re-created.
+    /// Returns whether the database shows that the copy of older rows was delivered and confirmed.
+    /// Always false if the database was restored or the slot was re-created.
     pub(super) fn is_copied(&self) -> bool {
         match self.record() {
             _ if self.restored.is_some() => false,
@@ -88,10 +89,10 @@ impl World {
     }
 
     /// Returns whether exactly-once delivery can detect that the database was restored to a state
-    /// in which the WAL ended at `end`. `is_down` states whether no instance is running when the
-    /// database is restored. The WAL contains no trace of copied rows. Until an event of the stream
-    /// follows them, Walpost can't distinguish WAL that extends past their last consistent point
-    /// from the original WAL.
+    /// in which the WAL ended at `end`. `is_down` indicates that no instance is running during the
+    /// restore. Detection is not possible right after a copy, because copied rows leave no trace in
+    /// the WAL. Until the stream delivers another event, Walpost can't distinguish any WAL that
+    /// extends past the last consistent point from the original WAL.
     pub(super) fn is_detectable(&self, end: Lsn, is_down: bool) -> bool {
         if !self.exactly_once || !self.has_older {
             return true;
@@ -108,8 +109,8 @@ impl World {
         (is_down || self.is_copied()) && snapshot_lsn.max(omitted_before) <= end
     }
 
-    /// Adds an entry to the journal, and checks that the entry is correct for the transactions that
-    /// were committed before `snapshot_lsn`.
+    /// Adds an entry to the journal, and checks that it is correct for a copy of the transactions
+    /// that were committed before `snapshot_lsn`.
     pub(super) fn write_journal(&mut self, record: SnapshotRecord, snapshot_lsn: Lsn) {
         match record {
             SnapshotRecord::Done if self.has_older => {
@@ -121,8 +122,8 @@ impl World {
                     self.break_rule(text);
                 }
             }
-            // An instance that was frozen may write this entry late, with a consistent point that
-            // all other instances have passed.
+            // An instance that was frozen may write this entry late. This is harmless if the
+            // consistent point in the entry has already been confirmed.
             SnapshotRecord::Begun(_)
                 if self.is_copied() && snapshot_lsn > self.database.confirmed =>
             {
@@ -140,8 +141,8 @@ impl World {
 
     /// Creates a snapshot of the table.
     pub(super) fn snapshot(&mut self) -> Snapshot {
-        // The server writes a WAL record of the open transactions, and the consistent point is
-        // after this record.
+        // The server writes a WAL record that lists the open transactions. The consistent point is
+        // after it.
         self.database.end.0 += 0x30;
         let log = self.database.log.iter();
         let mut rows: Vec<_> = log.flat_map(|t| &t.events).copied().collect();
@@ -152,7 +153,7 @@ impl World {
         }
     }
 
-    /// Records a copy of a snapshot, and returns its rows whose IDs are above `after`.
+    /// Records that a snapshot is being copied, and returns its rows with IDs above `after`.
     pub(super) fn copy(&mut self, snapshot: Snapshot, after: u64) -> Vec<Event> {
         if self.is_copied() {
             let text = format!(
@@ -170,9 +171,9 @@ impl World {
         rows
     }
 
-    /// Checks the position that a record contains against the position of its row in the WAL.
+    /// Checks that the position in a record's header is the position of its row in the WAL.
     pub(super) fn check_position(&mut self, id: u64, at: Position) {
-        // The WAL has no record at the position of copied rows.
+        // The positions of copied rows are artificial, so the WAL contains no record there.
         if !at.commit.0.is_multiple_of(8) {
             return;
         }

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-/// Checks exactly-once delivery: rows of `copies` must be first, in the order of their IDs,
-/// followed by the remaining events of `expected`, in order.
+/// Checks exactly-once delivery: the rows in `copies` must come first, in the order of their IDs,
+/// followed by the remaining events in `expected`, in order.
 pub(super) fn check_exactly_once(
     found: &[u64],
     expected: &[u64],
@@ -24,10 +24,11 @@ pub(super) fn check_exactly_once(
     }
 }
 
-/// Checks at-least-once delivery: no event of `expected` may be missing, and repeated events must
-/// be in order and without gaps. A copy starts at its first row, and events that the copy does not
-/// contain follow after all its rows. After copies that were `undone`, the stream continues from
-/// the slot of the restored database, which is after this number of events.
+/// Checks at-least-once delivery: no event in `expected` may be missing, and events may be repeated
+/// only in order and without gaps. Every copy starts at its first row, and the events that it does
+/// not contain follow its last row. If a restore of the database undid some copies, `undone`
+/// contains the range of these copies, and the number of events that precede the restored slot's
+/// position, from which the stream continues.
 pub(super) fn check_at_least_once(
     found: &[u64],
     expected: &[u64],
@@ -35,11 +36,11 @@ pub(super) fn check_at_least_once(
     undone: Option<(Range<usize>, usize)>,
 ) -> Result<(), String> {
     let begins_in_stream = copies.is_empty() || copies.iter().any(Vec::is_empty);
-    // The index of the events that the stream delivers without a preceding copy, or long after a copy.
+    // An additional, empty copy represents a stream that started without a copy or long after one.
     let stream = copies.len();
     copies.push(Vec::new());
-    // The possible positions of the reader: a copy, and a number of events in that copy and in the
-    // stream that follows it.
+    // The points that delivery may have reached. Each is the index of a copy, and a number of
+    // events in that copy and the stream that follows it.
     let mut positions: BTreeSet<(usize, usize)> = begins_in_stream
         .then_some((stream, 0))
         .into_iter()
@@ -85,7 +86,7 @@ fn difference(found: &[u64], expected: &[u64]) -> String {
     let from = at.saturating_sub(2);
     let part = |ids: &[u64]| format!("{:?}", &ids[from.min(ids.len())..ids.len().min(at + 4)]);
     format!(
-        "from number {from} on, the partition has {} instead of {}; {} instead of {} in total",
+        "starting at record {from}, the partition contains {} instead of {}; it contains {} records instead of {}",
         part(found),
         part(expected),
         found.len(),

@@ -1,4 +1,4 @@
-//! A simulated walsender that uses the replication protocol.
+//! A simulated walsender that speaks the real replication protocol.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use super::world::{Event, SYSTEM_ID, Shared, Transaction, is_unroutable};
 use crate::model::lsn::Lsn;
 
 const OUTBOX: u32 = 16_500;
-/// Capacity of the pipe, like that of a socket's buffer.
+/// Capacity of the pipe that replaces a socket and its buffers.
 const PIPE_BYTES: usize = 4096;
 
-/// Starts a walsender in its own task, and returns the client's end of the connection.
+/// Spawns a walsender task, and returns the client's end of its connection.
 pub(super) fn connect(shared: &Shared) -> DuplexStream {
     let (client, server) = tokio::io::duplex(PIPE_BYTES);
     let (number, cut, incarnation) = {
@@ -44,21 +44,22 @@ pub(super) fn connect(shared: &Shared) -> DuplexStream {
 struct Walsender {
     shared: Shared,
     number: u64,
-    /// Incarnation of the server when the connection was opened.
+    /// The server's incarnation when this connection was opened; if it has changed, the connection
+    /// is cut.
     incarnation: u64,
     stream: DuplexStream,
-    /// Number of bytes until the connection is cut.
+    /// Number of bytes to send before the connection is cut.
     bytes_until_cut: usize,
     input: BytesMut,
-    /// The end of the WAL that was sent.
+    /// The end of the WAL that has been sent.
     sent: Lsn,
-    /// Whether the table was described on this connection.
+    /// Whether the outbox table has been described on this connection.
     described: bool,
-    /// The snapshot of the open transaction.
+    /// The snapshot that the open transaction uses.
     snapshot: Option<Snapshot>,
 }
 
-/// The connection has ended.
+/// The connection has been closed or cut.
 struct ConnectionEnded;
 
 type WalsenderResult<T> = Result<T, ConnectionEnded>;
@@ -107,7 +108,7 @@ impl Walsender {
         }
     }
 
-    /// Creates a temporary slot and a snapshot for the open transaction.
+    /// Creates a temporary slot, and with it a snapshot for the open transaction.
     async fn make_snapshot(&mut self) -> WalsenderResult<()> {
         self.pause(100..20_000).await?;
         let made = {
@@ -129,8 +130,8 @@ impl Walsender {
         }
     }
 
-    /// Sends the rows of a snapshot. The query is
-    /// `COPY (SELECT columns FROM ... WHERE ("id") > ('1') ...) TO STDOUT`.
+    /// Sends the rows of a snapshot. `query` has the form `COPY (SELECT columns FROM ... WHERE
+    /// ("id") > ('1') ...) TO STDOUT`.
     async fn copy(&mut self, query: &str, snapshot: Snapshot) -> WalsenderResult<()> {
         let columns = query
             .split_once("SELECT ")
@@ -141,7 +142,7 @@ impl Walsender {
         let after = after.map_or(0, |(id, _)| id.parse().expect("an id"));
         let (rows, pause_max) = {
             let mut world = self.shared.lock();
-            // Some copies are so slow that they are interrupted.
+            // Some copies are so slow that a fault is likely to interrupt them.
             let pause_max = if world.dice.bool() { 300 } else { 30_000 };
             (world.copy(snapshot, after), pause_max)
         };
@@ -164,7 +165,8 @@ impl Walsender {
         self.done().await
     }
 
-    /// Waits for a random number of microseconds, during which the server may crash.
+    /// Waits for a random number of microseconds. Returns an error if the server has crashed in the
+    /// meantime.
     async fn pause(&mut self, micros: std::ops::Range<u64>) -> WalsenderResult<()> {
         let pause = self.shared.lock().dice.u64(micros);
         sleep(Duration::from_micros(pause)).await;
@@ -292,7 +294,7 @@ impl Walsender {
         self.done().await
     }
 
-    /// Sends the end of a statement.
+    /// Sends the messages that complete a statement.
     async fn done(&mut self) -> WalsenderResult<()> {
         self.send(b'C', b"SIM\0").await?;
         self.send(b'Z', b"I").await
@@ -303,7 +305,8 @@ impl Walsender {
         let message = [&[tag][..], &len.to_be_bytes(), body].concat();
         let part = &message[..message.len().min(self.bytes_until_cut)];
         self.bytes_until_cut -= part.len();
-        // The client does not read while it waits for Kafka, but continues to send messages.
+        // A client that waits for Kafka stops reading but still sends messages, which must be
+        // processed.
         let mut rest = part;
         while !rest.is_empty() {
             match timeout(Duration::from_millis(20), self.stream.write(rest)).await {
@@ -319,7 +322,7 @@ impl Walsender {
         }
     }
 
-    /// Processes the client's messages. Waits for at most `within`.
+    /// Processes the client's messages. Waits at most `within` for one to arrive.
     async fn process_messages(&mut self, within: Duration) -> WalsenderResult<()> {
         match timeout(within, self.stream.read_buf(&mut self.input)).await {
             Ok(Ok(1..)) => {}
@@ -395,7 +398,7 @@ fn relation() -> Vec<u8> {
     out
 }
 
-/// Returns the values of an event's row.
+/// Returns the column values of an event's row.
 fn row(event: &Event) -> [String; 4] {
     let topic = if is_unroutable(event.id) {
         "no topic"

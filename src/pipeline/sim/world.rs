@@ -1,4 +1,4 @@
-//! The state of the simulated servers, and the rules that are checked after each step.
+//! The state of the simulated servers, and the invariants that are checked.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -16,8 +16,8 @@ use crate::postgres::catalog::SnapshotRecord;
 pub(super) const PARTITIONS: usize = 2;
 pub(super) const SYSTEM_ID: &str = "7000000000000000001";
 pub(super) const DEAD_LETTER_TOPIC: &str = "dead-letters";
-/// The simulated `transaction.timeout.ms`. Within this time, the slowest link transfers the minimum
-/// window, but not all records that are written.
+/// The simulated `transaction.timeout.ms`. Long enough for the slowest link to transfer the minimum
+/// window, but not to transfer all records of a run.
 const TRANSACTION_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A committed transaction in the WAL.
@@ -26,19 +26,19 @@ pub(super) struct Transaction {
     pub(super) commit: Lsn,
     pub(super) end: Lsn,
     pub(super) xid: u32,
-    /// Commit time, which is unique across all histories.
+    /// Commit time. Unique, even across transactions that a failover or a restore has removed.
     pub(super) time: i64,
     pub(super) events: Vec<Event>,
 }
 
-/// An event: a unique ID and a partition.
+/// An event, with its unique ID and the partition it belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Event {
     pub(super) id: u64,
     pub(super) partition: usize,
 }
 
-/// Returns whether the event has a column that is not a valid topic.
+/// Returns whether the event is unroutable because its topic name is invalid.
 pub(super) fn is_unroutable(id: u64) -> bool {
     id.is_multiple_of(11)
 }
@@ -48,13 +48,13 @@ pub(super) fn is_oversize(id: u64) -> bool {
     id.is_multiple_of(13) && !is_unroutable(id)
 }
 
-/// Returns whether the brokers reject the event's payload. The producer can only detect this after
-/// it has sent the record.
+/// Returns whether the brokers reject the event because of its payload. The producer learns this
+/// only after it has sent the record.
 pub(super) fn is_refused(id: u64) -> bool {
     id.is_multiple_of(29) && !is_unroutable(id) && !is_oversize(id)
 }
 
-/// The state of PostgreSQL.
+/// The state of the simulated PostgreSQL server.
 #[derive(Clone)]
 pub(super) struct Database {
     pub(super) timeline: u32,
@@ -64,32 +64,32 @@ pub(super) struct Database {
     pub(super) end: Lsn,
     next_xid: u32,
     pub(super) next_id: u64,
-    /// IDs taken by open transactions.
+    /// IDs that open transactions have obtained.
     pub(super) open_ids: Vec<u64>,
     next_time: i64,
     /// The LSN at which the slot was first created.
     pub(super) made: Lsn,
-    /// The journal's entries about the snapshot, each with the LSN of its end in the WAL.
+    /// The journal entries about the snapshot, each with the LSN at which its WAL record ends.
     pub(super) journal: Vec<(Lsn, SnapshotRecord)>,
-    /// Whether the server's statistics contain transactions that the slot has sent.
+    /// Whether the server's statistics show that the slot has sent transactions.
     pub(super) has_sent: bool,
-    /// The LSN at which the database recorded that the slot was read.
+    /// The end of the WAL when the database first recorded that the slot had been read.
     pub(super) begun: Option<Lsn>,
-    /// Incremented when all connections end.
+    /// The server's incarnation, which is incremented whenever all connections are terminated.
     pub(super) incarnation: u64,
-    /// The slot's position in memory.
+    /// The slot's confirmed position in memory.
     pub(super) confirmed: Lsn,
-    /// The slot's position on disk.
+    /// The slot's confirmed position on disk, which survives a crash.
     pub(super) on_disk: Lsn,
     /// The timeline and position recorded in `walpost.slot_state`.
     pub(super) state: Option<(u32, Lsn)>,
-    /// The walsender that uses the slot.
+    /// The number of the walsender connection that is using the slot.
     pub(super) active: Option<u64>,
     /// The LSN at which the last stream started.
     pub(super) streamed_from: Lsn,
     pub(super) next_connection: u64,
     pub(super) is_up: bool,
-    /// Whether the server refuses the role.
+    /// Whether the server refuses connections from the role.
     pub(super) refuses: bool,
 }
 
@@ -97,7 +97,7 @@ pub(super) struct Database {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stored {
     pub(super) id: u64,
-    /// The Kafka transaction of the record. If `None`, the record is always visible.
+    /// The Kafka transaction that the record belongs to. If `None`, the record is always visible.
     transaction: Option<u64>,
 }
 
@@ -109,64 +109,64 @@ enum TransactionState {
     Aborted,
 }
 
-/// The state of Kafka.
+/// The state of the simulated Kafka cluster.
 pub(super) struct Cluster {
     pub(super) partitions: [Vec<Stored>; PARTITIONS],
     transactions: BTreeMap<u64, TransactionState>,
     next_transaction: u64,
     /// When the open transaction received its first record.
     open_since: Option<Instant>,
-    /// With a slow link, the number of records per second that it transfers.
+    /// The number of records per second that a slow link transfers; `None` if the link is fast.
     pub(super) rate: Option<u64>,
-    /// If records are rejected, batches with more records than this are also rejected.
+    /// Batches with more records than this are rejected, and so are batches that contain a refused
+    /// record. If `None`, the brokers reject nothing.
     pub(super) batch_max: Option<usize>,
-    /// The last row of all rejected batches.
+    /// The highest position of a row in any rejected batch.
     pub(super) refused_until: Option<Position>,
-    /// Epoch of the last producer that took over.
+    /// The epoch of the last producer that took over.
     pub(super) epoch: u64,
     pub(super) checkpoint: Option<Checkpoint>,
     pub(super) is_up: bool,
 }
 
-/// The complete state of the simulation.
+/// The complete state of a simulation.
 pub(super) struct World {
     pub(super) dice: fastrand::Rng,
     pub(super) exactly_once: bool,
     /// Whether the outbox has rows that are older than its slot.
     pub(super) has_older: bool,
-    /// The rows of each copy, in the order of the copies.
+    /// The rows of each copy, in the order in which the copies were started.
     pub(super) copies: Vec<Vec<Event>>,
-    /// For each copy, the LSN at which the last stream before the copy had started, and the
-    /// consistent point.
+    /// For each copy, the LSN at which the slot's stream started, and the copy's consistent point.
     pub(super) streams_of_copies: Vec<(Lsn, Lsn)>,
     pub(super) undone: Option<UndoneCopies>,
     pub(super) database: Database,
     pub(super) cluster: Cluster,
-    /// Events of transactions that were lost in a failover.
+    /// IDs of events whose transactions were lost in a failover or a restore.
     pub(super) lost: BTreeSet<u64>,
-    /// A backup of the database, and the number of copies of the table that had started when the
-    /// backup was made.
+    /// A backup of the database, and how many copies of the table had been started when the backup
+    /// was made.
     backup: Option<(Database, usize)>,
     pub(super) restored: Option<RestoredDatabase>,
-    /// The first violation of a rule.
+    /// A description of the first invariant that was violated.
     pub(super) broken: Option<String>,
 }
 
-/// A database that was restored to an earlier state, or a slot that was re-created, without
-/// informing Walpost.
+/// Describes a restore of the database to an earlier state, or a re-creation of the slot, that
+/// Walpost must detect.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RestoredDatabase {
-    /// Position of the slot when it became available again.
+    /// The slot's position after the restore or re-creation.
     confirmed: Lsn,
-    /// ID of the first event that is committed after the restore or the re-creation of the slot.
+    /// ID of the first event that was committed after the restore or re-creation.
     first_id: u64,
 }
 
-/// Copies that were started after the backup of a database that already recorded a complete copy.
-/// After the restore, these copies are neither resumed nor started again.
+/// Copies that were started after a backup was made, if the backup already records a complete copy.
+/// Once the backup is restored, these copies are neither resumed nor repeated.
 pub(super) struct UndoneCopies {
     pub(super) copies: Range<usize>,
-    /// Position of the database's slot.
+    /// The slot's position in the restored database.
     pub(super) confirmed: Lsn,
 }
 
@@ -174,7 +174,7 @@ pub(super) struct UndoneCopies {
 #[derive(Clone)]
 pub(super) struct Shared {
     world: Arc<Mutex<World>>,
-    /// Notified of changes that a walsender waits for.
+    /// Notified when a transaction or other WAL is written. Walsenders wait for this.
     pub(super) changed: Arc<Notify>,
 }
 
@@ -238,7 +238,8 @@ impl Shared {
     }
 }
 
-/// Decides whether batches are rejected. The decision is independent of all other random choices.
+/// Decides whether the brokers reject batches, and above which size. Uses a separate random number
+/// generator, so that this decision does not affect the other random choices for the same seed.
 fn draw_batch_max(seed: u64) -> Option<usize> {
     let mut dice = fastrand::Rng::with_seed(seed.rotate_left(32));
     (dice.u8(0..8) == 0).then(|| dice.usize(1..20))
@@ -265,8 +266,8 @@ impl World {
         let count = match self.dice.u8(0..10) {
             0 => 0,
             1..8 => self.dice.usize(1..5),
-            // With a slow link, large transactions can be transferred within the timeout only if
-            // they are split.
+            // So large that a slow link can transfer the events within the transaction timeout only
+            // if they are split among several Kafka transactions.
             _ if self.cluster.rate.is_some() => self.dice.usize(100..400),
             _ => self.dice.usize(5..40),
         };
@@ -280,7 +281,7 @@ impl World {
             })
             .collect();
         let database = &mut self.database;
-        // Adjacent transactions sometimes have no gap between them.
+        // Sometimes, there is no gap between adjacent transactions.
         let gap = self.dice.u64(0..3) * 8;
         let commit = Lsn(database.end.0 + gap);
         let end = Lsn(commit.0 + 0x20);
@@ -301,19 +302,18 @@ impl World {
         self.database.end.0 += self.dice.u64(1..20) * 8;
     }
 
-    /// Crashes the server: the slot's position is reset to its position on disk, and statistics are
-    /// lost.
+    /// Crashes the server. The slot falls back to its position on disk, and statistics are lost.
     pub(super) fn crash_database(&mut self) {
         self.database.confirmed = self.database.on_disk;
         self.database.end_connections();
         self.database.has_sent = false;
     }
 
-    /// Promotes a standby that has the WAL up to a random position. Its slot is up to date as far
-    /// as its WAL allows.
+    /// Promotes a standby that has received the WAL up to a random position. Its slot is as far
+    /// ahead as this WAL permits.
     pub(super) fn fail_over(&mut self) {
-        // A standby that had not reached the position of an earlier failover would have a different
-        // history.
+        // A standby can't be behind an earlier failover, because it follows the timeline that
+        // started there.
         let since = self
             .database
             .history
@@ -346,14 +346,13 @@ impl World {
         database.end_connections();
     }
 
-    /// Makes a backup of the database.
     pub(super) fn back_up(&mut self) {
         self.backup = Some((self.database.clone(), self.copies.len()));
     }
 
-    /// Restores the backup, if one was made: the timeline is the same, but transactions committed
-    /// since the backup no longer exist. New transactions are committed before any instance
-    /// connects. If the slot is re-created, its position is after these transactions.
+    /// Restores the backup, if one was made. The timeline stays the same, but transactions that
+    /// were committed since the backup no longer exist. Some new transactions are committed before
+    /// any instance connects. If the slot is re-created, this happens after these transactions.
     pub(super) fn restore_earlier_state(
         &mut self,
         dice: &mut fastrand::Rng,
@@ -371,7 +370,8 @@ impl World {
         database.next_id = old.next_id;
         database.next_time = old.next_time;
         database.next_connection = old.next_connection;
-        // Transactions that were open when the backup was taken may have been committed later.
+        // Don't reuse the IDs of transactions that were open when the backup was made: they may
+        // have been committed since.
         database.open_ids.clear();
         database.confirmed = database.on_disk;
         database.incarnation = old.incarnation;
@@ -389,7 +389,7 @@ impl World {
         };
         let kept = ids(&self.database.log);
         self.lost.extend(ids(&old.log).difference(&kept));
-        // Events that a failover has lost since the backup exist again.
+        // Events that were lost in a failover since the backup exist again.
         self.lost.retain(|id| !kept.contains(id));
         for _ in 0..dice.usize(0..30) {
             self.commit();
@@ -405,8 +405,8 @@ impl World {
             None => (Lsn::ZERO, Lsn::ZERO),
         };
         if recreates_slot {
-            // If Walpost may have confirmed a position without events, it can't detect a slot that
-            // was re-created at that position.
+            // Walpost can't detect a slot that was re-created at a position that it may itself have
+            // confirmed, so move the slot past such positions.
             if self.database.end > published && self.database.end <= safe {
                 self.database.end = Lsn(safe.0 + 8);
             }
@@ -425,9 +425,9 @@ impl World {
         });
     }
 
-    /// Drops and re-creates the slot while Walpost is not running or is standing by. The slot never
-    /// sends transactions that were committed in between. If Walpost has never recorded a position,
-    /// it could not detect the replacement, so this function leaves the slot alone.
+    /// Drops and re-creates the slot while Walpost is not running or is frozen. Transactions that
+    /// are committed in between are never sent. Does nothing if Walpost has not recorded a position
+    /// on this timeline, because it could not detect the replacement.
     pub(super) fn recreate_slot(&mut self, dice: &mut fastrand::Rng) {
         let database = &self.database;
         let known = database
@@ -439,7 +439,7 @@ impl World {
             self.commit();
         }
         let database = &mut self.database;
-        // Walpost could not detect a slot that was re-created at a position that it had confirmed.
+        // Walpost can't detect a slot that was re-created at a position that it had confirmed.
         database.end = database.end.max(Lsn(written.0 + 8));
         database.confirmed = database.end;
         database.on_disk = database.end;
@@ -451,8 +451,8 @@ impl World {
         });
     }
 
-    /// Checks that Walpost, which has halted, has not delivered events or confirmed positions since
-    /// the change.
+    /// Checks that Walpost neither delivered an event nor confirmed a position between the change
+    /// that it had to detect and its halt.
     pub(super) fn check_halt(&mut self) {
         let Some(restored) = self.restored else {
             return;
@@ -478,7 +478,8 @@ impl World {
                 "the client confirmed {lsn}, but only WAL up to {sent} was sent"
             ));
         }
-        // A client has not confirmed the position at which the slot was created.
+        // Don't check positions at or below the current one: the slot may have been created there,
+        // without anything being delivered.
         if lsn > self.database.confirmed {
             if let Some(event) = self.find_undelivered(lsn) {
                 let text = format!(
@@ -494,7 +495,8 @@ impl World {
         }
     }
 
-    /// Returns an event that consumers can't see although its transaction ends at or before `lsn`.
+    /// Returns an event whose transaction ends at or before `lsn` but which consumers can't see
+    /// yet, if there is one.
     pub(super) fn find_undelivered(&self, lsn: Lsn) -> Option<Event> {
         let visible = self.visible();
         let log = self.database.log.iter();
@@ -504,7 +506,8 @@ impl World {
         events.find(|event| !visible.contains(&event.id)).copied()
     }
 
-    /// Returns the IDs of records that are visible to a consumer of committed records.
+    /// Returns the IDs of records that are visible to a consumer with
+    /// `isolation.level=read_committed`.
     fn visible(&self) -> BTreeSet<u64> {
         let all = self.cluster.partitions.iter().flatten();
         all.filter(|stored| self.cluster.is_visible(stored))
@@ -512,8 +515,8 @@ impl World {
             .collect()
     }
 
-    /// Returns whether all committed events are delivered and confirmed. WAL without events does
-    /// not have to be confirmed.
+    /// Returns whether all committed events have been delivered and confirmed. WAL without events
+    /// need not be confirmed.
     pub(super) fn is_settled(&self) -> bool {
         let visible = self.visible();
         let log = &self.database.log;
@@ -525,7 +528,7 @@ impl World {
             && last.is_none_or(|last| self.database.confirmed >= last.end)
     }
 
-    /// Checks the records in Kafka.
+    /// Checks that each partition contains the right records in the right order.
     pub(super) fn check_records(&mut self) {
         for partition in 0..PARTITIONS {
             if let Err(what) = self.check_partition(partition) {
@@ -574,7 +577,8 @@ impl Cluster {
         }
     }
 
-    /// Registers a new producer, which aborts any open transaction. Returns the producer's epoch.
+    /// Registers a new producer, which aborts any open transaction and fences the previous
+    /// producer. Returns the new producer's epoch.
     pub(super) fn take_over(&mut self) -> u64 {
         self.epoch += 1;
         self.abort_open();
@@ -590,8 +594,8 @@ impl Cluster {
         number
     }
 
-    /// Aborts the open transaction if it has been open for too long, and returns whether it was
-    /// aborted.
+    /// Aborts the open transaction if it has exceeded [`TRANSACTION_TIMEOUT`], and returns whether
+    /// it did.
     pub(super) fn abort_if_expired(&mut self) -> bool {
         let is_late = self
             .open_since
@@ -611,8 +615,8 @@ impl Cluster {
         self.open_since = None;
     }
 
-    /// Ends a transaction, and returns whether it was still open. The transaction is committed if
-    /// `checkpoint` is `Some`, and aborted otherwise.
+    /// Ends a transaction: commits it together with `checkpoint` if that is `Some`, and aborts it
+    /// otherwise. Returns whether the transaction was still open.
     pub(super) fn end_transaction(&mut self, number: u64, checkpoint: Option<Checkpoint>) -> bool {
         match self.transactions.get_mut(&number) {
             Some(state @ TransactionState::Open) => {

@@ -7,7 +7,7 @@ use crate::postgres::catalog::CatalogError;
 use crate::postgres::replication::ConnectionError;
 use crate::postgres::table::TableName;
 
-/// The reason why rows that are older than the slot can't be delivered.
+/// Why rows that are older than the slot can't be delivered.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SnapshotError {
     #[error(transparent)]
@@ -18,7 +18,7 @@ pub(crate) enum SnapshotError {
     Mapping(#[from] MappingError),
     #[error(transparent)]
     Core(#[from] CoreError),
-    /// Walpost can't determine whether the rows have been delivered.
+    /// The journal does not exist, so Walpost can't determine whether the rows have been delivered.
     #[error(
         "table {table} has rows, but Walpost can't tell whether the rows that are older than slot {slot:?} have been delivered, \
          because table walpost.journal does not exist. To deliver these rows before the stream, create the journal with init. If \
@@ -39,16 +39,17 @@ pub(crate) enum SnapshotError {
         /// The outbox.
         table: TableName,
         slot: String,
-        /// The statement that grants the privilege.
+        /// The SQL statement that grants the privilege.
         grant: String,
     },
-    /// A transaction was open for too long.
+    /// The snapshot could not be created or copied, because a transaction stayed open or held a
+    /// lock for too long.
     #[error(
         "the snapshot of the table has to wait for a transaction that has been open for a long time ({0}). To find the transaction, \
          see xact_start in pg_stat_activity"
     )]
     Waits(String),
-    /// Exactly-once delivery can't continue a copy.
+    /// A copy was interrupted, and exactly-once delivery can't resume it.
     #[error(
         "the snapshot of table {table} was interrupted after {rows} rows, which are in Kafka, and can't be resumed, because this \
          requires a primary key of integers, uuid, text, bytea or times. To deliver all rows again: {adopt}. To omit the remaining \
@@ -57,30 +58,31 @@ pub(crate) enum SnapshotError {
     Interrupted {
         /// The outbox.
         table: TableName,
-        /// Number of rows that were copied.
+        /// Number of rows that were copied before the interruption.
         rows: u64,
-        /// The command that accepts the slot's current position.
+        /// The command that creates a checkpoint at the slot's current position.
         adopt: String,
     },
-    /// A copy that was started with a different definition of the pipeline can't continue with the
-    /// current definition.
+    /// A copy that was started with a different definition of the pipeline can't be resumed with
+    /// the current one.
     #[error(
-        "the copy of the older rows of table {table} is not complete, but the configuration has {outbox} in its place: rows of \
-         {table} that were committed before {snapshot_lsn} may be missing from Kafka. To complete the copy first, set table = \
-         {table:?} again, wait until the log contains \"snapshot delivered\", and then change the definition. To omit the remaining \
-         rows: {adopt}{never}"
+        "the copy of the older rows of table {table} is not complete, but {outbox} has replaced it in the \
+         configuration: rows of {table} that were committed before {snapshot_lsn} may be missing from Kafka. To \
+         complete the copy first, set table = {table:?} again, wait until the log contains \"snapshot delivered\", and \
+         then change the definition. To omit the remaining rows: {adopt}{never}"
     )]
     Unfinished {
         table: String,
         outbox: String,
         snapshot_lsn: Lsn,
-        /// How to omit the remaining rows. A definition with several tables has no setting for
-        /// this.
+        /// Tells the operator how to skip the remaining rows. The instructions differ for an outbox
+        /// of several tables, because it has no setting that skips the rows.
         never: &'static str,
-        /// With exactly-once delivery, the command to run first.
+        /// With exactly-once delivery, a command that must be run before the remaining rows are
+        /// skipped; otherwise empty.
         adopt: String,
     },
-    /// The second connection has reached a different server than the first.
+    /// The snapshot's connection has reached a different server than the stream's connection.
     #[error("the snapshot's connection reached a different server than the stream's connection")]
     OtherServer,
     /// Another instance has started or completed a snapshot since the journal was read.

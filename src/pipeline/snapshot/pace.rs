@@ -1,66 +1,73 @@
-//! Reads less often, but more data at a time, when many rows arrive.
+//! Decides when to read from the connection, so that each read returns more data while rows arrive
+//! quickly.
 //!
-//! The walsender calls `send` once for each row. A reader that waits on the socket is woken for
-//! each call, which takes the client and the server more time than all other processing of a row.
-//! Therefore, while rows arrive quickly, the reader waits until more data is in the socket's buffer
-//! before it reads again, or another thread reads
-//! ([`crate::postgres::replication::Connection::read_ahead`]). While rows arrive slowly, the reader
-//! does not wait.
+//! The walsender calls `send` once per row. A reader that waits on the socket is woken for every
+//! call, which costs both client and server more time than all other processing of a row.
+//! Therefore, while rows arrive quickly, the reader lets more data accumulate in the socket's
+//! buffer before it reads again, or a separate thread reads ahead
+//! ([`crate::postgres::replication::Connection::read_ahead`]). While rows arrive slowly, each one
+//! is read immediately.
 //!
-//! This module performs no I/O, and receives the current time as an argument.
+//! This module performs no I/O, and takes the current time as an argument.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Minimum duration of the span over which the rate is measured.
+/// Minimum duration of one measurement of the rate at which frames arrive.
 const MEASUREMENT_MIN: Duration = Duration::from_millis(1);
-/// Minimum number of frames in a span for traffic to count as fast: 20,000 per second.
+/// Traffic counts as fast if at least this many frames arrive during a measurement. For a
+/// measurement of [`MEASUREMENT_MIN`], this is 20,000 frames per second.
 const FAST_FRAMES: u32 = 20;
-/// Minimum number of bytes in a span for traffic with fewer but large frames to count as fast: 64 MB
-/// per second. The span must also contain [`FAST_LARGE_FRAMES`].
+/// Traffic with fewer frames also counts as fast if they are large: at least this many bytes per
+/// measurement (64 MB per second for a measurement of [`MEASUREMENT_MIN`]), in at least
+/// [`FAST_LARGE_FRAMES`] frames.
 const FAST_BYTES: u64 = 64 << 10;
-/// Minimum number of large frames in a span for traffic to count as fast. With fewer frames, waking
-/// the reader for each frame takes little time compared to copying the frame, and reading ahead
-/// copies the frame once more.
+/// Minimum number of frames per measurement for [`FAST_BYTES`] to apply. If there are fewer and
+/// therefore larger frames, reading ahead does not pay off: it copies each frame once more, which
+/// costs more than waking the reader.
 const FAST_LARGE_FRAMES: u32 = 5;
-/// Minimum duration of a span that contains a lull.
+/// If a measurement takes at least this long, the traffic paused in the meantime, so it does not
+/// count as fast.
 const LULL_DURATION: Duration = Duration::from_millis(4);
-/// Traffic that has been fast for a shorter time than this may be a burst, for example after the
-/// disk or the scheduler was slow for a moment. Records of a burst should not wait to share a
-/// batch, because they are already late.
+/// Traffic must have been fast for this long to count as busy. Otherwise, it may be a burst, for
+/// example after the disk or the scheduler stalled for a moment. The records in a burst are late
+/// already, so they should not be held back to share a batch.
 const BURST_DURATION: Duration = Duration::from_millis(10);
-/// Initial delay in which rows accumulate at the sender, with a small receive buffer.
+/// With a small receive buffer: initial delay before the next read, during which rows accumulate on
+/// the sender's side.
 const ACCUMULATION_DELAY: Duration = Duration::from_millis(1);
-/// Minimum and maximum of the delay that starts at [`ACCUMULATION_DELAY`].
+/// Minimum and maximum of the delay that starts at [`ACCUMULATION_DELAY`] and then adapts to the
+/// traffic.
 const ACCUMULATION_DELAY_LIMITS: (Duration, Duration) =
     (Duration::from_micros(50), Duration::from_millis(2));
-/// Delay before the next read, in which the socket's buffer fills. At the highest rate observed,
-/// the buffer does not become full in this time, and the delay is imperceptible.
+/// With a normal receive buffer: delay before the next read, during which data accumulates in the
+/// buffer. Short enough that the buffer does not become full even at the highest rate observed, and
+/// that the latency is negligible.
 const BUFFER_FILL_DELAY: Duration = Duration::from_micros(300);
 
-/// The rate at which frames arrive.
+/// Measures the rate at which frames arrive, and computes the delay before the next read.
 #[derive(Debug)]
 pub(crate) struct Pace {
     span_began: Instant,
     frames: u32,
     bytes: u64,
     fast: bool,
-    /// When the current period of fast traffic started.
+    /// When the current period of fast traffic began.
     fast_since: Instant,
     small_buffer: Option<SmallBuffer>,
 }
 
-/// A receive buffer whose size was reduced
+/// The state for a receive buffer whose size was reduced
 /// ([`crate::postgres::replication::Connection::shrink_receive_buffer`]). Data that does not fit
-/// into the receive buffer accumulates in the sender's buffer, which takes the sender little time.
-/// Therefore, the receive buffer should be full when it is read, but the sender's buffer should not
-/// be full, because the sender would have to wait. Each read from a full receive buffer shortens
-/// the pause before the next read slightly, and each other read lengthens the pause by more.
+/// into it accumulates in the sender's buffer, which is cheap for the sender as long as its buffer
+/// is not full. Ideally, the receive buffer is therefore just full when it is read. To get there,
+/// each read from a full buffer shortens the pause before the next read slightly, and any other
+/// read lengthens it by more.
 #[derive(Debug)]
 struct SmallBuffer {
     pause: Duration,
-    /// Size of the largest recent read, in bytes.
+    /// Size in bytes of the largest recent read, which is taken as the size of a full buffer.
     full: u64,
 }
 
@@ -89,7 +96,7 @@ impl Pace {
         }
     }
 
-    /// Records that the size of the receive buffer was reduced.
+    /// Records that the connection's receive buffer is small.
     pub(crate) fn record_small_buffer(&mut self) {
         self.small_buffer = Some(SmallBuffer {
             pause: ACCUMULATION_DELAY,
@@ -102,7 +109,7 @@ impl Pace {
         self.frames = self.frames.saturating_add(1);
     }
 
-    /// Records that this many bytes were read.
+    /// Records that a read returned `bytes` bytes.
     pub(crate) fn record_bytes(&mut self, bytes: u64) {
         self.bytes += bytes;
         if let Some(buffer) = &mut self.small_buffer
@@ -113,8 +120,8 @@ impl Pace {
         }
     }
 
-    /// Returns whether frames have been arriving quickly for a while, so that more frames are
-    /// likely to follow. The rate before a lull is ignored.
+    /// Returns whether frames have been arriving quickly for a while without a pause, which makes
+    /// it likely that more will follow.
     pub(crate) fn is_busy(&self, now: Instant) -> bool {
         self.fast
             && now.duration_since(self.span_began) < LULL_DURATION
@@ -146,7 +153,8 @@ impl Pace {
 mod tests {
     use super::*;
 
-    /// Returns the number of pauses in 100 reads if `frames` frames arrive in each `interval`.
+    /// Returns how many of 100 reads are followed by a pause if `frames` frames arrive per
+    /// `interval`.
     fn pauses(frames: u32, interval: Duration) -> usize {
         let start = Instant::now();
         let mut pace = Pace::new(start);
@@ -157,7 +165,8 @@ mod tests {
         (1..=100).filter(read).count()
     }
 
-    /// Returns an instance after `spans` spans of fast frames, and the end of the last span.
+    /// Returns an instance after `spans` measurements of fast traffic, and the time at which the
+    /// last measurement ended.
     fn fast(spans: u32) -> (Pace, Instant) {
         let start = Instant::now();
         let mut pace = Pace::new(start);
@@ -172,10 +181,10 @@ mod tests {
     fn ends_a_busy_period_at_a_lull() {
         let (mut pace, now) = fast(10);
         assert!(pace.is_busy(now + MEASUREMENT_MIN));
-        // The next frame arrives much later.
+        // The next frame arrives after a long pause in the traffic.
         pace.record_frame();
         assert!(!pace.is_busy(now + MEASUREMENT_MIN * 1000));
-        // The first fast frames after the lull do not count as busy immediately.
+        // Fast traffic after a pause does not immediately count as busy.
         assert!(pace.pause(now + MEASUREMENT_MIN * 1000).is_none());
         (0..FAST_FRAMES).for_each(|_| pace.record_frame());
         assert!(pace.pause(now + MEASUREMENT_MIN * 1001).is_some());
@@ -183,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn does_not_count_a_burst_as_busy() {
+    fn does_not_treat_a_burst_as_a_busy_period() {
         let moment = Duration::from_nanos(1);
         let (pace, now) = fast(1);
         assert!(!pace.is_busy(now));
@@ -212,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_a_few_large_frames_as_fast() {
+    fn treats_a_few_large_frames_as_fast_traffic() {
         let start = Instant::now();
         let is_fast = |frames, bytes| {
             let mut pace = Pace::new(start);
@@ -234,8 +243,8 @@ mod tests {
         }
     }
 
-    /// Returns how long to wait, with a small receive buffer, after `reads` of the given numbers of
-    /// bytes while rows arrive quickly.
+    /// Returns the pause that follows `reads`, each of which is a number of bytes read from a small
+    /// receive buffer, while rows arrive quickly.
     fn with_small_buffer(reads: &[u64]) -> Duration {
         let (mut pace, mut now) = fast(1);
         pace.record_small_buffer();
@@ -249,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn adapts_the_pause_so_that_a_small_buffer_is_just_full() {
+    fn adjusts_the_pause_so_that_each_read_just_fills_a_small_buffer() {
         const FULL_READ_BYTES: u64 = 64_000;
         let (least, most) = ACCUMULATION_DELAY_LIMITS;
         assert_eq!(with_small_buffer(&[]), ACCUMULATION_DELAY);
@@ -263,7 +272,8 @@ mod tests {
             .chain([FULL_READ_BYTES / 10; 12])
             .collect();
         assert_eq!(with_small_buffer(&little), most);
-        // The size of a full buffer changes with the size of rows.
+        // The largest read is forgotten gradually, because how much a full buffer contains depends
+        // on the size of the rows.
         let smaller: Vec<_> = std::iter::once(FULL_READ_BYTES)
             .chain([FULL_READ_BYTES / 2; 200])
             .collect();
@@ -280,7 +290,8 @@ mod tests {
             pace.record_bytes(500);
             assert_eq!(pace.pause(start + MEASUREMENT_MIN * span), None);
         }
-        // A small read does not show the capacity of the buffer.
+        // Reads while rows arrive slowly are ignored, because they do not show how much a full
+        // buffer contains.
         (0..FAST_FRAMES).for_each(|_| pace.record_frame());
         assert_eq!(
             pace.pause(start + MEASUREMENT_MIN * 100),
@@ -289,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn does_not_count_traffic_with_a_lull_as_fast() {
+    fn does_not_treat_traffic_as_fast_if_it_contains_a_lull() {
         let is_fast = |after| {
             let start = Instant::now();
             let mut pace = Pace::new(start);

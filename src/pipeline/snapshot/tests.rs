@@ -17,7 +17,7 @@ fn copying(connection: Option<Connection>, resumed: Lsn) -> Copying {
     }
 }
 
-/// Returns a connection that never receives data.
+/// Returns a connection that never receives any data.
 fn silent() -> Connection {
     let session = crate::postgres::connect::dial::Session {
         socket: crate::postgres::connect::dial::Socket::Memory(tokio::io::duplex(1).0),
@@ -40,10 +40,10 @@ fn decided(record: SnapshotRecord, has_streamed: bool, rows: Rows, confirmed: Ls
     decide(&snapshot_history, confirmed, &table, "slot").expect("a decision")
 }
 
-/// If a copy counted as durable too early, the next run would not copy rows that the sink had not
-/// written yet, and these rows would be lost.
+/// If a copy counted as durable too early, the next run would not repeat it, and the rows that
+/// Kafka had not acknowledged yet would be lost.
 #[tokio::test]
-async fn considers_a_copy_durable_when_it_is_read_completely_and_confirmed() {
+async fn considers_a_copy_durable_after_it_is_read_completely_and_confirmed() {
     let all_read = copying(None, Lsn::ZERO);
     assert!(!all_read.is_durable(BEFORE));
     assert!(all_read.is_durable(SNAPSHOT_LSN));
@@ -51,10 +51,10 @@ async fn considers_a_copy_durable_when_it_is_read_completely_and_confirmed() {
     assert!(!copying(Some(silent()), Lsn::ZERO).is_durable(AFTER));
 }
 
-/// A standby was promoted that has no WAL after the consistent point, and the copy continues from
-/// that position.
+/// The slot may be at the consistent point before anything is copied: a standby without WAL after
+/// the consistent point was promoted.
 #[tokio::test]
-async fn considers_a_copy_durable_only_above_the_initial_slot_position() {
+async fn does_not_consider_a_copy_durable_while_the_slot_is_at_its_initial_position() {
     let all_read = copying(None, SNAPSHOT_LSN);
     assert!(!all_read.is_durable(SNAPSHOT_LSN));
     assert!(all_read.is_durable(AFTER));
@@ -71,7 +71,7 @@ fn repeats_an_unfinished_copy_unless_its_snapshot_lsn_is_confirmed() {
         )
     };
     assert_eq!(begun(BEFORE), Decision::Copy);
-    // The consistent point is confirmed only by a complete copy.
+    // The consistent point is confirmed only once the copy is complete.
     assert_eq!(begun(SNAPSHOT_LSN), Decision::Settled("copied"));
     assert_eq!(begun(AFTER), Decision::Settled("copied"));
 }
@@ -102,7 +102,7 @@ fn copies_rows_only_if_no_record_shows_an_earlier_copy() {
         let decision = decided(record, has_streamed, rows, SNAPSHOT_LSN);
         assert_eq!(decision, Decision::Stream, "{record:?}");
     }
-    // The table may be empty by now; a copy that was started is completed nevertheless.
+    // A copy that was started is completed even if the table is empty by now.
     assert_eq!(
         decided(
             SnapshotRecord::Begun(SNAPSHOT_LSN),
@@ -119,11 +119,11 @@ fn rejects_a_snapshot_if_another_instance_has_used_the_slot() {
     for planned in [SnapshotRecord::Nothing, SnapshotRecord::Begun(BEFORE)] {
         let outrun = |record, confirmed| is_superseded(planned, record, confirmed, SNAPSHOT_LSN);
         assert!(!outrun(planned, BEFORE));
-        // The slot may be exactly at the consistent point, with nothing after it confirmed.
+        // A slot that is exactly at the consistent point has not confirmed anything after it.
         assert!(!outrun(planned, SNAPSHOT_LSN));
-        // The slot has confirmed events at the start of the stream.
+        // Another instance has already confirmed events after the consistent point.
         assert!(outrun(planned, AFTER));
-        // The other instance has started or completed its own copy.
+        // Another instance has started or completed its own copy.
         for record in [SnapshotRecord::Done, SnapshotRecord::Begun(SNAPSHOT_LSN)] {
             assert!(outrun(record, BEFORE), "{record:?}");
         }
@@ -131,7 +131,7 @@ fn rejects_a_snapshot_if_another_instance_has_used_the_slot() {
 }
 
 #[test]
-fn reports_progress_until_no_row_is_read_within_the_limit() {
+fn reports_a_stalled_copy_if_no_rows_are_read_within_the_limit() {
     const LIMIT: Duration = Duration::from_secs(10);
     let mut copying = copying(None, Lsn::ZERO);
     let start = Instant::now();
@@ -147,8 +147,8 @@ fn reports_progress_until_no_row_is_read_within_the_limit() {
     assert!(!progresses(3, 21));
 }
 
-/// The table in docs/pipelines.md, "While older rows are being copied": every kind of outbox that a
-/// definition can have before and after a change, with an unfinished copy.
+/// Covers the table in docs/pipelines.md, "While older rows are being copied": an unfinished copy,
+/// combined with each kind of outbox that the definition can be changed to.
 #[test]
 fn continues_an_unfinished_copy_only_for_the_same_table() {
     let table = |name: &str| Outbox::Table(name.parse().expect("a table"));
@@ -178,7 +178,7 @@ fn continues_an_unfinished_copy_only_for_the_same_table() {
         (messages, false),
     ] {
         assert_eq!(continues(&of_a, &outbox), expected, "{outbox}");
-        // A complete copy does not affect any definition.
+        // A complete copy does not restrict what the definition can be changed to.
         for (confirmed, record) in [
             (SNAPSHOT_LSN, SnapshotRecord::Begun(SNAPSHOT_LSN)),
             (BEFORE, SnapshotRecord::Done),
@@ -189,16 +189,16 @@ fn continues_an_unfinished_copy_only_for_the_same_table() {
             assert!(found.is_none(), "{outbox}");
         }
     }
-    // An entry that names no table concerns the current table of the definition.
+    // An entry without a table name applies to whichever table is the outbox.
     assert!(continues(&[begun(None)], &table("public.a")));
     assert!(!continues(&[begun(None)], &Outbox::Tables(patterns())));
-    // The error names the copy that the definition does not continue.
+    // If there are several unfinished copies, the one that can't be continued is found first.
     let both = [begun(Some("public.a")), begun(Some("public.b"))];
     assert!(!continues(&both, &table("public.a")));
 }
 
 #[test]
-fn detects_a_replaced_table_once() {
+fn detects_a_replaced_table_unless_the_new_table_already_has_a_snapshot() {
     let done = |table: &str| TableSnapshot {
         table: Some(table.to_owned()),
         record: SnapshotRecord::Done,

@@ -1,27 +1,28 @@
-//! The WAL budget: how much WAL the slot may retain on the server's disk, and the reaction when the
-//! slot retains more.
+//! The WAL budget: how much WAL the slot may retain on the server's disk, and what happens if it
+//! retains more.
 //!
-//! Retained WAL is counted from `restart_lsn`, because all WAL from there on occupies disk space,
-//! whether it is retained for unconfirmed events or for an open transaction.
+//! Retained WAL is measured from the slot's `restart_lsn`. All WAL after that position takes up
+//! disk space, whether it is retained because of unconfirmed events or because of an open
+//! transaction.
 //!
-//! This module performs no I/O, and receives the current time as an argument.
+//! This module performs no I/O, and takes the current time as an argument.
 
 use std::time::{Duration, Instant};
 
 use crate::model::outage::{Outage, OutageMessage};
 
-/// How much WAL the slot may retain.
+/// Limits on how much WAL the slot may retain, and what happens if they are exceeded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct WalBudget {
-    /// If the slot retains more bytes than this, a warning is logged.
+    /// A warning is logged if the slot retains more bytes than this.
     pub warn_bytes: Option<u64>,
-    /// If the slot retains more bytes than this, `on_max` determines the reaction.
+    /// If the slot retains more bytes than this, `on_max` determines what happens.
     pub max_bytes: Option<u64>,
-    /// The reaction when the slot retains more than `max_bytes`.
+    /// The action to take if the slot retains more than `max_bytes`.
     pub on_max: OnMax,
 }
 
-/// The reaction when the slot retains more WAL than allowed.
+/// The action to take if the slot retains more WAL than `wal_budget.max`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum OnMax {
@@ -32,7 +33,7 @@ pub(crate) enum OnMax {
     DropSlot,
 }
 
-/// Tracks how long the slot has exceeded each limit, and which messages were logged about that.
+/// Tracks how long the slot has exceeded each limit, and when this was last logged.
 #[derive(Debug, Default)]
 pub(crate) struct Budget {
     limits: WalBudget,
@@ -40,24 +41,24 @@ pub(crate) struct Budget {
     held: Outage,
 }
 
-/// The message to log or the action to take.
+/// The result of evaluating the budget: a message to log, or an action to take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Finding {
     None,
     /// The slot has exceeded `warn_bytes` for this long.
     Warn(Duration),
-    /// The slot has exceeded `max_bytes` for this long, and is kept.
+    /// The slot has exceeded `max_bytes` for this long, but is kept.
     Held(Duration),
-    /// The slot exceeded `max_bytes` for this long, and now exceeds only `warn_bytes`.
+    /// The slot exceeded `max_bytes` for this long, but now exceeds only `warn_bytes`.
     BelowMax(Duration),
-    /// The slot exceeded the budget for this long, and is within the budget again.
+    /// The slot exceeded a limit for this long, but is within the budget again.
     Within(Duration),
     /// The slot exceeds `max_bytes` and must be dropped.
     Drop,
 }
 
 impl Budget {
-    /// Creates a budget with these limits.
+    /// Creates a budget that has not been exceeded yet.
     #[must_use]
     pub(crate) fn new(limits: WalBudget) -> Self {
         Self {
@@ -66,14 +67,14 @@ impl Budget {
         }
     }
 
-    /// Evaluates the amount of WAL that the slot retains.
+    /// Checks the amount of WAL that the slot retains against the limits.
     pub(crate) fn evaluate(&mut self, retained_bytes: u64, now: Instant) -> Finding {
         let exceeds = |limit: Option<u64>| limit.is_some_and(|limit| retained_bytes > limit);
         if exceeds(self.limits.max_bytes) {
             if self.limits.on_max == OnMax::DropSlot {
                 return Finding::Drop;
             }
-            // The outage for `warn_bytes` continues, but is not logged separately.
+            // `warn_bytes` is still exceeded as well, but this is not logged separately.
             return log_elapsed(&mut self.held, now).map_or(Finding::None, Finding::Held);
         }
         let held = self.held.end(now);
@@ -86,7 +87,8 @@ impl Budget {
     }
 }
 
-/// Records that the limit is still exceeded, and returns for how long if a message is due.
+/// Records that a limit is exceeded. If a message about it is due, returns how long the limit has
+/// been exceeded.
 fn log_elapsed(outage: &mut Outage, now: Instant) -> Option<Duration> {
     match outage.failed(now) {
         OutageMessage::Started => Some(Duration::ZERO),
@@ -118,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn logs_a_warning_at_the_start_every_minute_and_at_the_end() {
+    fn warns_when_the_wal_budget_is_exceeded_then_every_minute_and_when_it_is_resolved() {
         let limits = WalBudget {
             warn_bytes: Some(10),
             ..WalBudget::default()
@@ -138,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_only_the_maximum_when_it_is_exceeded() {
+    fn reports_the_wal_maximum_instead_of_the_warning_limit_when_both_are_exceeded() {
         let limits = WalBudget {
             warn_bytes: Some(10),
             max_bytes: Some(20),
@@ -167,7 +169,8 @@ mod tests {
                 (80, Finding::Within(seconds(80))),
             ]
         );
-        // Without `warn_bytes`, the end is logged for the maximum.
+        // Without `warn_bytes`, the slot is within its budget as soon as it no longer exceeds
+        // `max_bytes`.
         let alone = WalBudget {
             warn_bytes: None,
             ..limits
@@ -182,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_a_drop_each_time_the_maximum_is_exceeded() {
+    fn requests_a_slot_drop_each_time_the_wal_maximum_is_exceeded() {
         let limits = WalBudget {
             warn_bytes: None,
             max_bytes: Some(20),

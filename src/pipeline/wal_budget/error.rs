@@ -5,26 +5,26 @@ use bytesize::ByteSize;
 use crate::postgres::catalog::{CatalogError, SlotInUse};
 use crate::postgres::table::TableName;
 
-/// The slot was dropped, must be dropped or can't be dropped.
+/// The slot was dropped or must be dropped, or dropping it would not be safe.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WalBudgetError {
     #[error(transparent)]
     Catalog(#[from] CatalogError),
     #[error(transparent)]
     SlotInUse(#[from] SlotInUse),
-    /// The slot retains more WAL than allowed and must be dropped.
+    /// The slot retains more WAL than `wal_budget.max` and must be dropped.
     #[error(
         "slot {slot:?} retains more WAL than wal_budget.max ({max}), but has not been dropped yet"
     )]
     OverBudget {
         slot: String,
-        /// `wal_budget.max`
+        /// The value of `wal_budget.max`.
         max: ByteSize,
     },
     #[error(transparent)]
     SlotDropped(#[from] Box<SlotDropped>),
-    /// The settings allow the slot to be dropped, but the table does not have the primary key that
-    /// is required to send its rows again.
+    /// The settings allow the slot to be dropped, but the table has no primary key, which is
+    /// required to resend its rows.
     #[error(
         "table {table} has no primary key, but wal_budget.on_max is \"drop-slot\": a primary key is required to send the events of \
          a dropped slot again from the table. Add a primary key, or set wal_budget.on_max = \"hold\""
@@ -40,16 +40,16 @@ pub(crate) enum WalBudgetError {
 )]
 pub(crate) struct SlotDropped {
     pub(super) slot: String,
-    /// The command that creates the slot.
+    /// The command that creates a new slot.
     pub(super) init: String,
-    /// The command that sends the events again.
+    /// The command that resends the missing events.
     pub(super) replay: String,
-    /// The reason why the slot was dropped, if it was dropped just now; otherwise empty.
+    /// The reason why the slot was dropped, as a clause to append. Empty if it was dropped earlier.
     pub(super) why: String,
-    /// The events that were not delivered.
+    /// Describes the events that were not delivered.
     pub(super) what: String,
-    /// The outbox that contains the events.
+    /// The outbox that contains the missing events.
     pub(super) outbox: String,
-    /// An additional command that exactly-once delivery requires, or an empty string.
+    /// With exactly-once delivery, an additional step for the operator; otherwise empty.
     pub(super) adopt: String,
 }

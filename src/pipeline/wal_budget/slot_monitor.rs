@@ -1,5 +1,5 @@
-//! The reaction of a pipeline to its [`budget`](super::budget): logging a message or dropping the
-//! slot.
+//! Checks the slot against its WAL [`budget`](super::budget), and logs messages or drops the slot
+//! if necessary.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -22,7 +22,7 @@ use crate::postgres::catalog::drop_slot::Outcome;
 use crate::postgres::catalog::{CatalogError, Observed, Problem, SlotInUse};
 use crate::postgres::target::Target;
 
-/// The slot that is monitored, and its WAL budget. Shared by all sessions of a pipeline.
+/// The slot being monitored, and its WAL budget. Shared by all sessions of a pipeline.
 #[derive(Clone)]
 pub(crate) struct Watched {
     pipeline: String,
@@ -31,7 +31,7 @@ pub(crate) struct Watched {
     budget: Arc<Mutex<Budget>>,
     stats: Arc<PipelineStats>,
     sets_tables_aside: bool,
-    /// The open entries about tables that are set aside, as last read.
+    /// The journal entries about tables that are still set aside, as of the last check.
     set_aside: Arc<watch::Sender<Vec<SetAside>>>,
     /// Whether the slot must be dropped.
     is_over_budget: Arc<watch::Sender<bool>>,
@@ -52,7 +52,8 @@ impl Watched {
         }
     }
 
-    /// Records that a session starts. The slot has not been checked in this session yet.
+    /// Clears the flag that indicates that the slot must be dropped. Called when a session starts,
+    /// because that session has not checked the slot yet.
     pub(crate) fn begin_session(&self) {
         self.is_over_budget.send_replace(false);
     }
@@ -62,9 +63,9 @@ impl Watched {
         self.is_over_budget.send_replace(true);
     }
 
-    /// Resolves when the slot must be dropped.
+    /// Waits until the slot must be dropped.
     pub(crate) async fn wait_until_over_budget(&self) {
-        // The sender lives as long as `self`.
+        // Can't fail, because the sender lives as long as `self`.
         let _ = self
             .is_over_budget
             .subscribe()
@@ -72,13 +73,13 @@ impl Watched {
             .await;
     }
 
-    /// Returns a receiver for the open entries about tables that are set aside, which is notified
-    /// when they change.
+    /// Returns a receiver that is notified of changes to the journal entries about tables that are
+    /// still set aside.
     pub(crate) fn set_aside(&self) -> watch::Receiver<Vec<SetAside>> {
         self.set_aside.subscribe()
     }
 
-    /// Returns a problem with the publication that halts the pipeline, if any.
+    /// Returns a problem with the publication that must halt the pipeline, if there is one.
     pub(crate) fn publication_problem(&self, observed: &Observed) -> Option<Problem> {
         let is_tolerated = |problem: &Problem| {
             self.sets_tables_aside && matches!(problem, Problem::OtherTables { .. })
@@ -89,7 +90,7 @@ impl Watched {
             .or_else(|| observed.publisher_problem(&self.target))
     }
 
-    /// Like [`Watched::new`], but keeps the slot regardless of the settings.
+    /// Like [`Watched::new`], but never drops the slot, whatever the settings.
     pub(crate) fn holding(settings: &PipelineSettings, stats: &Arc<PipelineStats>) -> Self {
         let limits = WalBudget {
             on_max: OnMax::Hold,
@@ -102,8 +103,8 @@ impl Watched {
         }
     }
 
-    /// Queries the state of the slot, records it for monitoring, and logs a message if the slot
-    /// exceeds its budget. Returns whether the slot must be dropped.
+    /// Queries the slot's state, records it for monitoring, and logs a message if the slot exceeds
+    /// its WAL budget. Returns whether the slot must be dropped.
     pub(crate) async fn check_slot(
         &self,
         catalog: &impl CatalogQueries,
@@ -129,17 +130,17 @@ impl Watched {
         Ok(finding == Finding::Drop)
     }
 
-    /// Returns the name of the pipeline.
+    /// Returns the pipeline's name.
     pub(crate) fn pipeline(&self) -> &str {
         &self.pipeline
     }
 
-    /// Returns the counters of the pipeline.
+    /// Returns the pipeline's counters.
     pub(crate) fn stats(&self) -> &PipelineStats {
         &self.stats
     }
 
-    /// Returns the error that ends the session because the slot must be dropped.
+    /// Returns the error with which a session ends if the slot must be dropped.
     pub(crate) fn over_budget_error(&self) -> WalBudgetError {
         WalBudgetError::OverBudget {
             slot: self.target.slot.clone(),
@@ -179,7 +180,8 @@ impl Watched {
     }
 }
 
-/// Drops the slot, which retains more WAL than allowed, and returns the result as an error.
+/// Drops a slot that retains more WAL than `wal_budget.max`. Always returns an error: either one
+/// that describes the dropped slot, or the reason why it was not dropped.
 pub(crate) async fn drop_slot(
     settings: &PipelineSettings,
     database: &impl Database,
@@ -205,7 +207,7 @@ pub(crate) async fn drop_slot(
             return Ok((outcome, Vec::new()));
         }
         let entries = catalog.dropped_slots(pipeline, target).await?;
-        // Update the status that monitoring shows while other pipelines run.
+        // Update the status for monitoring, because the process may keep running other pipelines.
         if let Err(error) = watched.check_slot(&catalog).await {
             debug!(%error, "catalog query failed");
         }
@@ -249,8 +251,8 @@ fn slot_dropped(
     }))
 }
 
-/// If `problem` reports that the slot does not exist because Walpost dropped it, returns an error
-/// that describes the dropped slot.
+/// If the slot does not exist because Walpost dropped it, returns an error that describes the
+/// dropped slot and its missing events. Returns `None` if `problem` is anything else.
 pub(crate) async fn dropped_slot_error(
     settings: &PipelineSettings,
     catalog: &impl CatalogQueries,
@@ -270,10 +272,10 @@ pub(crate) async fn dropped_slot_error(
     Some(slot_dropped(settings, &entries, String::new()))
 }
 
-/// Logs which slots were dropped and have not been replayed.
+/// Logs which dropped slots have events that have not been replayed yet.
 ///
 /// # Errors
-/// Returns an error if the settings allow the slot to be dropped, but reading the journal failed.
+/// Returns an error if reading the journal failed and the settings allow the slot to be dropped.
 pub(crate) async fn log_dropped_slots(
     settings: &PipelineSettings,
     catalog: &impl CatalogQueries,
@@ -287,7 +289,8 @@ pub(crate) async fn log_dropped_slots(
             for entry in entries {
                 warn!(
                     pipeline,
-                    "{} have not been sent again yet: {}. They are in {}, whose rows are not deleted until then. Send them again: {}",
+                    "{} have not been sent again yet: {}. Until they have been, rows of {} are not deleted. Send them \
+                     again: {}",
                     match entry.left_publication {
                         true =>
                             "events that were committed while the table was not in the publication",

@@ -1,4 +1,4 @@
-//! Reads the current rows of the outbox table with `COPY ... TO STDOUT`, in limited memory. The
+//! Reads the current rows of the outbox table with `COPY ... TO STDOUT`, using bounded memory. The
 //! values have the same text format as in the replication stream, so rows are mapped and routed in
 //! the same way ([`Mapping`], [`Router`](crate::outbox::route::Router)).
 //!
@@ -19,7 +19,8 @@
 //!
 //! The caller manages the transaction. The rows are the ones visible in its snapshot, which can be
 //! an exported snapshot (`SET TRANSACTION SNAPSHOT`). If a [`RowReader`] is dropped before the last
-//! row, the connection is still busy with the remaining rows: drop its [`Catalog`] as well.
+//! row, the server is still sending the remaining rows, so drop the [`Catalog`] as well to close
+//! the connection.
 //!
 //! Spec: PostgreSQL 18, "COPY", and 54.2.7 "COPY Operations".
 
@@ -47,9 +48,9 @@ pub(crate) struct Query<'q> {
     /// Assigns columns to the parts of an event. Columns that the mapping does not use are not
     /// read.
     pub mapping: &'q Mapping,
-    /// The order of the rows. The columns of this order form the key of a row.
+    /// The order in which rows are read. The columns that it sorts by form the key of each row.
     pub order: &'q RowOrder<'q>,
-    /// An SQL condition that the rows satisfy; empty for all rows.
+    /// An SQL condition that selects the rows to read; empty to read all rows.
     pub condition: &'q str,
     /// Maximum accepted length of a row, in bytes.
     pub row_bytes_max: usize,
@@ -66,7 +67,7 @@ pub(crate) enum CopyError {
     Text(#[from] TextError),
     /// A row is larger than the settings allow.
     #[error(
-        "a row of the outbox has {bytes} bytes, but max_row_bytes is {allowed}. Raise max_row_bytes"
+        "a row of the outbox is {bytes} bytes long, but max_row_bytes is {allowed}. Raise max_row_bytes"
     )]
     RowTooLarge {
         /// The length of the row in COPY's text format.
@@ -82,8 +83,8 @@ pub(crate) struct RowReader {
     lines: Lines,
     /// The most recently read line.
     line: Bytes,
-    /// The index in [`Row`] of each leading value of a line. The remaining values of the line form
-    /// the key.
+    /// The index in [`Row`] of each value that the mapping uses. A line starts with these values,
+    /// followed by the values of the key.
     slots: Vec<usize>,
     width: usize,
     row_bytes_max: usize,
@@ -110,7 +111,7 @@ impl<'r> CopiedRow<'r> {
     }
 }
 
-/// Sets the session to the text formats that the replication stream uses.
+/// Configures the session to use the same text formats as the replication stream.
 ///
 /// # Errors
 /// Returns an error if the query fails.
@@ -144,7 +145,7 @@ impl Query<'_> {
         }
     }
 
-    /// Returns the statement and, for each value that the mapping uses, its index in [`Row`].
+    /// Returns the statement, and the index in [`Row`] of each value that the mapping uses.
     fn sql(&self, table: &TableName) -> (String, Vec<usize>) {
         let (mut slots, mut wanted) = (Vec::new(), Vec::new());
         for (index, name) in self.columns.iter().enumerate() {
@@ -169,7 +170,7 @@ pub(crate) fn statement(
     order: &RowOrder<'_>,
 ) -> String {
     let columns: Vec<_> = columns.iter().map(|name| escape_identifier(name)).collect();
-    // The line feed terminates an SQL comment at the end of a condition.
+    // A condition may end with an SQL comment, which the line feed terminates.
     let conditions: Vec<_> = conditions.iter().map(|sql| format!("({sql}\n)")).collect();
     let filter = match conditions.is_empty() {
         true => String::new(),
@@ -187,16 +188,16 @@ pub(crate) fn statement(
 }
 
 impl Catalog {
-    /// Converts the error of a SELECT from the table. If a privilege is missing, adds the statement
-    /// that grants the privilege.
+    /// Converts an error that a SELECT from the table returned. If a privilege is missing, adds a
+    /// hint with the statement that grants it.
     pub(crate) fn denied_select(
         &self,
         error: tokio_postgres::Error,
         table: &TableName,
     ) -> CatalogError {
         // The missing privilege may be USAGE on schema walpost, which contains the function that
-        // examines the table. In English and many other languages, that message ends with the
-        // schema's name.
+        // examines the table. In that case, the message ends with the schema's name, in English and
+        // in many other languages.
         let is_schema = error.as_db_error().is_some_and(|error| {
             let denied = error.message().split_whitespace().next_back();
             denied == Some("walpost") && table.name != "walpost"
@@ -207,8 +208,8 @@ impl Catalog {
         })
     }
 
-    /// Reads the rows that the statement selects. The lock is released when the statement is
-    /// planned.
+    /// Reads the rows that the statement selects. Releases the lock as soon as the server has
+    /// planned the statement.
     ///
     /// # Errors
     /// Returns an error if the server rejects the statement.
@@ -217,7 +218,8 @@ impl Catalog {
         locked: LockedTable,
         statement: CopyStatement,
     ) -> Result<RowReader, CopyError> {
-        // The server replies after it has planned the statement.
+        // The server responds only after it has planned the statement, so the lock is no longer
+        // required.
         let stream = self.client().copy_out(&statement.sql).await;
         let stream = stream.map_err(|error| self.denied_select(error, locked.name()))?;
         drop(locked);
@@ -270,7 +272,7 @@ mod tests {
     use crate::outbox::settings::OutboxSettings;
 
     #[test]
-    fn selects_only_mapped_columns_and_the_key_in_row_order() {
+    fn selects_the_mapped_and_key_columns_and_sorts_rows_by_the_key() {
         let names = [
             "id",
             "type",

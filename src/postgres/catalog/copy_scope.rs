@@ -1,8 +1,8 @@
-//! The partitions that a copy of older rows is expected to read.
+//! The partitions that a copy of the rows older than the slot is expected to read.
 //!
 //! A partition that is detached before its rows are copied is in neither the copy nor the stream,
-//! and the catalog does not record that it was attached. Therefore, the journal's entries about a
-//! copy list the partitions that the table had.
+//! and the catalog does not record that it was attached. Therefore, a journal entry about a copy
+//! lists the partitions that the table had when the entry was written.
 
 use std::collections::BTreeSet;
 
@@ -19,23 +19,23 @@ use crate::model::lsn::Lsn;
 use crate::postgres::table::TableName;
 use crate::postgres::target::Target;
 
-/// Key in an entry's detail: the OID of the table, as a string.
+/// Key in an entry's `detail` for the OID of the table, stored as a string.
 const RELATION: &str = "relation";
-/// Key in an entry's detail: the cluster that assigned the OIDs.
+/// Key in an entry's `detail` for the system identifier of the cluster that assigned the OIDs.
 const SYSTEM_ID: &str = "system_id";
 
-/// The reason, in the journal, why events of detached partitions may be missing.
+/// The reason recorded in the journal if events of detached partitions may be missing.
 const REASON: &str = "partitions detached before they were copied";
 
 /// Returns the OIDs of the table with the quoted name `$1`, and of all its partitions and child
-/// tables, at any level. Omits a partition whose detachment is pending, because the copy may omit it,
-/// too.
+/// tables, at any level. Omits partitions that are being detached concurrently, because the copy
+/// may omit them as well.
 const TABLE_AND_DESCENDANTS: &str = "WITH RECURSIVE descendant (oid) AS ( \
      SELECT inhrelid FROM pg_inherits WHERE inhparent = $1::text::regclass AND NOT inhdetachpending \
      UNION SELECT i.inhrelid FROM pg_inherits i JOIN descendant d ON i.inhparent = d.oid WHERE NOT i.inhdetachpending) \
      SELECT $1::text::regclass::oid, ARRAY(SELECT oid FROM descendant ORDER BY oid)";
 
-/// The table that a copy reads and its partitions, in one cluster.
+/// A table that is copied, its partitions, and the cluster that contains them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CopyScope {
     system_id: String,
@@ -44,7 +44,7 @@ pub(crate) struct CopyScope {
 }
 
 impl CopyScope {
-    /// Adds the scope to the detail of a journal entry.
+    /// Adds the scope to the `detail` of a journal entry.
     pub(crate) fn add_to(&self, detail: &mut Value) {
         let oid = u32::to_string;
         let partitions: Vec<_> = self.partitions.iter().map(oid).collect();
@@ -53,8 +53,9 @@ impl CopyScope {
         detail[PARTITIONS] = json!(partitions);
     }
 
-    /// Returns the partitions that the table had according to `entries`, no longer has, and that no
-    /// later entry records as missing. The entries are in the order in which they were written.
+    /// Returns the partitions that are listed in `entries` but that the table no longer has. Omits
+    /// partitions whose events a later entry already records as missing. `entries` must be in the
+    /// order in which they were written.
     fn missing(&self, entries: &[Written]) -> Vec<u32> {
         let mut missing = BTreeSet::new();
         let about_table = entries.iter().filter(|entry| {
@@ -75,14 +76,14 @@ impl CopyScope {
     }
 }
 
-/// Returns the OIDs of partitions in the detail of an entry.
+/// Returns the OIDs of the partitions that an entry lists.
 fn listed_partitions(entry: &Written) -> impl Iterator<Item = u32> {
     let oids = entry.detail[PARTITIONS].as_array().into_iter().flatten();
     oids.filter_map(|oid| oid.as_str()?.parse().ok())
 }
 
 impl Catalog {
-    /// Returns what a copy of `table` would read now.
+    /// Returns the table and the partitions that a copy of `table` would read now.
     ///
     /// # Errors
     /// Returns an error if the query fails, or if the table does not exist.
@@ -98,8 +99,9 @@ impl Catalog {
         })
     }
 
-    /// Records in the journal, once for each partition, that partitions of `table` were detached
-    /// before their rows were copied, and logs a warning. The slot is at `confirmed`.
+    /// Records in the journal which partitions of `table` were detached before their rows were
+    /// copied, and logs a warning. Each partition is recorded only once. `confirmed` is the slot's
+    /// position.
     ///
     /// # Errors
     /// Returns an error if a query fails, or if the role is not allowed to read or write the
@@ -153,8 +155,8 @@ impl Catalog {
         Ok(())
     }
 
-    /// Returns the OIDs and the qualified names of those tables that exist. A partition that was
-    /// dropped has no rows left to send.
+    /// Returns the OIDs and qualified names of the tables that still exist. Omits dropped
+    /// partitions, which have no rows left to send.
     async fn existing_tables(&self, oids: &[u32]) -> Result<(Vec<u32>, Vec<String>), CatalogError> {
         let sql = "SELECT c.oid, c.oid::regclass::text FROM pg_class c WHERE c.oid = ANY ($1) ORDER BY c.oid";
         let rows = self.client().query(sql, &[&oids]).await?;
@@ -164,8 +166,8 @@ impl Catalog {
         rows.iter().map(table).collect()
     }
 
-    /// Returns the journal's entries about copies of the table that were not completed, and about
-    /// partitions that such a copy did not read.
+    /// Returns the journal entries that list partitions of the table. Such an entry records that a
+    /// copy was started, or that partitions were detached before a copy read them.
     async fn copy_entries(
         &self,
         target: &Target,
@@ -209,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn finds_partitions_detached_since_any_entry() {
+    fn finds_partitions_detached_since_a_journal_entry() {
         let entries = [
             entry(Action::Snapshot, &[1, 2]),
             entry(Action::Snapshot, &[2, 3]),
@@ -219,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn records_a_partition_again_only_if_it_was_attached_in_between() {
+    fn records_a_partition_again_only_if_it_was_reattached() {
         let (begun, recorded) = (
             entry(Action::Snapshot, &[1, 2]),
             entry(Action::DropSlot, &[1]),
@@ -231,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn ignores_entries_about_other_clusters_and_tables() {
+    fn ignores_journal_entries_for_other_clusters_and_tables() {
         let begun = [entry(Action::Snapshot, &[1])];
         let other_cluster = CopyScope {
             system_id: "8".to_owned(),

@@ -1,21 +1,21 @@
-//! Drops slots, and queries the journal for dropped slots that have not been replayed.
+//! Drops slots, and queries the journal for dropped slots whose events have not been replayed.
 //!
-//! A journal entry records the position of the slot and which transactions it may not have
-//! delivered. It is written before the slot is dropped. If dropping fails, the entry lists more
-//! transactions than were lost, but never fewer. The entry is open until the journal records that a
-//! replay of it has finished.
+//! Before a slot is dropped, a journal entry is written that records the slot's position and the
+//! transactions that the slot may not have delivered. If the slot can't be dropped after all, the
+//! entry covers transactions that are not lost, but no lost transaction is ever missing from the
+//! journal. An entry is open until the journal records that its events have been replayed.
 //!
 //! # Which rows may be missing
 //!
-//! The `catalog_xmin` of a slot advances to a transaction ID only when all transactions with lower
-//! IDs ended before a confirmed position (PostgreSQL 18,
+//! The `catalog_xmin` of a slot advances to a transaction ID only once the confirmed position is
+//! past the end of every transaction with a lower ID (PostgreSQL 18,
 //! `src/backend/replication/logical/snapbuild.c`, `SnapBuildProcessRunningXacts`, and `logical.c`,
 //! `LogicalIncreaseXminForSlot`). Therefore rows inserted by transactions with IDs below
 //! `catalog_xmin` have been delivered, and all other rows may be missing. The transaction that
-//! inserted a row is the row's `xmin`, which remains readable when the row is frozen. If a row is
-//! written again, because the table is rewritten or the row is moved, it gets a higher `xmin`.
-//! Therefore a replay has no upper bound, and rows inserted after the new slot was created are sent
-//! again.
+//! inserted a row is the row's `xmin`, which remains readable even after the row is frozen. If a
+//! row is rewritten together with its table or is moved to another partition, it gets a higher
+//! `xmin`. Therefore a replay has no upper bound, and also resends rows that were inserted after
+//! the new slot was created.
 
 use std::time::{Duration, Instant};
 
@@ -30,28 +30,28 @@ use crate::model::lsn::Lsn;
 use crate::postgres::table::TableName;
 use crate::postgres::target::{Outbox, Target};
 
-/// Key in a journal entry's detail: the table was replaced by another table.
+/// Key in a journal entry's `detail`; present if the table was replaced by another table.
 pub(super) const REPLACED: &str = "replaced";
 
-/// Key in a journal entry's detail: only rows of detached partitions are missing.
+/// Key in a journal entry's `detail`; present if only rows of detached partitions are missing.
 pub(super) const DETACHED_PARTITIONS: &str = "detached_partitions";
 
-/// Key in an entry's detail: the OIDs of the table's partitions and child tables, as strings. In an
-/// entry about detached partitions, those that were detached.
+/// Key in an entry's `detail` for the OIDs of the table's partitions and child tables, stored as
+/// strings. An entry about detached partitions lists only the detached ones.
 pub(super) const PARTITIONS: &str = "partitions";
 
-/// How long to wait for a session that has ended to release the slot.
+/// How long to wait for a closed session to release the slot.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// How many times Walpost attempts to drop the slot.
+/// Maximum number of attempts to drop the slot.
 const DROP_ATTEMPTS: u32 = 3;
 const DROP_RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// The number of distinct transaction IDs in rows, which have 32 bits.
+/// The number of distinct transaction IDs in the 32-bit form that rows store.
 const TRANSACTION_IDS: u64 = 1 << 32;
 
-/// Returns an SQL condition that is true if the journal entry `j` describes a dropped slot that has
-/// not been replayed.
+/// Returns an SQL condition that is true if the journal entry `j` describes a dropped slot whose
+/// events have not been replayed.
 fn open_condition() -> String {
     format!(
         "j.action = '{}' AND NOT EXISTS (SELECT FROM walpost.journal c WHERE c.action = 'replay' \
@@ -60,7 +60,7 @@ fn open_condition() -> String {
     )
 }
 
-/// Returns an SQL condition that is true if the journal entry `j` is about the slot of `target`. If
+/// Returns an SQL condition that is true if the journal entry `j` is about `target`'s slot. If
 /// several tables share the slot, each table has its own entries.
 fn slot_condition(target: &Target) -> String {
     let slot = format!("j.slot = {}", escape_literal(&target.slot));
@@ -80,7 +80,7 @@ pub(crate) enum Outcome {
     Dropped,
     /// Another process uses the slot.
     InUse(i32),
-    /// The slot no longer exceeds its WAL budget, was moved in the meantime, or does not exist.
+    /// The slot no longer exceeds its WAL budget, was moved in the meantime, or no longer exists.
     Changed,
 }
 
@@ -96,7 +96,7 @@ pub(super) struct SlotPosition {
 }
 
 impl Catalog {
-    /// Returns the pipeline's dropped slots that have not been replayed, oldest first.
+    /// Returns the pipeline's dropped slots whose events have not been replayed, oldest first.
     ///
     /// # Errors
     /// Returns an error if the query fails, the journal does not exist, or the role is not allowed
@@ -106,8 +106,7 @@ impl Catalog {
         pipeline: &str,
         target: &Target,
     ) -> Result<Vec<DroppedSlot>, CatalogError> {
-        // The entry still belongs to the pipeline if either the slot or the pipeline has been
-        // renamed.
+        // An entry still belongs to the pipeline if only the slot or only the pipeline was renamed.
         let owner = match target.outbox.table() {
             Some(table) => format!(
                 "{} OR (j.pipeline = {} AND j.detail ->> 'table' = {})",
@@ -125,9 +124,9 @@ impl Catalog {
         self.open_entries(target, &owner).await
     }
 
-    /// Returns the dropped slots that have not been replayed, for all pipelines that use this table
-    /// or the slot of `target`. If the journal does not exist, the result is empty, because Walpost
-    /// drops a slot only after recording it in the journal.
+    /// Returns the dropped slots whose events have not been replayed, for all pipelines that use
+    /// this table or `target`'s slot. If the journal does not exist, the result is empty, because
+    /// Walpost drops a slot only after recording it in the journal.
     ///
     /// # Errors
     /// Returns an error if the query fails, or if the role is not allowed to read the journal.
@@ -161,7 +160,8 @@ impl Catalog {
         let entries = entries.into_iter().map(|entry| {
             let table = entry.detail["table"].as_str().map(str::to_owned);
             let dropped = DroppedSlot::from(entry);
-            // The pipeline may have had a single table when the entry was written.
+            // If the pipeline had only one table when the entry was written, the entry is not
+            // marked as belonging to one of several tables, but it still names the table.
             let table = dropped.table.clone().or(table.filter(|_| is_several));
             DroppedSlot { table, ..dropped }
         });
@@ -169,12 +169,13 @@ impl Catalog {
     }
 
     /// Drops the pipeline's slot if no process uses it and it retains more than `max_bytes` of WAL.
-    /// The journal records the slot first. `copies` is true if the pipeline also delivers rows that
-    /// are older than its slot; if these rows have not been copied yet, all rows may be missing.
+    /// Records the slot in the journal first. `copies` is true if the pipeline also delivers rows
+    /// that are older than its slot; if these rows have not been copied yet, all rows may be
+    /// missing.
     ///
     /// # Errors
-    /// Returns an error if a query fails. The slot then still exists, and the next attempt reuses
-    /// the journal entry if the entry was already written.
+    /// Returns an error if a query fails. In this case, the slot still exists. If the journal entry
+    /// was already written, the next attempt reuses it.
     pub(crate) async fn drop_slot_over_budget(
         &self,
         pipeline: &str,
@@ -191,7 +192,7 @@ impl Catalog {
         if slot_position.end.bytes_since(slot_position.restart) <= max_bytes {
             return Ok(Outcome::Changed);
         }
-        // The entry must also be on the synchronous standbys before the slot is dropped; otherwise
+        // The entry must also reach the synchronous standbys before the slot is dropped. Otherwise,
         // it could be lost together with the server.
         self.client()
             .batch_execute(&synchronous::wait_for_standbys())
@@ -264,7 +265,7 @@ impl Catalog {
         }
     }
 
-    /// Waits until no session uses the slot, for at most [`RELEASE_TIMEOUT`], and returns its
+    /// Waits for at most [`RELEASE_TIMEOUT`] until no session uses the slot, and returns the slot's
     /// position.
     async fn wait_for_release(&self, slot: &str) -> Result<Option<SlotPosition>, CatalogError> {
         let deadline = Instant::now() + RELEASE_TIMEOUT;
@@ -280,7 +281,7 @@ impl Catalog {
         }
     }
 
-    /// Returns the system identifier of the server.
+    /// Returns the server's system identifier.
     ///
     /// # Errors
     /// Returns an error if the query fails.
@@ -334,7 +335,8 @@ impl Catalog {
 
 impl DroppedSlot {
     /// Returns whether an existing slot of this cluster, at position `confirmed`, is the slot that
-    /// this entry describes. A slot created as its replacement has a higher position.
+    /// this entry describes. A slot that was created to replace the dropped slot has a higher
+    /// position.
     #[must_use]
     pub fn is_at(&self, confirmed: Lsn, cluster: &str) -> bool {
         !self.left_publication
@@ -342,8 +344,8 @@ impl DroppedSlot {
             && self.from.is_some_and(|from| confirmed <= from)
     }
 
-    /// Returns an SQL condition that selects the rows of this cluster that may be missing because
-    /// of `entries`. The condition is empty if all rows may be missing.
+    /// Returns an SQL condition that selects this cluster's rows that may be missing according to
+    /// `entries`. The condition is empty if all rows may be missing.
     #[must_use]
     pub fn condition(entries: &[Self], cluster: &str) -> String {
         let since = entries
@@ -353,21 +355,23 @@ impl DroppedSlot {
     }
 }
 
-/// Returns an SQL condition that selects the rows of this cluster inserted since the earliest of
-/// the given transactions, each paired with its cluster. The condition is empty, which selects all
-/// rows, if a transaction is unknown or from a different cluster.
+/// Returns an SQL condition that selects the rows in this cluster that were inserted by the
+/// earliest of the given transactions or by a later one. Each transaction is paired with its
+/// cluster. If a transaction is unknown or from a different cluster, the condition is empty and
+/// selects all rows.
 pub(crate) fn missing_rows<'c>(
     since: impl Iterator<Item = (Option<u64>, Option<&'c str>)>,
     cluster: &str,
 ) -> String {
-    // Transaction IDs of different clusters can't be compared, for example after an upgrade or a
-    // restore.
+    // Transaction IDs of different clusters can't be compared. For example, a database that was
+    // upgraded or restored from a dump is in a different cluster.
     let since = since.map(|(since, origin)| since.filter(|_| origin == Some(cluster)));
     let Some(since) = since.min().flatten() else {
         return String::new();
     };
-    // IDs are counted up from `since`, modulo 2^32, so rows that are older by a multiple of 2^32
-    // transactions are also selected. The ID of a visible row is below the snapshot's xmax.
+    // IDs are compared by their distance from `since`, modulo 2^32, so rows that are older by a
+    // multiple of 2^32 transactions are also selected. The snapshot's xmax serves as the upper
+    // bound, because every visible row has a lower `xmin`.
     format!(
         "(xmin::text::int8 - {} + {TRANSACTION_IDS}) % {TRANSACTION_IDS} < pg_snapshot_xmax(pg_current_snapshot())::text::int8 - {since}",
         since % TRANSACTION_IDS

@@ -1,14 +1,16 @@
-//! Warns about database encodings with rows that PostgreSQL can't convert to UTF-8 and send.
+//! Warns about database encodings whose text PostgreSQL can't always convert to UTF-8 and therefore
+//! can't send.
 
 use super::Observed;
 use crate::postgres::table::identifier;
 
 impl Observed {
-    /// Returns a warning if the encoding of the database allows rows that PostgreSQL can't send.
+    /// Returns a warning if the database's encoding allows text that PostgreSQL can't send as
+    /// UTF-8.
     pub(crate) fn encoding_warning(&self) -> Option<String> {
         let encoding = &self.encoding;
         match encoding.as_str() {
-            // UTF-8 contains every character of LATIN1.
+            // Every LATIN1 character can be converted to UTF-8.
             "UTF8" | "LATIN1" | "" => None,
             "SQL_ASCII" => Some(format!(
                 "database {} has encoding SQL_ASCII, which means that PostgreSQL does not validate text. A row with a \
@@ -19,8 +21,8 @@ impl Observed {
             _ => Some(format!(
                 "database {} has encoding {encoding}, and PostgreSQL can't send a row that contains a character without \
                  an equivalent in UTF-8. Such a row in any table halts the pipeline, even if dead letters are enabled \
-                 or tables are set aside. The error message contains the command that skips its transaction. Use a \
-                 database with encoding UTF8 for the outbox",
+                 or tables are set aside. The error message contains the command that skips the row's transaction. Use \
+                 a database with encoding UTF8 for the outbox",
                 identifier(&self.database)
             )),
         }

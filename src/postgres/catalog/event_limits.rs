@@ -1,4 +1,4 @@
-//! The maximum sizes of events that outbox tables accept.
+//! The maximum event size that each outbox table accepts.
 
 use super::{Catalog, CatalogError};
 use crate::postgres::table::TableName;
@@ -12,7 +12,8 @@ pub(crate) struct EventLimit {
 }
 
 impl EventLimit {
-    /// Returns the statements that change the table's limit. They do not check existing rows.
+    /// Returns the statements that change the table's limit. Existing rows are not checked against
+    /// the new limit.
     ///
     /// PostgreSQL resolves the functions in the constraint's expression when it creates the
     /// constraint, so the statements set `search_path` first.

@@ -6,7 +6,7 @@ use crate::escape::shell_word_on_one_line;
 use crate::postgres::connect::conninfo::syntax::quote_value;
 use crate::postgres::table::identifier;
 
-/// Settings that do not exist in the server's version are null.
+/// Queries the settings. Returns null for settings that the server's version does not support.
 const QUERY: &str = "SELECT current_setting('server_version_num')::int4, pg_is_in_recovery(), \
      (SELECT (pg_catalog.to_jsonb(s) OPERATOR(pg_catalog.->>) 'failover')::bool FROM pg_replication_slots s WHERE slot_name = $1), \
      coalesce((SELECT array_agg(slot_name::text ORDER BY slot_name) FROM pg_replication_slots \
@@ -23,7 +23,7 @@ pub(crate) struct Failover {
     in_recovery: bool,
     /// Whether the slot is enabled for failover; `None` if the slot does not exist.
     is_failover_slot: Option<bool>,
-    /// The slots of standbys.
+    /// The names of the physical slots, which standbys use.
     standbys: Vec<String>,
     synchronized_standby_slots: Option<String>,
     sync_replication_slots: Option<String>,
@@ -36,17 +36,17 @@ pub(crate) struct Failover {
     transaction_timeout: Option<String>,
 }
 
-/// A note for the operator.
+/// A message to the operator about these settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Note {
     /// The settings need no change.
     Ok(String),
-    /// Events may be lost in the future.
+    /// A setting may cause events to be lost in the future.
     Warning(String),
 }
 
 impl Catalog {
-    /// Queries whether the slot survives a failover.
+    /// Queries the settings that determine whether the slot survives a failover.
     ///
     /// # Errors
     /// Returns an error if the query fails.
@@ -68,7 +68,7 @@ impl Catalog {
 }
 
 impl Failover {
-    /// Returns the notes for this slot in this database.
+    /// Returns messages to the operator about the slot `slot` of the database `database`.
     #[must_use]
     pub(crate) fn notes(&self, slot: &str, database: &str) -> Vec<Note> {
         let mut notes = Vec::new();

@@ -1,4 +1,4 @@
-//! Finds slots that Walpost has read and that pipelines no longer read.
+//! Finds slots that Walpost used to read but that no pipeline reads any longer.
 
 use std::fmt;
 
@@ -19,7 +19,7 @@ pub(crate) struct VanishedSlot {
     slot: String,
     pipeline: String,
     confirmed: Lsn,
-    /// The command that sends the slot's undelivered events again.
+    /// The command that delivers the slot's undelivered events.
     replay: String,
 }
 
@@ -43,9 +43,10 @@ impl fmt::Display for VanishedSlot {
 }
 
 impl Catalog {
-    /// Returns the other slots that have delivered rows of the table and whose undelivered rows may
-    /// be missing from the slot of `target`. These are slots of other pipelines, and former slots
-    /// of this pipeline if its current slot was created after the last position of the former slot.
+    /// Returns other slots that delivered rows of the table, if there may be rows that neither they
+    /// nor `target`'s slot delivers. These are slots of other pipelines, and this pipeline's former
+    /// slots whose last position precedes the position at which the current slot was created. Omits
+    /// former slots if the journal records the events in between.
     ///
     /// # Errors
     /// Returns an error if a query fails, or if Walpost's tables are unreadable or untrusted.
@@ -82,8 +83,9 @@ impl Catalog {
         Ok(slots)
     }
 
-    /// Returns whether the current slot delivers all WAL after the last position of the pipeline's
-    /// former slot `slot`, or the journal records the events in the gap.
+    /// Returns whether `slot` is a former slot of the pipeline whose undelivered events are
+    /// accounted for: either the current slot delivers everything after the last position of
+    /// `slot`, or the journal records the events in between.
     async fn covers_former_slot(
         &self,
         current: &SlotIdentity,
@@ -114,7 +116,7 @@ impl Catalog {
             .await
     }
 
-    /// Returns the pipeline that most recently read a slot.
+    /// Returns the pipeline that read the slot most recently.
     async fn pipeline_of(
         &self,
         current: &SlotIdentity,

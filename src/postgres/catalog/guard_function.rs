@@ -1,5 +1,5 @@
-//! Compares the installed version of the function in `sql/guard.sql` with the version that this
-//! Walpost contains.
+//! Compares the function that `sql/guard.sql` created in the database with the version that is
+//! built into Walpost.
 
 use super::{Catalog, CatalogError};
 use crate::postgres::sql_file::GUARD;
@@ -9,7 +9,8 @@ use crate::postgres::target::Target;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum GuardFunction {
     Missing,
-    /// A different version of Walpost created the function, or it was changed.
+    /// The function was created by a different version of Walpost, or has been changed since it was
+    /// created.
     Different,
     Current,
 }
@@ -34,7 +35,7 @@ impl Catalog {
 }
 
 impl GuardFunction {
-    /// Describes the problem, with the command that fixes it. `None` if there is no problem.
+    /// Describes the problem and the command that fixes it. Returns `None` if there is no problem.
     #[must_use]
     pub(crate) fn warning(self, target: &Target) -> Option<String> {
         let effect = match self {
@@ -55,7 +56,8 @@ impl GuardFunction {
     }
 }
 
-/// Returns the body of the function. The server stores the body unchanged.
+/// Returns the body of the function that is built into Walpost. The server stores function bodies
+/// unchanged, so the two can be compared as text.
 fn expected_body() -> &'static str {
     const QUOTE: &str = "$walpost$";
     let function = GUARD.split_once("CREATE OR REPLACE FUNCTION walpost.lock_and_examine");
@@ -68,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn expected_body_is_complete_and_ascii() {
+    fn expected_function_body_is_complete_and_contains_only_ascii() {
         let body = expected_body();
         assert!(body.starts_with("\nDECLARE\n"), "{body:.40}");
         assert!(body.ends_with("\nEND\n"), "{}", body.len());

@@ -1,5 +1,5 @@
-//! Finds tables whose rows are returned by a SELECT from an outbox table, but are not sent by
-//! PostgreSQL as rows of the outbox table.
+//! Finds tables whose rows appear in a SELECT from an outbox table, although PostgreSQL does not
+//! send them as rows of the outbox table.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use super::{Catalog, CatalogError};
 use crate::postgres::table::TableName;
 use crate::postgres::target::Target;
 
-/// A table whose rows appear in an outbox table but are not delivered.
+/// A table whose rows appear to be rows of an outbox table but are not delivered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct HiddenRows {
     table: TableName,
@@ -19,8 +19,8 @@ pub(crate) struct HiddenRows {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// The table inherits from the outbox and is not a partition. PostgreSQL sends its rows under
-    /// its own name, if at all.
+    /// A child table that inherits from the outbox and is not a partition. If PostgreSQL sends its
+    /// rows at all, it sends them under the child table's name.
     Child,
     /// The partition's rows are not in WAL.
     UnloggedPartition,
@@ -50,7 +50,7 @@ impl fmt::Display for HiddenRows {
 }
 
 /// Returns a warning that lists the tables whose rows are not delivered, and the remedy for the
-/// first table. `None` if `hidden` is empty.
+/// first table. Returns `None` if `hidden` is empty.
 #[must_use]
 pub(crate) fn hidden_rows_warning(
     target: &Target,
@@ -90,8 +90,8 @@ pub(crate) fn hidden_rows_warning(
 }
 
 impl Catalog {
-    /// Returns the descendants of outbox tables whose rows are not sent as rows of the outbox. Does
-    /// not lock any tables.
+    /// Returns the tables that inherit from outbox tables, at any level, but whose rows are not
+    /// sent as rows of the outbox. Does not lock any tables.
     ///
     /// # Errors
     /// Returns an error if the query fails.

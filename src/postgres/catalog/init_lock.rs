@@ -11,12 +11,12 @@ use crate::postgres::table::identifier;
 /// How often Walpost tries to acquire the lock.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The first key is "walp" in ASCII. Retention locks a table with the same first key, and with the
-/// table's OID instead of 0.
+/// The keys of the advisory lock. The first key is "walp" in ASCII. Retention uses the same first
+/// key to lock a table, but the table's OID as the second key.
 const LOCK_KEY: &str = "x'77616c70'::int, 0";
 
 impl Catalog {
-    /// Acquires the lock for the rest of this session, waiting at most `limit` for each other
+    /// Acquires the lock and keeps it until this session ends. Waits at most `limit` for each
     /// session that holds the lock.
     ///
     /// # Errors

@@ -1,8 +1,10 @@
-//! Reads and writes the journal, a table that `sql/journal.sql` creates and that records operations
-//! on pipelines that WAL does not show. Entries are added but never changed.
+//! Reads and writes the journal, a table that `sql/journal.sql` creates. The journal records
+//! operations that affect a pipeline but can't be inferred from WAL. Entries are added but never
+//! changed.
 //!
 //! A trigger on the table, or a view that replaces the table, would run with Walpost's privileges.
-//! Therefore every statement on the journal is run with `Catalog::run_on_own_table`.
+//! Therefore, every statement on the journal runs through `Catalog::run_on_own_table`, which
+//! examines the table first.
 
 use std::fmt;
 use std::str::FromStr;
@@ -16,7 +18,7 @@ use super::{Catalog, CatalogError};
 use crate::model::lsn::Lsn;
 use crate::postgres::target::Target;
 
-/// The kind of an operation.
+/// The kind of operation that a journal entry records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Rows that are older than the slot were delivered.
@@ -25,7 +27,7 @@ pub enum Action {
     Skip,
     /// The slot was dropped, together with its undelivered events.
     DropSlot,
-    /// Rows of the table were sent again.
+    /// Rows of the table were resent.
     Replay,
     /// Delivery of a table was stopped at a position (the table was set aside), or was resumed.
     SetAside,
@@ -75,18 +77,18 @@ pub(crate) struct Entry<'e> {
     pub pipeline: &'e str,
     /// The outbox and slot of the pipeline.
     pub target: &'e Target,
-    /// The kind of the operation.
+    /// The kind of operation.
     pub action: Action,
-    /// The position after which the operation affects events.
+    /// The operation affects events after this position.
     pub from: Option<Lsn>,
-    /// The position up to which the operation affects events.
+    /// The operation affects events up to this position.
     pub to: Option<Lsn>,
-    /// Details: a JSON object, without payloads.
+    /// Details as a JSON object, which never contains payloads.
     pub detail: Value,
 }
 
 impl Entry<'_> {
-    /// Returns the values of the entry as an SQL list.
+    /// Returns the entry's values as an SQL list.
     fn values(&self) -> String {
         let lsn = |lsn: Option<Lsn>| lsn.map_or("NULL".to_owned(), |lsn| format!("'{lsn}'"));
         let mut detail = self.detail.clone();
@@ -104,8 +106,8 @@ impl Entry<'_> {
         )
     }
 
-    /// Returns the start of a statement that adds this entry once for each row of the FROM clause,
-    /// which the caller appends.
+    /// Returns the beginning of an INSERT statement, to which the caller appends a FROM clause. The
+    /// statement adds this entry once for each row that the clause returns.
     pub(super) fn insert_select(&self) -> String {
         format!("{INSERT} SELECT {}", self.values())
     }
@@ -114,58 +116,57 @@ impl Entry<'_> {
 /// An entry as read from the journal, with the values that the server added.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Written {
-    /// The ID of the entry. A later entry has a higher ID.
+    /// The entry's ID. Later entries have higher IDs.
     pub id: i64,
-    /// When the entry was written, as printed by the server.
+    /// When the entry was written, in the server's text format.
     pub at: String,
-    /// The kind of the operation.
+    /// The kind of operation.
     pub action: Action,
-    /// The position after which the operation affects events.
+    /// The operation affects events after this position.
     pub from: Option<Lsn>,
-    /// The position up to which the operation affects events.
+    /// The operation affects events up to this position.
     pub to: Option<Lsn>,
     /// The role that wrote the entry.
     pub by_role: String,
-    /// Details: a JSON object.
+    /// Details as a JSON object.
     pub detail: Value,
 }
 
 /// The version of the entry format, stored in `detail`. An entry without a version has version 1.
 const VERSION: u64 = 1;
 
-/// The member of a replay's `detail`, and of its plan, that lists the entries about dropped slots
-/// that the replay covers.
+/// In a replay's `detail` and plan, the key for the list of entries about dropped slots that the
+/// replay covers.
 pub(crate) const DROPPED_SLOTS: &str = "dropped_slots";
 
-/// The member of a replay's `detail` which states that nothing was sent, because an operator
-/// confirmed that the events had been delivered.
+/// In a replay's `detail`, the key for a flag. The flag is set if nothing was sent because an
+/// operator stated that the events had already been delivered.
 pub(crate) const ALREADY_DELIVERED: &str = "already_delivered";
 
-/// The member of a replay's `detail`, and of its plan, that lists the entries about a table that
-/// was set aside.
+/// In a replay's `detail` and plan, the key for the list of entries about a set-aside table.
 pub(crate) const SET_ASIDE: &str = "set_aside";
 
-/// The member of the `detail` of an [`Action::DropSlot`] entry which states that no slot was
-/// dropped, but the table was temporarily missing from this publication.
+/// A key in the `detail` of an [`Action::DropSlot`] entry. If the key is present, no slot was
+/// dropped. Instead, the table was temporarily missing from the publication that the key's value
+/// names.
 pub(crate) const LEFT_PUBLICATION: &str = "left_publication";
 
-/// The start of the statement that writes an entry.
+/// The beginning of the statement that writes an entry.
 const INSERT: &str =
     "INSERT INTO walpost.journal (pipeline, slot, action, from_lsn, to_lsn, detail)";
 
-/// The source of the IDs of new entries.
+/// How the IDs of new entries are assigned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ids {
-    /// The sequence of the identity column.
+    /// The identity column's sequence assigns the IDs.
     FromSequence,
-    /// IDs that follow the ID of the last entry. Logical replication copies the rows of the journal
-    /// but not the state of its sequence, so the sequence of a former subscriber returns IDs that
-    /// already exist.
+    /// The IDs continue after the last entry's ID. Logical replication copies the journal's rows
+    /// but not its sequence, so on a former subscriber the sequence returns IDs that already exist.
     AfterLast,
 }
 
-/// How many times to try inserting entries with [`Ids::AfterLast`]: another session can insert
-/// entries with the same IDs concurrently.
+/// Maximum number of attempts to insert entries with [`Ids::AfterLast`]. An attempt fails if
+/// another session concurrently inserts entries with the same IDs.
 const ID_ATTEMPTS: usize = 5;
 
 /// The columns that [`Catalog::entries`] reads.
@@ -265,7 +266,7 @@ impl Catalog {
             .map_err(|error| self.journal_error(target, error))
     }
 
-    /// Converts an error, and adds the command that fixes it if such a command is known.
+    /// Converts an error, and adds the command that fixes the problem, if there is one.
     fn journal_error(&self, target: &Target, error: CatalogError) -> CatalogError {
         let error = self.with_grant(error, |role| {
             format!(

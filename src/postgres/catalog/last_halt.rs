@@ -1,5 +1,5 @@
-//! Stores the last halt of a pipeline in the row of its slot in `walpost.slot_state`. The halt is
-//! obsolete once a later position of the slot is confirmed.
+//! Stores the reason for a pipeline's last halt in its slot's row in `walpost.slot_state`. The
+//! reason becomes obsolete once a later position is confirmed.
 
 use postgres_protocol::escape::escape_literal;
 use serde::{Deserialize, Serialize};
@@ -20,7 +20,7 @@ struct StoredHalt {
 }
 
 impl Catalog {
-    /// Records a halt. Returns the reason if the table can't be written. Does nothing if the slot
+    /// Records a halt. If the table is not writable, returns the reason. Does nothing if the slot
     /// has no row.
     ///
     /// # Errors
@@ -50,7 +50,7 @@ impl Catalog {
         Ok(None)
     }
 
-    /// Returns the last halt, unless a later position of the slot has been confirmed since.
+    /// Returns the last halt, or `None` if a later position has been confirmed since.
     ///
     /// # Errors
     /// Returns an error if a query fails, or if the table is not trusted.

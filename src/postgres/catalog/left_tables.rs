@@ -1,6 +1,6 @@
-//! Finds tables that a former slot delivered and its successor does not, because they were renamed,
-//! dropped, removed from the publication, or could not be added to the publication. No slot sends
-//! the rows that the former slot had not delivered.
+//! Finds tables that a former slot delivered but that its successor does not deliver, because they
+//! were renamed, were dropped, were removed from the publication, or could not be added to it. If
+//! the former slot had not delivered all rows of such a table, no slot sends the remaining rows.
 
 use postgres_protocol::escape::escape_literal;
 
@@ -26,7 +26,7 @@ fn recorded(former: &FormerSlot) -> String {
 
 impl Catalog {
     /// Returns the tables that a former slot may not have delivered completely and that are not in
-    /// the publication of `target`.
+    /// `target`'s publication.
     ///
     /// # Errors
     /// Returns an error if a query fails, or if `walpost.table_state` is unreadable or untrusted.
@@ -42,7 +42,8 @@ impl Catalog {
             return Ok(Vec::new());
         }
         let [schema, name] = OUTBOX_ROW;
-        // The slot sent the table's rows until the table was removed from the publication.
+        // Omit tables that were removed from the publication before the slot's last position: the
+        // slot sent all rows that were committed before the removal.
         let sql = format!(
             "SELECT DISTINCT present_schema, present_name FROM ({}) AS recorded \
              WHERE (NOT is_out OR out_lsn IS NULL OR out_lsn > '{}') \
@@ -66,9 +67,10 @@ impl Catalog {
         Ok(left)
     }
 
-    /// Records that tables of a former slot are not published for the slot of `target`, which is at
-    /// `found`. If a table is added later, the rows committed between `found` and the time of its
-    /// addition are recorded as missing.
+    /// Records that the tables in `left` are no longer published: a former slot delivered them, but
+    /// `target`'s slot does not. `found` is the position of `target`'s slot. If one of the tables
+    /// is later added to the publication, the rows committed between `found` and that time are
+    /// recorded as missing.
     ///
     /// # Errors
     /// Returns an error if a query fails, or if `walpost.table_state` is not writable or not

@@ -1,4 +1,4 @@
-//! Reports which sessions or slots use up a limited resource of the server.
+//! Reports which sessions or slots have exhausted one of the server's limits.
 
 use super::{Catalog, CatalogError};
 use crate::postgres::connect::dial::ServerError;
@@ -6,13 +6,13 @@ use crate::postgres::connect::dial::ServerError;
 /// Selects the sessions that send WAL, oldest first.
 const WAL_SENDERS: &str = "SELECT format('PID %s (application_name %I%s)', pid, application_name, \
      ', address ' || host(client_addr)) FROM pg_stat_replication ORDER BY backend_start, pid";
-/// Selects the slots. Inactive slots, which may not be needed, are listed first.
+/// Selects the slots, starting with inactive slots, which may no longer be needed.
 const SLOTS: &str = "SELECT format('%I (%s)', slot_name, CASE WHEN active THEN 'read by PID ' || active_pid \
      ELSE 'not read' END) FROM pg_replication_slots ORDER BY active, slot_name";
 /// Maximum number of sessions or slots named in a message.
 const LISTED_MAX: usize = 10;
 
-/// A limited resource of the server.
+/// A resource that the server limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Limit {
     /// `max_wal_senders`.
@@ -22,8 +22,9 @@ pub(crate) enum Limit {
 }
 
 impl Limit {
-    /// Returns the resource whose exhaustion may have caused an error with this SQLSTATE. 53300,
-    /// too_many_connections, is also used for ordinary connections.
+    /// Returns the resource that may be exhausted if the server returns an error with this
+    /// SQLSTATE. The error alone is not conclusive: the server also returns 53300
+    /// (too_many_connections) if an ordinary connection exceeds a limit.
     fn from_sqlstate(code: &str) -> Option<Self> {
         match code {
             "53300" => Some(Self::Senders),
@@ -59,8 +60,8 @@ impl Limit {
 }
 
 impl Catalog {
-    /// If an error was caused by a lack of WAL senders or slots, adds a hint that lists the
-    /// sessions or slots in use and the remedy.
+    /// If an error occurred because no WAL sender or slot was available, adds a hint that lists the
+    /// sessions or slots in use and explains the remedy.
     pub(crate) async fn add_limit_hint(&self, error: &mut ServerError) {
         let Some(limit) = Limit::from_sqlstate(&error.code) else {
             return;
@@ -71,8 +72,8 @@ impl Catalog {
         }
     }
 
-    /// If the resource is used up, returns a message with the sessions or slots that use it and the
-    /// remedy.
+    /// If the resource is exhausted, returns a message that lists the sessions or slots in use and
+    /// explains the remedy.
     ///
     /// # Errors
     /// Returns an error if a query fails.

@@ -24,7 +24,7 @@ pub(crate) enum Provider {
 }
 
 impl Provider {
-    /// Each service, with a setting that exists only on its servers.
+    /// For each service, a setting that exists only on its servers.
     pub(super) const SETTINGS: [(Self, &str); 4] = [
         (Self::Rds, "rds.logical_replication"),
         (Self::CloudSql, "cloudsql.logical_decoding"),
@@ -57,21 +57,21 @@ impl Provider {
 pub(crate) struct Observed {
     /// `server_version_num`.
     pub version: i32,
-    /// When the server was started, and when it last reset its statistics, which happens when one
-    /// of its processes crashes.
+    /// When the server was started, and when its statistics were last reset. A crash of a server
+    /// process also resets the statistics.
     pub starts: ServerStarts,
     /// The current database.
     pub database: String,
-    /// PostgreSQL's name for the encoding of the database.
+    /// PostgreSQL's name for the database encoding.
     pub encoding: String,
     /// The current role.
     pub user: String,
-    /// `application_name` of this session and of Walpost's other sessions.
+    /// The `application_name` of this session. Walpost's other sessions use the same name.
     pub application_name: String,
     /// `wal_level`.
     pub wal_level: String,
-    /// `effective_wal_level`, since PostgreSQL 19. Creating the first logical slot raises this
-    /// level.
+    /// `effective_wal_level`, which was added in PostgreSQL 19. Creating the first logical slot
+    /// raises this level.
     pub effective_wal_level: Option<String>,
     /// `synchronous_standby_names`, if it matches Walpost's `application_name`.
     pub synchronous_standby_names: Option<String>,
@@ -98,12 +98,12 @@ pub(crate) struct Observed {
     pub slot: Option<ObservedSlot>,
 }
 
-/// When a server was started.
+/// When a server was started, and when its statistics were last reset.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ServerStarts {
     /// `pg_postmaster_start_time()`.
     pub postmaster: String,
-    /// `stats_reset` of `pg_stat_bgwriter`: if a server process crashes, the server restarts all
+    /// `stats_reset` in `pg_stat_bgwriter`. If a server process crashes, the server restarts all
     /// other processes and discards its statistics, but the postmaster keeps running.
     pub statistics: String,
 }
@@ -112,9 +112,9 @@ pub(crate) struct ServerStarts {
 pub(crate) struct ObservedTable {
     /// `pg_class.oid`.
     pub oid: u32,
-    /// `pg_class.relkind`: r is an ordinary table, p is a partitioned table.
+    /// `pg_class.relkind`: `r` for an ordinary table, `p` for a partitioned table.
     pub kind: String,
-    /// `pg_class.relpersistence`: p is permanent.
+    /// `pg_class.relpersistence`: `p` for a permanent table.
     pub persistence: String,
     /// Names and type OIDs of the published columns.
     pub columns: Vec<(String, u32)>,
@@ -122,11 +122,11 @@ pub(crate) struct ObservedTable {
     pub types: Vec<String>,
     /// Other properties of the published columns.
     pub facts: Vec<ColumnFacts>,
-    /// Whether the table has the trigger of `sql/no_update.sql`.
+    /// Whether the table has the trigger that `sql/no_update.sql` creates.
     pub rejects_update: bool,
     /// Whether the table has a primary key.
     pub has_key: bool,
-    /// The version of the table, read before all other fields.
+    /// The table's version, read before the columns so that a later change to them is detected.
     pub version: TableVersion,
 }
 
@@ -140,28 +140,31 @@ pub(crate) struct ObservedPublication {
     pub via_root: bool,
     /// Whether the publication contains the outbox table.
     pub has_table: bool,
-    /// The outbox tables that the publication contains, if the outbox consists of several tables.
+    /// If the outbox consists of several tables, the ones that the publication contains.
     pub tables: Vec<TableName>,
-    /// Whether the publication contains `walpost.outbox_row`, which transfers rows that were
-    /// inserted before their table was added to an outbox of several tables.
+    /// Whether the publication contains `walpost.outbox_row`. When a table is added to an outbox of
+    /// several tables, its existing rows are written to `walpost.outbox_row`, so that the slot
+    /// sends them.
     pub has_outbox_row: bool,
     /// Tables in the publication that do not belong to the outbox. If the outbox uses logical
-    /// messages, no table belongs to it.
+    /// messages, these are all the tables in the publication.
     pub other_tables: Vec<String>,
-    /// The row filter for the outbox table, if the publication has one.
+    /// The publication's row filter for the outbox table, if any.
     pub row_filter: Option<String>,
-    /// A row filter, for any table of the publication, that is not safe to evaluate.
+    /// The first row filter in the publication that is not safe to evaluate, if any.
     pub unsafe_filter: Option<UnsafeFilter>,
     /// Whether a row filter could not be read because its table is locked.
     pub has_locked_filter: bool,
-    /// The owner of the publication, if the current role does not trust it. Such an owner could run
-    /// code as the role that reads the slot, by using a row filter and removing it afterwards.
+    /// The publication's owner, if the current role does not trust the owner. An untrusted owner
+    /// could add a row filter and remove it again, and the filter would still run code as the role
+    /// that reads the slot.
     pub untrusted_owner: Option<String>,
 }
 
 impl ObservedPublication {
-    /// Returns the outbox table, even if it is not published. If the outbox consists of several
-    /// tables, returns the published ones; if it uses logical messages, returns no tables.
+    /// Returns the outbox's table, even if it is not published. If the outbox consists of several
+    /// tables, returns those that are published. If the outbox uses logical messages, returns no
+    /// tables.
     #[must_use]
     pub(crate) fn outbox_tables(&self, outbox: &Outbox) -> Vec<TableName> {
         match outbox.table() {
@@ -177,27 +180,27 @@ pub(crate) struct ObservedSlot {
     pub plugin: Option<String>,
     /// The database of the slot; `None` for a physical slot.
     pub database: Option<String>,
-    /// The server process that uses the slot.
+    /// The PID of the server process that uses the slot.
     pub active_pid: Option<i32>,
     /// The session that uses the slot, if the role is allowed to see it.
     pub holder: Option<Holder>,
     /// The last confirmed position.
     pub confirmed: Lsn,
-    /// `wal_status`: reserved, extended, unreserved or lost.
+    /// `wal_status`: `reserved`, `extended`, `unreserved` or `lost`.
     pub wal_status: Option<String>,
-    /// `invalidation_reason`: why the slot is lost; since PostgreSQL 17.
+    /// `invalidation_reason`, which states why the slot is lost. Reported since PostgreSQL 17.
     pub invalidation_reason: Option<String>,
-    /// Whether the slot is synchronized from a slot of the primary (`synced`); since PostgreSQL 17.
+    /// Whether the slot was synchronized from the primary (`synced`). Reported since PostgreSQL 17.
     pub synced: bool,
     /// Whether the slot is dropped when its session ends.
     pub temporary: bool,
-    /// Whether prepared transactions are sent when they are prepared.
+    /// Whether a prepared transaction is sent when it is prepared instead of when it is committed.
     pub two_phase: bool,
 }
 
 impl Observed {
-    /// Returns the problems that prevent a pipeline with this `target` from running, the most
-    /// fundamental problem first.
+    /// Returns the problems that prevent a pipeline with this `target` from running, starting with
+    /// the most fundamental one.
     #[must_use]
     pub(crate) fn problems(&self, target: &Target) -> Vec<Problem> {
         let mut problems = Vec::new();
@@ -206,7 +209,8 @@ impl Observed {
                 found: self.version,
             });
         }
-        // A standby may not have replayed the creation of the objects that are checked below.
+        // Skip the remaining checks: the objects that they look for may exist on the primary
+        // although the standby has not replayed their creation yet.
         if let Some(problem) = self.recovery_problem(target) {
             problems.push(problem);
             return problems;
@@ -245,8 +249,8 @@ impl Observed {
         }
     }
 
-    /// Returns a problem if the server is a standby that can't stream the slot. Since PostgreSQL
-    /// 16, a standby can have its own slot and stream from it.
+    /// Returns a problem if the server is a standby that can't stream from the slot. Since
+    /// PostgreSQL 16, a standby can have its own slot, from which it can stream.
     fn recovery_problem(&self, target: &Target) -> Option<Problem> {
         let found = match &self.slot {
             _ if !self.in_recovery => return None,
@@ -259,7 +263,7 @@ impl Observed {
         Some(Problem::InRecovery { slot, found })
     }
 
-    /// Returns a problem with the publication that would cause rows to be omitted.
+    /// Returns a problem with the publication, if any, that would cause rows to be omitted.
     #[must_use]
     pub(crate) fn publication_problem(&self, target: &Target) -> Option<Problem> {
         let publication = target.publication.clone();
@@ -308,7 +312,7 @@ impl Observed {
                 publication,
                 table,
                 remedy: format!(
-                    "Send these rows once the pipeline runs: {}; or, if the table was never in the publication: {}",
+                    "Send these rows once the pipeline is running: {}; or, if the table was never in the publication: {}",
                     dropped(),
                     target.replay_from()
                 ),
@@ -326,8 +330,8 @@ impl Observed {
         }
     }
 
-    /// Returns a problem if the current role must not read the slot because it does not trust the
-    /// owner of the publication.
+    /// Returns a problem if the current role must not read the slot because the role does not trust
+    /// the publication's owner.
     #[must_use]
     pub(crate) fn publisher_problem(&self, target: &Target) -> Option<Problem> {
         let owner = self.publication.as_ref()?.untrusted_owner.clone()?;
@@ -398,8 +402,8 @@ impl Observed {
 }
 
 impl ObservedPublication {
-    /// Returns a problem with the publication of an outbox of several tables. Missing tables are
-    /// not a problem, because no tables may exist yet.
+    /// Returns a problem with the publication, if any, for an outbox of several tables. A
+    /// publication without tables is not a problem, because the tables may not exist yet.
     fn multi_table_problem(&self, target: &Target, outbox: String) -> Option<Problem> {
         let publication = target.publication.clone();
         if !self.inserts {
@@ -408,13 +412,14 @@ impl ObservedPublication {
                 dropped: replay_command(&target.commands, Some("TABLE")),
             })
         } else if !self.via_root {
-            // A table that is added later may have partitions.
+            // This setting is required even if no table is partitioned now, because a partitioned
+            // table may be added later.
             Some(Problem::NotViaRoot {
                 publication,
                 outbox,
             })
         } else if !self.other_tables.is_empty() {
-            // Checked last, because a pipeline that sets tables aside runs despite this problem.
+            // Checked last, because this problem does not stop a pipeline that sets tables aside.
             Some(Problem::OtherTables {
                 publication,
                 init: target.init(&["--publication", "NAME"]),
@@ -429,8 +434,8 @@ impl ObservedPublication {
 }
 
 impl ObservedSlot {
-    /// Returns a problem if a program other than Walpost is reading the slot `slot`.
-    /// `application_name` is the one that Walpost's sessions use.
+    /// Returns a problem if a program other than Walpost is reading this slot, whose name is
+    /// `slot`. Walpost's own sessions use `application_name`.
     #[must_use]
     pub(crate) fn held_by_other(&self, slot: &str, application_name: &str) -> Option<Problem> {
         let (pid, holder) = (self.active_pid?, self.holder.as_ref()?);
@@ -443,7 +448,7 @@ impl ObservedSlot {
 }
 
 /// Returns a warning about `tables`, which match the patterns of the outbox but are not published.
-/// `None` if `tables` is empty.
+/// Returns `None` if `tables` is empty.
 #[must_use]
 pub(crate) fn unpublished_warning(target: &Target, tables: &[TableName]) -> Option<String> {
     let first = tables.first()?;
@@ -457,7 +462,7 @@ pub(crate) fn unpublished_warning(target: &Target, tables: &[TableName]) -> Opti
 }
 
 /// Returns an error about `tables`, which were delivered earlier and are no longer published.
-/// `None` if `tables` is empty.
+/// Returns `None` if `tables` is empty.
 #[must_use]
 pub(crate) fn left_publication_error(target: &Target, tables: &[TableName]) -> Option<String> {
     let first = tables.first()?;
@@ -470,7 +475,8 @@ pub(crate) fn left_publication_error(target: &Target, tables: &[TableName]) -> O
     ))
 }
 
-/// Formats the first few names of a list, because the list can contain every table of the database.
+/// Formats the first few names in a list. The list may be long: it can contain every table in the
+/// database.
 pub(crate) fn format_some(names: &[String]) -> String {
     match names.len().saturating_sub(LISTED_MAX) {
         0 => names.join(", "),
@@ -583,7 +589,7 @@ mod tests {
     }
 
     #[test]
-    fn suggests_the_remedy_of_the_managed_service() {
+    fn suggests_the_remedy_for_the_detected_managed_service() {
         for (provider, setting) in Provider::SETTINGS {
             let observed = Observed {
                 wal_level: "replica".to_owned(),
@@ -726,7 +732,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_an_untrusted_publication_owner_only_to_readers_of_the_slot() {
+    fn reports_an_untrusted_publication_owner_only_if_the_slot_will_be_read() {
         let mut observed = healthy();
         assert_eq!(observed.publisher_problem(&target()), None);
         let publication = observed.publication.as_mut().expect("publication");
@@ -824,7 +830,7 @@ mod tests {
         check(|p| p.via_root = false, "publish_via_partition_root = true");
         check(
             |p| p.other_tables.push("shop.orders".to_owned()),
-            "contains tables other than tenant_*.outbox, whose rows are not delivered: shop.orders",
+            "contains tables other than tenant_*.outbox: shop.orders. Rows of these tables",
         );
         let warning = unpublished_warning(&target, &["tenant_7.outbox".parse().expect("table")]);
         let warning = warning.expect("one is not published");

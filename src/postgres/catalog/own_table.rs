@@ -1,5 +1,6 @@
-//! Runs statements on Walpost's own tables. Walpost examines a table each time it uses the table,
-//! because an object that another role adds to the table would run with Walpost's privileges.
+//! Runs statements on Walpost's own tables. The table is examined before each statement, because
+//! another role may have added code to it, such as a trigger, which would run with Walpost's
+//! privileges.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,8 +10,8 @@ use super::{Catalog, CatalogError};
 use crate::postgres::sql_file;
 use crate::postgres::target::Target;
 
-/// How long to wait for a lock on a table. The timeout is short because no position is confirmed
-/// until the statement has finished.
+/// How long to wait for a lock on a table. The limit is low because no position is confirmed until
+/// the statement finishes.
 const LOCK_TIMEOUT: &str = "2s";
 
 /// A table that `sql/journal.sql` creates.
@@ -31,8 +32,8 @@ pub(super) enum Use {
 
 impl OwnTable {
     /// Returns the keywords that select this table in `sql/examine.sql`. The keyword `present`
-    /// requires the table to exist: if a statement on the table was prepared but the examination
-    /// does not find the table, its schema was renamed in between.
+    /// makes the examination fail if the table is missing. Preparing the statement requires that
+    /// the table exists, so a missing table means that its schema has just been renamed.
     fn examine_keywords(self) -> &'static str {
         match self {
             Self::Journal => "journal present",
@@ -51,8 +52,8 @@ impl OwnTable {
 }
 
 impl Catalog {
-    /// Returns the reason if a state table can't be used: it does not exist, a privilege is
-    /// missing, or the server is a standby. Otherwise, returns `None`.
+    /// Returns the reason why one of Walpost's tables can't be used: it does not exist, a privilege
+    /// is missing, or the server is a standby. Returns `None` if it can be used.
     pub(super) async fn unusable(
         &self,
         target: &Target,
@@ -78,7 +79,7 @@ impl Catalog {
             )));
         };
         if found.try_get(2)? {
-            // On a standby, a row describes the primary's slot of this name.
+            // On a standby, even reading is useless: the rows describe the primary's slots.
             let reason = "the server is a standby in recovery, which does not accept writes";
             return Ok(Some(reason.to_owned()));
         }
@@ -94,8 +95,9 @@ impl Catalog {
 
     /// Runs a statement on one of Walpost's tables after `sql/examine.sql` has accepted the table.
     /// PREPARE locks the table without running the statement, so the table can't change between the
-    /// examination and the execution. `settings` contains preceding statements, such as SET LOCAL.
-    /// Cancel safe, because everything is sent as one message and runs in one transaction.
+    /// examination and the execution. `settings` contains statements to run first, such as SET
+    /// LOCAL. Cancel safe, because all statements are sent in one message and run in one
+    /// transaction.
     pub(super) async fn run_on_own_table(
         &self,
         table: OwnTable,
@@ -103,8 +105,8 @@ impl Catalog {
         settings: &str,
         statement: &str,
     ) -> Result<Vec<SimpleQueryRow>, CatalogError> {
-        // The name is unique, so that a prepared statement that remains after an error does not
-        // conflict with the next statement.
+        // The name is unique, so that a prepared statement that an error left behind can't conflict
+        // with the next one.
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let name = format!("walpost_{}", NUMBER.fetch_add(1, Ordering::Relaxed));
         let sql = format!(

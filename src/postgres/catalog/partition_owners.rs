@@ -1,9 +1,9 @@
-//! Finds partitions that do not belong to the owner of their table.
+//! Finds partitions whose owner differs from the owner of the partitioned table.
 
 use super::{Catalog, CatalogError, format_some};
 use crate::postgres::table::{TableName, identifier};
 
-/// A partitioned table, and its partitions that belong to other roles.
+/// A partitioned table, and the partitions that its owner does not own.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PartitionsWithOtherOwners {
     pub(crate) table: String,
@@ -15,8 +15,8 @@ pub(crate) struct PartitionsWithOtherOwners {
 }
 
 impl Catalog {
-    /// Returns the partitions of these tables, at any level, that do not belong to the owner of the
-    /// table.
+    /// Returns the partitions of these tables, at any level, whose owner differs from the table's
+    /// owner.
     ///
     /// # Errors
     /// Returns an error if the query fails.
@@ -54,10 +54,10 @@ impl PartitionsWithOtherOwners {
         let owners: Vec<_> = self.owners.iter().map(|owner| identifier(owner)).collect();
         let owner = identifier(&self.owner);
         format!(
-            "table {} belongs to role {owner}, but its partitions {} belong to {}: if the owner of the table creates an \
-             index, it is built as the owner of each partition, and could call functions as that role. Change the owner \
-             of each partition to the owner of the table as described in docs/retention.md, \"Change the owner\": \
-             objects that the current owner has attached to a partition remain attached",
+            "table {} belongs to role {owner}, but its partitions {} belong to {}: an index that the table's owner \
+             creates is built with the privileges of each partition's owner, and could call functions as that role. \
+             Change the owner of each partition to the owner of the table as described in docs/retention.md, \"Change \
+             the owner\": objects that the current owner has attached to a partition remain attached",
             self.table,
             format_some(&self.partitions),
             format_some(&owners),

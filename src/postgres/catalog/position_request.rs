@@ -1,11 +1,12 @@
-//! Requests confirmation of the current position of a slot from the process that reads the slot.
+//! Asks the process that reads a slot to confirm its current position.
 //!
-//! Before a position is confirmed, it is recorded in `walpost.slot_state`, which generates WAL.
-//! Therefore, on an idle server, `walpost run` stops recording positions after a while, and the
-//! slot stays a few hundred bytes before the end of WAL. A command that depends on whether
-//! everything up to a position was delivered first requests that the position is confirmed. NOTIFY
-//! requires no privilege, so any role can send requests. A request only causes `run` to confirm a
-//! position that is already durable, and at most as often as while events arrive.
+//! Before a position is confirmed, it is recorded in `walpost.slot_state`, which generates WAL. To
+//! avoid generating WAL indefinitely on an idle server, `walpost run` stops recording positions
+//! after a while, which leaves the slot a few hundred bytes before the end of WAL. A command that
+//! needs to know whether everything up to a position was delivered therefore first requests that
+//! the position be confirmed. NOTIFY requires no privilege, so any role can send requests. This is
+//! harmless: a request only causes `run` to confirm a position whose events are already durable,
+//! and no more often than it does while events arrive.
 
 use std::sync::Arc;
 
@@ -13,7 +14,8 @@ use super::{Catalog, CatalogError};
 use crate::postgres::connect::dial::Notifications;
 
 impl Catalog {
-    /// Listens for requests to confirm the position of `slot`.
+    /// Starts listening for requests to confirm the position of `slot`. Each request arrives as a
+    /// notification on the returned handle.
     ///
     /// # Errors
     /// Returns an error if the server rejects the statement, as a standby does.
@@ -26,8 +28,7 @@ impl Catalog {
         Ok(Arc::clone(&self.notifications))
     }
 
-    /// Requests confirmation of the current position of `slot` from the process that reads the
-    /// slot, if any.
+    /// Asks the process that reads `slot`, if any, to confirm its current position.
     ///
     /// # Errors
     /// Returns an error if the server rejects the statement, as a standby does.

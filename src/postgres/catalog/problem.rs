@@ -1,4 +1,4 @@
-//! Problems in a database that prevent a pipeline from running, each with a remedy.
+//! Problems in a database that prevent a pipeline from running, and their remedies.
 
 use std::fmt;
 
@@ -30,7 +30,7 @@ impl fmt::Display for Holder {
     }
 }
 
-/// A session whose `application_name` starts with this prefix is assumed to be Walpost.
+/// A session whose `application_name` starts with this prefix is assumed to belong to Walpost.
 const WALPOST: &str = "walpost";
 
 impl Holder {
@@ -54,19 +54,19 @@ pub(crate) enum Problem {
     /// Logical decoding is not enabled.
     #[error("wal_level is {found:?}, expected \"logical\". {remedy}")]
     WalLevel {
-        /// The value of the setting.
+        /// The current value of `wal_level`.
         found: String,
         /// How to change `wal_level`.
         remedy: &'static str,
     },
-    /// The server is a standby, and the slot can't be streamed until the standby is promoted.
+    /// The server is a standby, and the slot can't be used until the standby is promoted.
     #[error(
         "the server is a standby in recovery, and slot {slot:?} {found}; waiting for the standby to be promoted. To try \
          the other hosts in the connection string in the meantime, set target_session_attrs=primary"
     )]
     InRecovery {
         slot: String,
-        /// The problem with the slot.
+        /// The reason why the slot can't be used, phrased to follow the slot's name.
         found: &'static str,
     },
     /// The table does not exist.
@@ -80,9 +80,7 @@ pub(crate) enum Problem {
         database: String,
     },
     /// The relation is not a table.
-    #[error(
-        "{table} is not a table (relkind {kind:?}); expected an ordinary or a partitioned table"
-    )]
+    #[error("{table} is not a table (relkind {kind:?}); expected an ordinary or partitioned table")]
     NotATable {
         table: TableName,
         /// `pg_class.relkind`.
@@ -113,10 +111,11 @@ pub(crate) enum Problem {
     NotPublished {
         publication: String,
         table: TableName,
-        /// The commands that send the rows committed while the table was missing.
+        /// The commands that deliver the rows committed while the publication did not contain the
+        /// table.
         remedy: String,
     },
-    /// A row filter of the publication could run its owner's code.
+    /// One of the publication's row filters calls a function that could run its owner's code.
     #[error(
         "publication {publication:?} has a row filter on table {} that calls {}, which could run its owner's code as \
          the role that reads the slot. Remove the table: ALTER PUBLICATION {name} DROP TABLE ONLY {}; then add the \
@@ -129,12 +128,13 @@ pub(crate) enum Problem {
         publication: String,
         filter: UnsafeFilter,
     },
-    /// The owner of the publication could run code as the role that reads the slot.
+    /// The publication's owner could run code as the role that reads the slot.
     #[error(
         "publication {publication:?} belongs to role {owner}, which could run code as role {user}: the server evaluates \
          row filters, including filters that have since been removed, as the role that reads the slot. Change the owner \
-         to a trusted role: ALTER PUBLICATION {name} OWNER TO .... Or, if role {owner} may have all privileges of role \
-         {user}: GRANT {user} TO {owner}. If {user} is a superuser, connect as a role that is not a superuser",
+         to a trusted role: ALTER PUBLICATION {name} OWNER TO .... Or, if role {owner} can be trusted with all \
+         privileges of role {user}: GRANT {user} TO {owner}. If {user} is a superuser, connect as a role that is not a \
+         superuser",
         name = identifier(.publication),
         owner = identifier(.owner),
         user = identifier(.user)
@@ -148,16 +148,17 @@ pub(crate) enum Problem {
     /// The publication does not publish inserts.
     #[error(
         "publication {publication:?} does not publish inserts. Publish inserts: ALTER PUBLICATION {name} SET (publish = \
-         'insert'). This does not deliver the rows committed in the meantime. Send these rows once the pipeline runs: \
-         {dropped}",
+         'insert'). This does not deliver the rows committed in the meantime. Send these rows once the pipeline is \
+         running: {dropped}",
         name = identifier(.publication)
     )]
     NoInserts {
         publication: String,
-        /// The command that sends the rows committed while inserts were not published.
+        /// The command that delivers the rows committed while inserts were not published.
         dropped: String,
     },
-    /// Rows would be sent under the name of their partition.
+    /// Rows would be sent under the name of their partition instead of the name of the partitioned
+    /// table.
     #[error(
         "publication {publication:?} publishes the partitions of {outbox} under their own names. Publish them under the \
          name of the partitioned table: ALTER PUBLICATION {name} SET (publish_via_partition_root = true)",
@@ -166,15 +167,16 @@ pub(crate) enum Problem {
     NotViaRoot { publication: String, outbox: String },
     /// The publication contains tables that do not belong to the outbox.
     #[error(
-        "publication {publication:?} contains tables other than {outbox}, whose rows are not delivered: {others}. Create a publication that contains \
-         only {outbox}: {init}; or remove the other tables: ALTER PUBLICATION {name} DROP TABLE {removed}",
+        "publication {publication:?} contains tables other than {outbox}: {others}. Rows of these tables are not \
+         delivered. Create a publication that contains only {outbox}: {init}; or remove the other tables: ALTER \
+         PUBLICATION {name} DROP TABLE {removed}",
         name = identifier(.publication)
     )]
     OtherTables {
         publication: String,
         /// The command that creates a different publication.
         init: String,
-        /// The table or tables of the outbox.
+        /// The name of the outbox's table, or the patterns for its tables.
         outbox: String,
         others: String,
         /// The other tables that the suggested command removes.
@@ -182,7 +184,7 @@ pub(crate) enum Problem {
     },
     /// The publication contains tables, although the outbox uses logical messages.
     #[error(
-        "publication {publication:?} contains tables, but the outbox uses logical messages: {tables}. Create a \
+        "publication {publication:?} contains tables, but the outbox uses logical decoding messages: {tables}. Create a \
          publication without tables: {init}; or remove the tables: ALTER PUBLICATION {name} DROP TABLE {removed}",
         name = identifier(.publication)
     )]
@@ -213,19 +215,19 @@ pub(crate) enum Problem {
         slot: String,
         /// The command that creates a different slot.
         init: String,
-        /// The plugin of the slot.
+        /// The slot's output plugin.
         found: String,
     },
-    /// The slot belongs to a different database.
+    /// The slot belongs to a database other than the outbox's.
     #[error(
         "replication slot {slot:?} belongs to database {found:?}, but the outbox is in {expected:?}. Slot names must be \
          unique across all databases of a server: specify another name with --slot"
     )]
     WrongDatabase {
         slot: String,
-        /// The database of the slot.
+        /// The database that the slot belongs to.
         found: String,
-        /// The database of the outbox.
+        /// The database that contains the outbox.
         expected: String,
     },
     /// The slot would be dropped when its session ends.
@@ -256,9 +258,9 @@ pub(crate) enum Problem {
     )]
     HeldByOther {
         slot: String,
-        /// The server process that uses the slot.
+        /// The PID of the server process that uses the slot.
         pid: i32,
-        /// The session of that process.
+        /// The session that the process serves.
         holder: Holder,
     },
     /// The server has removed WAL or rows that the slot requires.
@@ -269,9 +271,9 @@ pub(crate) enum Problem {
     )]
     Lost {
         slot: String,
-        /// The command that creates the slot again.
+        /// The command that re-creates the slot.
         init: String,
-        /// How to deliver the undelivered events.
+        /// How to deliver the events that the slot did not deliver.
         resend: String,
         /// The last confirmed position.
         confirmed: Lsn,
@@ -280,13 +282,13 @@ pub(crate) enum Problem {
     },
 }
 
-/// The slot is in use. This is not a [`Problem`]: a hot standby waits until the other instance
-/// ends.
+/// The slot is in use. This is not a [`Problem`], because a standby instance of Walpost simply
+/// waits until the active instance exits.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("slot {slot:?} is active for PID {pid}")]
 pub(crate) struct SlotInUse {
     pub slot: String,
-    /// The server process that uses the slot.
+    /// The PID of the server process that uses the slot.
     pub pid: i32,
 }
 
@@ -302,7 +304,7 @@ pub(super) fn lost(reason: Option<&str>, confirmed: Lsn) -> String {
          and limit retained WAL with max_slot_wal_keep_size: ALTER SYSTEM SET idle_replication_slot_timeout = 0; SELECT \
          pg_catalog.pg_reload_conf()"
             .to_owned(),
-        Some("rows_removed") => "rows of the system catalog that it requires were removed (invalidation_reason = \
+        Some("rows_removed") => "system catalog rows that the slot requires were removed (invalidation_reason = \
          rows_removed). On a standby, prevent the primary from removing them: ALTER SYSTEM SET hot_standby_feedback = \
          on; SELECT pg_catalog.pg_reload_conf()"
             .to_owned(),

@@ -1,4 +1,4 @@
-//! Queries the privileges of PUBLIC on an outbox that uses logical messages.
+//! Queries which privileges PUBLIC has on an outbox that uses logical messages.
 
 use super::{Catalog, CatalogError};
 
@@ -7,13 +7,13 @@ use super::{Catalog, CatalogError};
 pub(crate) struct PublicPrivileges {
     /// Whether PUBLIC is allowed to call `walpost.publish` or `walpost.publish_bytes`.
     pub publishes: bool,
-    /// The functions that PUBLIC is allowed to call to write arbitrary messages, as named in GRANT
-    /// and REVOKE.
+    /// The functions with which PUBLIC is allowed to write arbitrary logical messages, formatted
+    /// for GRANT and REVOKE; `None` if there are no such functions.
     pub emits: Option<String>,
 }
 
 impl Catalog {
-    /// Queries the privileges of PUBLIC.
+    /// Queries the privileges that are granted to PUBLIC.
     ///
     /// # Errors
     /// Returns an error if the query fails.

@@ -1,8 +1,8 @@
 //! Queries the tables of a publication directly from the system catalogs. Since PostgreSQL 17, the
 //! view `pg_publication_tables` locks each table, so an exclusive lock on one table would block
 //! delivery for all tables of the slot. For the same reason, expressions are printed with
-//! `pg_get_expr(expression, 0)`, which works for expressions without columns, such as defaults and
-//! partition bounds.
+//! `pg_get_expr(expression, 0)`, which locks no table. It supports only expressions that do not
+//! refer to columns, such as defaults and partition bounds.
 
 use tokio_postgres::SimpleQueryMessage;
 
@@ -10,22 +10,22 @@ use super::text_limits::EXPRESSION_BYTES_MAX;
 use super::{Catalog, CatalogError};
 use crate::postgres::table::{TableName, identifier};
 
-/// How long to wait for the lock on a table whose row filter is read. No position is confirmed in
-/// the meantime.
+/// How long to wait for the lock that is required to read a table's row filter. The limit is low
+/// because no position is confirmed in the meantime.
 const LOCK_TIMEOUT: &str = "500ms";
 
 /// SQLSTATE lock_not_available.
 const LOCK_NOT_AVAILABLE: &str = "55P03";
 
-/// A table of a publication.
+/// A table in a publication.
 pub(super) struct PublishedTable {
     pub(super) name: TableName,
     oid: u32,
     has_filter: bool,
 }
 
-/// A query for functions in the row filter `r.prqual` that are not safe to evaluate as another
-/// role. `sql/examine.sql` contains the same condition and explains it.
+/// A query for functions in the row filter `r.prqual` that are not safe to call as another role.
+/// `sql/examine.sql` contains the same condition and explains it.
 const UNSAFE_FUNCTIONS: &str = "SELECT coalesce(p.oid, called.oid)::regprocedure::text FROM (SELECT kind, number::oid \
      FROM regexp_matches(to_jsonb(r) ->> 'prqual', ' :(funcid|opfuncid|opno) (\\d+)', 'g') AS m, \
      unnest(m[1:1], m[2:2]) AS part (kind, number)) AS named \
@@ -37,14 +37,15 @@ const UNSAFE_FUNCTIONS: &str = "SELECT coalesce(p.oid, called.oid)::regprocedure
      OR p.oid = 'pg_catalog.satisfies_hash_partition(oid, integer, integer, \"any\")'::regprocedure) LIMIT 1";
 
 /// A query that returns the owner of publication `b` if the current role does not trust the owner.
-/// The server evaluates row filters as the role that reads the slot, in the form that they had when
-/// a row was written, so the owner determines which code this session runs. A role is trusted if it
-/// can act as the current role anyway. If the current role is not a superuser, roles with the
-/// REPLICATION privilege are also trusted, because they can read all WAL and drop the slot. Amazon
-/// RDS grants this privilege by membership in a role, which counts only if the current role also
-/// has the privilege in this way: on other servers, anyone could create a role of that name. Since
-/// PostgreSQL 16, a role can inherit the privileges of the owner, and change the publication,
-/// without being able to act as the owner; such roles must be trusted, too.
+/// The server evaluates row filters with the privileges of the role that reads the slot, and uses
+/// the filters that were defined when a row was written. Therefore, the owner controls which code
+/// this session runs. A role is trusted if it can act as the current role anyway. If the current
+/// role is not a superuser, roles with the REPLICATION privilege are also trusted, because they can
+/// read all WAL and drop the slot. On Amazon RDS, members of the role rds_replication have this
+/// privilege. Membership is taken into account only if the current role is a member as well,
+/// because on other servers, any role that is allowed to create roles could create one with that
+/// name. Since PostgreSQL 16, a role can inherit the owner's privileges, and therefore change the
+/// publication, without being able to act as the owner. Such roles must be trusted as well.
 pub(super) const UNTRUSTED_OWNER: &str = "SELECT pg_get_userbyid(b.pubowner)::text FROM pg_roles o \
      WHERE (o.oid = b.pubowner OR o.oid IN (SELECT member FROM pg_auth_members) AND pg_has_role(o.oid, b.pubowner, 'USAGE') \
          AND NOT pg_has_role(o.oid, b.pubowner, CASE WHEN current_setting('server_version_num')::int < 160000 THEN 'MEMBER' ELSE 'SET' END) \
@@ -60,8 +61,7 @@ pub(super) const UNTRUSTED_OWNER: &str = "SELECT pg_get_userbyid(b.pubowner)::te
                  AND pg_has_role(o.oid, r.oid, 'USAGE') AND pg_has_role(us.oid, r.oid, 'USAGE')))) \
      FROM pg_roles us WHERE us.rolname IN (current_user, session_user)), false) LIMIT 1";
 
-/// A row filter that could run code of the publication's owner as the role that evaluates the
-/// filter.
+/// A row filter that could run another role's code as the role that evaluates the filter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct UnsafeFilter {
     pub(crate) table: String,
@@ -69,7 +69,7 @@ pub(crate) struct UnsafeFilter {
     pub(crate) function: String,
 }
 
-/// A row filter of a publication.
+/// A publication's row filter for a table.
 pub(super) enum RowFilter {
     None,
     Condition(String),
@@ -78,10 +78,10 @@ pub(super) enum RowFilter {
     Locked,
 }
 
-/// Returns a query that produces the same result as `pg_get_publication_tables` on a server of this
-/// version. The parameter `$1` is the publication.
+/// Returns a query that produces the same result as `pg_get_publication_tables` would on a server
+/// with this version. The parameter `$1` is the publication's name.
 fn query(version: i32) -> String {
-    // Publications can contain schemas and row filters since PostgreSQL 15.
+    // Since PostgreSQL 15, publications can contain schemas and row filters.
     let (schemas, filter) = match version >= 150_000 {
         true => (
             "UNION SELECT c.oid FROM found p JOIN pg_publication_namespace s ON s.pnpubid = p.oid \
@@ -112,7 +112,8 @@ fn query(version: i32) -> String {
 }
 
 impl Catalog {
-    /// Returns the tables of a publication, like `pg_publication_tables`, but without locking them.
+    /// Returns the tables that `pg_publication_tables` lists for the publication, without locking
+    /// them.
     pub(super) async fn published_tables(
         &self,
         publication: &str,
@@ -162,7 +163,7 @@ impl Catalog {
         if !table.has_filter {
             return Ok(RowFilter::None);
         }
-        // The filter contains columns, so printing it locks the table.
+        // The filter refers to columns, so printing it locks the table.
         let sql = format!(
             "SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'; SELECT CASE WHEN octet_length(r.prqual::text) <= \
              {EXPRESSION_BYTES_MAX} THEN pg_get_expr(r.prqual, r.prrelid) END, ({UNSAFE_FUNCTIONS}) FROM pg_publication_rel r \
@@ -183,8 +184,8 @@ impl Catalog {
             SimpleQueryMessage::Row(row) => Some((row.get(0), row.get(1))),
             _ => None,
         });
-        // Both values must come from the same snapshot, because the filter may have changed since
-        // the publication was examined.
+        // The filter may have changed since the publication was examined, so the same query also
+        // checks whether it is safe.
         Ok(match row {
             None => RowFilter::None,
             Some((Some(filter), None)) => RowFilter::Condition(filter.to_owned()),
@@ -211,15 +212,16 @@ mod tests {
 
     use super::*;
 
-    /// Functions and views that lock the table to which they are applied, with the permitted calls:
-    /// those made before any row is delivered, and those made by a role that reads the table next.
+    /// Functions and views that lock the tables they are applied to, each with a list of permitted
+    /// calls. A call is permitted if it runs before any row is delivered, or in a session that is
+    /// about to read the table anyway.
     const LOCKING: [(&str, &[&str]); 6] = [
         ("pg_publication_tables", &[]),
         ("pg_get_publication_tables(", &[]),
         ("pg_partition_tree(", &["$1::text::regclass"]),
         ("pg_relation_size(", &["pg_relation_size(part)"]),
         ("pg_get_indexdef(", &[]),
-        // With 0 as the relation, the function locks no table.
+        // If the relation is 0, the function locks no table.
         ("pg_get_expr(", &["r.prqual, r.prrelid", ", 0)"]),
     ];
 
@@ -235,6 +237,7 @@ mod tests {
     }
 
     /// `lock_and_examine` runs as its owner, so it can't share the query with `sql/examine.sql`.
+    /// Instead, it contains a copy of the query.
     #[test]
     fn guard_sql_and_examine_sql_trust_the_same_roles() {
         let trusted_roles = |text: &'static str| {

@@ -1,23 +1,23 @@
-//! Explains why the server rejected a replication connection. Whether a role may replicate is known
-//! only after opening such a connection: on Amazon RDS, the privilege comes from membership in a
-//! role, and the role's own REPLICATION attribute is not set.
+//! Explains why the server rejected a replication connection. The catalog alone does not show in
+//! advance whether a role may replicate: on Amazon RDS, roles obtain the privilege as members of
+//! another role, without having the REPLICATION attribute themselves.
 
 use super::Catalog;
 use crate::postgres::connect::dial::ServerError;
 use crate::postgres::table::identifier;
 
 /// Queries whether the role has the REPLICATION attribute, and whether the server grants the
-/// privilege by role membership.
+/// privilege through role membership.
 const LOGIN_PRIVILEGES: &str = "SELECT coalesce((SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user), false), \
      EXISTS (SELECT FROM pg_roles WHERE rolname = 'rds_replication')";
 
 impl Catalog {
-    /// Adds a hint to an error with which the server rejected a replication connection, if the
-    /// catalog shows the remedy.
+    /// Adds a hint to the error that the server returned when it rejected a replication connection.
+    /// Does nothing if no remedy can be determined from the catalog.
     pub(crate) async fn explain_rejection(&self, error: &mut ServerError) {
         self.add_limit_hint(error).await;
-        // insufficient_privilege. The message text can't be matched, because it may be in a
-        // different language.
+        // 42501 is insufficient_privilege. The message text can't be matched, because it may be in
+        // a different language.
         if error.code != "42501" {
             return;
         }

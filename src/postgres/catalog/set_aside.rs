@@ -1,11 +1,12 @@
-//! Reads and writes the journal entries about tables that are set aside, and the entries that
-//! settle them.
+//! Reads and writes the journal entries that record that a table was set aside, and the later
+//! entries that settle them by recording that the omitted rows were replayed.
 //!
-//! An entry is written when a row of a table can't be delivered, before any part of the row's
-//! transaction is confirmed. The table's rows starting from this position are not delivered. A
-//! replay sends the rows from the table, and records the LSN before which all rows have been sent.
-//! The pipeline then adds an entry that replaces the old one: either the stream resumes at this
-//! LSN, or rows with a later LSN have been omitted in the meantime.
+//! When a row can't be delivered, its table is set aside: an entry is written before any part of
+//! the row's transaction is confirmed, and no rows of the table are delivered from the row's
+//! position onward. A replay reads the omitted rows from the table, sends them, and records the LSN
+//! before which all rows have been sent. The pipeline then adds an entry that settles the old one.
+//! If the stream has already omitted rows after this LSN, the new entry sets the table aside again,
+//! from this LSN onward; otherwise, the stream resumes delivering the table.
 
 use serde_json::{Value, json};
 
@@ -21,7 +22,8 @@ use crate::postgres::target::Target;
 const BEGUN: &str = "begun";
 const RESUMED: &str = "resumed";
 
-/// A change to the set-aside state of a table, which a pipeline records in the journal.
+/// A change that a pipeline records in the journal: a table was set aside, or an earlier entry
+/// about it is settled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TableNote {
     /// The table was set aside.
@@ -31,10 +33,11 @@ pub enum TableNote {
         position: Position,
         reason: String,
     },
-    /// The rows of these entries were sent again, and the stream delivers rows of the table
-    /// starting from `before`.
+    /// A replay sent the rows that these entries cover. The stream resumes delivering the table at
+    /// `before`.
     Resumed { entries: Vec<SetAside>, before: Lsn },
-    /// The rows of these entries were sent again, but the stream has omitted later rows since.
+    /// A replay sent the rows that these entries cover, but the stream has omitted later rows in
+    /// the meantime.
     Missed {
         entries: Vec<SetAside>,
         replayed: Replayed,
@@ -43,8 +46,8 @@ pub enum TableNote {
 }
 
 impl Catalog {
-    /// Returns the entries about tables of this slot that were set aside, including settled
-    /// entries, oldest first.
+    /// Returns the entries about set-aside tables of this slot, including settled entries, oldest
+    /// first.
     ///
     /// # Errors
     /// Returns an error if the query fails, the journal does not exist, or the role is not allowed
@@ -58,8 +61,8 @@ impl Catalog {
         collect_set_aside(self.entries(target, &condition).await?)
     }
 
-    /// Returns the entries of this slot that are not settled, for the table with this name or OID.
-    /// Returns no entries if the journal does not exist.
+    /// Returns this slot's unsettled entries about the table with this name or OID. Returns no
+    /// entries if the journal does not exist.
     ///
     /// # Errors
     /// Same as [`Catalog::set_aside`].
@@ -96,8 +99,8 @@ impl Catalog {
         Ok(oid.unwrap_or_default())
     }
 
-    /// Adds an entry to the journal. If the entry sets a table aside, returns it. The entry is on
-    /// disk when this function returns.
+    /// Adds an entry to the journal, and returns the entry if it sets a table aside. The entry is
+    /// durable when this function returns.
     ///
     /// # Errors
     /// Returns an error if the query fails, the journal does not exist, or the role is not allowed
@@ -118,7 +121,7 @@ impl Catalog {
                 position,
                 reason,
             } => {
-                // Only rows of transactions that have not been confirmed may be missing.
+                // Only rows of transactions that the slot has not confirmed yet can be missing.
                 let slot = self.slot_position(&target.slot).await?;
                 let since = slot.as_ref().and_then(|slot| slot.catalog_xmin);
                 let cluster = match slot {
@@ -179,8 +182,8 @@ fn first_position(entries: &[SetAside]) -> Lsn {
     first.unwrap_or_default()
 }
 
-/// Returns the entries that set a table aside, each updated with the replays and resumptions that
-/// later entries record.
+/// Returns the entries that set a table aside, updated with the replays and resumptions recorded in
+/// later entries.
 fn collect_set_aside(written: Vec<Written>) -> Result<Vec<SetAside>, CatalogError> {
     let mut found: Vec<SetAside> = Vec::new();
     for entry in written {

@@ -1,7 +1,7 @@
 //! Stores the positions that Walpost has confirmed for its slots in the table `walpost.slot_state`,
 //! which `sql/journal.sql` creates. A position is written to the table before it is confirmed to
-//! PostgreSQL. Therefore, if a slot is ahead of the stored position, something else moved the slot,
-//! or dropped and re-created it.
+//! PostgreSQL. Therefore, if a slot is ahead of the stored position, something other than Walpost
+//! moved the slot, or dropped and re-created it.
 
 mod gap;
 
@@ -25,11 +25,11 @@ use crate::postgres::target::{Outbox, Target};
 
 /// The version of the row format. Rows of other versions are ignored.
 pub(super) const VERSION: i32 = 1;
-/// The condition that selects the rows about slots of this database.
+/// The condition that selects the rows for slots in this database.
 pub(super) const IN_THIS_DATABASE: &str =
     "database_oid = (SELECT oid FROM pg_database WHERE datname = current_database())";
 
-/// A pipeline's slot, together with the cluster and timeline that its LSNs refer to.
+/// A pipeline's slot, and the cluster and timeline in which its LSNs are valid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SlotIdentity {
     pub pipeline: String,
@@ -40,7 +40,8 @@ pub(crate) struct SlotIdentity {
     pub timeline: u32,
 }
 
-/// How the first run with a slot treats the existing rows of a single outbox table.
+/// Whether the first run with a slot delivers the rows that the outbox table already contains.
+/// Relevant only for an outbox with a single table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FirstStart {
     /// Delivers the existing rows before streaming.
@@ -52,12 +53,12 @@ pub(crate) enum FirstStart {
 /// The contents of a slot's row in `walpost.slot_state`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SlotState {
-    /// The position at which `walpost init` created the slot, or `None` if something else created
-    /// it.
+    /// The position at which `walpost init` created the slot; `None` if the slot was created in
+    /// another way.
     pub created: Option<Lsn>,
     /// Whether anything has been read from the slot.
     pub begun: bool,
-    /// The highest position that may have been confirmed.
+    /// The highest position that Walpost may have confirmed.
     pub confirmed: Lsn,
 }
 
@@ -75,7 +76,8 @@ impl SlotState {
     }
 }
 
-/// A slot that is ahead of its confirmed position, although the journal does not record a reason.
+/// A slot that is ahead of the last position that Walpost confirmed, for a reason that the journal
+/// does not record.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "slot {slot:?} is at {found}, but Walpost confirmed it only up to {confirmed}: something else moved it, or dropped \
@@ -90,13 +92,14 @@ pub(crate) struct Moved {
     pub confirmed: Lsn,
     /// How to deliver the events between the two positions.
     pub resend: String,
-    /// The command that accepts the slot's position.
+    /// The command with which an operator accepts the slot's current position.
     pub skip: String,
     /// Whether Walpost has read from the slot.
     pub begun: bool,
 }
 
-/// Describes which events may be missing because something else has moved or re-created a slot.
+/// Describes which events may be missing because something other than Walpost has moved or
+/// re-created a slot.
 #[must_use]
 pub(crate) fn describe_move(target: &Target, confirmed: Lsn, found: Lsn) -> String {
     format!(
@@ -107,19 +110,19 @@ pub(crate) fn describe_move(target: &Target, confirmed: Lsn, found: Lsn) -> Stri
     )
 }
 
-/// The result of querying `walpost.slot_state` as the current role.
+/// The result of looking up a slot in `walpost.slot_state`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum FoundState {
-    /// The table can't be used, for the given reason. Therefore, Walpost can't detect that
-    /// something else moved the slot.
+    /// The table can't be used, for the given reason. In this case, Walpost can't detect whether
+    /// something other than Walpost moved the slot.
     Unusable(String),
-    /// The state of the slot in the current history of the database, or `None` if the table has no
-    /// row for the slot.
+    /// The slot's row for this database in the current cluster and timeline, or `None` if the table
+    /// has no such row.
     State(Option<SlotState>),
 }
 
 impl Catalog {
-    /// Examines the table (`sql/examine.sql`) and returns the state of a slot.
+    /// Examines the table with `sql/examine.sql`, and returns the state of a slot.
     ///
     /// # Errors
     /// Returns an error if a query fails, or if the table is not trusted.
@@ -130,9 +133,10 @@ impl Catalog {
         self.query_state(identity, Use::Write).await
     }
 
-    /// Returns a [`Moved`] error if the table and the journal show that something else moved or
-    /// re-created the slot, which is at `found`. The caller must query `found` before it calls this
-    /// function.
+    /// Returns a [`Moved`] error if the table and the journal show that something other than
+    /// Walpost moved or re-created the slot. `found` is the slot's position, which must have been
+    /// queried before this call. If it were queried after the table is read, a position that
+    /// Walpost confirms in the meantime could look like a move.
     ///
     /// # Errors
     /// Returns an error if a query fails, the role is not allowed to read the table, or the table
@@ -161,7 +165,8 @@ impl Catalog {
         }))
     }
 
-    /// Returns whether the table has a row for the slot in the current history of the database.
+    /// Returns whether the table has a row for the slot, written for this database in the current
+    /// cluster and timeline.
     ///
     /// # Errors
     /// Returns an error if a query fails, or if the table is not trusted.
@@ -191,7 +196,7 @@ impl Catalog {
         Ok(FoundState::State(state))
     }
 
-    /// Returns the rows for a slot of this name that satisfy a condition.
+    /// Returns the rows that have the slot's name and satisfy `condition`.
     async fn slot_state_rows(
         &self,
         identity: &SlotIdentity,
@@ -223,8 +228,8 @@ impl Catalog {
             })
     }
 
-    /// Records `confirmed` as the highest position that may have been confirmed for a slot. When
-    /// this function returns, the row is on the server's disk. Cancel safe.
+    /// Records `confirmed` as the highest position that may have been confirmed for a slot. The row
+    /// is durable when this function returns. Cancel safe.
     ///
     /// # Errors
     /// Returns an error if the query fails.
@@ -233,7 +238,8 @@ impl Catalog {
         identity: &SlotIdentity,
         confirmed: Lsn,
     ) -> Result<(), CatalogError> {
-        // If two instances are running, the one that lags must not overwrite a later position.
+        // If two instances are running, the one that lags behind must not overwrite the other's
+        // later position.
         let same = "s.version = excluded.version AND s.system_id = excluded.system_id AND s.timeline = excluded.timeline \
              AND s.database_oid = excluded.database_oid";
         self.upsert(
@@ -272,8 +278,8 @@ impl Catalog {
         set: &str,
     ) -> Result<(), CatalogError> {
         let created = created.map_or("NULL".to_owned(), |lsn| format!("'{lsn}'"));
-        // Waiting for standbys is not necessary: if a standby is promoted without the row, it has a
-        // different timeline.
+        // Waiting for standbys is not necessary: if a standby without this row is promoted, it has
+        // a different timeline, on which the row would be ignored.
         let settings = "SET LOCAL synchronous_commit = local; ";
         let sql = format!(
             "INSERT INTO walpost.slot_state AS s \
@@ -292,9 +298,10 @@ impl Catalog {
         Ok(())
     }
 
-    /// Records a slot that was just created. If a slot of the same name existed before, in any
-    /// history, adds journal entries for the events that it had not delivered, unless the first
-    /// run, which has not happened yet, will deliver all existing rows.
+    /// Records a slot that was just created. If a slot with the same name existed before, even on a
+    /// different timeline or in a different cluster, adds journal entries for the events that the
+    /// earlier slot had not delivered. The entries are omitted if no run has taken place yet and
+    /// the first run will deliver all existing rows.
     ///
     /// # Errors
     /// Returns an error if a query fails, or if Walpost's tables are not trusted.
@@ -313,7 +320,7 @@ impl Catalog {
             warn!(
                 pipeline,
                 slot = target.slot,
-                "cannot tell whether an earlier slot of this name had delivered everything: {why}"
+                "cannot tell whether an earlier slot with this name had delivered everything: {why}"
             );
             return Ok(());
         }
@@ -336,9 +343,9 @@ impl Catalog {
         self.restart_tables(pipeline, target).await
     }
 
-    /// If `walpost.slot_state` describes a slot of this name in a different history of the database
-    /// (on a different timeline, or before a dump was restored), adds journal entries for events
-    /// that may be missing. The next write of the slot state replaces the row.
+    /// If `walpost.slot_state` describes a slot with this name in a different history of the
+    /// database (on a different timeline, or before a dump was restored), adds journal entries for
+    /// the events that may be missing. The next write of the slot state replaces the row.
     ///
     /// # Errors
     /// Returns an error if a query fails, or if Walpost's tables are not trusted.
@@ -360,7 +367,8 @@ impl Catalog {
         }
     }
 
-    /// Returns the part of a gap that the first run with the slot does not copy.
+    /// Returns the part of a gap that the first run will not copy, or `None` if the first run will
+    /// copy everything.
     async fn uncopied_part(
         &self,
         identity: &SlotIdentity,
@@ -373,8 +381,9 @@ impl Catalog {
         }
     }
 
-    /// Returns the events before `found` that may be missing, according to a row for a different
-    /// history of the database or for the pipeline's former slot.
+    /// Returns the events before `found` that may be missing according to `walpost.slot_state`.
+    /// They may be missing because the slot's row belongs to a different history of the database,
+    /// for example from before a restore, or because the pipeline previously used a different slot.
     ///
     /// # Errors
     /// Returns an error if a query fails, or if Walpost's tables are not trusted.
@@ -416,9 +425,9 @@ impl Catalog {
     }
 
     /// Returns the events between the last position of the pipeline's former slot and `found`,
-    /// where the currently configured slot starts. The former slot may still exist, but Walpost
-    /// does not read it. If the first run with a slot copies a single table, the gap contains only
-    /// rows that can't be copied.
+    /// where the currently configured slot starts. The former slot may still exist, but Walpost no
+    /// longer reads it. If the first run copies a single table, the gap contains only rows that
+    /// can't be copied.
     async fn gap_of_former_slot(
         &self,
         identity: &SlotIdentity,
@@ -442,8 +451,8 @@ impl Catalog {
         };
         if let Outbox::Table(table) = &identity.target.outbox
             && first_start == FirstStart::CopiesTable
-            // A journal entry indicates that the table was copied before, or that it was empty when
-            // walpost init created the slot.
+            // `Done` means that the table was copied earlier, or that it was empty when `walpost
+            // init` created the slot.
             && (state.is_some() || self.snapshot_record(&identity.target).await? != SnapshotRecord::Done)
         {
             let is_partitioned = self.is_partitioned(table).await?;
@@ -458,7 +467,7 @@ impl Catalog {
         Ok(Some(gap))
     }
 
-    /// Returns whether nothing has been read from the slot yet and the first run will deliver all
+    /// Returns `true` if nothing has been read from the slot yet and the first run will deliver all
     /// rows of the table.
     async fn is_copied_at_first_start(
         &self,
@@ -474,9 +483,10 @@ impl Catalog {
                 .is_not_started())
     }
 
-    /// Returns the gap of rows that tables already contained when they were added to the
-    /// publication, if they were added before the first slot existed. `sql/slot.sql` rejects such
-    /// tables, but a table can still be added while the slot is being created.
+    /// Returns a gap if tables were added to the publication before the creation of the pipeline's
+    /// first slot was complete. No slot sends the rows that these tables already contained at that
+    /// time. `sql/slot.sql` fails if the publication contains such tables, but a table can still be
+    /// added while the slot is being created.
     async fn gap_of_added_tables(
         &self,
         identity: &SlotIdentity,
@@ -489,7 +499,7 @@ impl Catalog {
         if !self.slot_state_rows(identity, "true").await?.is_empty() {
             return Ok(None);
         }
-        // The events that a former slot has not delivered are a separate gap, which `run` records.
+        // Events that a former slot has not delivered form a separate gap, which `run` records.
         if self.former_slot(identity).await?.is_some() {
             return Ok(None);
         }
@@ -503,9 +513,10 @@ impl Catalog {
         }))
     }
 
-    /// Returns the events that a slot of this name may not have delivered, according to its row, if
-    /// `filter` includes the row. The current slot is at `found`; with [`HistoryFilter::All`], it
-    /// was just created there.
+    /// Returns the events that an earlier slot with this name may not have delivered according to
+    /// its row in `walpost.slot_state`. Ignores rows that `filter` excludes. `found` is the current
+    /// slot's position. If `filter` is [`HistoryFilter::All`], the slot must have just been created
+    /// at this position.
     async fn gap_before(
         &self,
         identity: &SlotIdentity,
@@ -529,12 +540,12 @@ impl Catalog {
         let is_same_database = row.try_get("is_same_database")? == Some("t");
         let former = parse_former_slot(row)?;
         let before = former.confirmed;
-        // A row is written after the WAL that it describes, so a server that has the row also has
-        // that WAL, on every timeline. If the slot was created before that position, the row was
-        // restored to a copy of the server that lacks this WAL.
+        // A row is written after the WAL up to its position, so a server that has the row also has
+        // that WAL, on every timeline. If the slot was nevertheless created at an earlier position,
+        // the row must have been restored on a copy of the server that lacks this WAL.
         let is_restored = filter == HistoryFilter::All && before > found;
         if !is_same_cluster || !is_same_database || is_restored {
-            // The LSNs of the row are unrelated to this slot.
+            // The row's LSNs can't be compared with this slot's LSNs.
             return Ok(Some(Gap {
                 from: None,
                 former: Some(former),
@@ -563,7 +574,7 @@ impl Catalog {
     }
 
     /// Adds the gap to the journal, with one entry for each table, because tables are replayed
-    /// individually. Skips entries that an earlier attempt has written.
+    /// individually. Skips entries that an earlier attempt already wrote.
     async fn write_gap(
         &self,
         identity: &SlotIdentity,
@@ -616,8 +627,9 @@ impl Catalog {
         Ok(())
     }
 
-    /// Returns the tables that a gap affects: the outbox tables, unless they are copied, and tables
-    /// of the former slot that are no longer published.
+    /// Returns the tables that a gap affects: the outbox tables, unless they are copied; other
+    /// published tables, one of which may be the renamed outbox table; and tables that the former
+    /// slot delivered and that are no longer published.
     async fn gap_tables(
         &self,
         identity: &SlotIdentity,
@@ -659,8 +671,8 @@ impl Catalog {
         Ok(tables)
     }
 
-    /// Returns the published tables other than the outbox. One of these tables may have been the
-    /// outbox before it was renamed and another table took its name.
+    /// Returns the published tables other than the outbox table. One of them may be the former
+    /// outbox table, if it was renamed and another table was given its name.
     async fn other_published_tables(
         &self,
         target: &Target,
@@ -678,7 +690,7 @@ impl Catalog {
         Ok(others.collect())
     }
 
-    /// Records which tables of the gap are not published. The slot is at `found`.
+    /// Records which tables affected by the gap are not published. `found` is the slot's position.
     async fn record_unpublished_tables(
         &self,
         identity: &SlotIdentity,
@@ -726,8 +738,8 @@ impl Catalog {
         Ok(tables.chain(others).map(Some).collect())
     }
 
-    /// Returns the tables of the publication that match the patterns, and the tables that do not
-    /// match.
+    /// Returns the publication's tables, separated into those that match the patterns and those
+    /// that do not.
     async fn published_outboxes(
         &self,
         target: &Target,
@@ -743,7 +755,8 @@ impl Catalog {
         }))
     }
 
-    /// Returns the slot with the system identifier and timeline of the connected server.
+    /// Returns the pipeline's slot, together with the server's system identifier and current
+    /// timeline.
     ///
     /// # Errors
     /// Returns an error if the query fails.
@@ -752,7 +765,8 @@ impl Catalog {
         pipeline: &str,
         target: &Target,
     ) -> Result<SlotIdentity, CatalogError> {
-        // After a promotion, the control file contains the old timeline until the next checkpoint.
+        // The control file is not used on a primary, because after a promotion it contains the old
+        // timeline until the next checkpoint.
         let row = self
             .client()
             .query_one(
@@ -772,10 +786,10 @@ impl Catalog {
         })
     }
 
-    /// Returns whether the journal explains why a slot is at `found` although it was confirmed only
-    /// up to `confirmed`: the WAL in between was skipped, or lost when the previous slot was
-    /// dropped. Ignores entries about a table that was not published, and entries from a different
-    /// cluster, which a restored dump can contain.
+    /// Returns whether the journal explains why a slot is at `found` although Walpost confirmed it
+    /// only up to `confirmed`: an operator skipped the events in between, or they were lost when
+    /// the previous slot was dropped. Ignores entries about unpublished tables, and entries from a
+    /// different cluster, which a restored dump can contain.
     ///
     /// # Errors
     /// Returns an error if a query fails, or if the journal is not trusted or contains an
@@ -802,9 +816,9 @@ impl Catalog {
     }
 }
 
-/// Returns the condition that selects journal entries about a slot that was dropped at `confirmed`,
-/// so that later WAL was not delivered. An entry that ends at `confirmed` describes an earlier
-/// slot.
+/// Returns the condition that selects journal entries about a slot that was dropped at `confirmed`
+/// without delivering the WAL after that position. An entry that ends at `confirmed` is about an
+/// earlier slot and is not selected.
 pub(super) fn is_dropped_at(confirmed: Lsn) -> String {
     format!(
         "(j.action = '{}' AND NOT j.detail ? '{LEFT_PUBLICATION}' AND j.from_lsn <= '{confirmed}' \
@@ -813,7 +827,8 @@ pub(super) fn is_dropped_at(confirmed: Lsn) -> String {
     )
 }
 
-/// Selects rows of `walpost.slot_state` by the history that they belong to.
+/// Selects rows of `walpost.slot_state` by whether they belong to the current history of the
+/// database (see [`same_history_condition`]).
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum HistoryFilter {
     All,
@@ -821,7 +836,8 @@ enum HistoryFilter {
 }
 
 /// Returns the condition that selects the rows of `walpost.slot_state` that belong to the current
-/// history of the database.
+/// history of the database, which means that they were written for this database in the current
+/// cluster and timeline.
 fn same_history_condition(identity: &SlotIdentity) -> String {
     format!(
         "version = {VERSION} AND system_id = {} AND timeline = {} AND {IN_THIS_DATABASE}",

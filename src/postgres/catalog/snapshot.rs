@@ -5,18 +5,18 @@ use super::copy;
 use super::{Catalog, CatalogError};
 use crate::model::lsn::Lsn;
 
-/// A transaction that reads the database as of its start.
+/// A transaction that reads the database as it was when the transaction started.
 pub(crate) struct Snapshot<'c> {
     catalog: &'c Catalog,
     /// Transactions that committed at or after this position are not visible.
     pub after: Lsn,
-    /// Transactions that committed before this position are visible, except for those whose commit
-    /// was still in progress.
+    /// Transactions that committed before this position are visible, unless their commit was still
+    /// in progress when the snapshot was taken.
     pub before: Lsn,
 }
 
 impl<'c> Snapshot<'c> {
-    /// Starts the transaction and takes its snapshot.
+    /// Starts the transaction and takes the snapshot.
     ///
     /// # Errors
     /// Returns an error if the query fails.
@@ -27,7 +27,8 @@ impl<'c> Snapshot<'c> {
         client
             .batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             .await?;
-        // The first statement takes the snapshot before it evaluates its expressions.
+        // This is the transaction's first statement, so the server takes the snapshot before it
+        // evaluates the statement's expressions.
         let after = query_wal_end(catalog).await?;
         Ok(Self {
             catalog,
@@ -45,7 +46,8 @@ impl<'c> Snapshot<'c> {
     }
 }
 
-/// Returns the end of WAL. All visible transactions committed before this position.
+/// Returns the end of WAL. Every transaction that is currently visible was committed before this
+/// position.
 async fn query_wal_end(catalog: &Catalog) -> Result<Lsn, CatalogError> {
     let row = catalog
         .client()
@@ -63,9 +65,10 @@ async fn query_wal_end(catalog: &Catalog) -> Result<Lsn, CatalogError> {
     ))
 }
 
-/// Returns the end of the last WAL record, given the start of the next record. If the last record
-/// ended at a page boundary, the next record starts after a page header, and no slot is ever
-/// confirmed up to its start.
+/// Returns the end of the last WAL record, given the start of the next record. The two differ if
+/// the last record ended at a page boundary, because the next record then starts after a page
+/// header. The end is what matters: no slot is ever confirmed up to the start of a record that does
+/// not exist yet.
 fn end_of_record(next: Lsn, page: u64, segment: u64) -> Lsn {
     const SHORT_HEADER: u64 = 24;
     const LONG_HEADER: u64 = 40;
@@ -84,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn excludes_the_header_of_the_next_page_from_a_record() {
+    fn end_of_a_wal_record_excludes_the_header_of_the_next_page() {
         const PAGE: u64 = 8192;
         const SEGMENT: u64 = 16 << 20;
         for (next, end) in [

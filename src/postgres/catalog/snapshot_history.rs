@@ -1,4 +1,4 @@
-//! Determines whether rows that are older than a slot were delivered.
+//! Determines whether the rows that are older than a slot have been delivered.
 
 use std::collections::BTreeMap;
 
@@ -16,27 +16,28 @@ use crate::postgres::target::Target;
 /// The cluster's system identifier.
 const SYSTEM_ID: &str = "(SELECT system_identifier::text FROM pg_control_system())";
 
-/// The known history of a pipeline's snapshot.
+/// Describes whether a pipeline's snapshot was taken, and whether one is needed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SnapshotHistory {
-    /// The journal's record of the snapshot.
+    /// The state of the snapshot according to the journal.
     pub record: SnapshotRecord,
-    /// Whether the slot has been read, according to the server's statistics or walpost.slot_state.
+    /// Whether the slot has been read, according to the server's statistics or
+    /// `walpost.slot_state`.
     pub has_streamed: bool,
     /// The approximate number of rows in the table.
     pub rows: Rows,
 }
 
-/// The journal's record of the snapshot of one table.
+/// The state of one table's snapshot according to the journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TableSnapshot {
-    /// The name of the table in the journal; `None` if the entries do not contain a table name.
+    /// The table's name in the journal; `None` if the entries do not name a table.
     pub table: Option<String>,
-    /// Never [`SnapshotRecord::NoJournal`].
+    /// The state of the snapshot, which is never [`SnapshotRecord::NoJournal`].
     pub record: SnapshotRecord,
 }
 
-/// The journal's record of a snapshot.
+/// The state of a snapshot according to the journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SnapshotRecord {
     /// The journal does not exist.
@@ -49,14 +50,15 @@ pub(crate) enum SnapshotRecord {
         /// The OID of the table.
         relation: u32,
     },
-    /// A snapshot was started that contains the rows committed before this position.
+    /// A copy was started. It reads a snapshot that contains the rows committed before this
+    /// position.
     Begun(Lsn),
-    /// The snapshot is complete, or none is needed.
+    /// The copy is complete, or none is needed.
     Done,
 }
 
 impl SnapshotRecord {
-    /// The key of the state in an entry's detail.
+    /// The key of the state in an entry's `detail`.
     pub(crate) const STATE: &'static str = "state";
     /// The value of [`Self::STATE`] for [`SnapshotRecord::Due`].
     pub(crate) const DUE: &'static str = "due";
@@ -65,9 +67,9 @@ impl SnapshotRecord {
     /// The value of [`Self::STATE`] for [`SnapshotRecord::Done`].
     pub(crate) const DONE: &'static str = "done";
 
-    /// Derives the record from entries, which must be sorted by age, oldest first. Once a snapshot
-    /// is done, later entries are ignored, because an instance that was suspended may record
-    /// belatedly that it starts the snapshot.
+    /// Derives the state from entries, which must be sorted from oldest to newest. Entries after
+    /// one with the state [`Self::DONE`] are ignored: an instance that was suspended may, once
+    /// resumed, record the start of a copy that another instance has already completed.
     #[must_use]
     pub(crate) fn from_entries(entries: &[Written]) -> Self {
         let mut record = Self::Nothing;
@@ -75,7 +77,8 @@ impl SnapshotRecord {
         for entry in entries.iter().filter(is_snapshot) {
             record = match (entry.detail[Self::STATE].as_str(), entry.to) {
                 (Some(Self::BEGUN), Some(snapshot_lsn)) => Self::Begun(snapshot_lsn),
-                // A copy that was started under a different name of the pipeline remains started.
+                // The copy was started before the pipeline was renamed. An entry written after the
+                // renaming does not reset this state.
                 (Some(Self::DUE), _) if matches!(record, Self::Begun(_)) => record,
                 (Some(Self::DUE), Some(slot_at)) => Self::Due {
                     slot_at,
@@ -87,7 +90,7 @@ impl SnapshotRecord {
         record
     }
 
-    /// Selects the record of a table from the result of [`TableSnapshot::by_table`].
+    /// Returns the state of a table's snapshot, given the result of [`TableSnapshot::by_table`].
     #[must_use]
     pub(crate) fn of_table(snapshots: &[TableSnapshot], table: Option<&TableName>) -> Self {
         let table = table.map(TableName::to_string);
@@ -102,13 +105,14 @@ impl SnapshotRecord {
         }
     }
 
-    /// Returns whether rows of a snapshot that was started may be missing if the slot is at
-    /// `confirmed`.
+    /// Returns `true` if a copy was started and some of its rows may not have been delivered.
+    /// `confirmed` is the slot's position.
     #[must_use]
     pub(crate) fn is_open(self, confirmed: Lsn) -> bool {
         match self {
             // No position at or after the consistent point is confirmed before the whole copy is
-            // durable. Events that an earlier slot did not deliver have a separate journal entry.
+            // durable, so a later position shows that the copy is complete. A separate journal
+            // entry covers the events that an earlier slot did not deliver.
             Self::Begun(snapshot_lsn) => confirmed < snapshot_lsn,
             // The slot's position does not show whether rows are missing: see
             // `Catalog::uncopied_tables`.
@@ -123,15 +127,15 @@ impl SnapshotRecord {
     }
 }
 
-/// Returns the OID of the table in an entry's detail, or zero if the detail contains no OID.
+/// Returns the table's OID in an entry's `detail`, or zero if there is none.
 fn relation(detail: &serde_json::Value) -> u32 {
     let relation = detail["relation"].as_str().map(str::parse);
     relation.and_then(Result::ok).unwrap_or_default()
 }
 
 impl TableSnapshot {
-    /// Groups entries by table. The entries must be sorted by age, oldest first. In the result, the
-    /// record without a table comes first.
+    /// Groups entries by table. The entries must be sorted from oldest to newest. In the result,
+    /// the element without a table name is the first one.
     fn by_table(entries: Vec<Written>) -> Vec<Self> {
         let mut by_table = BTreeMap::<Option<String>, Vec<Written>>::new();
         for entry in entries {
@@ -147,8 +151,8 @@ impl TableSnapshot {
 }
 
 impl Catalog {
-    /// Returns the journal's records of the snapshots of all tables that used the slot, under any
-    /// name of the pipeline.
+    /// Returns the snapshot states of all tables that have been delivered through the slot, even if
+    /// the pipeline was renamed in the meantime.
     ///
     /// # Errors
     /// Returns an error if the query fails, the journal does not exist, or the role is not allowed
@@ -157,8 +161,9 @@ impl Catalog {
         &self,
         target: &Target,
     ) -> Result<Vec<TableSnapshot>, CatalogError> {
-        // A restored dump contains entries from a different cluster. These entries are ignored only
-        // for due copies, which depend on the position of the slot.
+        // A restored dump contains entries from a different cluster. Such an entry is ignored only
+        // if it records that a copy is due, because in that case its position refers to that
+        // cluster's slot.
         let condition = format!(
             "j.slot = {} AND j.action = {} AND (j.detail ->> '{}' IS DISTINCT FROM '{}' OR j.detail ->> 'system_id' = {SYSTEM_ID})",
             escape_literal(&target.slot),
@@ -171,7 +176,7 @@ impl Catalog {
         ))
     }
 
-    /// Returns the journal's record of the snapshot of the target's table.
+    /// Returns the snapshot state of the target's table.
     ///
     /// # Errors
     /// Returns an error if the query fails, or if the role is not allowed to read the journal.
@@ -186,7 +191,8 @@ impl Catalog {
         }
     }
 
-    /// Returns the known history of a pipeline whose outbox is `table`.
+    /// Returns whether a snapshot of `table`, the pipeline's outbox, was taken, and whether one is
+    /// needed.
     ///
     /// # Errors
     /// Returns an error if a query fails.
@@ -205,14 +211,15 @@ impl Catalog {
         }
         let has_streamed = self.has_streamed(target).await?;
         let rows = match record {
-            // If no copy was started and the slot has streamed, the number of rows does not matter.
+            // No copy was started although the slot has streamed, so none is needed, and the number
+            // of rows does not matter.
             SnapshotRecord::NoJournal | SnapshotRecord::Nothing | SnapshotRecord::Due { .. }
                 if has_streamed =>
             {
                 Rows::None
             }
-            // If the journal does not exist, the function that examines the table does not exist
-            // either, so no rows are read.
+            // If the journal does not exist, neither does the function that must examine the table
+            // before rows are read. Therefore, check only whether the table has any storage.
             SnapshotRecord::NoJournal if self.has_storage(table).await? => Rows::About(0),
             SnapshotRecord::NoJournal => Rows::None,
             _ => self.rows(table).await?,
@@ -224,8 +231,8 @@ impl Catalog {
         })
     }
 
-    /// Returns whether the slot has been read, according to the server's statistics, which a crash
-    /// deletes, or walpost.slot_state.
+    /// Returns whether the slot has been read. The server's statistics show this until a crash
+    /// deletes them. After a crash, `walpost.slot_state` shows it.
     pub(super) async fn has_streamed(&self, target: &Target) -> Result<bool, CatalogError> {
         let sent = self
             .client()
@@ -235,9 +242,9 @@ impl Catalog {
             )
             .await?;
         let has_sent: Option<bool> = sent.map(|row| row.try_get(0)).transpose()?.flatten();
-        // A promoted standby has the rows of its former primary. If startup failed before Walpost
-        // confirmed a position, the slot is unchanged since `walpost init` created it, although the
-        // server has sent data.
+        // The timeline is not compared, because a promoted standby has its former primary's rows.
+        // If startup failed, the server may have sent data although Walpost did not deliver any of
+        // it. In this case, the slot is still at the position at which `walpost init` created it.
         let select = format!(
             "SELECT begun, created_lsn = (SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = {slot}) \
              AS is_untouched FROM walpost.slot_state WHERE slot = {slot} AND version = {} \
@@ -363,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn copy_is_due_until_it_is_started() {
+    fn copy_is_due_until_it_starts() {
         let due_at = |to| {
             let mut due = entry(Action::Snapshot, SnapshotRecord::DUE, to);
             due.detail["relation"] = "16384".into();

@@ -1,16 +1,17 @@
-//! Detects whether Walpost acts as a synchronous standby, and makes Walpost's own commits wait for
-//! standbys.
+//! Detects whether the server treats Walpost as a synchronous standby, and makes some of Walpost's
+//! own commits wait for standbys.
 //!
 //! If `synchronous_standby_names` contains Walpost's `application_name`, or `*`, commits wait until
 //! Walpost has confirmed them, which it does only after Kafka has acknowledged the preceding
-//! events. To keep Walpost from waiting for itself, its sessions use `synchronous_commit = local`;
-//! journal entries that a promoted standby must have are written after [`wait_for_standbys`].
+//! events. To keep Walpost from waiting for itself, its sessions use `synchronous_commit = local`.
+//! Some journal entries must survive the promotion of a standby. These are written after
+//! [`wait_for_standbys`].
 //!
 //! PostgreSQL 18, 19.6.2 "Primary Server", `synchronous_standby_names`.
 
 /// An SQL condition that is true if `synchronous_standby_names` matches this session's
-/// `application_name`. Like the server, it ignores case, and `*` matches every name, whether quoted
-/// or not.
+/// `application_name`. As in the server, the comparison ignores case, and `*` matches every name,
+/// whether it is quoted or not.
 pub(super) const IS_SYNCHRONOUS: &str = "EXISTS (SELECT FROM regexp_matches(current_setting('synchronous_standby_names'), \
      '\"((?:[^\"]|\"\")+)\"|([^[:space:](),\"]+)', 'g') AS name \
      WHERE lower(coalesce(replace(name[1], '\"\"', '\"'), name[2])) IN ('*', lower(current_setting('application_name'))))";
@@ -21,8 +22,8 @@ pub(super) fn wait_for_standbys() -> String {
     format!("SELECT set_config('synchronous_commit', 'on', false) WHERE NOT {IS_SYNCHRONOUS}")
 }
 
-/// Returns the warning for a server whose `synchronous_standby_names` is `names`, which matches
-/// Walpost's `application_name`.
+/// Returns the warning that `names`, the server's `synchronous_standby_names`, matches Walpost's
+/// `application_name`.
 pub(super) fn warning(names: &str, application_name: &str) -> String {
     format!(
         "synchronous_standby_names is {names:?}, and application_name {application_name:?} matches it: Walpost is a synchronous \

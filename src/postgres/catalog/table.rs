@@ -1,5 +1,5 @@
-//! Queries for readers of the outbox table: whether the role is allowed to read the table, how many
-//! rows it has, and in which order rows are returned.
+//! Queries that run before the outbox table is read. They determine whether the role is allowed to
+//! read it, how many rows it has, and how to order them.
 
 use std::marker::PhantomData;
 
@@ -23,14 +23,14 @@ pub(crate) enum Rows {
     },
 }
 
-/// Returns the table with an alias, for use in FROM. Because of the alias, a condition can't refer
-/// to a whole row by the table's name: the owner of the table owns its row type, and can add casts
-/// from that type at any time.
+/// Returns the table with an alias, for use in FROM. The alias prevents a condition from referring
+/// to a whole row by the table's name. A whole row would be unsafe, because the table's owner also
+/// owns its row type and can add casts from that type at any time.
 pub(super) fn from_item(table: &TableName) -> String {
     format!("{} AS walpost_row", table.quoted())
 }
 
-/// OIDs of built-in types: PostgreSQL 18, `src/include/catalog/pg_type.dat`.
+/// OIDs of built-in types, as defined in PostgreSQL 18, `src/include/catalog/pg_type.dat`.
 mod oid {
     pub(super) const INT8: u32 = 20;
     pub(super) const INT2: u32 = 21;
@@ -39,15 +39,15 @@ mod oid {
     pub(super) const VARCHAR: u32 = 1043;
 }
 
-/// Where `created_at` sorts in the order of rows, if the table has a column of this name that is
-/// NOT NULL and has a timestamp type.
+/// The place of `created_at` in the sort order of rows. Relevant only if the table has a column
+/// with this name that is NOT NULL and has a timestamp type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CreatedAt {
-    /// First, so that a range of rows is a range of times. A table without a primary key, which
-    /// distinguishes rows, has no order.
+    /// First, so that the rows of any time range are consecutive. A table without a primary key has
+    /// no order, because `created_at` alone does not distinguish rows.
     First,
-    /// First, unless the primary key itself increases with time, in which case its index provides
-    /// the order.
+    /// First, unless the primary key itself increases over time, in which case its index already
+    /// returns rows in this order.
     UnlessKeyAscends,
 }
 
@@ -56,7 +56,7 @@ pub(crate) enum CreatedAt {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RowOrder<'t> {
     columns: Vec<OrderColumn>,
-    /// Whether text is compared by its bytes instead of by the server's collation.
+    /// Whether text is compared byte by byte instead of using the database's collation.
     by_bytes: bool,
     locked: PhantomData<&'t ()>,
 }
@@ -66,26 +66,27 @@ pub(crate) struct RowOrder<'t> {
 pub(crate) struct OrderColumn {
     pub name: String,
     pub type_oid: u32,
-    /// The operators that compare values, if the column's type belongs to an extension. Otherwise,
+    /// The operators that compare values, if the column's type is not a built-in type. Otherwise,
     /// the operators in pg_catalog are used.
     comparison: Option<Comparison>,
-    /// Whether rows that are inserted later have higher values, at least approximately.
+    /// Whether the column's values increase with the time of insertion, at least approximately.
     rises: bool,
 }
 
 /// The B-tree operators of a type outside pg_catalog.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Comparison {
-    /// The input type of the operator class, quoted. A column's type can be a domain over this
-    /// type, and any role could create an operator that is a better match for the domain.
+    /// The operator class's input type, quoted. Values are cast to this type because a column's
+    /// type can be a domain over it, and any role could create an operator that matches the domain
+    /// better.
     input_type: String,
-    /// The operators as `OPERATOR(schema.name)`, in the order of strategy numbers: `<`, `<=`, `=`,
-    /// `>=`, `>`.
+    /// The operators as `OPERATOR(schema.name)`, ordered by strategy number: `<`, `<=`, `=`, `>=`,
+    /// `>`.
     operators: [String; 5],
 }
 
 impl Comparison {
-    /// Returns the operator that corresponds to the pg_catalog operator of this name.
+    /// Returns the operator that corresponds to the pg_catalog operator with this name.
     fn operator(&self, name: &str) -> &str {
         let strategy = match name {
             "<" => 0,
@@ -99,7 +100,7 @@ impl Comparison {
 }
 
 impl OrderColumn {
-    /// Creates a column of a built-in type.
+    /// Creates a column that has a built-in type.
     #[must_use]
     pub(crate) fn built_in(name: String, type_oid: u32) -> Self {
         Self {
@@ -120,7 +121,8 @@ impl<'t> RowOrder<'t> {
         }
     }
 
-    /// Creates an order by columns that have built-in types. `_table` is the locked table.
+    /// Creates an order that sorts by columns with built-in types. The order can't outlive
+    /// `_table`, which represents the lock on the table.
     #[must_use]
     pub(crate) fn from_columns<T>(
         _table: &'t T,
@@ -134,8 +136,8 @@ impl<'t> RowOrder<'t> {
         )
     }
 
-    /// Returns the same order with text compared by its bytes, which is required if keys are also
-    /// compared outside the server.
+    /// Returns the same order, but with text compared byte by byte. This is required if keys are
+    /// also compared outside the server.
     #[must_use]
     pub(crate) fn by_bytes(self) -> Self {
         Self {
@@ -144,7 +146,7 @@ impl<'t> RowOrder<'t> {
         }
     }
 
-    /// Returns whether there are no columns.
+    /// Returns whether the order has no columns.
     #[must_use]
     pub(crate) fn is_empty(&self) -> bool {
         self.columns.is_empty()
@@ -156,13 +158,13 @@ impl<'t> RowOrder<'t> {
         self.columns.len()
     }
 
-    /// Returns the names of the columns.
+    /// Returns the column names.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.columns.iter().map(|column| column.name.as_str())
     }
 
-    /// Returns a condition that compares the key of a row with these values. For example, the
-    /// operator `>` selects the rows whose key is greater.
+    /// Returns a condition that compares a row's key with these values. For example, the operator
+    /// `>` selects the rows with a greater key.
     #[must_use]
     pub(crate) fn compared(&self, operator: &str, values: &[String]) -> String {
         let literals: Vec<_> = values.iter().map(|value| escape_literal(value)).collect();
@@ -198,14 +200,13 @@ impl<'t> RowOrder<'t> {
         condition
     }
 
-    /// Returns the expressions for ORDER BY; `direction` is empty, or ` DESC` for the reverse
-    /// order.
+    /// Returns the expressions for ORDER BY. `direction` is empty, or ` DESC` to reverse the order.
     #[must_use]
     pub(crate) fn sql(&self, direction: &str) -> String {
         self.expressions(direction).join(", ")
     }
 
-    /// Returns the columns as a list for SELECT.
+    /// Returns the columns as a SELECT list.
     #[must_use]
     pub(crate) fn selected(&self) -> String {
         let names = self.names().map(escape_identifier);
@@ -229,8 +230,8 @@ impl<'t> RowOrder<'t> {
 }
 
 impl Catalog {
-    /// Returns `None` if this role is allowed to read the table, otherwise the statement that
-    /// grants the privilege.
+    /// Returns the statement that grants this role the privilege to read the table, or `None` if
+    /// the role already has it.
     ///
     /// # Errors
     /// Returns an error if the query fails.
@@ -277,7 +278,8 @@ impl Catalog {
         Ok(Rows::About(self.estimate(table).await?))
     }
 
-    /// Returns whether the table or any of its partitions has pages. If not, the table has no rows.
+    /// Returns whether the table or any of its partitions has pages. A table without pages has no
+    /// rows.
     pub(super) async fn has_storage(&self, table: &TableName) -> Result<bool, CatalogError> {
         let found = self
             .client()
@@ -313,9 +315,10 @@ impl Catalog {
         Ok(rows as u64)
     }
 
-    /// Returns the columns by which rows of the table can be ordered: its primary key, and
-    /// `created_at` at the position that the parameter specifies. For use in SQL, see
-    /// [`LockedTable::row_order`](super::LockedTable::row_order).
+    /// Returns the columns that can be used to order the table's rows: the columns of the primary
+    /// key, and the column `created_at`, which is placed as the parameter `created_at` specifies.
+    /// To use the order in SQL, call [`LockedTable::row_order`](super::LockedTable::row_order),
+    /// which requires a lock on the table.
     ///
     /// # Errors
     /// Returns an error if the query fails.
@@ -387,7 +390,8 @@ fn parse_order_column(row: &Row) -> Result<OrderColumn, CatalogError> {
     })
 }
 
-/// Returns the columns of the key, preceded by the time column if it sorts first.
+/// Returns the columns of the key, preceded by the time column if the parameter `created_at`
+/// requires it.
 fn ordered(
     mut key: Vec<OrderColumn>,
     time: Option<OrderColumn>,
@@ -418,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn created_at_sorts_first_unless_the_key_is_ascending_or_missing() {
+    fn sorts_rows_by_created_at_first_unless_it_is_missing_or_the_key_is_ascending() {
         let time = || Some(column("created_at", false));
         let names = |key: &[OrderColumn], time, created_at| {
             let ordered = ordered(key.to_vec(), time, created_at);

@@ -1,18 +1,18 @@
-//! Reads rows of a table that another role owns, without running that role's code.
+//! Reads a table that another role owns without running that role's code.
 //!
-//! The planner evaluates functions of indexes, constraints and statistics as the role that reads
-//! the table. The owner of a table can add such objects at any time, or rename the schema so that
-//! the name refers to another table. Therefore, `walpost.lock_and_examine` in `sql/guard.sql` locks
-//! and examines the table before a statement refers to it. The lock blocks VACUUM and partition
-//! maintenance, so a separate session holds the lock and releases it once the statement is planned:
-//! the server plans a statement once, before it sends the row description, and does not run code of
-//! other roles after planning.
+//! The planner evaluates the functions that a table's indexes, constraints and statistics use, and
+//! runs them as the role that reads the table. The table's owner can add such objects at any time,
+//! or rename the schema so that the name refers to another table. Therefore,
+//! `walpost.lock_and_examine` in `sql/guard.sql` locks and examines the table before a statement
+//! refers to it. The lock blocks VACUUM and partition maintenance, so a separate session holds it
+//! only until the statement has been planned. That is long enough: the server plans a statement
+//! once, before it sends the row description, and does not run other roles' code after planning.
 //!
-//! The text of a statement also depends on the catalogs: on the names and types of columns, and on
-//! the key and its operators. The owner can change these definitions while Walpost waits for the
-//! lock. Therefore, the [`TableVersion`] is read before these definitions, and the table is
-//! rejected if its version has changed when the lock is acquired. Operators are read only while the
-//! lock is held ([`LockedTable::row_order`]).
+//! The text of a statement also depends on the catalogs, namely on the names and types of columns
+//! and on the key and its operators. The owner can change these definitions while Walpost waits for
+//! the lock. Therefore, the [`TableVersion`] is read before these definitions, and again once the
+//! lock is held. If the version has changed, the table is rejected. Operators are read only while
+//! the lock is held ([`LockedTable::row_order`]).
 
 use std::pin::Pin;
 
@@ -25,8 +25,8 @@ use crate::postgres::sql_file;
 use crate::postgres::table::{TableName, identifier};
 use crate::postgres::target::{Outbox, Target};
 
-/// How long to wait for the lock. The lock conflicts with autovacuum, which is canceled after
-/// `deadlock_timeout`.
+/// How long to wait for the lock. Longer than the default `deadlock_timeout`, after which the
+/// server cancels an autovacuum that blocks the lock.
 const LOCK_TIMEOUT: &str = "10s";
 
 /// The kind of statement to run on a table.
@@ -44,18 +44,18 @@ pub(crate) enum Statement {
     Alter,
 }
 
-/// The state of a table's definition and storage at one point in time. It must be read before the
-/// catalogs that are used to compose a statement.
+/// Identifies the state of a table's definition and storage at one point in time. Must be read
+/// before the catalog data from which a statement is composed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TableVersion {
     table: TableName,
     state: String,
 }
 
-/// The SQL expression that computes a [`TableVersion`] from the row `c` of `pg_class`. The `xmin`
-/// of a row of `pg_attribute` is the last transaction that changed the column, so reverted changes
-/// are detected as well. File nodes are included because statements that rewrite a table hide its
-/// rows from older snapshots.
+/// The SQL expression that computes a [`TableVersion`] from `c`, a row of `pg_class`. The `xmin` of
+/// a row in `pg_attribute` identifies the last transaction that changed the column, so changes that
+/// were reverted are detected as well. File nodes are included because a statement that rewrites a
+/// table hides its rows from older snapshots.
 pub(super) const TABLE_VERSION: &str = "concat_ws('; ', c.oid, pg_relation_filenode(c.oid), \
      (SELECT string_agg(format('%s %s', a.attnum, a.xmin), ',' ORDER BY a.attnum) FROM pg_attribute a \
      WHERE a.attrelid = c.oid AND a.attnum > 0), \
@@ -71,7 +71,7 @@ pub(crate) struct LockedTable {
     table: TableName,
 }
 
-/// A stream that returns rows one at a time, to limit the memory used for a large table.
+/// A stream that returns rows one at a time, so that a large table is not held in memory.
 pub(crate) struct SelectedRows {
     stream: Pin<Box<SimpleQueryStream>>,
 }
@@ -95,15 +95,15 @@ impl Catalog {
             .await?;
         let state = match found {
             Some(row) => row.try_get(0)?,
-            // The attempt to lock the table reports that it does not exist.
+            // The caller's attempt to lock the table will report that it does not exist.
             None => String::new(),
         };
         Ok(TableVersion::new(table.clone(), state))
     }
 
     /// Locks and examines a table on a separate connection, so that the next statement of this
-    /// connection can refer to the table. Drop the result when that statement is planned. All
-    /// catalog data used to compose the statement must have been read after `version`.
+    /// connection can refer to the table. Drop the returned value once that statement has been
+    /// planned. All catalog data used to compose the statement must have been read after `version`.
     ///
     /// # Errors
     /// Same as [`Catalog::lock_and_examine`]. Also returns an error if the table has changed since
@@ -115,7 +115,7 @@ impl Catalog {
     ) -> Result<LockedTable, CatalogError> {
         let table = &version.table;
         let session = Self::open(self.conninfo()).await?;
-        // Several hosts may be configured, and a different one may have accepted this connection.
+        // If several hosts are configured, the new connection may have reached a different server.
         if session.server_identity().await? != self.server_identity().await? {
             return Err(CatalogError::OtherServer);
         }
@@ -132,13 +132,13 @@ impl Catalog {
         })
     }
 
-    /// Locks a table until the current transaction ends, and verifies that the statement does not
-    /// run code of other roles. The transaction must be READ COMMITTED.
+    /// Locks a table until the end of the current transaction, and verifies that the statement does
+    /// not run other roles' code. The transaction must use isolation level READ COMMITTED.
     ///
     /// # Errors
-    /// Returns an error if the statement would run code of other roles
-    /// ([`CatalogError::ForeignCode`]), row-level security applies to this role, the lock is not
-    /// available, or the query fails.
+    /// Returns an error if the statement would run other roles' code
+    /// ([`CatalogError::ForeignCode`]), if row-level security applies to this role, if the lock is
+    /// not available, or if the query fails.
     pub(crate) async fn lock_and_examine(
         &self,
         table: &TableName,
@@ -161,8 +161,8 @@ impl Catalog {
         }
     }
 
-    /// Runs `SELECT columns FROM table rest`. Values are in the text format of the types' output
-    /// functions, as in the replication stream. The lock is released when the statement is planned.
+    /// Runs `SELECT columns FROM table rest`. Values are in text format, as in the replication
+    /// stream. Releases the lock as soon as the statement has been planned.
     ///
     /// # Errors
     /// Returns an error if the server rejects the statement.
@@ -181,7 +181,7 @@ impl Catalog {
         Ok(SelectedRows { stream })
     }
 
-    /// Returns the first row of [`Catalog::select`].
+    /// Returns the first row that [`Catalog::select`] would return.
     ///
     /// # Errors
     /// Same as [`Catalog::select`].
@@ -193,14 +193,15 @@ impl Catalog {
     ) -> Result<Option<SimpleQueryRow>, CatalogError> {
         let mut rows = self.select(locked, columns, rest).await?;
         let first = rows.next().await?;
-        // The stream must not be polled again after its end.
+        // Read the remaining rows. If there was no first row, the stream has already ended and must
+        // not be polled again.
         if first.is_some() {
             while rows.next().await?.is_some() {}
         }
         Ok(first)
     }
 
-    /// Returns values that identify a server.
+    /// Returns values that identify the server.
     async fn server_identity(&self) -> Result<(String, String), CatalogError> {
         let sql = "SELECT system_identifier::text, extract(epoch FROM pg_postmaster_start_time())::text \
                    FROM pg_control_system()";
@@ -227,8 +228,8 @@ impl LockedTable {
         from_item(&self.table)
     }
 
-    /// Returns the order of the table's rows. The order is valid only while the table is locked,
-    /// because operators can be renamed.
+    /// Returns the order in which the table's rows can be read. It is valid only while the table is
+    /// locked, because the operators that it uses can be renamed once the lock has been released.
     ///
     /// # Errors
     /// Returns an error if the query fails.
@@ -245,7 +246,7 @@ impl SelectedRows {
     /// Returns the next row, or `None` after the last.
     ///
     /// # Errors
-    /// Returns an error if the server ends the query with an error, or if the connection is lost.
+    /// Returns an error if the server reports one, or if the connection is lost.
     pub(crate) async fn next(&mut self) -> Result<Option<SimpleQueryRow>, CatalogError> {
         while let Some(message) = self.stream.try_next().await? {
             if let SimpleQueryMessage::Row(row) = message {

@@ -1,15 +1,16 @@
-//! Records how the tables of a slot are published in the table `walpost.table_state`, which
-//! `sql/journal.sql` creates.
+//! Keeps a record, in the table `walpost.table_state`, of how the tables that a slot delivers are
+//! published. `sql/journal.sql` creates this table.
 //!
 //! Rows that are committed while a table is not in the publication are never sent, even if the
-//! table is added again later. To detect this, Walpost records the objects that publish the table:
-//! the OID of its row in `pg_publication_rel`, which another `ALTER PUBLICATION ... ADD TABLE` does
-//! not restore, or the OID of the row or publication that includes its schema or all tables. If
-//! none of the recorded objects still publishes the table, Walpost adds an entry to the journal. A
-//! replay with `--dropped-slots` settles this entry.
+//! table is added again later. To detect this, Walpost records the OIDs of the objects that publish
+//! the table: its row in `pg_publication_rel`, which gets a different OID if the table is removed
+//! and added again; the row that publishes its schema; or the publication, if it is FOR ALL TABLES.
+//! If none of these objects still publishes the table, Walpost adds an entry to the journal, which
+//! a replay with `--dropped-slots` settles.
 //!
-//! A row also contains the slot's `catalog_xmin` as of the time when the table was last found
-//! published. Rows of older transactions have been delivered (see [`super::drop_slot`]).
+//! The record also contains the `catalog_xmin` that the slot had when Walpost last saw the table in
+//! the publication. Rows inserted by older transactions have been delivered (see
+//! [`super::drop_slot`]).
 
 mod replaced;
 #[cfg(test)]
@@ -33,7 +34,8 @@ use crate::model::lsn::Lsn;
 use crate::postgres::table::TableName;
 use crate::postgres::target::{OUTBOX_ROW, Outbox, Target};
 
-/// The version of the row format. Rows of other versions are ignored, and replaced.
+/// The version of the row format. Rows with a different version are ignored and eventually
+/// replaced.
 pub(super) const VERSION: i32 = 1;
 
 /// SQL expressions for the cluster and database that a row must belong to.
@@ -46,10 +48,10 @@ pub(super) const DATABASE_OID: &str =
 pub(crate) struct TableGap {
     pub(crate) table: TableName,
     publication: String,
-    /// The slot's confirmed position when the table was last found published.
+    /// The slot's confirmed position when Walpost last saw the table in the publication.
     from: Option<Lsn>,
-    /// The first transaction that may not have been delivered when the table was last found
-    /// published. `None` if all rows may be missing.
+    /// The oldest transaction that might not yet have been delivered when Walpost last saw the
+    /// table in the publication. `None` if all rows may be missing.
     since: Option<u64>,
 }
 
@@ -68,24 +70,24 @@ impl TableGap {
     }
 }
 
-/// The objects that publish a table: OIDs of rows in the catalog.
+/// The OIDs of the catalog rows that make a table part of a publication.
 type Memberships = BTreeSet<u32>;
 
-/// The state of a table in the catalog and in `walpost.table_state`, from one query.
+/// The state of a table in the catalog and in `walpost.table_state`, as returned by a single query.
 #[derive(Clone, Debug)]
 struct TableObservation {
     table: TableName,
     /// The OID of the table, or zero if the table does not exist.
     relation: u32,
-    /// The objects that publish the table; empty if the table is not published.
+    /// The catalog rows that publish the table; empty if it is not published.
     memberships: Memberships,
-    /// The transaction that added the oldest of the memberships.
+    /// The transaction that created the oldest of these catalog rows.
     member_xid: Option<u64>,
     stored: Option<StoredTable>,
     slot: SlotProgress,
 }
 
-/// The state of the slot in the same query.
+/// The state of the slot, as returned by the same query.
 #[derive(Clone, Copy, Debug, Default)]
 struct SlotProgress {
     confirmed: Option<Lsn>,
@@ -95,8 +97,9 @@ struct SlotProgress {
 }
 
 impl SlotProgress {
-    /// Returns SQL assignments which record that a table was found published, unless the slot has
-    /// not reached the recorded position yet. `prefix` qualifies the columns of the existing row.
+    /// Returns the SQL assignments that record the slot's current state for a published table. The
+    /// assignments change nothing if the slot has not reached the recorded position yet. `prefix`
+    /// qualifies the columns of the existing row.
     fn assignments_if_seen(self, prefix: &str) -> String {
         let confirmed = literal(self.confirmed);
         let newer = |column: &str, value: String| {
@@ -114,17 +117,17 @@ impl SlotProgress {
 
 #[derive(Clone, Debug)]
 struct StoredTable {
-    /// The current name of the relation, if the relation exists in this database.
+    /// The recorded relation's current name, or `None` if the relation no longer exists.
     name: Option<TableName>,
-    /// Whether the relation is still published as recorded, even if it was renamed.
+    /// Whether the recorded relation, which may have been renamed, is still published as recorded.
     is_published: bool,
     publication: String,
     relation: u32,
     memberships: Memberships,
     is_out: bool,
-    /// The slot's confirmed position when the table was last found published. If
-    /// `walpost.add_outbox` added the table, this position is ahead of the slot until the slot has
-    /// sent the rows that the function wrote.
+    /// The slot's confirmed position when Walpost last saw the table in the publication. If
+    /// `walpost.add_outbox` added the table, this position stays ahead of the slot until the slot
+    /// has sent the existing rows, which the function wrote to WAL.
     seen_lsn: Option<Lsn>,
     seen_xid: Option<u64>,
     out_lsn: Option<Lsn>,
@@ -139,9 +142,11 @@ enum TableChange {
     Same,
     /// The table is published but not recorded.
     New,
-    /// The table is published in a different way, but was published the whole time.
+    /// The table is published in a different way than recorded, but it was never unpublished in the
+    /// meantime.
     Changed,
-    /// The table is no longer published. Rows committed before it was removed are still sent.
+    /// The table is no longer published. The slot still sends rows committed before the table was
+    /// removed.
     Unpublished,
     /// The table is not in the configured publication, but was in the previously configured one.
     NotInNewPublication(TableGap),
@@ -159,13 +164,13 @@ impl TableObservation {
             };
         };
         let [schema, name] = OUTBOX_ROW;
-        // Only walpost.add_outbox writes rows to walpost.outbox_row. The function requires this
-        // table to be published, and its rows belong to other tables.
+        // No events are missing if walpost.outbox_row was temporarily unpublished: only
+        // walpost.add_outbox writes to it, and the function fails if it is not published.
         let is_outbox_row = self.table.is(schema, name);
         let is_same_publication = stored.publication == publication;
         if !is_published {
-            // The newly configured publication also determines which of the rows that have not been
-            // sent yet are sent.
+            // The slot also applies the newly configured publication to earlier rows that it has
+            // not sent yet.
             let is_left = !is_same_publication && !is_outbox_row && self.is_unsent(stored);
             return match stored.is_out {
                 _ if is_left => TableChange::NotInNewPublication(TableGap {
@@ -178,7 +183,8 @@ impl TableObservation {
         }
         let since = match is_same_publication {
             true => stored.seen_xid,
-            // Rows that the slot has not sent yet are decoded using the new publication.
+            // The slot also applies the newly configured publication to earlier rows that it has
+            // not sent yet.
             false => stored.seen_xid.min(self.slot.catalog_xmin),
         };
         let is_kept = is_same_publication && !self.memberships.is_disjoint(&stored.memberships);
@@ -199,24 +205,25 @@ impl TableObservation {
         }
     }
 
-    /// Returns whether WAL that the slot has not sent may contain rows of an unpublished table that
-    /// the journal does not record.
+    /// Returns whether the WAL that the slot has not sent yet may contain rows of this unpublished
+    /// table that no journal entry covers.
     fn is_unsent(&self, stored: &StoredTable) -> bool {
-        // A row without memberships was written together with a journal entry.
+        // An empty set of publication memberships means that a journal entry was added when the
+        // record was last updated.
         !stored.is_out || !stored.memberships.is_empty() && stored.out_lsn > self.slot.confirmed
     }
 
-    /// Returns whether the slot has yet to send rows that the table contained when
-    /// `walpost.add_outbox` added it. These rows are in WAL as rows of `walpost.outbox_row` for the
-    /// publication that was configured when the table was added, and are not sent for a different
-    /// publication.
+    /// Returns whether the slot has yet to send rows that the table already contained when
+    /// `walpost.add_outbox` added it. The function wrote these rows to WAL as rows of
+    /// `walpost.outbox_row`, for the publication configured at that time. The slot does not send
+    /// them once a different publication is configured.
     fn has_unsent_older_rows(&self, stored: &StoredTable) -> bool {
         let is_ahead = |confirmed| stored.seen_lsn.is_some_and(|seen| seen > confirmed);
         self.slot.confirmed.is_some_and(is_ahead)
     }
 
-    /// Returns the events that may be missing if the table was temporarily unpublished, or was not
-    /// in the new publication.
+    /// Returns the events that may be missing because the table was temporarily unpublished or is
+    /// not in the new publication.
     fn gap(&self, stored: &StoredTable, publication: &str, since: Option<u64>) -> TableGap {
         let is_whole = stored.publication != publication && self.has_unsent_older_rows(stored);
         TableGap {
@@ -227,7 +234,7 @@ impl TableObservation {
         }
     }
 
-    /// Returns the condition that selects the table's row if it has not changed since it was read.
+    /// Returns a condition that selects the table's record unless it has changed since it was read.
     fn condition(&self, target: &Target, stored: &StoredTable) -> String {
         format!(
             "slot = {} AND table_schema = {} AND table_name = {} AND memberships = '{}' AND is_out = {}",
@@ -239,12 +246,12 @@ impl TableObservation {
         )
     }
 
-    /// Returns SQL assignments which record that the table is not published.
+    /// Returns the SQL assignments that record the table as not published.
     fn assignments_if_out(&self) -> String {
         format!("is_out = true, out_lsn = '{}', at = now()", self.slot.end)
     }
 
-    /// Returns SQL assignments that record the current state of the table.
+    /// Returns the SQL assignments that record the table's current state.
     fn assignments(&self, target: &Target) -> String {
         format!(
             "publication = {}, relation = {}, memberships = '{}', is_out = false, {}, out_lsn = NULL, at = now()",
@@ -255,7 +262,7 @@ impl TableObservation {
         )
     }
 
-    /// Returns the SQL values of a row that records the current state of the table.
+    /// Returns the SQL values of a row that records the table's current state.
     fn values(&self, target: &Target) -> String {
         format!(
             "({}, {}, {}, {VERSION}, {SYSTEM_ID}, {DATABASE_OID}, {}, {}, '{}', false, {}, {}, NULL, now())",
@@ -286,18 +293,18 @@ pub(super) fn text_array<'t>(values: impl Iterator<Item = &'t str>) -> String {
     format!("ARRAY[{}]::text[]", values.join(", "))
 }
 
-/// The unchanged tables that a session records in addition to differences.
+/// Selects which unchanged tables are recorded again, in addition to the changed ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refresh {
-    /// All tables that were found unchanged.
+    /// All unchanged tables.
     All,
     Nothing,
 }
 
 impl Catalog {
-    /// Returns descriptions of events of this outbox that may be missing because tables were
-    /// temporarily unpublished or were replaced, and that are not recorded in the journal yet. The
-    /// result is empty if this can't be determined.
+    /// Describes the events of this outbox that may be missing because a table was temporarily
+    /// unpublished or was replaced, and for which the journal has no entry yet. Returns no
+    /// descriptions if this can't be determined.
     ///
     /// # Errors
     /// Returns an error if a query fails, or if the table is unreadable or untrusted.
@@ -325,8 +332,8 @@ impl Catalog {
             .collect())
     }
 
-    /// Returns the existing tables of this outbox that the slot delivered and that are no longer
-    /// published. The result is empty if this can't be determined.
+    /// Returns the outbox's tables that still exist and that the slot once delivered, but that are
+    /// no longer published. Returns no tables if this can't be determined.
     ///
     /// # Errors
     /// See [`Catalog::unrecorded_gaps`].
@@ -353,8 +360,8 @@ impl Catalog {
             .collect())
     }
 
-    /// Returns whether a table of this outbox is recorded as not published, or differs from its
-    /// record in a way that may have caused events to be omitted.
+    /// Returns whether one of the outbox's tables is recorded as not published, or is published
+    /// differently than recorded, so that events may have been omitted.
     ///
     /// # Errors
     /// See [`Catalog::unrecorded_gaps`].
@@ -385,9 +392,9 @@ impl Catalog {
         }))
     }
 
-    /// Compares the tables of the publication with their records, updates the records, and adds
-    /// journal entries about tables whose events may be missing. Returns the reason if the records
-    /// can't be used.
+    /// Compares the publication's tables with their records, updates the records, and adds journal
+    /// entries about tables whose events may be missing. If the records can't be used, returns the
+    /// reason.
     ///
     /// # Errors
     /// Returns an error if a query fails, or if Walpost's tables are not trusted or not writable.
@@ -437,8 +444,8 @@ impl Catalog {
                 }
                 (TableChange::NotInNewPublication(gap), Some(stored)) => {
                     let gap = self.widen_if_uncopied(target, observed, gap).await?;
-                    // If the table is added again, this entry covers everything committed until
-                    // now.
+                    // The new entry covers everything committed until now. If the table is added
+                    // again, the next entry must cover only later commits.
                     let set = format!(
                         "{}, memberships = '', seen_lsn = {}, seen_xid = {}",
                         observed.assignments_if_out(),
@@ -459,8 +466,8 @@ impl Catalog {
         Ok(None)
     }
 
-    /// Records which rows of replaced tables may be missing. Must run before the record of the slot
-    /// is overwritten, because the result depends on this record.
+    /// Records which rows of replaced tables may be missing. Must be called before the slot's row
+    /// in `walpost.slot_state` is overwritten, because the result depends on that row.
     ///
     /// # Errors
     /// See [`Catalog::record_tables`].
@@ -480,8 +487,9 @@ impl Catalog {
             .await
     }
 
-    /// Records how the tables are published for a slot that was just created. Earlier records are
-    /// discarded. If a table that is not published is added later, all its events may be missing.
+    /// Records how the tables are published for a slot that was just created, and discards earlier
+    /// records. If a table that is not published now is added later, all of its events may be
+    /// missing.
     ///
     /// # Errors
     /// See [`Catalog::record_tables`].
@@ -508,8 +516,8 @@ impl Catalog {
             let Some(stored) = &observed.stored else {
                 continue;
             };
-            // Rows committed before the slot existed were delivered, or are in a gap after the
-            // former slot.
+            // Rows committed before the slot existed have been delivered, or the gap that was
+            // recorded for the former slot covers them.
             let set = format!(
                 "is_out = true, seen_xid = NULL, out_lsn = {}, at = now()",
                 literal(observed.slot.confirmed)
@@ -522,7 +530,8 @@ impl Catalog {
         Ok(())
     }
 
-    /// Returns the tables of this outbox that are published or recorded, all from one query.
+    /// Returns the outbox's tables that are published or recorded, using a single query for all of
+    /// them.
     async fn query_tables(&self, target: &Target) -> Result<Vec<TableObservation>, CatalogError> {
         let version = self.version().await?;
         let mut wanted = Vec::new();
@@ -552,7 +561,8 @@ impl Catalog {
         let mut observations = Vec::with_capacity(rows.len());
         for row in &rows {
             let observed = parse_table(row)?;
-            // The record may be from an earlier configuration of the pipeline.
+            // Ignore records of tables that belonged to the outbox only in an earlier
+            // configuration.
             if wanted.contains(&observed.table)
                 || target
                     .outbox
@@ -613,7 +623,7 @@ impl Catalog {
         Ok(())
     }
 
-    /// Records that tables were found published as recorded.
+    /// Records that these tables were found unchanged.
     async fn refresh_tables(
         &self,
         target: &Target,
@@ -648,9 +658,9 @@ impl Catalog {
         Ok(())
     }
 
-    /// Updates the record of a table and adds journal entries in one statement, so that both
-    /// changes are atomic and only one of two instances makes them. Returns the IDs of the entries,
-    /// which are empty if no record satisfies the condition.
+    /// Updates a table's record and adds journal entries in one statement, so that the change is
+    /// atomic and only one of two concurrent instances makes it. Returns the IDs of the entries. If
+    /// no record satisfies the condition, adds no entries and returns no IDs.
     async fn update_with_entries(
         &self,
         target: &Target,
@@ -676,7 +686,7 @@ impl Catalog {
         Ok(ids.map(str::to_owned).collect())
     }
 
-    /// Adds a gap to the journal and updates the record of the table.
+    /// Adds a gap to the journal and updates the table's record.
     async fn write_table_gap(
         &self,
         pipeline: &str,
@@ -725,11 +735,11 @@ impl Catalog {
     }
 }
 
-/// The existing rows that are overwritten.
+/// Selects which existing rows are overwritten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Overwrite {
     All,
-    /// Only rows from a different cluster, database or version.
+    /// Only rows for a different cluster or database, or with a different version.
     OtherHistory,
 }
 
@@ -739,10 +749,10 @@ pub(super) fn grant(role: &str, rights: &str) -> String {
     )
 }
 
-/// Returns a query, for a server of this version, that selects the tables that are in `wanted` or
-/// recorded.
+/// Returns a query that selects the tables that are in `wanted` or have a record. `version` is the
+/// server's version.
 fn query(target: &Target, wanted: &[TableName], version: i32) -> String {
-    // Publications can contain schemas since PostgreSQL 15.
+    // Since PostgreSQL 15, publications can contain schemas.
     let of_schemas = match version >= 150_000 {
         true => {
             "UNION ALL SELECT l.relation, s.oid, s.xmin FROM lineage l JOIN pg_class c ON c.oid = l.oid \
@@ -750,8 +760,9 @@ fn query(target: &Target, wanted: &[TableName], version: i32) -> String {
         }
         false => "",
     };
-    // The state of the slot is not part of the snapshot, and may be more recent. Transactions that
-    // end after the snapshot have IDs of at least `oldest`.
+    // The slot's state is not read from the snapshot and may be more recent, so the slot's
+    // `catalog_xmin` is limited to `oldest`: any transaction that ends after the snapshot has at
+    // least this ID.
     let full = |xid: &str| format!("(n.next - (n.next - {xid}::text::int8) % 4294967296)");
     format!(
         "WITH RECURSIVE published AS (SELECT oid, puballtables, xmin FROM pg_publication WHERE pubname = {publication} AND pubinsert), \

@@ -1,14 +1,13 @@
-//! Limits the size of text that queries return for objects of other roles. A default, a row filter
-//! or a comment can be hundreds of megabytes long, and a single object of this size must not cause
-//! a query for all tables of a pipeline to fail.
+//! Limits the size of text that queries return for objects that other roles own. A default, a row
+//! filter or a comment can be hundreds of megabytes long. One such object must not cause a query
+//! that covers all of a pipeline's tables to fail.
 
-/// An expression that is larger than this in the catalog is not printed.
+/// Maximum size of an expression in the catalog. Larger expressions are not printed.
 pub(super) const EXPRESSION_BYTES_MAX: usize = 256 << 10;
 
-/// Maximum number of tables in a query for columns. With 1,600 columns each, and expressions up to
-/// the limit, the result stays within what
-/// [`SqlLimits::CATALOG_QUERIES`](crate::postgres::connect::dial::SqlLimits::CATALOG_QUERIES)
-/// accepts.
+/// Maximum number of tables whose columns are queried at once. Even if each table has 1,600 columns
+/// and expressions of the maximum size, the result does not exceed
+/// [`SqlLimits::CATALOG_QUERIES`](crate::postgres::connect::dial::SqlLimits::CATALOG_QUERIES).
 pub(super) const TABLES_PER_QUERY: usize = 50;
 
 #[cfg(test)]
@@ -16,14 +15,15 @@ mod tests {
     use std::fs;
     use std::path::{Path, PathBuf};
 
-    /// Expressions that can return text of any length, each with patterns of code that limits the
-    /// length. A line with such an expression must contain one of its patterns.
+    /// SQL expressions that can return text of any length, each with the code that limits this
+    /// length. A line that contains such an expression must also contain one of these pieces of
+    /// code.
     const UNBOUNDED: [(&str, &[&str]); 16] = [
         (
             "pg_get_expr(",
             &[
                 "EXPRESSION_BYTES_MAX}",
-                // From a partition bound that is a timestamp, `substring` extracts only the digits.
+                // `substring` extracts only the timestamp from a partition bound.
                 "substring(pg_get_expr(k.relpartbound, 0) FROM",
                 "substring(pg_get_expr(c.relpartbound, 0) FROM",
             ],
@@ -43,7 +43,7 @@ mod tests {
         ("pg_get_function_arguments(", &[]),
         (
             "pg_get_constraintdef(",
-            // From a constraint that contains a number, `substring` extracts at most 18 digits.
+            // `substring` extracts a number with at most 18 digits from the constraint.
             &["substring(pg_get_constraintdef(k.oid) FROM"],
         ),
         ("pg_get_partkeydef(", &[]),

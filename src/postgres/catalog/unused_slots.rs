@@ -1,4 +1,5 @@
-//! Finds slots of Walpost that retain WAL although no configured pipeline uses them.
+//! Finds slots that Walpost created or read, and that still retain WAL although no configured
+//! pipeline uses them.
 
 use std::fmt;
 
@@ -9,7 +10,7 @@ use super::slot_state::SlotIdentity;
 use super::{Catalog, CatalogError};
 use crate::postgres::target::Target;
 
-/// The prefix of default slot names.
+/// The prefix that all default slot names share.
 const DEFAULT_PREFIX: &str = "walpost_";
 
 /// An inactive slot that no configured pipeline uses.
@@ -41,7 +42,7 @@ impl fmt::Display for UnusedSlot {
 }
 
 impl Catalog {
-    /// Returns the inactive slots of this database that Walpost created or has read, except for the
+    /// Returns the inactive slots of this database that Walpost created or has read. Excludes the
     /// slots in `used`. `target` belongs to one of the configured pipelines in this database.
     ///
     /// # Errors

@@ -7,11 +7,11 @@ use crate::model::lsn::Lsn;
 use crate::model::vitals::{OpenTransaction, PartitionsEnd, SlotVitals, TransactionOwner, Vitals};
 use crate::postgres::target::Target;
 
-/// Returns the query. The parameter `$1` is the slot; `$2` and `$3` are the table's schema and
+/// Returns the SQL query. The parameter `$1` is the slot; `$2` and `$3` are the table's schema and
 /// name.
 fn query() -> String {
-    // Only values in ISO format are converted, because a conversion error would make the whole
-    // query fail.
+    // Only values in ISO format are converted to timestamps. An attempt to convert any other value
+    // could make the whole query fail.
     let time = |side: &str| {
         let text = format!(
             "substring(pg_get_expr(k.relpartbound, 0) FROM '{side} \\(''(\\d{{4,6}}-\\d\\d-\\d\\d[0-9 :.+-]*)''\\)')"
@@ -59,7 +59,7 @@ fn query() -> String {
 }
 
 impl Catalog {
-    /// Queries the state of the slot of `target`, and the dropped slots of `pipeline`.
+    /// Queries the state of `target`'s slot, and the dropped slots of `pipeline`.
     ///
     /// # Errors
     /// Returns an error if the query fails.
@@ -87,7 +87,7 @@ impl Catalog {
         let is_partitioned: bool = row.try_get(9)?;
         let has_journal: bool = row.try_get(20)?;
         let dropped_slots = match has_journal && !target.outbox.is_messages() {
-            // If this query fails, the other results are still returned.
+            // This query may fail without affecting the other results.
             true => self.dropped_slots(pipeline, target).await.ok(),
             false => None,
         };

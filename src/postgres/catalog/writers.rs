@@ -17,8 +17,8 @@ pub(crate) struct Writers {
 }
 
 impl Catalog {
-    /// Returns the roles that are allowed to insert into the table. Members of these roles are not
-    /// listed.
+    /// Returns the roles that are allowed to insert into the table. Does not list roles that have
+    /// the privilege only as members of these roles.
     ///
     /// # Errors
     /// Returns an error if a query fails.

@@ -1,15 +1,15 @@
-//! Connection strings and environment variables, with the conventions of libpq.
+//! Connection strings and environment variables, which follow libpq's conventions.
 //!
 //! Spec: PostgreSQL 18, 32.1 "Database Connection Control Functions". Walpost differs from libpq in
 //! these ways:
-//! - only the parameters listed as used in `keywords.rs` have an effect; other parameters are
-//!   ignored if that is harmless, and otherwise rejected;
+//! - only the parameters that `keywords.rs` lists as used have an effect; the others are ignored if
+//!   that is harmless, and rejected otherwise;
 //! - `connect_timeout` defaults to 10 s, and TCP keepalives and `tcp_user_timeout` are short, so
 //!   that half-open connections are detected;
-//! - an `@` in the database name of a URL must be written as `%40`; an unescaped `@` is assumed to
-//!   be the end of a password;
-//! - `sslmode=allow` is rejected, TLS must be 1.2 or later, and a file named by `sslrootcert` must
-//!   exist even with `require`.
+//! - an `@` in the database name of a URL must be written as `%40`, because an unescaped `@` is
+//!   assumed to end a password;
+//! - `sslmode=allow` is rejected, TLS must be 1.2 or later, and a file that `sslrootcert` names
+//!   must exist even with `sslmode=require`.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -41,18 +41,18 @@ pub(crate) mod syntax;
 #[cfg(test)]
 mod tests;
 
-/// A validated connection string, with missing parameters taken from the environment and the
-/// defaults.
+/// A validated connection string. Parameters that the string does not set are taken from the
+/// environment or have their default values.
 ///
-/// Contains only the paths of the password file and certificates. The files are read for each
-/// connection, so that the next reconnect uses a rotated password or certificate. `Debug` does not
-/// print secrets.
+/// Stores the paths of the password file and certificates, not their contents. The files are read
+/// for each connection, so that a rotated password or certificate is used from the next connection
+/// onward. `Debug` does not print secrets.
 #[derive(Clone, Debug)]
 pub struct Conninfo {
     pub(crate) hosts: Vec<Host>,
     pub(crate) shuffle_hosts: bool,
     pub(crate) user: String,
-    /// Whether `user` is the name of the operating system's user, because no user is configured.
+    /// Whether no user is configured, so that `user` is the name of the operating system user.
     pub(crate) is_default_user: bool,
     pub(crate) dbname: String,
     pub(crate) application_name: String,
@@ -62,14 +62,15 @@ pub struct Conninfo {
     /// means no limit.
     pub(crate) connect_timeout: Option<Duration>,
     pub(crate) keepalive: Option<Keepalive>,
-    /// `None` means the default of the operating system.
+    /// `tcp_user_timeout`; `None` means the operating system's default.
     pub(crate) tcp_user_timeout: Option<Duration>,
     pub(crate) channel_binding: ChannelBinding,
     pub(in crate::postgres) require_auth: RequireAuth,
-    /// The user, by name or ID, that must own the process listening on a Unix-domain socket.
+    /// The name or ID of the user that must own the process listening on a Unix-domain socket.
     pub(crate) require_peer: Option<String>,
     pub(crate) tls: Tls,
-    /// Exposures that were reported. Shared between clones, so that each kind is reported once.
+    /// The kinds of exposure to attackers that have been reported. Shared between clones, so that
+    /// each kind is reported only once.
     pub(crate) exposures: Arc<Exposures>,
     /// The limit on logged notices, shared between clones.
     pub(crate) notices: Arc<NoticeLimit>,
@@ -82,18 +83,18 @@ pub struct Conninfo {
     password_command: Option<PasswordCommand>,
 }
 
-/// A program that prints the password and is run for each connection.
+/// A program that prints the password. It is run for each connection.
 #[derive(Clone, Debug)]
 pub(crate) struct PasswordCommand {
     pub(crate) program: Program,
-    /// The setting that contains the program, as printed in messages.
+    /// The setting that names the program, for messages.
     place: Arc<str>,
 }
 
 /// A file that contains the connection string.
 #[derive(Clone)]
 struct PasswordSource {
-    /// The file, as printed in messages.
+    /// A description of the file, for messages.
     place: Arc<str>,
     read: Arc<dyn Fn() -> Result<Conninfo, String> + Send + Sync>,
 }
@@ -148,7 +149,7 @@ pub(crate) enum ChannelBinding {
     Require,
 }
 
-/// `keepalives_*`; zero means the default of the operating system.
+/// The `keepalives_*` parameters. For each of them, zero means the operating system's default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Keepalive {
     pub(crate) idle: Duration,
@@ -161,13 +162,14 @@ pub(crate) struct Keepalive {
 pub enum SslMode {
     /// No TLS.
     Disable,
-    /// TLS if the server supports it, with any certificate.
+    /// TLS if the server supports it. Any certificate is accepted.
     Prefer,
-    /// TLS. If a root certificate file exists, the certificate is verified as with `verify-ca`.
+    /// TLS. If a root certificate file exists, the server's certificate is verified as with
+    /// `verify-ca`.
     Require,
-    /// TLS with a certificate signed by a trusted authority.
+    /// TLS with a server certificate that a trusted authority has signed.
     VerifyCa,
-    /// Like `verify-ca`, and the certificate must be for the requested host.
+    /// Like `verify-ca`, but the certificate must also match the requested host.
     VerifyFull,
 }
 
@@ -191,19 +193,19 @@ impl fmt::Display for SslMode {
     }
 }
 
-/// A file: either named by a parameter, in which case it must exist, or libpq's default, which is
-/// used if it exists.
+/// Either a file that a parameter names, which must exist, or libpq's default file, which is used
+/// only if it exists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum TlsFile {
     Named(PathBuf),
     Default(PathBuf),
-    /// No parameter is set, and the default does not exist because there is no home directory.
+    /// The parameter is not set, and there is no default because there is no home directory.
     Absent,
 }
 
 impl TlsFile {
-    /// Returns the file to read. A file that is named by a parameter is returned even if it is
-    /// missing, so that reading the file reports the error.
+    /// Returns the path of the file to read. If a parameter names the file, returns the path even
+    /// if the file is missing, so that the attempt to read it reports the error.
     pub(crate) fn to_read(&self) -> Option<&Path> {
         match self {
             TlsFile::Named(path) => Some(path),
@@ -221,7 +223,7 @@ pub(crate) enum RootCert {
     File(TlsFile),
 }
 
-/// A version of TLS for `ssl_min_protocol_version` and `ssl_max_protocol_version`.
+/// A TLS version, as in `ssl_min_protocol_version` and `ssl_max_protocol_version`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum TlsVersion {
     V1_2,
@@ -243,7 +245,8 @@ pub(crate) struct Tls {
 }
 
 impl PasswordCommand {
-    /// Runs the program and returns the first line of its output as the password. Blocks.
+    /// Runs the program and returns the password, which is the first line of the program's output.
+    /// Blocks the calling thread.
     ///
     /// # Errors
     /// Returns an error if the program fails, or if the line is empty or contains a NUL character.
@@ -260,17 +263,17 @@ impl PasswordCommand {
     }
 }
 
-/// An error for a program that did not supply a password.
+/// The reason why a program did not supply a password.
 #[derive(Debug, thiserror::Error)]
 pub enum PasswordError {
     /// The program failed.
     #[error(transparent)]
     Program(#[from] ProgramError),
     /// The first line is empty.
-    #[error("has printed an empty first line, expected the password")]
+    #[error("printed an empty first line, expected the password")]
     Empty,
     /// The line contains a NUL character, which PostgreSQL does not allow in a password.
-    #[error("has printed a line that contains a NUL character, expected the password")]
+    #[error("printed a line that contains a NUL character, expected the password")]
     Nul,
 }
 
@@ -284,7 +287,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Returns whether the parameter is a password.
+/// Returns whether the parameter's value is a password.
 fn is_password(name: &str) -> bool {
     ["password", "sslpassword"].contains(&name)
 }
@@ -294,7 +297,7 @@ const PORT_DEFAULT: u16 = 5432;
 const SOCKET_FOLDERS: [&str; 2] = ["/var/run/postgresql", "/tmp"];
 
 impl Conninfo {
-    /// Returns the same connection string for `walpost init`, which logs more notices.
+    /// Returns this connection string with the limit on notices that applies to `walpost init`.
     #[must_use]
     pub(crate) fn for_init(&self) -> Self {
         Self {
@@ -303,19 +306,19 @@ impl Conninfo {
         }
     }
 
-    /// Parses a connection string: a `postgresql://` URL or `key=value` pairs. Missing parameters
-    /// are taken from libpq's environment variables, which are looked up with `env`, or else from
-    /// the defaults.
+    /// Parses a connection string: a `postgresql://` URL or `key=value` pairs. Parameters that it
+    /// does not set are taken from libpq's environment variables, which are looked up with `env`.
+    /// All other parameters have their default values.
     ///
     /// # Errors
-    /// Returns a [`ConninfoError`] with the parameter or variable, the value found and the values
-    /// expected.
+    /// Returns a [`ConninfoError`] that names the parameter or variable, its value, and the values
+    /// that would be valid.
     pub fn parse(
         text: &str,
         env: &dyn Fn(&str) -> Option<String>,
     ) -> Result<Conninfo, ConninfoError> {
         Self::read(text, env).map_err(|error| match error {
-            // The original error would repeat text that may be part of the password.
+            // The original error quotes text that may be part of the password.
             ConninfoError::UnknownKey { .. } | ConninfoError::Value { .. }
                 if syntax::has_unescaped_password(text) =>
             {
@@ -416,7 +419,7 @@ impl Conninfo {
     }
 
     /// Uses the output of a program as the password. The program runs for each connection. `place`
-    /// is the setting that contains the program, as printed in messages.
+    /// is the setting that names the program, for messages.
     ///
     /// # Errors
     /// Returns an error if the connection string also contains a password.
@@ -438,7 +441,8 @@ impl Conninfo {
         self.password_command.as_ref()
     }
 
-    /// Returns the time limit of a connection attempt, including the time for the password program.
+    /// Returns the time limit for a connection attempt, including the time that the password
+    /// program may take.
     pub(in crate::postgres) fn attempt_limit(&self) -> Option<Duration> {
         let program = match self.password_command {
             Some(_) => program::RUN_TIMEOUT,
@@ -447,9 +451,9 @@ impl Conninfo {
         self.connect_timeout.map(|limit| limit + program)
     }
 
-    /// Rereads the password for each connection from the file that contains the connection string.
-    /// `read` reads the file, and `place` is the file as printed in messages. Hosts, user and
-    /// database stay the same.
+    /// Makes each connection attempt reread the password from the file that contains the connection
+    /// string. `read` reads the file, and `place` describes it in messages. The hosts, user and
+    /// database do not change.
     #[must_use]
     pub fn with_source(
         mut self,
@@ -469,8 +473,8 @@ impl Conninfo {
         syntax::pairs(text).is_ok_and(|pairs| pairs.iter().any(|(name, _)| is_password(name)))
     }
 
-    /// Returns the parameters of a connection string except the passwords, or the whole string if
-    /// it can't be parsed.
+    /// Returns the parameters in a connection string, without passwords. If the string can't be
+    /// parsed, returns it as a single value.
     #[must_use]
     pub fn without_passwords(text: &str) -> Vec<(String, String)> {
         let mut pairs =
@@ -479,50 +483,53 @@ impl Conninfo {
         pairs
     }
 
-    /// Returns the parameter whose value contains `marker`, if a row may supply the value of that
-    /// parameter.
+    /// Returns the parameter whose value contains `marker`. Returns `None` if there is no such
+    /// parameter, or if a registry row is not allowed to supply it.
     #[must_use]
     pub(crate) fn parameter_with(text: &str, marker: &str) -> Option<&'static str> {
         row_parameters::parameter_with(text, marker)
     }
 
-    /// Checks a value that a row supplies for a part of `parameter`.
+    /// Checks a value that a registry row supplies as part of `parameter`.
     ///
     /// # Errors
-    /// Returns the value found and the value expected, phrased to follow the name of the column.
+    /// Returns a message with the value found and the value expected, phrased to follow the
+    /// column's name.
     pub(crate) fn check_row_parameter(parameter: &str, value: &str) -> Result<(), String> {
         row_parameters::check_part(parameter, value)
     }
 
-    /// Checks a whole connection string that a row supplies.
+    /// Checks a complete connection string that a registry row supplies.
     ///
     /// # Errors
-    /// Returns the value found and the value expected, phrased to follow the name of the column.
+    /// Returns a message with the value found and the value expected, phrased to follow the
+    /// column's name.
     pub(crate) fn check_row_url(text: &str) -> Result<(), String> {
         row_parameters::check_whole(text)
     }
 
-    /// Returns database, hosts and user in one line for logs: `shop on /var/run/postgresql:5432 as
-    /// walpost`.
+    /// Returns the database, hosts and user as one line for logs, such as `shop on
+    /// /var/run/postgresql:5432 as walpost`.
     pub fn describe(&self) -> String {
         format!("{} on {} as {}", self.dbname, self.servers(), self.user)
     }
 
-    /// Returns the warnings about connections opened with this string. For each kind of exposure,
-    /// the warning describes what an attacker on the network can do and how to prevent it.
+    /// Returns the warnings that were logged about connections opened with this connection string,
+    /// at most one for each kind of exposure. A warning describes what an attacker could do and how
+    /// to prevent it.
     #[must_use]
     pub fn exposures(&self) -> Vec<String> {
         self.exposures.texts()
     }
 
-    /// Returns the servers, separated by commas.
+    /// Returns the servers as a comma-separated list.
     #[must_use]
     pub fn servers(&self) -> String {
         let hosts: Vec<_> = self.hosts.iter().map(Host::to_string).collect();
         hosts.join(",")
     }
 
-    /// Returns this connection with the database of `other`.
+    /// Returns this connection string with its database replaced by the one that `other` names.
     #[must_use]
     pub fn with_database_of(&self, other: &Conninfo) -> Conninfo {
         Conninfo {
@@ -536,7 +543,7 @@ impl Conninfo {
         &self.user
     }
 
-    /// Returns whether `options` set the role of the session, as in `-c role=shop`.
+    /// Returns whether `options` sets the session's role, as in `-c role=shop`.
     pub(crate) fn sets_role(&self) -> bool {
         let options = self.options.as_deref().unwrap_or_default();
         options.split_whitespace().any(|word| {
@@ -550,7 +557,7 @@ impl Conninfo {
         &self.dbname
     }
 
-    /// Describes where the password comes from, for an operator who has to change it.
+    /// Describes where the password comes from, so that an operator knows where to change it.
     #[must_use]
     pub fn password_origin(&self) -> String {
         if let Some(PasswordCommand { program, place }) = &self.password_command {
@@ -563,22 +570,23 @@ impl Conninfo {
         let now = again.as_ref().unwrap_or(self);
         match (&now.password, now.password_variable, &self.source) {
             (Some(_), Some(variable), _) => {
-                format!("the environment variable {variable}, which is read only at startup")
+                format!("the environment variable {variable}, which is only read at startup")
             }
             (Some(_), None, Some(source)) => source.place.to_string(),
             (Some(_), None, None) => {
-                "the connection string from the command line or the environment, which is read only at startup"
+                "the connection string from the command line or the environment, which is only read at startup"
                     .to_owned()
             }
             (None, ..) => match &now.passfile {
                 Some(file) => format!("the password file {}", file.display()),
-                None => "nowhere: PGPASSFILE is not set, and there is no home directory".to_owned(),
+                None => "the password file, but PGPASSFILE is not set and there is no home directory"
+                    .to_owned(),
             },
         }
     }
 
-    /// Reads the connection string again from its file. Returns `None` if the file can't be read or
-    /// now contains another host, user or database.
+    /// Rereads the connection string from its file. Returns `None` if the file can't be read or now
+    /// contains a different host, user or database.
     fn reread(&self) -> Option<Conninfo> {
         let PasswordSource { place, read } = self.source.as_ref()?;
         let reason = match read() {
@@ -595,8 +603,8 @@ impl Conninfo {
         None
     }
 
-    /// Returns the password for one of the hosts, from the connection string or PGPASSWORD, or else
-    /// from the password file.
+    /// Returns the password for one of the hosts. It is taken from the connection string or
+    /// PGPASSWORD if set, or else from the password file.
     pub(crate) fn password(&self, host: &Host) -> Option<Secret> {
         match self.reread() {
             Some(now) => now.password_for(host),
@@ -685,7 +693,7 @@ fn hosts(settings: &Settings) -> Result<Vec<Host>, ConninfoError> {
         .collect()
 }
 
-/// Returns the socket in the first of the directories that exists.
+/// Returns the first of the directories that exists, or `localhost` if none exists.
 fn default_place(folders: &[&str]) -> Place {
     match folders.iter().find(|folder| Path::new(folder).is_dir()) {
         Some(folder) => Place::Socket((*folder).to_owned()),
@@ -715,8 +723,8 @@ fn tls(
         RootCert::File(_) => SslMode::Prefer,
     };
     let mode = settings.choice("sslmode", SslMode::VALUES, by_root)?;
-    // As in libpq. Otherwise, anyone with a certificate from a public authority could impersonate
-    // the server.
+    // As in libpq, sslrootcert=system requires verify-full. Otherwise, anyone with a certificate
+    // from a public authority could impersonate the server.
     if root == RootCert::System && mode != SslMode::VerifyFull {
         return Err(
             settings.value_error("sslmode", "verify-full, which sslrootcert=system requires")
@@ -726,8 +734,8 @@ fn tls(
     let versions = [
         ("TLSv1.2", TlsVersion::V1_2),
         ("TLSv1.3", TlsVersion::V1_3),
-        // TLS 1.2 is always required. As lower limits, these versions have no effect; as upper
-        // limits, they would not allow any version.
+        // TLS 1.2 or later is always required. Therefore, the following versions have no effect as
+        // a minimum. As a maximum, they would rule out every version, so they are rejected.
         ("TLSv1", TlsVersion::V1_2),
         ("TLSv1.1", TlsVersion::V1_2),
     ];

@@ -1,14 +1,14 @@
-//! Opens authenticated connections: tries the hosts in turn, negotiates TLS, authenticates, and
-//! checks whether the server meets `target_session_attrs`. Used for both replication connections
-//! and tokio-postgres clients.
+//! Opens authenticated connections. Tries the hosts in turn, negotiates TLS, authenticates, and
+//! checks whether the server meets `target_session_attrs`. Replication connections and
+//! tokio-postgres clients are both opened in this way.
 //!
 //! Differences from libpq:
 //! - If one host rejects the connection, the remaining hosts are still tried.
-//! - With `sslmode=prefer`, certificates are never verified, and only a failed handshake or a
-//!   rejection by `pg_hba.conf` leads to an attempt without TLS.
-//! - Unless `require_auth` names the method, a cleartext or MD5-hashed password is sent over a
-//!   network only to a server whose identity is proven, and over a Unix-domain socket only if no
-//!   other user could have created the socket.
+//! - With `sslmode=prefer`, certificates are never verified, and a connection without TLS is
+//!   attempted only if the handshake fails or `pg_hba.conf` rejects the connection.
+//! - A cleartext or MD5-hashed password is sent over a network only if the server has proven its
+//!   identity, and over a Unix-domain socket only if no other user could have created the socket.
+//!   `require_auth` disables this protection for the methods that it names.
 //! - `requirepeer` also accepts a user ID.
 
 use std::collections::HashMap;
@@ -52,38 +52,39 @@ mod startup;
 mod tests;
 mod tls;
 
-/// Maximum number of characters logged of a notice. A hint can contain a command for each of many
-/// tables.
+/// Maximum length of a logged notice, in characters. The limit is high because a hint can contain
+/// one command for each of many tables.
 const NOTICE_CHARS_MAX: usize = 16_384;
 
-/// Settings of every session that Walpost opens, so that other users of the database can't have
-/// code executed with Walpost's privileges. They override the settings of `ALTER ROLE` and `ALTER
-/// DATABASE`.
+/// Settings for every session that Walpost opens. They override settings made with `ALTER ROLE` and
+/// `ALTER DATABASE`, so that other database users can't execute code with Walpost's privileges or
+/// otherwise interfere with its sessions.
 ///
-/// - `search_path`: otherwise, a function or operator in a schema of the path whose argument types
-///   match better would be called instead of the function or operator in pg_catalog
-///   (CVE-2018-1058).
-/// - `row_security`: if on, querying a table runs the functions in its policies. If off, the query
+/// - `search_path`: if the path contained other schemas, a function or operator in one of them
+///   could match the argument types better than the intended one in pg_catalog, and would be called
+///   instead (CVE-2018-1058).
+/// - `row_security`: if on, querying a table runs the functions in its policies. If off, a query
 ///   fails if a policy would hide rows.
-/// - `role`: the owner of the database can set this parameter; objects created by Walpost would
-///   then belong to that role.
-/// - `standard_conforming_strings` and `quote_all_identifiers`: Walpost writes literals as required
-///   if the former is on, and compares names that the server prints from the catalog with names
-///   that are quoted only if necessary.
+/// - `role`: the database owner can set this parameter, and objects that Walpost creates would then
+///   belong to another role.
+/// - `standard_conforming_strings`: Walpost's literals are valid only if this is on.
+/// - `quote_all_identifiers`: Walpost compares names that the server prints with names that are
+///   quoted only if necessary.
 /// - `default_transaction_isolation`: at levels above READ COMMITTED, a query could see the
-///   catalogs as they were before a table was locked.
-/// - `constraint_exclusion`: if `on`, the planner evaluates the partition keys above every table
-///   that is read.
-/// - `gin_fuzzy_search_limit`: otherwise, a query that uses a GIN index can omit rows.
-/// - `client_min_messages`: notices must be sent, because they can warn about privileges of other
+///   catalogs as they were before Walpost locked a table.
+/// - `constraint_exclusion`: if `on`, reading a partition directly makes the planner evaluate the
+///   partition keys of its ancestors.
+/// - `gin_fuzzy_search_limit`: if set, a query that uses a GIN index can omit rows.
+/// - `client_min_messages`: notices must reach Walpost, because some warn about privileges of other
 ///   roles.
-/// - `default_transaction_read_only`: if on, Walpost can't confirm a position, because the position
-///   must be written to a table first. Some providers enable this parameter when retained WAL has
-///   nearly filled the disk.
-/// - `synchronous_commit`: if `on`, a commit can wait for a standby that is Walpost itself.
-/// - Timeouts: they would end sessions that have to wait, such as a walsender from which Walpost
-///   stops reading while Kafka is unavailable, or an idle catalog connection. Walpost has its own
-///   limits. See also [`LATER_TIMEOUTS`].
+/// - `default_transaction_read_only`: if on, Walpost can't confirm a position, because it must
+///   write the position to a table first. Some providers enable this parameter when retained WAL
+///   has nearly filled the disk, which would keep Walpost from releasing that WAL.
+/// - `synchronous_commit`: if `on`, and if the server treats Walpost as a synchronous standby, a
+///   commit would wait for Walpost itself.
+/// - Timeouts: they would terminate sessions that have to wait, such as an idle catalog connection,
+///   or a walsender from which Walpost does not read while Kafka is unavailable. Walpost enforces
+///   its own time limits. See also [`LATER_TIMEOUTS`].
 ///
 /// PostgreSQL 18, 5.10.6 "Usage Patterns", 5.9 "Row Security Policies", 19.11.1 "Statement
 /// Behavior".
@@ -103,19 +104,20 @@ const SAFE_SESSION: [(&str, &str); 13] = [
     ROLE,
 ];
 
-/// Disables the timeouts that older servers don't have (`idle_session_timeout` since 14,
-/// `transaction_timeout` since 17). They can't be set in the startup message, where an unknown
-/// parameter is an error.
+/// A query that disables timeouts that older versions of PostgreSQL lack: `idle_session_timeout`,
+/// which was added in version 14, and `transaction_timeout`, which was added in version 17. They
+/// can't be set in the startup message, because servers reject unknown parameters there.
 const LATER_TIMEOUTS: &str = "SELECT pg_catalog.set_config(name, '0', false) FROM pg_catalog.pg_settings \
      WHERE name OPERATOR(pg_catalog.=) ANY ('{idle_session_timeout,transaction_timeout}')";
 
-/// The first supported major version. It has one of the timeouts in [`LATER_TIMEOUTS`].
+/// The oldest supported major version of PostgreSQL. [`LATER_TIMEOUTS`] is sent to this version and
+/// later ones, because this is the first version that has one of the timeouts.
 const SUPPORTED_SINCE: u32 = 14;
 
 const SEARCH_PATH: (&str, &str) = ("search_path", "pg_catalog, pg_temp");
 
-/// How long a statement of an SQL client waits for a lock by default, so that a lock held by
-/// another session can't stall a pipeline without a log message.
+/// How long an SQL client's statement waits for a lock by default. If another session holds the
+/// lock for longer, the statement fails, so that the pipeline does not stall without a log message.
 const LOCK_TIMEOUT: &str = "10s";
 
 const ROLE: (&str, &str) = ("role", "none");
@@ -123,13 +125,13 @@ const ROLE: (&str, &str) = ("role", "none");
 /// An authenticated connection that is ready for queries.
 pub struct Session {
     pub socket: Socket,
-    /// Bytes after ReadyForQuery that were already read. Usually empty.
+    /// Bytes after ReadyForQuery that were read together with it, if any.
     pub buffer: BytesMut,
     /// Parameters that the server reported: `server_version`, `in_hot_standby`, and so on.
     pub parameters: HashMap<String, String>,
     /// Process ID of the server process.
     pub backend_pid: i32,
-    /// The key for canceling a query of that process.
+    /// The secret key that is required to cancel a query of that process.
     pub secret: i32,
     /// The host that accepted the connection, for logs.
     pub host: String,
@@ -144,9 +146,9 @@ impl fmt::Debug for Session {
     }
 }
 
-/// The connection of an SQL client: a future that must be polled (spawned) for as long as the
-/// client is in use. The future completes when the client is dropped, or with the error that broke
-/// the connection.
+/// The connection of an SQL client. This is a future that must be polled, for example by spawning
+/// it, for as long as the client is in use. It completes when the client is dropped, or with an
+/// error if the connection breaks.
 pub(crate) struct SqlConnection {
     driver: handover::Driver,
     notifications: Arc<Notifications>,
@@ -162,7 +164,7 @@ impl SqlConnection {
         }
     }
 
-    /// Returns the notifications that arrive while the connection is polled.
+    /// Returns a handle for receiving the notifications that arrive while the connection is polled.
     pub(crate) fn notifications(&self) -> Arc<Notifications> {
         Arc::clone(&self.notifications)
     }
@@ -185,8 +187,8 @@ impl Future for SqlConnection {
     }
 }
 
-/// Logs a notice with its hint, unless too many notices were logged recently. The hint contains a
-/// command suggested by PostgreSQL or by a file in sql/.
+/// Logs a notice, unless too many notices were logged recently. Includes the hint, because it may
+/// contain a command that PostgreSQL or a file in sql/ suggests.
 fn log_notice(notice: &DbError, limit: &NoticeLimit) {
     let parts = [Some(notice.message()), notice.detail(), notice.hint()];
     let parts = parts.into_iter().flatten();
@@ -195,7 +197,8 @@ fn log_notice(notice: &DbError, limit: &NoticeLimit) {
         .collect();
     let text: String = parts.join(". ").chars().take(NOTICE_CHARS_MAX).collect();
     let is_warning = notice.parsed_severity() == Some(Severity::Warning);
-    // The notices of CREATE ... IF NOT EXISTS and DROP ... IF EXISTS.
+    // The server sends notices that end in this way for CREATE ... IF NOT EXISTS and DROP ... IF
+    // EXISTS.
     let is_expected = notice.message().ends_with(", skipping");
     if !is_warning && (is_expected || notice.parsed_severity() == Some(Severity::Debug)) {
         debug!("{text}");
@@ -214,7 +217,7 @@ fn log_notice(notice: &DbError, limit: &NoticeLimit) {
 /// SQL. `startup` contains server parameters to add to the startup message.
 ///
 /// # Errors
-/// Returns a [`DialError`], which is [`DialError::AllHosts`] after more than one attempt.
+/// Returns a [`DialError`]. If more than one attempt was made, this is [`DialError::AllHosts`].
 pub(crate) async fn replication(
     conninfo: &Conninfo,
     startup: &[(&str, &str)],
@@ -225,8 +228,8 @@ pub(crate) async fn replication(
 }
 
 /// Opens an SQL client and its connection, which must be polled. If the server sends more than
-/// `limits` allow, nothing more is read from the server, and the pending query fails with an error
-/// that contains the reason.
+/// `limits` allow, the connection stops reading, and the pending query fails with an error that
+/// states the reason.
 ///
 /// # Errors
 /// Returns the same errors as [`replication`].
@@ -321,7 +324,7 @@ async fn addresses(conninfo: &Conninfo, host: &Host) -> Result<Vec<Address>, Dia
     })
 }
 
-/// Limits a step to the time allowed for a connection attempt.
+/// Runs one step of a connection attempt with the time limit for the whole attempt.
 async fn with_timeout<T>(
     conninfo: &Conninfo,
     label: &str,
@@ -371,9 +374,11 @@ impl Attempt<'_> {
                 tracing::warn!(host = self.label, %error, "connected without TLS, as sslmode=prefer allows");
                 Ok(session)
             }
-            // The error about a withheld password is more useful than the reason why TLS failed.
+            // In the attempt without TLS, the server requested a password, which was not sent
+            // because the connection is not secure. This error is more useful than the reason why
+            // TLS failed.
             Ok(Err(kept @ DialError::Exposed { .. })) => Err(kept),
-            // The operator has to fix the first error.
+            // Report the TLS error, because it is the one that the operator has to fix.
             Ok(Err(_)) | Err(_) => Err(error),
         }
     }
@@ -387,8 +392,8 @@ impl Attempt<'_> {
         self.conninfo
             .exposures
             .record_connection(wire.exposure(), self.label, tls.mode);
-        // A pooler may have dropped the parameters. SHOW does not call functions, so it is safe
-        // with any search_path.
+        // A connection pooler may have dropped the parameters from the startup message. SHOW does
+        // not call functions, so it is safe with any search_path.
         let search_path = wire.query("SHOW search_path").await?;
         if search_path.as_deref() != Some(SEARCH_PATH.1) {
             wire.terminate().await;
@@ -400,7 +405,7 @@ impl Attempt<'_> {
         if started.may_be_since(SUPPORTED_SINCE) {
             wire.query(LATER_TIMEOUTS).await?;
         }
-        // The queries for both values also work in a replication session.
+        // Both queries also work in a replication session.
         let (wanted, query) = match self.conninfo.target {
             Target::Any => return Ok(wire.into_session(started)),
             Target::ReadWrite => ("read-write", "SHOW transaction_read_only"),

@@ -1,17 +1,18 @@
 //! A buffer of bytes that were read but not yet consumed. Does not perform I/O.
 
-/// Space for one read. The walsender sends one row at a time, and a read returns all rows that have
+/// Space for one read. The walsender sends one row at a time, but a read returns all rows that have
 /// accumulated.
 pub(super) const READ_BYTES: usize = 128 << 10;
-/// Space before a chunk's bytes, for the beginning of a message that continues in the chunk.
+/// Size of the free space in front of a chunk's bytes. If a message continues in the chunk but
+/// starts before it, the beginning of the message is copied into this space.
 const HEAD_BYTES: usize = 16 << 10;
-/// Minimum size of a buffer, so that it grows only for large messages.
+/// Minimum size of a buffer. A buffer has to grow only for large messages.
 const CHUNK_BYTES: usize = HEAD_BYTES + READ_BYTES;
 /// A buffer larger than this is freed once it is empty.
 const LARGE_BYTES: usize = 1 << 20;
 
-/// A buffer whose range `start..end` of `bytes` is unread. All of `bytes` is initialized once,
-/// because reads require an initialized slice.
+/// A buffer whose unread bytes are `bytes[start..end]`. All of `bytes` is initialized when it is
+/// allocated, because reads require an initialized slice.
 #[derive(Default)]
 pub(super) struct Buffer {
     bytes: Vec<u8>,
@@ -29,8 +30,8 @@ impl Buffer {
         }
     }
 
-    /// Reuses this buffer's memory for an empty chunk, which [`Buffer::append_chunk`] can append to
-    /// another buffer.
+    /// Turns this buffer into an empty chunk, reusing its memory. [`Buffer::append_chunk`] can
+    /// later append the chunk to another buffer.
     pub(super) fn into_chunk(mut self) -> Self {
         if self.bytes.len() != CHUNK_BYTES {
             self.bytes = vec![0; CHUNK_BYTES];
@@ -43,7 +44,7 @@ impl Buffer {
         &self.bytes[self.start..self.end]
     }
 
-    /// Returns the number of bytes that fit into the allocated memory.
+    /// Returns the size of the allocated memory in bytes.
     #[cfg(any(test, fuzzing))]
     pub(super) fn capacity(&self) -> usize {
         self.bytes.capacity()
@@ -59,8 +60,8 @@ impl Buffer {
         );
     }
 
-    /// Returns the space to read into, at least [`READ_BYTES`] and at least `missing`.
-    /// [`Buffer::filled`] records how many bytes were read.
+    /// Returns space to read into: at least [`READ_BYTES`] and at least `missing` bytes. After
+    /// reading, call [`Buffer::filled`] with the number of bytes read.
     pub(super) fn space_for(&mut self, missing: usize) -> &mut [u8] {
         let needed = missing.max(READ_BYTES);
         if self.start == self.end {
@@ -80,12 +81,12 @@ impl Buffer {
         &mut self.bytes[self.end..]
     }
 
-    /// Returns the remaining space of a chunk.
+    /// Returns the remaining space in a chunk.
     pub(super) fn remaining_space(&mut self) -> &mut [u8] {
         &mut self.bytes[self.end..]
     }
 
-    /// Records that `count` bytes were read into the space.
+    /// Records that `count` bytes were read into the buffer's space.
     pub(super) fn filled(&mut self, count: usize) {
         self.end += count;
         assert!(
@@ -94,8 +95,8 @@ impl Buffer {
         );
     }
 
-    /// Appends the bytes of a chunk, and returns memory that is no longer needed. `missing` is the
-    /// number of bytes that are missing from the current message.
+    /// Appends a chunk's bytes, and returns a buffer that is no longer needed and can be reused.
+    /// `missing` is the number of bytes that the current message still lacks.
     pub(super) fn append_chunk(&mut self, mut chunk: Self, missing: usize) -> Self {
         let unread = self.unread();
         if unread.len() <= chunk.start {
@@ -151,7 +152,7 @@ mod tests {
                     read(&mut buffer, &bytes, missing);
                 }
                 prop_assert!(buffer.unread().iter().eq(&expected));
-                // All bytes, half of them, or none.
+                // Consume all bytes, half of them, or none.
                 let consumed = expected.len() * consumed / 2;
                 buffer.consume(consumed);
                 expected.drain(..consumed);
@@ -169,7 +170,7 @@ mod tests {
         assert_eq!(spare.bytes.len(), HEAD_BYTES);
         assert_eq!(buffer.bytes.as_ptr(), place);
         assert_eq!(buffer.unread(), [&[1; HEAD_BYTES][..], &[2; 10]].concat());
-        // One byte more than fits in front of the chunk.
+        // The unread bytes are one byte more than fit in front of the chunk.
         let mut buffer = Buffer::from_unread(&[1; HEAD_BYTES + 1]);
         let spare = buffer.append_chunk(chunk(&[2; 10], spare), 0);
         assert_eq!(spare.bytes.len(), CHUNK_BYTES);
@@ -204,7 +205,7 @@ mod tests {
         buffer.consume(2);
         buffer.space_for(1);
         assert_eq!(buffer.capacity(), CHUNK_BYTES);
-        // Memory up to the limit is kept.
+        // A buffer whose size is at the limit is kept.
         buffer.space_for(LARGE_BYTES);
         buffer.space_for(1);
         assert_eq!(buffer.capacity(), LARGE_BYTES);

@@ -1,4 +1,5 @@
-//! Fuzz target for frames from a server that sends arbitrary bytes.
+//! Fuzz target for the frames of a replication stream. The input simulates a server that sends
+//! arbitrary bytes.
 
 use tokio::io::{AsyncWriteExt, DuplexStream};
 
@@ -8,17 +9,17 @@ use super::buffer::READ_BYTES;
 use super::*;
 use crate::postgres::connect::dial::Socket;
 
-/// Maximum size of a row. Small, so that messages above the limit are short.
+/// Maximum size of a row. The limit is low so that the fuzzer can easily exceed it.
 pub(crate) const ROW_MAX: usize = 10_000;
 
-/// Returns a connection in `CopyBoth` over a pipe with the given capacity, and the server's end of
-/// the pipe.
+/// Returns a connection in `CopyBoth` mode over a pipe with the given capacity, and the server's
+/// end of the pipe.
 pub(crate) fn streaming(room: usize) -> (Connection, DuplexStream) {
     let (client, server) = tokio::io::duplex(room);
     (copy_both_over(Socket::Memory(client)), server)
 }
 
-/// Returns a connection in `CopyBoth` over this socket.
+/// Returns a connection in `CopyBoth` mode over this socket.
 pub(crate) fn copy_both_over(socket: Socket) -> Connection {
     let session = dial::Session {
         socket,
@@ -34,7 +35,7 @@ pub(crate) fn copy_both_over(socket: Socket) -> Connection {
 /// Passes every frame of the stream to `visit` until an error occurs, and returns the error.
 ///
 /// # Panics
-/// Panics if the connection uses more memory than one message requires.
+/// Panics if the connection allocates far more memory than one message requires.
 pub(crate) async fn read_all(
     connection: &mut Connection,
     mut visit: impl FnMut(&Frame<'_>),
@@ -58,8 +59,8 @@ pub(crate) async fn read_all(
     }
 }
 
-/// Returns the frames received from a server that sends over a pipe of the given capacity, and the
-/// error at the end.
+/// Returns the frames received from a server that sends these bytes through a pipe with the given
+/// capacity, and the error that ends the stream.
 fn received(sent: &[u8], room: usize) -> (Vec<Vec<u8>>, ConnectionError) {
     let (mut connection, mut server) = streaming(room);
     let sending = async move {
@@ -76,7 +77,7 @@ fn received(sent: &[u8], room: usize) -> (Vec<Vec<u8>>, ConnectionError) {
     runtime.expect("a runtime").block_on(both).1
 }
 
-/// Returns a frame's bytes, without the time at which it was sent.
+/// Returns a frame's bytes, with zeros in place of the time at which the frame was sent.
 fn encoded(frame: &Frame<'_>) -> Vec<u8> {
     match frame {
         Frame::XLogData {
@@ -105,8 +106,8 @@ fn encoded(frame: &Frame<'_>) -> Vec<u8> {
     }
 }
 
-/// Returns the same bytes as [`encoded`] for a frame's body, based only on the offsets that the
-/// protocol defines.
+/// Returns the bytes that [`encoded`] should return for a frame with this body. Uses only the
+/// offsets that the protocol defines, to check the decoder independently.
 fn plain(body: &[u8]) -> Option<Vec<u8>> {
     let mut out = body.to_vec();
     match (body.first()?, body.len()) {
@@ -120,13 +121,13 @@ fn plain(body: &[u8]) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// The contents of a stream, determined only by the lengths in the stream.
+/// The expected contents of a stream, determined only from the lengths in it.
 #[derive(Default)]
 struct Plain {
     frames: Vec<Vec<u8>>,
-    /// Whether the stream contains an error before its end.
+    /// Whether the stream must cause an error before it ends.
     has_error: bool,
-    /// Whether some messages are not frames. Their validity is not checked.
+    /// Whether some messages are not frames. Their validity is not checked here.
     has_others: bool,
 }
 
@@ -147,7 +148,7 @@ impl Plain {
                 if plain.has_error || beginning.len() < wanted {
                     break;
                 }
-                // The header of a `w` frame is omitted.
+                // Only the data is compared, without the 25-byte header of a `w` frame.
                 plain.frames.push(beginning[25..].to_vec());
                 let Some(after) = after.get(len..) else { break };
                 rest = after;
@@ -160,7 +161,7 @@ impl Plain {
             match (tag, self::plain(body)) {
                 (b'd', Some(frame)) => plain.frames.push(frame),
                 (b'N' | b'S', _) => plain.has_others = true,
-                // If these messages are valid, they end the stream.
+                // A valid message of these types ends the stream.
                 (b'c' | b'C', _) => {
                     plain.has_others = true;
                     break;
@@ -175,12 +176,12 @@ impl Plain {
     }
 }
 
-/// Sends all bytes except the first as a server in `CopyBoth`. The first byte determines how many
-/// bytes are sent at a time.
+/// Runs a connection in `CopyBoth` mode. The first byte of `data` determines how many bytes the
+/// server sends at a time, and the other bytes are what it sends.
 ///
 /// # Panics
 /// Panics if the result depends on how the bytes are split, if the frames differ from the expected
-/// frames, or if memory is allocated for lengths that are too large.
+/// frames, or if an excessive length causes memory to be allocated.
 pub fn frame(data: &[u8]) {
     let Some((&room, sent)) = data.split_first() else {
         return;

@@ -1,11 +1,11 @@
 //! Reads the changes that a slot would send, without confirming them.
 //!
 //! `pg_logical_slot_peek_binary_changes` would do the same in an SQL session. However, the session
-//! that decodes changes also evaluates the publication's row filters, with the catalogs as they
-//! were when a row was written, and checking the current catalogs does not reveal these former
-//! definitions. In a walsender, a function in a row filter can't run a statement that writes,
-//! because a walsender does not have a portal. The functions are still called, so this is only a
-//! second line of defense; the first is to check who owns the publication.
+//! that decodes changes also evaluates the publication's row filters as they were defined when a
+//! row was written. Checking the current catalogs does not reveal these former definitions. In a
+//! walsender, a function that a row filter calls can't run a statement that writes, because a
+//! walsender does not have a portal. The function is still called, so this is only the second line
+//! of defense. The first one is to check who owns the publication.
 
 use std::time::Duration;
 
@@ -15,16 +15,17 @@ use super::{Connection, ConnectionError, clock_micros};
 use crate::model::lsn::Lsn;
 use crate::postgres::wire::frame::{Frame, status_update};
 
-/// How often a reply with the server's progress is requested while the server sends nothing.
+/// How often to request a reply while the server sends nothing. The reply reports the server's
+/// progress.
 const REQUEST_INTERVAL: Duration = Duration::from_millis(200);
 
 impl Connection {
-    /// Passes the plugin's messages to `visit` until `visit` returns false or the server has sent
-    /// everything before `upto`. The connection must already be streaming. The slot's position does
-    /// not change.
+    /// Passes the output plugin's messages to `visit` until `visit` returns false or the server has
+    /// sent everything before `upto`. The connection must already be streaming. Does not change the
+    /// slot's position.
     ///
     /// # Errors
-    /// Returns an error if the server ends the stream or does not respond for `limit`.
+    /// Returns an error if the server aborts the stream or does not respond for `limit`.
     pub(crate) async fn preview(
         &mut self,
         upto: Lsn,
@@ -43,7 +44,8 @@ impl Connection {
                         must_reply |= reply_requested;
                         wal_end >= upto
                     }
-                    // Such a message is larger than any expected row.
+                    // This message can't be one of the rows to preview, because it is larger than
+                    // any of them.
                     Frame::LargeMessage { .. } => false,
                 };
                 self.consume();

@@ -1,10 +1,10 @@
 //! A thread that reads from the socket while rows arrive quickly.
 //!
 //! The walsender calls `send` once per row and sleeps while the socket's buffer is full. The buffer
-//! of a Unix-domain socket is full after about 170 rows, which takes half a millisecond when a
-//! backlog is streamed. A thread that also decodes and produces rows, or waits for a CPU, often
-//! takes longer than that before it reads again. This thread only reads, and keeps a limited number
-//! of chunks until they are requested.
+//! of a Unix-domain socket holds about 170 rows. When a backlog is streamed, this buffer is full
+//! after half a millisecond. A thread that also decodes rows and sends them to Kafka, or that has
+//! to wait for a CPU, often takes longer than that before it reads again. This thread only reads,
+//! and stores a limited number of chunks until they are requested.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read};
@@ -21,16 +21,16 @@ use super::buffer::{Buffer, READ_BYTES};
 /// How long the thread waits between reads. At the highest measured rate, the socket's buffer takes
 /// longer than this to fill up, and the added latency is negligible.
 const BUFFER_FILL_DELAY: Duration = Duration::from_micros(300);
-/// After nothing has arrived for this long, the thread stops reading and leaves the socket to its
-/// owner.
+/// If nothing arrives for this long, the thread stops reading, and the owner reads from the socket
+/// itself.
 const IDLE_TIMEOUT: Duration = Duration::from_millis(4);
-/// A chunk with less remaining space than this counts as full.
+/// A chunk with less remaining space than this is considered full.
 const CHUNK_SPACE_MIN: usize = 16 << 10;
 /// A requested chunk is returned once it contains this many bytes, even before [`RESPONSE_DELAY`]
 /// has passed.
 const RESPONSE_BYTES: usize = 64 << 10;
-/// A requested chunk with fewer than [`RESPONSE_BYTES`] is returned after this delay. Waking the
-/// receiver for every few bytes would cost more than processing them.
+/// A requested chunk that contains fewer than [`RESPONSE_BYTES`] is returned after this delay.
+/// Waking the receiver for a few bytes at a time would cost more than processing them.
 const RESPONSE_DELAY: Duration = Duration::from_millis(1);
 
 /// A handle to the thread. Dropping the handle stops the thread.
@@ -41,11 +41,11 @@ pub(super) struct Reader {
 
 struct ReaderState {
     state: Mutex<State>,
-    /// Signals that the thread has a new task, or that there is space for a chunk.
+    /// Signals to the thread that it has a new task, or that there is space for another chunk.
     changed: Condvar,
-    /// Signals that a chunk is available, or that the thread has stopped reading.
+    /// Signals to the receiver that a chunk is available, or that the thread has stopped reading.
     ready: Notify,
-    /// Whether a request for a chunk is pending.
+    /// Whether the receiver is waiting for a chunk.
     wanted: AtomicBool,
     /// Whether to stop as soon as the socket is empty instead of after [`IDLE_TIMEOUT`].
     finishes: AtomicBool,
@@ -55,7 +55,7 @@ struct ReaderState {
 struct State {
     task: Task,
     chunks: VecDeque<Buffer>,
-    /// Memory for further chunks.
+    /// Unused buffers for future chunks.
     spare: Vec<Buffer>,
     failure: Option<io::Error>,
 }
@@ -69,7 +69,7 @@ enum Task {
 
 impl Reader {
     /// Starts a thread that reads from `socket` when requested. The socket must be non-blocking.
-    /// The thread keeps at most about `bytes_max`, but always up to two chunks.
+    /// The thread stores at most about `bytes_max` bytes, or two chunks if that is more.
     ///
     /// # Errors
     /// Returns an error if the thread can't be started.
@@ -97,30 +97,30 @@ impl Reader {
         })
     }
 
-    /// Makes the thread read until no data has arrived for [`IDLE_TIMEOUT`]. The caller must not
-    /// read from the socket before [`Reader::next_chunk`] has returned `None`.
+    /// Makes the thread read until no data arrives for [`IDLE_TIMEOUT`]. The caller must not read
+    /// from the socket until [`Reader::next_chunk`] has returned `None`.
     pub(super) fn read(&self) {
         self.cancel_finish();
         self.shared.lock().task = Task::Read;
         self.shared.changed.notify_one();
     }
 
-    /// Makes the thread stop as soon as the socket is empty.
+    /// Makes the thread stop reading as soon as the socket is empty.
     pub(super) fn finish(&self) {
         self.shared.finishes.store(true, Ordering::Relaxed);
     }
 
-    /// Revokes [`Reader::finish`], unless it has already taken effect.
+    /// Cancels [`Reader::finish`] unless it has already taken effect.
     pub(super) fn cancel_finish(&self) {
         self.shared.finishes.store(false, Ordering::Relaxed);
     }
 
-    /// Returns the next chunk, or `None` when the thread has stopped and all its chunks have been
-    /// returned. Cancel safe.
+    /// Returns the next chunk, or `None` once the thread has stopped reading and all chunks have
+    /// been returned. Cancel safe.
     ///
     /// # Errors
-    /// Returns the socket's error once all bytes that were read before the error have been
-    /// returned.
+    /// If reading from the socket failed, returns the error after all bytes that were read before
+    /// it have been returned.
     pub(super) async fn next_chunk(&self) -> io::Result<Option<Buffer>> {
         loop {
             {
@@ -141,7 +141,7 @@ impl Reader {
         }
     }
 
-    /// Returns memory to the thread for use by further chunks.
+    /// Gives a buffer back to the thread, which reuses its memory for another chunk.
     pub(super) fn reuse(&self, memory: Buffer) {
         let mut state = self.shared.lock();
         if state.chunks.len() + state.spare.len() < self.shared.chunks_max {
@@ -155,7 +155,8 @@ impl Drop for Reader {
         self.shared.lock().task = Task::End;
         self.shared.changed.notify_one();
         if let Some(thread) = self.thread.take() {
-            // If the thread has panicked, it has ended too.
+            // `join` returns an error if the thread panicked, but in that case the thread has
+            // terminated as well.
             let _ = thread.join();
         }
     }
@@ -166,8 +167,8 @@ impl ReaderState {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until reading is requested and space for a chunk is available, and returns memory for
-    /// the chunk. Returns `None` when the thread should end.
+    /// Waits until reading is requested and there is space for another chunk, and returns an empty
+    /// chunk. Returns `None` if the thread should terminate.
     fn wait_for_request(&self) -> Option<Buffer> {
         let mut state = self.lock();
         loop {
@@ -184,7 +185,7 @@ impl ReaderState {
     }
 
     fn run(&self, mut socket: impl Read) {
-        // The time at which data last arrived; `None` between requests.
+        // When data last arrived; `None` while reading is paused.
         let mut last_arrival = None;
         while let Some(mut chunk) = self.wait_for_request() {
             match self.fill_chunk(
@@ -204,19 +205,21 @@ impl ReaderState {
         }
     }
 
-    /// Reads until the chunk is full or due, or reading should stop.
+    /// Reads until the chunk is full, until it is due to be handed over, or until reading should
+    /// stop.
     fn fill_chunk(
         &self,
         chunk: &mut Buffer,
         socket: &mut impl Read,
         last_arrival: &mut Instant,
     ) -> ControlFlow<Option<io::Error>> {
-        // When the first bytes of the chunk arrived.
+        // When the chunk's first bytes arrived.
         let mut since = None;
         loop {
             thread::sleep(BUFFER_FILL_DELAY);
             match socket.read(chunk.remaining_space()) {
-                // The next read from the socket returns the end of file again.
+                // The end of the stream need not be remembered, because the owner's next read from
+                // the socket returns it again.
                 Ok(0) => return Break(None),
                 Ok(count) => {
                     chunk.filled(count);
@@ -242,7 +245,7 @@ impl ReaderState {
         }
     }
 
-    /// Hands over the last bytes read, and pauses until reading is requested again.
+    /// Makes the last chunk available to the receiver, and pauses until reading is requested again.
     fn hand_over_last(&self, chunk: Buffer, failure: Option<io::Error>) {
         let mut state = self.lock();
         match chunk.unread().is_empty() {

@@ -1,4 +1,4 @@
-//! Tests with servers that are malicious or are not PostgreSQL.
+//! Tests for servers that are malicious or are not PostgreSQL.
 
 use super::fuzz::{ROW_MAX, copy_both_over, read_all, streaming};
 use super::*;
@@ -6,7 +6,7 @@ use crate::postgres::connect::dial::Socket;
 use proptest::prelude::*;
 use tokio::io::AsyncWriteExt;
 
-/// Reads frames from the server until an error occurs, and returns their number and the error.
+/// Reads frames from the server until an error occurs. Returns the number of frames and the error.
 async fn read(sent: &[u8]) -> (usize, ConnectionError) {
     let (mut connection, mut server) = streaming(1 << 16);
     let sent = sent.to_vec();
@@ -129,15 +129,15 @@ async fn reports_a_truncated_stream_as_closed() {
 }
 
 #[tokio::test]
-async fn endless_notices_do_not_use_memory() {
+async fn endless_notices_do_not_increase_memory_use() {
     let notice = message(b'N', b"SWARNING\0C01000\0Mhm\0\0");
     let (frames, error) = read(&notice.repeat(50_000)).await;
     assert_eq!(frames, 0);
     assert!(matches!(error, ConnectionError::Closed), "{error:?}");
 }
 
-/// Sends numbered rows in pieces of random length, with occasional pauses long enough for reading
-/// ahead to end.
+/// Sends numbered rows in pieces of random length. Occasional pauses are so long that the thread
+/// that reads ahead stops.
 fn send_rows(mut socket: std::os::unix::net::UnixStream, rows: u32, mut dice: fastrand::Rng) {
     use std::io::Write;
     let mut sent = Vec::new();
@@ -163,12 +163,12 @@ fn send_rows(mut socket: std::os::unix::net::UnixStream, rows: u32, mut dice: fa
     }
 }
 
-/// The number of times rows were received in each mode.
+/// How many times data was received in each mode.
 #[derive(Clone, Copy, Debug, Default)]
 struct ReadCounts {
     ahead: u32,
     direct: u32,
-    /// The number of times an idle reader was dropped.
+    /// How many times an idle reader was dropped.
     dropped: u32,
 }
 
@@ -176,7 +176,7 @@ struct ReadCounts {
 fn receives_rows_once_and_in_order_in_every_read_mode() {
     const RUNS_MAX: u32 = 50;
     let mut total = ReadCounts::default();
-    // Timing determines which modes a run uses, so runs are repeated until each mode has been used.
+    // Which modes a run uses depends on timing, so repeat runs until each mode has been used.
     for _ in 0..RUNS_MAX {
         let seed = fastrand::u64(..);
         println!("seed {seed}");
@@ -191,14 +191,15 @@ fn receives_rows_once_and_in_order_in_every_read_mode() {
     panic!("not every mode was used in {RUNS_MAX} runs: {total:?}");
 }
 
-/// Receives rows, reading ahead or directly depending on `seed`, and checks that each row is
-/// received once and in order.
+/// Receives rows and checks that each row is received once and in order. Switches between reading
+/// ahead and reading directly at random times that `seed` determines.
 fn receive_in_order(seed: u64) -> ReadCounts {
     const ROWS: u32 = 20_000;
     let mut dice = fastrand::Rng::with_seed(seed);
     let (ours, theirs) = std::os::unix::net::UnixStream::pair().expect("sockets");
     ours.set_nonblocking(true).expect("set");
-    // The default size on most systems is similarly small.
+    // Ensures that the buffer is small enough for reading ahead. On most systems, the default size
+    // is similar.
     let small = socket2::SockRef::from(&ours).set_send_buffer_size(100_000);
     small.expect("set");
     let server = theirs.try_clone().expect("a handle");
@@ -233,13 +234,13 @@ fn receive_in_order(seed: u64) -> ReadCounts {
                 Transport::Written(_) => counts.ahead += 1,
             }
             if dice.u32(..20) == 0 {
-                // The future is dropped before data arrives.
+                // Drop the future before data arrives, to test that `receive` is cancel safe.
                 let _ = timeout(Duration::from_micros(1), connection.receive()).await;
             } else if next < ROWS {
                 connection.receive().await.expect("more");
             }
         }
-        // Status updates reach the server in both modes.
+        // Check that status updates reach the server in both modes.
         for reads_ahead in [false, true] {
             if reads_ahead {
                 assert!(connection.read_ahead(1 << 18, Instant::now()));

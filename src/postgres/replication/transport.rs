@@ -1,4 +1,4 @@
-//! The socket of a connection, from which another thread can read.
+//! A connection's socket. Reading from it can be handed over to another thread.
 
 use std::io::{self, ErrorKind};
 use std::time::Duration;
@@ -7,25 +7,26 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::postgres::connect::dial::Socket;
 
-/// Retry interval while the socket's send buffer is full.
+/// How long to wait before writing again if the socket's send buffer is full.
 const SEND_RETRY_INTERVAL: Duration = Duration::from_millis(5);
 
 pub(super) enum Transport {
     Whole(Socket),
-    /// Another thread reads from a second handle. This handle is only used for writing, and is not
-    /// registered with the runtime, which would otherwise wake up whenever data arrives.
+    /// Another thread reads from a second handle to the socket. This handle is only used for
+    /// writing. It is not registered with the runtime, because that would wake the task whenever
+    /// data arrives.
     Written(socket2::Socket),
 }
 
 impl Transport {
-    /// Returns another handle to read from, or `None` if this is not a Unix-domain socket.
+    /// Returns a second handle to read from, or `None` if this is not a Unix-domain socket or a
+    /// second handle already exists.
     ///
     /// # Errors
     /// Returns an error if the process or system is out of file descriptors.
     pub(super) fn handle(&self) -> io::Result<Option<socket2::Socket>> {
         match self {
             Self::Whole(socket) => socket.unix_handle(),
-            // A second handle already exists.
             Self::Written(_) => Ok(None),
         }
     }
@@ -46,11 +47,11 @@ impl Transport {
         }
     }
 
-    /// Stops reading from this handle, because another thread reads from a second handle.
+    /// Stops reading from this handle, so that another thread can read from a second handle.
     ///
     /// # Errors
-    /// Returns an error if the process or system is out of file descriptors. This handle then
-    /// remains the one to read from.
+    /// Returns an error if the process or system is out of file descriptors. In this case, reading
+    /// must continue from this handle.
     pub(super) fn leave_reading(&mut self) -> io::Result<()> {
         if let Some(handle) = self.handle()? {
             *self = Self::Written(handle);
@@ -58,7 +59,8 @@ impl Transport {
         Ok(())
     }
 
-    /// Resumes reading from this handle. No other handle may be read from now on.
+    /// Resumes reading from this handle. The caller must ensure that no other handle is used for
+    /// reading any longer.
     ///
     /// # Errors
     /// Returns an error if the process or system is out of file descriptors.
@@ -69,7 +71,7 @@ impl Transport {
         Ok(())
     }
 
-    /// Reads the available bytes. Returns zero only at end of file.
+    /// Waits until bytes are available, and reads them. Returns zero only at the end of the stream.
     pub(super) async fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
         match self {
             Self::Whole(socket) => socket.read(room).await,

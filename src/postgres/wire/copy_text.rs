@@ -1,5 +1,5 @@
-//! Parser for the text format of COPY, with one line per row. Does not perform I/O. Arbitrary lines
-//! are accepted without panicking: a line that is not in this format causes an error.
+//! Parser for COPY's text format, which has one line per row. Does not perform I/O. The parser
+//! never panics: it returns an error for a line that is not in this format.
 //!
 //! Spec: PostgreSQL 18, "COPY", "File Formats", "Text Format".
 
@@ -7,54 +7,54 @@ use std::ops::Range;
 
 use memchr::memchr3;
 
-/// Parses lines. Owns the memory for unescaped values.
+/// Parses lines. Owns the memory for unescaped values, which is reused for each line.
 #[derive(Debug, Default)]
 pub(crate) struct Lines {
-    /// The values that contained escapes, concatenated.
+    /// The unescaped text of all values that contained escapes, concatenated.
     unescaped: Vec<u8>,
     fields: Vec<Field>,
 }
 
-/// If the memory exceeds this limit, it is freed before the next line.
+/// Memory beyond this limit is freed before the next line is parsed.
 const UNESCAPED_KEPT_BYTES: usize = 1 << 20;
 
 #[derive(Debug)]
 enum Field {
     Null,
-    /// A range of the line.
+    /// A value without escapes, as a range of the line.
     Plain(Range<usize>),
-    /// A range of [`Lines::unescaped`].
+    /// A value with escapes, as a range of [`Lines::unescaped`].
     Unescaped(Range<usize>),
 }
 
-/// The values of a line.
+/// The values in a line.
 #[derive(Clone, Copy)]
 pub(crate) struct Values<'l> {
     line: &'l [u8],
     lines: &'l Lines,
 }
 
-/// An error for a line that is not in COPY's format. Does not contain the line's contents.
+/// The reason why a line is not in COPY's text format. Does not contain any data from the line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TextError {
     /// The line does not end with a newline.
     #[error("the line is truncated")]
     Truncated,
-    /// Bytes follow the end of the line.
+    /// There are extra bytes after the end of the line.
     #[error("unexpected bytes after the end of the line")]
     TrailingBytes,
     /// The line has too few or too many values.
     #[error("the line has {found} values, expected {expected}")]
     Width {
-        /// Number of values found.
+        /// The number of values found.
         found: usize,
-        /// Number of values expected.
+        /// The number of values expected.
         expected: usize,
     },
-    /// The character after a backslash is not a known escape.
+    /// A backslash is followed by a character that does not form a known escape.
     #[error("value {field} of the line has an unknown escape")]
     Escape {
-        /// The number of the value, counted from one.
+        /// The position of the value in the line, starting at one.
         field: usize,
     },
 }
@@ -63,7 +63,7 @@ impl Lines {
     /// Parses `line`, which must have `width` values.
     ///
     /// # Errors
-    /// Returns an error if the line is malformed or has a different number of values.
+    /// Returns an error if the line is malformed or does not have `width` values.
     pub(crate) fn read<'l>(
         &'l mut self,
         line: &'l [u8],
@@ -154,7 +154,7 @@ mod tests {
 
     fn read(line: &str, width: usize) -> Result<Vec<Option<String>>, TextError> {
         let mut lines = Lines::default();
-        // The contents of the previous line must not leak into this one.
+        // Parse another line first, to check that its contents don't leak into this one.
         lines.read(b"left\\nover\n", 1).expect("a line");
         let values = lines.read(line.as_bytes(), width)?;
         let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("UTF-8");

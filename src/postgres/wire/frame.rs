@@ -7,47 +7,47 @@ use crate::model::lsn::Lsn;
 /// A frame that the walsender sends inside a `CopyData` message.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Frame<'a> {
-    /// `w`: WAL data; for a logical slot, one message of the output plugin.
+    /// `w`: WAL data. For a logical slot, this is one message from the output plugin.
     XLogData {
-        /// The start of the data in the WAL, or zero for messages that the plugin itself generates.
+        /// The start of the data in WAL, or zero for a message that does not correspond to WAL.
         start: Lsn,
-        /// The end of the server's WAL.
+        /// The server's current end of WAL.
         wal_end: Lsn,
         /// The plugin's message.
         data: &'a [u8],
     },
-    /// The beginning of a `w` frame that exceeds the size limit and contains a logical decoding
-    /// message or a row. The rest is skipped.
+    /// The beginning of a `w` frame that exceeds the size limit. The frame contains a logical
+    /// decoding message or a row. The rest is skipped.
     LargeMessage {
-        /// The beginning of the plugin's message, at most [`HEAD_BYTES`].
+        /// The beginning of the plugin's message, which is at most [`HEAD_BYTES`] long.
         head: &'a [u8],
-        /// Total length of the message.
+        /// The total length of the message.
         bytes: usize,
         /// The size limit.
         max: usize,
     },
-    /// `k`: a keepalive. The server has sent everything up to `wal_end`.
+    /// `k`: a keepalive, which means that the server has sent everything up to `wal_end`.
     Keepalive {
-        /// The end of the WAL that has been decoded and sent.
+        /// The position up to which WAL has been decoded and sent.
         wal_end: Lsn,
         /// Whether the server will close the connection unless it receives a reply soon.
         reply_requested: bool,
     },
 }
 
-/// Maximum length of `head` in [`Frame::LargeMessage`]. It is sufficient for any prefix of logical
-/// decoding messages that a pipeline can use, and for the columns of `walpost.outbox_row` that name
-/// a table.
+/// Maximum length of `head` in [`Frame::LargeMessage`]. This is enough for the longest message
+/// prefix that a pipeline can use, and for the columns of `walpost.outbox_row` that name a table.
 pub(crate) const HEAD_BYTES: usize = 384;
 
-/// Type bytes of the plugin's messages that may exceed the size limit: logical decoding messages,
-/// which any session can write, and inserts, updates and deletes, which affect only one table.
+/// The types of plugin messages that may exceed the size limit without an error: logical decoding
+/// messages, because any session can write them, and inserts, updates and deletes, because they
+/// affect only one table.
 const LARGE_TAGS: &[u8] = b"MIUD";
 
-/// Length of the header before the plugin's message in a `w` frame.
+/// The length of the header that precedes the plugin's message in a `w` frame.
 const XLOG_HEADER: usize = 25;
 
-/// An error for a `CopyData` body that is not a replication frame.
+/// The reason why the body of a `CopyData` message is not a replication frame.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
     /// The body ends before the end of the frame.
@@ -98,7 +98,8 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// Returns whether a frame whose body starts with these bytes can be a [`Frame::LargeMessage`].
+    /// Returns whether a frame whose body starts with these bytes can be returned as a
+    /// [`Frame::LargeMessage`]. The bytes may be incomplete.
     #[must_use]
     pub fn may_be_large(beginning: &[u8]) -> bool {
         let is =
@@ -106,8 +107,8 @@ impl<'a> Frame<'a> {
         is(0, b"w") && is(XLOG_HEADER, LARGE_TAGS)
     }
 
-    /// Returns the frame whose body starts with `beginning` and has the length `bytes`, which
-    /// exceeds the limit `max`.
+    /// Returns a [`Frame::LargeMessage`] for a frame whose body starts with `beginning`. The length
+    /// of the message is `bytes`, which exceeds the limit `max`.
     ///
     /// # Errors
     /// Returns an error if the beginning is too short.
@@ -119,7 +120,7 @@ impl<'a> Frame<'a> {
     }
 }
 
-/// The number of bytes of a frame's body that [`Frame::large`] needs.
+/// The number of bytes that [`Frame::large`] needs from the beginning of a frame's body.
 pub(crate) const BEGINNING_BYTES: usize = XLOG_HEADER + HEAD_BYTES;
 
 fn take_u64(bytes: &[u8]) -> Option<(u64, &[u8])> {
@@ -127,14 +128,14 @@ fn take_u64(bytes: &[u8]) -> Option<(u64, &[u8])> {
     Some((u64::from_be_bytes(*head), rest))
 }
 
-/// Length of a standby status update, including the header of its `CopyData` message.
+/// The length of a standby status update, including the header of its `CopyData` message.
 pub(crate) const STATUS_UPDATE_LEN: usize = 39;
 
 /// Returns a complete `CopyData` message that contains a standby status update (`r`).
 ///
-/// All three positions (written, flushed and applied) are set to `confirmed`, so data that is not
-/// durable in Kafka is never reported as received. `clock_micros` is the time in microseconds since
-/// 2000-01-01.
+/// All three positions (written, flushed and applied) are set to `confirmed`, so that data is never
+/// reported as received before it is durable in Kafka. `clock_micros` is the time in microseconds
+/// since 2000-01-01.
 #[must_use]
 pub(crate) fn status_update(
     confirmed: Lsn,

@@ -1,61 +1,61 @@
-//! Decoder for `pgoutput` protocol version 1: turns bytes into messages that borrow from the read
-//! buffer.
+//! Decoder for version 1 of the `pgoutput` protocol. Decoded messages borrow from the read buffer.
 //!
-//! PostgreSQL 18, "54.9. Logical Replication Message Formats". The decoder accepts arbitrary bytes
-//! without panicking: every length is checked before it is used, trailing bytes are rejected, and
+//! PostgreSQL 18, "54.9. Logical Replication Message Formats". The decoder never panics, whatever
+//! bytes it is given: every length is checked before it is used, trailing bytes are rejected, and
 //! errors name the field.
 
 use crate::model::lsn::Lsn;
 
-/// Maximum length of a name. It exceeds NAMEDATALEN, which is 64 unless PostgreSQL is compiled with
-/// another value.
+/// Maximum length of a name. This is much more than NAMEDATALEN, which is 64 unless PostgreSQL was
+/// compiled with a different value.
 const NAME_BYTES_MAX: usize = 1024;
 /// `MaxTupleAttributeNumber` of PostgreSQL.
 const COLUMNS_MAX: usize = 1664;
 
-/// A message of the output plugin.
+/// A message from the output plugin.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Message<'a> {
-    /// A transaction begins. All messages up to [`Message::Commit`] belong to the transaction.
+    /// A transaction begins. All messages up to [`Message::Commit`] belong to it.
     Begin(Begin),
     /// The current transaction is complete.
     Commit(Commit),
     /// The transaction was replicated to this server from another server.
     Origin {
-        /// LSN of the commit on the other server.
+        /// The LSN of the commit on the other server.
         commit: Lsn,
         /// The name of the replication origin.
         name: &'a str,
     },
-    /// The structure of a table, sent before its first row and whenever it has changed.
+    /// The structure of a table. Sent before the table's first row, and again whenever the
+    /// structure has changed.
     Relation(Relation<'a>),
-    /// A type that is not built in.
+    /// A data type that is not built in. Sent before the first relation that uses it.
     Type {
         /// The type's OID.
         oid: u32,
-        /// The type's schema, or empty for `pg_catalog`.
+        /// The type's schema; empty for `pg_catalog`.
         namespace: &'a str,
         name: &'a str,
     },
     /// A row was inserted.
     Insert {
-        /// OID of the table, as in its [`Relation`].
+        /// The OID of the table, as in its [`Relation`].
         relation: u32,
         /// The row.
         new: Tuple<'a>,
     },
     /// A row was updated.
     Update {
-        /// OID of the table.
+        /// The OID of the table.
         relation: u32,
-        /// The old row, if the replica identity requires it.
+        /// The old row, if the table's replica identity requires it.
         old: Option<OldTuple<'a>>,
         /// The new row.
         new: Tuple<'a>,
     },
     /// A row was deleted.
     Delete {
-        /// OID of the table.
+        /// The OID of the table.
         relation: u32,
         /// The old row.
         old: OldTuple<'a>,
@@ -66,15 +66,15 @@ pub enum Message<'a> {
         cascade: bool,
         /// Whether `RESTART IDENTITY` was specified.
         restart_identity: bool,
-        /// OIDs of the tables.
+        /// The OIDs of the tables.
         relations: Vec<u32>,
     },
     /// `pg_logical_emit_message()` was called.
     Logical {
-        /// Whether the message is part of the transaction, and is discarded if the transaction is
-        /// rolled back.
+        /// Whether the message is part of the transaction, so that it is discarded if the
+        /// transaction is rolled back.
         transactional: bool,
-        /// LSN of the message.
+        /// The LSN of the message.
         lsn: Lsn,
         /// The prefix that the caller passed.
         prefix: &'a str,
@@ -88,8 +88,8 @@ pub enum Message<'a> {
 pub(crate) struct LogicalHead<'a> {
     /// Whether the message is part of the transaction.
     pub transactional: bool,
-    /// The caller's prefix and the length of the content. `None` if the available bytes do not
-    /// contain both.
+    /// The prefix that the caller passed, and the length of the content. `None` if the available
+    /// bytes do not contain both.
     pub prefix: Option<(&'a str, usize)>,
 }
 
@@ -125,12 +125,12 @@ pub(crate) enum Change {
     Delete,
 }
 
-/// The beginning of a message about a row, whose values may be incomplete.
+/// The beginning of a message about a row. Some of the row's values may be missing or incomplete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RowHead<'a> {
-    /// The kind of change.
+    /// The type of the change.
     pub change: Change,
-    /// OID of the table.
+    /// The OID of the table.
     pub relation: u32,
     /// The beginning of the tuple.
     tuple: &'a [u8],
@@ -140,7 +140,7 @@ impl<'a> RowHead<'a> {
     /// Decodes the beginning of a message. Returns `None` if the message is not about a row.
     ///
     /// # Errors
-    /// Returns an error if the bytes end before the end of the OID.
+    /// Returns an error if the bytes do not contain the complete OID.
     pub(crate) fn decode(head: &'a [u8]) -> Result<Option<Self>, DecodeError> {
         let (&tag, rest) = head.split_first().ok_or(DecodeError::Empty)?;
         let change = match tag {
@@ -158,11 +158,11 @@ impl<'a> RowHead<'a> {
         }))
     }
 
-    /// Returns the complete values of an inserted row, from the first column up to the first value
-    /// that is incomplete or is not text.
+    /// Returns the values of an inserted row, starting with the first column. Stops before the
+    /// first value that is incomplete or is not text.
     pub(crate) fn texts(&self) -> Vec<&'a [u8]> {
         let mut texts = Vec::new();
-        // 'N', and the number of columns.
+        // Skip 'N' and the number of columns.
         let [b'N', _, _, rest @ ..] = self.tuple else {
             return texts;
         };
@@ -181,9 +181,10 @@ impl<'a> RowHead<'a> {
 /// The start of a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Begin {
-    /// LSN of the commit record: the same as [`Commit::commit`] at the end of the transaction.
+    /// The LSN of the commit record, which is also in [`Commit::commit`] at the end of the
+    /// transaction.
     pub commit: Lsn,
-    /// Time of the commit, in microseconds since 2000-01-01 00:00 UTC.
+    /// The time of the commit in microseconds since 2000-01-01 00:00 UTC.
     pub time_micros: i64,
     /// The transaction ID.
     pub xid: u32,
@@ -192,20 +193,22 @@ pub struct Begin {
 /// The end of a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Commit {
-    /// LSN of the commit record.
+    /// The LSN of the commit record.
     pub commit: Lsn,
-    /// The end of the commit record: the position to confirm once the transaction is durable.
+    /// The end of the commit record. This is the position to confirm once the transaction is
+    /// durable in Kafka.
     pub end: Lsn,
-    /// Time of the commit, in microseconds since 2000-01-01 00:00 UTC.
+    /// The time of the commit in microseconds since 2000-01-01 00:00 UTC.
     pub time_micros: i64,
 }
 
 /// The structure of a table.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Relation<'a> {
-    /// OID of the table, or of the partition root if the publication publishes via the root.
+    /// The OID of the table, or of the root of its partition tree if the publication publishes via
+    /// the root.
     pub oid: u32,
-    /// The table's schema, or empty for `pg_catalog`.
+    /// The table's schema; empty for `pg_catalog`.
     pub namespace: &'a str,
     pub name: &'a str,
     /// `pg_class.relreplident`.
@@ -225,7 +228,7 @@ pub struct Column<'a> {
     pub type_modifier: i32,
 }
 
-/// The row before an update or a delete.
+/// The row as it was before an update or delete.
 #[derive(Debug, PartialEq, Eq)]
 pub enum OldTuple<'a> {
     /// `K`: only the columns of the replica identity.
@@ -234,7 +237,7 @@ pub enum OldTuple<'a> {
     Full(Tuple<'a>),
 }
 
-/// The values of a row, validated when the message was decoded.
+/// The values of a row. They were validated when the message was decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tuple<'a> {
     count: u16,
@@ -246,16 +249,16 @@ pub struct Tuple<'a> {
 pub enum Value<'a> {
     /// `n`: null.
     Null,
-    /// `u`: unchanged and stored out of line (TOASTed), so the value is not sent.
+    /// `u`: a value that is stored out of line (TOASTed) and did not change, so it is not sent.
     UnchangedToast,
-    /// `t`: the type's text format, in UTF-8.
+    /// `t`: a value in its type's text format, usually UTF-8.
     Text(&'a [u8]),
-    /// `b`: the type's binary format.
+    /// `b`: a value in its type's binary format.
     Binary(&'a [u8]),
 }
 
 impl std::fmt::Debug for Value<'_> {
-    // Shows only lengths: the contents of rows must not be logged.
+    // Prints only lengths, because the contents of rows must not be logged.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Null => write!(f, "Null"),
@@ -266,7 +269,7 @@ impl std::fmt::Debug for Value<'_> {
     }
 }
 
-/// An error for bytes that are not a message of protocol version 1.
+/// The reason why bytes are not a message of protocol version 1.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
     /// The message is empty.
@@ -286,7 +289,7 @@ pub enum DecodeError {
     /// The field is not UTF-8.
     #[error("pgoutput {0}: not UTF-8")]
     NotUtf8(&'static str),
-    /// A name is longer than PostgreSQL allows, or a table has more columns.
+    /// A name is longer, or a table has more columns, than PostgreSQL allows.
     #[error("pgoutput {0}: {1}, expected at most {2}")]
     TooMany(&'static str, usize, usize),
     /// The message continues after its last field.
@@ -349,10 +352,11 @@ impl<'a> Tuple<'a> {
         usize::from(self.count)
     }
 
-    /// Returns the values in the order of the relation's columns.
+    /// Returns the values, in the order of the relation's columns.
     pub fn values(&self) -> impl Iterator<Item = Value<'a>> + use<'a> {
         let mut r = Reader { rest: self.values };
-        // All values were decoded once together with the tuple, so decoding can't fail here.
+        // All values were already decoded once when the tuple was decoded, so decoding can't fail
+        // here.
         (0..self.count).map_while(move |_| r.value().ok())
     }
 }
@@ -407,8 +411,8 @@ impl<'a> Reader<'a> {
         std::str::from_utf8(text).map_err(|_| DecodeError::NotUtf8(field))
     }
 
-    /// Reads a name from the catalog. The length of names is limited, because they are kept in
-    /// memory for the lifetime of the connection.
+    /// Reads the name of a catalog object. The length is limited, because names are kept in memory
+    /// for the lifetime of the connection.
     fn name(&mut self, field: &'static str) -> Result<&'a str, DecodeError> {
         let name = self.string(field)?;
         match name.len() <= NAME_BYTES_MAX {
@@ -417,8 +421,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads the prefix of a logical decoding message. Any role can write messages, and if the
-    /// encoding of the database is SQL_ASCII, the prefix may not be UTF-8. Such a prefix can't
+    /// Reads the prefix of a logical decoding message. Any role can write messages, and in a
+    /// database with the encoding SQL_ASCII, the prefix may be invalid UTF-8. Such a message can't
     /// belong to an outbox, and must not stop the stream.
     fn prefix(&mut self) -> Result<&'a str, DecodeError> {
         match self.string("message.prefix") {
@@ -427,7 +431,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads bytes preceded by their length as a signed 32-bit integer.
+    /// Reads bytes that are preceded by their length, which is a signed 32-bit integer.
     fn sized(&mut self, field: &'static str) -> Result<&'a [u8], DecodeError> {
         let len = self.i32(field)?;
         let len =

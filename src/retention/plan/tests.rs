@@ -24,7 +24,7 @@ fn partition(name: &str, lower: &str, upper: &str) -> Partition {
     }
 }
 
-/// Returns the properties of a table as of noon on 2025-11-22, with the slot at 0/100.
+/// Returns the data of a table at noon on 2025-11-22, with the slot at 0/100.
 fn facts_with(partitions: Vec<Partition>) -> RetentionFacts {
     RetentionFacts {
         now: time("2025-11-22T12:00:00Z"),
@@ -89,7 +89,7 @@ fn fills_gaps_without_changing_existing_partitions() {
         .map(|made| made[..16].to_owned())
         .collect();
     assert_eq!(names, ["outbox_p20251122", "outbox_p20251124"]);
-    // The only partition is in the future, created when the clock was ahead.
+    // The only partition is for a future time, because it was created while the clock was ahead.
     assert_eq!(planned_names(vec![far], 0).len(), 1);
     let mut open = partition("x", "2025-11-22T00:00:00Z", "2025-11-23T00:00:00Z");
     open.bounds.upper = None;
@@ -112,7 +112,8 @@ fn limits_partition_names_to_63_bytes() {
 
 const RETENTION: SignedDuration = SignedDuration::from_hours(24);
 
-/// Returns the steps and waits for a partition for 2025-11-20 that has this mark.
+/// Returns the planned steps, and the reasons to wait, for a partition that covers 2025-11-20 and
+/// has this mark.
 fn steps(mark: Option<PartitionMark>) -> (Vec<RetentionStep>, Vec<RemovalWait>) {
     plan_removals(&facts_with(vec![old(mark)]), RETENTION)
 }
@@ -150,7 +151,7 @@ fn removes_a_partition_in_steps_after_the_slot_has_passed_it() {
     assert!(matches!(waits[..], [RemovalWait::Age { .. }]));
     let (done, _) = steps(delivered("2025-11-21T12:00:00Z"));
     assert!(matches!(done[..], [RetentionStep::Detach(_)]));
-    // The partition was attached again manually.
+    // The detached partition was attached again.
     assert!(matches!(
         steps(Some(PartitionMark::Detached(Lsn(1)))).0[..],
         [RetentionStep::MarkClosed(_)]
@@ -158,7 +159,7 @@ fn removes_a_partition_in_steps_after_the_slot_has_passed_it() {
 }
 
 #[test]
-fn drops_a_detached_partition_once_the_slot_has_passed_it() {
+fn drops_a_detached_partition_after_the_slot_has_passed_its_detach_position() {
     let plan_with = |mark| {
         let mut found = facts_with(Vec::new());
         found.detached.push(Detached {
@@ -190,7 +191,7 @@ fn removes_nothing_without_a_slot() {
 }
 
 #[test]
-fn restarts_the_retention_if_the_clock_was_set_back() {
+fn restarts_the_retention_period_if_the_clock_is_set_back() {
     let (done, _) = steps(delivered("2035-01-01T00:00:00Z"));
     assert!(matches!(done[..], [RetentionStep::MarkDelivered(_)]));
 }

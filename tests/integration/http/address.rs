@@ -1,4 +1,4 @@
-//! The address of the listener, and its responses.
+//! The listener's address and its responses.
 
 use std::net::TcpListener;
 
@@ -11,7 +11,7 @@ use crate::support::wait::wait_until;
 use crate::support::walpost::{Invocation, config_file};
 
 #[test]
-fn listens_on_a_free_port_logs_it_and_serves_every_path() {
+fn serves_every_path_on_the_free_port_reported_in_the_log() {
     let fixture = Fixture::new();
     let mut walpost = fixture.start_with(&ANY_PORT);
     let http = walpost.http();
@@ -43,10 +43,10 @@ fn listens_on_a_free_port_logs_it_and_serves_every_path() {
     walpost.terminate().expect_code(0);
 }
 
-/// Any user of the machine can take the port temporarily. Exit code 2 would keep systemd from
-/// restarting Walpost.
+/// Any local user can occupy the port temporarily. Walpost must not exit with code 2 in that case,
+/// because systemd would then not restart it.
 #[test]
-fn exits_with_a_restartable_code_if_the_port_is_in_use() {
+fn exits_with_a_code_that_permits_restarts_if_the_port_is_in_use() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let fixture = Fixture::bare();
@@ -56,7 +56,7 @@ fn exits_with_a_restartable_code_if_the_port_is_in_use() {
         .finish()
         .expect_code(1)
         .expect_mentions(&["--http", &address, "in use", "WALPOST_HTTP", "off"]);
-    // `--init` would have created the slot.
+    // The slot does not exist, which shows that Walpost exited before `--init` changed anything.
     let slot = fixture.slot();
     let slots = format!("SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{slot}'");
     assert_eq!(fixture.db.number(&slots), 0);
@@ -64,7 +64,8 @@ fn exits_with_a_restartable_code_if_the_port_is_in_use() {
 
 #[test]
 fn second_instance_listens_on_a_free_port_if_the_default_is_in_use() {
-    // If the bind fails, another process has the port, which serves the same purpose.
+    // If this fails, another process is already using the port, which serves the purpose just as
+    // well.
     let _taken = TcpListener::bind("127.0.0.1:9464");
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
@@ -100,7 +101,7 @@ fn rejects_an_invalid_http_address() {
 }
 
 #[test]
-fn does_not_listen_when_http_is_off() {
+fn does_not_listen_if_http_is_disabled() {
     let fixture = Fixture::new();
     let walpost = fixture.start_with(&["--http", "off"]);
     let process = procfs::process::Process::new(walpost.process_id().try_into().unwrap()).unwrap();
@@ -144,7 +145,7 @@ fn http_flag_overrides_the_address_in_the_configuration_file() {
     on.terminate().expect_code(0);
 }
 
-/// Responses are searched for passwords and payloads, as logs are.
+/// Searches the responses for passwords and payloads, as other tests search the logs.
 #[test]
 fn http_responses_contain_no_password_or_payload() {
     let server = Server::private(MAJOR, "");

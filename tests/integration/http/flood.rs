@@ -1,4 +1,4 @@
-//! Misbehaving clients do not keep others from being served.
+//! Misbehaving clients must not prevent others from being served.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -14,8 +14,8 @@ use crate::support::fixture::Fixture;
 use crate::support::http::Http;
 use crate::support::wait::{WAIT_TIMEOUT, wait_until};
 
-/// Opens more connections than Walpost accepts, each with an incomplete request. They are closed,
-/// and other clients receive responses.
+/// Opens more connections than Walpost accepts and sends an incomplete request on each. Walpost
+/// must close them and respond to other clients.
 #[test]
 fn unfinished_requests_do_not_block_other_clients() {
     let fixture = Fixture::new();
@@ -32,31 +32,30 @@ fn unfinished_requests_do_not_block_other_clients() {
     assert_eq!(http.get("/healthz").code, 200);
     assert!(started.elapsed() < Duration::from_secs(30));
     let mut rest = Vec::new();
-    // The client only has to find that the connection has ended, so the result of the read is
-    // ignored.
+    // Ignores the result, because it only matters that the connection has ended.
     let _ = slow[0].read_to_end(&mut rest);
     walpost.terminate().expect_code(0);
 }
 
-/// How the connections in a flood behave.
+/// How the clients in a flood misbehave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FloodBehavior {
     /// The client sends nothing.
     Silent,
-    /// The client starts a request and then sends one byte per second.
+    /// The client starts a request, then sends one byte per second.
     SlowHead,
-    /// The client sends one request, reads the response, and keeps the connection open.
+    /// The client sends one request, reads the response and keeps the connection open.
     IdleKeepAlive,
-    /// The client requests far more data than the socket buffers can contain, and reads nothing.
+    /// The client requests far more data than the socket buffers can hold, and never reads.
     NeverReads,
-    /// The client repeatedly sends many requests at once, and reads no response.
+    /// The client repeatedly sends many requests at once, and never reads a response.
     Pipelines,
 }
 
-/// A flood of 400 connections from one address. Each connection is opened again as soon as it ends.
+/// A flood of 400 connections from one address. A connection that ends is replaced immediately.
 struct Flood {
     is_over: Arc<AtomicBool>,
-    /// Number of connection attempts so far, including repeated ones.
+    /// The number of connections attempted so far, including replacements.
     made: Arc<AtomicUsize>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -88,7 +87,7 @@ impl Flood {
                             *client = connect();
                         }
                     }
-                    // This pause leaves CPU time to the tests that run concurrently.
+                    // The pause leaves CPU time for tests that run concurrently.
                     thread::sleep(Duration::from_millis(20));
                 }
             })
@@ -114,8 +113,7 @@ impl Flood {
     }
 }
 
-/// Connects a misbehaving client. Returns `None` if the server accepts no more connections at the
-/// moment.
+/// Connects a misbehaving client. Returns `None` if the server does not accept another connection.
 fn flood_client(http: &Http, behavior: FloodBehavior) -> Option<TcpStream> {
     let address: SocketAddr = http.address().parse().unwrap();
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
@@ -135,7 +133,7 @@ fn flood_client(http: &Http, behavior: FloodBehavior) -> Option<TcpStream> {
         FloodBehavior::Silent | FloodBehavior::Pipelines => {}
         FloodBehavior::SlowHead => stream.write_all(&request.as_bytes()[..10]).ok()?,
         FloodBehavior::IdleKeepAlive => stream.write_all(request.as_bytes()).ok()?,
-        // Each response has 17 KiB, so the responses together exceed Linux's default socket
+        // Each response is 17 KiB, so together they exceed the default size of Linux's socket
         // buffers.
         FloodBehavior::NeverReads => stream.write_all(request.repeat(1000).as_bytes()).ok()?,
     }
@@ -143,7 +141,7 @@ fn flood_client(http: &Http, behavior: FloodBehavior) -> Option<TcpStream> {
     Some(stream)
 }
 
-/// Returns whether the connection has ended or could not be opened. First sends more data if
+/// Returns whether the connection has ended or could not be opened. Sends more data first if
 /// `behavior` requires it.
 fn has_ended(client: Option<&mut TcpStream>, behavior: FloodBehavior, sends_data: bool) -> bool {
     let Some(client) = client else { return true };
@@ -167,8 +165,9 @@ fn has_ended(client: Option<&mut TcpStream>, behavior: FloodBehavior, sends_data
     }
 }
 
-/// The flood comes from the same address as the health probe, for example from a proxy or another
-/// process on the host. A limit per address must not lock out other clients at that address.
+/// Asserts that health probes succeed during a flood from the same address, which may be that of a
+/// proxy or of the local host. A limit on connections per address must not lock out well-behaved
+/// clients that share the address.
 fn expect_health_during_flood(behavior: FloodBehavior) {
     let fixture = Fixture::new();
     let mut walpost = fixture.start_with(&ANY_PORT);
@@ -178,8 +177,8 @@ fn expect_health_during_flood(behavior: FloodBehavior) {
     for number in 0..4 {
         let (started, cpu) = (Instant::now(), walpost.cpu_seconds());
         loop {
-            // CPU time is measured instead of elapsed time: on a busy machine, Walpost gets little
-            // CPU time, so the response may be late.
+            // Limits CPU time rather than elapsed time, because on a busy machine, Walpost may have
+            // to wait for a processor.
             let answer = probe(&http, "/healthz");
             let used = walpost.cpu_seconds() - cpu;
             assert!(
@@ -196,33 +195,33 @@ fn expect_health_during_flood(behavior: FloodBehavior) {
 }
 
 #[test]
-fn health_responds_during_a_flood_of_silent_connections() {
+fn health_endpoint_responds_during_a_flood_of_silent_connections() {
     expect_health_during_flood(FloodBehavior::Silent);
 }
 
 #[test]
-fn health_responds_during_a_flood_of_endless_request_headers() {
+fn health_endpoint_responds_during_a_flood_of_endless_request_headers() {
     expect_health_during_flood(FloodBehavior::SlowHead);
 }
 
 #[test]
-fn health_responds_during_a_flood_of_idle_connections() {
+fn health_endpoint_responds_during_a_flood_of_idle_connections() {
     expect_health_during_flood(FloodBehavior::IdleKeepAlive);
 }
 
 #[test]
-fn health_responds_during_a_flood_of_unread_responses() {
+fn health_endpoint_responds_during_a_flood_of_unread_responses() {
     expect_health_during_flood(FloodBehavior::NeverReads);
 }
 
-/// Pipelined requests of one connection alternate with requests of other connections.
+/// Walpost must alternate between the pipelined requests on one connection and the requests on
+/// other connections.
 #[test]
-fn health_responds_during_a_flood_of_pipelined_requests() {
+fn health_endpoint_responds_during_a_flood_of_pipelined_requests() {
     expect_health_during_flood(FloodBehavior::Pipelines);
 }
 
-/// A metrics scraper keeps its connection open, so connections from another address must not
-/// displace it.
+/// A metrics scraper keeps its connection open. A flood from another address must not displace it.
 #[test]
 fn flood_from_one_address_does_not_close_connections_of_another() {
     let fixture = Fixture::new();
@@ -250,8 +249,7 @@ fn flood_from_one_address_does_not_close_connections_of_another() {
     };
     scrape().unwrap();
     let flood = Flood::start(&http, FloodBehavior::Silent);
-    // Continue until the flood has attempted to open three times as many connections as it
-    // maintains.
+    // Continues until the flood has attempted three times as many connections as it keeps open.
     let started = Instant::now();
     while flood.made.load(Ordering::Relaxed) < 3 * Flood::CONNECTIONS {
         scrape().unwrap();
@@ -266,8 +264,8 @@ fn flood_from_one_address_does_not_close_connections_of_another() {
     walpost.terminate().expect_code(0);
 }
 
-/// If a client sends a request and reads none of the response, its connection must be closed and
-/// its memory freed even if no other client connects.
+/// If a client sends a request but does not read the response, Walpost must close the connection
+/// and free its memory, even if no other client connects.
 #[test]
 fn closes_a_connection_whose_response_is_not_read() {
     let fixture = Fixture::new();

@@ -6,7 +6,8 @@ use crate::support::http::Http;
 use crate::support::wait::wait_until;
 use crate::support::walpost::{Invocation, config_file};
 
-/// A browser sends such requests if a page's host name resolves to this machine (DNS rebinding).
+/// A browser sends a request with an unknown host name if a page's host name resolves to this
+/// machine (DNS rebinding).
 #[test]
 fn rejects_requests_with_an_unknown_host_name() {
     let fixture = Fixture::new();
@@ -38,7 +39,7 @@ fn rejects_requests_with_an_unknown_host_name() {
     assert_ne!(http.request_with("GET", "/status", &two).code, 200);
     let absolute = format!("http://rebound.example:{port}/status");
     assert_eq!(http.request("GET", &absolute).code, 421);
-    // The response of /healthz reveals nothing, and a probe may use any host name.
+    // /healthz accepts any host name, because probes may use any, and the response reveals nothing.
     let alive = http.request_with("GET", "/healthz", "Host: rebound.example\r\n");
     assert_eq!((alive.code, &*alive.body), (200, "alive\n"));
     for host in [
@@ -120,8 +121,8 @@ fn rejects_an_invalid_host_name_in_the_configuration() {
     }
 }
 
-/// Kubernetes probes a pod by its IP address, and Prometheus scrapes it by the name of a service.
-/// An attacker can register neither as a host name.
+/// Kubernetes probes a pod by its IP address, and Prometheus scrapes it by a service name. An
+/// attacker can register neither of them as a domain.
 #[test]
 fn public_listener_accepts_ip_addresses_and_internal_host_names() {
     let fixture = Fixture::new();
@@ -145,10 +146,10 @@ fn public_listener_accepts_ip_addresses_and_internal_host_names() {
     for host in ["rebound.example.com", "svc.example", "local.example"] {
         assert!(!is_accepted(host), "{host}");
     }
-    // `walpost status` does not need a host name from the configuration.
+    // `walpost status` is accepted although no host name is configured.
     let (_, port) = http.address().rsplit_once(':').unwrap();
     let status = || Invocation::new(["status", "--http", &format!("localhost:{port}")]);
-    // Walpost logs that the pipeline is streaming slightly before it reports the pipeline as ready.
+    // Walpost logs "streaming" slightly before it reports the pipeline as ready.
     wait_until("the pipeline to be ready", || {
         status().finish().code == Some(0)
     });

@@ -1,4 +1,4 @@
-//! Readiness of a pipeline, and the reason that is reported if the pipeline is not ready.
+//! Whether a pipeline is reported as ready, and the reason if it is not.
 
 use super::ANY_PORT;
 use crate::support::fixture::Fixture;
@@ -59,8 +59,7 @@ fn reports_not_ready_with_the_reason_while_the_broker_is_down() {
     walpost.terminate().expect_code(0);
 }
 
-/// librdkafka does not report a broker as down if the broker accepts connections but does not
-/// respond.
+/// librdkafka does not consider a broker down if it accepts connections without responding.
 #[test]
 fn reports_not_ready_while_the_broker_does_not_respond() {
     let broker = Broker::borrowed();
@@ -157,7 +156,7 @@ fn http_endpoints_report_a_halted_pipeline_while_others_run() {
 }
 
 #[test]
-fn hot_standby_is_ready_before_and_after_it_takes_over() {
+fn standby_instance_reports_ready_before_and_after_takeover() {
     let fixture = Fixture::new();
     let first = fixture.start();
     let mut second = fixture.run().args(ANY_PORT).start();

@@ -1,4 +1,4 @@
-//! Messages that are not events of this outbox.
+//! Messages that are not events of the pipeline's outbox.
 
 use super::{TestRoles, message_fixture, publish};
 use crate::support::checker::Resends;
@@ -8,7 +8,7 @@ use crate::support::records::{Record, keys};
 
 in_both_modes! { writes_a_message_that_is_not_an_event_as_a_dead_letter }
 
-/// Returns the number in a field of the log line `stopped`.
+/// Returns the value of a numeric field in the log line `stopped`.
 fn counted(log: &str, field: &str) -> u64 {
     let line = log.lines().find(|line| line.contains("stopped"));
     let line = line.expect("a line stopped");
@@ -85,8 +85,8 @@ fn skips_nontransactional_messages_and_logs_the_first_one() {
     assert_eq!(fixture.check_delivered(&[], Resends::Never).committed, 1);
 }
 
-/// Writes the given content as a message with the pipeline's prefix, asserts that Walpost halts,
-/// and skips the transaction with the command from the error.
+/// Writes a message with the pipeline's prefix and the given content, and asserts that Walpost
+/// halts. Then skips the transaction with the command from the error message.
 fn bad_content(content: &str, texts: &[&str]) {
     let fixture = message_fixture();
     let aggregate = fixture.aggregate(1);
@@ -123,7 +123,7 @@ fn bad_content(content: &str, texts: &[&str]) {
 }
 
 #[test]
-fn halts_on_a_message_without_an_envelope_and_can_skip_its_transaction() {
+fn halts_on_a_message_without_an_envelope_and_allows_it_to_be_skipped() {
     bad_content("'no envelope'", &["byte 0x6e", "walpost.publish"]);
     bad_content("'\\x01ab'::bytea", &["ends within field id"]);
 }
@@ -135,7 +135,7 @@ fn halts_on_an_envelope_of_a_later_version() {
 
 fn writes_a_message_that_is_not_an_event_as_a_dead_letter(exactly_once: bool) {
     let fixture = message_fixture().in_mode(exactly_once);
-    let (_roles, [other_role]) = TestRoles::new(&fixture, ["stranger"]);
+    let (_roles, [other_role]) = TestRoles::new(&fixture, ["other"]);
     let aggregate = fixture.aggregate(1);
     let topic = format!("{}.dead", fixture.name);
     fixture.topic(&topic, 1, &[]);
@@ -207,7 +207,7 @@ fn writes_a_message_that_is_not_an_event_as_a_dead_letter(exactly_once: bool) {
 }
 
 #[test]
-fn check_looks_up_the_dead_letter_topic_for_malformed_messages() {
+fn check_reports_a_missing_dead_letter_topic_for_malformed_messages() {
     let fixture = message_fixture();
     let aggregate = fixture.aggregate(1);
     let topic = format!("{}.dead", fixture.name);
@@ -239,7 +239,7 @@ fn check_looks_up_the_dead_letter_topic_for_malformed_messages() {
 #[test]
 fn message_larger_than_the_read_buffer_does_not_delay_events() {
     let fixture = message_fixture();
-    let (_roles, [other_role]) = TestRoles::new(&fixture, ["stranger"]);
+    let (_roles, [other_role]) = TestRoles::new(&fixture, ["other"]);
     let aggregate = fixture.aggregate(1);
     let topic = format!("{}.dead", fixture.name);
     fixture.topic(&topic, 1, &[]);
@@ -277,8 +277,8 @@ fn message_larger_than_the_read_buffer_does_not_delay_events() {
     let stopped = walpost.terminate().expect_code(0).stderr;
     assert_eq!(counted(&stopped, "foreign_messages"), 3);
     assert_eq!(counted(&stopped, "nontransactional_messages"), 2);
-    // A message that `walpost.publish` may have written counts as an event: if it exceeds
-    // max_row_bytes, the pipeline halts until the setting is raised.
+    // A message that `walpost.publish` could have written counts as an event. If it exceeds
+    // max_row_bytes, the pipeline halts until that setting is raised.
     fixture.db.run(&publish(
         &fixture,
         &format!("'{aggregate}', 'k', 't', to_jsonb(repeat('x', 900000))"),

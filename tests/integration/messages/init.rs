@@ -1,5 +1,5 @@
-//! The objects that `walpost init` creates for messages, and the errors of `run` and `check` when
-//! they are missing.
+//! The objects that `walpost init` creates for a message outbox, and the errors that `run` and
+//! `check` report if they are missing.
 
 use std::fs;
 
@@ -37,7 +37,7 @@ fn init_creates_functions_and_an_empty_publication_on_every_version() {
 }
 
 #[test]
-fn init_print_outputs_equivalent_sql_without_changing_the_database() {
+fn init_with_print_flag_outputs_equivalent_sql_without_changing_the_database() {
     let fixture = Fixture::bare_with(
         Outbox::Messages,
         Server::shared(MAJOR),
@@ -80,7 +80,7 @@ fn halts_if_the_publication_contains_tables() {
 }
 
 #[test]
-fn reports_missing_objects_with_the_command_that_creates_them() {
+fn suggests_the_command_that_creates_missing_objects() {
     let fixture = Fixture::bare_with(
         Outbox::Messages,
         Server::shared(MAJOR),
@@ -98,7 +98,7 @@ fn reports_missing_objects_with_the_command_that_creates_them() {
 }
 
 #[test]
-fn run_init_creates_missing_objects_first() {
+fn run_with_init_flag_creates_missing_objects_first() {
     let fixture = Fixture::bare_with(
         Outbox::Messages,
         Server::shared(MAJOR),

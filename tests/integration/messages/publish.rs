@@ -1,4 +1,4 @@
-//! `walpost.publish`, and the event that it creates.
+//! `walpost.publish` and the events that it writes.
 
 use super::{message_fixture, publish};
 use crate::support::checker::Resends;
@@ -9,7 +9,7 @@ use crate::support::postgres::{MAJOR, Server};
 
 const ID: &str = "406c07f3-26f0-4eea-a50c-109940064b8f";
 
-for_each_outbox! { delivers_events_of_a_non_utf8_database_in_utf8 }
+for_each_outbox! { delivers_events_from_a_non_utf8_database_in_utf8 }
 
 #[test]
 fn published_event_has_the_columns_of_the_outbox_table() {
@@ -117,7 +117,7 @@ fn publish_rejects_events_that_the_outbox_table_rejects() {
     assert_eq!(fixture.history().len(), 1, "no other event was written");
 }
 
-fn delivers_events_of_a_non_utf8_database_in_utf8(outbox: Outbox) {
+fn delivers_events_from_a_non_utf8_database_in_utf8(outbox: Outbox) {
     let latin1 = "ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C'";
     let fixture = Fixture::bare_with(outbox, Server::shared(MAJOR), Broker::shared(), latin1);
     fixture.init().finish().expect_code(0);
@@ -135,7 +135,7 @@ fn delivers_events_of_a_non_utf8_database_in_utf8(outbox: Outbox) {
 }
 
 #[test]
-fn reports_an_unknown_event_column_with_the_available_ones() {
+fn error_for_an_unknown_event_column_lists_the_available_columns() {
     let fixture = message_fixture();
     let words = [
         "tenant",

@@ -1,4 +1,4 @@
-//! Roles that may publish, and roles that may not.
+//! Which roles may publish events and which may not.
 
 use super::{TestRoles, message_fixture, publish};
 use crate::support::event::Outbox;
@@ -25,8 +25,8 @@ fn roles_set_up_by_init_can_run_and_publish() {
     shop.run(&event);
     fixture.wait_for_records(1);
 
-    // Privileges that are revoked as described in sql/publish.sql stay revoked, and the writer
-    // keeps the privileges it needs.
+    // Running `init` again does not restore privileges that were revoked as described in
+    // sql/publish.sql, and the writer keeps those that it needs.
     fixture.db.run(
         "REVOKE EXECUTE ON FUNCTION pg_catalog.pg_logical_emit_message(boolean, text, text),
              pg_catalog.pg_logical_emit_message(boolean, text, bytea) FROM PUBLIC",
@@ -89,7 +89,7 @@ fn only_writer_roles_passed_to_init_can_publish() {
     for major in [14, 18] {
         let fixture =
             Fixture::with_outbox_on(Outbox::Messages, Server::shared(major), Broker::shared());
-        let (roles, [shop, other_role]) = TestRoles::new(&fixture, ["shop", "stranger"]);
+        let (roles, [shop, other_role]) = TestRoles::new(&fixture, ["shop", "other"]);
         let event = publish(&fixture, "'a', 'k', 't', '{}'");
         is_denied(other_role.try_run(&event), "before there is a writer");
         is_denied(shop.try_run(&event), "before there is a writer");
@@ -97,14 +97,14 @@ fn only_writer_roles_passed_to_init_can_publish() {
         init().finish().expect_code(0);
         init().finish().expect_code(0);
         shop.run(&event);
-        is_denied(other_role.try_run(&event), "a role that is no writer");
+        is_denied(other_role.try_run(&event), "a role that is not a writer");
         is_denied(
             other_role.try_run("SELECT * FROM walpost.journal"),
             "journal",
         );
         is_denied(shop.try_run("SELECT * FROM walpost.journal"), "journal");
 
-        // Runs the statement that `check` has printed.
+        // Runs the statement that `check` suggests.
         let output = fixture.check().finish().expect_code(0);
         let taken =
             "REVOKE EXECUTE ON FUNCTION pg_catalog.pg_logical_emit_message(boolean, text, text";
@@ -127,7 +127,8 @@ fn only_writer_roles_passed_to_init_can_publish() {
 fn check_reports_publish_privileges_granted_before_init() {
     let fixture = message_fixture();
     let (_roles, [shop]) = TestRoles::new(&fixture, ["shop"]);
-    // A role with the grant option may have granted these privileges.
+    // Imitate a role that has the grant option and grants these privileges before `init` runs
+    // again.
     fixture.db.run(
         "GRANT USAGE ON SCHEMA walpost TO PUBLIC;
          GRANT EXECUTE ON FUNCTION walpost.publish(text, text, text, jsonb, jsonb, uuid, text),

@@ -1,6 +1,6 @@
-//! Changes that a role commits while Walpost waits for a lock on the table. A statement that is
-//! composed from earlier results of catalog queries could then run code of that role. Also tests
-//! SQL conditions, which the server parses.
+//! A role changes its objects while Walpost waits for a lock on the table. A statement composed
+//! from earlier catalog queries could then run that role's code. The same applies to conditions
+//! passed with `--where`, which are SQL.
 
 use std::collections::HashSet;
 
@@ -10,13 +10,13 @@ use crate::support::wait::wait_until;
 use crate::support::walpost::{Finished, Invocation};
 
 on_each_version! {
-    replay_runs_no_code_of_a_key_changed_while_it_waits_for_the_table
-    verify_runs_no_code_of_a_time_column_changed_while_it_waits
-    calls_no_operator_in_a_schema_of_another_role
-    literals_in_a_condition_run_no_code_of_other_roles
-    condition_calls_no_cast_defined_by_the_table_owner
-    maintenance_runs_no_code_of_a_partition_key_changed_while_it_waits
-    maintenance_runs_no_code_after_its_time_column_is_renamed
+    replay_calls_no_cast_for_a_key_column_that_is_replaced_during_a_lock_wait
+    verify_calls_no_cast_for_a_time_column_that_is_replaced_during_a_lock_wait
+    does_not_call_an_operator_in_a_schema_owned_by_another_role
+    literals_in_a_replay_condition_run_no_code_owned_by_other_roles
+    replay_condition_calls_no_cast_defined_by_the_table_owner
+    maintenance_does_not_evaluate_a_partition_key_that_changes_during_a_lock_wait
+    maintenance_runs_no_planted_code_after_its_time_column_is_renamed
 }
 
 /// A composite type with casts written by the attacker. Adding a column of this type with a
@@ -37,11 +37,11 @@ const WAITS: &str =
     "SELECT EXISTS (SELECT FROM pg_locks WHERE relation = 'public.outbox'::regclass AND NOT granted
     AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))";
 
-/// A table with the same name as the column that contains the time of its rows.
+/// A table with the same name as the column that stores the creation time of rows.
 const NAMESAKE_TABLE: &str = "public.created_at";
 
 impl PlantedFixture {
-    /// Runs a command. While the command waits for the lock on the table, commits `change` as the
+    /// Starts a command and, while it waits for the lock on the table, commits `change` as the
     /// attacker.
     fn change_while_waiting(&self, command: Invocation, change: &str) -> Finished {
         let holder = self
@@ -56,7 +56,7 @@ impl PlantedFixture {
         command.finish()
     }
 
-    /// Returns the run ID of a replay that was stopped.
+    /// Returns the run ID of a replay that was interrupted.
     fn stopped_replay(&self) -> String {
         let words = ["replay", "--all", "--yes", "--rate", "1"];
         let replay = self.command_as("postgres", &words).start();
@@ -69,7 +69,7 @@ impl PlantedFixture {
     }
 }
 
-fn replay_runs_no_code_of_a_key_changed_while_it_waits_for_the_table(major: u32) {
+fn replay_calls_no_cast_for_a_key_column_that_is_replaced_during_a_lock_wait(major: u32) {
     let shop = PlantedFixture::owned_by_attacker(major);
     for _ in 0..3 {
         shop.fixture.insert(&shop.fixture.aggregate(1), "k");
@@ -85,7 +85,7 @@ fn replay_runs_no_code_of_a_key_changed_while_it_waits_for_the_table(major: u32)
     assert_ne!(resumed.code, Some(0), "{resumed:?}");
 }
 
-fn verify_runs_no_code_of_a_time_column_changed_while_it_waits(major: u32) {
+fn verify_calls_no_cast_for_a_time_column_that_is_replaced_during_a_lock_wait(major: u32) {
     for role in ["postgres", ""] {
         let shop = PlantedFixture::owned_by_attacker(major);
         let role = if role.is_empty() { &shop.walpost } else { role };
@@ -102,8 +102,9 @@ fn verify_runs_no_code_of_a_time_column_changed_while_it_waits(major: u32) {
     }
 }
 
-/// The owner of a schema can swap the name of the schema with that of another one.
-fn calls_no_operator_in_a_schema_of_another_role(major: u32) {
+/// The owner of a schema can swap its name with that of another schema. Looking up an operator by
+/// its schema's name may then find a different operator.
+fn does_not_call_an_operator_in_a_schema_owned_by_another_role(major: u32) {
     let shop = PlantedFixture::bare(Outbox::Table, major);
     let db = &shop.fixture.db;
     db.run(
@@ -130,7 +131,7 @@ fn calls_no_operator_in_a_schema_of_another_role(major: u32) {
     assert_ne!(replayed.code, Some(0), "{replayed:?}");
 }
 
-fn literals_in_a_condition_run_no_code_of_other_roles(major: u32) {
+fn literals_in_a_replay_condition_run_no_code_owned_by_other_roles(major: u32) {
     let shop = PlantedFixture::owned_by_attacker(major);
     shop.attacker.run(DOMAIN);
     shop.attacker
@@ -156,7 +157,7 @@ fn literals_in_a_condition_run_no_code_of_other_roles(major: u32) {
     }
 }
 
-fn condition_calls_no_cast_defined_by_the_table_owner(major: u32) {
+fn replay_condition_calls_no_cast_defined_by_the_table_owner(major: u32) {
     let shop = PlantedFixture::owned_by_attacker(major);
     shop.attacker.run(
         "CREATE FUNCTION plot.as_text(public.outbox) RETURNS text LANGUAGE plpgsql IMMUTABLE AS
@@ -174,8 +175,9 @@ fn condition_calls_no_cast_defined_by_the_table_owner(major: u32) {
     }
 }
 
-/// PostgreSQL converts the bounds of a partition to the type of the partition key.
-fn maintenance_runs_no_code_of_a_partition_key_changed_while_it_waits(major: u32) {
+/// PostgreSQL converts the bounds of a partition to the type of the partition key. If that type is
+/// a domain, this evaluates its CHECK constraint.
+fn maintenance_does_not_evaluate_a_partition_key_that_changes_during_a_lock_wait(major: u32) {
     let shop = PlantedFixture::bare(Outbox::Table, major);
     shop.init().arg("--partitioned").finish().expect_code(0);
     shop.fixture.db.run(&format!(
@@ -193,9 +195,10 @@ fn maintenance_runs_no_code_of_a_partition_key_changed_while_it_waits(major: u32
     assert_ne!(maintained.code, Some(0), "{maintained:?}");
 }
 
-/// If the table has no column `created_at`, this name refers to the whole row of a table named
-/// created_at, and the casts of its row type belong to the table's owner.
-fn maintenance_runs_no_code_after_its_time_column_is_renamed(major: u32) {
+/// If the table has no column `created_at`, the name refers to the whole row of a table named
+/// created_at, and the table's owner can define casts for its row type. Reading the column by name
+/// would call such a cast.
+fn maintenance_runs_no_planted_code_after_its_time_column_is_renamed(major: u32) {
     let shop = PlantedFixture::bare(Outbox::Table, major);
     let (fixture, mallory) = (&shop.fixture, &shop.mallory);
     let of_table = |words: &[&str]| {
@@ -228,7 +231,7 @@ fn maintenance_runs_no_code_after_its_time_column_is_renamed(major: u32) {
         }
     };
     let maintain = ["maintain", "--retention=1s", "--delete-rows"];
-    // The next maintenance pass would delete rows.
+    // Check that the next maintenance pass would delete rows.
     let would = ["maintain", "--retention=1s", "--delete-rows", "--dry-run"];
     wait_until("a generation that is old enough", || {
         confirm();
@@ -247,8 +250,8 @@ fn maintenance_runs_no_code_after_its_time_column_is_renamed(major: u32) {
         "BEGIN; ALTER TABLE {NAMESAKE_TABLE} RENAME created_at TO aside"
     ));
     let command = of_table(&maintain).start();
-    // `maintain` waits once before it looks for the column, until its timeout, and again in the
-    // transaction that reads the rows.
+    // `maintain` waits for the lock twice. The first wait, before it looks for the column, ends
+    // with a timeout. The second is in the transaction that reads the rows.
     let mut waits = HashSet::new();
     wait_until("maintain to wait for the table a second time", || {
         let begin = format!(
@@ -263,9 +266,9 @@ fn maintenance_runs_no_code_after_its_time_column_is_renamed(major: u32) {
     maintained.expect_mentions(&["table public.created_at was changed"]);
 }
 
-/// PostgreSQL 14 has no row filters.
+/// The attack needs a row filter, which PostgreSQL 14 does not support.
 #[test]
-fn snapshot_evaluates_no_filter_changed_while_it_waits_for_the_table() {
+fn snapshot_does_not_evaluate_a_row_filter_that_changes_during_a_lock_wait() {
     for major in [15, 16, 17, 18] {
         let shop = PlantedFixture::owned_by_attacker(major);
         let (fixture, mallory, publication) = (&shop.fixture, &shop.mallory, shop.fixture.slot());
@@ -276,7 +279,8 @@ fn snapshot_evaluates_no_filter_changed_while_it_waits_for_the_table() {
         shop.attacker.run(&format!(
             "ALTER PUBLICATION {publication} SET TABLE public.outbox WHERE (type <> '')"
         ));
-        // The snapshot waits for this transaction.
+        // Delay the snapshot by keeping a transaction open, so that another session can lock the
+        // table first.
         shop.attacker.run("BEGIN; SELECT pg_current_xact_id()");
         let mut walpost = shop.command(&["run"]).start();
         walpost.wait_for_log("starting a snapshot of the table");

@@ -1,5 +1,5 @@
-//! Expressions, triggers and rules of a table owned by another role, and the functions of
-//! PostgreSQL or of a superuser that evaluate them.
+//! Expressions, triggers and rules of a table owned by another role. Built-in functions, and
+//! functions owned by a superuser, can evaluate or run them.
 
 use std::path::Path;
 
@@ -8,10 +8,10 @@ use crate::init::try_psql;
 use crate::support::event::Outbox;
 
 on_each_version! {
-    superuser_functions_run_no_code_of_the_table_owner
+    superuser_owned_functions_run_no_code_planted_by_the_table_owner
     accepts_expressions_that_use_only_built_in_or_extension_objects
-    creates_no_partitions_with_functions_of_extensions
-    deletes_run_no_trigger_or_rule_of_the_table_owner
+    creates_no_partitions_if_an_index_calls_an_extension_function
+    deleting_rows_fires_no_trigger_or_rule_created_by_the_table_owner
     compares_keys_with_the_operators_of_their_base_type
     never_evaluates_partition_keys_of_ancestors_of_the_outbox
 }
@@ -21,7 +21,7 @@ on_each_version! {
 const DOMAIN: &str = "CREATE DOMAIN plot.checked AS text CHECK (plot.note('domain'));
     CREATE TYPE plot.pair AS (a plot.checked);";
 
-/// Evaluates the CHECK constraint of the domain: the function is part of hstore and belongs to the
+/// Evaluates the CHECK constraint of the domain through a function of hstore, which belongs to the
 /// superuser who created the extension.
 const POPULATED: &str = "(public.populate_record(NULL::plot.pair, 'a=>1'::public.hstore) IS NULL)";
 
@@ -31,15 +31,15 @@ impl PlantedFixture {
         self.fixture.db.run(&create);
     }
 
-    /// Returns the findings of `walpost.lock_and_examine` about the table for the given statement,
-    /// called as a superuser.
+    /// Returns what `walpost.lock_and_examine` reports for the given statement on the table when a
+    /// superuser calls it.
     pub(super) fn examined(&self, statement: &str) -> String {
         let examine = format!("SELECT walpost.lock_and_examine('public', 'outbox', '{statement}')");
         self.fixture.db.value(&examine).expect("a text")
     }
 }
 
-fn superuser_functions_run_no_code_of_the_table_owner(major: u32) {
+fn superuser_owned_functions_run_no_code_planted_by_the_table_owner(major: u32) {
     let hash = "CREATE FUNCTION plot.one() RETURNS int LANGUAGE plpgsql IMMUTABLE AS
              $$ BEGIN PERFORM plot.note('partition key'); RETURN 1; END $$;
          CREATE TABLE plot.parted (a int) PARTITION BY HASH ((a + plot.one()));
@@ -107,7 +107,7 @@ fn accepts_expressions_that_use_only_built_in_or_extension_objects(major: u32) {
     for statement in ["SELECT", "DELETE", "ALTER"] {
         assert_eq!(shop.examined(statement), "", "{statement}");
     }
-    // Walpost uses the same functions if only trusted roles can change the table.
+    // If only trusted roles can change the table, Walpost accepts these functions.
     shop.create_extension("hstore");
     shop.fixture.db.run(
         "ALTER TABLE public.outbox OWNER TO postgres; REVOKE ALL ON public.outbox FROM PUBLIC;
@@ -118,7 +118,7 @@ fn accepts_expressions_that_use_only_built_in_or_extension_objects(major: u32) {
     }
 }
 
-fn creates_no_partitions_with_functions_of_extensions(major: u32) {
+fn creates_no_partitions_if_an_index_calls_an_extension_function(major: u32) {
     let shop = PlantedFixture::bare(Outbox::Table, major);
     shop.create_extension("hstore");
     shop.init().arg("--partitioned").finish().expect_code(0);
@@ -137,7 +137,7 @@ fn creates_no_partitions_with_functions_of_extensions(major: u32) {
         .expect_mentions(&["index public.i uses function public.populate_record"]);
 }
 
-fn deletes_run_no_trigger_or_rule_of_the_table_owner(major: u32) {
+fn deleting_rows_fires_no_trigger_or_rule_created_by_the_table_owner(major: u32) {
     let trigger = |rest: &str| {
         format!(
             "{DOMAIN} CREATE FUNCTION plot.query() RETURNS tsquery LANGUAGE plpgsql AS
@@ -180,8 +180,9 @@ fn deletes_run_no_trigger_or_rule_of_the_table_owner(major: u32) {
     }
 }
 
-/// For a column with a domain type, an operator for the domain matches better than the operator for
-/// its base type, and any role with the CREATE privilege on the schema can create such an operator.
+/// For a column with a domain type, an operator for the domain takes precedence over the operator
+/// for its base type. Any role with the CREATE privilege on the schema can create an operator for
+/// the domain, so Walpost must use the operator for the base type.
 fn compares_keys_with_the_operators_of_their_base_type(major: u32) {
     let shop = PlantedFixture::bare(Outbox::Table, major);
     shop.create_extension("citext");
@@ -209,7 +210,8 @@ fn compares_keys_with_the_operators_of_their_base_type(major: u32) {
     }
 }
 
-/// The planner needs the partition keys of all ancestors of a partition.
+/// The planner evaluates the partition keys of all of a partition's ancestors, and these may call
+/// functions of other roles.
 fn never_evaluates_partition_keys_of_ancestors_of_the_outbox(major: u32) {
     for layout in [None, Some("--partitioned")] {
         let shop = PlantedFixture::bare(Outbox::Table, major);
@@ -244,7 +246,7 @@ fn never_evaluates_partition_keys_of_ancestors_of_the_outbox(major: u32) {
             for words in &commands {
                 let refused = shop.command_as(role, words).finish().expect_code(3);
                 shop.expect_nothing_ran(words[0]);
-                // Walpost's role has no privilege to maintain the table.
+                // Walpost's role lacks the privileges to run `maintain` on the table.
                 if role == "postgres" || words[0] != "maintain" {
                     refused.expect_mentions(&[found]);
                 }

@@ -1,5 +1,5 @@
-//! The files in sql/, run with psql, which commits each statement separately unless the file starts
-//! a transaction.
+//! Attacks on the files in sql/ while psql runs them. psql commits each statement separately unless
+//! the file starts a transaction.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,8 +13,8 @@ use crate::support::reaper;
 use crate::support::walpost::Invocation;
 
 impl PlantedFixture {
-    /// Runs a file with psql. The attacker commits `attack` immediately after the line `place` of
-    /// the file `attacked` has been executed.
+    /// Runs a file with psql. As soon as psql has executed the line `place` of the file `attacked`,
+    /// the attacker commits `attack`.
     fn psql_with_attack(&self, file: &str, attacked: &str, place: &str, attack: &str) -> Output {
         let sql = Path::new(env!("CARGO_MANIFEST_DIR")).join("sql");
         let folder = reaper::folder("planted");
@@ -44,7 +44,8 @@ impl PlantedFixture {
     }
 }
 
-/// Returns the psql of a Debian package, or the one in PATH.
+/// Returns the path of the psql that a Debian package installed, or if there is none, `psql`, which
+/// is then found through PATH.
 pub(super) fn psql_program() -> PathBuf {
     let installed = debian_binaries(MAJOR).join("psql");
     match installed.exists() {
@@ -53,8 +54,8 @@ pub(super) fn psql_program() -> PathBuf {
     }
 }
 
-/// Returns a psql command through which the attacker commits `attack` without waiting for locks of
-/// the other transaction.
+/// Returns a psql meta-command that commits `attack` as the attacker, without waiting for locks
+/// held by the transaction under attack.
 pub(super) fn attack_command(shop: &PlantedFixture, folder: &Path, attack: &str) -> String {
     let theirs = folder.join("attack.sql");
     fs::write(&theirs, attack).unwrap();
@@ -72,12 +73,12 @@ pub(super) fn attack_command(shop: &PlantedFixture, folder: &Path, attack: &str)
 const INSPECTION_LINE: &str = "\\ir examine.sql\n";
 
 #[test]
-fn does_not_use_a_function_created_after_the_inspection_as_a_default() {
+fn does_not_use_a_function_created_after_the_inspection() {
     let uuidv7 = "CREATE FUNCTION public.walpost_uuidv7() RETURNS uuid LANGUAGE plpgsql AS 'BEGIN RETURN pg_catalog.gen_random_uuid(); END'";
     let no_update = "CREATE FUNCTION public.walpost_no_update() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'";
     for major in MAJORS {
         for (attacked, attack) in [("uuidv7.sql", uuidv7), ("no_update.sql", no_update)] {
-            // PostgreSQL 18 has a built-in function for the default.
+            // In PostgreSQL 18, the default of the column `id` calls a built-in function.
             if major >= 18 && attacked == "uuidv7.sql" {
                 continue;
             }
@@ -90,10 +91,10 @@ fn does_not_use_a_function_created_after_the_inspection_as_a_default() {
     }
 }
 
-/// A default and a trigger reference a function by its OID, so renaming the function hides it from
-/// a search by name.
+/// Defaults and triggers reference functions by OID, so a renamed function is still called but
+/// can't be found by name.
 #[test]
-fn detects_a_default_function_under_a_different_name() {
+fn detects_a_renamed_function_used_as_a_column_default() {
     let shop = PlantedFixture::new(Outbox::Table, 17);
     shop.attacker.run(
         "CREATE FUNCTION public.hidden() RETURNS uuid LANGUAGE sql AS 'SELECT pg_catalog.gen_random_uuid()';
@@ -116,7 +117,7 @@ fn detects_a_default_function_under_a_different_name() {
     );
     let init = shop.init().finish().expect_code(3);
     init.expect_mentions(&["function public.shown(), which trigger walpost_no_update on public.outbox calls, belongs to"]);
-    // The owner of the outbox may own the function.
+    // The role that owns the outbox may also own the function.
     db.run(&format!(
         "ALTER TABLE public.outbox OWNER TO {}",
         shop.mallory
@@ -172,7 +173,8 @@ fn rejects_a_schema_created_after_the_inspection() {
     }
 }
 
-/// psql prints messages unescaped, and the terminal interprets control characters in them.
+/// psql does not escape the messages it prints, so the terminal would interpret control characters
+/// in them.
 #[test]
 fn messages_escape_control_characters_in_names() {
     let name = "\u{1b}]0;owned\u{7}\u{202e}x";
@@ -197,7 +199,8 @@ fn messages_escape_control_characters_in_names() {
     }
 }
 
-/// Another user could have created a symbolic link in place of a man page.
+/// Another user could plant a symbolic link at the path of a man page, so that Walpost overwrites
+/// the link's target.
 #[test]
 fn does_not_write_man_pages_to_a_directory_writable_by_other_users() {
     use std::os::unix::fs::PermissionsExt;
@@ -214,10 +217,10 @@ fn does_not_write_man_pages_to_a_directory_writable_by_other_users() {
     assert!(fs::read_dir(&folder).unwrap().count() > 0);
 }
 
-/// With a limit such as gin_fuzzy_search_limit, a scan of a GIN index returns only some of the
-/// rows.
+/// With a setting such as gin_fuzzy_search_limit, a scan of a GIN index returns only some of the
+/// rows. The database owner must not be able to hide rows from a replay that way.
 #[test]
-fn database_settings_hide_no_rows_from_a_replay() {
+fn database_settings_do_not_hide_rows_from_a_replay() {
     let shop = PlantedFixture::new(Outbox::Table, MAJOR);
     let (db, name) = (&shop.fixture.db, &shop.fixture.name);
     db.run(&format!(
@@ -231,7 +234,7 @@ fn database_settings_hide_no_rows_from_a_replay() {
     replay.expect_mentions(&["5000 rows of table"]);
 }
 
-/// The owner of the database uses ALTER DATABASE ... SET.
+/// With ALTER DATABASE ... SET, the database owner can change settings for the DBA's sessions.
 #[test]
 fn database_settings_do_not_hide_warnings_or_change_inspections() {
     for major in MAJORS {
@@ -284,7 +287,8 @@ fn database_settings_do_not_hide_warnings_or_change_inspections() {
     }
 }
 
-/// If an object does not exist during the inspection, Walpost does not read it later.
+/// If an object does not exist when Walpost inspects the database, Walpost must not read it later,
+/// because it was never inspected.
 #[test]
 fn does_not_read_a_slot_state_table_created_after_the_inspection() {
     for major in MAJORS {
@@ -310,9 +314,10 @@ fn does_not_read_a_slot_state_table_created_after_the_inspection() {
     }
 }
 
-/// guard.sql does not refer to a particular table.
+/// guard.sql does not refer to a particular table, so it must leave the psql variable `table`
+/// unchanged for the files that follow it.
 #[test]
-fn sql_files_run_after_guard_in_one_psql_session_use_the_given_table() {
+fn sql_files_use_the_given_table_when_run_after_guard_sql_in_the_same_session() {
     let shop = PlantedFixture::bare(Outbox::Table, MAJOR);
     let sql = Path::new(env!("CARGO_MANIFEST_DIR")).join("sql");
     let all = reaper::folder("planted").join("all.sql");

@@ -1,4 +1,4 @@
-//! Row filters of the publication, which the server evaluates as the role that reads the slot.
+//! Row filters in the publication, which the server evaluates as the role that reads the slot.
 
 use super::PlantedFixture;
 use crate::support::event::Outbox;
@@ -8,17 +8,17 @@ use crate::support::lsn::lsn_text;
 use crate::support::postgres::{MAJOR, MAJORS, Server};
 use crate::support::wait::wait_until;
 
-/// A function that is called by a partition key, and the table with this partition key.
+/// A function, and a table whose partition key calls it.
 const PARTITIONED: &str = "CREATE FUNCTION plot.one() RETURNS int LANGUAGE plpgsql IMMUTABLE AS
          $$ BEGIN PERFORM plot.note('partition key'); RETURN 1; END $$;
      CREATE TABLE plot.parted (a int) PARTITION BY HASH ((a + plot.one()));";
 
-/// PostgreSQL 14 has no row filters.
+/// The major versions that support row filters. PostgreSQL 14 does not.
 const MAJORS_WITH_FILTERS: [u32; 4] = [15, 16, 17, 18];
 
 impl PlantedFixture {
-    /// Creates a table and a publication that belong to the attacker, and a row for which the
-    /// server evaluated the filter.
+    /// Creates a table and a publication that belong to the attacker, and inserts a row while the
+    /// publication has a filter. The server evaluates this filter when it decodes the row.
     fn filtered(major: u32) -> Self {
         let shop = Self::owned_by_attacker(major);
         let (fixture, mallory) = (&shop.fixture, &shop.mallory);
@@ -34,8 +34,8 @@ impl PlantedFixture {
     }
 }
 
-/// Replaces the tables of the publication with the given table, with a filter that evaluates the
-/// partition key of the other table.
+/// Makes `table` the only table in the publication, with a row filter that evaluates the partition
+/// key of `parted`.
 fn filter(publication: &str, table: &str, parted: &str) -> String {
     format!(
         "DO $do$ BEGIN EXECUTE format('ALTER PUBLICATION {publication} SET TABLE {table}
@@ -44,7 +44,7 @@ fn filter(publication: &str, table: &str, parted: &str) -> String {
 }
 
 #[test]
-fn rejects_a_row_filter_that_runs_code_of_the_publication_owner() {
+fn rejects_a_row_filter_that_runs_code_owned_by_the_publication_owner() {
     for major in MAJORS_WITH_FILTERS {
         let shop = PlantedFixture::filtered(major);
         let to = lsn_text(shop.fixture.wal_position());
@@ -71,10 +71,11 @@ fn rejects_a_row_filter_that_runs_code_of_the_publication_owner() {
     }
 }
 
-/// The server decodes a row with the catalogs that were current when the row was written. During
-/// decoding, functions in C can run, including those in a CHECK constraint.
+/// The server decodes a row with the catalogs as of the time the row was written, so a filter that
+/// has since been removed still applies. C functions can run during decoding, and so can the CHECK
+/// constraints that they evaluate.
 #[test]
-fn does_not_evaluate_a_removed_row_filter_of_an_untrusted_publication_owner() {
+fn does_not_evaluate_a_removed_row_filter_if_the_publication_owner_is_untrusted() {
     for major in MAJORS_WITH_FILTERS {
         let shop = PlantedFixture::owned_by_attacker(major);
         let (fixture, mallory) = (&shop.fixture, &shop.mallory);
@@ -134,7 +135,7 @@ fn trusts_a_publication_owner_that_can_replicate_or_act_as_the_walpost_role() {
             let check = shop.command_as(role, &["check"]).finish();
             check.stdout.contains("which could run code as role")
         };
-        // PostgreSQL 14 has no row filters.
+        // The attack needs a row filter, which PostgreSQL 14 does not support.
         let has_filters = major >= 15;
         assert!(!is_refused(walpost), "PostgreSQL {major}, a superuser");
         db.run(&format!(
@@ -162,7 +163,7 @@ fn trusts_a_publication_owner_that_can_replicate_or_act_as_the_walpost_role() {
 }
 
 #[test]
-fn halts_if_the_publication_is_given_to_an_untrusted_owner() {
+fn halts_if_an_untrusted_role_becomes_the_publication_owner() {
     for major in [15, 18] {
         let shop = PlantedFixture::owned_by_attacker(major);
         let (fixture, mallory) = (&shop.fixture, &shop.mallory);
@@ -176,7 +177,7 @@ fn halts_if_the_publication_is_given_to_an_untrusted_owner() {
     }
 }
 
-/// The row filter belongs to a table of another pipeline.
+/// The filter is on another pipeline's table, but the server would evaluate it as well.
 #[test]
 fn inspects_row_filters_of_all_tables_in_the_publication() {
     let shop = PlantedFixture::owned_by_attacker(MAJOR);
@@ -213,8 +214,8 @@ fn halts_if_a_row_filter_is_added_while_streaming() {
     shop.expect_nothing_ran("run");
 }
 
-/// Logical decoding has no snapshot, so an SQL function crashes the server process with a
-/// segmentation fault.
+/// Logical decoding runs without an active snapshot, so calling an SQL function crashes the server
+/// process with a segmentation fault.
 #[test]
 fn does_not_evaluate_a_row_filter_that_would_crash_the_server() {
     for major in [15, 18] {
@@ -247,8 +248,8 @@ fn accepts_row_filters_that_use_only_built_in_objects() {
             "ALTER PUBLICATION {publication} SET TABLE public.outbox WHERE (length(aggregatetype) > 1 AND lower(type) <> 'y'
                  AND created_at > '2025-01-01' AND payload IS NOT NULL AND aggregateid::text ~ 'k' AND type IN ('t', 'u'))"
         ));
-        // Changing the filter removed the table from the publication and added it again. This test
-        // does not cover that.
+        // Changing the filter removed the table from the publication and added it again. Discard
+        // the record of that gap, which this test does not cover.
         shop.fixture.db.run("DELETE FROM walpost.table_state");
         shop.command(&["check"]).finish().expect_code(0);
         shop.init().finish().expect_code(0);

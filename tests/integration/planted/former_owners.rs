@@ -1,5 +1,5 @@
-//! Code of a former owner that remains in objects that now belong to another role, and in objects
-//! that another role uses.
+//! A former owner's code can remain in objects that now belong to another role, or in objects that
+//! other roles use.
 
 use std::fs;
 use std::path::Path;
@@ -10,16 +10,16 @@ use crate::support::event::Outbox;
 use crate::support::reaper;
 
 on_each_version! {
-    rejects_a_type_with_code_of_its_former_owner
-    domain_checks_call_no_functions_of_other_roles
+    rejects_a_type_with_casts_created_by_its_former_owner
+    domain_checks_do_not_call_functions_owned_by_other_roles
     does_not_delete_rows_referenced_by_a_foreign_key
-    runs_no_delete_trigger_of_a_former_owner
-    schemas_of_partitions_cannot_be_renamed_during_maintenance
-    reports_rules_and_statistics_of_a_former_owner
+    does_not_fire_a_delete_trigger_created_by_a_former_owner
+    schema_of_a_partition_cannot_be_renamed_during_maintenance
+    reports_rules_and_statistics_created_by_a_former_owner
     inspects_types_returned_by_json_functions
     reports_casts_called_by_json_constructors
     inspection_does_not_depend_on_standard_conforming_strings
-    code_of_other_roles_cannot_reset_the_session_authorization
+    code_owned_by_other_roles_cannot_reset_session_authorization
     escapes_control_characters_in_names_of_child_tables
     escapes_control_characters_in_role_names
     escapes_control_characters_in_notices_about_updates
@@ -27,7 +27,7 @@ on_each_version! {
 
 const REPLAY: [&str; 4] = ["replay", "--aggregate", "order", "--dry-run"];
 
-fn rejects_a_type_with_code_of_its_former_owner(major: u32) {
+fn rejects_a_type_with_casts_created_by_its_former_owner(major: u32) {
     let shop = PlantedFixture::owned_by_attacker(major);
     shop.attacker.run(
         "CREATE TYPE plot.kind AS ENUM ('order', 'invoice');
@@ -38,7 +38,7 @@ fn rejects_a_type_with_code_of_its_former_owner(major: u32) {
     );
     let replay = || shop.command_as("postgres", &REPLAY).finish();
     replay().expect_mentions(&["column aggregatetype has type plot.kind, to which role"]);
-    // Performs the remedy that earlier versions suggested.
+    // Follow the advice that earlier versions of Walpost printed, which is not sufficient.
     shop.fixture
         .db
         .run("ALTER TYPE plot.kind OWNER TO postgres");
@@ -52,9 +52,9 @@ fn rejects_a_type_with_code_of_its_former_owner(major: u32) {
     replay().expect_code(0);
 }
 
-/// The domain and the type that contains the domain belong to the DBA, and the function belongs to
-/// the application.
-fn domain_checks_call_no_functions_of_other_roles(major: u32) {
+/// The DBA owns both the domain and the type that contains it, but the application owns the
+/// function that the domain calls.
+fn domain_checks_do_not_call_functions_owned_by_other_roles(major: u32) {
     let shop = PlantedFixture::owned_by_attacker(major);
     shop.attacker.run(
         "CREATE FUNCTION plot.is_valid(t text) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS
@@ -109,8 +109,8 @@ fn domain_checks_call_no_functions_of_other_roles(major: u32) {
     }
 }
 
-/// The queries of the foreign key's trigger find the other table, and operators, by name, and run
-/// as the owner of that table.
+/// A foreign key's trigger runs queries as the owner of the referencing table. These queries look
+/// up that table and its operators by name.
 fn does_not_delete_rows_referenced_by_a_foreign_key(major: u32) {
     let shop = PlantedFixture::new(Outbox::Table, major);
     let fixture = &shop.fixture;
@@ -130,9 +130,9 @@ fn does_not_delete_rows_referenced_by_a_foreign_key(major: u32) {
     refused.expect_mentions(&["foreign key sent_event_fkey connects it to table public.sent"]);
 }
 
-/// PostgreSQL's own functions can run SQL that is passed as text, or evaluate the partition key of
-/// a table that is passed by its OID.
-fn runs_no_delete_trigger_of_a_former_owner(major: u32) {
+/// Some of PostgreSQL's built-in functions run SQL that they receive as text, or evaluate the
+/// partition key of a table that they receive as an OID. Such calls don't appear as dependencies.
+fn does_not_fire_a_delete_trigger_created_by_a_former_owner(major: u32) {
     let shop = PlantedFixture::owned_by_attacker(major);
     shop.attacker.run(
         "CREATE FUNCTION plot.query() RETURNS tsquery LANGUAGE plpgsql AS
@@ -167,7 +167,7 @@ fn runs_no_delete_trigger_of_a_former_owner(major: u32) {
 
 /// The actions of a rule run with the privileges of the table's owner, who may have changed since
 /// the rule was created.
-fn reports_rules_and_statistics_of_a_former_owner(major: u32) {
+fn reports_rules_and_statistics_created_by_a_former_owner(major: u32) {
     let shop = PlantedFixture::owned_by_attacker(major);
     shop.attacker.run(
         "CREATE RULE r AS ON INSERT TO public.outbox WHERE NEW.type = 'r'
@@ -183,7 +183,8 @@ fn reports_rules_and_statistics_of_a_former_owner(major: u32) {
     }
 }
 
-/// `pg_depend` does not contain the return type.
+/// `pg_depend` does not record the return type of JSON functions, so the inspection must find it in
+/// another way.
 fn inspects_types_returned_by_json_functions(major: u32) {
     if major < 17 {
         return;
@@ -217,10 +218,10 @@ fn inspects_types_returned_by_json_functions(major: u32) {
     );
 }
 
-/// JSON_ARRAY calls a cast to json that pg_depend does not contain. For a column of the type,
-/// pg_depend does not contain the cast either.
+/// JSON_ARRAY calls a cast to json that `pg_depend` does not record for either a constant or a
+/// column.
 fn reports_casts_called_by_json_constructors(major: u32) {
-    // Earlier versions do not support JSON constructors.
+    // Versions before 16 do not support JSON constructors.
     if major < 16 {
         return;
     }
@@ -246,8 +247,9 @@ fn reports_casts_called_by_json_constructors(major: u32) {
     }
 }
 
-/// With standard_conforming_strings = off, which the owner of a database can set, PostgreSQL reads
-/// `\d` as `d`.
+/// With standard_conforming_strings = off, which the owner of a database can set, the string `'\d'`
+/// means `d`. The regular expressions in `walpost.lock_and_examine` must not depend on that
+/// setting.
 fn inspection_does_not_depend_on_standard_conforming_strings(major: u32) {
     let shop = PlantedFixture::owned_by_attacker(major);
     shop.fixture.db.run(
@@ -260,8 +262,8 @@ fn inspection_does_not_depend_on_standard_conforming_strings(major: u32) {
     assert_eq!(shop.examined("ALTER"), examined);
 }
 
-/// The owner of a schema could replace a partition in the schema with another table.
-fn schemas_of_partitions_cannot_be_renamed_during_maintenance(major: u32) {
+/// Without a lock, the owner of a schema could replace a partition in it with another table.
+fn schema_of_a_partition_cannot_be_renamed_during_maintenance(major: u32) {
     let shop = PlantedFixture::bare(Outbox::Table, major);
     shop.init().arg("--partitioned").finish().expect_code(0);
     let db = &shop.fixture.db;
@@ -283,7 +285,8 @@ fn schemas_of_partitions_cannot_be_renamed_during_maintenance(major: u32) {
     shop.attacker.run(rename);
 }
 
-/// A role with CREATEROLE chooses the names of other roles.
+/// A role with CREATEROLE can choose any name for a new role, even one with control characters that
+/// would reach the DBA's terminal.
 fn escapes_control_characters_in_role_names(major: u32) {
     let shop = PlantedFixture::bare(Outbox::Table, major);
     let name = format!("{}\u{1b}[2J\nHINT:  run this", shop.mallory);
@@ -300,7 +303,9 @@ fn escapes_control_characters_in_role_names(major: u32) {
     assert!(!message.contains('\u{1b}'), "{message:?}");
 }
 
-fn code_of_other_roles_cannot_reset_the_session_authorization(major: u32) {
+/// A session that was started by a superuser can reset its session authorization, and so can any
+/// code that it calls after SET SESSION AUTHORIZATION.
+fn code_owned_by_other_roles_cannot_reset_session_authorization(major: u32) {
     let mut shop = PlantedFixture::bare(Outbox::Table, major);
     shop.fixture
         .use_settings("tables = [\"tenant_*.outbox\"]\n");

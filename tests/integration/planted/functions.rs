@@ -1,4 +1,4 @@
-//! Planted functions, operators and a publication.
+//! Functions, operators and a publication planted by another role.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use crate::support::event::Outbox;
 use crate::support::fixture::Fixture;
 use crate::support::walpost::Invocation;
 
-/// Returns the functions of pg_catalog whose names occur in sql/ and src/.
+/// Returns the functions in pg_catalog whose names occur in sql/ and src/.
 fn names_in_our_statements(fixture: &Fixture) -> Vec<String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut text = String::new();
@@ -28,7 +28,8 @@ fn names_in_our_statements(fixture: &Fixture) -> Vec<String> {
          AND pronargs > 0 AND proname !~ '(in|out|recv|send)$' ORDER BY 1",
     );
     let known = known.into_iter().flatten().flatten();
-    // Finds calls without a schema, which the server resolves through search_path.
+    // Finds function calls without a schema name, which the server would resolve through
+    // search_path.
     let called = |name: &String| {
         let call = format!("{name}(");
         text.match_indices(&call).any(|(at, _)| {
@@ -53,14 +54,14 @@ fn names_in_our_statements(fixture: &Fixture) -> Vec<String> {
 }
 
 on_each_version! {
-    never_calls_function_overloads_of_another_role
-    rejects_functions_and_a_publication_of_another_role
+    never_calls_function_overloads_owned_by_another_role
+    rejects_functions_and_publications_owned_by_another_role
     checks_the_inspection_function_before_calling_it
 }
 
-/// Creates overloads of every function and operator of pg_catalog whose name Walpost's statements
-/// may contain, for all combinations of argument types that Walpost uses. If any overload matches
-/// better than the one in pg_catalog, it is among them.
+/// Creates overloads of every function and operator in pg_catalog whose name appears in Walpost's
+/// statements, for all combinations of argument types that Walpost uses. This includes every
+/// overload that the server could prefer to the function or operator in pg_catalog.
 fn plant_overloads(shop: &PlantedFixture) {
     let names = names_in_our_statements(&shop.fixture);
     shop.attacker.run(&format!(
@@ -98,7 +99,7 @@ fn plant_overloads(shop: &PlantedFixture) {
         ));
 }
 
-fn never_calls_function_overloads_of_another_role(major: u32) {
+fn never_calls_function_overloads_owned_by_another_role(major: u32) {
     let shop = PlantedFixture::bare(Outbox::Table, major);
     let fixture = &shop.fixture;
     plant_overloads(&shop);
@@ -134,7 +135,7 @@ fn never_calls_function_overloads_of_another_role(major: u32) {
         .command(&["run", "--http=127.0.0.1:0"])
         .start_streaming();
     let id = "INSERT INTO public.outbox (aggregatetype, aggregateid, type) VALUES";
-    // The application's search_path includes public.
+    // Unlike Walpost's search_path, the application's includes public.
     fixture
         .server
         .session(&fixture.name)
@@ -184,7 +185,7 @@ fn never_calls_function_overloads_of_another_role(major: u32) {
     shop.expect_nothing_ran("checkpoint");
     let files = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("sql")).unwrap();
     let mut files: Vec<_> = files.map(|file| file.unwrap().path()).collect();
-    // add_outbox.sql requires objects that another file creates.
+    // Run add_outbox.sql last, because it requires objects that the other files create.
     files.sort_by_key(|file| file.ends_with("add_outbox.sql"));
     for file in files {
         if file.ends_with("teardown.sql") {
@@ -192,8 +193,8 @@ fn never_calls_function_overloads_of_another_role(major: u32) {
         }
         let output = try_psql(fixture, &file);
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
-        // publish.sql and the partitioned table are for other kinds of outbox, and this publication
-        // is for one table.
+        // Some files fail here for legitimate reasons: they expect a partitioned table, or a
+        // publication for another kind of outbox.
         assert!(
             output.status.success()
                 || text.contains("not partitioned")
@@ -205,7 +206,7 @@ fn never_calls_function_overloads_of_another_role(major: u32) {
     }
 }
 
-fn rejects_functions_and_a_publication_of_another_role(major: u32) {
+fn rejects_functions_and_publications_owned_by_another_role(major: u32) {
     let shop = PlantedFixture::bare(Outbox::Table, major);
     let publication = shop.fixture.slot();
     for (plant, drop, expected) in [
@@ -242,7 +243,7 @@ fn rejects_functions_and_a_publication_of_another_role(major: u32) {
     let init = shop.init().arg("--outbox=messages").finish().expect_code(3);
     init.expect_mentions(&["function walpost.publish(text) belongs to", &shop.mallory]);
     shop.attacker.run("DROP FUNCTION walpost.publish(text)");
-    // A role that can create objects in the schema could create such a function later.
+    // A role that can create objects in the schema could create the function later.
     let (db, mallory) = (&shop.fixture.db, &shop.mallory);
     db.run(&format!("GRANT CREATE ON SCHEMA walpost TO {mallory}"));
     let init = shop.init().finish().expect_code(3);
@@ -256,10 +257,9 @@ fn rejects_functions_and_a_publication_of_another_role(major: u32) {
 }
 
 #[test]
-fn init_re_creates_functions_that_call_planted_ones() {
+fn init_replaces_functions_that_call_planted_functions() {
     let shop = PlantedFixture::bare(Outbox::Table, 14);
-    // These functions look as if a version of Walpost had created them that did not set
-    // search_path.
+    // Imitate functions created by an old version of Walpost, which did not set search_path.
     shop.attacker.run(
         "CREATE FUNCTION public.int8send(numeric) RETURNS bytea LANGUAGE plpgsql AS $$ BEGIN
              PERFORM plot.note('int8send'); RETURN '\\x0198c1a27b3e7000'; END $$",
@@ -276,10 +276,10 @@ fn init_re_creates_functions_that_call_planted_ones() {
     assert_eq!(shop.planted_code_runs().len(), 1);
 }
 
-/// With ALTER DATABASE ... SET role, the owner of the database makes psql start as another role,
-/// whose objects would be trusted.
+/// With ALTER DATABASE ... SET role, the database owner can make psql start as a different role. If
+/// Walpost trusted the current role, it would trust that role's objects.
 #[test]
-fn sql_files_refuse_to_run_as_a_role_set_by_the_database() {
+fn sql_files_refuse_to_run_if_the_database_sets_a_different_role() {
     for major in [14, 18] {
         let shop = PlantedFixture::bare(Outbox::Table, major);
         let (fixture, mallory) = (&shop.fixture, &shop.mallory);
@@ -302,7 +302,7 @@ fn sql_files_refuse_to_run_as_a_role_set_by_the_database() {
     }
 }
 
-/// This is tested for every kind of statement for which a table is inspected.
+/// Covers every kind of statement for which Walpost inspects a table.
 fn checks_the_inspection_function_before_calling_it(major: u32) {
     for layout in [&[][..], &["--partitioned"]] {
         let shop = PlantedFixture::bare(Outbox::Table, major);

@@ -13,8 +13,8 @@ on_each_version! {
     rejects_a_table_state_table_owned_by_the_outbox_owner
 }
 
-/// A table that a role may plant in place of the journal. It differs from Walpost's journal only in
-/// the last statement.
+/// SQL for a table that another role could plant in place of the journal. It differs from Walpost's
+/// journal only in the privileges that the last statement grants.
 const JOURNAL: &str = "CREATE SCHEMA IF NOT EXISTS walpost;
     CREATE TABLE walpost.journal (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
         at timestamptz NOT NULL DEFAULT now(), pipeline text NOT NULL, slot text NOT NULL,
@@ -22,7 +22,7 @@ const JOURNAL: &str = "CREATE SCHEMA IF NOT EXISTS walpost;
         to_lsn pg_lsn, by_role text NOT NULL DEFAULT session_user, detail jsonb NOT NULL DEFAULT '{}');
     GRANT USAGE ON SCHEMA walpost TO PUBLIC; GRANT ALL ON walpost.journal TO PUBLIC;";
 
-/// Each of these objects runs code of the journal's owner as the role that writes or reads the
+/// Each of these objects runs the journal owner's code as the role that writes or reads the
 /// journal.
 const PLANTED_CODE: [(&str, &str); 10] = [
     (
@@ -81,7 +81,7 @@ fn rejects_a_journal_created_earlier_by_another_role(major: u32) {
             "ALTER SCHEMA walpost RENAME TO",
         ]);
         shop.expect_nothing_ran(trap);
-        // In this case the schema belongs to the DBA, and only the table belongs to the attacker.
+        // Next, let the DBA own the schema, so that only the table belongs to the attacker.
         shop.fixture
             .db
             .run("ALTER SCHEMA walpost OWNER TO postgres");
@@ -93,8 +93,9 @@ fn rejects_a_journal_created_earlier_by_another_role(major: u32) {
     }
 }
 
-/// The owner of the outbox must not own the journal, whether the journal existed before `init` or
-/// was changed later. If Walpost's table has an additional object, every command detects it.
+/// The owner of the outbox must not own the journal, whether that role created the journal before
+/// `init` ran or became its owner later. Every command must also detect objects that were added to
+/// Walpost's own table.
 fn rejects_a_journal_owned_by_the_outbox_owner(major: u32) {
     let shop = PlantedFixture::bare(Outbox::Table, major);
     shop.attacker.run(&format!(
@@ -124,11 +125,11 @@ fn rejects_a_journal_owned_by_the_outbox_owner(major: u32) {
             let finished = shop.command(words).finish();
             shop.expect_nothing_ran(words[0]);
             if (kind, words[0]) == ("policy", "verify") {
-                // `verify` works without access to the journal.
+                // `verify` does not need access to the journal.
                 continue;
             }
             match kind {
-                // Walpost may detect either error first.
+                // Walpost may report either error, depending on which it detects first.
                 "policy" if !finished.mentions("schema walpost belongs to") => finished
                     .expect_code(3)
                     .expect_mentions(&["row-level security policy"]),
@@ -140,7 +141,7 @@ fn rejects_a_journal_owned_by_the_outbox_owner(major: u32) {
         shop.init().finish().expect_code(3);
         shop.expect_nothing_ran("init");
 
-        // Objects added to the table remain after the right to add them is revoked.
+        // The planted objects remain after the privilege to create them is revoked.
         give("CURRENT_USER");
         fixture
             .db
@@ -155,7 +156,7 @@ fn rejects_a_journal_owned_by_the_outbox_owner(major: u32) {
             let finished = shop.command(words).finish();
             shop.expect_nothing_ran(words[0]);
             if (kind, words[0]) == ("policy", "verify") {
-                // `verify` works without access to the journal.
+                // `verify` does not need access to the journal.
                 continue;
             }
             let finished = finished.expect_code(3);
@@ -169,8 +170,8 @@ fn rejects_a_journal_owned_by_the_outbox_owner(major: u32) {
     }
 }
 
-/// Like the test for the journal, for walpost.slot_state. In addition, no other role may have the
-/// privilege to add executable objects to this table.
+/// Repeats the journal test for walpost.slot_state. In addition, no other role may have privileges
+/// that allow it to attach code to this table.
 fn rejects_a_slot_state_table_owned_by_the_outbox_owner(major: u32) {
     for (kind, trap) in PLANTED_CODE {
         let shop = PlantedFixture::owned_by_attacker(major);
@@ -217,8 +218,8 @@ fn rejects_a_slot_state_table_owned_by_the_outbox_owner(major: u32) {
     }
 }
 
-/// Like the test for the journal, for walpost.table_state. `run` can stream without this table, and
-/// logs a warning.
+/// Repeats the journal test for walpost.table_state. `run` can stream without this table, but logs
+/// a warning.
 fn rejects_a_table_state_table_owned_by_the_outbox_owner(major: u32) {
     for (kind, trap) in PLANTED_CODE {
         let shop = PlantedFixture::owned_by_attacker(major);

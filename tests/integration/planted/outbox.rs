@@ -5,19 +5,19 @@ use crate::support::event::Outbox;
 use crate::support::postgres::MAJOR;
 
 on_each_version! {
-    outbox_runs_no_code_of_its_owner_as_another_role
-    does_not_compare_columns_whose_types_belong_to_other_roles
+    code_planted_by_the_outbox_owner_never_runs_as_another_role
+    does_not_compare_columns_whose_types_are_owned_by_other_roles
     locks_the_table_against_changes_by_roles_with_privileges_on_it
     locks_the_table_against_changes_by_owners_of_its_parent
-    does_not_cascade_deletes_to_tables_with_code_of_other_roles
+    does_not_cascade_deletes_to_tables_with_code_owned_by_other_roles
     never_evaluates_row_security_policies_of_the_outbox
-    creates_no_partitions_of_a_table_with_code_of_other_roles
-    new_table_owner_cannot_run_code_as_the_role_that_assigns_the_table
+    creates_no_partitions_if_the_table_runs_code_owned_by_other_roles
+    new_table_owner_cannot_run_code_as_the_role_that_transfers_ownership
 }
 
-/// Every object of the outbox table through which its owner, or a role with the TRIGGER privilege,
-/// can run code as a role that reads from or deletes from the table.
-fn outbox_runs_no_code_of_its_owner_as_another_role(major: u32) {
+/// Tries every kind of object through which the outbox table's owner, or a role with the TRIGGER
+/// privilege, could run code as a role that reads or deletes rows.
+fn code_planted_by_the_outbox_owner_never_runs_as_another_role(major: u32) {
     for (plant, calls) in [
         (
             "CREATE INDEX i ON public.outbox (id) WHERE plot.note('index')",
@@ -65,9 +65,9 @@ fn outbox_runs_no_code_of_its_owner_as_another_role(major: u32) {
     }
 }
 
-/// CREATE CAST takes no lock on tables that contain the type, so a cast can be added after any
-/// examination.
-fn does_not_compare_columns_whose_types_belong_to_other_roles(major: u32) {
+/// CREATE CAST takes no lock on tables that use the type, so a cast can be created after the table
+/// has been inspected.
+fn does_not_compare_columns_whose_types_are_owned_by_other_roles(major: u32) {
     let shop = PlantedFixture::owned_by_attacker(major);
     shop.attacker.run(
         "CREATE TYPE plot.pair AS (a text); CREATE DOMAIN plot.pairs AS plot.pair;
@@ -80,7 +80,7 @@ fn does_not_compare_columns_whose_types_belong_to_other_roles(major: u32) {
          ALTER TABLE public.outbox ADD note plot.pairs;
          UPDATE public.outbox SET note = ROW('x')::plot.pair",
     );
-    // Reading the columns does not call a cast.
+    // Merely reading the columns does not call a cast.
     for words in [&["replay", "--all", "--yes"][..], &["verify"]] {
         shop.command(words).finish();
         shop.expect_nothing_ran(words[0]);
@@ -125,8 +125,8 @@ fn does_not_compare_columns_whose_types_belong_to_other_roles(major: u32) {
         .expect_mentions(&["column created_at has type plot.pair"]);
 }
 
-/// A role with a privilege on the table can add objects to it only after the inspected table has
-/// been used.
+/// After Walpost inspects the table, a role with a privilege on the table must not be able to add
+/// objects to it until Walpost's transaction ends.
 fn locks_the_table_against_changes_by_roles_with_privileges_on_it(major: u32) {
     let shop = PlantedFixture::new(Outbox::Table, major);
     let (db, mallory) = (&shop.fixture.db, &shop.mallory);
@@ -161,7 +161,8 @@ fn locks_the_table_against_changes_by_roles_with_privileges_on_it(major: u32) {
     }
 }
 
-/// The owner of a partitioned table can create an index on a partition that another role owns.
+/// The owner of a partitioned table can create an index on its partitions, even on those that
+/// another role owns.
 fn locks_the_table_against_changes_by_owners_of_its_parent(major: u32) {
     let shop = PlantedFixture::new(Outbox::Table, major);
     let (db, mallory) = (&shop.fixture.db, &shop.mallory);
@@ -178,7 +179,8 @@ fn locks_the_table_against_changes_by_owners_of_its_parent(major: u32) {
     let refused = format!("{:?}", shop.attacker.try_run(change).expect_err("it waits"));
     assert!(refused.contains("lock timeout"), "{refused}");
     db.run("COMMIT");
-    // The server may refuse the change; otherwise the inspection detects it.
+    // Without the lock, the server may accept or reject the change. If it accepts the change, the
+    // inspection must detect the index.
     if shop.attacker.try_run(change).is_ok() {
         let examined = db.value(examine).expect("a text");
         assert!(examined.contains("plot.note(text)"), "{examined}");
@@ -212,7 +214,7 @@ fn never_evaluates_row_security_policies_of_the_outbox(major: u32) {
 }
 
 #[test]
-fn does_not_delete_rows_if_that_would_run_triggers_of_other_roles() {
+fn does_not_delete_rows_if_triggers_owned_by_other_roles_would_fire() {
     for (plant, expected) in [
         (
             "CREATE TRIGGER t BEFORE DELETE ON public.outbox FOR EACH ROW EXECUTE FUNCTION plot.row()",
@@ -246,9 +248,10 @@ fn does_not_delete_rows_if_that_would_run_triggers_of_other_roles() {
     }
 }
 
-/// PostgreSQL queries and modifies the rows that reference a deleted row, and casts their values.
+/// When a row is deleted, PostgreSQL queries and modifies the rows that reference it, and casts
+/// their values. Both can run code of other roles.
 #[test]
-fn does_not_delete_rows_of_a_self_referencing_table() {
+fn does_not_delete_rows_from_a_self_referencing_table() {
     for plant in [
         "CREATE TYPE plot.kind AS ENUM ('a');
          CREATE FUNCTION plot.to_uuid(plot.kind) RETURNS uuid LANGUAGE plpgsql AS
@@ -271,8 +274,9 @@ fn does_not_delete_rows_of_a_self_referencing_table() {
     }
 }
 
-/// ON DELETE CASCADE deletes from one table after another, including tables of trusted roles.
-fn does_not_cascade_deletes_to_tables_with_code_of_other_roles(major: u32) {
+/// ON DELETE CASCADE can continue from one table to the next, so the inspection must follow it even
+/// through tables of trusted roles.
+fn does_not_cascade_deletes_to_tables_with_code_owned_by_other_roles(major: u32) {
     let shop = PlantedFixture::new(Outbox::Table, major);
     let (fixture, mallory) = (&shop.fixture, &shop.mallory);
     fixture
@@ -303,7 +307,7 @@ fn does_not_cascade_deletes_to_tables_with_code_of_other_roles(major: u32) {
     }
 }
 
-fn creates_no_partitions_of_a_table_with_code_of_other_roles(major: u32) {
+fn creates_no_partitions_if_the_table_runs_code_owned_by_other_roles(major: u32) {
     let shop = PlantedFixture::bare(Outbox::Table, major);
     let column = "id uuid, aggregatetype text, aggregateid text, type text, payload jsonb, headers jsonb, created_at";
     shop.attacker.run(
@@ -349,15 +353,16 @@ fn creates_no_partitions_of_a_table_with_code_of_other_roles(major: u32) {
     }
 }
 
-/// Owning the table does not make the application's role more trusted.
-fn new_table_owner_cannot_run_code_as_the_role_that_assigns_the_table(major: u32) {
+/// Becoming the owner of the table does not make the application's role more trusted.
+fn new_table_owner_cannot_run_code_as_the_role_that_transfers_ownership(major: u32) {
     let shop = PlantedFixture::bare(Outbox::Table, major);
     let mallory = &shop.mallory;
     let init = |owner: &str| {
         let init = shop.init().args(["--owner", owner, "--writer", mallory]);
         init.finish()
     };
-    // A planted table with this name, which could be mistaken for Walpost's table.
+    // Plant a constraint with this name, so that the table could be mistaken for one that Walpost
+    // created.
     shop.attacker.run(
         "CREATE TABLE public.outbox (id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb,
              CONSTRAINT walpost_event_size CHECK (plot.note('check')))",
@@ -370,7 +375,7 @@ fn new_table_owner_cannot_run_code_as_the_role_that_assigns_the_table(major: u32
     shop.attacker.run("DROP TABLE public.outbox");
 
     init(mallory).expect_code(0);
-    // The owner must not be able to change functions that other outboxes of the schema also call.
+    // The owner must not be able to change functions that other outboxes in the schema also call.
     for function in [
         "walpost_uuidv7() RETURNS uuid",
         "walpost_no_update() RETURNS trigger",
@@ -378,7 +383,7 @@ fn new_table_owner_cannot_run_code_as_the_role_that_assigns_the_table(major: u32
         let replace = format!(
             "CREATE OR REPLACE FUNCTION public.{function} LANGUAGE plpgsql AS $$ BEGIN PERFORM plot.note('mine'); RETURN NULL; END $$"
         );
-        // From PostgreSQL 18 on, the first of these functions is built into the server.
+        // In PostgreSQL 18 and later, a built-in function is used instead of `walpost_uuidv7`.
         if major < 18 || function.contains("update") {
             shop.attacker.try_run(&replace).expect_err(function);
         }
@@ -396,9 +401,10 @@ fn new_table_owner_cannot_run_code_as_the_role_that_assigns_the_table(major: u32
     shop.expect_nothing_ran("check");
 }
 
-/// Both numbers in the comment are visible to every role.
+/// Walpost recognizes a former partition by a comment with the OID of its parent and the system
+/// identifier. Any role can read both numbers, so it could forge the comment.
 #[test]
-fn comment_does_not_make_another_role_s_table_count_as_a_partition() {
+fn does_not_treat_a_table_as_a_partition_because_of_its_comment() {
     let shop = PlantedFixture::new(Outbox::Table, MAJOR);
     let fixture = &shop.fixture;
     let aggregate = fixture.aggregate(1);

@@ -10,15 +10,16 @@ use crate::support::wait::wait_until;
 
 on_each_version! {
     new_partitions_belong_to_the_table_owner
-    reports_partitions_of_other_roles_with_a_link_to_the_documentation
+    warning_about_partitions_owned_by_other_roles_links_to_the_documentation
     new_partition_does_not_belong_to_a_former_table_owner
-    does_not_detach_partitions_of_a_self_referencing_table
-    init_leaves_the_trigger_on_another_role_s_table_to_its_owner
-    schema_cannot_be_renamed_while_trigger_creation_waits_for_the_table
+    does_not_detach_partitions_from_a_self_referencing_table
+    init_does_not_create_a_trigger_on_a_table_owned_by_another_role
+    schema_cannot_be_renamed_while_create_trigger_waits_for_a_lock
     privileges_on_a_partition_do_not_allow_locking_its_parent
 }
 
-/// PostgreSQL builds a partition's index as the owner of the partition.
+/// PostgreSQL evaluates the expressions of a partition's index as the partition's owner, so a new
+/// partition must not belong to the superuser who creates it.
 fn new_partitions_belong_to_the_table_owner(major: u32) {
     let daily = Path::new(env!("CARGO_MANIFEST_DIR")).join("sql/outbox_partitioned.sql");
     for again in ["outbox_partitioned.sql", "init --partitioned"] {
@@ -26,7 +27,8 @@ fn new_partitions_belong_to_the_table_owner(major: u32) {
         let (db, mallory) = (&shop.fixture.db, &shop.mallory);
         let init = || shop.init().arg("--partitioned");
         init().args(["--owner", mallory]).finish().expect_code(0);
-        // Drops the last two partitions, as if two days had passed.
+        // Drop the last two partitions, as if two days had passed since the partitions were
+        // created.
         db.run(
             "DO $$ DECLARE day text; BEGIN
                  FOR day IN SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = 'public.outbox'::regclass
@@ -57,7 +59,7 @@ fn new_partitions_belong_to_the_table_owner(major: u32) {
     }
 }
 
-fn reports_partitions_of_other_roles_with_a_link_to_the_documentation(major: u32) {
+fn warning_about_partitions_owned_by_other_roles_links_to_the_documentation(major: u32) {
     let shop = PlantedFixture::bare(Outbox::Table, major);
     let (db, mallory) = (&shop.fixture.db, &shop.mallory);
     let init = shop.init().arg("--partitioned");
@@ -76,7 +78,7 @@ fn reports_partitions_of_other_roles_with_a_link_to_the_documentation(major: u32
     assert!(!check().contains(what));
 }
 
-/// Walpost reads the owner before it locks the table.
+/// Walpost reads the table's owner before it locks the table, so the owner may change in between.
 fn new_partition_does_not_belong_to_a_former_table_owner(major: u32) {
     let shop = PlantedFixture::bare(Outbox::Table, major);
     let (fixture, mallory) = (&shop.fixture, &shop.mallory);
@@ -99,9 +101,9 @@ fn new_partition_does_not_belong_to_a_former_table_owner(major: u32) {
     assert_ne!(maintained.code, Some(0), "{maintained:?}");
 }
 
-/// Detaching a partition queries the rows that reference the partition, and casts their values, as
-/// the role that detaches it.
-fn does_not_detach_partitions_of_a_self_referencing_table(major: u32) {
+/// When a partition is detached, PostgreSQL queries the rows that reference it and casts their
+/// values, as the role that runs the command.
+fn does_not_detach_partitions_from_a_self_referencing_table(major: u32) {
     let shop = PlantedFixture::bare(Outbox::Table, major);
     let (db, mallory) = (&shop.fixture.db, &shop.mallory);
     let init = shop.init().arg("--partitioned");
@@ -154,8 +156,9 @@ fn does_not_detach_partitions_of_a_self_referencing_table(major: u32) {
     ]);
 }
 
-/// `CREATE TRIGGER` on a partitioned table evaluates its partition key.
-fn init_leaves_the_trigger_on_another_role_s_table_to_its_owner(major: u32) {
+/// `CREATE TRIGGER` on a partitioned table evaluates the partition key, which may call a function
+/// of the table's owner.
+fn init_does_not_create_a_trigger_on_a_table_owned_by_another_role(major: u32) {
     let shop = PlantedFixture::bare(Outbox::Table, major);
     shop.attacker.run(
         "CREATE FUNCTION plot.one(int) RETURNS int LANGUAGE plpgsql IMMUTABLE AS
@@ -179,9 +182,9 @@ fn init_leaves_the_trigger_on_another_role_s_table_to_its_owner(major: u32) {
     assert_eq!(shop.fixture.db.number(triggers), 0);
 }
 
-/// The owner of a schema can drop tables of other roles in the schema, and rename the schema. After
-/// waiting for a lock, `CREATE TRIGGER` looks up the table by name.
-fn schema_cannot_be_renamed_while_trigger_creation_waits_for_the_table(major: u32) {
+/// The owner of a schema can rename it, and can drop other roles' tables in it. After waiting for a
+/// lock, `CREATE TRIGGER` looks up the table by name, so it could then find a different table.
+fn schema_cannot_be_renamed_while_create_trigger_waits_for_a_lock(major: u32) {
     let shop = PlantedFixture::new(Outbox::Table, major);
     let (fixture, db) = (&shop.fixture, &shop.fixture.db);
     db.run(&format!("ALTER SCHEMA public OWNER TO {}", shop.mallory));

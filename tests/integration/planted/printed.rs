@@ -1,4 +1,4 @@
-//! The output of `walpost init --print`, run with psql as a superuser.
+//! Runs the output of `walpost init --print` with psql as a superuser.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ impl PlantedFixture {
         let printed = self.init().arg("--print").finish().expect_code(0);
         let mut paths = printed.stdout.split("search_path = ").skip(1).peekable();
         assert!(paths.peek().is_some());
-        // PostgreSQL searches pg_temp first if search_path does not contain it.
+        // If search_path does not list pg_temp, PostgreSQL searches pg_temp first.
         assert!(
             paths.all(|path| path.starts_with("pg_catalog, pg_temp")),
             "{}",
@@ -42,7 +42,7 @@ fn save(printed: &str) -> PathBuf {
     file
 }
 
-/// An error ends the script, so no later statement uses the rejected object.
+/// An error ends the script, so that no later statement uses the rejected object.
 #[test]
 fn printed_statements_stop_at_the_first_error() {
     for major in MAJORS {
@@ -67,9 +67,10 @@ fn printed_statements_stop_at_the_first_error() {
     }
 }
 
-/// The table is locked until all statements that name it have been run.
+/// The table stays locked until every statement that names it has run, so nobody can create an
+/// index on it in between.
 #[test]
-fn printed_statements_do_not_evaluate_an_index_created_between_them() {
+fn printed_statements_do_not_evaluate_an_index_created_while_they_run() {
     for major in MAJORS {
         let shop = PlantedFixture::owned_by_attacker(major);
         let folder = reaper::folder("planted");
@@ -79,7 +80,7 @@ fn printed_statements_do_not_evaluate_an_index_created_between_them() {
             "CREATE INDEX i ON public.outbox (id) WHERE plot.note('index')",
         );
         let printed = shop.print();
-        // The attack happens after the table is inspected, but before the DO block reads it.
+        // The attacker strikes after the table is inspected but before the DO block reads it.
         let marker = "\nSET walpost.pipeline = ";
         let (before, after) = printed.rsplit_once(marker).expect("the place");
         let output = shop.pipe_into_psql(&format!("{before}\n{attack}{}{after}", &marker[1..]));
@@ -91,9 +92,9 @@ fn printed_statements_do_not_evaluate_an_index_created_between_them() {
     }
 }
 
-/// Without a terminal, psql uses the encoding set by the owner of the database. In SJIS, the second
-/// byte of Á in UTF-8 and the following backslash form one character, so the next backslash is no
-/// longer escaped.
+/// When not attached to a terminal, psql uses the encoding that the database owner has set. In
+/// SJIS, the second byte of a UTF-8 Á and the backslash after it form a single character, so this
+/// backslash no longer escapes the next backslash.
 #[test]
 fn names_in_printed_statements_are_quoted_safely_in_any_encoding() {
     for major in MAJORS {
@@ -125,7 +126,7 @@ fn names_in_printed_statements_are_quoted_safely_in_any_encoding() {
         );
         let printed = shop.print();
         assert!(printed.contains("SELECT plot.note"), "{printed}");
-        // The script changes its settings in each database that it connects to.
+        // The script must apply its settings in every database that it connects to.
         for several in [false, true] {
             let printed = match several {
                 true => format!("\\connect -reuse-previous=on \"dbname='{name}'\"\n{printed}"),
@@ -137,7 +138,7 @@ fn names_in_printed_statements_are_quoted_safely_in_any_encoding() {
             assert!(output.status.success(), "PostgreSQL {major}: {text}");
             assert_eq!(fixture.db.number(&published), 1, "PostgreSQL {major}");
         }
-        // No code runs in the statements that Walpost executes itself either.
+        // `init` must not run planted code when it executes the statements itself.
         shop.init().finish().expect_code(0);
         shop.expect_nothing_ran("init");
         let words = ["--table", &format!("\"{schema}\".outbox")].map(str::to_owned);
@@ -146,7 +147,8 @@ fn names_in_printed_statements_are_quoted_safely_in_any_encoding() {
         shop.expect_nothing_ran("init --table --print");
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.success(), "PostgreSQL {major}: {text}");
-        // No code runs in the SQL files either, which receive the name from the command line.
+        // The SQL files must not run planted code when they receive the schema name in a psql
+        // variable.
         let sql = Path::new(env!("CARGO_MANIFEST_DIR")).join("sql/add_outbox.sql");
         let set = reaper::folder("planted").join("set.sql");
         let quoted = schema.replace('\\', "\\\\").replace('\'', "\\'");

@@ -1,4 +1,4 @@
-//! Objects that are created between the inspection of a table and its use.
+//! Objects that are created after Walpost inspects a table and before it uses the table.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,14 +12,15 @@ use crate::support::wait::wait_until;
 
 on_each_version! {
     never_evaluates_indexes_or_statistics_created_and_dropped_concurrently
-    runs_no_delete_trigger_created_and_dropped_concurrently
-    runs_no_code_of_schemas_that_swap_names
-    runs_no_code_of_tables_created_and_dropped_concurrently
-    locks_partitions_that_lock_table_omits
-    inspects_and_locks_parents_from_which_a_table_is_being_detached
+    does_not_fire_a_delete_trigger_created_and_dropped_concurrently
+    runs_no_planted_code_while_schemas_swap_names
+    runs_no_planted_code_while_the_table_is_repeatedly_renamed
+    locks_partitions_that_the_lock_table_statement_omits
+    inspects_and_locks_the_parent_while_a_table_is_being_detached
 }
 
-/// Statements that a role repeats over a separate connection until this value is dropped.
+/// Statements that a role executes repeatedly over a separate connection until this value is
+/// dropped.
 struct Repeated {
     stop: Arc<AtomicBool>,
     rounds: Arc<AtomicU64>,
@@ -27,8 +28,8 @@ struct Repeated {
 }
 
 impl Repeated {
-    /// Runs each of `statements` separately. A failure is ignored: the object may be locked or may
-    /// already exist.
+    /// Runs each of `statements` separately. Failures are ignored, because the object may be locked
+    /// or may already exist.
     fn start(shop: &PlantedFixture, statements: &[String]) -> Self {
         let session = shop
             .fixture
@@ -105,11 +106,11 @@ fn never_evaluates_indexes_or_statistics_created_and_dropped_concurrently(major:
     }
 }
 
-fn runs_no_delete_trigger_created_and_dropped_concurrently(major: u32) {
+fn does_not_fire_a_delete_trigger_created_and_dropped_concurrently(major: u32) {
     let shop = PlantedFixture::owned_by_attacker(major);
     let fixture = &shop.fixture;
-    // Rows that a maintenance pass deletes: older than the retention, and already marked as
-    // delivered.
+    // Create rows that a maintenance pass will delete: they are past the retention period and
+    // already marked as delivered.
     fixture.db.run(&format!(
         "GRANT {} TO {}; ALTER TABLE public.outbox ALTER created_at SET DEFAULT now() - interval '2 days'",
         shop.mallory, shop.walpost
@@ -133,7 +134,7 @@ fn runs_no_delete_trigger_created_and_dropped_concurrently(major: u32) {
     }
     drop(attack_goes_on);
     let _ = shop.attacker.try_run(attack[1]);
-    // Only the trigger prevented the deletion.
+    // Without the trigger, nothing prevents the deletion.
     wait_until("the rows to be deleted", || {
         shop.command_as("postgres", &["maintain", "--retention=1s", "--delete-rows"])
             .finish();
@@ -143,9 +144,9 @@ fn runs_no_delete_trigger_created_and_dropped_concurrently(major: u32) {
     walpost.terminate().expect_code(0);
 }
 
-/// Inspecting a nonexistent table is an error; it must not be treated as a table without code of
-/// other roles.
-fn runs_no_code_of_tables_created_and_dropped_concurrently(major: u32) {
+/// Inspecting a nonexistent table is an error; the table must not be treated as free of other
+/// roles' code.
+fn runs_no_planted_code_while_the_table_is_repeatedly_renamed(major: u32) {
     let shop = PlantedFixture::owned_by_attacker(major);
     let absent = "SELECT walpost.lock_and_examine('public', 'absent', 'SELECT')";
     let refused = format!(
@@ -180,7 +181,7 @@ fn runs_no_code_of_tables_created_and_dropped_concurrently(major: u32) {
     drop(attack_goes_on);
 }
 
-fn runs_no_code_of_schemas_that_swap_names(major: u32) {
+fn runs_no_planted_code_while_schemas_swap_names(major: u32) {
     let mut shop = PlantedFixture::bare(Outbox::Table, major);
     shop.fixture
         .use_settings("tables = [\"tenant_*.outbox\"]\n");
@@ -213,8 +214,8 @@ fn runs_no_code_of_schemas_that_swap_names(major: u32) {
     }
 }
 
-/// A schema that does not exist when Walpost's objects are inspected, and exists when one of them
-/// is called.
+/// The schema does not exist when Walpost inspects its own objects, but appears before Walpost
+/// calls one of them.
 #[test]
 fn never_uses_a_walpost_schema_that_appears_during_a_command() {
     for major in [14, 17] {
@@ -228,7 +229,8 @@ fn never_uses_a_walpost_schema_that_appears_during_a_command() {
                  PERFORM plot.note('examination'); RETURN ''; END $$;
              CREATE VIEW w.journal AS SELECT plot.note('journal') AS pipeline",
         );
-        // This code runs in the server, because a client is too slow to meet the right moment.
+        // Run the attack inside the server, because a client would be too slow to hit the right
+        // moment.
         let rename = |from: &str, to: &str| {
             format!(
                 "BEGIN ALTER SCHEMA {from} RENAME TO {to}; EXCEPTION WHEN OTHERS THEN NULL; END; COMMIT;"
@@ -260,7 +262,7 @@ fn does_not_run_a_slot_state_trigger_created_while_streaming() {
     let mut walpost = shop.command(&["run"]).start_streaming();
     fixture.insert(&fixture.aggregate(1), "k");
     fixture.wait_until_confirmed();
-    // In this test, the application's role owns Walpost's objects.
+    // Let the application's role own Walpost's objects, so that it can create a trigger on them.
     fixture.db.run(&format!(
         "GRANT USAGE, CREATE ON SCHEMA walpost TO {mallory}; ALTER TABLE walpost.slot_state OWNER TO {mallory}"
     ));
@@ -272,7 +274,8 @@ fn does_not_run_a_slot_state_trigger_created_while_streaming() {
     shop.expect_nothing_ran("run");
 }
 
-/// Up to PostgreSQL 15, a rule with this name turns an empty table into a view with the same OID.
+/// Up to PostgreSQL 15, creating a rule named `_RETURN` turns an empty table into a view with the
+/// same OID, so the OID alone does not show that the relation is still a table.
 #[test]
 fn rejects_a_table_that_becomes_a_view_during_inspection() {
     for major in [14, 15] {
@@ -299,10 +302,11 @@ fn rejects_a_table_that_becomes_a_view_during_inspection() {
     }
 }
 
-/// A lock on a view also locks the tables in its query. While `lock_and_examine` waits for a table,
-/// the owner puts such a view in its place, with a table at the end of the query that stays locked.
+/// Locking a view also locks the tables in its query. While `lock_and_examine` waits for the lock
+/// on a table, the table's owner replaces the table with a view. The last table in the view's query
+/// stays locked, so that the test can observe which tables were locked before it.
 #[test]
-fn locks_no_tables_of_a_view_that_replaces_the_inspected_table() {
+fn does_not_lock_tables_in_the_query_of_a_view_that_replaces_the_table() {
     for major in [15, 16, 17, 18] {
         let shop = PlantedFixture::new(Outbox::Table, major);
         let fixture = &shop.fixture;
@@ -344,9 +348,9 @@ fn locks_no_tables_of_a_view_that_replaces_the_inspected_table() {
     }
 }
 
-/// The owner of the schema can drop the table of a superuser and put a view in its place.
+/// The owner of the schema can drop a superuser's table and put a view in its place.
 #[test]
-fn init_locks_no_tables_of_a_view_that_replaces_the_outbox() {
+fn init_does_not_lock_tables_in_the_query_of_a_view_that_replaces_the_outbox() {
     for major in [15, 16, 17, 18] {
         let shop = PlantedFixture::new(Outbox::Table, major);
         let fixture = &shop.fixture;
@@ -383,9 +387,10 @@ fn init_locks_no_tables_of_a_view_that_replaces_the_outbox() {
     }
 }
 
-/// `LOCK TABLE` lists the partitions before it locks the first one, so it does not lock a table
-/// that is attached to a partition meanwhile, or that is being detached.
-fn locks_partitions_that_lock_table_omits(major: u32) {
+/// `LOCK TABLE` lists the partitions before it locks the first one, so it misses a table that is
+/// attached to one of them in the meantime. It also misses a table that is being detached. Walpost
+/// must lock both.
+fn locks_partitions_that_the_lock_table_statement_omits(major: u32) {
     let shop = PlantedFixture::new(Outbox::Table, major);
     let (fixture, db) = (&shop.fixture, &shop.fixture.db);
     let session = |role: &str| fixture.server.session_as(role, &fixture.name);
@@ -427,8 +432,8 @@ fn locks_partitions_that_lock_table_omits(major: u32) {
     examiner.run("COMMIT");
 }
 
-/// The statement is canceled while it waits for another transaction, which leaves the partition
-/// partially detached.
+/// Leaves the partition partially detached, by canceling the statement while it waits for another
+/// transaction.
 fn detach_partially(session: &Session, other: &Session, parent: &str, partition: &str) {
     other.run(&format!(
         "BEGIN; LOCK TABLE ONLY {parent} IN ACCESS SHARE MODE"
@@ -443,9 +448,9 @@ fn detach_partially(session: &Session, other: &Session, parent: &str, partition:
     other.run("COMMIT");
 }
 
-/// PostgreSQL evaluates the partition key of a parent from which a table is being detached, which
-/// `pg_partition_ancestors` omits, and those of the parent's own ancestors.
-fn inspects_and_locks_parents_from_which_a_table_is_being_detached(major: u32) {
+/// While a table is being detached, PostgreSQL still evaluates the partition keys of the parent and
+/// the parent's ancestors, but `pg_partition_ancestors` omits them.
+fn inspects_and_locks_the_parent_while_a_table_is_being_detached(major: u32) {
     let shop = PlantedFixture::new(Outbox::Table, major);
     let db = &shop.fixture.db;
     let examiner = shop

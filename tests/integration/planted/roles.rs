@@ -1,4 +1,4 @@
-//! Roles that other roles have set for a database, and roles that other roles can act as.
+//! Roles that the database owner sets with ALTER DATABASE, and roles that other roles can act as.
 
 use std::fs;
 use std::path::Path;
@@ -31,10 +31,10 @@ fn init_ignores_a_role_set_by_the_database_owner() {
     }
 }
 
-/// The owner of the database resets the role between the DBA's connection and the first statement
-/// of a file.
+/// The database owner resets the role setting after the DBA connects but before the file's first
+/// statement runs. The role of the session must still not be trusted.
 #[test]
-fn does_not_trust_a_role_set_for_the_database_when_the_dba_connected() {
+fn does_not_trust_a_session_role_set_by_alter_database() {
     for major in MAJORS {
         let shop = PlantedFixture::bare(Outbox::Table, major);
         let (fixture, mallory) = (&shop.fixture, &shop.mallory);
@@ -67,9 +67,10 @@ fn does_not_trust_a_role_set_for_the_database_when_the_dba_connected() {
     }
 }
 
-/// The server truncates a longer role setting to the maximum length of a name.
+/// The server truncates a role setting that is longer than an identifier, so the setting may name a
+/// different role than it seems to.
 #[test]
-fn session_ignores_a_database_role_setting_longer_than_an_identifier() {
+fn session_sql_ignores_a_database_role_setting_longer_than_the_identifier_limit() {
     for major in MAJORS {
         let shop = PlantedFixture::bare(Outbox::Table, major);
         let fixture = &shop.fixture;
@@ -96,9 +97,10 @@ fn session_ignores_a_database_role_setting_longer_than_an_identifier() {
     }
 }
 
-/// GRANT ... WITH SET FALSE does not let a member act as the role.
+/// A member granted the role WITH SET FALSE can't act as the role, so it must not be trusted like
+/// the role.
 #[test]
-fn does_not_trust_members_that_cannot_act_as_the_role() {
+fn does_not_trust_role_members_that_lack_the_set_option() {
     for major in MAJORS.into_iter().filter(|major| *major >= 16) {
         let shop = PlantedFixture::owned_by_attacker(major);
         let (db, mallory) = (&shop.fixture.db, &shop.mallory);
@@ -113,8 +115,8 @@ fn does_not_trust_members_that_cannot_act_as_the_role() {
         shop.expect_nothing_ran("replay");
         let index = ["i calls function plot.note(text)"];
         finished.expect_code(3).expect_mentions(&index);
-        // A member that inherits from the role has its privileges but not its attributes, so the
-        // member may not replicate.
+        // A member that inherits from the role has its privileges but not its attributes, so it
+        // can't use replication.
         db.run(&format!(
             "GRANT {} TO {mallory} WITH INHERIT TRUE",
             shop.walpost
@@ -128,7 +130,7 @@ fn does_not_trust_members_that_cannot_act_as_the_role() {
             .finish()
             .expect_code(3)
             .expect_mentions(&[&owner]);
-        // A member that can act as the role is equivalent to the role in this test.
+        // Once the member can act as the role, it is as trusted as the role itself.
         db.run(&format!(
             "GRANT {} TO {mallory} WITH SET TRUE",
             shop.walpost
@@ -137,8 +139,7 @@ fn does_not_trust_members_that_cannot_act_as_the_role() {
     }
 }
 
-/// A role that inherits the privileges of an owner can replace the functions and publications of
-/// the owner.
+/// A role that inherits an owner's privileges can replace the owner's functions and publications.
 #[test]
 fn does_not_trust_an_owner_whose_privileges_an_untrusted_role_inherits() {
     for major in MAJORS.into_iter().filter(|major| *major >= 16) {
@@ -174,7 +175,7 @@ fn does_not_trust_an_owner_whose_privileges_an_untrusted_role_inherits() {
         refused.expect_code(3).expect_mentions(&expected[..1]);
         let check = shop.command(&["check"]).finish().stdout;
         assert!(check.contains(expected[1]), "{check}");
-        // A member that can act as the owner is trusted like the owner.
+        // A member that can act as the owner is as trusted as the owner itself.
         db.run(&format!("GRANT {ops} TO {mallory} WITH SET TRUE"));
         let check = shop.command(&["check"]).finish().stdout;
         assert!(!check.contains(expected[1]), "{check}");
@@ -185,7 +186,7 @@ fn does_not_trust_an_owner_whose_privileges_an_untrusted_role_inherits() {
 }
 
 #[test]
-fn warns_about_a_role_that_other_roles_can_act_as() {
+fn warns_about_a_role_that_other_roles_can_assume() {
     let shop = PlantedFixture::new(Outbox::Table, MAJOR);
     let (walpost, mallory) = (&shop.walpost, &shop.mallory);
     shop.fixture
@@ -195,9 +196,10 @@ fn warns_about_a_role_that_other_roles_can_act_as() {
     init.expect_mentions(&["WARN", &format!("REVOKE {walpost} FROM {mallory}")]);
 }
 
-/// This is for servers on which the DBA is not a superuser, such as managed services.
+/// Objects owned by a role with CREATEROLE must be accepted. On managed services, for example, the
+/// DBA has this attribute but is not a superuser.
 #[test]
-fn accepts_objects_owned_by_a_role_with_createrole() {
+fn accepts_objects_owned_by_a_role_that_has_the_createrole_attribute() {
     for major in MAJORS {
         let shop = PlantedFixture::bare(Outbox::Table, major);
         let (name, dba) = (&shop.fixture.name, format!("{}_dba", shop.fixture.name));
@@ -211,7 +213,7 @@ fn accepts_objects_owned_by_a_role_with_createrole() {
             shop.command_as(&dba, &["init", "--role", &shop.walpost])
                 .finish()
         };
-        // Up to version 15, only a superuser can grant the REPLICATION attribute.
+        // Before version 16, only a superuser can grant the REPLICATION attribute.
         if major < 16 {
             let make = format!("CREATE ROLE {} LOGIN REPLICATION", shop.walpost);
             let description = format!("{make}, run by a superuser");

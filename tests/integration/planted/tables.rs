@@ -1,4 +1,5 @@
-//! Several outboxes: the owner of one outbox must not create the objects that all outboxes share.
+//! Several outboxes that share Walpost's objects: the owner of one outbox must not be able to
+//! create those objects.
 
 use std::process::Command;
 
@@ -7,8 +8,8 @@ use crate::support::postgres::MAJOR;
 use crate::support::reaper;
 
 impl PlantedFixture {
-    /// Creates a database without Walpost's objects, and a tenant's schema and table that belong to
-    /// the attacker.
+    /// Creates a database without Walpost's objects, but with a tenant's schema and table, both
+    /// owned by the attacker.
     fn of_tenants(major: u32) -> Self {
         let mut shop = Self::bare(Outbox::Table, major);
         shop.fixture
@@ -25,8 +26,8 @@ impl PlantedFixture {
         self.init().args(["--table", "tenant_m.outbox"])
     }
 
-    /// Asserts that the command is rejected with these texts, and that none of the attacker's code
-    /// has run.
+    /// Asserts that the command is rejected, that its message contains these texts, and that none
+    /// of the attacker's code ran.
     fn expect_refused(&self, init: Invocation, words: &[&str]) {
         let refused = init.finish();
         assert_ne!(refused.code, Some(0), "{refused:?}");
@@ -41,7 +42,7 @@ fn rejects_shared_objects_owned_by_an_outbox_owner() {
         let shop = PlantedFixture::of_tenants(major);
         let (db, mallory) = (&shop.fixture.db, &shop.mallory);
         shop.init().finish().expect_code(0);
-        // The objects look as if the attacker had created them before `init` ran.
+        // The attacker creates objects that resemble Walpost's before `init` runs.
         db.run(&format!(
             "GRANT USAGE, CREATE ON SCHEMA walpost TO {mallory}; ALTER FUNCTION walpost.add_outbox(regclass, name) OWNER TO {mallory}"
         ));
@@ -69,7 +70,8 @@ fn rejects_shared_objects_owned_by_an_outbox_owner() {
     }
 }
 
-/// Operators paste printed commands into a shell, and other roles choose the names of schemas.
+/// Operators paste printed commands into a shell. Because other roles can choose schema names, the
+/// names must be quoted.
 #[test]
 fn printed_commands_quote_names_for_the_shell() {
     let shop = PlantedFixture::of_tenants(MAJOR);
@@ -98,12 +100,12 @@ fn printed_commands_quote_names_for_the_shell() {
 }
 
 #[test]
-fn only_its_owner_can_add_a_table_whose_indexes_run_code_of_that_owner() {
+fn only_the_owner_can_add_a_table_whose_indexes_call_planted_functions() {
     for major in [14, 18] {
         let shop = PlantedFixture::of_tenants(major);
         shop.attacker
             .run("CREATE INDEX planted ON tenant_m.outbox ((plot.note(type)))");
-        // Tests both an `init` that adds all tables and one that adds only this table.
+        // Test both an `init` that adds every table and one that adds only this table.
         for init in [shop.init(), shop.add()] {
             shop.expect_refused(
                 init,
@@ -111,8 +113,8 @@ fn only_its_owner_can_add_a_table_whose_indexes_run_code_of_that_owner() {
             );
         }
         let publication = shop.fixture.slot();
-        // A role that owns both the table and the publication, and has the EXECUTE privilege on the
-        // function, can call it.
+        // A role can call `walpost.add_outbox` if it owns both the table and the publication and
+        // has the EXECUTE privilege.
         let (db, mallory) = (&shop.fixture.db, &shop.mallory);
         db.run(&format!(
             "ALTER PUBLICATION {publication} OWNER TO {mallory}; GRANT USAGE ON SCHEMA walpost TO {mallory};
@@ -122,7 +124,7 @@ fn only_its_owner_can_add_a_table_whose_indexes_run_code_of_that_owner() {
         ));
         let add = format!("SELECT walpost.add_outbox('tenant_m.outbox', '{publication}')");
         assert_eq!(shop.attacker.number(&add), 1);
-        // If the table is already in the publication, none of its rows are read.
+        // If the table is already in the publication, `init` reads none of its rows.
         db.run(&format!(
             "ALTER PUBLICATION {publication} OWNER TO CURRENT_USER"
         ));
@@ -131,9 +133,10 @@ fn only_its_owner_can_add_a_table_whose_indexes_run_code_of_that_owner() {
     }
 }
 
-/// The table would be inspected for the calling role, but read as the owner of the function.
+/// If a SECURITY DEFINER function called `walpost.add_outbox`, the table would be inspected on
+/// behalf of the calling role but read as the function's owner.
 #[test]
-fn add_outbox_refuses_to_run_as_the_owner_of_a_function_that_calls_it() {
+fn add_outbox_rejects_calls_from_a_security_definer_function() {
     for major in [14, 18] {
         let shop = PlantedFixture::of_tenants(major);
         shop.init().finish().expect_code(0);

@@ -15,7 +15,7 @@ pub(super) struct Consumer<'p> {
     /// The text of the documentation page.
     pub(super) text: String,
     pub(super) file: &'static str,
-    /// Shell commands to run before `command`, in the folder of the file.
+    /// Shell commands to run in the file's folder before `command`.
     pub(super) prepare: String,
     pub(super) command: String,
     /// Runs a statement in the consumer's database and returns its output.
@@ -23,7 +23,8 @@ pub(super) struct Consumer<'p> {
 }
 
 impl Consumer<'_> {
-    /// Starts the consumer in a new consumer group, so that it reads the topic from the beginning.
+    /// Starts the consumer in a new consumer group, so that it reads from the beginning of the
+    /// topic.
     fn start(&self) -> Service {
         let environment = self.environment;
         let port = environment.server.port;
@@ -53,9 +54,9 @@ impl Consumer<'_> {
         wait_until("the invoices", || self.count("true") == count);
     }
 
-    /// Makes the consumer read two events, then the same two events and a third one, and then the
-    /// replayed events. Between these steps, invoices are deleted to show whether the consumer
-    /// skips a repeated event by its position.
+    /// Lets the consumer read two events, then the same two events and a third, and finally the
+    /// replayed events. Deletes the first invoices in between, to show whether the consumer detects
+    /// a repeated event by its position.
     pub(super) fn skips_duplicates(&self, insert: &dyn Fn(), replay: &dyn Fn()) {
         insert();
         insert();
@@ -70,7 +71,8 @@ impl Consumer<'_> {
             .value("SELECT id FROM outbox ORDER BY created_at DESC LIMIT 1")
             .expect("an event");
         let _consumer = self.start();
-        // The third event follows the first two in the only partition.
+        // The topic has only one partition, so the consumer has already skipped the first two
+        // events when it reads the third.
         wait_until("the invoice of the third event", || {
             self.count(&format!("event = '{third}'")) == 1
         });
@@ -80,7 +82,7 @@ impl Consumer<'_> {
     }
 }
 
-/// Creates the consumer's database in PostgreSQL.
+/// Creates the database in PostgreSQL that the consumer writes to.
 pub(super) fn create_database(environment: &ExampleEnvironment, tables: &str) {
     let postgres = environment.server.session("postgres");
     postgres.run(&format!("CREATE ROLE billing LOGIN PASSWORD '{SECRET}'"));

@@ -1,5 +1,5 @@
-//! The environment in which the pages' examples run: a server, a broker and a shell, with the names
-//! in the examples replaced by the test's own.
+//! The environment in which the documentation's examples run: a server, a broker and a shell. Names
+//! in the examples are replaced with names from the test.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -17,10 +17,11 @@ use crate::support::secrets::{self, SECRET};
 use crate::support::session::Session;
 use crate::support::wait::{WAIT_TIMEOUT, wait_for};
 
-/// A server with a database `shop`, and the shared broker.
+/// A server with a database named `shop`, and the shared broker.
 pub(super) struct ExampleEnvironment {
     pub(super) server: Server,
-    /// Replaces the aggregate type `order`, because topics belong to the shared broker.
+    /// Takes the place of the aggregate type `order` in the examples. It must be unique, because
+    /// all tests share the broker's topics.
     pub(super) aggregate: String,
     folder: PathBuf,
 }
@@ -61,17 +62,17 @@ impl ExampleEnvironment {
         self.server.session("shop")
     }
 
-    /// Returns the topic of the example's events.
+    /// Returns the name of the topic that receives the examples' events.
     pub(super) fn topic(&self) -> String {
         format!("outbox.event.{}", self.aggregate)
     }
 
-    /// Returns the path that replaces `/etc/walpost/<name>` in the examples.
+    /// Returns the path that takes the place of `/etc/walpost/<name>` in the examples.
     pub(super) fn etc(&self, name: &str) -> PathBuf {
         self.folder.join(name)
     }
 
-    /// Replaces the names in an example with the test's own.
+    /// Replaces names in an example with those that the test uses.
     pub(super) fn fill_in(&self, example: &str) -> String {
         let broker = Broker::shared();
         let (socket, port) = (self.server.socket.display(), self.server.port);
@@ -84,7 +85,7 @@ impl ExampleEnvironment {
             ("@db.example.com/", format!("@localhost:{port}/")),
             ("kafka1.example.com:9092", broker.address()),
             ("localhost:9092", broker.address()),
-            // The test's broker supports SASL and TLS, but not both on one listener.
+            // The test's broker does not support SASL and TLS on the same listener.
             ("kafka1.example.com:9094", broker.sasl_address()),
             ("sasl_ssl", "sasl_plaintext".to_owned()),
             ("SASL_SSL", "SASL_PLAINTEXT".to_owned()),
@@ -100,7 +101,7 @@ impl ExampleEnvironment {
             ),
             ("outbox.event.order", self.topic()),
             ("'order'", format!("'{}'", self.aggregate)),
-            // The test has only one broker.
+            // The test has only one broker, so topics can't have three replicas.
             (
                 "--replication-factor 3",
                 "--replication-factor 1".to_owned(),
@@ -122,7 +123,7 @@ impl ExampleEnvironment {
             .env_clear()
             .env("PATH", format!("{}:{path}", self.folder.display()))
             .env("HOME", reaper::scratch())
-            // The port in the examples may be in use on this machine.
+            // The port that the examples use may be taken on this machine.
             .env("WALPOST_HTTP", "127.0.0.1:0")
             .env("PGHOST", &self.server.socket)
             .env("PGPORT", self.server.port.to_string())
@@ -136,13 +137,13 @@ impl ExampleEnvironment {
         command
     }
 
-    /// Runs a shell example in the repository's folder, as the superuser of the server.
+    /// Runs a shell example in the repository's folder, as the server's superuser.
     pub(super) fn sh(&self, example: &str) -> String {
         let example = self.fill_in(example);
         succeeded(&example, &self.command(&example).output().unwrap())
     }
 
-    /// Runs a shell command as the role `walpost`, with its password, instead of as the superuser.
+    /// Like [`ExampleEnvironment::sh`], but connects as the role `walpost` with its password.
     pub(super) fn sh_as_walpost(&self, line: &str) -> String {
         let line = self.fill_in(line);
         let mut command = self.command(&line);
@@ -161,7 +162,8 @@ impl ExampleEnvironment {
         succeeded(&example, &command.output().unwrap())
     }
 
-    /// Like [`ExampleEnvironment::sql`], but over TCP with TLS, as a role with a password.
+    /// Like [`ExampleEnvironment::sql`], but connects over TCP with TLS, as a role that has a
+    /// password.
     pub(super) fn sql_as(&self, role: &str, password: &str, example: &str) -> String {
         let (example, mut command) = self.psql(example);
         command
@@ -181,7 +183,7 @@ impl ExampleEnvironment {
         (example, command)
     }
 
-    /// Writes an example to a file in the folder that replaces `/etc/walpost`.
+    /// Writes an example to a file in the folder that takes the place of `/etc/walpost`.
     pub(super) fn write(&self, name: &str, example: &str) {
         fs::write(self.etc(name), self.fill_in(example)).unwrap();
     }
@@ -191,7 +193,8 @@ impl ExampleEnvironment {
         self.start_after("", line)
     }
 
-    /// Like [`ExampleEnvironment::start`], after shell commands that prepare the environment.
+    /// Like [`ExampleEnvironment::start`], but first runs shell commands that prepare the
+    /// environment.
     pub(super) fn start_after(&self, lines: &str, line: &str) -> Service {
         let (log, output) = (self.folder.join("log"), self.folder.join("output"));
         let line = format!("{}\nexec {}", self.fill_in(lines), self.fill_in(line));
@@ -207,7 +210,7 @@ impl ExampleEnvironment {
         Service { child, log, output }
     }
 
-    /// Waits until the topic of the events has `count` records, and returns all of its records.
+    /// Waits until the events' topic has at least `count` records, and returns all of them.
     pub(super) fn wait_for_records(&self, service: &mut Service, count: usize) -> Vec<Record> {
         let topics = [self.topic()];
         wait_for("the records of the examples", || {
@@ -232,7 +235,7 @@ impl Service {
         }
     }
 
-    /// Waits for a line of the log that contains `text`.
+    /// Waits for a log line that contains `text`, and returns it.
     pub(super) fn wait_for_log(&mut self, text: &str) -> String {
         wait_for(text, || {
             self.expect_running();

@@ -1,4 +1,5 @@
-//! Checks that every page, heading, file, test and `./dev` subcommand in the documentation exists.
+//! Checks that every page, heading, file, test and `./dev` subcommand that the documentation refers
+//! to exists.
 
 use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
@@ -9,10 +10,10 @@ use walpost::facade::Conninfo;
 use super::markdown::{Page, documents, in_backticks, in_repository, manual, page};
 use super::reference::sources;
 
-/// Maximum length of README.md.
+/// Maximum number of lines in README.md.
 const README_LINES: usize = 200;
 
-/// Resolves `path`, relative to the folder of `page`, to a path of the repository.
+/// Resolves a link from `page` to a path relative to the repository.
 fn resolve(page: &Page, path: &str) -> PathBuf {
     let folder = Path::new(&page.path).parent().unwrap();
     let mut resolved = PathBuf::new();
@@ -53,8 +54,8 @@ fn documentation_links_resolve() {
     assert!(count > 100, "{count} links");
 }
 
-/// Checks references in error messages, comments, manifests and scripts, such as `docs/page.md` or
-/// `docs/page.md#heading`.
+/// Checks that error messages, comments, manifests and scripts refer only to pages and headings
+/// that exist. A reference has the form `docs/page.md` or `docs/page.md#heading`.
 #[test]
 fn pages_referenced_by_source_files_exist() {
     let text = sources(&["src", "sql", "deploy", "benches", "tests", "dev"]);
@@ -120,7 +121,7 @@ fn package_contains_files_linked_from_the_readme_and_no_tests() {
 }
 
 #[test]
-fn each_page_begins_with_its_purpose_and_links_back() {
+fn each_page_begins_with_its_purpose_and_links_back_to_the_readme() {
     for page in documents()
         .iter()
         .filter(|page| page.path.starts_with("docs/"))
@@ -157,7 +158,7 @@ fn files_referenced_by_the_documentation_exist() {
     }
 }
 
-/// Test names look like `module::name`, without the name of a generated variant.
+/// Test names have the form `module::name`; the suffix of a generated variant is omitted.
 #[test]
 fn tests_listed_in_the_guarantees_exist() {
     let guarantees = page("docs/guarantees.md");

@@ -1,6 +1,6 @@
-//! Parses README.md, the pages of docs/ and the other documents into examples, tables, headings and
-//! links. The files are read when a test runs, so that changes to the documentation do not require
-//! a build.
+//! Extracts examples, tables, headings and links from README.md, the pages in docs/ and the other
+//! documents. The files are read at run time, so that editing the documentation does not require a
+//! rebuild.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 
 /// A document.
 pub(super) struct Page {
-    /// The path relative to the repository, such as `README.md` or `docs/deploy.md`.
+    /// The path relative to the repository's root, such as `README.md` or `docs/deploy.md`.
     pub(super) path: String,
     pub(super) text: String,
 }
@@ -16,13 +16,13 @@ pub(super) struct Page {
 /// A fenced block.
 #[derive(Clone, Debug)]
 pub(super) struct Block {
-    /// The heading above the block.
+    /// The nearest heading above the block.
     pub(super) heading: String,
     pub(super) language: String,
     pub(super) text: String,
 }
 
-/// The location of examples of one kind.
+/// The examples in one language under one heading of a page.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Example {
     pub(super) page: &'static str,
@@ -30,7 +30,7 @@ pub(super) struct Example {
     pub(super) language: &'static str,
 }
 
-/// A line of the page, with the heading above it.
+/// A line of a page, with the nearest heading above it.
 struct PageLine<'t> {
     heading: &'t str,
     text: &'t str,
@@ -42,7 +42,7 @@ pub(super) fn in_repository(path: impl AsRef<Path>) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
-/// Reads the Markdown files of a folder.
+/// Reads all Markdown files in a folder.
 fn read_folder(folder: &str) -> Vec<Page> {
     let names = fs::read_dir(in_repository(folder)).unwrap();
     let names = names.map(|entry| entry.unwrap().file_name().into_string().unwrap());
@@ -58,7 +58,7 @@ fn read_folder(folder: &str) -> Vec<Page> {
     pages
 }
 
-/// Returns every document of the repository, in any order.
+/// Returns every document in the repository, in no particular order.
 pub(super) fn documents() -> &'static [Page] {
     static DOCUMENTS: LazyLock<Vec<Page>> = LazyLock::new(|| {
         let mut pages = read_folder("");
@@ -68,7 +68,7 @@ pub(super) fn documents() -> &'static [Page] {
     &DOCUMENTS
 }
 
-/// Returns README.md and the pages of docs/, the documents for users of Walpost.
+/// Returns the documents for users of Walpost: README.md and the pages in docs/.
 pub(super) fn manual() -> impl Iterator<Item = &'static Page> {
     documents()
         .iter()
@@ -124,8 +124,9 @@ impl Page {
         blocks
     }
 
-    /// Returns the cells of the tables under a heading, without header rows. Each cell is the list
-    /// of its texts in backticks; a cell without backticks is returned as a whole.
+    /// Returns the table rows under a heading, without header rows. Each row is a list of cells. A
+    /// cell is represented by the texts in backticks that it contains or, if there are none, by its
+    /// whole text.
     pub(super) fn tables(&self, heading: &str) -> Vec<Vec<Vec<String>>> {
         let mut rows = Vec::new();
         let under = |line: &PageLine| line.heading == heading && !line.is_fenced;
@@ -147,7 +148,7 @@ impl Page {
         rows.iter().map(cells).collect()
     }
 
-    /// Returns the headings as the anchors that GitHub generates for them.
+    /// Returns the anchors that GitHub generates for the page's headings.
     pub(super) fn anchors(&self) -> Vec<String> {
         let heading = |line: &PageLine| line.text.starts_with('#') && !line.is_fenced;
         self.lines()
@@ -160,7 +161,7 @@ impl Page {
             .collect()
     }
 
-    /// Returns the targets of the links as they are written on the page.
+    /// Returns the targets of all links, exactly as written on the page.
     pub(super) fn links(&self) -> impl Iterator<Item = &str> {
         let behind = self.text.split("](").skip(1);
         behind.filter_map(|rest| Some(rest.split_once(')')?.0))
@@ -172,7 +173,7 @@ impl Example {
         self.page == page.path && self.heading == block.heading && self.language == block.language
     }
 
-    /// Returns all examples, in order.
+    /// Returns the text of every matching example, in order.
     pub(super) fn all(&self) -> Vec<String> {
         let page = page(self.page);
         let found = page.blocks().into_iter();
@@ -184,7 +185,7 @@ impl Example {
         found
     }
 
-    /// Returns the only example.
+    /// Returns the text of the example, which must be the only match.
     pub(super) fn one(&self) -> String {
         let mut found = self.all();
         assert_eq!(found.len(), 1, "{self:?}");
@@ -199,7 +200,7 @@ fn cell(text: &str) -> Vec<String> {
     }
 }
 
-/// Returns the texts in single backticks, in order.
+/// Returns all text in single backticks, in order.
 pub(super) fn in_backticks(text: &str) -> Vec<String> {
     text.split('`')
         .skip(1)

@@ -1,4 +1,4 @@
-//! Compares the tables of the documentation with the program.
+//! Compares the tables in the documentation with the program's actual flags, settings and errors.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -24,7 +24,7 @@ struct Flag {
 
 fn flags(command: &[&str]) -> Vec<Flag> {
     let help = Invocation::new(command.iter().chain(&["--help"]))
-        // `--help` shows the values of environment variables that are set.
+        // If these variables were set, `--help` would show their values.
         .without_env("WALPOST_HTTP")
         .without_env("WALPOST_LOCK_TIMEOUT")
         .finish()
@@ -34,7 +34,7 @@ fn flags(command: &[&str]) -> Vec<Flag> {
     for line in help.lines() {
         match (flag_line(line), abouts.last_mut()) {
             (Some(flag), _) => abouts.push(flag.to_owned()),
-            // A default that `--help` wraps is joined into one text again.
+            // Join the lines of a description that `--help` wraps.
             (None, Some(about)) => {
                 about.push(' ');
                 about.push_str(line.trim());
@@ -63,8 +63,8 @@ fn replaced(about: &str) -> Option<String> {
     rest.split(' ').next().map(str::to_owned)
 }
 
-/// Returns the part of a line of `--help` that starts with the flag, or `None` if the line contains
-/// no flag; descriptions of flags are indented further.
+/// Returns the part of a `--help` line that starts with the flag, or `None` if the line contains no
+/// flag. Lines that continue a description are recognized by their deeper indentation.
 fn flag_line(line: &str) -> Option<&str> {
     let text = line.trim_start();
     let text = match text.split_once(", ") {
@@ -79,7 +79,7 @@ fn word(text: &str) -> &str {
     text.split([' ', '=', ',']).next().unwrap_or_default()
 }
 
-/// Returns the rows of both tables as flag, variable and default.
+/// Returns the flag, variable and default in each row of both tables.
 fn documented() -> Vec<Flag> {
     let row = |cells: &[String; 3]| {
         let given = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
@@ -129,7 +129,8 @@ fn reference_lists_every_flag_with_its_variable_and_default() {
             let found = documented.iter().find(|row| row.name == flag.name);
             let found = found
                 .unwrap_or_else(|| panic!("{command:?} {} is not in the reference", flag.name));
-            // Each Kafka property has an environment variable, which `--help` can't list.
+            // Every Kafka property has its own environment variable, so `--help` can't list them
+            // all.
             if flag.name != "--kafka-property" {
                 assert_eq!(found.variable, flag.variable, "variable of {}", flag.name);
             }
@@ -211,7 +212,7 @@ fn reference_lists_kafka_properties_that_walpost_sets_or_rejects() {
     }
 }
 
-/// Returns the first sentence of an error's format, in which each value is replaced by `…`.
+/// Returns the first sentence of an error's format string, with each value replaced by `…`.
 fn first_sentence(format: &str) -> String {
     let format = format.replace("\\\"", "\"").replace("\\\\", "\\");
     let mut sentence = String::new();
@@ -240,8 +241,8 @@ fn first_sentence(format: &str) -> String {
     sentence
 }
 
-/// Returns the declaration with the formats of an error, anywhere in `src/`: the body of an enum,
-/// or the attribute of a struct.
+/// Returns the part of `src/` that declares an error's format strings: the body of an enum, or the
+/// attribute of a struct.
 fn declaration<'s>(sources: &'s str, name: &str) -> &'s str {
     if let Some(start) = sources.find(&format!("enum {name} {{")) {
         let body = &sources[start..];
@@ -254,7 +255,7 @@ fn declaration<'s>(sources: &'s str, name: &str) -> &'s str {
     &before[before.rfind("#[error(").unwrap()..]
 }
 
-/// Returns the format strings of an error.
+/// Returns the format strings that an error declares.
 fn formats(sources: &str, name: &str) -> Vec<String> {
     let declaration = declaration(sources, name);
     declaration
@@ -270,7 +271,7 @@ fn formats(sources: &str, name: &str) -> Vec<String> {
         .collect()
 }
 
-/// Returns the text of the files, and of all files in the folders.
+/// Returns the concatenated text of these files and of all files in these folders.
 pub(super) fn sources(paths: &[&str]) -> String {
     let mut sources = String::new();
     for path in paths {
@@ -285,7 +286,7 @@ fn read_sources(path: &Path, into: &mut String) {
             read_sources(&entry.unwrap().path(), into);
         }
     } else if let Ok(text) = fs::read_to_string(path) {
-        // Binary files are ignored.
+        // Skip files that are not UTF-8 text, such as images.
         into.push_str(&text);
     }
 }
@@ -330,10 +331,11 @@ fn troubleshooting_covers_every_error_that_halts_a_pipeline() {
         let formats = formats(&sources, name);
         assert!(formats.len() >= least, "{name}: {formats:?}");
         for format in formats {
-            // A remedy may follow a value directly.
+            // A remedy may follow a value directly, without any text in between.
             let sentence = first_sentence(&format).replace("……", "…");
             let words = sentence.split(['…', ' ', ',', ':']);
-            // A format that only combines values and another error contains no words to search for.
+            // Some format strings consist only of placeholders, such as those for a value and
+            // another error, so they contain no words to search for.
             let is_empty = words.filter(|word| word.len() > 2).count() == 0;
             if !is_empty && !troubleshooting.contains(&sentence) {
                 missing.push(format!("{name}: {sentence}"));

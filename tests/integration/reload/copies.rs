@@ -5,19 +5,19 @@ use crate::snapshot::{TABLE, expect_all, fixture_with_older_rows, settle, start_
 use crate::support::event::{Event, EventWriter};
 use crate::support::postgres::{MAJOR, Server, StopMode};
 
-/// The number of rows is large enough that the copy is still running when the definition changes.
+/// Number of rows, large enough that the copy is still running when the definition changes.
 const ROWS: usize = 20_000;
 
-/// With this window, the copy takes several seconds.
+/// A window so small that the copy takes several seconds.
 const SLOW_SETTINGS: &str = "window_records = 20\n";
 
 const ONE_TABLE: &str = "table = 'public.outbox'\n";
 const SEVERAL_TABLES: &str = "tables = ['public.outbox', 'tenant_*.outbox']\n";
 
 in_both_modes! {
-    adding_tables_during_a_snapshot_loses_and_repeats_no_event
-    halts_if_a_table_is_removed_during_its_snapshot_until_it_is_completed
-    halts_if_tables_are_added_before_the_snapshot_until_it_is_completed
+    adding_tables_during_a_snapshot_neither_loses_nor_repeats_events
+    halts_if_settings_change_to_several_tables_during_a_snapshot
+    halts_if_settings_change_to_several_tables_before_a_snapshot
 }
 
 fn mode(fixture: &Fixture) -> &'static str {
@@ -27,8 +27,8 @@ fn mode(fixture: &Fixture) -> &'static str {
     }
 }
 
-/// Starts a process that is copying a table. Also returns a function that creates the contents of
-/// its configuration file with other settings.
+/// Starts a process and waits until it copies a table. Also returns a function that renders the
+/// process's configuration file with other settings.
 fn process_during_copy<'s>(fixture: &'s Fixture) -> (Process, impl Fn(&str) -> String + 's) {
     let text = |more: &str| head() + &pipeline(fixture, &format!("{}{more}", mode(fixture)));
     let folder = reaper::folder("config");
@@ -44,13 +44,13 @@ fn process_during_copy<'s>(fixture: &'s Fixture) -> (Process, impl Fn(&str) -> S
     (Process { folder, walpost }, text)
 }
 
-fn adding_tables_during_a_snapshot_loses_and_repeats_no_event(exactly_once: bool) {
+fn adding_tables_during_a_snapshot_neither_loses_nor_repeats_events(exactly_once: bool) {
     let (fixture, aggregate) = fixture_with_older_rows(TABLE, ROWS, exactly_once);
     let (mut process, text) = process_during_copy(&fixture);
     replace(&process.file(), &text(SEVERAL_TABLES));
-    process
-        .walpost
-        .wait_for_log("restarts with the new definition when the copy of older rows is complete");
+    process.walpost.wait_for_log(
+        "will restart with the new definition when the copy of older rows is complete",
+    );
     assert!(
         fixture.records().len() < ROWS,
         "the copy must be in progress"
@@ -62,9 +62,9 @@ fn adding_tables_during_a_snapshot_loses_and_repeats_no_event(exactly_once: bool
     expect_all(&fixture, ROWS + 2, true);
 }
 
-/// Without this halt, the next run would stream from the consistent point on, and the remaining
-/// older rows would never be delivered.
-fn halts_if_a_table_is_removed_during_its_snapshot_until_it_is_completed(exactly_once: bool) {
+/// If Walpost didn't halt, the next run would start streaming at the consistent point, and the
+/// remaining older rows would never be delivered.
+fn halts_if_settings_change_to_several_tables_during_a_snapshot(exactly_once: bool) {
     let (mut fixture, aggregate) = fixture_with_older_rows(TABLE, ROWS, exactly_once);
     fixture.kill(start_and_copy_some(&fixture));
     let copied = fixture.records().len();
@@ -101,9 +101,9 @@ fn halts_if_a_table_is_removed_during_its_snapshot_until_it_is_completed(exactly
     expect_all(&fixture, ROWS + 1, exactly_once);
 }
 
-/// Found by a random walk of `./dev soak --shapes` with seed 136745726564781. The slot's stream
-/// contains none of the rows that the table had when the slot was created.
-fn halts_if_tables_are_added_before_the_snapshot_until_it_is_completed(exactly_once: bool) {
+/// Found by a random walk of `./dev soak --shapes` with seed 136745726564781. The slot never sends
+/// the rows that the table contained when the slot was created, so only the copy can deliver them.
+fn halts_if_settings_change_to_several_tables_before_a_snapshot(exactly_once: bool) {
     let (mut fixture, aggregate) = fixture_with_older_rows(TABLE, 20, exactly_once);
     fixture.use_settings(SEVERAL_TABLES);
     fixture.init().finish().expect_code(0);
@@ -166,9 +166,9 @@ fn changing_settings_during_a_snapshot_repeats_no_event() {
     let (fixture, _) = fixture_with_older_rows(TABLE, ROWS, false);
     let (mut process, text) = process_during_copy(&fixture);
     replace(&process.file(), &text("window_records = 30\n"));
-    process
-        .walpost
-        .wait_for_log("restarts with the new definition when the copy of older rows is complete");
+    process.walpost.wait_for_log(
+        "will restart with the new definition when the copy of older rows is complete",
+    );
     assert!(
         fixture.records().len() < ROWS,
         "the copy must be in progress"
@@ -178,9 +178,9 @@ fn changing_settings_during_a_snapshot_repeats_no_event() {
     expect_all(&fixture, ROWS, true);
 }
 
-/// An operator can apply the change immediately instead of waiting for the copy.
+/// Instead of waiting for the copy to finish, an operator can apply the change immediately.
 #[test]
-fn restart_does_not_wait_for_the_snapshot() {
+fn restart_command_does_not_wait_for_the_snapshot_to_finish() {
     let (fixture, _) = fixture_with_older_rows(TABLE, ROWS, false);
     let (mut process, text) = process_during_copy(&fixture);
     replace(&process.file(), &text("window_records = 1000\n"));
@@ -210,8 +210,8 @@ fn renaming_a_pipeline_during_a_snapshot_loses_no_event() {
     expect_all(&fixture, ROWS + 1, false);
 }
 
-/// Found by a random walk of `./dev soak --shapes` with seed 16225804307676. The server has sent
-/// events to the interrupted run, so `init` must detect that their copy has started.
+/// Found by a random walk of `./dev soak --shapes` with seed 16225804307676. The server had already
+/// sent events to the interrupted run, and `init` must detect that a copy had started.
 #[test]
 fn init_for_a_renamed_pipeline_does_not_end_its_snapshot() {
     let (fixture, aggregate) = fixture_with_older_rows(TABLE, ROWS, false);
@@ -233,7 +233,8 @@ fn init_for_a_renamed_pipeline_does_not_end_its_snapshot() {
     expect_all(&fixture, ROWS + 1, false);
 }
 
-/// Runs the pipeline under a different name, with its existing slot and publication.
+/// Returns a command that runs the pipeline under a different name, with its existing slot and
+/// publication.
 fn renamed(fixture: &Fixture) -> Invocation {
     run_under_another_name(fixture, "run").args(["--kafka", fixture.kafka()])
 }
@@ -245,7 +246,8 @@ fn run_under_another_name(fixture: &Fixture, command: &str) -> Invocation {
         .args(["--slot", &slot, "--publication", &slot])
 }
 
-/// A crash discards the server's statistics, and the journal only has entries under the other name.
+/// A crash discards the server's statistics, and the journal has entries only under the old name,
+/// so neither shows that the slot was read before.
 #[test]
 fn renamed_pipeline_redelivers_nothing_after_a_server_crash() {
     let server = Server::private(MAJOR, "");
@@ -255,7 +257,7 @@ fn renamed_pipeline_redelivers_nothing_after_a_server_crash() {
         .start_and_confirm_one(&aggregate, "k")
         .terminate()
         .expect_code(0);
-    // A Walpost version that recorded nothing for an empty table leaves this state.
+    // Imitate a version of Walpost that recorded nothing for an empty table.
     fixture.db.run("TRUNCATE walpost.journal");
     server.stop(StopMode::Immediate);
     server.start();
@@ -263,17 +265,17 @@ fn renamed_pipeline_redelivers_nothing_after_a_server_crash() {
     let walpost = renamed(&fixture).start_streaming();
     fixture.insert(&aggregate, "newer");
     fixture.wait_until_confirmed();
-    // The crash also reset the confirmed position of the slot, so the stream may send the first
-    // event again, but the table is not copied.
+    // The crash also set back the slot's confirmed position, so the first event may be resent, but
+    // the table must not be copied.
     assert_eq!(walpost.logged("snapshot started"), 0, "{}", walpost.log());
     walpost.terminate().expect_code(0);
     expect_all(&fixture, 2, false);
 }
 
-/// The journal records the events that the earlier slot had not delivered, which include the
-/// remaining older rows.
+/// The journal records which events the dropped slot had not delivered. They include the remaining
+/// older rows.
 #[test]
-fn replays_rows_of_a_snapshot_interrupted_by_re_creating_the_slot() {
+fn replays_rows_left_uncopied_when_the_slot_is_recreated_during_a_snapshot() {
     let (fixture, aggregate) = fixture_with_older_rows(TABLE, ROWS, false);
     fixture.kill(start_and_copy_some(&fixture));
     assert!(

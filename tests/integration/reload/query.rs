@@ -1,11 +1,11 @@
-//! Pipelines that are defined by the rows of a query.
+//! Pipelines that are defined by rows returned from a query.
 
 use super::*;
 use crate::support::http::Http;
 
 const FAILED_MESSAGE: &str = "its pipelines keep running unchanged";
 
-/// A table that contains names of databases, each of which defines a pipeline.
+/// A database with a table of database names. Each row defines a pipeline.
 struct Shards {
     fixture: Fixture<'static>,
 }
@@ -44,8 +44,8 @@ impl Shards {
         )
     }
 
-    /// Starts a process that has `pipelines` pipelines in total, including those in its
-    /// configuration file.
+    /// Starts a process and waits until `pipelines` pipelines are streaming, including those
+    /// defined by `in_file`.
     fn start(&self, in_file: &str, pipelines: usize) -> Process {
         let folder = reaper::folder("config");
         let text = head() + &self.source() + in_file;
@@ -142,8 +142,8 @@ fn reports_a_broken_source_and_changes_nothing() {
         shards.run(repairs);
         wait_until_failed(&http, 0.0);
     }
-    // A row can't define a pipeline that the file already defines, and the file can be changed
-    // while a source fails.
+    // A row can't define a pipeline that the configuration file already defines. The file can still
+    // be changed while a source fails.
     shards.run(&format!(
         "INSERT INTO shards VALUES ('{name}', '{name}', true)",
         name = in_file.name
@@ -164,8 +164,8 @@ fn reports_a_broken_source_and_changes_nothing() {
         in_file.name
     ));
     wait_until_failed(&http, 0.0);
-    // Removing more than half of the pipelines, or all of them, counts as a mistake until an
-    // operator accepts the change.
+    // If a source would lose more pipelines than it keeps, Walpost treats the change as a mistake
+    // unless an operator accepts it.
     shards.run("UPDATE shards SET active = false");
     let line = process.walpost.wait_for_log(NOT_RELOADED);
     assert!(
@@ -209,7 +209,7 @@ fn starts_other_pipelines_while_a_registry_database_is_down() {
         .expect_mentions(&["source", "not queried"]);
     let found = check(&[]).expect_code(3);
     found.expect_mentions(&["walpost.toml: source", "public.shards", &in_file.name]);
-    // A query that has not succeeded yet changes no pipelines.
+    // If a changed query fails, no pipelines are changed.
     let changed = std::fs::read_to_string(process.file())
         .unwrap()
         .replace("WHERE active", "WHERE true");
@@ -223,10 +223,10 @@ fn starts_other_pipelines_while_a_registry_database_is_down() {
     process.walpost.terminate().expect_code(0);
 }
 
-/// If one of the duplicate rows were accepted, a different owner's row that sorts first would take
-/// over the slot, the checkpoint and the transactional ID of the pipeline.
+/// Neither of two rows with the same name may be accepted. Otherwise, another owner's row that
+/// sorts first would take over the pipeline's slot, checkpoint and transactional ID.
 #[test]
-fn duplicate_row_does_not_replace_a_pipeline_at_startup() {
+fn rejects_a_row_that_duplicates_a_pipeline_name_at_startup() {
     let [of_row, in_file] = [Fixture::new(), Fixture::new()];
     let shards = Shards::new();
     shards.add(&of_row);
@@ -246,8 +246,7 @@ fn duplicate_row_does_not_replace_a_pipeline_at_startup() {
     process.walpost.terminate().expect_code(0);
 }
 
-/// Returns the values of a row that defines a pipeline, as JSON; `values` override the default
-/// values.
+/// Returns a row that defines a pipeline, as JSON. Entries in `values` override the defaults.
 fn row_of(fixture: &Fixture, values: serde_json::Value) -> serde_json::Value {
     let mut row = serde_json::json!({
         "name": fixture.name,
@@ -264,7 +263,7 @@ fn row_of(fixture: &Fixture, values: serde_json::Value) -> serde_json::Value {
     row
 }
 
-/// Creates a registry whose rows contain more than database names.
+/// Creates a database with a table of tenants, whose rows define more than the name of a database.
 fn registry(rows: &[serde_json::Value], template: &str) -> (Fixture<'static>, String) {
     let registry = Fixture::bare();
     registry
@@ -292,10 +291,10 @@ fn add_row(registry: &Fixture, row: &serde_json::Value) {
 const SOURCE_BY_HOST: &str =
     "postgres = 'postgresql://postgres:s3cr3t@{host}:{port}/{dbname}?sslmode=prefer'";
 
-/// If the host were a Unix-domain socket, Walpost would send the password to it in clear text,
-/// regardless of `sslmode`.
+/// If a row could name a Unix-domain socket as the host, Walpost would send the password to it in
+/// clear text, whatever the `sslmode`.
 #[test]
-fn rejects_a_row_whose_host_is_a_socket_and_uses_the_others() {
+fn rejects_only_the_row_whose_host_is_a_socket_path() {
     let fixture = Fixture::new();
     let good = row_of(&fixture, serde_json::json!({}));
     let (registry, source) = registry(&[good], SOURCE_BY_HOST);
@@ -303,7 +302,7 @@ fn rejects_a_row_whose_host_is_a_socket_and_uses_the_others() {
     let socket = folder.join(format!(".s.PGSQL.{}", fixture.server.port));
     let listener = std::os::unix::net::UnixListener::bind(socket).unwrap();
     listener.set_nonblocking(true).unwrap();
-    // The listener keeps accepted connections for later checks.
+    // Keep accepted connections for later checks.
     let accepted = std::cell::RefCell::new(Vec::new());
     let is_untouched = || {
         accepted.borrow_mut().extend(listener.accept());
@@ -344,7 +343,7 @@ fn rejects_a_row_whose_host_is_a_socket_and_uses_the_others() {
 }
 
 #[test]
-fn rejects_row_values_that_change_the_surrounding_setting() {
+fn rejects_row_values_that_would_alter_other_settings() {
     const WITH_TABLES: &str = "postgres = 'postgresql://postgres@{host}:{port}/{dbname}'\ntables = ['{schema}.outbox']\n\
         topic = '{source.tenant}.{aggregatetype}'\nkafka = { 'bootstrap.servers' = '{brokers}' }";
     const WITH_URL: &str = "postgres = '{host}'";

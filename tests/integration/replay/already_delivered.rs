@@ -1,4 +1,4 @@
-//! An operator records that events reported as possibly missing were delivered.
+//! Events are reported as possibly missing, and an operator records that they were delivered.
 
 use crate::support::event::{Event, EventWriter};
 use crate::support::fixture::Fixture;
@@ -13,8 +13,8 @@ fn writer(tables: &[&str]) -> EventWriter {
     }
 }
 
-/// Creates two tables whose events are delivered, on a cluster that appears to be a different one,
-/// as after `pg_upgrade`.
+/// Creates two tables and delivers their events. Then makes the cluster look like a different one,
+/// as `pg_upgrade` does.
 fn fixture_after_cluster_change() -> Fixture<'static> {
     let mut fixture = Fixture::bare();
     fixture.use_settings("tables = [\"tenant_*.outbox\"]\n");
@@ -56,9 +56,9 @@ fn settle(fixture: &Fixture<'_>, more: &[&str]) -> Finished {
 }
 
 #[test]
-fn operator_can_close_a_delivered_gap_without_resending() {
+fn operator_can_close_a_gap_whose_events_were_already_delivered() {
     let fixture = fixture_after_cluster_change();
-    // No gap is closed without confirmation.
+    // A gap must not be closed without confirmation.
     let listed = settle(&fixture, &["--dry-run"]).expect_code(0);
     listed.expect_mentions(&[
         "of table tenant_1.outbox",
@@ -72,7 +72,7 @@ fn operator_can_close_a_delivered_gap_without_resending() {
         "{}",
         check.stdout
     );
-    // Closes the gap of one table first, and then the gaps of all other tables.
+    // Close the gap of one table first, then the gaps of all remaining tables.
     settle(&fixture, &["--table", TABLES[0], "--yes"]).expect_code(0);
     let check = fixture.check().finish().expect_code(3);
     assert!(
@@ -113,7 +113,8 @@ fn operator_can_close_the_gap_of_a_dropped_table() {
     );
 }
 
-/// Creates a gap that was closed for one table; the other table had left the publication.
+/// Creates a gap in two tables and closes it for the first. Then removes the second table from the
+/// publication and starts Walpost.
 pub(crate) fn settled() -> Fixture<'static> {
     let fixture = fixture_after_cluster_change();
     settle(&fixture, &["--table", TABLES[0], "--yes"]).expect_code(0);

@@ -1,4 +1,4 @@
-//! Journal entries written by other roles, and SQL conditions, must not run code as a superuser.
+//! Neither journal entries written by other roles nor SQL conditions may run code as a superuser.
 
 use super::{journal, walpost_role};
 use crate::support::fixture::Fixture;
@@ -6,7 +6,7 @@ use crate::support::records::Record;
 use crate::support::walpost::{Invocation, word_after};
 use crate::support::walpost_role::WalpostRole;
 
-/// Returns the statement that adds an entry about a replay to the journal.
+/// Returns a statement that adds a replay entry to the journal.
 fn entry(fixture: &Fixture, detail: &serde_json::Value) -> String {
     let (name, slot) = (&fixture.name, fixture.slot());
     let detail = detail.to_string().replace('\'', "''");
@@ -15,7 +15,7 @@ fn entry(fixture: &Fixture, detail: &serde_json::Value) -> String {
     )
 }
 
-/// Adds an entry about a replay to the journal, as the role.
+/// Adds a replay entry to the journal as the given role.
 fn write(fixture: &Fixture, walpost_role: &WalpostRole, detail: &serde_json::Value) {
     let session = fixture.server.session_as(&walpost_role.role, &fixture.name);
     session.run(&entry(fixture, detail));
@@ -24,8 +24,8 @@ fn write(fixture: &Fixture, walpost_role: &WalpostRole, detail: &serde_json::Val
 const RUN_ID: &str = "5d8ac1b4-5b5c-4a5f-9a62-7f2b4f6a7c11";
 const TOPIC: &str = "outbox.event.{aggregatetype}";
 
-/// Returns the details of a journal entry for the start of a replay of rows that match `condition`,
-/// or of all rows if `condition` is empty.
+/// Returns the details that the journal would contain for a replay that has just started. The
+/// replay selects the rows that match `condition`, or all rows if `condition` is empty.
 fn start_details(condition: &str, topic: &str) -> serde_json::Value {
     let selected = match condition {
         "" => serde_json::json!({}),
@@ -40,7 +40,8 @@ fn start_details(condition: &str, topic: &str) -> serde_json::Value {
     })
 }
 
-/// Creates another application's slot, and returns an SQL condition that drops it.
+/// Creates another application's slot, and returns its name and an SQL condition that would drop
+/// it.
 fn slot_drop_condition(fixture: &Fixture) -> (String, String) {
     let slot = format!("{}_victim", fixture.name);
     fixture.db.run(&format!(
@@ -78,7 +79,7 @@ fn never_evaluates_a_condition_from_the_journal() {
         walpost_role
             .replay(&resume)
             .args(["--yes", "--where", "another = 1"]),
-        // This session belongs to a superuser.
+        // A superuser passes the same condition explicitly.
         fixture
             .replay(&resume)
             .args(["--yes", "--where", &condition]),
@@ -101,13 +102,14 @@ fn never_evaluates_a_condition_from_the_journal() {
 }
 
 #[test]
-fn does_not_evaluate_a_condition_as_a_potential_superuser() {
+fn rejects_a_condition_if_the_role_could_become_a_superuser() {
     let fixture = Fixture::new();
     let walpost_role = walpost_role(&fixture);
     let aggregate = fixture.aggregate(1);
     fixture.insert(&aggregate, "k");
     let (slot, condition) = slot_drop_condition(&fixture);
-    // The author of the function could run code through the operator in the condition.
+    // Evaluating the condition as a superuser would run code that another role wrote: the body of
+    // the function.
     fixture.db.run(&format!(
         "CREATE FUNCTION is_due() RETURNS boolean LANGUAGE sql AS $$ SELECT {condition} $$;
          ALTER FUNCTION is_due() OWNER TO {}",
@@ -184,7 +186,7 @@ fn rejects_a_condition_that_closes_its_parenthesis_or_adds_sql() {
         finished.expect_code(2).expect_mentions(&["--where"]);
     }
     assert!(journal(&fixture).is_empty());
-    // This text only looks as if it ended the condition.
+    // This condition contains characters that only appear to end it.
     let harmless = "aggregateid <> ')' AND '\n(' <> $x$)]$x$ /* ) */ AND (ARRAY[true])[1] -- )";
     let replay = walpost_role.replay(&["--yes", "--id", &one, "--where", harmless]);
     replay.finish().expect_code(0);
@@ -192,7 +194,7 @@ fn rejects_a_condition_that_closes_its_parenthesis_or_adds_sql() {
 }
 
 #[test]
-fn ignores_journal_entries_of_other_roles() {
+fn ignores_journal_entries_written_by_other_roles() {
     let fixture = Fixture::new();
     let walpost_role = walpost_role(&fixture);
     let aggregate = fixture.aggregate(1);
@@ -217,7 +219,7 @@ fn ignores_journal_entries_of_other_roles() {
 }
 
 #[test]
-fn resumes_a_replay_of_another_role_only_after_confirmation() {
+fn resumes_a_replay_started_by_another_role_only_after_confirmation() {
     let fixture = Fixture::new();
     let walpost_role = walpost_role(&fixture);
     let aggregate = fixture.aggregate(1);
@@ -238,7 +240,7 @@ fn resumes_a_replay_of_another_role_only_after_confirmation() {
 }
 
 #[test]
-fn resumed_replay_compares_the_journal_with_settings_and_table() {
+fn resume_rejects_a_journal_entry_that_differs_from_the_settings_or_table() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     fixture.insert(&aggregate, "k");
@@ -265,7 +267,7 @@ fn resumed_replay_compares_the_journal_with_settings_and_table() {
         assert_eq!(fixture.records().len(), 1, "{refused:?}");
         refused.expect_mentions(texts);
     };
-    // When it ends, the replay would close this journal entry about a dropped slot.
+    // With `dropped_slots` set, the replay would end by closing an entry about a dropped slot.
     broken(
         &|plan| plan["dropped_slots"] = serde_json::json!([1]),
         &["dropped slots", "Start a new replay"],
@@ -285,7 +287,7 @@ fn resumed_replay_compares_the_journal_with_settings_and_table() {
 }
 
 #[test]
-fn resumes_a_replay_if_its_condition_is_passed_again() {
+fn resumes_a_conditional_replay_if_the_condition_is_passed_again() {
     let fixture = Fixture::new();
     let walpost_role = walpost_role(&fixture);
     let aggregate = fixture.aggregate(1);
@@ -326,7 +328,8 @@ fn resumes_a_replay_if_its_condition_is_passed_again() {
     assert_eq!(keys, ["before", "behind"]);
 }
 
-/// Entries that another replay is about to close must not be replayed a second time.
+/// Journal entries that another process is replaying must not be replayed a second time. That
+/// process will close them when it finishes.
 #[test]
 fn does_not_replay_entries_that_another_process_is_replaying() {
     let fixture = Fixture::new();

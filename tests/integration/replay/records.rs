@@ -1,4 +1,4 @@
-//! Records of a replay: their content, topic, rate and memory use.
+//! The records that a replay sends: their content, topic, rate and memory use.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -40,7 +40,7 @@ fn replays_rows_while_the_pipeline_runs(exactly_once: bool) {
     assert_eq!(journal(&fixture), [entry("begun", "0"), entry("done", "3")]);
 }
 
-/// Values are formatted as in the stream, regardless of the session's settings.
+/// A replay formats values as the stream does, regardless of the session's settings.
 #[test]
 fn replayed_record_equals_the_original_record() {
     let fixture = Fixture::with_table(
@@ -140,7 +140,7 @@ fn memory_stays_bounded_for_a_large_table_and_slow_kafka() {
     let mut replay = fixture.replay(&["--all", "--yes"]).start();
     fixture.wait_for_records(1);
     broker.freeze();
-    // From now on, the replay can only fill its window.
+    // With the broker frozen, the replay can only fill its window.
     let (mut bytes, mut since) = (0, Instant::now());
     wait_until("a window that is full", || {
         let now = replay.resident_bytes();
@@ -150,8 +150,8 @@ fn memory_stays_bounded_for_a_large_table_and_slow_kafka() {
         since.elapsed() > Duration::from_secs(1)
     });
     assert!(replay.is_running());
-    // The table contains 240 MB; the window is 8 MiB, and librdkafka holds additional requests in
-    // flight.
+    // The table contains 240 MB, but the window is only 8 MiB. The limit leaves room for
+    // librdkafka's requests in flight.
     assert!(bytes < 100_000_000, "{bytes} bytes");
     broker.thaw();
     replay.finish().expect_code(0);
@@ -201,7 +201,7 @@ fn writes_an_undeliverable_row_as_a_dead_letter_if_configured() {
         &topic,
     ];
     let both = [&unroutable[..], &["--on-oversize", "dead-letter"]].concat();
-    // If the dead-letter topic is missing, or dead letters are enabled only for a different kind of
+    // If the dead-letter topic is missing, or dead letters are enabled only for another kind of
     // failure, the replay stops at the row.
     let missing = fixture
         .replay(&both)

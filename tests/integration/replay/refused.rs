@@ -6,7 +6,7 @@ use crate::support::fixture::Fixture;
 use crate::support::wait::wait_until;
 use crate::support::walpost::{Finished, Invocation, config_file};
 
-/// Asserts that a command has sent and recorded nothing.
+/// Asserts that a command is refused, and that it sent and recorded nothing.
 fn refused(fixture: &Fixture, invocation: Invocation, code: i32, texts: &[&str]) -> Finished {
     let finished = invocation.finish().expect_code(code).expect_mentions(texts);
     assert!(journal(fixture).is_empty(), "{texts:?}");
@@ -15,7 +15,7 @@ fn refused(fixture: &Fixture, invocation: Invocation, code: i32, texts: &[&str])
 }
 
 #[test]
-fn rejects_impossible_replays_and_sends_nothing() {
+fn rejects_invalid_replay_requests_and_sends_nothing() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     fixture.insert(&aggregate, "k");
@@ -29,7 +29,7 @@ fn rejects_impossible_replays_and_sends_nothing() {
     let check = |arguments: &[&str], code: i32, texts: &[&str]| {
         refused(&fixture, yes(arguments), code, texts);
     };
-    // The operator gives no answer to the prompt, or a wrong one.
+    // The operator first gives no answer to the prompt, and then a wrong one.
     refused(
         &fixture,
         fixture.replay(&["--all"]),
@@ -55,11 +55,11 @@ fn rejects_impossible_replays_and_sends_nothing() {
     check(&["--from", "yesterday"], 2, &yesterday);
     check(&["--from", "2025-13-41"], 2, &["--from", "2025-13-41"]);
     check(&["--to", "not-a-uuid"], 2, &["--to", "uuid"]);
-    let nobody = "00000000-0000-0000-0000-000000000000";
+    let unknown_id = "00000000-0000-0000-0000-000000000000";
     check(
-        &["--from", nobody],
+        &["--from", unknown_id],
         2,
-        &["has no row with id", nobody, "--from"],
+        &["has no row with id", unknown_id, "--from"],
     );
     check(&["--id", "not-a-uuid"], 2, &["uuid"]);
     check(&["--aggregate", "/1"], 2, &["--aggregate", "expected TYPE"]);
@@ -83,11 +83,15 @@ fn rejects_impossible_replays_and_sends_nothing() {
     }
     check(&["--resume", "x"], 2, &["--resume"]);
     check(
-        &["--resume", nobody, "--id", "1"],
+        &["--resume", unknown_id, "--id", "1"],
         2,
         &["cannot be used with"],
     );
-    check(&["--resume", nobody], 2, &["has no replay", nobody]);
+    check(
+        &["--resume", unknown_id],
+        2,
+        &["does not contain replay", unknown_id],
+    );
     check(
         &["--all", "--table", "public.nowhere"],
         3,
@@ -156,7 +160,7 @@ fn requires_a_pipeline_name_if_several_are_defined() {
     refused(&fixture, replay, 2, &["--pipeline"]);
 }
 
-/// An operator may take hours to answer the prompt.
+/// An operator may take hours to answer the prompt, and writers must not be blocked meanwhile.
 #[test]
 fn does_not_lock_the_table_while_waiting_for_confirmation() {
     let fixture = Fixture::new();

@@ -32,7 +32,7 @@ fn sends_every_row_and_repeats_few_when_resumed_after_a_kill() {
     replay.kill();
     let before = fixture.records().len();
     assert!(before < ROWS, "the replay was not interrupted");
-    // These rows are newer than the replay.
+    // These rows are newer than the replay, so resuming it must not send them.
     fixture.db.run(&many);
     let resumed = fixture.replay(&["--yes", "--resume", &run]).finish();
     resumed
@@ -44,7 +44,7 @@ fn sends_every_row_and_repeats_few_when_resumed_after_a_kill() {
     assert_eq!(ids.len(), ROWS, "each row of the replay, and no other row");
     let repeated = records.len() - ROWS;
     assert!(
-        // Some records were in flight when the process was killed.
+        // Records in flight when the process was killed may be sent twice.
         repeated <= before - noted.min(before) + 50,
         "{repeated} of {before} repeated"
     );
@@ -82,10 +82,9 @@ fn repeats_no_row_when_resumed_after_a_stop() {
     assert_eq!(records.len(), ROWS, "acknowledged rows are not sent again");
 }
 
-/// Another process that continues the same replay may finish it while this process waits for the
-/// lock.
+/// While this process waits for the lock, the process that holds it may finish the same replay.
 #[test]
-fn sends_nothing_when_resumed_while_another_process_finishes_the_replay() {
+fn sends_nothing_if_another_process_finishes_the_replay_first() {
     const ROWS: usize = 400;
     let fixture = Fixture::new();
     let many = fixture

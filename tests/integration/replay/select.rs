@@ -6,9 +6,9 @@ use super::{is_replayed, journal, keys_of, keys_to_stdout, walpost_role};
 use crate::support::fixture::Fixture;
 
 #[test]
-fn selects_rows_by_the_positions_of_their_records() {
+fn selects_rows_by_record_position() {
     let fixture = Fixture::new();
-    // Two topics, alternating.
+    // Write to two topics alternately.
     let aggregates = [fixture.aggregate(2), fixture.aggregate(1)];
     for number in 0..6 {
         fixture.insert(&aggregates[number % 2], &number.to_string());
@@ -32,7 +32,8 @@ fn selects_rows_by_the_positions_of_their_records() {
         .collect();
     assert_eq!(again, ["1", "2", "3", "4"].map(str::to_owned).into());
 
-    // One position has no record, and the other one can't be looked up.
+    // The first position has no record. The second can't be looked up, because the sink is not
+    // Kafka.
     let before = journal(&fixture).len();
     let nowhere = "FFFFFFFF/FFFFFFFF:0000000001";
     let topics = aggregates
@@ -51,7 +52,7 @@ fn selects_rows_by_the_positions_of_their_records() {
 fn selects_rows_by_time_id_aggregate_and_condition() {
     let fixture = Fixture::new();
     let id = |number: u32| format!("00000000-0000-7000-8000-00000000000{number}");
-    // The rows are not inserted in the order of their ids.
+    // The rows' ids are not in the order in which the rows were written.
     for (number, aggregate, hour) in [
         (3, "order", 1),
         (1, "order", 2),
@@ -87,8 +88,8 @@ fn selects_rows_by_time_id_aggregate_and_condition() {
         &["3", "1", "4"],
     );
     check(&["--id", &id(4), "--id", &id(3)], &["3", "4"]);
-    // A row is selected only if it satisfies the conditions of all flags and belongs to any of the
-    // given aggregates.
+    // A row is selected only if it matches every flag. If there are several aggregates, it must
+    // match one of them.
     check(
         &[
             "--aggregate",

@@ -24,7 +24,7 @@ impl Drop for StopOnDrop<'_> {
     }
 }
 
-/// Runs the statement repeatedly until it is stopped, calls `written` after each run, and returns
+/// Runs the statement repeatedly until `stop` is set, and calls `written` after each run. Returns
 /// the duration of the slowest run.
 fn write_until(conninfo: &str, statement: &str, stop: &AtomicBool, written: impl Fn()) -> Duration {
     let session = Session::connect(conninfo).unwrap();
@@ -53,8 +53,8 @@ fn writers_wait_no_longer_than_the_lock_timeout() {
                 scope.spawn(|| write_until(&fixture.conninfo(), &statement, &stop, || {}))
             });
             let stopped = StopOnDrop(&stop);
-            // The other session holds the lock that a writer would hold, for longer than all
-            // attempts take.
+            // Hold the lock that a writer would hold, for longer than all of Walpost's attempts
+            // take.
             let holder = fixture.server.session(&fixture.name);
             holder.run(&format!(
                 "BEGIN; {}",
@@ -85,7 +85,7 @@ fn writers_wait_no_longer_than_the_lock_timeout() {
             (slowest.into_iter().max().unwrap(), duration)
         });
         eprintln!("slowest insert {slowest:?} while a pass took {duration:?}");
-        // The additional time allows for two busy cores.
+        // Allow some more time, because only two cores are available and both are busy.
         assert!(
             slowest < LOCK_TIMEOUT + Duration::from_millis(400),
             "{slowest:?}"
@@ -95,19 +95,19 @@ fn writers_wait_no_longer_than_the_lock_timeout() {
 }
 
 #[test]
-fn completes_an_interrupted_partition_detach_later() {
+fn completes_an_interrupted_partition_detach_in_a_later_pass() {
     for major in [14, 18] {
         let fixture = fixture_with_old_partition(Server::shared(major), "");
         let aggregate = fixture.aggregate(1);
         let walpost = fixture.start();
         insert_old(&fixture, &aggregate, "old");
         fixture.wait_until_confirmed();
-        // Walpost completes the detach only of delivered partitions.
+        // Walpost completes a pending detach only if the partition has been delivered.
         maintain_until_delivered(&fixture);
         let reader = fixture.server.session(&fixture.name);
         reader.run("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM outbox");
         let pending = "SELECT EXISTS (SELECT FROM pg_inherits WHERE inhdetachpending)";
-        // An administrator starts to detach the partition and cancels the statement.
+        // Imitate an administrator who starts to detach the partition but cancels the statement.
         fixture.db.run("SET statement_timeout = '1s'");
         let detach = "ALTER TABLE outbox DETACH PARTITION outbox_old CONCURRENTLY";
         fixture
@@ -127,7 +127,7 @@ fn completes_an_interrupted_partition_detach_later() {
 
 in_both_modes! { run_keeps_the_table_size_constant_under_load }
 
-/// An hour of load with partitions of a minute, sped up to partitions of a second.
+/// Imitates an hour of load with one partition per minute, sped up to one partition per second.
 fn run_keeps_the_table_size_constant_under_load(exactly_once: bool) {
     let fixture = Fixture::bare();
     fixture.db.run(&format!(
@@ -140,8 +140,7 @@ fn run_keeps_the_table_size_constant_under_load(exactly_once: bool) {
     fixture.init().finish().expect_code(0);
     let fixture = fixture.in_mode(exactly_once);
     let aggregate = fixture.aggregate(2);
-    // The partition begins one minute in the future, because a maintenance pass can be late on a
-    // busy machine.
+    // Create partitions one minute ahead, because a maintenance pass can be late on a busy machine.
     let ahead = ["--retention", "1s", "--partitions-ahead", "60"];
     maintain(&fixture, &ahead).expect_code(0);
     let mut walpost = fixture.start_with(&ahead);
@@ -158,7 +157,7 @@ fn run_keeps_the_table_size_constant_under_load(exactly_once: bool) {
             })
         });
         let stopped = StopOnDrop(&stop);
-        // From now on, the test waits until the first rows have been removed.
+        // Wait until the first rows are written, and then until they are removed.
         wait_until("the first rows to be written", || {
             fixture.db.number(rows) > 0
         });
@@ -210,7 +209,7 @@ fn only_one_process_maintains_a_table_at_a_time() {
     );
     let finished = maintain(&fixture, &["--retention", "1s"]).expect_code(1);
     finished.expect_mentions(&["another Walpost process is maintaining"]);
-    // A process that maintains the table and a standby do not conflict.
+    // While another process holds the lock, `run` skips maintenance without logging anything.
     let walpost = fixture.start_with(&["--retention", "1s"]);
     assert_stays("quiet", Duration::from_secs(2), || {
         walpost.logged("maintenance") == 0
@@ -219,7 +218,7 @@ fn only_one_process_maintains_a_table_at_a_time() {
 }
 
 #[test]
-fn retention_configured_in_the_file_works_with_exactly_once() {
+fn retention_configured_in_the_file_works_in_exactly_once_mode() {
     let fixture = fixture_with_old_partition(Server::shared(MAJOR), DEFAULT);
     let text = format!(
         "[[pipeline]]\nname = \"{}\"\npostgres = \"{}\"\ndelivery = \"exactly-once\"\nretention = \"1h\"\npartitions_ahead = 3\n",
@@ -234,6 +233,6 @@ fn retention_configured_in_the_file_works_with_exactly_once() {
         3,
         "{finished:?}"
     );
-    // `init` only uses the database, so its delivery mode has no effect.
+    // `init` connects only to the database, so the delivery mode has no effect on it.
     command(&["init", "--no-role"]).expect_code(0);
 }

@@ -1,4 +1,4 @@
-//! Events that a dropped slot had not delivered are kept until they are replayed.
+//! Retention keeps events that a dropped slot had not delivered until they are replayed.
 
 use std::time::Duration;
 
@@ -11,9 +11,9 @@ use crate::support::fixture::Fixture;
 use crate::support::postgres::{MAJOR, Server};
 use crate::support::wait::{assert_stays, wait_until};
 
-/// The position of the new slot suggests that everything is delivered.
+/// According to the new slot's position alone, everything has been delivered.
 #[test]
-fn retention_keeps_rows_lost_with_a_dropped_slot_until_replayed() {
+fn keeps_a_partition_whose_rows_a_dropped_slot_left_undelivered_until_a_replay() {
     let fixture = fixture_with_old_partition(Server::shared(MAJOR), DEFAULT);
     let aggregate = fixture.aggregate(1);
     insert_old(&fixture, &aggregate, "dropped");
@@ -44,7 +44,7 @@ fn retention_keeps_rows_lost_with_a_dropped_slot_until_replayed() {
 }
 
 #[test]
-fn keeps_rows_of_a_dropped_slot_until_they_are_replayed() {
+fn keeps_rows_not_delivered_by_a_dropped_slot_until_they_are_replayed() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     fixture.insert(&aggregate, "dropped");
@@ -68,7 +68,7 @@ fn keeps_rows_of_a_dropped_slot_until_they_are_replayed() {
 }
 
 #[test]
-fn reports_a_detached_partition_with_rows_of_a_dropped_slot() {
+fn reports_a_detached_partition_with_rows_not_delivered_by_a_dropped_slot() {
     let fixture = fixture_with_late_row_in_detached_partition();
     budget::drop_slot(&fixture);
     budget::new_slot(&fixture);
@@ -86,7 +86,7 @@ fn reports_a_detached_partition_with_rows_of_a_dropped_slot() {
     budget::expect_everything(&fixture);
 }
 
-/// The slot's position suggests that everything is delivered.
+/// According to the slot's position alone, everything has been delivered.
 #[test]
 fn keeps_rows_of_an_unpublished_table_until_they_are_replayed() {
     let fixture = Fixture::new();
@@ -112,7 +112,7 @@ fn keeps_rows_of_an_unpublished_table_until_they_are_replayed() {
     is_kept("is not in the publication, or was temporarily missing from it");
     let walpost = fixture.start();
     fixture.wait_until_confirmed();
-    is_kept("the table was not in the publication for a while");
+    is_kept("the table was temporarily missing from the publication");
     let replay = fixture.replay(&["--dropped-slots", "--yes"]);
     replay.finish().expect_code(0);
     wait_until("the rows to be deleted", || {

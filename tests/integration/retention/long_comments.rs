@@ -1,18 +1,18 @@
-//! Comments of several megabytes, which every role can add to its own objects.
+//! Comments of several megabytes. Any role can add one to its own objects.
 
 use super::{DEFAULT, fixture_with_old_partition, insert_old, is_gone, maintain_until};
 use crate::support::names::unique_name;
 use crate::support::postgres::{MAJOR, Server};
 
-/// Exceeds the longest query result that Walpost accepts.
+/// SQL for a text that is longer than any query result that Walpost accepts.
 const LONG_TEXT_SQL: &str = "repeat('x', 20 << 20)";
 
 #[test]
-fn long_comment_on_another_role_s_table_does_not_stop_retention() {
+fn long_comment_on_an_unrelated_table_does_not_stop_retention() {
     let fixture = fixture_with_old_partition(Server::shared(MAJOR), DEFAULT);
     let role = unique_name();
     let db = &fixture.db;
-    // The comment ends like the comments of former partitions.
+    // The comment ends like those by which Walpost recognizes former partitions.
     db.run(&format!(
         "CREATE ROLE {role}; CREATE SCHEMA {role} AUTHORIZATION {role}; SET ROLE {role}; CREATE TABLE {role}.theirs ();
          DO $$ BEGIN EXECUTE format('COMMENT ON TABLE {role}.theirs IS %L', {LONG_TEXT_SQL} || format(' (table %s, cluster %s)',
@@ -33,7 +33,7 @@ fn long_comment_on_another_role_s_table_does_not_stop_retention() {
 }
 
 #[test]
-fn keeps_a_long_comment_on_a_partition_when_adding_the_mark() {
+fn preserves_a_long_partition_comment_when_marking_the_partition() {
     let fixture = fixture_with_old_partition(Server::shared(MAJOR), DEFAULT);
     fixture.db.run(
         "DO $$ BEGIN EXECUTE format('COMMENT ON TABLE outbox_old IS %L', E'first\\nwalpost: of another version\\n' || repeat('x', 100000)); END $$"

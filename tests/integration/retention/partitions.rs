@@ -1,4 +1,4 @@
-//! Partitions are created in advance, and dropped when they are delivered and old.
+//! Partitions are created in advance, and dropped once they are old and delivered.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::support::postgres::{MAJOR, MAJORS, Server};
 use crate::support::wait::{assert_stays, avoid_utc_midnight, wait_until};
 
 #[test]
-fn creates_future_partitions_like_the_existing_ones() {
+fn creates_future_partitions_with_the_layout_of_existing_ones() {
     for major in MAJORS {
         avoid_utc_midnight();
         let fixture = Fixture::bare_on_servers(Server::shared(major), Broker::shared());
@@ -33,8 +33,8 @@ fn creates_future_partitions_like_the_existing_ones() {
             "{finished:?}"
         );
         assert_eq!(fixture.db.number(partitions), 12);
-        // The partitions are the same as those created by `init`: `init` finds all of its
-        // partitions, and they have the same properties as the other ones.
+        // The new partitions must match those that `init` creates: `init` finds nothing to add, and
+        // all partitions have the same properties.
         fixture.init().arg("--partitioned").finish().expect_code(0);
         assert_eq!(fixture.db.number(partitions), 12);
         let kinds = "SELECT count(DISTINCT (SELECT string_agg(conname::text, ',' ORDER BY conname)
@@ -56,7 +56,7 @@ fn creates_future_partitions_like_the_existing_ones() {
 }
 
 #[test]
-fn drops_a_partition_that_is_delivered_and_old() {
+fn drops_an_old_partition_after_its_rows_have_been_delivered() {
     for major in [14, 15, 18] {
         for default in ["", DEFAULT] {
             let fixture = fixture_with_old_partition(Server::shared(major), default);
@@ -77,12 +77,12 @@ fn drops_a_partition_that_is_delivered_and_old() {
 }
 
 #[test]
-fn does_not_detach_or_drop_undelivered_partitions() {
+fn does_not_detach_or_drop_partitions_with_undelivered_rows() {
     let fixture = fixture_with_old_partition(Server::shared(MAJOR), DEFAULT);
     let aggregate = fixture.aggregate(1);
-    // The row is inserted before a pass can find the partition empty.
+    // Insert the row first, so that no maintenance pass finds the partition empty.
     insert_old(&fixture, &aggregate, "old");
-    // No broker listens at this address.
+    // No broker listens on this port, so nothing is delivered.
     let stuck = fixture
         .invoke("run")
         .args([
@@ -109,7 +109,7 @@ fn does_not_detach_or_drop_undelivered_partitions() {
 }
 
 #[test]
-fn delivers_a_late_row_of_a_partition_before_dropping_it() {
+fn delivers_a_late_row_in_a_detached_partition_before_dropping_it() {
     let fixture = fixture_with_late_row_in_detached_partition();
     let finished = maintain(&fixture, &["--retention", "1s"]).expect_code(0);
     finished.expect_mentions(&["outbox_old is kept until slot", &fixture.slot()]);
@@ -146,7 +146,7 @@ fn does_not_drop_a_partition_while_a_transaction_can_insert_into_it() {
     let mut output = String::new();
     maintain_until(&fixture, "the partition to be old", || {
         output = maintain(&fixture, &["--retention", "1s"]).stdout;
-        output.contains("is kept until a transaction")
+        output.contains("is kept until the transaction")
     });
     assert!(
         output.contains(&format!("pg_catalog.pg_terminate_backend({pid})")),
@@ -175,7 +175,7 @@ fn dry_run_reports_the_steps_and_changes_nothing() {
 }
 
 #[test]
-fn keeps_the_comment_on_a_partition_when_adding_the_mark() {
+fn preserves_the_partition_comment_when_marking_the_partition() {
     let fixture = fixture_with_old_partition(Server::shared(MAJOR), DEFAULT);
     fixture
         .db
@@ -214,13 +214,14 @@ fn maintains_tables_whose_names_must_be_quoted() {
     walpost.terminate().expect_code(0);
 }
 
-/// Each transaction inspects the table with all its partitions.
+/// Every transaction has to inspect the table with all its partitions, so one transaction per
+/// partition would be slow.
 #[test]
 fn creates_several_partitions_in_one_transaction() {
     avoid_utc_midnight();
     let fixture = Fixture::bare();
     fixture.init().arg("--partitioned").finish().expect_code(0);
-    // The name of one of the last twenty partitions is already in use.
+    // Use a name that one of the last twenty partitions will need.
     fixture.db.run("CREATE TABLE taken (LIKE outbox); DO $$ BEGIN EXECUTE format('ALTER TABLE taken RENAME TO %I',
         'outbox_p' || to_char((now() AT TIME ZONE 'UTC')::date + 60, 'YYYYMMDD')); END $$");
     let finished = maintain(&fixture, &["--partitions-ahead", "67"]).expect_code(3);
@@ -230,7 +231,7 @@ fn creates_several_partitions_in_one_transaction() {
     let transactions =
         "SELECT count(DISTINCT xmin::text) FROM pg_class WHERE relispartition AND relkind = 'r'
         AND relname ~ '^outbox_p[0-9]+$'";
-    // `init` uses one transaction, two transactions create twenty partitions each, and each
-    // remaining partition has its own transaction.
+    // `init` uses one transaction. Then, two transactions create twenty partitions each. The
+    // remaining partitions are created one per transaction, because their batch failed.
     assert_eq!(fixture.db.number(transactions), 1 + 2 + 19);
 }

@@ -1,4 +1,4 @@
-//! An operation that is refused or impossible is reported with its remedy.
+//! Maintenance is refused or impossible. The error must explain the remedy.
 
 use super::{COLUMNS, DEFAULT, fixture_with_old_partition, maintain, tables, turn_clock_back};
 use crate::support::checker::Resends;
@@ -8,7 +8,7 @@ use crate::support::postgres::{MAJOR, Server};
 use crate::support::walpost::{Invocation, word_after};
 
 #[test]
-fn reports_an_unsupported_table_with_a_remedy_and_leaves_it_unchanged() {
+fn suggests_a_remedy_for_an_unsupported_table_and_leaves_it_unchanged() {
     let fixture = Fixture::new();
     fixture.insert("a", "k");
     let before = tables(&fixture);
@@ -38,7 +38,7 @@ fn reports_an_unsupported_table_with_a_remedy_and_leaves_it_unchanged() {
     let log = Fixture::with_outbox(Outbox::Messages);
     maintain(&log, &["--retention", "1s"])
         .expect_code(2)
-        .expect_mentions(&["retention", "an outbox with logical decoding messages"]);
+        .expect_mentions(&["retention", "an outbox that uses logical decoding messages"]);
     maintain(&log, &[])
         .expect_code(0)
         .expect_mentions(&["no partitions"]);
@@ -69,7 +69,7 @@ fn rejects_invalid_option_values() {
 }
 
 #[test]
-fn reports_a_partition_that_cannot_be_created_with_a_remedy() {
+fn suggests_a_remedy_if_a_partition_cannot_be_created() {
     let fixture = fixture_with_old_partition(Server::shared(MAJOR), DEFAULT);
     let aggregate = fixture.aggregate(1);
     fixture
@@ -83,7 +83,7 @@ fn reports_a_partition_that_cannot_be_created_with_a_remedy() {
         "docs/retention.md#",
         "created for",
     ]);
-    // Walpost created the other partitions, and left nothing of the failed one.
+    // Walpost created the other partitions and left no trace of the one that failed.
     assert_eq!(
         fixture.db.number("SELECT count(*) FROM pg_class WHERE relkind = 'r' AND relname ~ '_p20' AND NOT relispartition"),
         0
@@ -165,7 +165,7 @@ fn missing_privileges_error_contains_the_grant_statement() {
         fixture.db.run(&grant);
     }
     maintain().expect_code(0);
-    check(&["retention: delivered rows that are older than the retention can be removed"]);
+    check(&["retention: delivered rows that are older than the retention period can be removed"]);
     let foreign = fixture.db.number(&format!(
         "SELECT count(*) FROM pg_partition_tree('outbox') JOIN pg_class c ON c.oid = relid
          WHERE pg_get_userbyid(relowner) <> '{owner}'"
@@ -174,7 +174,7 @@ fn missing_privileges_error_contains_the_grant_statement() {
         foreign, 0,
         "new partitions belong to the owner of the table"
     );
-    // `run` continues without these privileges.
+    // `run` must keep running even if maintenance lacks a privilege.
     fixture.db.run(&format!("REVOKE {owner} FROM \"{role}\""));
     let aggregate = fixture.aggregate(1);
     let mut walpost = fixture

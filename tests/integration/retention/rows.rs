@@ -1,4 +1,4 @@
-//! Retention for a table without partitions, whose rows are deleted.
+//! Retention for tables without partitions: Walpost deletes old rows.
 
 use std::collections::HashSet;
 
@@ -10,10 +10,11 @@ use crate::support::postgres::{MAJOR, Server};
 use crate::support::wait::wait_until;
 use crate::support::walpost::Finished;
 
-/// Runs `maintain` on a table without partitions until `until` returns true.
+/// Runs `maintain` repeatedly on a table without partitions until `until` returns true.
 fn delete_until(fixture: &Fixture, what: &str, mut until: impl FnMut(&Finished) -> bool) {
     wait_until(what, || {
-        // WAL written by `maintain` is confirmed soon only if enough WAL has accumulated.
+        // Generate some WAL, because Walpost otherwise takes a long time to confirm the WAL that
+        // `maintain` generates.
         fixture.write_other_wal(1);
         let arguments = ["--retention", "1s", "--delete-rows"];
         until(&maintain(fixture, &arguments).expect_code(0))
@@ -26,7 +27,7 @@ fn deletes_delivered_rows_of_a_table_without_partitions() {
         let fixture = Fixture::on_servers(Server::shared(major), Broker::shared());
         let aggregate = fixture.aggregate(1);
         let rows = || fixture.db.number("SELECT count(*) FROM outbox");
-        // The number of rows exceeds two batches.
+        // Insert enough rows for more than two batches.
         fixture
             .db
             .run(&fixture.events().insert_many(&aggregate, 12_000, "'{}'"));
@@ -37,10 +38,12 @@ fn deletes_delivered_rows_of_a_table_without_partitions() {
         let walpost = fixture.start();
         fixture.wait_until_confirmed();
         delete_until(&fixture, "the rows to be delivered", |finished| {
-            finished.stdout.contains("is delivered and kept until")
+            finished
+                .stdout
+                .contains("has been delivered and is kept until")
         });
         walpost.terminate().expect_code(0);
-        // Inserts an old row that a late transaction commits, and a new row.
+        // Insert an old row, as if its transaction had committed late, and a new row.
         let late = fixture.insert_sql(&aggregate, "late");
         let late = late.replace("payload)", "payload, created_at)");
         let late = late.replace("\"}')", "\"}', now() - interval '1 day')");
@@ -64,7 +67,7 @@ fn deletes_delivered_rows_of_a_table_without_partitions() {
     }
 }
 
-/// Commits an event that is older than the retention.
+/// Commits an event that is older than the retention period.
 fn insert_old(fixture: &Fixture, key: &str) {
     let old = fixture.insert_sql(&fixture.aggregate(1), key);
     let old = old.replace("payload)", "payload, created_at)");
@@ -84,7 +87,7 @@ fn advance(fixture: &Fixture, slot: &str) {
     }
 }
 
-/// The slot passes rows that are not published, so they exist only in the table.
+/// The slot passes rows that were not published, so the table holds the only copy.
 #[test]
 fn keeps_rows_of_an_unpublished_table_after_the_slot_has_passed_them() {
     let fixture = Fixture::new();
@@ -101,12 +104,13 @@ fn keeps_rows_of_an_unpublished_table_after_the_slot_has_passed_them() {
         .expect_code(3)
         .expect_mentions(&["publication"]);
     assert_eq!(fixture.db.number("SELECT count(*) FROM outbox"), 1);
-    // A later pass would delete rows based on the mark that this pass writes.
+    // The pass must not record in the table's comment that the rows are delivered, because a later
+    // pass would then delete them.
     assert_eq!(fixture.db.value(mark), before);
 }
 
 /// A maintenance pass determines which rows are old, waits until the slot has passed their commits,
-/// and deletes them.
+/// and then deletes them. Meanwhile, a new row may take the place of an old one.
 #[test]
 fn keeps_a_new_row_that_reuses_the_ctid_of_an_old_one() {
     const ARGUMENTS: [&str; 3] = ["--retention", "1s", "--delete-rows"];
@@ -133,7 +137,8 @@ fn keeps_a_new_row_that_reuses_the_ctid_of_an_old_one() {
     });
     fixture.write_other_wal(1);
     let pass = fixture.invoke("maintain").args(ARGUMENTS).start();
-    // The pass sleeps between two queries of the slot's position, and at most once elsewhere.
+    // Except between queries of the slot's position, the pass sleeps at most once. Several sleeps
+    // therefore show that it is waiting for the slot.
     let mut sleeps = HashSet::new();
     wait_until("the pass to wait for the slot", || {
         sleeps.extend(fixture.db.value(
@@ -143,7 +148,7 @@ fn keeps_a_new_row_that_reuses_the_ctid_of_an_old_one() {
         sleeps.len() > 2
     });
     fixture.db.run("DELETE FROM outbox");
-    // A query of the maintenance pass may still see the old row.
+    // Retry until no query of the maintenance pass can still see the old row.
     wait_until("the old row to be removed", || {
         fixture.db.run("VACUUM outbox");
         fixture.db.number("SELECT pg_relation_size('outbox')") == 0

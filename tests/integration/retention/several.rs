@@ -12,7 +12,7 @@ use crate::support::wait::{assert_stays, avoid_utc_midnight, wait_until};
 const SETTINGS: &str = "tables = [\"tenant_*.outbox\"]\nretention = \"1s\"\ndelete_rows = true\n";
 
 /// Creates four tables: one with a partition whose time range has passed, one without partitions,
-/// one that can't be maintained, and one that is not in the publication.
+/// one whose partitioning is not supported, and one that is not published.
 fn fixture(major: u32) -> Fixture<'static> {
     avoid_utc_midnight();
     let mut fixture = Fixture::bare_on_servers(Server::shared(major), Broker::shared());
@@ -48,7 +48,7 @@ fn fixture(major: u32) -> Fixture<'static> {
     fixture
 }
 
-/// Commits an event of the given age.
+/// Commits an event whose row is as old as the interval `age`.
 fn insert(fixture: &Fixture, tenant: &str, aggregate: &str, age: &str) {
     let writer = EventWriter::Table(format!("tenant_{tenant}.outbox"));
     let insert = writer.insert_one(Event::new(aggregate, tenant, "{}"));
@@ -67,7 +67,7 @@ fn rows(fixture: &Fixture, tenant: &str) -> i64 {
 }
 
 #[test]
-fn maintains_each_table_according_to_its_kind_while_run_is_active() {
+fn run_maintains_each_table_according_to_its_partitioning() {
     for major in [14, MAJOR, 18] {
         let fixture = fixture(major);
         let aggregate = fixture.aggregate(1);
@@ -75,8 +75,7 @@ fn maintains_each_table_according_to_its_kind_while_run_is_active() {
             insert(&fixture, tenant, &aggregate, "2 days");
         }
         insert(&fixture, "cut", &aggregate, "0");
-        // No event has been delivered yet, so nothing is removed, however old it is, even if
-        // `walpost maintain` is run.
+        // No event has been delivered yet, so `walpost maintain` must not remove any, however old.
         let (old, whole) = ("outbox_old", "whole");
         assert_stays("what is not delivered", Duration::from_secs(4), || {
             let finished = maintain(&fixture, &[]);
@@ -88,7 +87,8 @@ fn maintains_each_table_according_to_its_kind_while_run_is_active() {
         let mut walpost = fixture.start();
         fixture.wait_for_records(4);
         wait_until("the old partition and row to be removed", || {
-            // WAL written by maintenance is confirmed soon only if enough WAL has accumulated.
+            // Generate some WAL, because Walpost otherwise takes a long time to confirm the WAL
+            // that maintenance generates.
             fixture.write_other_wal(1);
             is_gone(&fixture, old) && rows(&fixture, whole) == 0
         });
@@ -101,7 +101,7 @@ fn maintains_each_table_according_to_its_kind_while_run_is_active() {
     }
 }
 
-/// A table that can't be inspected does not affect the following tables.
+/// If a table can't be inspected, the remaining tables are still maintained.
 #[test]
 fn locked_table_does_not_stop_maintenance_of_the_others() {
     let fixture = fixture(MAJOR);

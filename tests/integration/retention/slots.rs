@@ -10,7 +10,7 @@ use crate::support::postgres::{MAJOR, Server};
 use crate::support::wait::wait_until;
 
 #[test]
-fn retention_starts_over_when_the_slot_is_re_created() {
+fn retention_period_restarts_when_the_slot_is_recreated() {
     let fixture = fixture_with_old_partition(Server::shared(MAJOR), DEFAULT);
     let aggregate = fixture.aggregate(1);
     insert_old(&fixture, &aggregate, "lost with the slot");
@@ -19,7 +19,7 @@ fn retention_starts_over_when_the_slot_is_re_created() {
         "SELECT pg_catalog.pg_drop_replication_slot('{}')",
         fixture.slot()
     ));
-    // Without a slot, rows are not removed, but partitions are still created.
+    // Without a slot, no rows are removed, but partitions are still created.
     let before = tables(&fixture).len();
     let finished =
         maintain(&fixture, &["--retention", "1s", "--partitions-ahead", "9"]).expect_code(3);
@@ -47,10 +47,10 @@ fn retention_starts_over_when_the_slot_is_re_created() {
     walpost.terminate().expect_code(0);
 }
 
-/// Another program re-creates the slot, so the position of the new slot does not show which events
-/// were delivered.
+/// Another program re-creates the slot, so its new position does not show which events were
+/// delivered.
 #[test]
-fn retention_keeps_rows_lost_with_a_slot_re_created_elsewhere() {
+fn retention_keeps_undelivered_rows_if_another_program_recreates_the_slot() {
     let fixture = fixture_with_old_partition(Server::shared(MAJOR), DEFAULT);
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "k");
@@ -67,14 +67,18 @@ fn retention_keeps_rows_lost_with_a_slot_re_created_elsewhere() {
     for _ in 0..3 {
         let finished = maintain(&fixture, &["--retention", "1s"]).expect_code(3);
         let finished = finished.expect_mentions(&[
-            "rows that may not have been delivered are kept",
+            "rows that might not have been delivered are kept",
             moved,
             "walpost skip --to",
         ]);
-        // The partition is not marked either, because a later pass would rely on the mark.
-        assert!(!finished.stdout.contains("is delivered"), "{finished:?}");
+        // The pass must not mark the partition as delivered, because a later pass would then remove
+        // it.
+        assert!(
+            !finished.stdout.contains("has been delivered"),
+            "{finished:?}"
+        );
         fixture.insert(&aggregate, "k");
-        // The slot is moved again, past everything that a pass may have marked.
+        // Move the slot past any position that a maintenance pass may have recorded.
         re_create_slot(&fixture, &aggregate);
     }
     assert!(is(&fixture, "outbox_old", true));
@@ -85,8 +89,8 @@ fn retention_keeps_rows_lost_with_a_slot_re_created_elsewhere() {
         .expect_mentions(&[moved]);
 }
 
-/// The row of walpost.slot_state was written before a dump was restored, and the slot was created
-/// manually afterwards.
+/// The row in walpost.slot_state comes from a restored dump, and the slot was created by hand
+/// afterwards.
 #[test]
 fn removes_nothing_if_the_slot_state_belongs_to_a_different_timeline_or_cluster() {
     for history in ["system_id = '1'", "timeline = timeline + 1"] {
@@ -102,7 +106,7 @@ fn removes_nothing_if_the_slot_state_belongs_to_a_different_timeline_or_cluster(
             re_create_slot(&fixture, &aggregate);
             let finished = maintain(&fixture, &["--retention", "1s"]).expect_code(3);
             finished.expect_mentions(&[
-                "may not have delivered are kept",
+                "might not have delivered are kept",
                 "may be missing",
                 "walpost init",
             ]);
@@ -112,7 +116,7 @@ fn removes_nothing_if_the_slot_state_belongs_to_a_different_timeline_or_cluster(
 }
 
 #[test]
-fn waits_for_slots_of_other_publications_with_the_table() {
+fn waits_for_other_slots_if_another_publication_contains_the_table() {
     let fixture = fixture_with_old_partition(Server::shared(MAJOR), DEFAULT);
     let aggregate = fixture.aggregate(1);
     let other = format!("other_{}", fixture.name);
@@ -132,10 +136,10 @@ fn waits_for_slots_of_other_publications_with_the_table() {
     walpost.terminate().expect_code(0);
 }
 
-/// Only the pipeline's own slot determines which events are delivered, regardless of the position
-/// of another slot.
+/// Only the pipeline's own slot determines which events are delivered, whatever the position of any
+/// other slot.
 #[test]
-fn keeps_rows_of_a_slot_dropped_during_a_maintenance_pass() {
+fn keeps_undelivered_rows_if_the_slot_is_dropped_during_a_maintenance_pass() {
     let fixture = fixture_with_old_partition(Server::shared(MAJOR), DEFAULT);
     let aggregate = fixture.aggregate(1);
     let other = format!("other_{}", fixture.name);
@@ -157,7 +161,10 @@ fn keeps_rows_of_a_slot_dropped_during_a_maintenance_pass() {
         "SELECT pg_catalog.pg_replication_slot_advance('{other}', pg_current_wal_lsn())"
     ));
     let finished = pass.finish();
-    assert!(!finished.stdout.contains("is delivered"), "{finished:?}");
+    assert!(
+        !finished.stdout.contains("has been delivered"),
+        "{finished:?}"
+    );
     maintain(&fixture, &["--retention", "1s"]).expect_code(3);
     assert!(is(&fixture, "outbox_old", true));
     fixture.db.run(&format!(
@@ -166,12 +173,13 @@ fn keeps_rows_of_a_slot_dropped_during_a_maintenance_pass() {
 }
 
 #[test]
-fn removes_no_undelivered_rows_after_the_clock_was_ahead() {
+fn keeps_undelivered_rows_after_the_clock_was_set_ahead() {
     let fixture = fixture_with_old_partition(Server::shared(MAJOR), DEFAULT);
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "first");
     maintain_until_delivered(&fixture);
-    // The mark was written while the clock was ten years ahead.
+    // Make the comment that marks the partition as delivered look as if it had been written while
+    // the clock was ten years ahead.
     let shift = |by: i32| {
         fixture.db.run(&format!(
             "DO $$ DECLARE year int := extract(year FROM now()); BEGIN EXECUTE format('COMMENT ON TABLE outbox_old IS %L',
@@ -180,12 +188,13 @@ fn removes_no_undelivered_rows_after_the_clock_was_ahead() {
     };
     shift(10);
     let finished = maintain(&fixture, &["--retention", "1h"]).expect_code(0);
-    finished.expect_mentions(&["outbox_old is delivered and kept until"]);
+    finished.expect_mentions(&["outbox_old has been delivered and is kept until"]);
     let year = fixture.db.number("SELECT extract(year FROM now())");
     let comment = "SELECT obj_description('outbox_old'::regclass, 'pg_class')";
     let comment = fixture.db.value(comment).unwrap();
     assert!(comment.contains(&format!("by {year}")), "{comment}");
-    // The clock is moved ahead by years again: unconfirmed rows are still kept.
+    // Now make the comment look ten years old, as if the clock had jumped ahead. Undelivered rows
+    // must still be kept.
     walpost.terminate().expect_code(0);
     insert_old(&fixture, &aggregate, "late");
     shift(-10);

@@ -1,4 +1,4 @@
-//! The definition of the pipeline, which an operator changes.
+//! Changes to the pipeline's definition, made by an operator.
 
 use std::fmt;
 use std::fs;
@@ -8,7 +8,7 @@ use crate::support::wait::{WAIT_TIMEOUT, poll_until};
 
 use super::walk::{TABLES, Walk};
 
-/// The topics of the two templates, without the aggregate type.
+/// The prefixes of the two topic templates, to which the aggregate type is appended.
 pub(super) const TOPIC_PREFIX: &str = "outbox.event.";
 pub(super) const OTHER_TOPIC_PREFIX: &str = "outbox.other.";
 
@@ -20,14 +20,15 @@ pub(super) struct PipelineDefinition {
     name: Version,
     slot: Version,
     publication: Version,
-    /// Whether the second of the two templates determines the topic.
+    /// Whether the topic uses the second prefix.
     has_other_topic: bool,
-    /// Additional lines of walpost.toml, or an empty string.
+    /// A line to add to walpost.toml, or an empty string to add nothing. `window` has the same
+    /// form.
     on_table_error: &'static str,
     window: &'static str,
 }
 
-/// The number of times that an object was renamed, from which new names are derived.
+/// The number of times that an object was renamed. It is appended to the object's name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Version(u32);
 
@@ -37,7 +38,7 @@ impl Version {
     }
 }
 
-/// Formats the suffix of the name.
+/// Formats the suffix of a name, such as `_2`, or nothing for the original name.
 impl fmt::Display for Version {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
@@ -69,8 +70,8 @@ impl PipelineDefinition {
                 0 => "on_table_error = \"set-aside\"\n",
                 _ => "",
             },
-            // Sending one record at a time slows delivery down, so that changes can happen in the
-            // meantime.
+            // Sending one record at a time slows down delivery, so that objects can change before
+            // it is complete.
             window: match rng.u32(..3) {
                 0 => "window_records = 1\n",
                 _ => "",
@@ -82,7 +83,7 @@ impl PipelineDefinition {
         self.tables == TableScope::Single
     }
 
-    /// Returns lines of walpost.toml.
+    /// Returns the pipeline's lines in walpost.toml.
     pub(super) fn settings(&self, name: &str) -> String {
         let tables = match self.tables {
             TableScope::Single => format!("table = \"{}\"\n", TABLES[0]),
@@ -129,7 +130,8 @@ impl Walk<'_> {
             9 if self.has_only_own_table() => return self.toggle_tables_during_copy(),
             9 => self.toggle_tables(),
             3..=4 => self.definition.has_other_topic = !self.definition.has_other_topic,
-            // The checkpoint will not match the new pipeline, slot or mode.
+            // These changes leave a checkpoint that does not match the new pipeline, slot or mode,
+            // so events may be repeated.
             other => {
                 self.exclude_from_repeat_check();
                 match other {
@@ -151,8 +153,9 @@ impl Walk<'_> {
         format!("{}{}", self.fixture.slot(), self.definition.publication)
     }
 
-    /// Changes the publication along with the definition only while no other table has been added
-    /// to the publication: [`super::outbox`] removes tables.
+    /// Switches the definition between one table and several tables. Does nothing if the pipeline
+    /// has more than one table, because only [`super::outbox`] removes tables. Also adapts the
+    /// publication.
     fn toggle_tables(&mut self) {
         match self.definition.tables {
             TableScope::Several if self.tables.len() > 1 => {}
@@ -165,7 +168,8 @@ impl Walk<'_> {
             }
             TableScope::Single => {
                 self.definition.tables = TableScope::Several;
-                // The change can happen before or after the process reads the new definition.
+                // Change the publication either before or after the process reads the new
+                // definition.
                 if self.rng.bool() {
                     self.init(&[]);
                 }
@@ -173,12 +177,13 @@ impl Walk<'_> {
         }
     }
 
-    /// Returns whether the definition may contain either one table or several tables.
+    /// Returns whether the first table is the only one, so that the definition can switch between
+    /// one table and several.
     fn has_only_own_table(&self) -> bool {
         self.tables == [TABLES[0]]
     }
 
-    /// Makes the first run with a different slot copy the table, and changes the definition to
+    /// Starts a copy of the table by switching to a new slot, then changes the definition to
     /// several tables before the copy is complete.
     pub(super) fn toggle_tables_during_copy(&mut self) {
         self.exclude_from_repeat_check();
@@ -188,7 +193,7 @@ impl Walk<'_> {
         self.stop();
         self.insert_many();
         self.definition.slot.increment();
-        // Sending one record at a time slows the copy down sufficiently.
+        // Send one record at a time, which makes the copy slow enough.
         self.definition.window = "window_records = 1\n";
         self.init(&[]);
         self.start_run(None);
@@ -202,19 +207,20 @@ impl Walk<'_> {
         self.reload();
     }
 
-    /// Changes the definition to all tables, which the end of the walk compares.
+    /// Changes the definition to several tables, so that the check at the end of the walk includes
+    /// all tables.
     pub(super) fn define_all_tables(&mut self) {
         self.definition.tables = TableScope::Several;
     }
 
-    /// Changes the definition to a single table. The error requires this if the copy of a single
-    /// table is not complete.
+    /// Changes the definition back to a single table. Walpost's error requires this if the copy of
+    /// the single table is incomplete.
     pub(super) fn define_single_table(&mut self) {
         self.definition.tables = TableScope::Single;
     }
 
-    /// Writes the definition to the configuration file of the running process, and makes the
-    /// process reload the file.
+    /// Writes the definition to the running process's configuration file, and makes the process
+    /// reload it.
     pub(super) fn reload(&mut self) {
         let new = self.file();
         self.log_step(format!(
@@ -223,7 +229,7 @@ impl Walk<'_> {
         ));
         self.check_process();
         if let Some((walpost, file)) = &mut self.walpost {
-            // A process that has just started does not handle the signal yet.
+            // A process that has just started does not handle SIGHUP yet.
             poll_until(WAIT_TIMEOUT, || {
                 (handles_hangup(walpost.process_id()) || !walpost.is_running()).then_some(())
             });

@@ -1,4 +1,4 @@
-//! Events that the random walk writes, and the WAL positions at which they were committed.
+//! Events that the random walk writes, and the range of WAL positions in which each was committed.
 
 use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -14,14 +14,13 @@ use super::walk::{LOCK_TIMEOUT, Walk};
 /// An event whose delivery the random walk checks.
 #[derive(Clone, Debug)]
 pub(super) struct WrittenEvent {
-    /// The table's name when the row was inserted.
+    /// The name that the table had when the row was inserted.
     pub(super) table: String,
     pub(super) era: u32,
-    /// WAL positions immediately before and after the commit.
+    /// WAL positions shortly before and after the commit.
     pub(super) after: u64,
     pub(super) by: u64,
-    /// Whether the server acknowledged the commit; otherwise it is unknown whether the event
-    /// exists.
+    /// Whether the server acknowledged the commit. If not, the event may or may not exist.
     pub(super) is_certain: bool,
 }
 
@@ -46,7 +45,7 @@ fn insert_sql(table: &str, id: &str, aggregate: &str) -> String {
 }
 
 impl Walk<'_> {
-    /// Returns statements that write `count` events to a table, and the ids of these events.
+    /// Returns statements that write `count` events to a table, and each event's id and table.
     fn events(&mut self, table: &str, count: u32) -> (String, Vec<(String, String)>) {
         let mut sql = String::new();
         let mut events = Vec::new();
@@ -59,7 +58,8 @@ impl Walk<'_> {
         (sql, events)
     }
 
-    /// Records the events of a commit that was requested between two WAL positions.
+    /// Records events that were committed after the WAL position `after` and before the current
+    /// one.
     fn record_events(&mut self, events: Vec<(String, String)>, after: u64, is_certain: bool) {
         let by = position(&self.fixture.db).unwrap_or(u64::MAX);
         let era = self.era;
@@ -82,7 +82,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Inserts enough rows to keep Walpost busy for some time.
+    /// Inserts enough rows to keep Walpost busy for a while.
     pub(super) fn insert_many(&mut self) {
         if let Some(table) = self.table() {
             self.insert_into(table, 300);
@@ -156,7 +156,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Starts or pauses the session that writes concurrently with the steps.
+    /// Starts or pauses the session that writes in the background, concurrently with the steps.
     pub(super) fn toggle_background(&mut self) {
         let tables: Vec<_> = match self.background.is_writing() {
             true => Vec::new(),
@@ -172,7 +172,7 @@ impl Walk<'_> {
     }
 }
 
-/// A session that inserts concurrently with the steps of the walk.
+/// A session that inserts rows in the background, concurrently with the steps of the walk.
 pub(super) struct BackgroundWriter {
     shared: Arc<Mutex<WriterState>>,
     thread: Option<JoinHandle<()>>,
@@ -209,12 +209,13 @@ impl BackgroundWriter {
         !self.lock().tables.is_empty()
     }
 
-    /// Waits until every transaction that began earlier has ended.
+    /// Changes the tables that the session writes to; an empty list pauses it. Waits until the
+    /// current transaction has ended.
     pub(super) fn write_to(&self, tables: Vec<String>) {
         self.lock().tables = tables;
     }
 
-    /// Makes the session continue on this server.
+    /// Makes the session reconnect to this server and continue there.
     pub(super) fn move_to(&self, conninfo: String, era: u32) {
         let mut shared = self.lock();
         shared.conninfo = conninfo;
@@ -238,8 +239,8 @@ fn write(shared: &Mutex<WriterState>, aggregate: &str, seed: u64) {
     let mut session: Option<(String, Session)> = None;
     let mut count = 0;
     loop {
-        // The lock is held during a transaction, so that a step that changes the server waits until
-        // the transaction ends.
+        // Hold the lock for the whole transaction, so that a step that changes the server waits
+        // until the transaction has ended.
         let mut shared = shared.lock().expect("the walk has not panicked");
         if shared.is_over {
             return;

@@ -1,14 +1,13 @@
-//! Lines of output in which Walpost reports that events may be missing.
+//! Output lines in which Walpost reports that events may be missing.
 
 use crate::support::lsn::parse_lsn;
 
 use super::events::WrittenEvent;
 use super::walk::Walk;
 
-/// Phrases in lines that report undelivered events.
-const UNDELIVERED_PHRASES: [&str; 8] = [
+/// Phrases that mark a line as a report of undelivered events.
+const UNDELIVERED_PHRASES: [&str; 7] = [
     "may be missing",
-    "may be in the table only",
     "may exist only in the table",
     "are not delivered",
     "is set aside",
@@ -17,7 +16,8 @@ const UNDELIVERED_PHRASES: [&str; 8] = [
     "walpost skip --to",
 ];
 
-/// Phrases in lines about a history of which every event may be missing.
+/// Phrases that mark a line as a report that the database's history has diverged, in which case any
+/// event may be missing.
 const HISTORY_PHRASES: [&str; 5] = [
     "has diverged from the delivered WAL",
     "a different history",
@@ -26,7 +26,7 @@ const HISTORY_PHRASES: [&str; 5] = [
     "which does not descend from it",
 ];
 
-/// A line of output that an operator reads.
+/// An output line that tells an operator which events may be missing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Evidence {
     pub(super) line: String,
@@ -35,12 +35,12 @@ pub(super) struct Evidence {
     pub(super) now: u64,
     from: Option<u64>,
     to: Option<u64>,
-    /// The tables that the line mentions. If empty, the line applies to every table.
+    /// The tables that the line mentions; if empty, the line applies to every table.
     tables: Vec<String>,
 }
 
 impl Evidence {
-    /// Returns the evidence in a line, or `None` if the line contains no evidence.
+    /// Parses a line, or returns `None` if it does not report missing events.
     pub(super) fn parse(line: &str, era: u32, now: u64) -> Option<Self> {
         let is_about_all = HISTORY_PHRASES.iter().any(|phrase| line.contains(phrase));
         if !is_about_all
@@ -77,7 +77,7 @@ impl Evidence {
         })
     }
 
-    /// Returns whether the line reports the given event.
+    /// Returns whether the line covers the given event.
     pub(super) fn names(&self, event: &WrittenEvent) -> bool {
         let is_its_table =
             self.tables.is_empty() || self.tables.iter().any(|name| is_name_of(name, event));
@@ -89,7 +89,7 @@ impl Evidence {
     }
 }
 
-/// Returns whether the event's table has or had the given name.
+/// Returns whether `name` is, or may have been, the name of the event's table.
 fn is_name_of(name: &str, event: &WrittenEvent) -> bool {
     let schema = |name: &str| name.split('.').next().map(str::to_owned);
     let is_former = [".old_", ".renamed_"]
@@ -98,7 +98,7 @@ fn is_name_of(name: &str, event: &WrittenEvent) -> bool {
     name == event.table || is_former && schema(name) == schema(&event.table)
 }
 
-/// Returns the LSN at the start of a text.
+/// Parses the LSN at the beginning of `text`.
 fn lsn_at(text: &str) -> Option<u64> {
     let is_part = |c: char| c.is_ascii_hexdigit() || c == '/';
     let end = text.find(|c| !is_part(c)).unwrap_or(text.len());

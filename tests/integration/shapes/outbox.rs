@@ -1,4 +1,4 @@
-//! Tables, their children, partitions and columns, and the publication.
+//! Changes to the publication and to the tables with their child tables, partitions and columns.
 
 use super::walk::{TABLES, Walk};
 
@@ -8,7 +8,8 @@ impl Walk<'_> {
         self.add_table(table);
     }
 
-    /// Creates the table if it is missing, and publishes it with `walpost init`.
+    /// Runs `walpost init` for the table, which creates the table if it does not exist and
+    /// publishes it.
     pub(super) fn add_table(&mut self, table: &'static str) {
         if self.definition.is_single() && table != TABLES[0] {
             return;
@@ -24,7 +25,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Creates the table as a migration of the application would.
+    /// Creates the table in the same way as a migration of the application would.
     pub(super) fn create_manually(&mut self, table: &str) {
         let (schema, _) = table.split_once('.').expect("a schema");
         self.sql(&format!(
@@ -50,8 +51,8 @@ impl Walk<'_> {
         ));
     }
 
-    /// Replaces a table with a new table of the same name, as a migration would, and may publish
-    /// the new table.
+    /// Replaces a table with a new one of the same name, as a migration would. The new table may or
+    /// may not be published.
     fn swap_table(&mut self) {
         let table = self.any_table();
         let publication = self.publication();
@@ -60,9 +61,9 @@ impl Walk<'_> {
             false => String::new(),
         };
         let (schema, name) = table.split_once('.').expect("a schema");
-        // If a replacement table was never published, and is replaced itself between two queries of
-        // Walpost, nothing distinguishes it from any other table. `check` and `run` report its rows
-        // only while the table has the name of an outbox.
+        // Don't replace a table that is itself a replacement and was never published. If it were
+        // renamed before Walpost queried the catalog again, nothing would distinguish it from any
+        // other table: `check` and `run` report its rows only while it has the name of an outbox.
         let is_lost_sight_of = self.fixture.db.is_true(&format!(
             "SELECT NOT EXISTS (SELECT FROM pg_publication_rel WHERE prrelid = to_regclass('{table}'))
              AND EXISTS (SELECT FROM pg_class WHERE relnamespace = to_regnamespace('{schema}') AND relname LIKE 'old\\_%')"
@@ -77,7 +78,7 @@ impl Walk<'_> {
         ));
     }
 
-    /// Adds a child table. SELECT from its parent also returns the rows of the child table.
+    /// Adds a child table. A SELECT from the parent also returns the rows of the child table.
     pub(super) fn add_child(&mut self) {
         let Some(table) = self.table() else { return };
         let child = format!("{table}_child_{}", self.count);
@@ -94,7 +95,7 @@ impl Walk<'_> {
         ));
     }
 
-    /// Writes an event while the table has a different name.
+    /// Renames a table, writes events to an outbox, and then restores the name.
     pub(super) fn rename(&mut self) {
         let table = self.any_table();
         let (schema, name) = table.split_once('.').expect("a schema");
@@ -105,7 +106,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Detaches a partition, and may attach it again.
+    /// Detaches a partition, and may attach it again afterwards.
     pub(super) fn detach_partition(&mut self) {
         let table = self.any_table();
         let found = self.fixture.db.try_rows(&format!(

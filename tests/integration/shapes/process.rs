@@ -1,4 +1,4 @@
-//! Steps of an operator: Walpost is started, stopped and killed, and its commands are run.
+//! An operator's steps: starting, stopping and killing Walpost, and running its commands.
 
 use std::mem;
 use std::time::Duration;
@@ -8,7 +8,8 @@ use crate::support::walpost::{Finished, Invocation};
 
 use super::walk::Walk;
 
-/// The time in which Walpost must deliver everything committed, as a multiple of its longest pause.
+/// Maximum time for delivering everything committed, in multiples of the longest permitted pause
+/// between deliveries.
 const DELIVERY_TIMEOUT_PAUSES: u32 = 6;
 
 impl Walk<'_> {
@@ -35,7 +36,7 @@ impl Walk<'_> {
         self.walpost = Some((walpost, file));
     }
 
-    /// Saves the log of a process that has exited by itself.
+    /// Records the log of the process if it has exited by itself.
     pub(super) fn check_process(&mut self) {
         if let Some((walpost, _)) = &mut self.walpost
             && !walpost.is_running()
@@ -71,7 +72,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Gives Walpost some time to confirm what is committed.
+    /// Gives Walpost some time to confirm everything committed so far.
     pub(super) fn settle(&mut self) {
         let is_confirmed = self.has_confirmed(Duration::from_secs(4));
         self.log_step(format!("waited for Walpost: confirmed: {is_confirmed}"));
@@ -82,8 +83,8 @@ impl Walk<'_> {
         self.has_confirmed_up_to(goal, within)
     }
 
-    /// Waits until everything committed so far is confirmed, as long as another event is delivered
-    /// within each `pause`.
+    /// Waits until everything committed so far is confirmed. Returns false early if no event is
+    /// delivered within the duration `pause`.
     pub(super) fn catches_up(&mut self, pause: Duration) -> bool {
         let goal = self.fixture.wal_position();
         let topics = self.fixture.topics();
@@ -131,14 +132,14 @@ impl Walk<'_> {
         self.superuser_command(&["maintain"], &["--retention=1s", "--delete-rows"]);
     }
 
-    /// Adopts the current position of the slot; events that were delivered earlier may be repeated.
+    /// Adopts the slot's current position, so events that were delivered earlier may be repeated.
     pub(super) fn adopt(&mut self) -> bool {
         self.exclude_from_repeat_check();
         self.has_given_up = true;
         self.command(&["checkpoint", "adopt"], &["--yes"]).code == Some(0)
     }
 
-    /// Excludes all events written so far from the check for repetitions.
+    /// Excludes all events written so far from the check for duplicates.
     pub(super) fn exclude_from_repeat_check(&mut self) {
         self.collect_background();
         self.repeatable.extend(self.written.keys().cloned());

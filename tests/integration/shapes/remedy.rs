@@ -1,4 +1,4 @@
-//! An operator's response to a halt or a finding: the commands that Walpost suggests.
+//! An operator's response to a halt or a finding: running the commands that Walpost suggests.
 
 use std::mem;
 
@@ -9,15 +9,15 @@ use super::evidence::Evidence;
 use super::walk::{TABLES, Walk};
 
 impl Walk<'_> {
-    /// Follows the remedy in the error that ended the last process.
+    /// Follows the remedy in the last error that the last process logged.
     pub(super) fn follow_last_remedy(&mut self) -> bool {
         let log = mem::take(&mut self.last_log);
         let error = log.lines().rev().find(|line| line.contains(" ERROR "));
         error.is_some_and(|line| self.follow(line))
     }
 
-    /// Runs `walpost check`, and follows the remedies of its findings. Returns whether `check`
-    /// reported any findings.
+    /// Runs `walpost check` and follows the remedies in its findings. Returns whether any remedy
+    /// was followed.
     pub(super) fn check_and_follow(&mut self) -> bool {
         let check = self.check();
         let text = format!("{}\n{}", check.stdout, check.stderr);
@@ -30,8 +30,8 @@ impl Walk<'_> {
         has_followed
     }
 
-    /// Follows the remedy in a line. Returns false if the line contains no remedy that the random
-    /// walk supports.
+    /// Follows the remedy in a line. Returns whether the line contained a remedy that the walk
+    /// supports and that succeeded.
     fn follow(&mut self, line: &str) -> bool {
         let publication = self.publication();
         if line.contains("contains tables other than") {
@@ -81,7 +81,7 @@ impl Walk<'_> {
             let to = word_after(line, "--to ")
                 .trim_end_matches(['.', ';', ','])
                 .to_owned();
-            // If the replay fails, an operator does not continue.
+            // An operator would not skip the events if the replay failed.
             if !self.replay_reported(line) {
                 return false;
             }
@@ -97,8 +97,8 @@ impl Walk<'_> {
         false
     }
 
-    /// Runs `walpost init`. If `init` reports a child table, moves the rows of the child table into
-    /// the outbox and ends the inheritance.
+    /// Runs `walpost init`. If `init` reports a child table, moves its rows into the outbox and
+    /// ends the inheritance.
     fn init_and_follow(&mut self) -> bool {
         let init = self.superuser_command(&["init"], &[]);
         let error = init
@@ -120,8 +120,8 @@ impl Walk<'_> {
         has_moved
     }
 
-    /// From now on, the events of a child table count as events of the outbox into which they were
-    /// inserted after this position.
+    /// Makes the child table's events count as events of the outbox, into which they were inserted
+    /// after the position `after`.
     fn move_child_events(&mut self, child: &str, outbox: &str, after: u64) {
         let (era, by) = (self.era, self.end_of_wal());
         for event in self
@@ -139,8 +139,8 @@ impl Walk<'_> {
         }
     }
 
-    /// Replays the rows that the preview of `walpost checkpoint adopt` lists, because the slot may
-    /// have been moved again after the halt.
+    /// Replays the rows that `walpost checkpoint adopt` lists in its preview. If the slot was moved
+    /// again after the halt, the error that caused the halt does not mention these rows.
     fn replay_previewed(&mut self) -> bool {
         let preview = self.command(&["checkpoint", "adopt"], &[]);
         let lines: Vec<_> = preview.stdout.lines().map(str::to_owned).collect();
@@ -159,8 +159,8 @@ impl Walk<'_> {
         self.command(&["replay"], &arguments).code == Some(0)
     }
 
-    /// Replays the rows that a line reports as possibly missing, selected by the time at which they
-    /// were written. Returns false if the replay fails.
+    /// Replays the rows that a line reports as possibly missing, selecting them by the time at
+    /// which they were written. Returns false if the replay fails.
     fn replay_reported(&mut self, line: &str) -> bool {
         self.collect_background();
         let Some(evidence) = Evidence::parse(line, self.era, self.end_of_wal()) else {
@@ -183,13 +183,14 @@ impl Walk<'_> {
         has_succeeded
     }
 
-    /// Replays every row of the table that the random walk has written.
+    /// Replays every row of the table that was written since the walk began.
     fn replay_from_beginning(&mut self, table: &str) {
         let started_at = self.started_at().to_owned();
         self.replay_between(table, &started_at, None);
     }
 
-    /// Returns false if a replay of a table in the definition failed.
+    /// Replays the rows of a table written between two times. Returns false only if the replay
+    /// fails; does nothing if the definition does not include the table.
     fn replay_between(&mut self, table: &str, first: &str, last: Option<&str>) -> bool {
         let [first, last] = [Some(first), last].map(|time| time.map(|time| time.replace(' ', "T")));
         let mut arguments = vec!["--yes"];

@@ -1,5 +1,5 @@
-//! The server crashes, restarts, is replaced by a standby or by a restored dump, or is restored
-//! from an older copy.
+//! The server crashes or restarts, or it is replaced by a standby, a restored dump or an older copy
+//! of itself.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use crate::support::wait::wait_until;
 
 use super::walk::{LOCK_TIMEOUT, Walk};
 
-/// The servers of a random walk, which exist until the walk ends.
+/// The servers of a random walk. They are kept until the walk ends.
 #[derive(Default)]
 pub(super) struct Servers {
     places: [OnceLock<Server>; 6],
@@ -28,11 +28,11 @@ impl Servers {
     }
 }
 
-/// An earlier state of the server.
+/// A copy of the server's data directory.
 pub(super) struct OlderCopy {
     folder: PathBuf,
     ids: HashSet<String>,
-    /// The end of WAL when the copy was made.
+    /// The end of WAL at the time of the copy.
     end: u64,
 }
 
@@ -69,7 +69,8 @@ impl Walk<'_> {
         self.open.clear();
         self.fixture.server.stop(StopMode::Fast);
         let folder = self.fixture.server.copy_data();
-        // The position is read before the concurrent session can write events that the copy lacks.
+        // Record the events before the server starts. After that, the background session writes
+        // events that the copy lacks.
         self.collect_background();
         let ids = self.written.keys().cloned().collect();
         self.fixture.server.start();
@@ -79,8 +80,8 @@ impl Walk<'_> {
         self.copy = Some(OlderCopy { folder, ids, end });
     }
 
-    /// Restores the copy, which discards everything committed since the copy was made. The slot may
-    /// be missing, as in a base backup.
+    /// Restores the copy, which discards everything committed after it was made. Sometimes also
+    /// drops the slot, because a base backup contains no slots.
     fn restore_copy(&mut self) {
         let Some(OlderCopy { folder, ids, end }) = self.copy.take() else {
             return;
@@ -104,7 +105,7 @@ impl Walk<'_> {
             self.void.insert(id);
         }
         self.log_step("the copy of the server was put back");
-        // Positions that precede the end of the copy are the same in both histories.
+        // Up to the end of the copy, an LSN refers to the same WAL in both histories.
         self.era += 1;
         for event in self.written.values_mut() {
             event.era = self.era;
@@ -118,12 +119,12 @@ impl Walk<'_> {
         if self.rng.bool() {
             self.drop_slot();
         }
-        // Events that were delivered after the copy was made are delivered again if new events get
-        // the same positions.
+        // Events that were delivered after the copy was made may be delivered again. This happens
+        // if new events get the same positions.
         self.exclude_from_repeat_check();
     }
 
-    /// Fails over to a standby, which has all data except the slots.
+    /// Fails over to a standby, which has everything except the slots.
     fn fail_over(&mut self) {
         self.open.clear();
         self.copy = None;
@@ -145,14 +146,15 @@ impl Walk<'_> {
         self.switch_to_server(standby);
     }
 
-    /// Restores a dump, which has no slot, on a cluster whose LSNs start over.
+    /// Moves the database, by dump and restore, to a cluster whose LSNs start over. The dump does
+    /// not include the slot.
     fn restore_dump(&mut self) {
         self.open.clear();
         self.copy = None;
         self.background.write_to(Vec::new());
         self.collect_background();
         if self.rng.bool() {
-            // The dump contains undelivered rows.
+            // Make sure that the dump contains undelivered rows.
             self.stop();
             self.insert();
         }
@@ -177,7 +179,7 @@ impl Walk<'_> {
 }
 
 impl<'s> Walk<'s> {
-    /// Makes every session use this server from now on.
+    /// Switches every session to this server.
     fn switch_to_server(&mut self, server: &'s Server) {
         self.fixture.fail_over(server, []);
         self.fixture.db.run(LOCK_TIMEOUT);

@@ -1,11 +1,11 @@
-//! The topic is deleted, re-created, given a lower size limit, or given more partitions.
+//! The topic is deleted and re-created, or it gets a lower size limit or more partitions.
 
 use super::definition::TOPIC_PREFIX;
 use super::walk::Walk;
 
-/// Smaller than any batch of Walpost, but larger than the 78 bytes of the marker that ends a
-/// transaction: Kafka 4.3 does not retry a marker that exceeds the limit, so the transaction would
-/// stay open indefinitely.
+/// A size limit that is lower than the size of any of Walpost's batches, but higher than the 78
+/// bytes of the marker that ends a transaction. Kafka 4.3 does not retry a marker that exceeds the
+/// limit, so the transaction would stay open indefinitely.
 const TOO_SMALL_BYTES: &str = "100";
 
 impl Walk<'_> {
@@ -38,8 +38,8 @@ impl Walk<'_> {
         self.log_step(format!("topic {topic}: restored"));
     }
 
-    /// Re-creates the topic, which removes its records. Walpost is stopped first, because it could
-    /// deliver more records until the topic is deleted.
+    /// Re-creates the topic, which deletes its records. Stops Walpost first, because it could
+    /// otherwise deliver records between counting and deletion.
     fn recreate_topic(&mut self) {
         let is_running = self.walpost.is_some();
         self.stop();
@@ -53,10 +53,11 @@ impl Walk<'_> {
         }
     }
 
-    /// Adds the topic's records to the counts of records in topics that have been deleted.
+    /// Adds the records that the topics now contain to the number of times that each event was
+    /// delivered.
     pub(super) fn count_records(&mut self) {
-        // A killed process leaves a transaction open, and the records that follow are not readable
-        // until the transaction ends.
+        // A killed process leaves its transaction open. Wait until that transaction has ended,
+        // because records that follow it can't be read before then.
         for topic in self.fixture.topics() {
             self.fixture.broker.wait_for_markers(&topic);
         }

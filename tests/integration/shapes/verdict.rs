@@ -1,5 +1,5 @@
-//! The end of a random walk: committed events are compared with delivered events and with the
-//! events that Walpost reported.
+//! Evaluates a finished random walk: compares the committed events with those delivered and those
+//! that Walpost reported.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -10,20 +10,21 @@ use super::events::WrittenEvent;
 use super::evidence::Evidence;
 use super::walk::Walk;
 
-/// The time after the last step in which Walpost must deliver an event, confirm the last event, or
-/// halt.
+/// After the last step, Walpost must deliver an event, confirm the last event, or halt within this
+/// time.
 const RECOVERY_TIMEOUT: Duration = Duration::from_secs(90);
 
-/// The maximum number of remedies followed in sequence.
+/// Maximum number of remedies to follow one after another.
 const MAX_REMEDIES: u32 = 12;
 
-/// The result of comparing a walk's events.
+/// The result of evaluating one or more walks.
 #[derive(Debug, Default)]
 pub(super) struct WalkVerdict {
     committed: usize,
-    /// Undelivered events that Walpost reported in output that an operator reads.
+    /// Number of events that were not delivered, but that Walpost reported in output that an
+    /// operator reads.
     named: usize,
-    /// Random walks that end with a halt or a finding that no supported remedy resolves.
+    /// Number of walks that ended with a halt or a finding that no supported remedy resolves.
     unfinished: usize,
 }
 
@@ -74,7 +75,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Returns the last error, and the findings of the last `check`.
+    /// Returns the findings of a new `check` and the errors of the last process.
     fn reason(&mut self) -> String {
         let check = self.check();
         let lines = check.stdout.lines();
@@ -84,7 +85,8 @@ impl Walk<'_> {
         findings.chain(errors).collect::<Vec<_>>().join("\n")
     }
 
-    /// Returns whether Walpost delivers at the end, and `check` reports no findings.
+    /// Follows remedies until no more are suggested. Returns whether Walpost then delivers
+    /// everything and `check` reports no findings.
     fn follow_remedies(&mut self) -> bool {
         for _ in 0..MAX_REMEDIES {
             self.stop();
@@ -113,7 +115,7 @@ impl Walk<'_> {
         false
     }
 
-    /// Returns what `check` reports about undelivered events at the end.
+    /// Returns the undelivered events that `check` still reports at the end.
     fn remaining_evidence(&mut self) -> Vec<Evidence> {
         let (era, now) = (self.era, self.end_of_wal());
         let check = self.check();
@@ -138,7 +140,7 @@ impl Walk<'_> {
             if times.is_some() || !event.is_certain {
                 continue;
             }
-            // Walpost has halted, and the slot still retains the event.
+            // Walpost has halted, but the slot still retains the event.
             let is_pending = !is_clean
                 && (event.era == self.era && event.by > pending || due.contains(&event.table));
             let is_in_unused_slot = event.era == self.era && unused.contains(&event.by);
@@ -171,7 +173,8 @@ impl Walk<'_> {
         event.table.contains("_child_")
     }
 
-    /// PostgreSQL never sends rows of a child table; `check` reports each child table.
+    /// Returns whether Walpost reported the child table that contains the event. PostgreSQL never
+    /// sends rows of child tables.
     fn is_reported_child(&self, event: &WrittenEvent) -> bool {
         let mut lines = self.step_log_lines();
         self.is_child(event)
@@ -187,7 +190,7 @@ impl Walk<'_> {
         self.evidence.iter().map(|evidence| evidence.line.as_str())
     }
 
-    /// Returns the tables whose older rows `run` still must copy, according to the journal.
+    /// Returns the tables whose older rows `run` has yet to copy, according to the journal.
     fn tables_with_due_copy(&self) -> HashSet<String> {
         let slot = self.slot();
         let rows = self.fixture.db.try_rows(&format!(
@@ -198,8 +201,8 @@ impl Walk<'_> {
         rows.into_iter().flatten().flatten().collect()
     }
 
-    /// Returns the positions of events that are older than the current slot, and that a former slot
-    /// of the definition could still deliver. `check` reports such slots.
+    /// Returns the range of positions that precede the current slot but that another slot of the
+    /// pipeline could still deliver. `check` reports such slots.
     fn events_of_unused_slots(&self) -> Range<u64> {
         let slot = self.slot();
         let rows = self.fixture.db.try_rows(&format!(
@@ -215,7 +218,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Returns the ids of the rows in the outbox tables.
+    /// Returns the ids of all rows in the outbox tables.
     fn rows_in_outboxes(&self) -> HashSet<String> {
         let mut ids = HashSet::new();
         for table in super::walk::TABLES {
@@ -238,7 +241,7 @@ impl Walk<'_> {
         ids
     }
 
-    /// Returns whether the row exists in any table.
+    /// Returns whether any table contains the row.
     fn exists(&self, id: &str) -> bool {
         let tables = self.fixture.db.rows(
             "SELECT format('%I.%I', n.nspname, c.relname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -250,8 +253,8 @@ impl Walk<'_> {
         })
     }
 
-    /// Returns the confirmed position of the slot. If the slot is missing, which `run` and `check`
-    /// report, returns its recorded position.
+    /// Returns the slot's confirmed position. If the slot is missing, which `run` and `check`
+    /// report, returns its recorded position instead.
     fn confirmed_at_most(&self) -> u64 {
         let slot = self.slot();
         let confirmed = self.fixture.db.value(&format!(

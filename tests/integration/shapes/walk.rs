@@ -14,13 +14,13 @@ use super::events::{BackgroundWriter, OpenTransaction, WrittenEvent};
 use super::evidence::Evidence;
 use super::server::{OlderCopy, Servers};
 
-/// The tables of the random walk, each in its own schema.
+/// The outbox tables that a random walk uses, each in its own schema.
 pub(super) const TABLES: [&str; 3] = ["tenant_1.outbox", "tenant_2.outbox", "tenant_3.outbox"];
 
-/// The time for which a step waits for a lock that an open transaction of the random walk holds.
+/// Limits how long a step waits for locks held by the walk's own open transactions.
 pub(super) const LOCK_TIMEOUT: &str = "SET lock_timeout = '300ms'";
 
-/// Groups of steps that [`super`] can leave out.
+/// Groups of steps that can be omitted from a walk; see [`super`].
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum StepGroup {
     Slot,
@@ -57,31 +57,32 @@ pub(super) struct Walk<'s> {
     pub(super) tables: Vec<&'static str>,
     /// Committed events, by id.
     pub(super) written: HashMap<String, WrittenEvent>,
-    /// Events of a history that was discarded by restoring an older copy of the server.
+    /// Events that were discarded when an older copy of the server was restored.
     pub(super) void: HashSet<String>,
-    /// The number of records without `walpost-replay` for each id, in topics that have since been
-    /// deleted.
+    /// How often each event was delivered, by id. Excludes replayed records, and records in topics
+    /// that still exist; see `count_records`.
     pub(super) times: HashMap<String, u32>,
-    /// Incremented when LSNs start over: on another server, or when an older copy is restored.
+    /// Number of times that LSNs have started over, either on another server or because an older
+    /// copy was restored.
     pub(super) era: u32,
     pub(super) evidence: Vec<Evidence>,
-    /// Events that may be repeated even in exactly-once mode: those written before a checkpoint was
-    /// adopted.
+    /// Events that may be repeated even in exactly-once mode, for example because they were written
+    /// before a checkpoint was adopted.
     pub(super) repeatable: HashSet<String>,
     pub(super) copy: Option<OlderCopy>,
-    /// Statements that undo the changes of [`super::access`].
+    /// Statements that undo the changes made by [`super::access`].
     pub(super) undo: Vec<String>,
     pub(super) count: u64,
-    /// The time when the random walk started, as formatted by the server.
+    /// The server's time when the random walk started.
     started_at: String,
     groups: Vec<StepGroup>,
-    /// Each step with its result, printed if the random walk fails.
+    /// Every step with its result. Printed if the walk fails.
     step_log: Vec<String>,
-    /// The log of the last process that exited, until the remedy in the log has been followed.
+    /// The log of the last process that exited. Cleared when its remedy is followed.
     pub(super) last_log: String,
-    /// Whether events were skipped, or the operator accepted a slot that may lack events.
+    /// Whether the operator skipped events or accepted a slot that may lack events.
     pub(super) has_given_up: bool,
-    /// Whether a process did not deliver and did not report the reason.
+    /// Whether a process ever stopped delivering without logging a reason.
     pub(super) has_stalled: bool,
 }
 
@@ -128,8 +129,8 @@ impl<'s> Walk<'s> {
         walk
     }
 
-    /// Creates the objects that the definition needs. A single table may contain rows before the
-    /// slot exists.
+    /// Creates the objects that the definition needs. If it has a single table, the table may
+    /// contain rows before the slot is created.
     fn prepare(&mut self) {
         if self.definition.is_single() && self.rng.bool() {
             self.create_manually(TABLES[0]);
@@ -201,13 +202,13 @@ impl<'s> Walk<'s> {
         self.step_log.join("\n")
     }
 
-    /// Returns the time when the random walk started, for `walpost replay --from`.
+    /// Returns the time at which the random walk started, for `walpost replay --from`.
     pub(super) fn started_at(&self) -> &str {
         &self.started_at
     }
 
-    /// Runs a statement as the superuser, and returns whether it succeeded: an object may be
-    /// missing or locked.
+    /// Runs a statement as the superuser, and returns whether it succeeded. It may fail because an
+    /// object is missing or locked.
     pub(super) fn sql(&mut self, sql: &str) -> bool {
         let outcome = self.fixture.db.try_run(sql);
         let text = match &outcome {
@@ -223,7 +224,7 @@ impl<'s> Walk<'s> {
         outcome.is_ok()
     }
 
-    /// Writes the configuration file for the current definition.
+    /// Writes a configuration file that contains the current definition.
     pub(super) fn file(&self) -> PathBuf {
         let text = format!(
             "[kafka]\n\"bootstrap.servers\" = \"{}\"\n[[pipeline]]\npostgres = \"{}\"\n{}",
@@ -234,8 +235,8 @@ impl<'s> Walk<'s> {
         config_file(text)
     }
 
-    /// Runs a command with the configuration file, and records the events that the command reports
-    /// as possibly missing.
+    /// Runs a command with a configuration file, and records the events that the command reports as
+    /// possibly missing.
     pub(super) fn command(&mut self, words: &[&str], arguments: &[&str]) -> Finished {
         let invocation = Invocation::new(words).arg("--config").arg(self.file());
         let invocation = invocation.args(arguments);
@@ -256,7 +257,7 @@ impl<'s> Walk<'s> {
         self.command(words, &all)
     }
 
-    /// Returns a table that the definition contains and that `init` has accepted.
+    /// Chooses a table at random among those that the definition includes and `init` has accepted.
     pub(super) fn table(&mut self) -> Option<&'static str> {
         let covered: Vec<_> = self
             .tables
@@ -271,8 +272,7 @@ impl<'s> Walk<'s> {
     }
 }
 
-/// Chooses the groups of steps of a random walk. With fewer groups at a time, a walk makes more
-/// progress.
+/// Chooses which groups of steps a random walk uses. A walk with fewer groups makes more progress.
 fn groups(rng: &mut fastrand::Rng) -> Vec<StepGroup> {
     let without = env::var("WALPOST_SHAPES_WITHOUT").unwrap_or_default();
     let all = [

@@ -1,4 +1,4 @@
-//! The copied rows and their order, while the stream continues.
+//! Tests which rows are copied and in which order, and that the stream continues meanwhile.
 
 use super::{
     TABLE, check_copied, fill, fixture_before_init, fixture_before_init_on, open_transaction,
@@ -22,7 +22,7 @@ fn copies_each_row_once_while_writers_continue(exactly_once: bool) {
         fixture.init().finish().expect_code(0);
         load.wait_for_transactions(30);
         let fixture = fixture.in_mode(exactly_once);
-        // The server creates a snapshot in two steps, and waits for open transactions in each step.
+        // The server creates a snapshot in two steps. In each step, it waits for open transactions.
         let first = open_transaction(&fixture, &aggregates[0]);
         let mut walpost = fixture.run().start();
         wait_until_blocked(&fixture, &first);
@@ -48,7 +48,7 @@ fn copies_each_row_once_while_writers_continue(exactly_once: bool) {
             copied >= 137,
             "{major}: only {copied} rows are from the snapshot"
         );
-        // Older rows are copied only once per slot.
+        // Walpost copies older rows only once per slot.
         let before = fixture.records().len();
         let mut walpost = fixture.start();
         fixture.insert(&aggregates[0], "later");
@@ -70,8 +70,8 @@ fn delivers_commits_around_the_consistent_point_exactly_once() {
         let first = open_transaction(&fixture, &aggregate);
         let mut walpost = fixture.run().start();
         wait_until_blocked(&fixture, &first);
-        // The transaction's commit is the last one before the consistent point; the next commit
-        // follows the consistent point.
+        // Make this the last commit before the consistent point, so that the next commit is the
+        // first one after it.
         first.run("COMMIT");
         walpost.wait_for_log("streaming");
         fixture.insert(&aggregate, "newer");
@@ -81,7 +81,7 @@ fn delivers_commits_around_the_consistent_point_exactly_once() {
 }
 
 #[test]
-fn copies_rows_in_the_order_of_their_time_or_of_an_increasing_key() {
+fn copies_rows_ordered_by_time_or_by_an_increasing_key() {
     for (create, order) in [
         (TABLE, "created_at, id"),
         (
@@ -174,7 +174,7 @@ fn copies_a_partitioned_table_through_its_root() {
 }
 
 #[test]
-fn memory_stays_bounded_whatever_the_copied_table_contains() {
+fn memory_stays_bounded_while_copying_a_large_table() {
     let fixture = fixture_before_init(TABLE);
     let aggregate = fixture.aggregate(1);
     let payload = "jsonb_build_object('text', repeat('x', 2000))";
@@ -204,7 +204,7 @@ fn metrics_and_status_report_copy_progress() {
     fill(&fixture, &aggregate, ROWS);
     fixture.db.run("ANALYZE outbox");
     fixture.init().finish().expect_code(0);
-    // Copying a few rows at a time takes several seconds.
+    // Copy only a few rows at a time, so that the copy takes several seconds.
     let few = ["--window-records", "20", "--http", "127.0.0.1:0"];
     let mut walpost = fixture.run().args(few).start();
     let http = walpost.http();

@@ -1,4 +1,4 @@
-//! Partitions that are detached before their rows are copied.
+//! Partitions that are detached before Walpost has copied their rows.
 
 use std::collections::HashSet;
 
@@ -7,7 +7,7 @@ use super::{
 };
 use crate::support::fixture::Fixture;
 
-in_both_modes! { names_a_partition_detached_during_its_copy }
+in_both_modes! { reports_a_partition_detached_while_it_is_being_copied }
 
 fn partitioned_table() -> String {
     let columns = TABLE.replace("id uuid PRIMARY KEY", "id uuid");
@@ -35,7 +35,7 @@ fn attach(fixture: &Fixture<'_>, partition: u32) {
     ));
 }
 
-/// Starts Walpost and waits until it has logged which partitions it can't copy.
+/// Starts Walpost, waits until it logs that it can't copy these partitions, and stops it.
 fn start_and_expect(fixture: &Fixture<'_>, partitions: &str) {
     let mut walpost = fixture.run().start();
     walpost.wait_for_log(&format!("partitions=\"{partitions}\""));
@@ -48,11 +48,12 @@ fn entries(fixture: &Fixture<'_>) -> usize {
     fixture.db.rows(entries).len()
 }
 
-/// Asserts that the command that `check` prints sends all rows once the partitions are attached.
+/// Asserts that the command suggested by `check` sends all rows once the partitions are attached
+/// again.
 fn expect_replay(fixture: &Fixture<'_>, partitions: &[u32]) {
     let command = "walpost replay --dropped-slots";
     let check = fixture.check().finish().expect_code(3);
-    check.expect_mentions(&["attach them first", command]);
+    check.expect_mentions(&["reattach these partitions first", command]);
     for partition in partitions {
         attach(fixture, *partition);
     }
@@ -68,7 +69,7 @@ fn expect_replay(fixture: &Fixture<'_>, partitions: &[u32]) {
     assert!(!check.stdout.contains(command), "{}", check.stdout);
 }
 
-/// Returns a fixture with a partition that was detached before the first run.
+/// Creates a fixture with a partition that was detached before the first run.
 pub(crate) fn detached_before_first_start() -> Fixture<'static> {
     let fixture = fixture_before_init(&partitioned_table());
     let aggregate = fixture.aggregate(2);
@@ -80,7 +81,7 @@ pub(crate) fn detached_before_first_start() -> Fixture<'static> {
 }
 
 #[test]
-fn names_a_partition_detached_before_the_first_run_once() {
+fn does_not_repeat_the_report_of_a_partition_detached_before_the_first_run() {
     let fixture = detached_before_first_start();
     assert!(fixture.records().len() < 40);
     settle(&fixture, fixture.start());
@@ -88,9 +89,10 @@ fn names_a_partition_detached_before_the_first_run_once() {
     expect_replay(&fixture, &[0]);
 }
 
-/// The copy of a table without rows is recorded as not needed.
+/// The table itself has no rows left, so its copy is recorded as not needed. The detached
+/// partitions must still be reported.
 #[test]
-fn names_all_partitions_if_the_table_has_none_left() {
+fn reports_every_partition_of_a_table_whose_partitions_were_all_detached() {
     let fixture = fixture_before_init(&partitioned_table());
     let aggregate = fixture.aggregate(2);
     fill(&fixture, &aggregate, 40);
@@ -102,8 +104,8 @@ fn names_all_partitions_if_the_table_has_none_left() {
     expect_replay(&fixture, &[0, 1]);
 }
 
-/// Found by a walk of `./dev soak --shapes` with seed 114732207607622.
-fn names_a_partition_detached_during_its_copy(exactly_once: bool) {
+/// Found by a random walk of `./dev soak --shapes` with seed 114732207607622.
+fn reports_a_partition_detached_while_it_is_being_copied(exactly_once: bool) {
     let (fixture, _) = fixture_with_older_rows(&partitioned_table(), 20_000, exactly_once);
     let walpost = start_and_copy_some(&fixture);
     fixture.kill(walpost);
@@ -113,7 +115,7 @@ fn names_a_partition_detached_during_its_copy(exactly_once: bool) {
 }
 
 #[test]
-fn a_partition_that_was_dropped_has_no_events_to_send() {
+fn reports_no_events_for_a_dropped_partition() {
     let fixture = fixture_before_init(&partitioned_table());
     let aggregate = fixture.aggregate(2);
     fill(&fixture, &aggregate, 40);

@@ -1,4 +1,4 @@
-//! An interrupted copy of older rows.
+//! The copy of older rows is interrupted.
 
 use std::collections::HashSet;
 
@@ -17,11 +17,11 @@ use crate::support::records::Record;
 in_both_modes! {
     standby_takes_over_during_a_snapshot
     stops_on_request_during_a_snapshot
-    postgresql_stops_within_seconds_during_a_snapshot
+    postgresql_shuts_down_within_seconds_during_a_snapshot
 }
 
 #[test]
-fn at_least_once_restarts_a_snapshot_after_a_kill() {
+fn at_least_once_mode_restarts_a_snapshot_after_a_kill() {
     let (fixture, aggregate) = fixture_with_older_rows(TABLE, 20_000, false);
     let stands = fixture.confirmed();
     let walpost = start_and_copy_some(&fixture);
@@ -60,7 +60,7 @@ fn at_least_once_restarts_a_snapshot_after_a_kill() {
     );
 }
 
-/// The slot is not in use while a snapshot is created, so another instance may have delivered the
+/// While the server creates a snapshot, the slot is not in use, so another instance may deliver the
 /// older rows in the meantime.
 #[test]
 fn does_not_repeat_a_snapshot_completed_by_another_instance() {
@@ -71,7 +71,7 @@ fn does_not_repeat_a_snapshot_completed_by_another_instance() {
     let blocker = open_transaction(&fixture, &aggregate);
     let mut walpost = fixture.run().start();
     wait_until_blocked(&fixture, &blocker);
-    // The journal entry that another instance writes when its copy is complete.
+    // Write the journal entry that another instance would write after completing the copy.
     let slot = fixture.slot();
     fixture.db.run(&format!(
         "INSERT INTO walpost.journal (pipeline, slot, action, to_lsn, detail)
@@ -115,7 +115,7 @@ fn stops_on_request_during_a_snapshot(exactly_once: bool) {
     expect_all(&fixture, 20_000, exactly_once);
 }
 
-fn postgresql_stops_within_seconds_during_a_snapshot(exactly_once: bool) {
+fn postgresql_shuts_down_within_seconds_during_a_snapshot(exactly_once: bool) {
     use crate::support::postgres::StopMode;
     let server = Server::private(MAJOR, "");
     let fixture = Fixture::bare_on_servers(&server, Broker::shared());
@@ -136,7 +136,7 @@ fn postgresql_stops_within_seconds_during_a_snapshot(exactly_once: bool) {
 }
 
 #[test]
-fn exactly_once_resumes_a_snapshot_after_the_last_row_when_killed() {
+fn exactly_once_mode_resumes_a_killed_snapshot_after_the_last_delivered_row() {
     let columns = "aggregatetype text, aggregateid text, type text, payload jsonb";
     for key in [
         "id uuid PRIMARY KEY".to_owned(),
@@ -152,9 +152,9 @@ fn exactly_once_resumes_a_snapshot_after_the_last_row_when_killed() {
     }
 }
 
-/// Walpost compares keys by their bytes, regardless of the database's collation.
+/// Walpost compares keys byte by byte, whatever the database's collation.
 #[test]
-fn exactly_once_resumes_a_snapshot_by_a_text_key_with_a_nonbinary_collation() {
+fn resumes_a_snapshot_keyed_by_text_with_a_nonbinary_collation() {
     let options = "ENCODING utf8 LOCALE_PROVIDER icu ICU_LOCALE 'en-US'";
     let fixture = Fixture::bare_with(
         Outbox::Table,
@@ -163,7 +163,8 @@ fn exactly_once_resumes_a_snapshot_by_a_text_key_with_a_nonbinary_collation() {
         options,
     );
     assert!(fixture.db.is_true("SELECT 'a' < 'B' AND 'b' < 'C'"));
-    // The keys contain upper and lower case, whose byte order differs from the collation.
+    // The keys contain both uppercase and lowercase letters, so their byte order differs from the
+    // order of the collation.
     let key = "id uuid, place text PRIMARY KEY DEFAULT translate(md5(random()::text), 'abc123', 'BZyqQx')";
     fixture.db.run(&format!(
         "CREATE TABLE outbox ({key}, aggregatetype text, aggregateid text, type text, payload jsonb)"
@@ -174,10 +175,11 @@ fn exactly_once_resumes_a_snapshot_by_a_text_key_with_a_nonbinary_collation() {
     kill_and_resume(&fixture.exactly_once(), &aggregate, key);
 }
 
-/// Kills the copy of 15,000 rows twice while rows are added, and checks that each row is delivered
-/// once and in order.
+/// Kills Walpost twice during the copy of 15,000 rows while rows are being added. Asserts that each
+/// row is delivered once and in order.
 fn kill_and_resume(fixture: &Fixture, aggregate: &str, key: &str) {
-    // Rows added in the meantime have keys in both the copied and the remaining range.
+    // Some of the added rows have keys in the range that has been copied, others in the remaining
+    // range.
     for _ in 0..2 {
         let walpost = start_and_copy_some(fixture);
         fill(fixture, aggregate, 300);
@@ -227,7 +229,8 @@ fn kill_and_resume(fixture: &Fixture, aggregate: &str, key: &str) {
     let verdict = checker::check(&rest, &streamed, &[], Resends::Never);
     verdict.unwrap_or_else(|violations| panic!("{key}: {violations}"));
 
-    // Skipped rows remain skipped, and new rows are delivered.
+    // The stream left out the rows that had been copied. These must not be sent after the restart
+    // either, whereas new rows must be delivered.
     let walpost = fixture.start();
     fill(fixture, aggregate, 10);
     settle(fixture, walpost);
@@ -235,7 +238,7 @@ fn kill_and_resume(fixture: &Fixture, aggregate: &str, key: &str) {
 }
 
 #[test]
-fn does_not_stream_copied_rows_after_a_disconnect_between_two_chunks() {
+fn does_not_resend_copied_rows_after_a_disconnect_between_chunks() {
     let create = "CREATE TABLE outbox (id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb)";
     let (fixture, aggregate) = fixture_with_older_rows(create, 6_000, true);
     let walpost = start_and_copy_some(&fixture);
@@ -245,7 +248,7 @@ fn does_not_stream_copied_rows_after_a_disconnect_between_two_chunks() {
         .run()
         .args(["--window-records", "20"])
         .start_streaming();
-    // The stream is interrupted as often as time permits.
+    // Interrupt the stream several times while rows remain to be delivered.
     for _ in 0..5 {
         let before = fixture.records().len();
         if before < 12_000 {
@@ -261,7 +264,7 @@ fn does_not_stream_copied_rows_after_a_disconnect_between_two_chunks() {
 }
 
 #[test]
-fn exactly_once_halts_if_a_snapshot_cannot_be_resumed() {
+fn exactly_once_mode_halts_if_a_snapshot_cannot_be_resumed() {
     let create = "CREATE TABLE outbox (id uuid, number numeric PRIMARY KEY DEFAULT random(), aggregatetype text,
         aggregateid text, type text, payload jsonb)";
     let (fixture, _) = fixture_with_older_rows(create, 20_000, true);
@@ -269,7 +272,8 @@ fn exactly_once_halts_if_a_snapshot_cannot_be_resumed() {
     fixture.kill(walpost);
     let halted = fixture.run().finish().expect_code(3);
     halted.expect_mentions(&["was interrupted after", "walpost checkpoint adopt"]);
-    // A commit that was in progress when the process was killed may complete only now.
+    // Count the records only after the halt, because a commit that was in progress when the process
+    // was killed may have completed in the meantime.
     let found = fixture.records().len();
     fixture.run().finish().expect_code(3);
     fixture
@@ -282,7 +286,7 @@ fn exactly_once_halts_if_a_snapshot_cannot_be_resumed() {
         .arg("--yes")
         .finish()
         .expect_code(0);
-    adopted.expect_mentions(&["first delivers the rows that are older"]);
+    adopted.expect_mentions(&["first deliver the rows that are older"]);
     settle(&fixture, fixture.start());
     let records = fixture.records();
     assert_eq!(records.len(), found + 20_000);
@@ -295,8 +299,8 @@ fn treats_a_confirmed_but_unrecorded_snapshot_as_done() {
     fill(&fixture, &aggregate, 20);
     fixture.init().finish().expect_code(0);
     settle(&fixture, fixture.start());
-    // Restores the state in which the process died between confirming the position and recording
-    // it.
+    // Restore the state that remains if the process is killed after it confirms the position but
+    // before it records that the snapshot is done.
     fixture
         .db
         .run("DELETE FROM walpost.journal WHERE detail ->> 'state' = 'done'");
@@ -309,8 +313,8 @@ fn treats_a_confirmed_but_unrecorded_snapshot_as_done() {
     assert_eq!(check_copied(&fixture, entries[0].1), 20);
 }
 
-/// Found by a random walk of `./dev soak --shapes`. If another program moved the slot, a position
-/// after the consistent point does not show that the copy is complete.
+/// Found by a random walk of `./dev soak --shapes`. If another program has moved the slot, a
+/// position after the consistent point does not prove that the copy is complete.
 #[test]
 fn restarts_the_snapshot_if_the_slot_was_moved_past_its_consistent_point() {
     let (fixture, aggregate) = fixture_with_older_rows(TABLE, 20_000, false);
@@ -337,7 +341,7 @@ fn restarts_the_snapshot_if_the_slot_was_moved_past_its_consistent_point() {
 }
 
 /// Found by a random walk of `./dev soak --shapes` with seed 237496483707855. An adopted checkpoint
-/// does not contain the state of the copy.
+/// does not record how far the copy has progressed.
 #[test]
 fn restarts_the_snapshot_if_a_checkpoint_was_adopted_after_its_consistent_point() {
     let (fixture, aggregate) = fixture_with_older_rows(TABLE, 20_000, true);
@@ -352,7 +356,7 @@ fn restarts_the_snapshot_if_a_checkpoint_was_adopted_after_its_consistent_point(
     ));
     fixture.run().finish().expect_code(3);
     let adopted = fixture.checkpoint("adopt").arg("--yes").finish();
-    adopted.expect_mentions(&["first delivers the rows that are older"]);
+    adopted.expect_mentions(&["first deliver the rows that are older"]);
     let mut walpost = fixture.run().start();
     walpost.wait_for_log("copying");
     walpost.wait_for_log("streaming");
@@ -366,10 +370,11 @@ fn restarts_the_snapshot_if_a_checkpoint_was_adopted_after_its_consistent_point(
     assert_eq!(missing.count(), 0);
 }
 
-/// Found by a random walk of `./dev soak --shapes` with seed 96064689526093. Without a checkpoint,
-/// nothing else reports that events may be missing.
+/// Found by a random walk of `./dev soak --shapes` with seed 96064689526093. If there is no
+/// checkpoint, only `checkpoint adopt` and the error that halts the pipeline report that events may
+/// be missing.
 #[test]
-fn adopt_and_the_preceding_halt_report_events_skipped_by_a_moved_slot() {
+fn halt_message_and_checkpoint_adopt_report_events_skipped_by_a_moved_slot() {
     let mut fixture = fixture_before_init(TABLE);
     let aggregate = fixture.aggregate(1);
     fixture.init().finish().expect_code(0);
@@ -378,7 +383,7 @@ fn adopt_and_the_preceding_halt_report_events_skipped_by_a_moved_slot() {
     fixture.db.run(&format!(
         "SELECT pg_replication_slot_advance('{slot}', pg_current_wal_lsn())"
     ));
-    // Unlike in a fixture that starts in exactly-once mode, no checkpoint exists.
+    // Enable exactly-once mode only now, so that no checkpoint exists.
     fixture.use_settings("delivery = 'exactly-once'\n");
     let expected = [
         "something else moved it, or dropped and re-created it",
@@ -405,10 +410,11 @@ fn adopt_and_the_preceding_halt_report_events_skipped_by_a_moved_slot() {
     assert_eq!(keys, ["newer"]);
 }
 
-/// Found by a random walk of `./dev soak --shapes` with seed 143468592285765. The server has
-/// already sent data from the new slot when the checkpoint is compared.
+/// Found by a random walk of `./dev soak --shapes` with seed 143468592285765. By the time Walpost
+/// detects that the checkpoint belongs to a different slot, the server has already sent data from
+/// the new slot.
 #[test]
-fn run_that_halts_on_a_different_slot_s_checkpoint_does_not_count_as_the_first_run() {
+fn halting_on_a_checkpoint_for_a_different_slot_does_not_count_as_a_run() {
     let (mut fixture, aggregate) = fixture_with_older_rows(TABLE, 20, true);
     settle(&fixture, fixture.start());
     fill(&fixture, &aggregate, 10);
@@ -427,7 +433,7 @@ fn run_that_halts_on_a_different_slot_s_checkpoint_does_not_count_as_the_first_r
         .arg("--yes")
         .finish()
         .expect_code(0);
-    adopted.expect_mentions(&["first delivers the rows that are older"]);
+    adopted.expect_mentions(&["first deliver the rows that are older"]);
     let mut walpost = fixture.run().start();
     walpost.wait_for_log("snapshot delivered");
     walpost.terminate().expect_code(0);

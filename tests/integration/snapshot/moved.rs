@@ -1,5 +1,5 @@
-//! The database is moved by dump and restore before the rows of the outbox are copied, or while
-//! events are recorded as missing. The OIDs of its tables change, so Walpost no longer recognizes a
+//! The database is moved by dump and restore, either before the outbox's rows are copied or while
+//! events are recorded as missing. The tables' OIDs change, so Walpost can no longer recognize a
 //! renamed table by its OID.
 
 use super::replaced::{command, expect_replay, replace, unpublish_former};
@@ -8,7 +8,7 @@ use crate::slot_state::{CopyScope, copy_database};
 use crate::support::fixture::Fixture;
 use crate::support::postgres::{MAJOR, Server};
 
-/// Returns a fixture with rows that the first run must copy.
+/// Creates a fixture with rows that the first run has to copy.
 fn fixture_with_due_snapshot() -> Fixture<'static> {
     let fixture = fixture_before_init(TABLE);
     let aggregate = fixture.aggregate(1);
@@ -17,7 +17,7 @@ fn fixture_with_due_snapshot() -> Fixture<'static> {
     fixture
 }
 
-/// Starts the server to which the database is moved.
+/// Starts the server to which the database will be moved.
 fn next_server() -> Server {
     let next = Server::with_new_cluster(MAJOR, "");
     next.session("postgres")
@@ -39,7 +39,7 @@ fn create_slot(fixture: &Fixture<'_>) {
 
 /// Found by a random walk of `./dev soak --shapes` with seed 214938665290757.
 #[test]
-fn reports_older_rows_of_a_table_replaced_before_the_database_was_moved() {
+fn reports_uncopied_rows_of_a_table_replaced_before_the_database_is_moved() {
     let next = next_server();
     let mut fixture = fixture_with_due_snapshot();
     replace(&fixture);
@@ -54,9 +54,9 @@ fn reports_older_rows_of_a_table_replaced_before_the_database_was_moved() {
     expect_replay(&fixture);
 }
 
-/// Nothing in the restored database distinguishes the former table from any other.
+/// In the restored database, nothing distinguishes the former outbox from any other table.
 #[test]
-fn copies_the_table_of_the_same_name_after_the_database_was_moved() {
+fn copies_the_table_with_the_same_name_after_the_database_is_moved() {
     let next = next_server();
     let mut fixture = fixture_with_due_snapshot();
     replace(&fixture);
@@ -72,9 +72,9 @@ fn copies_the_table_of_the_same_name_after_the_database_was_moved() {
     fixture.check().finish().expect_code(0);
 }
 
-/// `init` finds the slot, and records the gap before it.
+/// `init` finds an existing slot, and must record the gap before that slot's position.
 #[test]
-fn reports_older_rows_of_a_replaced_table_for_a_manually_created_slot() {
+fn reports_uncopied_rows_of_a_replaced_table_if_the_slot_is_created_manually() {
     let next = next_server();
     let mut fixture = fixture_with_due_snapshot();
     replace(&fixture);
@@ -102,10 +102,10 @@ fn first_run_with_a_manually_created_slot_logs_which_table_it_copies() {
     walpost.terminate().expect_code(0);
 }
 
-/// While the former table is in the publication, it counts as an outbox, although no stream
-/// contains the rows that were committed between the two slots.
+/// The former table is still published, so it counts as an outbox. Its last row was committed after
+/// Walpost stopped, so neither the dropped slot nor the new one sends that row.
 #[test]
-fn reports_a_replaced_published_table_whose_events_a_new_slot_may_lack() {
+fn reports_a_replaced_table_whose_events_the_new_slot_may_lack() {
     let fixture = Fixture::with_table(TABLE);
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "before");
@@ -119,8 +119,8 @@ fn reports_a_replaced_published_table_whose_events_a_new_slot_may_lack() {
     expect_replay(&fixture);
 }
 
-/// A replay of events that are recorded as missing reads the table that has the recorded name when
-/// the replay starts.
+/// A replay of missing events reads the table that has the recorded name when the replay starts.
+/// That might no longer be the original table.
 #[test]
 fn reports_a_table_replaced_before_its_missing_events_are_replayed() {
     let fixture = Fixture::with_table(TABLE);

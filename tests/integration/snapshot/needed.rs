@@ -1,4 +1,4 @@
-//! Whether older rows must be copied.
+//! Tests when Walpost copies older rows and when it doesn't.
 
 use super::{
     TABLE, check_copied, expect_all, fill, fixture_before_init, fixture_with_older_rows, journal,
@@ -24,7 +24,7 @@ fn does_not_copy_a_table_that_was_empty_when_its_slot_was_created() {
 }
 
 #[test]
-fn records_a_manually_created_slot_of_an_empty_table_in_the_first_run() {
+fn first_run_records_a_manually_created_slot_for_an_empty_table() {
     let fixture = fixture_before_init(TABLE);
     psql_file(&fixture, "journal.sql");
     fixture.db.run(&format!(
@@ -44,7 +44,7 @@ fn records_a_manually_created_slot_of_an_empty_table_in_the_first_run() {
 }
 
 #[test]
-fn does_not_copy_older_rows_if_snapshot_is_never() {
+fn does_not_copy_existing_rows_if_snapshot_is_set_to_never() {
     let fixture = fixture_before_init(TABLE);
     let aggregate = fixture.aggregate(1);
     fill(&fixture, &aggregate, 20);
@@ -59,7 +59,7 @@ fn does_not_copy_older_rows_if_snapshot_is_never() {
     settle(&fixture, walpost);
     assert_eq!(records.len(), 1);
     assert_eq!(records[0].key(), "newer");
-    // Rows that were skipped once are never copied.
+    // Once rows have been skipped, they are never copied.
     let walpost = fixture.start();
     fixture.insert(&aggregate, "newer");
     assert_eq!(fixture.wait_for_records(2).len(), 2);
@@ -78,7 +78,7 @@ fn does_not_copy_older_rows_if_snapshot_is_never() {
 }
 
 #[test]
-fn copies_older_rows_for_each_pipeline_separately() {
+fn copies_existing_rows_separately_for_each_pipeline() {
     let fixture = fixture_before_init(TABLE);
     let aggregate = fixture.aggregate(1);
     fill(&fixture, &aggregate, 20);
@@ -107,7 +107,7 @@ fn copies_older_rows_for_each_pipeline_separately() {
 }
 
 #[test]
-fn halts_if_older_rows_are_due_and_the_journal_is_missing() {
+fn halts_if_existing_rows_must_be_copied_but_the_journal_is_missing() {
     let by_hand = |fixture: &Fixture<'_>| {
         let slot = fixture.slot();
         fixture.db.run(&format!(
@@ -129,7 +129,7 @@ fn halts_if_older_rows_are_due_and_the_journal_is_missing() {
         "snapshot = \"never\"",
     ]);
     assert!(!fixture.slot_is_active());
-    // Both suggested remedies work.
+    // Follow both remedies that the message suggests.
     let walpost = fixture.start_with(&["--snapshot", "never"]);
     walpost.terminate().expect_code(0);
     fixture.init().finish().expect_code(0);
@@ -183,15 +183,19 @@ fn reports_a_missing_privilege_for_the_snapshot() {
         .expect_code(3)
         .expect_mentions(&["older rows", &grant]);
     fixture.db.run(&grant);
-    check().expect_mentions(&["run first delivers the rows that are older", "about"]);
+    check().expect_mentions(&[
+        "walpost run will first deliver the rows that are older",
+        "about",
+    ]);
     let walpost = walpost_role.command(&["run"]).start_streaming();
     settle(&fixture, walpost);
     assert_eq!(check_copied(&fixture, snapshot_lsn(&fixture)), 20);
 }
 
-/// If the skip were accepted, the slot would count as read, and no later run would copy the rows.
+/// If `skip` were allowed, Walpost would treat the slot as already read, and no later run would
+/// copy the rows.
 #[test]
-fn rejects_a_skip_before_older_rows_are_copied() {
+fn rejects_a_skip_before_existing_rows_are_copied() {
     let (fixture, _) = fixture_with_older_rows(TABLE, 20, false);
     let confirmed = fixture.confirmed();
     let to = fixture
@@ -205,9 +209,9 @@ fn rejects_a_skip_before_older_rows_are_copied() {
     expect_all(&fixture, 20, true);
 }
 
-/// The slot was not recorded by `walpost init`.
+/// An operator ran the SQL files with psql instead of `walpost init`.
 #[test]
-fn halts_with_several_tables_if_a_snapshot_recorded_by_psql_is_due() {
+fn halts_if_a_snapshot_requested_with_the_sql_files_is_due_for_several_tables() {
     let mut fixture = fixture_before_init(TABLE);
     let aggregate = fixture.aggregate(1);
     fill(&fixture, &aggregate, 20);

@@ -1,4 +1,4 @@
-//! A table is replaced by another one before all of its rows are copied.
+//! An outbox table is replaced by another one before all of its rows are copied.
 
 use std::collections::HashSet;
 
@@ -12,7 +12,7 @@ pub(super) fn command(fixture: &Fixture<'_>) -> String {
     )
 }
 
-/// Replaces the table as a migration would. The former table remains in the publication.
+/// Replaces the table as a migration would, leaving the former table in the publication.
 pub(super) fn replace(fixture: &Fixture<'_>) {
     fixture.db.run(&format!(
         "BEGIN; ALTER TABLE outbox RENAME TO former; CREATE TABLE outbox (LIKE former INCLUDING ALL);
@@ -28,8 +28,8 @@ pub(super) fn unpublish_former(fixture: &Fixture<'_>) {
     ));
 }
 
-/// Asserts that `run` and `check` suggest the command until the command has been run and has sent
-/// all rows of the former table.
+/// Asserts that `check` suggests the command until the command has run and has sent all rows of the
+/// former table.
 pub(super) fn expect_replay(fixture: &Fixture<'_>) {
     let command = command(fixture);
     let mut walpost = fixture.start();
@@ -52,7 +52,7 @@ pub(super) fn expect_replay(fixture: &Fixture<'_>) {
 
 /// Found by a random walk of `./dev soak --shapes` with seed 63464281601446.
 #[test]
-fn reports_older_rows_of_a_table_replaced_before_the_first_run() {
+fn reports_uncopied_rows_of_a_table_replaced_before_the_first_run() {
     let fixture = fixture_before_init(TABLE);
     let aggregate = fixture.aggregate(1);
     fill(&fixture, &aggregate, 20);
@@ -71,7 +71,7 @@ fn reports_older_rows_of_a_table_replaced_before_the_first_run() {
 }
 
 #[test]
-fn reports_older_rows_of_a_table_replaced_during_their_snapshot() {
+fn reports_uncopied_rows_of_a_table_replaced_during_its_snapshot() {
     let (fixture, _) = fixture_with_older_rows(TABLE, 20_000, false);
     let walpost = start_and_copy_some(&fixture);
     fixture.kill(walpost);
@@ -84,9 +84,9 @@ fn reports_older_rows_of_a_table_replaced_during_their_snapshot() {
     expect_replay(&fixture);
 }
 
-/// The first run with the new slot only copies the current table.
+/// The first run with the new slot copies only the current table.
 #[test]
-fn reports_older_rows_of_a_table_replaced_before_its_slot_was_replaced() {
+fn reports_uncopied_rows_of_a_table_replaced_before_the_slot_is_dropped() {
     let fixture = fixture_before_init(TABLE);
     let aggregate = fixture.aggregate(1);
     fill(&fixture, &aggregate, 20);
@@ -100,7 +100,7 @@ fn reports_older_rows_of_a_table_replaced_before_its_slot_was_replaced() {
 }
 
 #[test]
-fn reports_older_rows_of_a_table_dropped_before_they_were_copied() {
+fn reports_uncopied_rows_of_a_table_dropped_before_its_snapshot() {
     let fixture = fixture_before_init(TABLE);
     let aggregate = fixture.aggregate(1);
     fill(&fixture, &aggregate, 20);
@@ -116,9 +116,9 @@ fn reports_older_rows_of_a_table_dropped_before_they_were_copied() {
     fixture.check().finish().expect_code(0);
 }
 
-/// The position of the former slot does not account for rows that still had to be copied.
+/// The former slot's position says nothing about rows that had yet to be copied.
 #[test]
-fn reports_rows_older_than_a_new_slot_if_their_snapshot_was_incomplete() {
+fn reports_uncopied_rows_if_the_slot_is_recreated_during_a_snapshot() {
     let (fixture, _) = fixture_with_older_rows(TABLE, 20_000, false);
     let walpost = start_and_copy_some(&fixture);
     fixture.kill(walpost);
@@ -134,7 +134,7 @@ fn reports_rows_older_than_a_new_slot_if_their_snapshot_was_incomplete() {
 
 /// Found by a random walk of `./dev soak --shapes` with seed 229154967828336.
 #[test]
-fn reports_uncopied_older_rows_when_several_tables_get_a_new_slot() {
+fn reports_uncopied_rows_if_the_slot_is_recreated_after_switching_to_several_tables() {
     let mut fixture = fixture_before_init(TABLE);
     let aggregate = fixture.aggregate(1);
     fill(&fixture, &aggregate, 20);
@@ -150,10 +150,9 @@ fn reports_uncopied_older_rows_when_several_tables_get_a_new_slot() {
     assert_eq!(fixture.records().len(), 20);
 }
 
-/// `walpost.add_outbox` does not write the rows of a table into WAL if the table was published
-/// before.
+/// If the table was published before, `walpost.add_outbox` does not write its rows into WAL.
 #[test]
-fn reports_uncopied_older_rows_of_a_table_added_to_the_publication_again() {
+fn reports_uncopied_rows_if_a_table_is_added_to_the_publication_again() {
     let mut fixture = fixture_before_init(TABLE);
     let aggregate = fixture.aggregate(1);
     fill(&fixture, &aggregate, 20);

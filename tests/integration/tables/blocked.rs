@@ -1,4 +1,4 @@
-//! `walpost.add_outbox` while another tenant's session holds a lock.
+//! Calls `walpost.add_outbox` while another tenant's session holds a lock.
 
 use super::*;
 
@@ -20,7 +20,7 @@ fn add_second_table_sql(fixture: &Fixture<'_>) -> String {
 }
 
 #[test]
-fn add_outbox_locks_no_table_of_another_tenant() {
+fn add_outbox_does_not_lock_tables_of_other_tenants() {
     for major in [14, MAJOR, 17, 18] {
         let fixture = fixture_on(major, SETTINGS, &["tenant_1.outbox"]);
         let add = add_second_table_sql(&fixture);
@@ -43,7 +43,7 @@ fn add_outbox_times_out_on_a_lock_and_reports_the_session_that_holds_it() {
         "LOCK TABLE tenant_2.outbox IN ACCESS EXCLUSIVE MODE".to_owned(),
         "tenant_2.outbox".to_owned(),
     )];
-    // PostgreSQL 14 does not lock a publication.
+    // In PostgreSQL 14, changing a publication does not lock it.
     if MAJOR >= 15 {
         statements.push((
             format!("ALTER PUBLICATION {publication} DROP TABLE tenant_1.outbox"),

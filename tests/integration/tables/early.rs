@@ -1,4 +1,4 @@
-//! Tables that are added before the creation of the slot that will deliver their rows.
+//! Tables that are added before the slot that will deliver their rows is created.
 
 use super::{SETTINGS, writer};
 use crate::init::{psql_file, try_psql};
@@ -11,7 +11,7 @@ use crate::support::wait::wait_until;
 
 const TABLE: &str = "tenant_1.outbox";
 
-/// Creates a publication for several outboxes, without a slot, and a table with one row.
+/// Creates a publication for several outboxes and a table with one row, but no slot.
 fn fixture_without_slot(server: &Server) -> Fixture<'_> {
     let mut fixture = Fixture::bare_on_servers(server, Broker::shared());
     fixture.use_settings(SETTINGS);
@@ -35,7 +35,7 @@ fn add(fixture: &Fixture) -> String {
     format!("SELECT walpost.add_outbox('{TABLE}', '{}')", fixture.slot())
 }
 
-/// Creates the slot of another pipeline in the database.
+/// Creates another pipeline's slot in the same database.
 fn create_other_slot(fixture: &Fixture) -> String {
     let other = format!("other_{}", fixture.name);
     fixture.db.run(&format!(
@@ -80,7 +80,7 @@ fn rejects_adding_a_table_before_the_slot_exists() {
             message.starts_with("no replication slot of database"),
             "{message}"
         );
-        // The remedy.
+        // Follow the remedy in the error by creating the slot first.
         fixture.init().finish().expect_code(0);
         expect_early_row_once(&fixture);
     }
@@ -108,7 +108,8 @@ fn rejects_adding_a_table_while_the_slot_is_being_created() {
     expect_early_row_once(&fixture);
 }
 
-/// The server is private, because creating a slot waits for transactions of all databases.
+/// Waits until the creation of a slot is blocked by an open transaction. The server must be
+/// private, because that transaction may be in any database.
 fn wait_for_slot_creation(fixture: &Fixture) {
     wait_until("the slot to wait for the open transaction", || {
         fixture.db.is_true(
@@ -117,7 +118,7 @@ fn wait_for_slot_creation(fixture: &Fixture) {
     });
 }
 
-/// The slot of another pipeline does not deliver these tables.
+/// The only existing slot belongs to another pipeline and does not deliver these tables.
 #[test]
 fn init_rejects_a_publication_that_already_contains_tables() {
     for major in [14, MAJOR, 18] {
@@ -143,7 +144,7 @@ fn init_rejects_a_publication_that_already_contains_tables() {
         fixture.init().finish().expect_code(0);
         drop_slot(&fixture, &other);
         expect_early_row_once(&fixture);
-        // After the slot is dropped, it can be created again.
+        // Once the slot is dropped, `init` can create it again.
         fixture.drop_slot();
         fixture.init().finish().expect_code(0);
     }

@@ -1,4 +1,4 @@
-//! Children of an outbox table that is renamed before Walpost has inspected them.
+//! Child tables of an outbox table that is renamed before Walpost has detected the children.
 
 use super::{fixture, writer};
 use crate::support::event::Event;
@@ -8,7 +8,7 @@ const TABLES: [&str; 2] = ["tenant_1.outbox", "tenant_2.outbox"];
 
 const RENAME_SQL: &str = "ALTER TABLE tenant_1.outbox RENAME TO former";
 
-/// Creates two tables, and a child of the first table with an event.
+/// Creates two tables and, as a child of the first, a table with one event.
 fn fixture_with_child() -> Fixture<'static> {
     let fixture = fixture(&TABLES);
     let aggregate = fixture.aggregate(1);
@@ -29,7 +29,7 @@ fn unpublish_former(fixture: &Fixture<'_>) {
     ));
 }
 
-/// Asserts that `check` suggests the command until the command has been run, and that the command
+/// Asserts that `check` suggests the replay command until it has been run, and that the replay
 /// sends the row.
 fn expect_replay(fixture: &mut Fixture<'_>) {
     let command = format!(
@@ -53,15 +53,16 @@ fn expect_replay(fixture: &mut Fixture<'_>) {
 
 /// Found by random walks of `./dev soak --shapes` with seeds 164992341767450 and 110022328567302.
 #[test]
-fn reports_rows_of_a_child_table_whose_parent_is_replaced_before_any_check() {
+fn reports_rows_of_a_child_table_if_its_parent_is_replaced_before_the_first_check() {
     let mut fixture = fixture_with_child();
     fixture.db.run(&format!(
         "{RENAME_SQL}; CREATE TABLE tenant_1.outbox (LIKE tenant_1.former INCLUDING ALL);
          ALTER PUBLICATION {} ADD TABLE tenant_1.outbox",
         fixture.slot()
     ));
-    let expected =
-        ["table tenant_1.child inherits from tenant_1.former, which was named tenant_1.outbox"];
+    let expected = [
+        "table tenant_1.child inherits from tenant_1.former, which was previously named tenant_1.outbox",
+    ];
     fixture
         .check()
         .finish()
@@ -85,7 +86,7 @@ fn reports_rows_of_a_child_table_whose_parent_is_replaced_before_any_check() {
 }
 
 #[test]
-fn reports_rows_of_a_child_table_whose_parent_is_renamed_before_any_check() {
+fn reports_rows_of_a_child_table_if_its_parent_is_renamed_before_the_first_check() {
     let mut fixture = fixture_with_child();
     fixture.db.run(RENAME_SQL);
     unpublish_former(&fixture);
@@ -98,7 +99,7 @@ fn reports_rows_of_a_child_table_whose_parent_is_renamed_before_any_check() {
 }
 
 #[test]
-fn reports_rows_of_a_child_table_whose_parent_is_renamed_before_a_new_slot() {
+fn reports_child_table_rows_if_the_parent_is_renamed_before_the_slot_is_recreated() {
     let mut fixture = fixture_with_child();
     fixture.db.run(RENAME_SQL);
     unpublish_former(&fixture);
@@ -108,7 +109,7 @@ fn reports_rows_of_a_child_table_whose_parent_is_renamed_before_a_new_slot() {
     expect_replay(&mut fixture);
 }
 
-/// Returns the number of journal entries about the child.
+/// Returns the number of journal entries about the child table.
 fn count_entries(fixture: &Fixture<'_>) -> i64 {
     fixture
         .db

@@ -1,4 +1,4 @@
-//! Tables that one slot delivered and the next slot of the pipeline does not deliver.
+//! Tables that a pipeline's former slot delivered but its new slot does not.
 
 use super::{fixture, writer};
 use crate::support::event::Event;
@@ -11,7 +11,7 @@ fn insert(fixture: &Fixture<'_>, table: &str, aggregate: &str, key: &str) {
     fixture.db.run(&writer(&[table]).insert_one(event));
 }
 
-/// Creates two tables and delivers all of their events.
+/// Creates two tables with one event each, and delivers both events.
 fn fixture_with_delivered_tables(
     aggregates: impl FnOnce(&Fixture<'_>) -> String,
 ) -> (Fixture<'static>, String) {
@@ -33,8 +33,8 @@ fn command(fixture: &Fixture<'_>, table: &str) -> String {
     )
 }
 
-/// Asserts that `run`, `check` and `status` suggest the command until the command has been run, and
-/// that the command delivers the event.
+/// Asserts that `run`, `check` and `status` suggest the replay command until it has been run, and
+/// that the replay delivers the event.
 fn expect_gap(fixture: &Fixture<'_>, table: &str, key: &str) {
     let command = command(fixture, table);
     let mut walpost = fixture.run().start();
@@ -104,8 +104,8 @@ fn reports_an_unpublished_table_with_undelivered_rows_if_the_slot_is_replaced() 
     assert!(check.stdout.contains(&line), "{}", check.stdout);
 }
 
-/// If fully delivered tables were reported, replacing a slot would report every tenant that was
-/// ever removed.
+/// A fully delivered table must not be reported. Otherwise, replacing a slot would report every
+/// tenant that was ever removed.
 #[test]
 fn does_not_report_a_table_fully_delivered_before_it_was_unpublished() {
     let (fixture, _) = fixture_with_delivered_tables(|fixture| fixture.aggregate(1));
@@ -129,7 +129,7 @@ fn does_not_report_a_table_fully_delivered_before_it_was_unpublished() {
 }
 
 #[test]
-fn reports_a_table_that_is_not_in_the_publication_when_the_next_slot_is_created() {
+fn reports_a_table_missing_from_the_publication_when_a_new_slot_is_created() {
     let (mut fixture, aggregate) = fixture_with_delivered_tables(|fixture| fixture.aggregate(1));
     insert(&fixture, TABLES[0], &aggregate, "between");
     let former = fixture.slot();
@@ -145,7 +145,7 @@ fn reports_a_table_that_is_not_in_the_publication_when_the_next_slot_is_created(
         "ALTER PUBLICATION {former} DROP TABLE public.outbox"
     ));
     expect_gap(&fixture, "public.outbox", "between");
-    // Later events belong to a separate gap.
+    // Events that are committed later belong to another gap.
     insert(&fixture, "public.outbox", &aggregate, "later");
     fixture.db.run(&format!(
         "ALTER PUBLICATION {former} ADD TABLE public.outbox"
@@ -153,11 +153,11 @@ fn reports_a_table_that_is_not_in_the_publication_when_the_next_slot_is_created(
     expect_gap(&fixture, "public.outbox", "later");
 }
 
-/// The configured publication determines which of the events that the slot has not sent are
-/// delivered.
+/// If a different publication is configured, it also applies to older events that the slot has not
+/// sent yet, and determines which of them are delivered.
 #[test]
-fn reports_a_table_that_the_newly_configured_publication_lacks() {
-    // PostgreSQL refuses to send transactions committed before the publication existed.
+fn reports_a_table_missing_from_the_newly_configured_publication() {
+    // Create the publication first, because PostgreSQL can't decode transactions that precede it.
     let (mut fixture, aggregate) = fixture_with_delivered_tables(|fixture| {
         fixture.db.run(&format!(
             "CREATE PUBLICATION {}_2 FOR TABLE walpost.outbox_row, {} WITH (publish = 'insert', publish_via_partition_root)",
@@ -203,7 +203,7 @@ fn check_fails_until_an_unpublished_table_is_added_again_or_renamed() {
         "ALTER PUBLICATION {publication} DROP TABLE tenant_1.outbox"
     ));
     expect_unpublished(&fixture, &[]);
-    // `check` also fails after the pipeline has recorded the gap.
+    // `check` must still fail after `run` has recorded the gap.
     let walpost = fixture.start();
     fixture.wait_until_confirmed();
     walpost.terminate().expect_code(0);
@@ -216,7 +216,7 @@ fn check_fails_until_an_unpublished_table_is_added_again_or_renamed() {
 
 /// Found by a random walk of `./dev soak --shapes` with seed 143740483105104.
 #[test]
-fn check_fails_if_a_table_replaced_a_published_one() {
+fn check_fails_if_a_published_table_has_been_replaced() {
     let (fixture, _) = fixture_with_delivered_tables(|fixture| fixture.aggregate(1));
     let publication = fixture.slot();
     fixture.db.run(&format!(
@@ -228,8 +228,8 @@ fn check_fails_if_a_table_replaced_a_published_one() {
     expect_unpublished(&fixture, &["table tenant_1.child"]);
 }
 
-/// A replay of the table that now has this name would not send rows that were inserted into the
-/// former table while it was not published.
+/// The rows committed while the table was not published are in the former table. Replaying the
+/// table that has taken over the name would not send them.
 #[test]
 fn reports_an_unpublished_table_that_was_replaced_by_another() {
     let (mut fixture, aggregate) = fixture_with_delivered_tables(|fixture| fixture.aggregate(1));
@@ -255,7 +255,7 @@ fn reports_an_unpublished_table_that_was_replaced_by_another() {
     expect_gap(&fixture, "tenant_1.former", "between");
 }
 
-/// If a child is not published, PostgreSQL refuses to remove its parent from the publication,
+/// If a child table is not published, PostgreSQL does not remove its parent from the publication
 /// unless the command contains ONLY.
 #[test]
 fn printed_command_unpublishes_a_table_whose_child_is_not_published() {
@@ -272,8 +272,8 @@ fn printed_command_unpublishes_a_table_whose_child_is_not_published() {
     fixture.check().finish().expect_code(0);
 }
 
-/// Asserts that `check` and `run` suggest the command for the renamed table, and that the command
-/// delivers the event. `run` halts, because the events were committed before the publication
+/// Asserts that `check` and `run` suggest the replay command for the renamed table, and that the
+/// replay delivers the event. `run` halts because the events were committed before the publication
 /// existed.
 fn expect_gap_of_former(fixture: &mut Fixture<'_>) {
     const FORMER_TABLE: &str = "tenant_1.former";

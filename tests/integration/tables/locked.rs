@@ -1,12 +1,12 @@
-//! Another session holds an exclusive lock on a table, like a migration that waits for a lock
-//! itself.
+//! Another session holds an exclusive lock on a table, as a migration does while it waits for
+//! another lock.
 
 use std::time::Duration;
 
 use super::*;
 use crate::support::wait::assert_stays;
 
-/// PostgreSQL 17 and newer lock each table of a publication to list them.
+/// To list the tables in a publication, PostgreSQL 17 and later lock each of them.
 const TESTED_MAJORS: [u32; 4] = [14, MAJOR, 17, 18];
 
 fn lock(fixture: &Fixture, table: &str) -> Session {
@@ -21,14 +21,15 @@ fn lock(fixture: &Fixture, table: &str) -> Session {
 fn locked_table_does_not_delay_other_tables() {
     for major in TESTED_MAJORS {
         let mut fixture = fixture_on(major, SETTINGS, &["tenant_1.outbox", "tenant_2.outbox"]);
-        // To print a row filter with the names of its columns, the server locks the table.
+        // Add a row filter, because the server must lock the table to print the names of the
+        // filter's columns.
         if major >= 15 {
             let publication = fixture.slot();
             fixture.db.run(&format!(
                 "ALTER PUBLICATION {publication} SET TABLE walpost.outbox_row, tenant_1.outbox WHERE (aggregateid <> 'x'), tenant_2.outbox"
             ));
-            // Deletes the recorded state, as if the table had been added with the filter, because
-            // changing the filter removes the table from the publication and adds it again.
+            // Changing the filter removed the table from the publication and added it again.
+            // Discard the recorded state, as if the table had been added with the filter.
             fixture.db.run("DELETE FROM walpost.table_state");
         }
         fixture.write_to(writer(&["tenant_2.outbox"]));
@@ -38,7 +39,7 @@ fn locked_table_does_not_delay_other_tables() {
         fixture.insert(&aggregate, "k");
         fixture.wait_for_records(1);
         fixture.wait_until_confirmed();
-        // A new catalog connection inspects every object again.
+        // Force a reconnect, because a new catalog connection inspects every object again.
         fixture.end_walsender();
         walpost.wait_for_logs("streaming", 2);
         fixture.insert(&aggregate, "k");
@@ -51,7 +52,7 @@ fn locked_table_does_not_delay_other_tables() {
 }
 
 #[test]
-fn confirms_the_slot_while_a_partitioned_outbox_is_locked() {
+fn confirms_positions_while_a_partitioned_outbox_is_locked() {
     for major in TESTED_MAJORS {
         let fixture = Fixture::bare_on_servers(Server::shared(major), Broker::shared());
         fixture.db.run(
@@ -63,7 +64,7 @@ fn confirms_the_slot_while_a_partitioned_outbox_is_locked() {
         let aggregate = fixture.aggregate(1);
         let walpost = fixture.start_and_confirm_one(&aggregate, "k");
         let migration = lock(&fixture, "outbox");
-        // This pause is longer than the slot monitor's interval.
+        // Keep checking for longer than the slot monitor's interval.
         assert_stays("confirmed", Duration::from_secs(7), || {
             fixture.write_other_wal(2);
             fixture.wait_until_confirmed();
@@ -74,7 +75,7 @@ fn confirms_the_slot_while_a_partitioned_outbox_is_locked() {
     }
 }
 
-/// Walpost can't start without the journal, but it must report the reason.
+/// Walpost can't start streaming without the journal, but it must log the reason.
 #[test]
 fn logs_that_the_journal_is_locked() {
     let fixture = fixture(&["tenant_1.outbox"]);

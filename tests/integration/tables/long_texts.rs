@@ -1,12 +1,12 @@
-//! Texts of several megabytes in the catalog, which the owner of a table can create.
+//! Catalog entries of several megabytes, which a table's owner can create.
 
 use super::*;
 
-/// Exceeds the longest query result that Walpost accepts.
+/// SQL for a text that is longer than any query result that Walpost accepts.
 const LONG_TEXT_SQL: &str = "repeat('x', 20 << 20)";
 
 #[test]
-fn column_default_of_megabytes_does_not_stop_delivery() {
+fn multi_megabyte_column_default_does_not_stop_delivery() {
     let fixture = fixture(&["tenant_1.outbox", "tenant_2.outbox"]);
     fixture.db.run(&format!(
         "DO $$ BEGIN EXECUTE format('ALTER TABLE tenant_1.outbox ALTER COLUMN type SET DEFAULT %L', {LONG_TEXT_SQL}); END $$"

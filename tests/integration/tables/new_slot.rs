@@ -1,4 +1,5 @@
-//! A missing slot is replaced, and the events that the former slot had not delivered are replayed.
+//! A missing slot is replaced by a new one, and the events that the former slot had not delivered
+//! are replayed.
 
 use super::{fixture, writer};
 use crate::support::event::Event;
@@ -8,7 +9,7 @@ use crate::support::walpost::Invocation;
 const TABLES: [&str; 2] = ["tenant_1.outbox", "tenant_2.outbox"];
 
 #[test]
-fn reports_events_of_each_table_missed_by_both_slots_until_replayed() {
+fn reports_events_missed_by_both_slots_until_each_table_is_replayed() {
     let fixture = fixture(&TABLES);
     let aggregates = [fixture.aggregate(1), fixture.aggregate(1)];
     let insert = |table: usize, key: &str| {
@@ -78,10 +79,10 @@ fn reports_matching_tables_if_the_publication_is_empty() {
     init.expect_mentions(&["may be missing", &commands[0], &commands[1]]);
 }
 
-/// Found by a random walk of `./dev soak --shapes`: `init` was killed after creating the slot and
-/// before recording it, and nothing had been read before.
+/// Found by a random walk of `./dev soak --shapes`: `init` was killed after creating the slot but
+/// before recording it, and nothing had been read from the former slot.
 #[test]
-fn halts_on_a_manually_created_slot_if_nothing_was_read_before() {
+fn halts_on_a_manually_created_slot_if_the_previous_slot_was_never_read() {
     let fixture = fixture(&TABLES);
     let aggregate = fixture.aggregate(1);
     let event = Event::new(&aggregate, "between", "{}");
@@ -98,8 +99,8 @@ fn halts_on_a_manually_created_slot_if_nothing_was_read_before() {
     ]);
 }
 
-/// Found by a random walk of `./dev soak --shapes`: the publication contains the table under its
-/// new name, which no pattern matches.
+/// Found by a random walk of `./dev soak --shapes`: the table was renamed, and no pattern matched
+/// its new name.
 #[test]
 fn reports_a_renamed_table_whose_undelivered_rows_were_lost_with_the_slot() {
     let fixture = fixture(&TABLES);
@@ -131,10 +132,10 @@ fn reports_a_renamed_table_whose_undelivered_rows_were_lost_with_the_slot() {
     assert!(records.iter().any(|record| record.key() == "between"));
 }
 
-/// Found by a random walk of `./dev soak --shapes`: the error named a command that failed, because
-/// walpost.outbox_row had not been created.
+/// Found by a random walk of `./dev soak --shapes`: the command that the error suggested failed,
+/// because walpost.outbox_row had not been created.
 #[test]
-fn init_adapts_the_publication_of_a_single_table_to_several() {
+fn init_adapts_a_single_table_publication_to_several_tables() {
     let mut fixture = Fixture::bare();
     fixture
         .db
@@ -163,7 +164,7 @@ fn init_adapts_the_publication_of_a_single_table_to_several() {
 }
 
 #[test]
-fn reports_events_that_the_former_slot_of_a_pipeline_had_not_delivered() {
+fn reports_events_that_the_former_slot_had_not_delivered() {
     let mut fixture = fixture(&TABLES);
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "before");
@@ -191,10 +192,10 @@ fn reports_events_that_the_former_slot_of_a_pipeline_had_not_delivered() {
     fixture.check().finish().expect_code(0);
 }
 
-/// An operator changes the slot of a running pipeline: the former slot delivers everything before
-/// the pipeline switches.
+/// An operator switches the pipeline to a new slot. Because the former slot delivers everything up
+/// to the switch, there is no gap.
 #[test]
-fn reports_no_gap_if_the_new_slot_existed_before_the_switch() {
+fn reports_no_gap_if_the_new_slot_is_created_before_the_pipeline_switches_to_it() {
     let mut fixture = fixture(&TABLES);
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "before");

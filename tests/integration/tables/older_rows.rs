@@ -1,6 +1,6 @@
-//! Rows that existed in a table when the table was added. WAL contains these rows as rows of
-//! `walpost.outbox_row` for one publication, and their transactions are older than the slot's
-//! position when the table was added.
+//! Rows that a table already contains when it is added. In WAL, they appear as rows of
+//! `walpost.outbox_row`, which are meant for one particular publication. The transactions that
+//! inserted them precede the slot's position.
 
 use super::{SETTINGS, add, fixture, writer};
 use crate::support::event::Event;
@@ -13,11 +13,13 @@ fn event(table: &str, aggregate: &str, key: &str) -> String {
     writer(&[table]).insert_one(Event::new(aggregate, key, "{}"))
 }
 
-/// Adds a table with an older row that the slot has not sent.
+/// Creates a table with an older row that the slot has passed, so that only adding the table can
+/// deliver the row.
 fn fixture_with_added_table() -> Fixture<'static> {
     let fixture = fixture(&["tenant_1.outbox"]);
     let aggregate = fixture.aggregate(1);
-    // PostgreSQL sends nothing that was committed before a publication existed.
+    // Create the second publication first, because PostgreSQL can't decode transactions that
+    // precede a publication.
     fixture.db.run(&format!(
         "CREATE SCHEMA tenant_2; CREATE TABLE tenant_2.outbox (LIKE tenant_1.outbox INCLUDING ALL);
          CREATE PUBLICATION {}_2 FOR TABLE walpost.outbox_row, tenant_1.outbox
@@ -63,14 +65,14 @@ fn expect_replay(fixture: &Fixture<'_>) {
 }
 
 /// Found by a random walk of `./dev soak --shapes` with seed 211777191430145: the reported gap
-/// began where the table was added.
+/// began only when the table was added.
 #[test]
-fn reports_older_rows_if_a_different_publication_is_configured() {
+fn reports_existing_rows_if_a_different_publication_is_configured() {
     for has_table in [true, false] {
         let mut fixture = fixture_with_added_table();
         let publication = fixture.slot();
         add(&fixture, TABLE, "");
-        // A run that delivers nothing keeps the recorded position at which the table was added.
+        // A run that delivers nothing must keep the recorded position at which the table was added.
         let without_kafka = fixture.invoke("run").args(["--kafka", "127.0.0.1:9"]);
         without_kafka.start_streaming().kill();
         if has_table {

@@ -1,4 +1,4 @@
-//! Tables of a publication for several tables are removed from it and added again.
+//! Tables are removed from a publication for several tables and added again.
 
 use super::{SETTINGS, add, fixture, fixture_on, writer};
 use crate::published::gaps;
@@ -10,9 +10,9 @@ const TABLES: [&str; 2] = ["tenant_1.outbox", "tenant_2.outbox"];
 const GAP: &str = "table tenant_1.outbox was temporarily missing from publication";
 
 in_both_modes! {
-    init_does_not_resend_a_table_that_it_publishes_again
-    reports_a_table_re_created_manually
-    add_outbox_leaves_no_gap_for_a_re_created_table
+    init_does_not_resend_rows_of_a_republished_table
+    reports_a_table_recreated_manually
+    add_outbox_leaves_no_gap_for_a_recreated_table
 }
 
 fn insert(fixture: &Fixture, aggregate: &str, table: &str, key: &str) {
@@ -43,9 +43,9 @@ fn replay(fixture: &Fixture) {
     fixture.check().finish().expect_code(0);
 }
 
-/// Ten rows of the table were delivered. `init` does not send these rows again, and reports the
-/// rows that were committed while the table was not published.
-fn init_does_not_resend_a_table_that_it_publishes_again(exactly_once: bool) {
+/// `init` must not resend the ten rows that were already delivered. It must report the row that was
+/// committed while the table was not published.
+fn init_does_not_resend_rows_of_a_republished_table(exactly_once: bool) {
     for arguments in [&["--table", "tenant_1.outbox"][..], &[]] {
         let fixture = fixture(&TABLES).in_mode(exactly_once);
         let aggregate = fixture.aggregate(1);
@@ -75,7 +75,7 @@ fn init_does_not_resend_a_table_that_it_publishes_again(exactly_once: bool) {
     }
 }
 
-fn reports_a_table_re_created_manually(exactly_once: bool) {
+fn reports_a_table_recreated_manually(exactly_once: bool) {
     let fixture = fixture(&TABLES).in_mode(exactly_once);
     let aggregate = fixture.aggregate(1);
     let mut walpost = fixture.start();
@@ -96,9 +96,9 @@ fn reports_a_table_re_created_manually(exactly_once: bool) {
     walpost.terminate().expect_code(0);
 }
 
-/// If a tenant's table is dropped and created again, none of its rows were sent before, and all of
+/// If a tenant's table is dropped and re-created, none of its rows have been sent yet, so all of
 /// them are delivered.
-fn add_outbox_leaves_no_gap_for_a_re_created_table(exactly_once: bool) {
+fn add_outbox_leaves_no_gap_for_a_recreated_table(exactly_once: bool) {
     let fixture = fixture(&TABLES).in_mode(exactly_once);
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start();
@@ -117,8 +117,8 @@ fn add_outbox_leaves_no_gap_for_a_re_created_table(exactly_once: bool) {
     walpost.terminate().expect_code(0);
     assert_eq!(gaps(&fixture), 0);
     fixture.check().finish().expect_code(0);
-    // `walpost.add_outbox` adds the table, which is then removed from the publication and added
-    // again before Walpost detects the removal.
+    // Now leave a gap that Walpost can't observe: remove the table from the publication and add it
+    // again while Walpost is stopped.
     alter(&fixture, "DROP TABLE tenant_1.outbox");
     insert(&fixture, &aggregate, TABLES[0], "missed");
     alter(&fixture, "ADD TABLE tenant_1.outbox");
@@ -128,7 +128,8 @@ fn add_outbox_leaves_no_gap_for_a_re_created_table(exactly_once: bool) {
     walpost.terminate().expect_code(0);
 }
 
-/// The table's rows are not copied under the new name, but Walpost reports them under it.
+/// The new name must not make Walpost copy the table's rows again. Walpost reports the missing rows
+/// under the new name.
 #[test]
 fn reports_a_table_renamed_while_it_was_unpublished() {
     let fixture = fixture(&TABLES[..1]);
@@ -154,7 +155,7 @@ fn reports_a_table_renamed_while_it_was_unpublished() {
 }
 
 #[test]
-fn adding_tables_requires_the_privilege_to_record_them() {
+fn add_outbox_requires_the_privilege_to_record_the_table() {
     let fixture = fixture_on(MAJOR, SETTINGS, &TABLES[..1]);
     let (role, slot) = (format!("migrator_{}", fixture.name), fixture.slot());
     fixture.db.run(&format!(

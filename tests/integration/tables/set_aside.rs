@@ -1,4 +1,4 @@
-//! A table with an error is set aside, and the other tables are delivered.
+//! A table that causes an error is set aside, while the other tables are still delivered.
 
 use std::thread;
 use std::time::Duration;
@@ -15,18 +15,17 @@ const SETTINGS: &str = "tables = [\"tenant_*.outbox\"]\non_table_error = \"set-a
     headers = { id = \"{id}\", tenant = \"{table.schema}\" }\n";
 
 in_both_modes! {
-    each_cause_sets_aside_one_table_while_the_others_are_delivered
+    undeliverable_row_sets_aside_its_own_table_and_no_others
     resumes_delivery_of_a_set_aside_table_after_a_replay
     loses_no_event_if_killed_while_setting_aside_a_table
-    rows_committed_during_the_replay_of_a_set_aside_table_are_not_lost
+    loses_no_row_committed_while_a_set_aside_table_is_replayed
 }
 
 fn event(table: &str, aggregate: &str, key: &str) -> String {
     writer(&[table]).insert_one(Event::new(aggregate, key, "{}"))
 }
 
-/// Returns the keys of a tenant's records, without duplicates, in the order of their first
-/// delivery.
+/// Returns the keys of a tenant's records in the order of their first delivery, without duplicates.
 fn keys_of(records: &[Record], tenant: &str) -> Vec<String> {
     let mut keys = Vec::new();
     for record in records
@@ -56,7 +55,7 @@ fn fixture(tables: &[&str], exactly_once: bool) -> Fixture<'static> {
     fixture
 }
 
-fn each_cause_sets_aside_one_table_while_the_others_are_delivered(exactly_once: bool) {
+fn undeliverable_row_sets_aside_its_own_table_and_no_others(exactly_once: bool) {
     let fixture = fixture(&["tenant_ok.outbox"], exactly_once);
     let aggregate = fixture.aggregate(1);
     let payload = format!("\"{}\"", "x".repeat(200_000));
@@ -112,7 +111,7 @@ fn each_cause_sets_aside_one_table_while_the_others_are_delivered(exactly_once: 
     for (tenant, cause) in &causes {
         let table = format!("{tenant}.outbox");
         let before = event(&table, &aggregate, "before");
-        // The rows are in one transaction with rows of another tenant.
+        // Commit the rows in the same transaction as a row of another tenant.
         fixture.db.run(&format!(
             "BEGIN; {before} {} COMMIT",
             event("tenant_ok.outbox", &aggregate, tenant)
@@ -138,7 +137,7 @@ fn each_cause_sets_aside_one_table_while_the_others_are_delivered(exactly_once: 
             walpost.log()
         );
     }
-    // No event of the table is delivered after the gap, not even by a process that has just
+    // No event of a set-aside table may be delivered after the gap, even by a process that has just
     // started.
     fixture
         .db
@@ -173,10 +172,10 @@ fn each_cause_sets_aside_one_table_while_the_others_are_delivered(exactly_once: 
     walpost.terminate().expect_code(0);
 }
 
-/// If the pipeline started, new events of the set-aside table would be delivered before the omitted
-/// events.
+/// If the pipeline started, it would deliver new events of the set-aside table before those that
+/// were left out.
 #[test]
-fn does_not_deliver_a_set_aside_table_configured_as_the_only_one() {
+fn does_not_start_if_the_only_table_is_set_aside() {
     const TABLE: &str = "tenant_1.outbox";
     let mut fixture = fixture(&[TABLE], false);
     let aggregate = fixture.aggregate(1);
@@ -235,7 +234,7 @@ fn resumes_delivery_of_a_set_aside_table_after_a_replay(exactly_once: bool) {
     replay()
         .finish()
         .expect_code(0)
-        .expect_mentions(&["delivered from the stream once more"]);
+        .expect_mentions(&["has resumed delivering the table"]);
     assert_eq!(open_entries(&fixture, "tenant_1"), 0);
     insert(TABLE, "4");
     wait_until("the stream", || {
@@ -245,7 +244,7 @@ fn resumes_delivery_of_a_set_aside_table_after_a_replay(exactly_once: bool) {
         .finish()
         .expect_code(2)
         .expect_mentions(&["is not set aside"]);
-    // If the stream sends skipped rows again, they are skipped again.
+    // If the stream sends the skipped rows again after a crash, Walpost skips them again.
     fixture.kill(walpost);
     walpost = fixture.start();
     insert(TABLE, "5");
@@ -268,7 +267,8 @@ fn resumes_delivery_of_a_set_aside_table_after_a_replay(exactly_once: bool) {
     walpost.terminate().expect_code(0);
 }
 
-/// Every confirmed event is in Kafka, or its table is recorded as set aside in the journal.
+/// A confirmed event must either be in Kafka or belong to a table that the journal records as set
+/// aside.
 fn loses_no_event_if_killed_while_setting_aside_a_table(exactly_once: bool) {
     let tenants: Vec<_> = (0..6).map(|number| format!("tenant_{number}")).collect();
     let tables: Vec<_> = tenants
@@ -292,7 +292,7 @@ fn loses_no_event_if_killed_while_setting_aside_a_table(exactly_once: bool) {
         ));
         expected.push(tenant.clone());
         let written = fixture.wal_position();
-        // Sleep instead of waiting for a condition, because the time of the kill must be random.
+        // Sleep rather than wait for a condition, so that the process is killed at a random moment.
         thread::sleep(Duration::from_millis(rng.u64(0..400)));
         fixture.kill(walpost);
         assert!(
@@ -315,9 +315,9 @@ fn loses_no_event_if_killed_while_setting_aside_a_table(exactly_once: bool) {
     walpost.terminate().expect_code(0);
 }
 
-/// The stream resumes delivery of the table only if it has skipped no row that the replay did not
-/// send.
-fn rows_committed_during_the_replay_of_a_set_aside_table_are_not_lost(exactly_once: bool) {
+/// The table may be delivered from the stream again only if the replay has sent every row that the
+/// stream skipped.
+fn loses_no_row_committed_while_a_set_aside_table_is_replayed(exactly_once: bool) {
     const TABLE: &str = "tenant_1.outbox";
     let fixture = fixture(&[TABLE], exactly_once);
     let aggregate = fixture.aggregate(1);
@@ -339,7 +339,7 @@ fn rows_committed_during_the_replay_of_a_set_aside_table_are_not_lost(exactly_on
     running
         .finish()
         .expect_code(1)
-        .expect_mentions(&["stays set aside"]);
+        .expect_mentions(&["remains set aside"]);
     assert_eq!(open_entries(&fixture, "tenant_1"), 1);
     replay().finish().expect_code(0);
     fixture.db.run(&event(TABLE, &aggregate, "last"));
@@ -352,7 +352,7 @@ fn rows_committed_during_the_replay_of_a_set_aside_table_are_not_lost(exactly_on
     walpost.terminate().expect_code(0);
 }
 
-/// Creates a fixture whose table was set aside and is now delivered again.
+/// Creates a fixture with a table that was set aside and is now being delivered again.
 pub(crate) fn fixture_with_resumed_table() -> Fixture<'static> {
     let fixture = fixture(&["tenant_1.outbox"], false);
     let aggregate = fixture.aggregate(1);
@@ -386,6 +386,7 @@ fn retention_keeps_the_rows_of_a_set_aside_table() {
 }
 
 /// A replay of set-aside events reads the table that has the recorded name when the replay starts.
+/// That might no longer be the original table.
 #[test]
 fn reports_a_table_replaced_while_it_is_set_aside() {
     let fixture = fixture(&["tenant_1.outbox"], false);

@@ -1,4 +1,4 @@
-//! Correctly delivered events pass verification, regardless of the form of the table and the
+//! Correctly delivered events pass verification, whatever the structure of the table and the
 //! topics.
 
 use super::{ForgedRecord, insert_rows, verify, verify_with};
@@ -15,7 +15,7 @@ fn verify_finds_no_problem_after_delivery_under_load(exactly_once: bool) {
     let walpost = fixture.start();
     let load = fixture.load(&[&aggregates[0], &aggregates[1]]);
     load.wait_for_transactions(200);
-    // Other sessions are still writing, so their events are newer than the rows that `verify` read.
+    // Other sessions keep writing, so some records belong to rows that `verify` has not read.
     let verdict = verify(&fixture);
     assert!(verdict.ok, "{}", verdict.counts());
     load.stop();
@@ -139,8 +139,8 @@ fn verify_formats_values_like_the_replication_stream() {
     let file = file.display().to_string();
     let verdict = verify_with(&fixture, &["--config", &file]);
     assert_eq!(verdict.counts(), "rows 10, records 10, delivered 10");
-    // Updates one row so that it has no topic, and another row so that its partition differs from
-    // that of its record.
+    // Change one row so that it has no topic, and another so that it selects a different partition
+    // than the one that contains its record.
     fixture.db.run("UPDATE outbox SET \"order\" = NULL WHERE id = 1; UPDATE outbox SET shard = 1 - shard WHERE id = 2");
     let verdict = verify_with(&fixture, &["--config", &file]);
     assert_eq!(

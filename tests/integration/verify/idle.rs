@@ -1,4 +1,4 @@
-//! `verify` on an idle server.
+//! Runs `verify` on an idle server.
 
 use super::{advance_slot, insert_rows, verify_with};
 use crate::support::fixture::Fixture;
@@ -6,8 +6,8 @@ use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server};
 use crate::support::wait::wait_until;
 
-/// Waits until Walpost has moved the slot this many times without a request. Each time, Walpost
-/// waits about twice as long before it moves the slot again.
+/// Waits until Walpost has moved the slot this many times on its own. The interval doubles each
+/// time, until it is longer than `verify` may wait.
 fn wait_until_idle(fixture: &Fixture<'_>, moves: u32) {
     let mut confirmed = fixture.confirmed();
     for _ in 0..moves {
@@ -18,9 +18,9 @@ fn wait_until_idle(fixture: &Fixture<'_>, moves: u32) {
     }
 }
 
-in_both_modes! { verify_does_not_wait_for_an_idle_slot_to_move_by_itself }
+in_both_modes! { verify_does_not_time_out_waiting_for_an_idle_slot_to_advance }
 
-fn verify_does_not_wait_for_an_idle_slot_to_move_by_itself(exactly_once: bool) {
+fn verify_does_not_time_out_waiting_for_an_idle_slot_to_advance(exactly_once: bool) {
     let server = Server::private(MAJOR, "");
     let fixture = Fixture::on_servers(&server, Broker::shared()).in_mode(exactly_once);
     let aggregate = fixture.aggregate(1);

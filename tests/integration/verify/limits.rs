@@ -1,10 +1,10 @@
-//! The rows and records that `verify` reads, and its memory use.
+//! Limits on which rows and records `verify` reads, and on its memory use.
 
 use super::{ForgedRecord, VerifyResult, advance_slot, insert_rows, verify, verify_with};
 use crate::support::fixture::Fixture;
 
 #[test]
-fn verify_selects_rows_by_their_time() {
+fn verify_selects_rows_by_time() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     let old = |key: &str, at: &str| {
@@ -56,16 +56,16 @@ fn verify_reads_only_records_in_the_time_range() {
     );
 }
 
-/// Returns the counts, and the peak memory use of the run in bytes.
+/// Runs `verify`, and returns its counts and its peak memory use in bytes.
 fn peak_memory(fixture: &Fixture<'_>, arguments: &[&str]) -> (String, u64) {
     let mut walpost = fixture.verify().arg("--json").args(arguments).start();
     let peak = walpost.peak_memory_at_exit();
     let finished = walpost.finish();
-    (VerifyResult::of(&finished).counts(), peak)
+    (VerifyResult::parse(&finished).counts(), peak)
 }
 
 #[test]
-fn verify_reports_the_same_findings_with_bounded_memory() {
+fn verify_reports_the_same_findings_with_limited_memory() {
     const ROWS: usize = 200_000;
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(3);
@@ -75,7 +75,7 @@ fn verify_reports_the_same_findings_with_bounded_memory() {
         .run(&fixture.events().insert_many(&aggregate, ROWS, "NULL"));
     fixture.wait_for_records(ROWS);
     fixture.wait_until_confirmed();
-    ForgedRecord::new(&aggregate, "x", "stranger").produce(fixture.broker);
+    ForgedRecord::new(&aggregate, "x", "foreign").produce(fixture.broker);
     let (in_memory, much) = peak_memory(&fixture, &["--memory", "1GiB"]);
     let (on_disk, little) = peak_memory(&fixture, &["--memory", "4MiB"]);
     let records = ROWS + 1;

@@ -1,4 +1,4 @@
-//! Records that should not exist, and records in the wrong place.
+//! Records that should not exist, or that are in the wrong place.
 
 use serde_json::Value;
 
@@ -18,7 +18,8 @@ fn verify_reports_a_duplicate_event_with_its_locations(exactly_once: bool) {
     produce_copy(&fixture, &records[2]);
     let verdict = verify_with(&fixture, &["--forbid-repeats"]);
     assert!(!verdict.ok);
-    // These records follow a later record, but they are repetitions.
+    // The copies follow a later record, but because they are repetitions, they don't count as out
+    // of order.
     assert_eq!(
         verdict.counts(),
         "rows 3, records 6, delivered 3, repeated 2"
@@ -46,7 +47,7 @@ fn verify_reports_a_duplicate_event_with_its_locations(exactly_once: bool) {
 }
 
 #[test]
-fn verify_reports_a_record_after_a_later_one_as_out_of_order() {
+fn verify_reports_out_of_order_records() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(2);
     let ids = insert_rows(&fixture, &aggregate, &["a", "b", "c", "d", "e"]);
@@ -59,9 +60,9 @@ fn verify_reports_a_record_after_a_later_one_as_out_of_order() {
         record(1, 0x20, 1),
         record(2, 0x20, 0),
         record(3, 0x30, 0),
-        // A record that is not in the table, for example from a different cluster, does not affect
-        // the order.
-        ForgedRecord::new(&aggregate, "x", "stranger").at(0x900, 0),
+        // A record without a row in the table, for example one from a different cluster, does not
+        // affect the order.
+        ForgedRecord::new(&aggregate, "x", "foreign").at(0x900, 0),
         record(4, 0x28, 0),
     ] {
         forged.produce(fixture.broker);
@@ -94,11 +95,12 @@ fn verify_reports_a_gap_in_a_transaction() {
         let record = ForgedRecord::new(&aggregate, key, &ids[number]);
         record.at(commit, index).produce(fixture.broker);
     }
-    // The table has no row of this transaction, so the number of its events is unknown.
-    ForgedRecord::new(&aggregate, "x", "stranger")
+    // The table has no row from this transaction, so `verify` can't tell how many events the
+    // transaction had.
+    ForgedRecord::new(&aggregate, "x", "foreign")
         .at(0x15, 3)
         .produce(fixture.broker);
-    // If a copy was restarted, some of the copied rows have two records.
+    // If a snapshot was restarted, some of the copied rows have two records.
     fixture.db.run(&format!(
         "INSERT INTO walpost.journal (pipeline, slot, action, to_lsn, detail)
          VALUES ('{}', '{}', 'snapshot', '0/41', '{{}}')",
@@ -157,7 +159,7 @@ fn verify_counts_unexpected_records_as_errors_only_on_request() {
     ForgedRecord::new(&aggregate, "a", "not-in-the-table")
         .at(0x10, 0)
         .produce(fixture.broker);
-    // The row was committed after `verify` read the table.
+    // Imitate the record of a row that was committed after `verify` read the table.
     ForgedRecord::new(&aggregate, "a", "not-yet-in-the-table")
         .at(u64::MAX >> 1, 0)
         .produce(fixture.broker);

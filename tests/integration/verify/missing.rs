@@ -1,4 +1,4 @@
-//! Rows without a record, which are missing, pending or expired.
+//! Rows that have no record because they are missing, pending or expired.
 
 use std::fs;
 use std::time::Duration;
@@ -46,8 +46,8 @@ fn verify_reports_undelivered_rows_as_missing() {
     lost.sort();
     assert_eq!(missing, lost);
 
-    // The text output is limited to the requested number of findings, but the file contains all
-    // findings.
+    // The text output contains only the requested number of findings, but the file contains all of
+    // them.
     let file = reaper::folder("verify").join("findings");
     let finished = fixture
         .verify()
@@ -99,7 +99,7 @@ fn verify_reports_skipped_rows_as_missing_with_a_note() {
 }
 
 #[test]
-fn verify_reports_rows_of_a_missing_topic_as_missing_if_no_slot_remains() {
+fn verify_reports_rows_for_a_missing_topic_as_missing_if_no_slot_remains() {
     let fixture = Fixture::new();
     let slot = fixture.slot();
     let nowhere = format!("{}.nowhere", fixture.name);
@@ -132,9 +132,9 @@ fn verify_reports_unconfirmed_rows_as_pending(exactly_once: bool) {
         verdict.counts(),
         "rows 2, records 1, delivered 1, pending 1"
     );
-    assert!(verdict.notes().contains("longer than --wait"));
+    assert!(verdict.notes().contains("the --wait limit was reached"));
     walpost.thaw();
-    // The call returns after the row has been delivered.
+    // `verify` returns once the row has been delivered.
     assert_eq!(verify(&fixture).counts(), "rows 2, records 2, delivered 2");
     walpost.terminate().expect_code(0);
     fixture.insert(&aggregate, "c");
@@ -180,7 +180,7 @@ fn verify_ignores_records_of_aborted_and_open_transactions() {
 }
 
 #[test]
-fn verify_reports_rows_with_expired_records() {
+fn verify_reports_rows_whose_records_have_expired() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     let topic = format!("outbox.event.{aggregate}");
@@ -204,7 +204,8 @@ fn verify_reports_rows_with_expired_records() {
             .block_on(admin.delete_records(&list, &AdminOptions::new()))
             .expect("the broker removes them");
     };
-    // A transaction whose first records were removed does not count as having a gap.
+    // If the first records of a transaction were removed from the topic, the transaction must not
+    // be reported as having a gap.
     remove(1);
     let verdict = verify(&fixture);
     assert!(verdict.ok, "{}", verdict.counts());

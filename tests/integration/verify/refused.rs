@@ -1,11 +1,11 @@
-//! Requests that `verify` can't fulfil are rejected.
+//! Requests that `verify` must reject because it can't fulfill them.
 
 use crate::support::event::Outbox;
 use crate::support::fixture::Fixture;
 use crate::support::walpost::Invocation;
 
 #[test]
-fn verify_rejects_impossible_requests_without_connecting() {
+fn verify_rejects_invalid_arguments_without_connecting() {
     let nowhere = [
         "verify",
         "--postgres",
@@ -28,7 +28,7 @@ fn verify_rejects_impossible_requests_without_connecting() {
         (&["--output", "/nowhere/file"], &["--output"]),
         (
             &["--outbox", "messages"],
-            &["outbox uses logical messages", "table"],
+            &["outbox uses logical decoding messages", "table"],
         ),
     ] {
         Invocation::new(nowhere)
@@ -78,7 +78,7 @@ fn verify_reports_columns_that_the_table_lacks() {
         .finish()
         .expect_code(3)
         .expect_mentions(&["tenant", "no column"]);
-    // If the table has no rows, `verify` reports no findings.
+    // Without any rows in the table, there is nothing to report.
     fixture.verify().finish().expect_code(0);
 }
 

@@ -1,4 +1,4 @@
-//! Creation, deletion and description of topics.
+//! Creates, deletes and describes topics.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use tokio::runtime::Builder;
 use super::super::wait::{WAIT_TIMEOUT, wait_for};
 use super::Broker;
 
-/// Returns options with a short timeout, for calls that are repeated if a frozen broker does not
+/// Returns options with a short timeout, for requests that are retried if a frozen broker does not
 /// respond.
 fn retry_soon() -> AdminOptions {
     const RETRY_TIMEOUT: Option<Duration> = Some(Duration::from_secs(20));
@@ -24,12 +24,13 @@ fn retry_soon() -> AdminOptions {
 }
 
 impl Broker {
-    /// Creates a topic. `settings` are topic configurations.
+    /// Creates a topic. `settings` is the topic's configuration.
     pub(crate) fn create_topic(&self, name: &str, partitions: i32, settings: &[(&str, &str)]) {
         self.create_topics(&[name], partitions, settings);
     }
 
-    /// Creates topics in one request, each with the given number of partitions.
+    /// Creates several topics with a single request. Each of them has the given number of
+    /// partitions.
     pub(crate) fn create_topics(&self, names: &[&str], partitions: i32, settings: &[(&str, &str)]) {
         let admin: AdminClient<DefaultClientContext> = self.client().create().unwrap();
         let topics: Vec<_> = names
@@ -44,8 +45,8 @@ impl Broker {
         let options = retry_soon();
         let results = wait_for("the broker to create the topics", || {
             let results = runtime.block_on(admin.create_topics(&topics, &options));
-            // The controller fences a broker whose heartbeats are late, which happens on a busy
-            // machine.
+            // Retry if there are too few brokers: on a busy machine, heartbeats may arrive late,
+            // and the controller then fences the broker.
             results.ok().filter(|results| {
                 let too_few = RDKafkaErrorCode::InvalidReplicationFactor;
                 !results
@@ -90,9 +91,8 @@ impl Broker {
             )
             .then_some(())
         });
-        // The response comes from the controller. A broker that has not received the deletion yet
-        // still accepts records for the topic, and later deletes the records together with the
-        // topic.
+        // The response comes from the controller. A broker that has not yet learned of the deletion
+        // still accepts records for the topic, and later deletes them together with the topic.
         for ports in &self.position.nodes {
             let mut node = self.client();
             node.set("bootstrap.servers", format!("127.0.0.1:{}", ports.plain));
@@ -105,7 +105,7 @@ impl Broker {
         }
     }
 
-    /// Returns a replication factor that puts a replica on every node.
+    /// Returns the replication factor that places a replica on every node.
     fn replication(&self) -> TopicReplication<'static> {
         TopicReplication::Fixed(i32::try_from(self.position.nodes.len()).unwrap())
     }
@@ -115,8 +115,8 @@ impl Broker {
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();
         let options = retry_soon();
         let wanted = NewPartitions::new(topic, total);
-        // A broker that was frozen can have created the partitions although its response was not
-        // received.
+        // If a previous attempt timed out because the broker was frozen, the partitions may already
+        // exist.
         wait_for("the partitions to be created", || {
             let request = admin.create_partitions([&wanted], &options);
             let results = runtime.block_on(request).ok()?;
@@ -127,8 +127,8 @@ impl Broker {
         });
     }
 
-    /// Returns the number of partitions of a topic. Waits if the broker does not have the topic's
-    /// metadata yet, because brokers receive the metadata of new topics with a delay.
+    /// Returns the number of partitions of a topic. Waits for the topic if necessary, because
+    /// brokers learn of new topics with a delay.
     pub(crate) fn partitions(&self, topic: &str) -> usize {
         let client: BaseConsumer = self.client().create().unwrap();
         wait_for("the topic to be known", || {
@@ -140,7 +140,7 @@ impl Broker {
         })
     }
 
-    /// Sets `max.message.bytes` of a topic that has no other configuration of its own.
+    /// Sets the topic's `max.message.bytes`, and removes any other configuration of the topic.
     pub(crate) fn limit_batches(&self, topic: &str, bytes: &str) {
         const MAX_MESSAGE_BYTES: &str = "max.message.bytes";
         let admin: AdminClient<DefaultClientContext> = self.client().create().unwrap();

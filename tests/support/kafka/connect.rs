@@ -1,4 +1,4 @@
-//! A Kafka Connect worker with Debezium.
+//! A Kafka Connect worker that runs Debezium connectors.
 
 use std::fs::{self, File};
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ use super::Broker;
 use super::java::{JVM_OPTIONS, java};
 use super::settings::write_logging;
 
-/// A standalone worker. Dropping it kills the process. If the test fails, its log is printed.
+/// A standalone worker. Dropping it kills the process and, if the test has failed, prints its log.
 pub(crate) struct Connect {
     child: Child,
     folder: PathBuf,
@@ -23,8 +23,8 @@ pub(crate) struct Connect {
 }
 
 impl Connect {
-    /// Starts a worker with the given connectors, each with its name and configuration, and returns
-    /// immediately.
+    /// Starts a worker without waiting until it responds. Each connector consists of a name and a
+    /// configuration.
     pub(crate) fn start(broker: &Broker, connectors: &[(String, Value)]) -> Self {
         let debezium = dependencies().join("debezium");
         assert!(
@@ -70,17 +70,17 @@ impl Connect {
         }
     }
 
-    /// Returns the worker's REST interface.
+    /// Returns a client for the worker's REST API.
     pub(crate) fn http(&self) -> &Http {
         &self.http
     }
 
-    /// Returns the path of the worker's properties.
+    /// Returns the path of the worker's properties file.
     pub(crate) fn worker_file(&self) -> PathBuf {
         self.folder.join("worker.properties")
     }
 
-    /// Returns the path of a connector's configuration.
+    /// Returns the path of a connector's configuration file.
     pub(crate) fn connector_file(&self, name: &str) -> PathBuf {
         self.folder.join(format!("{name}.json"))
     }

@@ -1,4 +1,4 @@
-//! The Java virtual machine that runs brokers and Kafka's tools.
+//! Java virtual machines for brokers and for Kafka's command-line tools.
 
 use std::fs;
 use std::os::unix::process::CommandExt;
@@ -9,15 +9,16 @@ use std::sync::LazyLock;
 use super::super::postgres::dependencies;
 use super::Broker;
 
-/// Options for tests: a small heap, and no second compiler that would compete for two cores.
+/// Options for tests: a small heap, and only one of the two JIT compilers, because there are only
+/// two cores.
 pub(super) const JVM_OPTIONS: [&str; 3] =
     ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"];
 
-/// Option that makes a Java virtual machine archive its loaded classes when it exits.
+/// An option that makes a Java virtual machine archive its loaded classes when it exits.
 pub(super) const ARCHIVE_OPTION: &str = "-XX:ArchiveClassesAtExit=";
 
-/// Returns the option that loads the archived classes of an earlier broker, which nearly halves the
-/// CPU time of startup. A different version of Java ignores the archive.
+/// Returns the option that loads classes archived by an earlier broker, which nearly halves the CPU
+/// time of startup. Other versions of Java ignore the archive.
 pub(super) fn shared_classes() -> String {
     static FILE: LazyLock<PathBuf> = LazyLock::new(|| {
         let kafka = dependencies().join("kafka");
@@ -34,7 +35,8 @@ pub(super) fn shared_classes() -> String {
     format!("-XX:SharedArchiveFile={}", FILE.display())
 }
 
-/// Returns a Java command with Kafka's jars that uses the logging configuration in `folder`.
+/// Returns a `java` command with Kafka's jars in its class path and the logging configuration from
+/// `folder`.
 pub(super) fn java(folder: &Path, options: &[&str]) -> Command {
     let library = dependencies().join("kafka/lib");
     assert!(
@@ -47,7 +49,8 @@ pub(super) fn java(folder: &Path, options: &[&str]) -> Command {
     let mut logging = std::ffi::OsString::from("-Dlog4j2.configurationFile=");
     logging.push(folder.join("log4j2.properties"));
     let mut command = Command::new("java");
-    // Brokers that are killed leave unpacked files in this directory.
+    // A killed broker leaves unpacked files in its temporary directory, so place that directory
+    // inside `folder`, which is removed after the test.
     let mut scratch = std::ffi::OsString::from("-Djava.io.tmpdir=");
     scratch.push(folder);
     command

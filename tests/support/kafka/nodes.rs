@@ -1,4 +1,4 @@
-//! The nodes of a cluster and their ports.
+//! The position and the ports of each node in a cluster.
 
 use super::super::process::free_port;
 
@@ -9,7 +9,8 @@ pub(crate) struct Ports {
     /// A listener that accepts unsigned tokens.
     pub(super) unsecured: u16,
     pub(super) tls: u16,
-    /// A listener that is advertised as `proxy`, the port on which a proxy to it listens.
+    /// A listener that the broker advertises with the port `proxy`. A proxy that forwards to the
+    /// listener uses that port.
     pub(super) proxied: u16,
     pub(super) proxy: u16,
     pub(super) expired: u16,
@@ -33,15 +34,15 @@ impl Ports {
     }
 }
 
-/// The position of a node in its cluster.
+/// The position of a node within its cluster.
 #[derive(Clone)]
 pub(crate) struct NodePosition {
-    /// The index of this node, from 0.
+    /// Zero-based index of this node.
     pub(super) index: usize,
-    /// The ports of all nodes.
+    /// The ports of every node in the cluster.
     pub(super) nodes: Vec<Ports>,
-    /// Whether the node has listeners for TLS and tokens, which account for a tenth of the start-up
-    /// time.
+    /// Whether the node has listeners for TLS and tokens. They are optional because they take a
+    /// tenth of the startup time.
     pub(super) has_tls: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Records that a test produces itself.
+//! Produces records directly, without Walpost.
 
 use std::time::Duration;
 
@@ -30,8 +30,8 @@ impl Broker {
             .expect("the broker acknowledges the records");
     }
 
-    /// Produces a record to the first partition of a topic in a transaction that stays open until
-    /// the broker aborts it after the timeout `lasts`.
+    /// Produces a record to the first partition of a topic, in a transaction that is left open. The
+    /// broker aborts it after the timeout `lasts`.
     pub(crate) fn open_transaction(&self, topic: &str, key: &str, lasts: Duration) {
         let mut config = self.client();
         config
@@ -45,7 +45,7 @@ impl Broker {
         producer
             .flush(WAIT_TIMEOUT)
             .expect("the broker acknowledges the record");
-        // Dropping the producer would end the transaction.
+        // Don't drop the producer, because that would end the transaction.
         std::mem::forget(producer);
     }
 }

@@ -1,4 +1,4 @@
-//! The files in a broker's directory when it starts.
+//! The files that a broker's directory contains before it starts.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -24,8 +24,8 @@ logger.t.name=kafka.coordinator.transaction
 logger.t.level=INFO
 ";
 
-/// Returns a formatted data directory to copy from, because formatting starts a Java virtual
-/// machine.
+/// Returns a formatted data directory that brokers can copy. Formatting each one would require
+/// starting a Java virtual machine.
 pub(super) fn formatted() -> PathBuf {
     static FORMATTED: OnceLock<PathBuf> = OnceLock::new();
     FORMATTED
@@ -57,7 +57,7 @@ pub(super) fn formatted() -> PathBuf {
         .clone()
 }
 
-/// Creates the key stores of the TLS listeners, and returns the properties that refer to them.
+/// Creates a key store for each TLS listener, and returns the broker properties that refer to them.
 fn key_stores_in(folder: &Path) -> String {
     let listeners = [
         ("ssl", Validity::Now),
@@ -79,8 +79,9 @@ fn key_stores_in(folder: &Path) -> String {
     properties.concat()
 }
 
-/// Returns the properties for tokens. The SASL listener also accepts signed tokens, and requires
-/// reauthentication when they expire. Another listener accepts only unsigned tokens.
+/// Returns the broker properties for tokens. The SASL listener also accepts signed tokens, and
+/// requires clients to reauthenticate when these expire. Another listener accepts only unsigned
+/// tokens.
 fn tokens() -> String {
     let module = "org.apache.kafka.common.security.oauthbearer";
     let keys = KEYS.display();
@@ -94,7 +95,7 @@ fn tokens() -> String {
     let prefix = "listener.name.sasl_plaintext.oauthbearer";
     let signed = settings.map(|setting| format!("{prefix}.{setting}\n"));
     let prefix = "listener.name.unsecured";
-    // Without its own callback handler, a listener accepts unsigned tokens.
+    // A listener without a callback handler of its own accepts unsigned tokens.
     let unsecured = format!(
         "{prefix}.sasl.enabled.mechanisms=OAUTHBEARER\n\
          {prefix}.oauthbearer.sasl.jaas.config={module}.OAuthBearerLoginModule required;\n"
@@ -167,7 +168,7 @@ log.cleaner.dedupe.buffer.size=4194304
     write_logging(folder);
 }
 
-/// Writes the logging configuration for Java virtual machines that use this directory.
+/// Writes the logging configuration for the Java virtual machines that use this directory.
 pub(super) fn write_logging(folder: &Path) {
     fs::write(folder.join("log4j2.properties"), LOGGING).unwrap();
 }

@@ -1,4 +1,4 @@
-//! Transaction markers, and brokers that lose them.
+//! Waits for transaction markers, and handles brokers that lose them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -7,8 +7,8 @@ use super::Broker;
 use super::java::{JVM_OPTIONS, java};
 
 impl Broker {
-    /// Aborts the open transactions in the topics, in the order of the topics, as
-    /// kafka-transactions.sh does.
+    /// Aborts all open transactions in the topics, one topic after another, in the same way as
+    /// kafka-transactions.sh.
     pub(crate) fn abort_open_transactions(&self, topics: &[String]) {
         let transactions = |arguments: &[&str]| {
             let output = java(&self.folder, &JVM_OPTIONS)
@@ -27,7 +27,7 @@ impl Broker {
                 let producers =
                     transactions(&[&["describe-producers"], &partition_arguments[..]].concat());
                 let columns = producers.lines().map(str::split_whitespace);
-                // The last column is None for a producer without an open transaction.
+                // The last column is `None` if the producer has no open transaction.
                 let open = columns
                     .filter_map(|mut line| line.next_back())
                     .filter(|start| start.parse::<u64>().is_ok());
@@ -41,9 +41,9 @@ impl Broker {
         }
     }
 
-    /// Waits until every transaction that has been written to a topic so far has ended. A broker
-    /// acknowledges a commit before it writes the marker, and may lose the marker if it is killed
-    /// between the two steps: see [`Broker::has_lost_a_marker`].
+    /// Waits until every transaction that has written to the topic so far has ended. A broker
+    /// acknowledges a commit before it writes the marker. If it is killed between these two steps,
+    /// it may lose the marker; see [`Broker::has_lost_a_marker`].
     pub(crate) fn wait_for_markers(&self, topic: &str) {
         let topic = [topic.to_owned()];
         let written = self.written_offset(&topic);
@@ -56,8 +56,8 @@ impl Broker {
     }
 
     /// Returns whether the broker has lost a transaction marker. If a partition has no leader while
-    /// the transaction coordinator starts, Kafka 4.3 considers it deleted and writes no marker to
-    /// it, so the transaction remains open indefinitely (KAFKA-20734).
+    /// the transaction coordinator starts, Kafka 4.3 assumes that the partition was deleted and
+    /// writes no marker to it. The transaction then remains open indefinitely (KAFKA-20734).
     pub(crate) fn has_lost_a_marker(&self) -> bool {
         self.log().lines().any(|line| {
             line.contains("transaction markers for")
@@ -65,8 +65,9 @@ impl Broker {
         })
     }
 
-    /// Runs `test`, which kills a broker during transactions, and repeats it with another broker if
-    /// the broker lost a transaction marker, because such a failure says nothing about Walpost.
+    /// Runs `test`, which kills a broker during transactions. If the test fails and the broker has
+    /// lost a transaction marker, runs it again with another broker, because such a failure says
+    /// nothing about Walpost.
     pub(crate) fn with_markers(test: impl Fn(&Broker)) {
         for _ in 0..3 {
             let broker = Self::private();

@@ -1,4 +1,4 @@
-//! A chart with horizontal bars.
+//! A chart of horizontal bars.
 
 use std::path::Path;
 
@@ -11,19 +11,19 @@ use crate::report::numbers::whole;
 
 pub(super) struct Bars {
     pub(super) title: String,
-    /// The unit of the axis.
+    /// The unit shown on the x axis.
     pub(super) unit: &'static str,
     pub(super) bars: Vec<Bar>,
-    /// The labels and colours of the legend. Empty if the bars' own labels are sufficient.
+    /// The legend's labels and colours. Empty if the labels next to the bars suffice.
     pub(super) legend: Vec<(&'static str, RGBColor)>,
 }
 
 pub(super) struct Bar {
     pub(super) label: String,
     pub(super) segments: Vec<Segment>,
-    /// The minimum and maximum of all rounds.
+    /// The lowest and highest result of all rounds.
     pub(super) spread: Option<(f64, f64)>,
-    /// The text next to the bar.
+    /// The text shown after the end of the bar.
     pub(super) text: String,
 }
 
@@ -32,7 +32,7 @@ pub(super) struct Segment {
     pub(super) colour: RGBColor,
 }
 
-/// The height of a bar and the space around it, in pixels.
+/// The height of a bar including the space around it, in pixels.
 const PITCH: u32 = 34;
 const TITLE: u32 = 52;
 const LEGEND: u32 = 24;

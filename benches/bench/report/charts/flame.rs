@@ -1,4 +1,5 @@
-//! A flame graph: each function is above its caller, and its width is proportional to its samples.
+//! A flame graph: each function is drawn above its caller, and its width is proportional to its
+//! number of samples.
 
 use std::path::Path;
 
@@ -6,7 +7,7 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-use super::{BACKGROUND, GREY, INK, OTHERS, TEAL};
+use super::{BACKGROUND, GREY, INK, OTHER_COLOURS, TEAL};
 use crate::profile::Frame;
 use crate::report::numbers::whole;
 
@@ -20,8 +21,7 @@ const HEADER: i32 = 56;
 const MARGIN: i32 = 12;
 /// The height of a frame, in pixels.
 const ROW: i32 = 19;
-/// The approximate width of a letter in pixels. The exact width is unknown, because no font is
-/// loaded.
+/// The approximate width of a letter in pixels. The exact width depends on the viewer's font.
 const LETTER: usize = 7;
 
 impl Flame<'_> {
@@ -38,8 +38,8 @@ impl Flame<'_> {
         };
         let (mut left, bottom) = (f64::from(MARGIN), height - MARGIN);
         canvas.frame(self.process, left, bottom, GREY);
-        // Threads are distinguished by colour.
-        let colours = [TEAL].into_iter().chain(OTHERS).cycle();
+        // All frames of a thread have the same colour.
+        let colours = [TEAL].into_iter().chain(OTHER_COLOURS).cycle();
         for (thread, colour) in self.process.callees.iter().zip(colours) {
             canvas.tower(thread, left, bottom - ROW, colour);
             left += canvas.width(thread);
@@ -50,7 +50,7 @@ impl Flame<'_> {
 
 struct Canvas<'a, DB: DrawingBackend> {
     root: &'a DrawingArea<DB, Shift>,
-    /// The number of samples that the full width represents.
+    /// The total number of samples, which the full width represents.
     samples: f64,
 }
 
@@ -63,7 +63,7 @@ impl<DB: DrawingBackend> Canvas<'_, DB> {
         self.part(frame) * (f64::from(WIDTH) - 2.0 * f64::from(MARGIN))
     }
 
-    /// Draws a frame, and all its callees above it.
+    /// Draws a frame with all its callees above it.
     fn tower(&self, frame: &Frame, mut left: f64, bottom: i32, colour: RGBColor) {
         self.frame(frame, left, bottom, colour);
         for callee in &frame.callees {

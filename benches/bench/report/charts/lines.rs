@@ -1,4 +1,4 @@
-//! A chart with lines over a common axis.
+//! A chart with several lines that share an x axis.
 
 use std::path::Path;
 
@@ -12,12 +12,12 @@ pub(super) struct Lines {
     pub(super) title: String,
     pub(super) x_unit: &'static str,
     pub(super) y_unit: &'static str,
-    /// If x is an index instead of a number, the labels for the values of x.
+    /// The labels of the x axis, if the values of x are indexes of categories rather than numbers.
     pub(super) x_labels: Option<[&'static str; 5]>,
     /// Whether the y axis is logarithmic.
     pub(super) logarithmic: bool,
     pub(super) lines: Vec<Line>,
-    /// A range of x to highlight.
+    /// The range of x to highlight, such as an outage.
     pub(super) shaded: Option<(f64, f64)>,
     pub(super) shade_label: &'static str,
 }
@@ -123,7 +123,7 @@ impl Lines {
     }
 }
 
-/// Formats a number without the rounding errors of binary fractions.
+/// Formats a number, rounded so that floating-point errors such as 0.30000000000000004 don't show.
 fn number(number: f64) -> String {
     format!("{}", (number * 1e6).round() / 1e6)
 }

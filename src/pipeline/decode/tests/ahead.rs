@@ -1,4 +1,4 @@
-//! Tests of the search for topics of events that were received but not yet passed to the sink.
+//! Tests for finding the topics of events that were received but not yet passed to the sink.
 
 use super::*;
 
@@ -7,7 +7,7 @@ fn insert_row(aggregate: &str) -> Vec<u8> {
     [&b"I"[..], &OUTBOX.to_be_bytes(), &row].concat()
 }
 
-/// Returns the topics of events in these messages, which come next in the stream.
+/// Returns the topics of the events in `messages`, which are the next messages of the stream.
 fn topics_ahead(fixture: &Fixture, messages: &[Vec<u8>]) -> Vec<String> {
     let frame = |message: &Vec<u8>| [&b"w"[..], &[0; 24], message].concat();
     let frames: Vec<_> = messages.iter().map(frame).collect();
@@ -15,7 +15,7 @@ fn topics_ahead(fixture: &Fixture, messages: &[Vec<u8>]) -> Vec<String> {
 }
 
 #[test]
-fn returns_each_topic_of_the_next_rows_once() {
+fn lists_each_topic_of_the_buffered_rows_once() {
     let mut fixture = Fixture::new();
     fixture.process(&begin(0x200));
     fixture.process(&outbox());
@@ -34,19 +34,19 @@ fn returns_each_topic_of_the_next_rows_once() {
     assert_eq!(
         topics_ahead(&fixture, &ahead),
         expected,
-        "no topics after a table that may have changed"
+        "topics after a table that may have changed must not be listed"
     );
     assert!(fixture.accepted().is_empty());
     fixture.process(&insert_row("a"));
     assert_eq!(
         fixture.accepted(),
         ["outbox.event.a key text 00000000/00000200:0000000000"],
-        "the search does not change the state"
+        "the search must not change the state"
     );
 }
 
 #[test]
-fn returns_topics_only_of_messages_with_the_prefix() {
+fn lists_no_topics_for_messages_without_the_prefix() {
     let mut fixture = Fixture::as_messages();
     fixture.process(&begin(0x200));
     let ahead = [
@@ -59,9 +59,10 @@ fn returns_topics_only_of_messages_with_the_prefix() {
     assert_eq!(topics_ahead(&fixture, &ahead), ["outbox.event.order"]);
 }
 
-/// The topics of events that are already in Kafka may have been deleted since.
+/// A topic whose events are already in Kafka may have been deleted in the meantime, and must not be
+/// created again.
 #[test]
-fn returns_no_topics_of_rows_that_kafka_may_already_contain() {
+fn lists_no_topics_for_rows_that_may_already_be_in_kafka() {
     let delivered = {
         let mut fixture = Fixture::new();
         fixture.core.omit_delivered(None, Lsn(0x100), Lsn(0x100));
@@ -80,7 +81,7 @@ fn returns_no_topics_of_rows_that_kafka_may_already_contain() {
 }
 
 #[test]
-fn returns_no_topics_of_rows_that_may_have_been_copied() {
+fn lists_no_topics_for_rows_that_may_have_been_copied() {
     let ahead = |snapshot_lsn| {
         let mut fixture = Fixture::new();
         fixture.core.omit_copied(CopyProgress {
@@ -101,7 +102,7 @@ fn returns_no_topics_of_rows_that_may_have_been_copied() {
 }
 
 #[test]
-fn returns_no_topics_of_malformed_messages() {
+fn lists_no_topics_for_malformed_messages() {
     let mut fixture = Fixture::new();
     fixture.process(&begin(0x200));
     fixture.process(&outbox());

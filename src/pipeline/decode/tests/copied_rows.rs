@@ -1,11 +1,11 @@
-//! Tests for rows of a snapshot, which precede the stream.
+//! Tests for the rows of a snapshot, which are read before the stream.
 
 use super::*;
 use crate::delivery::chunks::KeyType;
 use crate::outbox::columns::{Mapping, TableColumn};
 
 impl Fixture {
-    /// Starts a copy that is ordered by a text column and a number column.
+    /// Starts a copy whose rows are ordered by a text column and then a numeric column.
     fn copying(before: Option<CopyProgress>) -> Self {
         let columns = ["id", "aggregatetype", "aggregateid", "payload"];
         let columns = columns.map(|name| TableColumn { name, type_oid: 25 });
@@ -28,13 +28,13 @@ impl Fixture {
     }
 }
 
-/// Returns the line of a row with this ID, kind and key.
+/// Returns the line of `COPY` output for a row with this ID, aggregate type and key.
 fn line(id: &str, kind: &str, key: [&str; 2]) -> String {
     [id, kind, "key", "text", key[0], key[1]].join("\t") + "\n"
 }
 
 #[test]
-fn resumes_a_copy_after_the_complete_key_of_the_last_row() {
+fn resumes_a_copy_after_the_last_accepted_row() {
     let mut fixture = Fixture::copying(None);
     assert_eq!(fixture.core.copied(), None);
     for (id, key) in [("a", ["east", "7"]), ("b", ["west", "9"])] {
@@ -52,7 +52,7 @@ fn resumes_a_copy_after_the_complete_key_of_the_last_row() {
         chunks: vec![first.clone()],
     };
     assert_eq!(fixture.core.copied(), Some(copied.clone()));
-    // A row that the sink does not accept does not count as copied.
+    // A row counts as copied only once the sink has accepted it.
     fixture.sink.results = vec![Ok(Produced::Full)];
     let step = fixture.copy(&line("c", "order", ["west", "10"]));
     assert_eq!(step.expect("success"), Step::Full);
@@ -100,7 +100,7 @@ fn stops_the_copy_at_a_row_whose_key_cannot_be_compared() {
 }
 
 #[test]
-fn returns_the_topics_of_the_next_lines_of_a_copy() {
+fn lists_the_topics_of_the_rows_to_be_copied_next() {
     let lines = [
         line("a", "order", ["east", "1"]),
         line("b", "bill", ["east", "2"]),
@@ -118,12 +118,12 @@ fn returns_the_topics_of_the_next_lines_of_a_copy() {
     assert_eq!(
         ahead(&fixture),
         ["outbox.event.order", "outbox.event.bill"],
-        "no topics after an invalid line"
+        "topics after an invalid line must not be listed"
     );
     assert!(fixture.accepted().is_empty());
     assert_eq!(
         fixture.core.copied(),
         None,
-        "the search does not change the progress"
+        "the search must not change the progress"
     );
 }

@@ -1,4 +1,4 @@
-//! Tests for events that can't be delivered.
+//! Tests for undeliverable events.
 
 use super::*;
 use crate::delivery::failure::RefusalCause;
@@ -8,7 +8,8 @@ use crate::pipeline::settings::Undeliverable;
 const TOPIC: &str = "walpost-dead-letters";
 
 impl Fixture {
-    /// Starts a transaction in which events of these kinds become dead letters.
+    /// Enables dead letters for the given kinds of events, and starts a transaction. `unroutable`
+    /// also applies to malformed events.
     fn with_dead_letters(mut self, oversize: bool, unroutable: bool) -> Self {
         let becomes = |letter| match letter {
             true => Undeliverable::DeadLetter,
@@ -49,7 +50,7 @@ fn too_large() -> Result<Produced, SinkError> {
     })
 }
 
-/// Returns a row with an invalid topic.
+/// Returns an inserted row that maps to an invalid topic name.
 fn unroutable(id: &str) -> Vec<u8> {
     let row = tuple(b'N', &[id, "no topic", "key", id]);
     [&b"I"[..], &OUTBOX.to_be_bytes(), &row].concat()
@@ -216,7 +217,8 @@ fn reduces_a_dead_letter_until_the_sink_accepts_it() {
         assert_eq!(fixture.header("walpost-payload-bytes"), payload_bytes);
     }
 
-    // The sink rejects every record, or the payload must not be omitted.
+    // The pipeline halts if the sink rejects the dead letter at every size, or if the payload must
+    // not be omitted.
     for (refusals, oversize) in [(5, true), (2, false)] {
         let mut fixture = after(refusals, oversize);
         let error = fixture.send(&unroutable("a")).expect_err("an error");
@@ -237,7 +239,7 @@ fn reduces_a_dead_letter_until_the_sink_accepts_it() {
 }
 
 #[test]
-fn counts_a_dead_letter_once_if_the_sink_was_not_ready() {
+fn counts_a_retried_dead_letter_once() {
     let mut fixture = Fixture::new().with_dead_letters(true, true);
     fixture.sink.results = vec![Ok(Produced::Full), Ok(Produced::NewTopic)];
     assert_eq!(fixture.send(&unroutable("a")).expect("success"), Step::Full);
@@ -248,7 +250,7 @@ fn counts_a_dead_letter_once_if_the_sink_was_not_ready() {
     assert_eq!(fixture.counts(), (0, 1));
     assert_eq!(fixture.core.delivery.watermark.in_flight().records, 1);
 
-    // A new core continues the counts.
+    // When another core replaces this one, the counts continue from the previous values.
     let mut next = Fixture::new().with_dead_letters(true, true);
     next.core.resume_counts(None, fixture.core.dead_letters());
     assert_eq!(next.counts(), (0, 1));
@@ -272,7 +274,8 @@ fn uses_an_invalid_message_as_payload_unless_it_is_too_large() {
     assert!(message.contains("the content is empty"), "{message}");
     assert_eq!(fixture.header("walpost-event-id"), None);
     assert_eq!(fixture.header("walpost-error"), Some("malformed"));
-    // The pipeline continues without an operator, regardless of the size of the message.
+    // The pipeline continues without operator intervention, even if the malformed message does not
+    // fit into the dead letter.
     fixture.sink.results = vec![too_large(), too_large()];
     fixture.process(&logical(true, "ours", b"\x03?"));
     let letter = fixture.accepted().pop().expect("a letter");
@@ -290,7 +293,7 @@ fn uses_an_invalid_message_as_payload_unless_it_is_too_large() {
 }
 
 #[test]
-fn handles_messages_above_the_size_limit_by_prefix_and_settings() {
+fn handles_oversized_messages_according_to_prefix_and_settings() {
     let large = |transactional, prefix: &str, content_bytes: u32| {
         let mut head = logical(transactional, prefix, b"");
         head.truncate(head.len() - 4);
@@ -330,13 +333,14 @@ fn handles_messages_above_the_size_limit_by_prefix_and_settings() {
         assert!(error.to_string().contains(text), "{error}");
     };
     let as_messages = |letters| Fixture::as_messages().with_dead_letters(false, letters);
-    // walpost.publish may have written a message of this size if max_row_bytes was lowered later.
+    // walpost.publish may have written a message of this size before max_row_bytes was lowered, so
+    // it counts as an event.
     halts(
         as_messages(true),
         &large(true, "ours", 1 << 24),
         "max_row_bytes allows",
     );
-    let text = "the content has 268435456 bytes";
+    let text = "the content is 268435456 bytes long";
     halts(as_messages(false), &large(true, "ours", 1 << 28), text);
 }
 
@@ -353,7 +357,8 @@ fn omits_dead_letters_that_are_already_in_kafka() {
             .expect("the dead letter counts as delivered");
         assert_eq!(last.position().index, 0);
 
-        // The event is omitted even if it would halt the pipeline now.
+        // An event that has already been delivered is skipped, even if it would halt the pipeline
+        // under the current settings.
         for is_enabled in [true, false] {
             let mut fixture = new();
             let last = Delivered::UpTo(last.clone());
@@ -374,7 +379,7 @@ fn omits_dead_letters_that_are_already_in_kafka() {
 }
 
 #[test]
-fn truncates_a_reason_that_quotes_a_long_value() {
+fn truncates_a_dead_letter_reason_that_quotes_a_long_value() {
     let mut fixture = Fixture::new().with_dead_letters(false, true);
     let long = "é".repeat(5000);
     let row = tuple(b'N', &["a", &long, "key", "a"]);

@@ -1,4 +1,4 @@
-//! Tests of the preview, which shows an operator how a range of WAL would be handled.
+//! Tests for the preview, which shows an operator how a range of WAL would be handled.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ fn table_preview(until: Until, delivered: Option<Delivered>) -> Preview {
 
 const ALL: Until = Until::Before(Lsn(u64::MAX));
 
-/// Returns the report for these messages, none of which ends the range.
+/// Returns the report for `messages`. Panics if one of them is past the end of the range.
 fn report(mut preview: Preview, messages: &[Vec<u8>]) -> PreviewReport {
     for message in messages {
         assert!(preview.message(message), "the range has ended");
@@ -26,7 +26,7 @@ fn report(mut preview: Preview, messages: &[Vec<u8>]) -> PreviewReport {
     preview.found
 }
 
-/// Returns the first events as text, and the remaining report.
+/// Splits a report into the text of its first events and everything else.
 fn first_events(mut found: PreviewReport) -> (Vec<String>, PreviewReport) {
     let first = std::mem::take(&mut found.first);
     for event in &first {
@@ -55,7 +55,8 @@ fn insert_row(id: &str, aggregate: &str) -> Vec<u8> {
     [&b"I"[..], &OUTBOX.to_be_bytes(), &row].concat()
 }
 
-/// Returns the description of a table that is not the outbox, and a row of that table.
+/// Returns a relation message for a table that is not the outbox, and an inserted row of that
+/// table.
 fn other() -> [Vec<u8>; 2] {
     [relation("other", &[("id", 2950)]), insert("o")].map(|mut message| {
         message[1..5].copy_from_slice(&(OUTBOX + 1).to_be_bytes());
@@ -157,7 +158,7 @@ fn counts_only_transactional_messages_with_the_prefix_as_events() {
 }
 
 #[test]
-fn ends_the_range_at_the_first_transaction_outside_it() {
+fn preview_ends_at_the_first_transaction_after_the_requested_range() {
     let check = |until, last: u64| {
         let mut preview = table_preview(until, None);
         assert!(preview.message(&outbox()));
@@ -199,7 +200,7 @@ fn reports_the_end_and_row_count_of_the_requested_transaction() {
 }
 
 #[test]
-fn records_only_errors_about_a_row_within_a_transaction() {
+fn does_not_record_row_errors_outside_a_transaction() {
     let error = |code: &str, routine: &str| {
         let error = ServerError {
             code: code.to_owned(),
@@ -287,7 +288,7 @@ fn limits_the_listed_events_and_the_counted_topics() {
     let topic = |number: usize| insert_row("a", &number.to_string());
     let mut messages = vec![begin(0x200), outbox()];
     messages.extend((0..1002).map(topic));
-    // A topic that was among the first is still counted individually.
+    // A topic that was seen before the limit was reached is still counted separately.
     messages.push(topic(7));
     let found = report(table_preview(ALL, None), &messages);
     assert_eq!((found.transactions, found.events), (1, 1003));

@@ -23,7 +23,7 @@ fn several(settings: OutboxSettings) -> Fixture {
     fixture
 }
 
-/// Returns the description of a table with these text columns, in this order.
+/// Returns a relation message for a table with these text columns, in this order.
 fn described(oid: u32, schema: &str, name: &str, columns: &[&str]) -> Vec<u8> {
     let mut out = [&b"R"[..], &oid.to_be_bytes(), schema.as_bytes(), b"\0"].concat();
     out.extend([name.as_bytes(), b"\0d"].concat());
@@ -43,7 +43,7 @@ fn described(oid: u32, schema: &str, name: &str, columns: &[&str]) -> Vec<u8> {
     out
 }
 
-/// Returns the row counts that monitoring shows for each table.
+/// Returns the number of rows reported to monitoring for each table.
 fn reported_rows(fixture: &Fixture) -> Vec<(String, u64)> {
     fixture.core.report_rows();
     let stats = fixture.core.delivery.watermark.stats();
@@ -97,7 +97,7 @@ fn maps_each_table_by_its_own_columns_and_indexes_rows_across_tables() {
 }
 
 #[test]
-fn follows_renames_of_tables_into_and_out_of_the_outbox() {
+fn starts_or_stops_delivering_tables_renamed_into_or_out_of_the_outbox() {
     let mut fixture = several(OutboxSettings::default());
     fixture.process(&described(3, "tenant_a", "outbox", &COLUMNS));
     fixture.process(&described(4, "tenant_a", "other", &COLUMNS));
@@ -132,7 +132,7 @@ fn rejects_rows_after_the_only_outbox_table_was_renamed() {
 }
 
 #[test]
-fn requests_the_description_of_a_table_if_its_records_require_it() {
+fn requests_column_details_of_a_table_if_the_record_format_requires_them() {
     let mut fixture = several(OutboxSettings {
         value_format: Format::JsonSchema,
         ..OutboxSettings::default()
@@ -156,7 +156,7 @@ fn requests_the_description_of_a_table_if_its_records_require_it() {
     assert_eq!(fixture.send(&late).expect("success"), Step::NewTable(4));
     fixture.core.describe_table(4, facts(false));
     fixture.process(&late);
-    // No description is requested for a table that is not an outbox.
+    // The catalog's description is not needed for a table that is not an outbox.
     fixture.process(&described(5, "other", "outbox", &COLUMNS));
     fixture.process(&row(3, &["1", "order", "key", "a"]));
     fixture.process(&row(4, &["2", "order", "key", "b"]));
@@ -284,7 +284,7 @@ fn rejects_older_rows_that_are_invalid_or_belong_to_other_tables() {
 }
 
 #[test]
-fn requests_the_description_of_a_table_for_its_older_rows() {
+fn requests_column_details_for_the_older_rows_of_a_table() {
     let mut fixture = several(OutboxSettings {
         value_format: Format::JsonSchema,
         ..OutboxSettings::default()

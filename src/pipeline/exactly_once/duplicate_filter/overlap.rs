@@ -1,33 +1,34 @@
-//! Omits events that are already in Kafka, and detects whether the WAL contains a different
-//! history. This module performs no I/O.
+//! Identifies events that are already in Kafka, and detects whether the WAL has diverged from the
+//! WAL that these events came from. This module performs no I/O.
 //!
-//! A database that is restored to an earlier state keeps its identifier and timeline, and soon
-//! contains new transactions at the positions of published transactions. The WAL is therefore
-//! verified: if the server sends the last published event again, it must be the same event, and all
-//! events up to the LSN that the checkpoint covers must already be in Kafka. Until the WAL is
-//! verified, no position may be confirmed.
+//! A database that is restored to an earlier state may keep its system identifier and timeline, and
+//! soon has new transactions at the positions of old ones that were published. Skipping by position
+//! alone would lose these new transactions, so the WAL is verified first. If the server resends the
+//! last published event, it must be the same event, and there must be no unpublished events up to
+//! the LSN that the checkpoint covers. Until the WAL is verified, no position may be confirmed.
 
 use crate::delivery::checkpoint::{Delivered, HistoryError, Last};
 use crate::model::lsn::{Lsn, Position};
 use crate::postgres::wire::pgoutput::Begin;
 
-/// The events at the start of a stream that are already in Kafka.
+/// The events at the beginning of a stream that are already in Kafka.
 #[derive(Debug)]
 pub(crate) struct Overlap {
     delivered: Option<Delivered>,
     /// All transactions that end at or before this LSN have been processed.
     safe: Lsn,
-    /// Whether the last published transaction must still arrive again.
+    /// Whether the last published transaction is expected in the stream but has not arrived yet.
     is_awaiting_last: bool,
 }
 
 impl Overlap {
-    /// Creates an overlap that omits `delivered` from a stream that resumes at `confirmed`. All
-    /// transactions that end at or before `safe` have been processed. Returns `None` if the stream
-    /// does not repeat any of them.
+    /// Creates the overlap between the events in `delivered` and a stream that resumes at
+    /// `confirmed`. All transactions that end at or before `safe` have been processed. Returns
+    /// `None` if the stream does not repeat any processed transaction.
     pub(crate) fn new(delivered: Option<Delivered>, safe: Lsn, confirmed: Lsn) -> Option<Self> {
         let (is_awaiting_last, omits_events) = match &delivered {
-            // PostgreSQL skips transactions whose commit record precedes the confirmed position.
+            // PostgreSQL does not send transactions whose commit record precedes the confirmed
+            // position.
             Some(Delivered::UpTo(last)) => (last.commit_lsn >= confirmed, false),
             Some(Delivered::Before(lsn)) => (false, *lsn > confirmed),
             None => (false, false),
@@ -39,11 +40,11 @@ impl Overlap {
         })
     }
 
-    /// Processes the start of a transaction.
+    /// Processes the beginning of a transaction.
     ///
     /// # Errors
-    /// Returns an error if the transaction differs from the published one, or if a transaction that
-    /// should have arrived before is missing.
+    /// Returns an error if the transaction differs from the published one at the same position, or
+    /// if the last published transaction should have arrived before this one.
     pub(crate) fn begin(&mut self, begin: &Begin) -> Result<(), HistoryError> {
         self.check_reached(begin.commit)?;
         if let Some(Delivered::UpTo(last)) = &self.delivered
@@ -55,7 +56,7 @@ impl Overlap {
         Ok(())
     }
 
-    /// Returns whether the event at this position is already in Kafka. `id` returns the event's ID.
+    /// Returns whether the event at position `at` is already in Kafka. `id` returns the event's ID.
     ///
     /// # Errors
     /// Returns an error if the event is the last published one but its ID has changed, or if the
@@ -79,7 +80,8 @@ impl Overlap {
             }
             _ => {}
         }
-        // Both LSNs are record boundaries, so this commit record ends at or before `safe`.
+        // Both LSNs are record boundaries, so this commit record ends at or before `safe`, and the
+        // event should have been published.
         if at.commit < self.safe {
             return Err(HistoryError::NotPublished {
                 commit: at.commit,
@@ -89,12 +91,13 @@ impl Overlap {
         Ok(false)
     }
 
-    /// Processes the end of a transaction at `end` that had this many row messages. Returns whether
-    /// the WAL has been verified and no later events must be omitted.
+    /// Processes the end of a transaction with `rows` row messages. `end` is the LSN after its
+    /// commit record. Returns whether the overlap has ended, which means that the WAL has been
+    /// verified and no later event needs to be skipped.
     ///
     /// # Errors
-    /// Returns an error if the transaction is the last published one, and has fewer rows than when
-    /// it was published.
+    /// Returns an error if the transaction is the last published one but has fewer rows than were
+    /// published.
     pub(crate) fn commit(
         &mut self,
         commit: Lsn,
@@ -113,17 +116,19 @@ impl Overlap {
         Ok(self.is_past(end))
     }
 
-    /// Processes a keepalive, which shows that the server has no events to send before `lsn`.
+    /// Processes a keepalive, which means that the server has no more events to send before `lsn`.
     /// Returns the same value as [`Overlap::commit`].
     ///
     /// # Errors
-    /// Returns an error if a transaction that precedes `lsn` should have arrived but did not.
+    /// Returns an error if the last published transaction should have arrived before `lsn` but did
+    /// not.
     pub(crate) fn process_keepalive(&mut self, lsn: Lsn) -> Result<bool, HistoryError> {
         self.check_reached(lsn)?;
         Ok(self.is_past(lsn))
     }
 
-    /// Checks that no transaction is missing before `next`, the position that the WAL has reached.
+    /// Checks that the last published transaction has arrived if it precedes `next`, the position
+    /// that the stream has reached.
     fn check_reached(&self, next: Lsn) -> Result<(), HistoryError> {
         match &self.delivered {
             Some(Delivered::UpTo(last)) if self.is_awaiting_last && next > last.commit_lsn => {

@@ -1,5 +1,5 @@
-//! The first phase of startup: checks the requirements. The next phase opens a replication
-//! connection.
+//! The first phase of startup: checks the pipeline's requirements. The next phase opens a
+//! replication connection.
 
 use std::collections::HashMap;
 
@@ -26,7 +26,7 @@ use crate::postgres::table::TableName;
 use crate::postgres::target::{Outbox, Target};
 use crate::sink::Sink;
 
-/// Returns the tables in the publication.
+/// Returns the publication's tables.
 async fn published_tables(
     catalog: &impl CatalogQueries,
     observed: &Observed,
@@ -42,8 +42,8 @@ async fn published_tables(
     }
 }
 
-/// The result of the first phase: the database meets the requirements of the pipeline, and the slot
-/// is free.
+/// The result of the first phase: the database meets the pipeline's requirements, and the slot is
+/// free.
 pub(super) struct Checked<C> {
     catalog: C,
     observed: Observed,
@@ -103,8 +103,8 @@ impl<C: CatalogQueries> Checked<C> {
             &start.session_state.watched,
         );
         publication.compare(&catalog, watched, &observed).await;
-        // This checks the current columns. The stream also describes the columns that the table had
-        // when each row was written.
+        // Check the columns that the table has now. The columns that it had when each row was
+        // written are checked later, when the stream describes them.
         settings.check_columns(&observed)?;
         let mut facts = HashMap::new();
         if let Some(table) = &observed.table {
@@ -132,8 +132,8 @@ impl<C: CatalogQueries> Checked<C> {
         Ok(Self { catalog, observed })
     }
 
-    /// Opens the streaming connection. With exactly-once delivery, first fences the pipeline's
-    /// other producers and reads the checkpoint, for which Kafka must be reachable.
+    /// Opens the connection that will stream. With exactly-once delivery, first fences the
+    /// pipeline's other producers and reads the checkpoint, which requires Kafka to be reachable.
     pub(super) async fn connect<D: Database<Catalog = C>>(
         mut self,
         start: &mut Startup<'_, '_, D>,
@@ -144,17 +144,17 @@ impl<C: CatalogQueries> Checked<C> {
         let found = match &settings.delivery {
             Delivery::AtLeastOnce => None,
             Delivery::ExactlyOnce(checkpoint) => {
-                // The slot is not acquired early if the last attempt to start had rows to copy,
-                // because the position at which the stream starts then depends on the copy.
+                // If the last attempt to start found rows to copy, the slot can't be acquired this
+                // early, because the copy determines the position at which the stream must start.
                 if !start.session_state.copies {
                     early_link = self.take_slot_if_nothing_is_copied(start).await?;
                 }
-                // Once `take_over` has fenced the previous owner of the slot, that owner can no
-                // longer produce records, so its last checkpoint can be read.
+                // `take_over` fences the slot's previous owner. After that, this owner can't
+                // produce any more records, so the last checkpoint is final.
                 let confirmed = start.core.delivery.watermark.confirmed();
                 let found = tokio::select! {
                     found = sink.take_over() => found?,
-                    // `take_over` waits while Kafka is unavailable.
+                    // `take_over` waits while Kafka is unavailable, so keep monitoring the slot.
                     error = monitor_until_lost(&mut self.catalog, &start.session_state.watched) => return Err(error.into()),
                     error = hold_slot(&mut early_link, confirmed, settings.link_timeout) => return Err(error.into()),
                 };
@@ -200,7 +200,7 @@ impl<C: CatalogQueries> Checked<C> {
     }
 
     /// Acquires the slot if the catalog alone shows that no older rows have to be copied.
-    /// Otherwise, the stream may have to start at a different position.
+    /// Otherwise, a copy may require the stream to start at a different position.
     async fn take_slot_if_nothing_is_copied<D: Database<Catalog = C>>(
         &self,
         start: &mut Startup<'_, '_, D>,
@@ -220,8 +220,8 @@ impl<C: CatalogQueries> Checked<C> {
         Ok(Some(link))
     }
 
-    /// Returns a sentence about the events that may be missing because something else has moved the
-    /// slot, or an empty string if the slot was not moved.
+    /// Returns a sentence about events that may be missing because something other than Walpost
+    /// moved the slot. Empty if the slot was not moved.
     async fn describe_move<D: Database<Catalog = C>>(
         &self,
         start: &mut Startup<'_, '_, D>,
@@ -249,9 +249,9 @@ impl<C: CatalogQueries> Checked<C> {
         ))
     }
 
-    /// Returns the checkpoint for a pipeline's first run, or `None` if the pipeline may have run
-    /// before. A run is the first one if `walpost init` created the slot and the slot has not been
-    /// read since.
+    /// Returns the initial checkpoint if this is the pipeline's first run, or `None` if the
+    /// pipeline may have run before. A run is the first if `walpost init` created the slot and
+    /// nothing has read the slot since.
     async fn first_checkpoint<D: Database<Catalog = C>>(
         &self,
         start: &mut Startup<'_, '_, D>,
@@ -274,9 +274,8 @@ impl<C: CatalogQueries> Checked<C> {
             from = %slot.confirmed,
             "first run since walpost init created the slot: none of its events are in Kafka"
         );
-        // Later runs find a checkpoint, and once the slot is recorded as read, the events that
-        // another slot did not deliver can no longer be determined. Therefore, record these events
-        // now.
+        // Record now which events a previous slot did not deliver. Later, this can no longer be
+        // determined, because the slot will have been recorded as read.
         self.catalog
             .record_gap_of_other_history(
                 slot_identity,

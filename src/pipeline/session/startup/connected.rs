@@ -1,5 +1,5 @@
-//! The second phase of startup: a connection can stream. The next phase decides how to handle rows
-//! that are older than the slot.
+//! The second phase of startup: a replication connection is open. The next phase decides what to do
+//! about rows that are older than the slot.
 
 use super::planned::Planned;
 use super::{OlderRows, Startup};
@@ -14,8 +14,8 @@ use crate::pipeline::snapshot::{self, Known, Snapshot};
 use crate::postgres::catalog::Observed;
 use crate::postgres::catalog::slot_state::SlotIdentity;
 
-/// The result of the second phase: a connection that can stream and, with exactly-once delivery,
-/// the checkpoint.
+/// The result of the second phase: a replication connection and, with exactly-once delivery, the
+/// checkpoint.
 pub(super) struct Connected<C> {
     pub(super) catalog: C,
     pub(super) observed: Observed,
@@ -25,7 +25,8 @@ pub(super) struct Connected<C> {
 }
 
 impl<C: CatalogQueries> Connected<C> {
-    /// Decides how to handle rows that are older than the slot, and creates their snapshot.
+    /// Decides what to do about rows that are older than the slot. If they must be copied, creates
+    /// a snapshot.
     pub(super) async fn plan<D: Database<Catalog = C>>(
         self,
         start: &mut Startup<'_, '_, D>,
@@ -55,7 +56,8 @@ impl<C: CatalogQueries> Connected<C> {
         };
         start.session_state.copies = matches!(planned, snapshot::Planned::Copy(_));
         if start.session_state.copies && self.link.resume.is_some() {
-            // The stream must start at a different position.
+            // The slot was acquired on the assumption that there is nothing to copy, but the copy
+            // requires the stream to start at a different position.
             return Err(SnapshotError::Outrun.into());
         }
         let older = match planned {
@@ -86,8 +88,8 @@ impl<C: CatalogQueries> Connected<C> {
         })
     }
 
-    /// Returns the state of the server that will stream, with its timeline history if the
-    /// checkpoint requires it.
+    /// Returns the state of the server that will stream. Includes its timeline history if the
+    /// checkpoint is from a different timeline.
     async fn server_state<D: Database<Catalog = C>>(
         &self,
         start: &mut Startup<'_, '_, D>,
@@ -95,7 +97,8 @@ impl<C: CatalogQueries> Connected<C> {
         let identity = &self.link.identity;
         let history = match &self.checkpoint {
             Some(checkpoint) if checkpoint.timeline != identity.timeline => {
-                // The first connection may already be streaming, so a second one is needed.
+                // Open a second connection, because the first one may already be streaming and then
+                // can't run other commands.
                 let mut second = start.link(&self.catalog).await?;
                 let timeline = identity.timeline;
                 second.connection.timeline_history(timeline).await?
@@ -113,9 +116,9 @@ impl<C: CatalogQueries> Connected<C> {
     }
 }
 
-/// Returns whether an earlier session of this process has already handled the older rows. With a
-/// checkpoint, the rows are always checked again, because another instance may have started a copy
-/// in the meantime.
+/// Returns whether the older rows need no further attention because an earlier session of this
+/// process has dealt with them. With a checkpoint, this is never certain, because another instance
+/// may have started a copy in the meantime.
 fn is_snapshot_done(by_earlier_session: bool, checkpoint: Option<&Known>) -> bool {
     by_earlier_session && checkpoint.is_none()
 }
@@ -125,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn uses_the_checkpoint_to_decide_about_older_rows_in_every_session() {
+    fn rechecks_for_older_rows_in_a_later_session_if_a_checkpoint_exists() {
         let checkpoint = Known {
             has_delivered: true,
             copied: None,

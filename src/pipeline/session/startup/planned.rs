@@ -1,5 +1,5 @@
-//! The third phase of startup: determines the position at which the stream must start. The next
-//! phase acquires the slot.
+//! The third phase of startup: the position at which the stream must start is known. The next phase
+//! acquires the slot.
 
 use super::slot_taken::{Recorded, SlotTaken};
 use super::{OlderRows, Startup};
@@ -10,7 +10,8 @@ use crate::pipeline::error::PipelineError;
 use crate::pipeline::session::link::Link;
 use crate::postgres::catalog::slot_state::SlotIdentity;
 
-/// The result of the third phase, which determines the position at which the stream must start.
+/// The result of the third phase: what to do about older rows, which determines where the stream
+/// must start.
 pub(super) struct Planned<C> {
     pub(super) catalog: C,
     pub(super) link: Link,
@@ -21,7 +22,7 @@ pub(super) struct Planned<C> {
 }
 
 impl<C: CatalogQueries> Planned<C> {
-    /// Starts replication if it has not started yet, and compares the position of the slot with the
+    /// Starts replication unless it has started already, and compares the slot's position with the
     /// recorded one.
     pub(super) async fn take_slot<D: Database<Catalog = C>>(
         mut self,
@@ -30,7 +31,7 @@ impl<C: CatalogQueries> Planned<C> {
         let resume = match self.link.resume {
             Some(resume) => resume,
             None => {
-                // The server omits transactions that the snapshot contains.
+                // Makes the server skip transactions that the snapshot contains.
                 let from = match &self.older {
                     OlderRows::Copy(snapshot) => snapshot.stream_from(),
                     OlderRows::Nothing | OlderRows::Settled(_) => Lsn::ZERO,
@@ -40,9 +41,10 @@ impl<C: CatalogQueries> Planned<C> {
         };
         let state = start.slot_state(&self.catalog, &self.slot_identity).await?;
         if self.checkpoint.is_none() {
-            // A checkpoint is compared with the slot instead, because it is more reliable than the
-            // state of this process: another instance may have advanced the slot. If this run
-            // copies the existing rows, the slot may have been replaced or moved without a gap.
+            // Without a checkpoint, compare the slot with its recorded position. A checkpoint would
+            // be more reliable, because it also reflects what other instances have delivered.
+            // Ignore the recorded position if the older rows are copied, because nothing is lost
+            // then, even if the slot was moved or replaced.
             let is_copied = matches!(self.older, OlderRows::Copy(_));
             let recorded = state.flatten().filter(|_| !is_copied);
             let recorded = recorded.map(|state| state.confirmed);
@@ -61,8 +63,8 @@ impl<C: CatalogQueries> Planned<C> {
                 }
             }
             if state.is_some_and(|state| state.is_none_or(|state| !state.begun)) {
-                // The next write of the state replaces the row that shows the gap, or records that
-                // the slot has been read.
+                // Record now which events may be missing, because the next write to
+                // `walpost.slot_state` overwrites the information needed to determine this.
                 self.catalog
                     .record_gap_of_other_history(
                         &self.slot_identity,

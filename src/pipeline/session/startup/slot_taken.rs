@@ -1,4 +1,5 @@
-//! The fourth phase of startup: the slot is acquired. The copy and the stream follow.
+//! The fourth phase of startup: the slot is acquired. What remains is to start the copy or the
+//! stream.
 
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -25,7 +26,7 @@ use crate::pipeline::snapshot::pace::Pace;
 use crate::postgres::catalog::CatalogError;
 use crate::postgres::catalog::slot_state::{SlotIdentity, SlotState};
 
-/// insufficient_privilege
+/// SQLSTATE insufficient_privilege.
 const INSUFFICIENT_PRIVILEGE: &str = "42501";
 
 /// The result of the fourth phase: the slot is acquired, so other processes can't move it.
@@ -39,7 +40,7 @@ pub(super) struct SlotTaken<C> {
 }
 
 impl<C: CatalogQueries> SlotTaken<C> {
-    /// Starts the copy or the stream.
+    /// Starts the copy, if there are older rows to copy, and returns the streaming session.
     pub(super) async fn stream<'s, D: Database<Catalog = C>>(
         mut self,
         mut start: Startup<'_, 's, D>,
@@ -47,8 +48,8 @@ impl<C: CatalogQueries> SlotTaken<C> {
         let settings = start.settings;
         let resume = self.server.confirmed;
         let now = Instant::now();
-        // The stream contains every row whose commit LSN is at or above `known_from`, and these
-        // rows are not omitted as duplicates.
+        // The stream contains every row whose commit LSN is at or above `known_from`, and none of
+        // these rows are skipped as duplicates.
         let (committer, known_from) = match self.checkpoint.take() {
             None => (None, resume),
             Some(checkpoint) => {
@@ -121,7 +122,8 @@ impl<C: CatalogQueries> SlotTaken<C> {
         })
     }
 
-    /// Makes the core omit the rows of tables that are set aside, and returns their entries.
+    /// Makes the core skip the rows of set-aside tables, and returns the journal entries about
+    /// these tables.
     async fn load_set_aside<D: Database<Catalog = C>>(
         &self,
         start: &mut Startup<'_, '_, D>,
@@ -134,7 +136,7 @@ impl<C: CatalogQueries> SlotTaken<C> {
         }
         let entries = match self.catalog.set_aside(&settings.target).await {
             Err(CatalogError::NoJournal { .. }) if !settings.sets_tables_aside() => Vec::new(),
-            // If the role lacks this privilege, no table can have been set aside.
+            // A role without the privilege to read the journal can't have set a table aside.
             Err(CatalogError::Server(error))
                 if !outbox.is_several() && error.code == INSUFFICIENT_PRIVILEGE =>
             {
@@ -158,8 +160,8 @@ impl<C: CatalogQueries> SlotTaken<C> {
 }
 
 impl<D: Database> Startup<'_, '_, D> {
-    /// Resumes exactly-once delivery from `checkpoint`. Also returns the LSN up to which the
-    /// checkpoint covers events.
+    /// Resumes exactly-once delivery from `checkpoint`. Also returns the LSN up to which events are
+    /// already covered by the checkpoint.
     ///
     /// # Errors
     /// Returns an error if the WAL of this server does not continue from the checkpoint.
@@ -185,17 +187,17 @@ impl<D: Database> Startup<'_, '_, D> {
     }
 }
 
-/// The recorded state of the slot when it was acquired.
+/// The slot's state in `walpost.slot_state` when the slot was acquired.
 pub(super) struct Recorded {
     pub(super) slot_identity: SlotIdentity,
-    /// The recorded state; `None` if positions can't be recorded, and `Some(None)` if no state has
-    /// been recorded.
+    /// The recorded state. `Some(None)` if no state has been recorded yet, and `None` if positions
+    /// can't be recorded at all.
     pub(super) state: Option<Option<SlotState>>,
 }
 
 impl Recorded {
-    /// Creates the gate that determines which durable positions may be confirmed, and the writer
-    /// that records each position before it is confirmed.
+    /// Creates the gate that decides which durable positions may be confirmed, and the writer that
+    /// records each position beforehand.
     async fn confirmation_gate<D: Database>(
         self,
         catalog: &D::Catalog,
@@ -206,10 +208,10 @@ impl Recorded {
         let Some(before) = self.state else {
             return Ok((ConfirmationGate::always_open(), None));
         };
-        // With exactly-once delivery, the slot counts as unread until the first position is
-        // recorded, so that a first run that fails before its first checkpoint can be repeated.
-        // This is safe because events are delivered only together with a checkpoint, and the first
-        // position is recorded before it is confirmed.
+        // With exactly-once delivery, do not mark the slot as read until the first position must be
+        // recorded. Otherwise, if the first run failed before its first checkpoint, the next run
+        // would not count as the first. Waiting is safe, because events are delivered only together
+        // with a checkpoint, and a position is recorded before it is confirmed.
         let exactly_once = start.settings.delivery != Delivery::AtLeastOnce;
         let is_unread =
             exactly_once && before.is_some_and(|state: SlotState| state.is_untouched(resume));
@@ -224,7 +226,8 @@ impl Recorded {
                     ConfirmationGate::with_writer(self.slot_identity, confirmed, now);
                 Ok((gate, Some(writer)))
             }
-            // Without the write, the position in the existing row would be too low.
+            // If this write fails, the existing row still contains an older position, so the
+            // session can't continue.
             Err(error) if before.is_some() => Err(error),
             Err(error) if recovery::catalog_remedy(&error) == recovery::Remedy::Halt => {
                 start

@@ -1,8 +1,10 @@
-//! Fuzz target for the COPY parser: lines from a server that is faulty or is not PostgreSQL.
+//! Fuzz target for the COPY parser. The input simulates lines from a server that is faulty or is
+//! not PostgreSQL.
 
 use crate::postgres::wire::copy_text::Lines;
 
-/// Parses all bytes but the first as a line; the first is the number of values expected.
+/// Parses a line. The first byte of `data` is the number of values to expect, and the other bytes
+/// are the line.
 ///
 /// # Panics
 /// Panics if encoding the parsed values does not produce the same line.

@@ -1,34 +1,33 @@
-//! Describes events that may be missing because a slot has replaced another slot.
+//! Describes events that may be missing because one slot was replaced by another.
 
 use crate::model::dropped_slot::{replay_command, settle_command};
 use crate::model::lsn::Lsn;
 use crate::postgres::table::TableName;
 use crate::postgres::target::{Outbox, Target};
 
-/// Events that may be missing because a slot has replaced another slot.
+/// Events that may be missing because one slot was replaced by another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Gap {
     /// The last confirmed position of the former slot; `None` if the former slot was in a different
     /// database or cluster.
     pub(super) from: Option<Lsn>,
     pub(super) reason: &'static str,
-    /// The slot that may not have delivered the events, if one existed.
+    /// The slot that may not have delivered the events; `None` if there was no earlier slot.
     pub(super) former: Option<FormerSlot>,
-    /// The rows of a single table that the first run with the slot delivers, if it copies the
-    /// table.
+    /// The rows that are not missing because the first run with the new slot copies them; `None` if
+    /// that run copies no table.
     pub(super) copied: Option<Copied>,
-    /// Tables whose rows the former slot did not send completely, because their copy was not
-    /// complete.
+    /// Tables whose existing rows were not copied completely while the former slot was in use.
     pub(super) uncopied: Vec<String>,
 }
 
-/// Rows that are not part of a gap because they are copied.
+/// The rows that are not part of a gap because the first run copies them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Copied {
     /// Every row of the outbox table.
     Table,
-    /// Every row except the rows of partitions that have been detached since. The catalog does not
-    /// record which partitions were detached.
+    /// Every row except those in partitions that have been detached in the meantime. The catalog
+    /// does not record which partitions were detached.
     Partitions,
 }
 
@@ -36,25 +35,26 @@ pub(super) enum Copied {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::postgres::catalog) struct FormerSlot {
     pub(in crate::postgres::catalog) slot: String,
-    /// The highest position that Walpost may have confirmed for the slot, in the slot's own
-    /// history.
+    /// The highest position that Walpost may have confirmed for the slot, possibly on a different
+    /// timeline or in a different cluster.
     pub(in crate::postgres::catalog) confirmed: Lsn,
 }
 
 /// A table whose events may be missing.
 pub(super) struct GapTable {
-    /// `None` for an outbox that uses logical messages, which are not stored in a table.
+    /// The table's name. `None` for an outbox that uses logical messages, which are not stored in a
+    /// table.
     pub(super) name: Option<String>,
-    /// Whether commands must specify the table, because the outbox has several tables or the table
-    /// is not the outbox.
+    /// Whether commands must name the table, because the outbox has several tables or because the
+    /// table is not the outbox table.
     pub(super) is_named: bool,
-    /// Whether the table is in the publication, or will be in it once the publication exists.
+    /// Whether the table is in the publication, or will be once the publication exists.
     pub(super) is_published: bool,
 }
 
 impl GapTable {
-    /// Returns the position after which events of the table may be missing. Returns zero if the
-    /// copy of the table was not complete, because then all events may be missing.
+    /// Returns the position after which the table's events may be missing. If the table was not
+    /// copied completely, all of its events may be missing, and the result is zero.
     pub(super) fn from(&self, gap: &Gap) -> Option<Lsn> {
         let is_uncopied = self
             .name
@@ -99,11 +99,11 @@ impl GapTable {
     }
 }
 
-/// The reason for a gap after a slot that is no longer in the configuration.
-pub(super) const FORMER_SLOT: &str = "the pipeline had another slot before";
+/// The reason recorded for a gap if the pipeline was previously configured with a different slot.
+pub(super) const FORMER_SLOT: &str = "the pipeline previously used a different slot";
 
 impl Gap {
-    /// Describes how the gap is recorded in the journal.
+    /// Describes how the gap will be recorded in the journal, or how an operator can record it.
     #[must_use]
     pub(crate) fn next_step(&self, target: &Target) -> String {
         match self.reason == FORMER_SLOT {
@@ -112,24 +112,25 @@ impl Gap {
                     .to_owned()
             }
             false => format!(
-                "walpost.slot_state describes a slot in a different history of the database. Record the gap: {}",
+                "walpost.slot_state describes a slot from a different history of the database. Record the gap: {}",
                 target.init(&[])
             ),
         }
     }
 
-    /// Limits the gap to tables other than the outbox table, which the first run with the slot
-    /// copies. Returns `None` if no other events can be missing.
+    /// Removes the outbox table, which the first run will copy, from the gap. Returns `None` if no
+    /// events of other tables can be missing.
     pub(super) fn without_copied_table(self) -> Option<Self> {
-        // On the same cluster, Walpost recognizes a renamed table by its OID.
+        // If the former slot was in the same database, no other table needs to be considered,
+        // because Walpost recognizes a renamed table by its OID.
         self.from.is_none().then_some(Self {
             copied: Some(Copied::Table),
             ..self
         })
     }
 
-    /// Describes which table the first run copies, if Walpost knows no other table that may contain
-    /// events of the gap.
+    /// Describes which table the first run copies. Used if no other table is known whose events may
+    /// be missing.
     pub(super) fn describe_copied(&self, outbox: &TableName) -> String {
         format!(
             "{}, before any run had copied the older rows of {outbox}. The first run copies the table that is now \
@@ -138,7 +139,7 @@ impl Gap {
         )
     }
 
-    /// Describes which events may be missing, and why, if the slot is at `found`.
+    /// Describes which events may be missing, and why. `found` is the slot's position.
     #[must_use]
     pub(crate) fn describe(&self, found: Lsn) -> String {
         self.describe_after(self.from, found)
@@ -166,7 +167,7 @@ impl Gap {
     }
 }
 
-/// Returns whether an outbox includes the table of this name.
+/// Returns whether the outbox includes the table with this name.
 fn is_outbox(target: &Target, table: &str) -> bool {
     let table: Result<TableName, _> = table.parse();
     table.is_ok_and(|table| target.outbox.includes(&table.schema, &table.name))

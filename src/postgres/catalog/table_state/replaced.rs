@@ -1,13 +1,13 @@
-//! Finds tables that were replaced by another table, for example because a migration renamed or
-//! dropped the outbox table and created it again.
+//! Detects that a table was replaced by another table with the same name, for example because a
+//! migration renamed or dropped the outbox table and then re-created it.
 //!
-//! The stream contains the rows that were inserted into either table while it was published. No
-//! slot sends rows of the former table that had not been copied yet, or that were inserted while it
-//! was not published. A replay of the current table does not send these rows either.
+//! The stream contains the rows that were inserted into either table while it was published. Rows
+//! of the former table are never sent if they had not been copied yet or were inserted while the
+//! table was not published. A replay of the current table does not send them either.
 //!
 //! Rows of tables that inherit from an outbox table can be missing as well. `check` and `run`
-//! report such child tables until their parent is renamed. If neither command ran before the
-//! rename, the child tables can be found only through the record of the former table.
+//! report such child tables as long as the parent has the outbox's name. If neither command ran
+//! before the parent was renamed, the child tables can be found only through the parent's record.
 
 use postgres_protocol::escape::escape_literal;
 use serde_json::json;
@@ -24,13 +24,14 @@ use crate::postgres::catalog::slot_state;
 use crate::postgres::table::TableName;
 use crate::postgres::target::{OUTBOX_ROW, Outbox, Target};
 
-/// A table whose rows may be missing, because another table has replaced it, or because it inherits
+/// A table whose rows may be missing because another table has replaced it, or because it inherits
 /// from a table that was renamed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ReplacedTable {
     /// The current name of the table; `None` if the table was dropped.
     name: Option<TableName>,
-    /// The name that another table has now. For a child table, the former name of its parent.
+    /// The table's former name, which another table may have now. For a child table, the former
+    /// name of its parent.
     by: TableName,
     publication: String,
     missing: MissingEvents,
@@ -40,27 +41,29 @@ pub(super) struct ReplacedTable {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum MissingEvents {
-    /// Rows that are older than the slot, and possibly later ones.
+    /// Rows that are older than the slot and had not all been copied, and possibly later rows.
     Copy,
     /// Rows that were inserted while the table was not published.
     Publication(MissingRows),
-    /// Rows that the journal records as missing under the name that another table has now.
+    /// Rows that the journal records as missing or set aside under the former name. A replay would
+    /// look for them in the table that has this name now.
     Replay(MissingRows),
-    /// All rows, because only the parent of the table was published.
+    /// All rows of a child table, because only its parent was published.
     Child { parent: TableName },
 }
 
 /// The range of a table's rows that may be missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct MissingRows {
-    /// The position after which the rows were committed; `None` for all rows.
+    /// The missing rows were committed after this position; `None` if all rows may be missing.
     from: Option<Lsn>,
-    /// The first transaction that may be missing; `None` for all rows.
+    /// The oldest transaction that may have inserted a missing row; `None` if all rows may be
+    /// missing.
     since: Option<u64>,
 }
 
 impl MissingRows {
-    /// Returns a range that contains the rows of both ranges.
+    /// Returns a range that includes both ranges.
     fn union(self, other: Self) -> Self {
         Self {
             from: self.from.min(other.from),
@@ -87,8 +90,8 @@ impl ReplacedTable {
         }
     }
 
-    /// Returns the replaced table if some of its rows may be missing. `recorded` contains the rows
-    /// that the journal lists under the table's name as missing or set aside.
+    /// Returns the replaced table if some of its rows may be missing. `recorded` is the range of
+    /// rows that the journal records under the table's name as missing or set aside.
     fn find(
         observed: &TableObservation,
         target: &Target,
@@ -97,8 +100,8 @@ impl ReplacedTable {
     ) -> Option<Self> {
         let stored = observed.stored.as_ref()?;
         let unpublished = match observed.evaluate(&target.publication) {
-            // If the former table is still published, the entry about the current table also covers
-            // its rows.
+            // If the former table is still published, it needs no entry of its own: the entry about
+            // the current table covers this gap.
             TableChange::Gap(gap) if !stored.is_published => Some(MissingRows {
                 from: gap.from,
                 since: gap.since,
@@ -136,8 +139,8 @@ impl ReplacedTable {
         };
         match &self.missing {
             MissingEvents::Child { parent } => format!(
-                "table {name} inherits from {parent}, which was named {by} before: PostgreSQL did not send the rows of \
-                 {name} as outbox rows, so its events committed before {end} may be missing from Kafka"
+                "table {name} inherits from {parent}, which was previously named {by}: PostgreSQL did not send the rows \
+                 of {name} as outbox rows, so its events committed before {end} may be missing from Kafka"
             ),
             MissingEvents::Copy => format!(
                 "table {by} has replaced {name}, whose older rows had not all been copied: events of the replaced table \
@@ -156,7 +159,7 @@ impl ReplacedTable {
         }
     }
 
-    /// Describes how an operator can send the events.
+    /// Describes how an operator can deliver the events.
     fn remedy(&self, target: &Target) -> String {
         let commands = &target.commands;
         let Some(name) = &self.name else {
@@ -175,7 +178,7 @@ impl ReplacedTable {
             _ => String::new(),
         };
         let send = match self.missing {
-            // A child table does not inherit the primary key.
+            // Child tables do not inherit the primary key, which a replay requires.
             MissingEvents::Child { .. } => {
                 "Add a primary key to the table if it has none, then send these events"
             }
@@ -211,7 +214,7 @@ impl ReplacedTable {
                 LEFT_PUBLICATION: target.publication,
                 REPLACED: !is_child,
                 "table": self.name.as_ref().unwrap_or(&self.by).to_string(),
-                // If the table has a different name, it is not the configured outbox table.
+                // If the table still exists, it has a different name now, so commands must name it.
                 "several": self.name.is_some() || target.outbox.is_several(),
                 "catalog_xmin": since.map(|id| id.to_string()),
                 "system_id": cluster,
@@ -221,7 +224,7 @@ impl ReplacedTable {
 }
 
 impl TableObservation {
-    /// Returns whether another table was recorded under this name.
+    /// Returns whether a different table was recorded under this table's name.
     fn is_replaced(&self) -> bool {
         let [schema, name] = OUTBOX_ROW;
         let is_other = |stored: &StoredTable| {
@@ -232,8 +235,8 @@ impl TableObservation {
 }
 
 impl Catalog {
-    /// Returns the tables that have been replaced since they were recorded and whose rows may be
-    /// missing, and the tables that inherit from these tables.
+    /// Returns the tables that have been replaced since they were recorded, if some of their rows
+    /// may be missing, and the tables that inherit from replaced tables.
     pub(super) async fn replaced_tables<'l>(
         &self,
         target: &Target,
@@ -262,8 +265,8 @@ impl Catalog {
         Ok(found)
     }
 
-    /// Returns the rows that the journal records as missing or set aside for the recorded table
-    /// under its former name, and that were not sent again.
+    /// Returns the range of rows that have not been resent although the journal records them as
+    /// missing or set aside under the table's former name.
     async fn recorded_as_missing(
         &self,
         target: &Target,
@@ -283,7 +286,8 @@ impl Catalog {
             .map(|entry| rows(entry.from, entry.since, entry.cluster.as_ref()));
         let relation = observed.stored.as_ref().map_or(0, |stored| stored.relation);
         let mut aside = self.set_aside_of_table(target, &name, relation).await?;
-        // A replay reads the table that has this name now.
+        // These entries name the former table, but a replay would read the table that has this name
+        // now.
         aside.retain(|entry| entry.table == name && entry.relation == relation);
         let aside = aside.iter().map(|entry| {
             rows(
@@ -295,8 +299,8 @@ impl Catalog {
         Ok(missing.chain(aside).reduce(MissingRows::union))
     }
 
-    /// Returns the non-empty tables that inherit from a table that was published and then renamed,
-    /// if no other table has its former name.
+    /// Returns the non-empty tables that inherit from a table that was published and has been
+    /// renamed. Returns no tables if another table now has the former name.
     pub(super) async fn children_of_renamed(
         &self,
         target: &Target,
@@ -309,8 +313,8 @@ impl Catalog {
         }
     }
 
-    /// Returns the non-empty tables that inherit from the recorded table, if the recorded table now
-    /// has a different name.
+    /// Returns the non-empty tables that inherit from the recorded table, if that table has been
+    /// renamed.
     async fn children_of_recorded(
         &self,
         target: &Target,
@@ -334,8 +338,9 @@ impl Catalog {
         Ok(children)
     }
 
-    /// Adds journal entries for rows of replaced tables that may be missing. The same statement
-    /// records the OID of the current table, so that each entry is added only once.
+    /// Adds journal entries for the rows of replaced tables that may be missing. The statement that
+    /// adds an entry also records the OID of the current table, so that the entry is added only
+    /// once.
     pub(super) async fn record_replaced_tables(
         &self,
         pipeline: &str,
@@ -355,8 +360,7 @@ impl Catalog {
         Ok(())
     }
 
-    /// Updates the record of the outbox table, and adds a journal entry for each of the replaced
-    /// tables.
+    /// Updates the outbox table's record, and adds a journal entry for each of `tables`.
     pub(super) async fn write_replaced(
         &self,
         pipeline: &str,
@@ -385,10 +389,10 @@ impl Catalog {
         Ok(())
     }
 
-    /// Returns whether, according to the database, the table has rows older than the slot that have
-    /// not been copied yet. The slot is at `found`, and `recorded` is the table's name in the
-    /// journal. If something else has moved the slot, its position can't show whether rows were
-    /// copied.
+    /// Returns whether the table has rows that are older than the slot and have not been copied
+    /// yet. `found` is the slot's position, and `recorded` is the table's name in the journal. Also
+    /// takes the position in `walpost.slot_state` into account, because something other than
+    /// Walpost may have moved the slot.
     async fn has_open_copy(
         &self,
         target: &Target,
@@ -400,8 +404,8 @@ impl Catalog {
         Ok(names.any(|name| open.contains(&name.to_string())))
     }
 
-    /// Returns the tables whose older rows have not been copied yet, under their names in the
-    /// journal or their current names.
+    /// Returns the tables with rows that are older than the slot and have not been copied yet. The
+    /// result can contain a table's current name or the name that the journal records for it.
     pub(in crate::postgres::catalog) async fn tables_with_open_copy(
         &self,
         target: &Target,
@@ -436,14 +440,14 @@ impl Catalog {
         Ok(open)
     }
 
-    /// Returns the last position that Walpost may have confirmed for the slot, on any timeline of
-    /// this database.
+    /// Returns the last position that Walpost may have confirmed for the slot, regardless of the
+    /// timeline.
     async fn recorded_position(&self, target: &Target) -> Result<Option<Lsn>, CatalogError> {
         self.slot_state_position(target, "confirmed_lsn").await
     }
 
-    /// Returns the position in the given column of the slot's row in `walpost.slot_state`, on any
-    /// timeline of this database.
+    /// Returns the position in the given column of the slot's row in `walpost.slot_state`,
+    /// regardless of the timeline.
     pub(super) async fn slot_state_position(
         &self,
         target: &Target,

@@ -50,7 +50,7 @@ fn reports_a_published_table_as_new_until_it_is_recorded() {
 }
 
 #[test]
-fn reports_no_gap_if_a_membership_is_unchanged() {
+fn reports_no_gap_if_a_publication_membership_is_unchanged() {
     check(&observed(&[1], Some(stored(&[1]))), TableChange::Same);
     check(&observed(&[1, 2], Some(stored(&[1]))), TableChange::Changed);
     check(&observed(&[2], Some(stored(&[1, 2]))), TableChange::Changed);
@@ -62,7 +62,7 @@ fn reports_no_gap_if_a_membership_is_unchanged() {
 }
 
 #[test]
-fn reports_a_gap_if_all_memberships_are_newer_than_the_record() {
+fn reports_a_gap_if_the_table_was_added_to_every_publication_after_it_was_recorded() {
     check(&observed(&[2], Some(stored(&[1]))), gap(Some(400)));
     let older = TableObservation {
         member_xid: Some(399),
@@ -93,12 +93,13 @@ fn reports_a_gap_when_an_unpublished_table_is_published_again() {
         other => other,
     };
     check(&observed(&[], Some(other_publication)), left);
-    // The publication temporarily did not publish inserts.
+    // The table was recorded as not published, although it is still in the publication. This
+    // happens if the publication temporarily does not publish inserts.
     check(&observed(&[1], Some(out)), gap(Some(400)));
 }
 
 #[test]
-fn reports_a_gap_if_a_new_publication_is_newer_than_unsent_rows() {
+fn reports_a_gap_if_rows_were_left_unsent_before_a_new_publication_was_created() {
     let other_publication = StoredTable {
         publication: "before".to_owned(),
         ..stored(&[1])
@@ -112,7 +113,7 @@ fn reports_a_gap_if_a_new_publication_is_newer_than_unsent_rows() {
 }
 
 #[test]
-fn reports_unsent_older_rows_as_missing_if_the_publication_changes() {
+fn reports_unsent_older_rows_as_a_gap_if_a_different_publication_is_configured() {
     let whole = TableGap {
         table: "tenant_a.outbox".parse().expect("a table"),
         publication: "tenants".to_owned(),
@@ -144,7 +145,7 @@ fn reports_unsent_older_rows_as_missing_if_the_publication_changes() {
 }
 
 #[test]
-fn reports_unsent_rows_of_a_removed_table_as_missing_if_the_publication_changes() {
+fn reports_unsent_rows_of_a_removed_table_as_a_gap_if_the_publication_is_different() {
     let out = |out_lsn, memberships| StoredTable {
         publication: "before".to_owned(),
         is_out: true,
@@ -157,12 +158,12 @@ fn reports_unsent_rows_of_a_removed_table_as_missing_if_the_publication_changes(
     };
     check(&observed(&[], Some(out(10, &[1]))), left);
     check(&observed(&[], Some(out(9, &[1]))), TableChange::Nothing);
-    // The gap is already recorded in the journal.
+    // The record lists no publication memberships, so the journal already contains the gap.
     check(&observed(&[], Some(out(10, &[]))), TableChange::Nothing);
 }
 
 #[test]
-fn reports_no_gap_for_walpost_outbox_row() {
+fn reports_no_gap_for_the_internal_outbox_row_table() {
     let mut observed = observed(&[2], Some(stored(&[1])));
     observed.table = TableName::from_catalog(OUTBOX_ROW[0], OUTBOX_ROW[1]);
     check(&observed, TableChange::Changed);

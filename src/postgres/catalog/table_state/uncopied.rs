@@ -1,8 +1,9 @@
-//! Finds tables whose older rows must be copied but have not been copied yet.
+//! Finds tables with rows that are older than the slot and are due to be copied, but have not been
+//! copied yet.
 //!
-//! If `sql/snapshot.sql`, which `walpost init` runs for a single table, finds rows, it records in
-//! the journal that their copy is due. If the definition of the outbox changes before the first
-//! run, no run copies these rows.
+//! For an outbox with a single table, `walpost init` runs `sql/snapshot.sql`. If the table has
+//! rows, the script records in the journal that a copy is due. If the outbox has been configured
+//! differently by the time of the first run, no run copies these rows.
 
 use postgres_protocol::escape::escape_literal;
 
@@ -19,24 +20,24 @@ use crate::postgres::target::Target;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct UncopiedTable {
     pub(crate) table: TableName,
-    /// The position of the slot when the rows were found.
+    /// The slot's position when the rows were found.
     pub(crate) slot_at: Lsn,
 }
 
-/// A copy that is due.
+/// A copy that the journal records as due.
 pub(super) struct DueCopy {
-    /// The name of the table in the journal.
+    /// The table's name in the journal.
     recorded: TableName,
-    /// The current name of the table, if the table exists.
+    /// The table's current name; `None` if the table no longer exists.
     current: Option<TableName>,
-    /// Whether another table has the recorded name.
+    /// Whether another table now has the recorded name.
     is_name_taken: bool,
-    /// The position of the slot when the rows were found.
+    /// The slot's position when the rows were found.
     slot_at: Lsn,
 }
 
 impl DueCopy {
-    /// Returns the current name of the table, or the recorded name if the table was dropped.
+    /// Returns the table's current name, or its recorded name if the table was dropped.
     pub(super) fn name(&self) -> &TableName {
         self.current.as_ref().unwrap_or(&self.recorded)
     }
@@ -50,7 +51,8 @@ impl DueCopy {
 }
 
 impl Catalog {
-    /// Returns the tables other than the outbox whose copy is due.
+    /// Returns tables that no run will copy: a copy of them is due, but they are not the configured
+    /// outbox table.
     ///
     /// # Errors
     /// Returns an error if a query fails, or if Walpost's tables are not trusted.
@@ -93,8 +95,8 @@ impl Catalog {
         Ok(false)
     }
 
-    /// Returns the copies that are due. A copy is no longer due if the slot sends the rows, or if
-    /// the journal records all of them as missing.
+    /// Returns the copies that are still due. A copy is no longer due if the slot will send the
+    /// rows, or if the journal records all of them as missing.
     pub(super) async fn due_copies(
         &self,
         target: &Target,
@@ -116,8 +118,8 @@ impl Catalog {
         let created = self.created_position(target).await?;
         let mut copies = Vec::new();
         for (recorded, slot_at, relation) in due {
-            // If another slot was created later, the rows are part of the gap that was recorded
-            // when it was created.
+            // If a newer slot has replaced the one for which the copy was due, the gap recorded at
+            // the newer slot's creation covers these rows.
             if created.is_some_and(|created| created > slot_at)
                 || self.is_sent_by_slot(target, relation).await?
             {
@@ -169,8 +171,8 @@ impl Catalog {
         self.slot_state_position(target, "created_lsn").await
     }
 
-    /// Returns whether `walpost.add_outbox` has written the rows of the table to WAL that the slot
-    /// has not sent yet.
+    /// Returns whether the slot has yet to send the table's rows: `walpost.add_outbox` has written
+    /// them to WAL, and the slot has not reached this WAL yet.
     async fn is_sent_by_slot(&self, target: &Target, relation: u32) -> Result<bool, CatalogError> {
         if self
             .unusable(target, OwnTable::TableState, Use::Read)
@@ -189,8 +191,8 @@ impl Catalog {
         Ok(!rows.await?.is_empty())
     }
 
-    /// Returns whether the journal records every row of the table as missing. A replay sends these
-    /// rows, and `walpost run` does not copy them.
+    /// Returns whether the journal records all of the table's rows as missing. In this case, a
+    /// replay sends them, and `walpost run` does not need to copy them.
     async fn is_recorded_as_missing(
         &self,
         target: &Target,
@@ -211,8 +213,8 @@ impl Catalog {
         }
     }
 
-    /// If the copy of a table's older rows was not complete, widens the gap to the whole table,
-    /// because no run copies a table of a multi-table outbox.
+    /// Widens the gap to the whole table if the outbox has several tables and the copy of the
+    /// table's existing rows is incomplete: with several tables, no run will complete the copy.
     pub(super) async fn widen_if_uncopied(
         &self,
         target: &Target,

@@ -1,30 +1,32 @@
 //! Errors for invalid connection strings.
 
-/// An error for an invalid connection string or environment variable. Never contains a password.
+/// The reason why a connection string or environment variable is invalid. Never contains a
+/// password.
 #[derive(Debug, thiserror::Error)]
 pub enum ConninfoError {
     /// The string is neither a URL nor a list of `key=value` pairs. The error does not contain the
     /// string, because it may contain a password.
     #[error("connection string, byte {at}: {what}")]
     Syntax {
-        /// Offset into the string.
+        /// The byte offset in the string.
         at: usize,
-        /// The text found or expected at this offset.
+        /// Describes what was found or expected at this offset.
         what: &'static str,
     },
-    /// The string is a JDBC URL, the format of the Java driver.
+    /// The string is a JDBC URL, the format that the Java driver uses.
     #[error(
         "connection string: found a JDBC URL, expected a libpq URL: postgresql://USER@HOST:PORT/DBNAME, with libpq's parameters after \
          a question mark"
     )]
     Jdbc,
-    /// A URL whose password contains an unescaped character with a special meaning.
+    /// A URL whose password contains an unescaped special character.
     #[error(
         "connection URL: unexpected @ in the host, port, database or parameters. In a password, write @ as %40, / as %2F, \
          ? as %3F and % as %25"
     )]
     Userinfo,
-    /// An unknown parameter directly after a password. The text may be part of the password.
+    /// An unknown parameter directly after a password. The error does not contain the text, because
+    /// it may be part of the password.
     #[error(
         "connection string: the text after the password is not a parameter. Enclose a password that contains spaces \
          in single quotes{}",
@@ -34,47 +36,47 @@ pub enum ConninfoError {
         /// The most similar known parameter, if any.
         nearest: Option<&'static str>,
     },
-    /// A parameter that libpq does not have.
+    /// A parameter that libpq does not define.
     #[error(
         "unknown connection parameter {name:?}{}",
         nearest.map(|known| format!("; did you mean {known:?}?")).unwrap_or_default()
     )]
     UnknownKey {
-        /// As written.
+        /// The text as written.
         name: String,
         /// The most similar known parameter, if any.
         nearest: Option<&'static str>,
     },
-    /// A parameter of libpq that Walpost does not support and that can't be ignored without
-    /// violating what the parameter promises.
+    /// A libpq parameter that Walpost does not support and that can't be ignored, because the
+    /// operator relies on its effect.
     #[error("{name} is not supported: {remedy}")]
     Unsupported {
-        /// Parameter or environment variable.
+        /// The parameter or environment variable.
         name: &'static str,
-        /// The alternative to the parameter.
+        /// Describes what to do instead of setting the parameter.
         remedy: &'static str,
     },
-    /// A value that the parameter does not accept.
+    /// A value that is invalid for the parameter.
     #[error("{name} is {found:?}, expected {expected}")]
     Value {
-        /// Parameter or environment variable.
+        /// The parameter or environment variable.
         name: &'static str,
-        /// As written.
+        /// The text as written.
         found: String,
-        /// The values that the parameter accepts.
+        /// The valid values.
         expected: String,
     },
-    /// Lists of hosts, addresses and ports that differ in length.
+    /// The lists of hosts, addresses and ports differ in length.
     #[error("{name} lists {found} values, expected {expected}: one for each host")]
     Count {
-        /// Parameter or environment variable.
+        /// The parameter or environment variable.
         name: &'static str,
-        /// The length of the parameter's list.
+        /// The number of elements in the parameter's list.
         found: usize,
-        /// Number of hosts.
+        /// The number of hosts.
         expected: usize,
     },
-    /// No parameter and no environment variable names a user.
-    #[error("no user: write user=NAME, or set PGUSER (USER and LOGNAME are not set either)")]
+    /// Neither a parameter nor an environment variable specifies a user.
+    #[error("no user: specify user=NAME, or set PGUSER (USER and LOGNAME are not set either)")]
     NoUser,
 }

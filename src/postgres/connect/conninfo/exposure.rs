@@ -1,5 +1,5 @@
-//! Determines whether a connection can be attacked from the same network or machine, and logs
-//! warnings about such connections.
+//! Determines whether an attacker on the same network or machine could intercept a connection, and
+//! logs warnings about such connections.
 
 use std::borrow::Cow;
 use std::net::IpAddr;
@@ -7,19 +7,19 @@ use std::sync::{Mutex, PoisonError};
 
 use super::SslMode;
 
-/// How a connection is protected from attackers on the same network or machine.
+/// How well a connection is protected from attackers on the same network or machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exposure {
-    /// No network is involved: the loopback interface, or a Unix-domain socket that no other user
-    /// could have created.
+    /// The loopback interface, or a Unix-domain socket that no other user could have created. No
+    /// network is involved.
     Local,
-    /// A Unix-domain socket that another user of this machine could have created.
+    /// A Unix-domain socket that another user on this machine could have created.
     OtherUser {
         /// The user that owns the listening process, or `None` if the kernel does not report it.
         uid: Option<u32>,
     },
-    /// TLS, and the server has presented a certificate of a trusted authority or proved that it
-    /// knows the password.
+    /// TLS, and the server has proven its identity: either a trusted authority signed its
+    /// certificate, or the server has shown that it knows the password.
     Proven,
     /// TLS with an unverified certificate, so the server's identity is not known.
     Unproven,
@@ -28,11 +28,11 @@ pub enum Exposure {
 }
 
 impl Exposure {
-    /// Returns the exposure of a TCP connection. `peer` is `None` if the address is unknown, which
-    /// is treated as untrusted. `tls` is whether the certificate was verified, or `None` for a
-    /// connection without TLS.
+    /// Returns the exposure of a TCP connection. `peer` is the server's address; `None` means that
+    /// it is unknown and therefore not trusted. `tls` states whether the server's certificate was
+    /// verified; `None` means that the connection does not use TLS.
     pub(crate) fn over_tcp(peer: Option<IpAddr>, tls: Option<bool>) -> Exposure {
-        // An IPv4 address may be reported as an IPv6 address: ::ffff:127.0.0.1.
+        // An IPv4 address may be reported as an IPv6 address, as in ::ffff:127.0.0.1.
         let is_loopback = peer.is_some_and(|address| address.to_canonical().is_loopback());
         match tls {
             Some(true) => Exposure::Proven,
@@ -42,7 +42,7 @@ impl Exposure {
         }
     }
 
-    /// Returns whether a program other than PostgreSQL may be responding.
+    /// Returns whether the peer may be a program other than PostgreSQL.
     pub(crate) fn is_open(self) -> bool {
         match self {
             Exposure::Local | Exposure::Proven => false,
@@ -50,17 +50,18 @@ impl Exposure {
         }
     }
 
-    /// Describes the weakness of the connection, phrased to follow "the connection". Empty if the
-    /// connection is secure.
+    /// Describes why the connection is not secure, phrased to follow "the connection". Returns an
+    /// empty string if the connection is secure.
     pub(crate) fn fault(self) -> Cow<'static, str> {
         match self {
             Exposure::Local | Exposure::Proven => "".into(),
             Exposure::OtherUser { uid: Some(uid) } => format!(
-                "uses a Unix-domain socket that any user of this machine could have created, and the listening process belongs to uid {uid}"
+                "uses a Unix-domain socket that any user on this machine could have created, and the listening process \
+                 belongs to uid {uid}"
             )
             .into(),
             Exposure::OtherUser { uid: None } => {
-                "uses a Unix-domain socket that any user of this machine could have created".into()
+                "uses a Unix-domain socket that any user on this machine could have created".into()
             }
             Exposure::Unproven => "uses TLS without verifying the server's certificate".into(),
             Exposure::Clear => "does not use TLS".into(),
@@ -70,7 +71,9 @@ impl Exposure {
     /// Describes who could impersonate the server.
     pub(crate) fn attacker(self) -> &'static str {
         match self {
-            Exposure::OtherUser { .. } => "any user who listens there while PostgreSQL is down",
+            Exposure::OtherUser { .. } => {
+                "any user who listens on the socket while PostgreSQL is down"
+            }
             Exposure::Local | Exposure::Proven | Exposure::Unproven | Exposure::Clear => {
                 "anyone on the network between Walpost and the server"
             }
@@ -91,13 +94,14 @@ impl Exposure {
     }
 }
 
-/// The warnings that were logged about the connections of one connection string. Each kind of
-/// exposure is logged once, no matter how often Walpost connects.
+/// The warnings logged about connections that were opened with one connection string. Each kind of
+/// exposure is logged only once, no matter how often Walpost connects.
 #[derive(Debug, Default)]
 pub(crate) struct Exposures(Mutex<Vec<(Exposure, String)>>);
 
 impl Exposures {
-    /// Records an authenticated connection, and logs a warning if the connection is exposed.
+    /// Logs a warning if an authenticated connection is exposed and no such warning has been logged
+    /// yet.
     pub(crate) fn record_connection(&self, exposure: Exposure, host: &str, mode: SslMode) {
         let consequence = match exposure {
             Exposure::Local | Exposure::Proven => return,
@@ -120,8 +124,8 @@ impl Exposures {
 
     fn record_socket(&self, exposure: Exposure, host: &str) {
         let text = format!(
-            "the connection to PostgreSQL at {host} {}: while PostgreSQL is down, another user can listen there, impersonate the \
-             server and change the data. {}",
+            "the connection to PostgreSQL at {host} {}: while PostgreSQL is down, another user can listen on the \
+             socket, impersonate the server and change the data. {}",
             exposure.fault(),
             exposure.remedy()
         );
@@ -132,10 +136,10 @@ impl Exposures {
     /// involved, but any process could be listening on the port.
     pub(crate) fn warn_clear_password(&self, host: &str) {
         let text = format!(
-            "the server at {host} requests the password in clear text, and the connection does not verify the server's identity with TLS: \
-             while PostgreSQL is down, another user of this machine can listen on its port and receive the password. Configure the server \
-             to request scram-sha-256 (pg_hba.conf), and set require_auth=scram-sha-256. If clear text is intended, set \
-             require_auth=password"
+            "the server at {host} requests the password in clear text, and the connection does not verify the server's \
+             identity with TLS: while PostgreSQL is down, another user on this machine can listen on its port and \
+             receive the password. Configure the server to request scram-sha-256 (pg_hba.conf), and set \
+             require_auth=scram-sha-256. If clear text is intended, set require_auth=password"
         );
         self.warn_once(Exposure::Local, text);
     }

@@ -2,14 +2,15 @@
 
 use super::*;
 
-/// A password that a fuzzer won't generate.
+/// A password that a fuzzer is very unlikely to generate by chance.
 const PASSWORD: &str = "q7Zr0vT2mXw9";
 
-/// Parses bytes as a connection string, and as part of a password in other connection strings.
+/// Parses `data` as a connection string, and also as part of the password in other connection
+/// strings.
 ///
 /// # Panics
-/// Panics if a connection string that was rebuilt from its parts has different parts, or if a
-/// password is displayed.
+/// Panics if a parsed connection string changes when it is written and parsed again, or if a
+/// password is printed.
 pub fn conninfo(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else {
         return;
@@ -38,7 +39,7 @@ pub fn conninfo(data: &[u8]) {
             }
         }
     }
-    // A quoted password can contain anything.
+    // If the password is quoted, any password must be parsed correctly.
     let quoted = written(&[("password".to_owned(), format!("{text}{PASSWORD}"))]);
     if let Some(parsed) = quoted.and_then(|text| parsed(&text).ok()) {
         let Secret(password) = parsed.password.expect("a password");
@@ -50,7 +51,7 @@ fn parsed(text: &str) -> Result<Conninfo, ConninfoError> {
     Conninfo::parse(text, &|name| (name == "USER").then(|| "me".to_owned()))
 }
 
-/// Returns all text that the parsed connection string or the error displays.
+/// Returns everything that is printed for the parsed connection string or for the error.
 fn displayed(text: &str) -> String {
     match parsed(text) {
         Ok(conninfo) => {
@@ -62,9 +63,10 @@ fn displayed(text: &str) -> String {
     }
 }
 
-/// Returns the pairs as one connection string, or `None` if a name can't be represented.
+/// Returns a connection string that contains the pairs, or `None` if it can't contain one of the
+/// names.
 fn written(pairs: &[syntax::Pair]) -> Option<String> {
-    // A leading space keeps the string from being parsed as a URL.
+    // The leading space prevents the string from being parsed as a URL.
     let mut text = String::from(" ");
     for (name, value) in pairs {
         if name.is_empty() || name.contains(|c: char| c == '=' || c.is_ascii_whitespace()) {
@@ -76,7 +78,8 @@ fn written(pairs: &[syntax::Pair]) -> Option<String> {
     Some(text)
 }
 
-/// Returns whether the unescaped password can't be distinguished from other parameters.
+/// Returns whether part of this password could be mistaken for another parameter if the password is
+/// not escaped.
 fn is_ambiguous(password: &str) -> bool {
     let has_name = |keyword: &keywords::Keyword| password.contains(keyword.name);
     password.contains('=') && (password.contains('%') || keywords::KEYWORDS.iter().any(has_name))

@@ -1,10 +1,10 @@
-//! Lists the connection parameters of libpq 18 and how Walpost treats each of them.
+//! Lists libpq 18's connection parameters and defines how Walpost handles each of them.
 //!
 //! Spec: PostgreSQL 18, 32.1.2 "Parameter Key Words" and 32.15 "Environment Variables".
 
 use super::ConninfoError;
 
-/// How a parameter that is set is treated.
+/// How Walpost handles a parameter if it is set.
 #[derive(Clone, Copy)]
 pub(crate) enum Rule {
     Used,
@@ -127,7 +127,7 @@ pub(crate) struct Setting {
     pub(crate) name: &'static str,
 }
 
-/// Checks a parameter that is set against its rule.
+/// Checks the value of a parameter against the parameter's rule.
 ///
 /// # Errors
 /// Returns [`ConninfoError::Unsupported`] or [`ConninfoError::Value`] if the rule rejects the
@@ -135,7 +135,7 @@ pub(crate) struct Setting {
 pub(crate) fn check(keyword: &Keyword, setting: &Setting) -> Result<(), ConninfoError> {
     match keyword.rule {
         Used | Ignored => Ok(()),
-        // libpq treats an empty value as not set.
+        // libpq treats an empty value as if the parameter were not set.
         Only(_) | Refused(_) if setting.value.is_empty() => Ok(()),
         Only(values) if values.contains(&setting.value.as_str()) => Ok(()),
         Only(values) => Err(ConninfoError::Value {
@@ -150,7 +150,7 @@ pub(crate) fn check(keyword: &Keyword, setting: &Setting) -> Result<(), Conninfo
     }
 }
 
-/// Returns the error for an unknown parameter that follows the parameter `before`.
+/// Returns the error for an unknown parameter. `before` is the preceding parameter.
 pub(crate) fn unknown(name: &str, before: &str) -> ConninfoError {
     let nearest = KEYWORDS
         .iter()

@@ -1,18 +1,18 @@
-//! Limits how many notices are logged, because a server can send any number of them.
+//! Limits how many notices are logged: a server can send any number of them.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tracing::warn;
 
-/// Number of notices logged in each [`NOTICES_PERIOD`].
+/// Maximum number of notices logged per [`NOTICES_PERIOD`].
 const NOTICES_MAX: u32 = 20;
-/// Number of notices logged in each [`NOTICES_PERIOD`] for connections of `walpost init`. The files
-/// in sql/ raise notices about each table and partition.
+/// Maximum number of notices logged per [`NOTICES_PERIOD`] by `walpost init`. This limit is higher
+/// because the files in sql/ raise notices about each table and partition.
 const INIT_NOTICES_MAX: u32 = 1000;
 const NOTICES_PERIOD: Duration = Duration::from_secs(60);
 
-/// Counts the notices on all connections of one connection string.
+/// Counts the notices received on all connections that were opened with one connection string.
 #[derive(Debug)]
 pub(crate) struct NoticeLimit {
     max: u32,
@@ -24,7 +24,7 @@ struct Counts {
     /// When the current period began.
     since: Option<Instant>,
     logged: u32,
-    /// Number of notices that were suppressed and not yet reported.
+    /// Number of notices that were suppressed and have not been reported yet.
     suppressed: u64,
 }
 
@@ -38,7 +38,7 @@ impl Default for NoticeLimit {
 }
 
 impl NoticeLimit {
-    /// Returns the limit for the connections of `walpost init`.
+    /// Creates the limit for connections that `walpost init` opens.
     #[must_use]
     pub(crate) fn for_init() -> Self {
         Self {
@@ -47,8 +47,8 @@ impl NoticeLimit {
         }
     }
 
-    /// Counts a notice, and returns whether it should be logged. If so, logs how many notices were
-    /// suppressed before it.
+    /// Counts a notice, and returns whether it should be logged. If so, and if notices were
+    /// suppressed before it, logs how many.
     pub(in crate::postgres) fn admits(&self, now: Instant) -> bool {
         let suppressed = self.admit(now);
         if let Some(suppressed @ 1..) = suppressed {

@@ -1,4 +1,4 @@
-//! The password file: `~/.pgpass` or the file that `passfile` names.
+//! Looks up passwords in the password file, which is `~/.pgpass` or the file that `passfile` names.
 //!
 //! Spec: PostgreSQL 18, 32.16 "The Password File".
 
@@ -7,7 +7,7 @@ use std::path::Path;
 
 use crate::trusted_path::{self, PathError};
 
-/// The values that a line of the file must match, in the order of its fields.
+/// The values that a line in the file must match, in the order of the line's fields.
 pub(crate) struct PassfileQuery<'a> {
     pub(crate) host: &'a str,
     pub(crate) port: u16,
@@ -15,9 +15,9 @@ pub(crate) struct PassfileQuery<'a> {
     pub(crate) user: &'a str,
 }
 
-/// Returns the password of the first matching line. Returns `None` if the file is missing, and
-/// also, with a warning, if other users can read it or could have written it, or if it is not a
-/// regular file.
+/// Returns the password from the first matching line, or `None` if no line matches or the file does
+/// not exist. The file is ignored, and a warning is logged, if other users can read it or could
+/// have written it, or if it is not a regular file.
 pub(crate) fn find_password(path: &Path, wanted: &PassfileQuery<'_>) -> Option<Vec<u8>> {
     match read_private(path) {
         Ok(bytes) => find_in(&bytes, wanted),
@@ -59,8 +59,8 @@ fn find_in(file: &[u8], wanted: &PassfileQuery<'_>) -> Option<Vec<u8>> {
         })
 }
 
-/// Returns the first field of a line in three forms: as written, unescaped, and the text after its
-/// colon.
+/// Returns the first field of a line as written, the same field unescaped, and the rest of the line
+/// after the field's colon.
 fn field(line: &[u8]) -> (&[u8], Vec<u8>, Option<&[u8]>) {
     let mut value = Vec::new();
     let mut at = 0;
@@ -94,7 +94,7 @@ mod tests {
     };
 
     #[test]
-    fn first_matching_line_supplies_the_password() {
+    fn first_matching_password_file_line_supplies_the_password() {
         for (file, expected) in [
             ("db1:5432:shop:walpost:one", Some("one")),
             (

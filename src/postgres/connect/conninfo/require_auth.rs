@@ -1,6 +1,6 @@
 //! `require_auth`: the authentication methods that a server may request.
 //!
-//! Spec: PostgreSQL 18, 32.1.2 "Parameter Key Words", and `pqConnectOptions2` of libpq.
+//! Spec: PostgreSQL 18, 32.1.2 "Parameter Key Words", and `pqConnectOptions2` in libpq.
 
 use std::fmt;
 
@@ -14,7 +14,7 @@ pub(in crate::postgres) enum AuthMethod {
     Gss,
     Sspi,
     OAuth,
-    /// No authentication request: `trust`, `peer`, or a client certificate alone.
+    /// The server does not request authentication: `trust`, `peer`, or only a client certificate.
     None,
 }
 
@@ -40,7 +40,7 @@ impl fmt::Display for AuthMethod {
     }
 }
 
-/// A list of allowed or of disallowed methods. The default allows all methods.
+/// A list of either allowed or disallowed methods. The default allows all methods.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in crate::postgres) struct RequireAuth {
     is_negated: bool,
@@ -52,7 +52,8 @@ impl RequireAuth {
     /// Parses a non-empty value.
     ///
     /// # Errors
-    /// Returns the expected value. As in libpq, spaces and empty members are errors.
+    /// Returns a description of the values that would be valid. As in libpq, spaces and empty list
+    /// elements are errors.
     pub(crate) fn parse(text: &str) -> Result<RequireAuth, String> {
         let mut read = RequireAuth::default();
         for (index, member) in text.split(',').enumerate() {
@@ -86,7 +87,8 @@ impl RequireAuth {
         self.methods.is_empty() || self.methods.contains(&method) != self.is_negated
     }
 
-    /// Returns whether the list allows the method by name. A negated list does not.
+    /// Returns whether the parameter explicitly names the method as allowed. Returns false if the
+    /// parameter is a list of disallowed methods.
     pub(in crate::postgres) fn requires(&self, method: AuthMethod) -> bool {
         !self.is_negated && self.methods.contains(&method)
     }

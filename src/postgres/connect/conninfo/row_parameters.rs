@@ -1,6 +1,7 @@
-//! Determines which connection parameters a row of a registry may set: the server, the database,
-//! the user and how strictly the server is verified. Only the operator may set sockets, local files
-//! and authentication methods, because they determine where the operator's own passwords are sent.
+//! Determines which connection parameters a row in a registry may set: the server, the database,
+//! the user, and how strictly the server's identity is verified. Only the operator may set sockets,
+//! local files and authentication methods, because these determine where the operator's own
+//! passwords are sent.
 
 use std::net::IpAddr;
 
@@ -9,7 +10,7 @@ use super::syntax;
 /// Maximum length of a host name (RFC 1035, section 2.3.4).
 const HOST_BYTES_MAX: usize = 253;
 
-/// Parameters for which a row may supply a value that is inserted into a URL.
+/// Parameters whose values a registry row may supply for insertion into a URL.
 const IN_PLACE: [&str; 7] = [
     "application_name",
     "dbname",
@@ -20,7 +21,8 @@ const IN_PLACE: [&str; 7] = [
     "user",
 ];
 
-/// Parameters that a connection string from a row may contain in addition to those in [`IN_PLACE`].
+/// Parameters that a complete connection string from a registry row may contain, in addition to
+/// those in [`IN_PLACE`].
 const IN_WHOLE: [&str; 16] = [
     "channel_binding",
     "client_encoding",
@@ -40,24 +42,26 @@ const IN_WHOLE: [&str; 16] = [
     "tcp_user_timeout",
 ];
 
-/// The expected value, for errors about an invalid host.
+/// A description of valid hosts, for errors about an invalid host.
 const HOST_EXPECTED: &str = "a host name or an IP address. Set the directory of a Unix-domain socket in the template: \
                              postgresql://walpost@/{dbname}?host=/var/run/postgresql";
 
-/// Returns the parameter whose value contains `marker`, if a row may supply that parameter.
+/// Returns the parameter whose value contains `marker`. Returns `None` if there is no such
+/// parameter, or if a registry row is not allowed to supply it.
 pub(super) fn parameter_with(text: &str, marker: &str) -> Option<&'static str> {
     let pairs = syntax::pairs(text).ok()?;
     let (name, _) = pairs.iter().find(|(_, value)| value.contains(marker))?;
     IN_PLACE.into_iter().find(|known| known == name)
 }
 
-/// Checks a value that a row supplies for a part of `parameter`.
+/// Checks a value that a registry row supplies as part of `parameter`.
 pub(super) fn check_part(parameter: &str, value: &str) -> Result<(), String> {
     let expected = match parameter {
         "host" if !is_host(value) => HOST_EXPECTED,
         "hostaddr" if value.parse::<IpAddr>().is_err() => "an IP address",
         "port" if !is_port(value) => "a number from 1 to 65535",
-        // An empty value counts as not set, so a password from a different source would be used.
+        // An empty password would count as not set, so a password from a different source would be
+        // sent to the row's server.
         "password" if value.is_empty() => return Err("is empty, expected a password".to_owned()),
         _ if value.is_empty() => "non-empty text",
         _ if value.contains('\0') => "text without NUL characters",
@@ -67,10 +71,10 @@ pub(super) fn check_part(parameter: &str, value: &str) -> Result<(), String> {
     Err(format!("has {shown:?}, expected {expected}"))
 }
 
-/// Checks a whole connection string that a row supplies. Errors don't contain values that could be
-/// passwords.
+/// Checks a complete connection string that a registry row supplies. Errors don't contain values
+/// that could be passwords.
 pub(super) fn check_whole(text: &str) -> Result<(), String> {
-    // Parsing the string later reports a better error.
+    // Ignore the error: parsing the string again later reports a better one.
     let Ok(pairs) = syntax::pairs(text) else {
         return Ok(());
     };
@@ -102,8 +106,8 @@ pub(super) fn check_whole(text: &str) -> Result<(), String> {
     }
 }
 
-/// Returns whether `text` is the name or address of a single host: not a path, an abstract socket,
-/// a port, a list or a parameter.
+/// Returns whether `text` is the name or address of a single host, rather than a path, an abstract
+/// socket, a port, a list or another parameter.
 pub(crate) fn is_host(text: &str) -> bool {
     let is_name = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_');
     text.parse::<IpAddr>().is_ok()
@@ -112,7 +116,7 @@ pub(crate) fn is_host(text: &str) -> bool {
             && text.bytes().all(is_name)
 }
 
-/// Returns whether `text` is a port number in decimal digits.
+/// Returns whether `text` is a valid port number, written in decimal digits.
 pub(crate) fn is_port(text: &str) -> bool {
     text.bytes().all(|byte| byte.is_ascii_digit()) && text.parse::<u16>().is_ok_and(|port| port > 0)
 }
@@ -122,7 +126,7 @@ mod tests {
     use super::super::keywords::{KEYWORDS, Rule};
     use super::*;
 
-    /// Parameters that have an effect and that a row must not set.
+    /// Parameters that have an effect but that a registry row must not set.
     const OPERATORS_ONLY: [&str; 10] = [
         "options",
         "passfile",
@@ -137,7 +141,7 @@ mod tests {
     ];
 
     #[test]
-    fn lists_every_parameter_as_settable_by_rows_or_operators_only() {
+    fn classifies_each_connection_parameter_as_settable_by_rows_or_by_operators_only() {
         for keyword in KEYWORDS {
             let lists = [&IN_PLACE[..], &IN_WHOLE, &OPERATORS_ONLY];
             let listed = lists.iter().filter(|list| list.contains(&keyword.name));

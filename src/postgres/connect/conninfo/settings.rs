@@ -1,4 +1,4 @@
-//! Stores the parameters that are set, by keyword, and converts their values.
+//! Collects the parameters that are set, and converts their values.
 
 use std::collections::HashMap;
 
@@ -6,13 +6,13 @@ use super::ConninfoError;
 use super::keywords::{self, KEYWORDS, Setting};
 use super::syntax;
 
-/// The parameters set by the connection string, and those set only by the environment.
+/// The parameters that the connection string sets, and those that only the environment sets.
 pub(crate) struct Settings(HashMap<&'static str, Setting>);
 
 impl Settings {
     /// # Errors
-    /// Returns a [`ConninfoError`] for invalid names and syntax. Values are checked when they are
-    /// read.
+    /// Returns a [`ConninfoError`] if a parameter's name or the syntax is invalid. Most values are
+    /// checked later, when they are read.
     pub(crate) fn gather(
         text: &str,
         env: &dyn Fn(&str) -> Option<String>,
@@ -63,8 +63,8 @@ impl Settings {
             .filter(|name| *name != key)
     }
 
-    /// Returns the members of a comma-separated list, and the name of the parameter or variable
-    /// that set it. The list is empty if the parameter is not set or empty.
+    /// Returns the elements of a comma-separated list, and the name of the parameter or variable
+    /// that set it. There are no elements if the parameter is unset or empty.
     pub(crate) fn list(&self, key: &'static str) -> (&'static str, Vec<&str>) {
         let name = self.0.get(key).map_or(key, |setting| setting.name);
         (
@@ -75,11 +75,12 @@ impl Settings {
         )
     }
 
-    /// Returns the choice with this name, or `default` if the parameter is not set.
+    /// Returns the choice that the parameter's value names, or `default` if the parameter is not
+    /// set.
     ///
     /// # Errors
-    /// Returns [`ConninfoError::Value`] for any other value, including an empty one: an environment
-    /// variable that a template left empty should not select an `sslmode`.
+    /// Returns [`ConninfoError::Value`] for any other value. This includes an empty value, so that
+    /// an environment variable that a template left empty does not silently select an `sslmode`.
     pub(crate) fn choice<T: Copy>(
         &self,
         key: &'static str,
@@ -99,7 +100,7 @@ impl Settings {
     }
 
     /// Returns the value as a whole number, or `default` if the parameter is not set. As in libpq,
-    /// a negative value counts as zero.
+    /// negative values are treated as zero.
     ///
     /// # Errors
     /// Returns [`ConninfoError::Value`] if the value is not a whole number.
@@ -114,7 +115,7 @@ impl Settings {
         Ok(u64::from(number.max(0).unsigned_abs()))
     }
 
-    /// Returns the error for the value of a parameter.
+    /// Creates the error for an invalid parameter value.
     pub(crate) fn value_error(&self, key: &'static str, expected: &str) -> ConninfoError {
         let setting = self.0.get(key);
         ConninfoError::Value {

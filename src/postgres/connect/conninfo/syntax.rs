@@ -1,6 +1,6 @@
-//! Parses the two syntaxes of connection strings, `key=value` pairs and URLs, into unescaped pairs
-//! in the order written. Keywords are not checked. The parts of a URL become pairs with the
-//! keywords that they correspond to.
+//! Parses connection strings in both syntaxes, `key=value` pairs and URLs, into unescaped pairs in
+//! the order written. The parts of a URL become pairs with the corresponding keywords. Does not
+//! check keywords.
 //!
 //! Spec: PostgreSQL 18, 32.1.1 "Connection Strings".
 
@@ -8,14 +8,14 @@ use std::borrow::Cow;
 
 use super::ConninfoError;
 
-/// A parameter as written: name and unescaped value.
+/// A parameter's name and its unescaped value.
 pub(crate) type Pair = (String, String);
 
-/// Splits a connection string of either syntax.
+/// Splits a connection string in either syntax into pairs.
 ///
 /// # Errors
-/// Returns [`ConninfoError::Syntax`] or [`ConninfoError::Userinfo`]. These errors don't contain any
-/// part of the string, because it may be part of the password.
+/// Returns [`ConninfoError::Syntax`] or [`ConninfoError::Userinfo`]. These errors don't quote the
+/// string, because any part of it may belong to the password.
 pub(crate) fn pairs(text: &str) -> Result<Vec<Pair>, ConninfoError> {
     if let Some(at) = text.find('\0') {
         return Err(syntax(at, "a NUL character"));
@@ -33,8 +33,8 @@ pub(crate) fn pairs(text: &str) -> Result<Vec<Pair>, ConninfoError> {
     }
 }
 
-/// Returns whether `text` is a URL whose password contains an unescaped special character, so that
-/// parts of the password are parsed as host, port or parameter.
+/// Returns whether `text` is a URL whose password contains an unescaped special character. Part of
+/// such a password would be parsed as the host, port or a parameter.
 pub(crate) fn has_unescaped_password(text: &str) -> bool {
     let Some((_, rest)) = text.split_once("://") else {
         return false;
@@ -92,7 +92,7 @@ fn key_values(text: &str) -> Result<Vec<Pair>, ConninfoError> {
     }
 }
 
-/// Returns a value as written in `key=value` syntax, quoted if necessary.
+/// Formats a value for the `key=value` syntax, quoting it if necessary.
 #[must_use]
 pub(crate) fn quote_value(value: &str) -> Cow<'_, str> {
     let is_plain = |c: char| !c.is_ascii_whitespace() && !matches!(c, '\'' | '\\');
@@ -189,7 +189,7 @@ impl<'a> Url<'a> {
                 }
                 self.eat('&');
                 let (key, value) = (percent_decode(key)?, percent_decode(value)?);
-                // The JDBC spelling, which libpq also accepts.
+                // libpq also accepts this JDBC spelling.
                 if (key.as_str(), value.as_str()) == ("ssl", "true") {
                     pairs.push(("sslmode".to_owned(), "require".to_owned()));
                 } else {
@@ -212,7 +212,8 @@ impl<'a> Url<'a> {
         found
     }
 
-    /// Returns the text up to the first of `ends`, or to the end, with its offset.
+    /// Returns the text up to the first character in `ends`, or to the end of the URL, and the
+    /// offset of the text.
     fn text_until(&mut self, ends: &[char]) -> (usize, &'a str) {
         let rest = &self.text[self.at..];
         let found = &rest[..rest.find(ends).unwrap_or(rest.len())];
@@ -336,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn rejects_malformed_strings_without_repeating_them() {
+    fn rejects_malformed_connection_strings_without_quoting_them() {
         for text in [
             "shop",
             "host",

@@ -78,7 +78,7 @@ fn defaults_to_the_first_existing_socket_directory_or_else_localhost() {
 }
 
 #[test]
-fn takes_only_the_database_from_the_other_connection_string() {
+fn copies_only_the_database_name_from_the_second_connection_string() {
     let administrator = parse("host=h user=postgres dbname=postgres", &[]).unwrap();
     let shop = parse("host=other user=walpost dbname=shop", &[]).unwrap();
     let conninfo = administrator.with_database_of(&shop);
@@ -87,7 +87,7 @@ fn takes_only_the_database_from_the_other_connection_string() {
 }
 
 #[test]
-fn detects_every_way_to_set_a_role_in_options() {
+fn detects_every_way_to_set_a_role_in_the_options_parameter() {
     for (options, asks) in [
         ("-c role=shop", true),
         ("-crole=shop", true),
@@ -103,7 +103,7 @@ fn detects_every_way_to_set_a_role_in_options() {
 }
 
 #[test]
-fn formats_sslmode_as_it_is_written() {
+fn formats_each_sslmode_as_its_libpq_name() {
     for mode in ["disable", "prefer", "require", "verify-ca", "verify-full"] {
         let conninfo = parse(&format!("sslmode={mode}"), &[]).unwrap();
         assert_eq!(conninfo.tls.mode.to_string(), mode);
@@ -111,7 +111,7 @@ fn formats_sslmode_as_it_is_written() {
 }
 
 #[test]
-fn keeps_the_host_name_for_the_certificate_if_an_address_is_set() {
+fn keeps_the_host_name_for_certificate_checks_if_an_address_is_set() {
     let conninfo = parse("host=db hostaddr=10.0.0.1", &[]).unwrap();
     let place = Place::Tcp {
         name: "db".to_owned(),
@@ -174,7 +174,7 @@ fn prefers_the_connection_string_to_the_environment_and_the_environment_to_defau
 }
 
 #[test]
-fn accepts_harmless_parameters() {
+fn accepts_harmless_connection_parameters() {
     for text in [
         "keepalives=0",
         "keepalives_idle=-1",
@@ -399,8 +399,8 @@ fn reads_the_password_from_the_string_then_the_environment_then_the_password_fil
     }
 }
 
-/// Returns the connection string `text`, read from a file that has since been changed to contain
-/// `now`.
+/// Returns the connection string `text` as read from a file. `now` is what the file contains when
+/// it is reread.
 fn from_changed_file(text: &str, now: Result<&str, &str>) -> Conninfo {
     let now = now.map(str::to_owned).map_err(str::to_owned);
     let read = move || parse(now.as_ref().map_err(String::clone)?, &[]).map_err(|e| e.to_string());
@@ -443,13 +443,16 @@ fn password_error_names_the_source_of_the_password() {
         "the password file /f",
     );
     let homeless = Conninfo::parse("host=h user=u", &|_| None).unwrap();
-    check(homeless.password_origin(), "nowhere");
+    check(
+        homeless.password_origin(),
+        "the password file, but PGPASSFILE is not set",
+    );
     let in_file = "host=h password=x";
     check(
         from_changed_file(in_file, Ok(in_file)).password_origin(),
         "walpost.toml",
     );
-    // The password has since been moved to the password file.
+    // The password was moved to the password file after startup.
     check(
         from_changed_file(in_file, Ok("host=h passfile=/f")).password_origin(),
         "the password file /f",
@@ -457,7 +460,7 @@ fn password_error_names_the_source_of_the_password() {
 }
 
 #[test]
-fn reads_a_configured_certificate_file_even_if_missing_and_the_default_only_if_it_exists() {
+fn reads_the_default_certificate_file_only_if_it_exists() {
     let home = tempfile::tempdir().unwrap();
     std::fs::create_dir(home.path().join(".postgresql")).unwrap();
     let root = home.path().join(".postgresql/root.crt");

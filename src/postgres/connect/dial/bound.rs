@@ -1,36 +1,37 @@
-//! Limits how much data an SQL client accepts from a server. tokio-postgres allocates the length in
-//! a message header before the message has arrived, so this module checks the length first.
+//! Limits how much data an SQL client accepts from a server. tokio-postgres trusts the length in a
+//! message header and allocates memory before the message has arrived, so this module checks the
+//! length first.
 //!
 //! Spec: PostgreSQL 18, 54.7 "Message Formats".
 
-/// Size of a message header: type and length.
+/// Size of a message header, which consists of a type and a length.
 const HEADER_BYTES: usize = 5;
 
-/// Estimated memory per message in addition to its bytes, if the message is kept as a row.
+/// Estimated memory that a message occupies in addition to its bytes if it is kept as a row.
 const MESSAGE_OVERHEAD_BYTES: usize = 128;
 
-/// Limits on the data that a client accepts from its server.
+/// Limits on the amount of data that a client accepts from its server.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SqlLimits {
     message_bytes: usize,
-    /// Limit for all messages up to ReadyForQuery, or `None` for a client that reads rows one by
-    /// one.
+    /// Limit on the total size of a response, which ends with ReadyForQuery. `None` for a client
+    /// that reads rows one at a time.
     response_bytes: Option<usize>,
     remedy: &'static str,
 }
 
 impl SqlLimits {
-    /// Limits for queries whose whole result is kept in memory. Values in the catalog are normally
-    /// far shorter.
+    /// Limits for queries whose whole result is kept in memory. Results of catalog queries are
+    /// normally far smaller.
     pub(crate) const CATALOG_QUERIES: SqlLimits = SqlLimits {
         message_bytes: 16 << 20,
         response_bytes: Some(64 << 20),
         remedy: "Find the object with such a long name, definition or comment, and shorten it",
     };
 
-    /// Returns the limits for catalog queries and for queries whose rows are read one by one and
-    /// have at most `row_bytes_max` bytes. A slightly longer row is accepted, so that the reader
-    /// can identify the row in its error.
+    /// Returns the limits for a client that also runs queries whose rows are read one at a time and
+    /// have at most `row_bytes_max` bytes. Rows that are slightly larger are also accepted, so that
+    /// the reader can report which row is too large.
     #[must_use]
     pub(crate) fn rows(row_bytes_max: usize) -> SqlLimits {
         SqlLimits {
@@ -42,13 +43,13 @@ impl SqlLimits {
     }
 }
 
-/// Follows the messages from a server by reading only their headers.
+/// Tracks message boundaries in the data from a server, looking only at message headers.
 #[derive(Debug)]
 pub(crate) struct ResponseLimit {
     limits: SqlLimits,
-    /// Remaining bytes of the message whose header was most recently read.
+    /// Number of bytes still missing from the message whose header was read last.
     body_bytes: usize,
-    /// The first bytes of a header that has arrived incompletely.
+    /// The bytes of a header that has not arrived completely yet.
     cut: Vec<u8>,
     response_bytes: usize,
 }
@@ -63,14 +64,15 @@ impl ResponseLimit {
         }
     }
 
-    /// Returns how many bytes are missing from an incomplete header, or `None` if there is none.
+    /// Returns how many bytes are missing from an incomplete header, or `None` if no header is
+    /// incomplete.
     pub(crate) fn missing_header_bytes(&self) -> Option<usize> {
         let has = self.cut.len();
         (has > 0).then(|| HEADER_BYTES - has)
     }
 
-    /// Adds bytes to an incomplete header, at most [`Self::missing_header_bytes`] of them, and
-    /// returns the header once it is complete.
+    /// Adds at most [`Self::missing_header_bytes`] bytes to an incomplete header, and returns the
+    /// header once it is complete.
     ///
     /// # Errors
     /// Returns the reason if the message is rejected.
@@ -84,12 +86,12 @@ impl ResponseLimit {
         Ok(Some(header))
     }
 
-    /// Returns how many of the bytes may be passed on. The remaining bytes, an incomplete header,
-    /// are kept.
+    /// Returns how many of the bytes may be passed on. If there are remaining bytes, they are the
+    /// beginning of a header and are stored until the rest arrives.
     ///
     /// # Errors
-    /// Returns the number of bytes that may be passed on, and the reason why the message after
-    /// those bytes is rejected.
+    /// Returns an error if a message is rejected. The error contains the number of bytes before
+    /// that message, which may be passed on, and the reason for the rejection.
     pub(crate) fn accept(&mut self, bytes: &[u8]) -> Result<usize, (usize, String)> {
         let mut at = 0;
         loop {
@@ -129,8 +131,8 @@ impl ResponseLimit {
         if tag == b'Z' {
             self.response_bytes = 0;
         } else if tag == b'A' {
-            // A notification is not part of a response and is not stored. Other roles can send any
-            // number of notifications between two responses.
+            // Notifications do not count toward the limit, because they are not part of a response
+            // and are not stored. Other roles can send any number of them.
         } else if let Some(response_bytes) = self.limits.response_bytes {
             self.response_bytes += length + MESSAGE_OVERHEAD_BYTES;
             if self.response_bytes > response_bytes {
@@ -155,8 +157,8 @@ mod tests {
         message
     }
 
-    /// Returns the bytes that are passed on if the input arrives in pieces, and the reason why the
-    /// rest is rejected.
+    /// Passes the input to a [`ResponseLimit`] in pieces. Returns the bytes that are passed on and,
+    /// if the rest is rejected, the reason.
     fn pass(
         bound: &mut ResponseLimit,
         mut bytes: &[u8],
@@ -190,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn passes_on_all_messages_before_an_oversized_message_for_any_split() {
+    fn forwards_all_messages_before_an_oversized_one_however_the_data_is_split() {
         let limits = SqlLimits {
             message_bytes: 100,
             response_bytes: None,
@@ -221,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_each_response_separately() {
+    fn limits_the_size_of_each_response_separately() {
         let limits = SqlLimits {
             message_bytes: 100,
             response_bytes: Some(1000),

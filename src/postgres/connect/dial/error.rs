@@ -1,4 +1,4 @@
-//! Errors of connection attempts.
+//! Errors that a connection attempt can return.
 
 use std::fmt;
 use std::io;
@@ -18,7 +18,7 @@ use crate::postgres::connect::conninfo::{Conninfo, PasswordError, SslMode};
 use crate::postgres::table::identifier;
 use crate::trusted_path::PathError;
 
-/// Maximum length of a field. Longer fields are truncated, because they would fill the logs.
+/// Maximum length of a field. Longer fields are truncated so that they don't fill the logs.
 const FIELD_BYTES_MAX: usize = 8192;
 
 /// An ErrorResponse or NoticeResponse from the server.
@@ -28,7 +28,7 @@ const FIELD_BYTES_MAX: usize = 8192;
 pub struct ServerError {
     /// The severity, such as FATAL, ERROR or WARNING. Not localized.
     pub severity: String,
-    /// The SQLSTATE, which has five characters.
+    /// The SQLSTATE, a five-character code.
     pub code: String,
     /// The message, in the server's language.
     pub message: String,
@@ -36,8 +36,8 @@ pub struct ServerError {
     pub detail: Option<String>,
     /// The HINT field.
     pub hint: Option<String>,
-    /// The function in the server's source code that reported the error, or empty if unknown.
-    /// Unlike the message, the name is not translated.
+    /// The function in the server's source code that reported the error; empty if unknown. Unlike
+    /// the message, it does not depend on the server's language.
     pub routine: String,
 }
 
@@ -70,19 +70,19 @@ impl ServerError {
         Ok(error)
     }
 
-    /// Returns the connection pooler that sent this error, or `None` if the message is not one of a
-    /// known pooler. PostgreSQL itself does not send these messages.
+    /// Returns the connection pooler that sent this error, judging by its message, or `None` if no
+    /// known pooler sends such a message. PostgreSQL itself never sends these messages.
     #[must_use]
     pub(crate) fn pooler(&self) -> Option<Pooler> {
         let contains = |words: &str| self.message.contains(words);
         let (name, instead) = match self.code.as_str() {
-            // PgBouncer rejects parameters that it does not forward: `replication`, or a setting
-            // that every session of Walpost has.
+            // PgBouncer rejects parameters that it does not forward, such as `replication` or one
+            // of the settings that Walpost uses in every session.
             "08P01" if contains("unsupported startup parameter") => ("PgBouncer", OWN_ADDRESS),
             "0A000" if contains("RDS Proxy") => {
                 ("RDS Proxy", "the endpoint of the instance or the cluster")
             }
-            // Supavisor identifies projects by a suffix of the user name.
+            // Supavisor expects the project's ID as a suffix of the user name.
             "XX000" if contains("Tenant or user not found") || contains("tenant/user") => (
                 "Supavisor",
                 "the project's own host, such as db.PROJECT.supabase.co, port 5432, with a plain user name",
@@ -93,10 +93,10 @@ impl ServerError {
         Some(Pooler { name, instead })
     }
 
-    /// Replaces `--config FILE` in the command at the start of a hint with the options of this
-    /// process, which the files in sql/ do not contain. Only the start of the hint is searched. The
-    /// rest can contain names chosen by other roles, and inserting a command between their quotes
-    /// would end the quotes.
+    /// If the hint starts with a suggested command, replaces `--config FILE` in that command with
+    /// this process's options. The files in sql/ can't contain these options. Only the beginning of
+    /// the hint is changed. The rest can contain names that other roles chose, and text inserted
+    /// into such a name could break its quoting.
     pub(crate) fn complete_commands(&mut self, commands: &Commands) {
         const STARTS: [(&str, &[&str]); 3] = [
             ("Create it: ", &["init"]),
@@ -117,10 +117,11 @@ impl ServerError {
         }
     }
 
-    /// Returns whether the same attempt may succeed later, because the server is starting, stopping
-    /// or out of capacity, or has lost a connection.
+    /// Returns whether the same attempt may succeed later, for example because the server is
+    /// starting up, shutting down or out of resources, or because the connection was lost.
     fn is_temporary(&self) -> bool {
-        // A peer that does not support a message will not support it on the next attempt either.
+        // 08P01 is a protocol violation: a peer that does not support a message will not support it
+        // next time either.
         self.code != "08P01"
             && self.pooler().is_none()
             && ["08", "53", "57"]
@@ -131,8 +132,8 @@ impl ServerError {
 
 const OWN_ADDRESS: &str = "its own address and port";
 
-/// A proxy that shares its PostgreSQL connections between clients, so that clients don't have their
-/// own sessions.
+/// A proxy that shares its PostgreSQL connections among clients, so that a client does not have a
+/// session of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Pooler {
     pub(crate) name: &'static str,
@@ -168,11 +169,11 @@ impl fmt::Display for ServerError {
 
 impl std::error::Error for ServerError {}
 
-/// An error of a connection attempt. `host` is `name:port`, followed by the address if the name
-/// resolves to several.
+/// An error from a connection attempt. `host` is formatted as `name:port`, followed by the address
+/// if the name resolves to several addresses.
 #[derive(Debug, thiserror::Error)]
 pub enum DialError {
-    /// The name does not have an address, or no name server responded.
+    /// The host name has no address, or no name server responded.
     #[error("{host}: can't be resolved: {source}")]
     Resolve {
         /// The host that was tried.
@@ -180,7 +181,7 @@ pub enum DialError {
         /// The error from the resolver.
         source: io::Error,
     },
-    /// No server accepts connections at the address.
+    /// No server accepts connections at this address.
     #[error("{host}: can't connect: {source}{}", connect_remedy(.source))]
     Connect {
         /// The host that was tried.
@@ -190,8 +191,8 @@ pub enum DialError {
     },
     /// The session was not ready within `connect_timeout`.
     #[error(
-        "{host}: no PostgreSQL server has responded within {limit:?} (connect_timeout). Correct the host and port, or allow the connection in \
-         the network's firewall rules"
+        "{host}: no PostgreSQL server responded within {limit:?} (connect_timeout). Correct the host and port, or allow \
+         the connection in the network's firewall rules"
     )]
     Timeout {
         /// The host that was tried.
@@ -217,17 +218,18 @@ pub enum DialError {
         /// Why the file is unusable, and how to fix it.
         reason: String,
     },
-    /// Another user could have written a local certificate, key or revocation list.
+    /// A local certificate, key or revocation list is in a place where another user could have
+    /// modified or replaced it.
     #[error("{parameter} {}: the file is not used: {error}", path.display())]
     UntrustedFile {
         /// The connection parameter that names the file.
         parameter: &'static str,
         /// The file.
         path: PathBuf,
-        /// Which path other users can write to, and how to prevent it.
+        /// Which path other users can write to, and how to fix this.
         error: Box<PathError>,
     },
-    /// The TLS handshake failed, usually because one side rejects the other's certificate.
+    /// The TLS handshake failed, usually because one side rejected the other's certificate.
     #[error("{host}: TLS failed: {reason}")]
     Tls {
         /// The host that was tried.
@@ -235,7 +237,7 @@ pub enum DialError {
         /// The reason given by OpenSSL or the server.
         reason: String,
     },
-    /// `sslmode` requires TLS and the server does not support it.
+    /// `sslmode` requires TLS, but the server does not support it.
     #[error(
         "{host}: the server does not support TLS (ssl = off), but sslmode={mode} requires it. \
          Enable it on the server, or set sslmode=disable"
@@ -246,8 +248,8 @@ pub enum DialError {
         /// The value of `sslmode`.
         mode: SslMode,
     },
-    /// The session does not have the parameters of the startup message, so statements could call
-    /// functions of other roles.
+    /// The session did not apply the parameters in the startup message. Its search_path could
+    /// therefore cause statements to call other roles' functions.
     #[error(
         "{host}: the session has search_path {search_path:?} instead of \"{}\": a connection pooler (such as PgCat or Supavisor) has \
          dropped parameters of the startup message. Connect directly to PostgreSQL's address and port",
@@ -256,10 +258,10 @@ pub enum DialError {
     Pooler {
         /// The host that was tried.
         host: String,
-        /// The value in the session.
+        /// The `search_path` that the session uses.
         search_path: String,
     },
-    /// The server rejected the session.
+    /// The server rejected the connection with an error.
     #[error("{host}: {error}")]
     Server {
         /// The host that was tried.
@@ -269,17 +271,16 @@ pub enum DialError {
     },
     /// The server requests a password, but no password is configured.
     #[error(
-        "{host}: the server requests a password for role {user}, but none is configured. Set it in PGPASSWORD, \
-         in a line of ~/.pgpass (or of the file that PGPASSFILE names; mode 0600), or in the \
-         connection string"
+        "{host}: the server requests a password for role {user}, but none is configured. Set it in PGPASSWORD, in \
+         ~/.pgpass (or in the file that PGPASSFILE names; mode 0600), or in the connection string"
     )]
     NoPassword {
         /// The host that was tried.
         host: String,
-        /// The role to log in as.
+        /// The user to log in as.
         user: String,
     },
-    /// The program that prints the password did not supply a password.
+    /// The program that should print the password did not do so.
     #[error("{host}: the server requests a password, but password_command {program} {error}")]
     PasswordCommand {
         /// The host that was tried.
@@ -297,7 +298,7 @@ pub enum DialError {
     AuthMethod {
         /// The host that was tried.
         host: String,
-        /// The method requested.
+        /// The requested method.
         method: String,
     },
     /// The server requests a method that `require_auth` does not allow.
@@ -310,11 +311,11 @@ pub enum DialError {
         host: String,
         /// The allowed methods.
         required: String,
-        /// The method requested.
+        /// The requested method.
         requested: &'static str,
     },
-    /// The server requests a password on a connection that others can read, or that may not lead to
-    /// PostgreSQL. The password was not sent.
+    /// The server requests a password, but an attacker may be able to read the network traffic, or
+    /// the peer may not be PostgreSQL. The password was not sent.
     #[error(
         "{host}: the server requests {what}, but the connection {}: {} could obtain it, so it was not sent. {}, or configure the server \
          to request scram-sha-256 (pg_hba.conf). To send it anyway, set require_auth={method}",
@@ -330,18 +331,18 @@ pub enum DialError {
         /// The method's name in `require_auth`.
         method: String,
     },
-    /// The process that listens on the Unix-domain socket belongs to another user. Nothing was sent
-    /// to the process.
+    /// The process that listens on the Unix-domain socket belongs to a different user than
+    /// `requirepeer` specifies. Nothing was sent to it.
     #[error(
-        "{host}: the process that listens on the socket belongs to uid {found}, but requirepeer={required} was expected. Nothing was sent \
-         to the process. Identify the process (ss -xlp); if it is PostgreSQL, correct requirepeer"
+        "{host}: the process that listens on the socket belongs to uid {found}, but requirepeer is {required}. Nothing \
+         was sent to the process. Identify the process (ss -xlp); if it is PostgreSQL, correct requirepeer"
     )]
     OtherPeer {
         /// The host that was tried.
         host: String,
         /// The user that should own the process.
         required: String,
-        /// The ID of the user that owns the process.
+        /// The ID of the user that owns the process; "unknown" if the kernel does not report it.
         found: String,
     },
     /// The user that `requirepeer` names does not exist.
@@ -355,7 +356,7 @@ pub enum DialError {
         /// The user name.
         required: String,
     },
-    /// The server did not complete the SCRAM exchange correctly, so its identity is not proven.
+    /// The server sent an invalid or unsafe SCRAM message, so it has not proven its identity.
     #[error("{host}: SCRAM authentication failed: {reason}")]
     Scram {
         /// The host that was tried.
@@ -363,15 +364,15 @@ pub enum DialError {
         /// The reason for the failure.
         reason: String,
     },
-    /// The requirement `channel_binding=require` can't be met.
-    #[error("{host}: channel_binding=require can't be met: {reason}")]
+    /// `channel_binding=require` is set, but channel binding is not possible.
+    #[error("{host}: channel_binding=require can't be satisfied: {reason}")]
     ChannelBinding {
         /// The host that was tried.
         host: String,
         /// Why channel binding is not possible.
         reason: &'static str,
     },
-    /// The session was established, but the server does not meet `target_session_attrs`.
+    /// The session was established, but it does not satisfy `target_session_attrs`.
     #[error("{host}: the server is not {wanted} (target_session_attrs)")]
     NotReadWrite {
         /// The host that was tried.
@@ -379,15 +380,15 @@ pub enum DialError {
         /// `read-write` or `primary`.
         wanted: &'static str,
     },
-    /// The peer does not use version 3.0 of PostgreSQL's protocol.
+    /// The peer violated version 3.0 of PostgreSQL's protocol.
     #[error("{host}: unexpected reply, not PostgreSQL's protocol: {what}")]
     Protocol {
         /// The host that was tried.
         host: String,
-        /// The data that was received.
+        /// A description of what was received.
         what: String,
     },
-    /// More than one attempt was made, and all of them failed.
+    /// Several attempts were made, and all of them failed.
     #[error("none of {} connection attempts succeeded: {}", failures.len(), list(failures))]
     AllHosts {
         /// All failures, in the order tried. Never empty, and never contains `AllHosts`.
@@ -402,14 +403,14 @@ fn list(failures: &[DialError]) -> String {
     texts.join("; ")
 }
 
-/// Returns what to check if no server accepts connections, phrased to follow the operating system's
-/// error.
+/// Describes what to check if no server accepts connections, phrased to follow the operating
+/// system's error.
 fn connect_remedy(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::ConnectionRefused => {
             ". Start PostgreSQL there, or correct the host and port; PostgreSQL accepts connections at the addresses in listen_addresses"
         }
-        // The path of a Unix-domain socket does not exist.
+        // The path of the Unix-domain socket does not exist.
         io::ErrorKind::NotFound => {
             ". Start PostgreSQL, or correct the host and port; PostgreSQL creates its socket in the directories in unix_socket_directories"
         }
@@ -417,8 +418,8 @@ fn connect_remedy(error: &io::Error) -> &'static str {
     }
 }
 
-/// Returns the statement that fixes an error for which PostgreSQL does not send a hint. Only
-/// English messages are recognized, although servers can send messages in other languages.
+/// Describes how to fix an error for which PostgreSQL does not send a hint. Some errors are
+/// recognized by their message, which works only if the server's messages are in English.
 fn remedy(error: &ServerError, conninfo: &Conninfo) -> Option<String> {
     let (role, database) = (identifier(conninfo.user()), identifier(conninfo.dbname()));
     let contains = |words: &str| error.message.contains(words);
@@ -440,8 +441,8 @@ fn remedy(error: &ServerError, conninfo: &Conninfo) -> Option<String> {
                 .to_owned(),
         }),
         "28000" if contains("Peer authentication failed") => Some(format!(
-            "pg_hba.conf requires peer authentication for role {role}: run Walpost as the operating system user of that name \
-             (sudo -u {} walpost ...), or connect over TCP with a password (host=localhost)",
+            "pg_hba.conf requires peer authentication for role {role}: run Walpost as the operating system user with \
+             that name (sudo -u {} walpost ...), or connect over TCP with a password (host=localhost)",
             shell_word_on_one_line(conninfo.user())
         )),
         "28P01" => Some(format!(
@@ -472,7 +473,8 @@ fn remedy(error: &ServerError, conninfo: &Conninfo) -> Option<String> {
              pg_stat_replication. To allow more: ALTER SYSTEM SET max_wal_senders = ..., and restart the server"
                 .to_owned(),
         ),
-        // The message contains "walsender" up to PostgreSQL 15, and "WAL sender" since version 16.
+        // The message contains "walsender" in PostgreSQL 15 and earlier, and "WAL sender" in later
+        // versions.
         "42501" if contains("walsender") || contains("WAL sender") => {
             Some(format!("ALTER ROLE {role} REPLICATION"))
         }
@@ -480,9 +482,10 @@ fn remedy(error: &ServerError, conninfo: &Conninfo) -> Option<String> {
     }
 }
 
-/// Returns the line of pg_hba.conf that would allow the connection, or `None` for a name that
-/// pg_hba.conf can't contain. `message` contains the client address as seen by the server.
-/// `replication` in the database field matches only physical replication.
+/// Returns the line to add to pg_hba.conf to allow the connection, or `None` if pg_hba.conf can't
+/// contain one of the names. `message` contains the client's address as the server sees it. The
+/// line names the database, because `replication` in that field would match only physical
+/// replication.
 fn hba_line(message: &str, conninfo: &Conninfo) -> Option<String> {
     let (role, database) = (hba_word(conninfo.user())?, hba_word(conninfo.dbname())?);
     let address = message.split('"').nth(1).unwrap_or_default();
@@ -502,10 +505,10 @@ fn hba_line(message: &str, conninfo: &Conninfo) -> Option<String> {
     })
 }
 
-/// Returns a name as a word of pg_hba.conf, quoted if it is a keyword or contains characters such
-/// as spaces. Returns `None` for a name that would be interpreted differently: a line feed ends a
-/// line, and a word that starts with a slash is a regular expression, whether quoted or not
-/// (PostgreSQL 18, 20.1 "The pg_hba.conf File").
+/// Formats a name for pg_hba.conf, quoted if it is a keyword or contains characters such as spaces.
+/// Returns `None` for a name that can't be represented: a line feed ends a line, and a word that
+/// starts with a slash is a regular expression, whether quoted or not (PostgreSQL 18, 20.1 "The
+/// pg_hba.conf File").
 fn hba_word(name: &str) -> Option<String> {
     if name.is_empty() || name.starts_with('/') || name.contains(char::is_control) {
         return None;
@@ -519,7 +522,7 @@ fn hba_word(name: &str) -> Option<String> {
 }
 
 impl DialError {
-    /// Adds a hint with the statement that fixes the error, if such a statement is known.
+    /// Adds a hint that describes how to fix the error, if a fix is known.
     pub(crate) fn with_remedy(mut self, conninfo: &Conninfo) -> Self {
         if let DialError::Server { error, .. } = &mut self
             && error.hint.is_none()
@@ -531,9 +534,9 @@ impl DialError {
 
     /// Returns the failure that determines the remedy. Never returns [`DialError::AllHosts`].
     ///
-    /// If several hosts failed, returns the failure that is most likely to be temporary, or the
-    /// last of several equally likely ones. A host that is unreachable or in recovery may accept
-    /// the connection when it is available again, even if another host rejected the password.
+    /// If several attempts failed, returns the failure that is most likely to be temporary, or the
+    /// last of several equally likely ones. For example, if one host is unreachable and another
+    /// rejected the password, the unreachable host may still accept the connection later.
     pub fn decisive(&self) -> &DialError {
         match self {
             DialError::AllHosts { failures, decisive } => failures.get(*decisive).unwrap_or(self),
@@ -549,7 +552,7 @@ impl DialError {
         }
     }
 
-    /// Returns the server's error, if [`DialError::decisive`] is an error reported by a server.
+    /// Returns the error that the server reported, if [`DialError::decisive`] is such an error.
     pub(in crate::postgres) fn server_mut(&mut self) -> Option<&mut ServerError> {
         match self {
             DialError::Server { error, .. } => Some(error),
@@ -570,7 +573,8 @@ impl DialError {
         Some(DialError::AllHosts { failures, decisive })
     }
 
-    /// Returns how likely it is that waiting resolves the error. A higher rank means more likely.
+    /// Returns how likely the error is to disappear without intervention. A higher rank means more
+    /// likely.
     fn retry_rank(&self) -> u8 {
         match self {
             DialError::Connect { .. }
@@ -629,7 +633,7 @@ mod tests {
     }
 
     #[test]
-    fn does_not_complete_a_command_within_a_name() {
+    fn leaves_commands_within_quoted_names_unchanged() {
         let completed = |hint: &str| {
             let mut error = ServerError {
                 hint: Some(hint.to_owned()),

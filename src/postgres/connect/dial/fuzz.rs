@@ -1,9 +1,9 @@
-//! Fuzz target for a whole replication connection (startup, commands and stream), whose input is
-//! the bytes sent by the server.
+//! Fuzz target for a whole replication connection: startup, commands and stream. The input consists
+//! of the bytes that the server sends.
 //!
-//! The client's side of SCRAM is random, so fixed bytes would not get past authentication. Two
-//! placeholders represent values that a server can know only from the client's messages: [`NONCE`]
-//! and [`PROOF`].
+//! The client's side of SCRAM is random, so fixed bytes would not get past authentication. The
+//! input can contain two placeholders for values that a server can compute only from the client's
+//! messages: [`NONCE`] and [`PROOF`].
 
 use std::cell::RefCell;
 
@@ -17,7 +17,7 @@ use super::*;
 use crate::postgres::replication::fuzz::read_all;
 use crate::postgres::replication::{Connection, ConnectionError};
 
-/// Placeholder for the client's nonce, of the same length.
+/// Placeholder for the client's nonce, which has the same length.
 const NONCE: &[u8] = b"nnnnnnnnnnnnnnnnnnnnnnnn";
 /// Placeholder for the proof that the server knows the password.
 const PROOF: &[u8] = b"pppppppppppppppppppppppppppppppppppppppppppp";
@@ -25,12 +25,12 @@ const PROOF: &[u8] = b"pppppppppppppppppppppppppppppppppppppppppppp";
 const PASSWORD: &str = "q7Zr0vT2mXw9";
 const ROW_MAX: usize = 10_000;
 
-/// Runs a client against a server that sends all bytes except the first. The first byte determines
-/// how many bytes are sent at a time.
+/// Runs a client against a server. The first byte of `data` determines how many bytes the server
+/// sends at a time, and the other bytes are what it sends.
 ///
 /// # Panics
 /// Panics if the result depends on how the bytes are split, if the password is revealed, or if a
-/// server is trusted without a proof.
+/// server is trusted without having proven that it knows the password.
 pub fn startup(data: &[u8]) {
     let Some((&room, sent)) = data.split_first() else {
         return;
@@ -57,9 +57,9 @@ pub fn startup(data: &[u8]) {
     assert!(!has_session || !is_scram || whole.used.proof);
 }
 
-/// The result of a conversation.
+/// The outcome of one connection attempt and the data exchanged.
 struct Exchange {
-    /// The client's result for each step, up to the first failure.
+    /// The result of each of the client's steps, up to the first failure.
     outcome: Vec<String>,
     /// The bytes that the server received.
     received: Vec<u8>,
@@ -67,12 +67,13 @@ struct Exchange {
 }
 
 impl Exchange {
-    /// Returns whether an error may quote the nonce.
+    /// Returns whether the outcome may contain the random nonce, because an error can quote it.
     fn is_random(&self) -> bool {
         self.used.nonce && self.outcome.len() == 1
     }
 
-    /// Runs the client against a server that sends these bytes over a pipe of the given capacity.
+    /// Runs the client against a server that sends these bytes through a pipe with the given
+    /// capacity.
     fn run(sent: &[u8], room: usize) -> Self {
         let (client, server) = tokio::io::duplex(room);
         let received = RefCell::new(Vec::new());
@@ -127,7 +128,7 @@ async fn replicate(session: Session, outcome: &mut Vec<String>) -> ConnectionErr
     read_all(&mut connection, |frame| outcome.push(format!("{frame:?}"))).await
 }
 
-/// Which values from the client's messages the server has used.
+/// The placeholders that the server has replaced with actual values.
 #[derive(Default)]
 struct Sent {
     nonce: bool,
@@ -139,7 +140,7 @@ async fn serve(server: DuplexStream, sent: &[u8], received: &RefCell<Vec<u8>>) -
     let (mut input, mut output) = tokio::io::split(server);
     let receive = async {
         let mut chunk = [0; 256];
-        // Reads until the client closes the connection.
+        // Read until the client closes the connection.
         while let Ok(len @ 1..) = input.read(&mut chunk).await {
             received.borrow_mut().extend(&chunk[..len]);
         }
@@ -152,8 +153,9 @@ async fn serve(server: DuplexStream, sent: &[u8], received: &RefCell<Vec<u8>>) -
             let (mark, after) = rest.split_at(until_mark(rest));
             rest = after;
             let known = match mark {
-                // Placeholders are replaced only in AuthenticationSASLContinue and
-                // AuthenticationSASLFinal, so that few other bytes are random.
+                // A placeholder is replaced only in AuthenticationSASLContinue and
+                // AuthenticationSASLFinal. Elsewhere, random bytes would make the result
+                // unpredictable.
                 NONCE if sent_bytes.ends_with(b"\0\0\0\x0br=") && !used.nonce => {
                     wait_until_idle(received).await;
                     let nonce = nonce(&received.borrow()).map(<[u8]>::to_vec);
@@ -180,8 +182,8 @@ async fn serve(server: DuplexStream, sent: &[u8], received: &RefCell<Vec<u8>>) -
     tokio::join!(receive, send).1
 }
 
-/// Returns the length of the placeholder at the start of the bytes, or of the text before the first
-/// placeholder.
+/// Returns the length of the placeholder with which the bytes start. If they don't start with one,
+/// returns the length of the bytes before the first placeholder.
 fn until_mark(bytes: &[u8]) -> usize {
     let mark = |at: usize| {
         [NONCE, PROOF]
@@ -208,12 +210,12 @@ async fn wait_until_idle(received: &RefCell<Vec<u8>>) {
     }
 }
 
-/// Returns the nonce of the client's first message (RFC 5802).
+/// Returns the nonce in the client's first message (RFC 5802).
 fn nonce(received: &[u8]) -> Option<&[u8]> {
     after(received, b"n,,n=,r=")?.get(..NONCE.len())
 }
 
-/// Returns the proof of a server that knows the password (RFC 5802).
+/// Returns the proof that a server that knows the password would send (RFC 5802).
 fn proof(received: &[u8], sent_bytes: &[u8]) -> Option<Vec<u8>> {
     let nonce = nonce(received)?;
     let own_nonce = [b"r=", nonce].concat();
@@ -254,7 +256,7 @@ fn hmac(key: &[u8], message: &[u8]) -> Option<Vec<u8>> {
     signer.sign_oneshot_to_vec(message).ok()
 }
 
-/// Returns the bytes after the first `mark`.
+/// Returns the bytes after the first occurrence of `mark`.
 fn after<'a>(all: &'a [u8], mark: &[u8]) -> Option<&'a [u8]> {
     let at = all.windows(mark.len()).position(|window| window == mark)?;
     Some(&all[at + mark.len()..])

@@ -1,8 +1,9 @@
-//! Hands a ready session over to tokio-postgres, which always performs a startup itself.
+//! Hands a ready session over to tokio-postgres, which always performs the startup itself.
 //!
-//! The startup message of tokio-postgres is discarded, and tokio-postgres reads a copy of the reply
-//! to Walpost's own startup. As a result, both clients share one implementation of authentication,
-//! limits and errors. Everything after the startup is limited: see [`ResponseLimit`].
+//! The startup message from tokio-postgres is discarded, and tokio-postgres is given a copy of the
+//! server's reply to Walpost's own startup. In this way, SQL clients and replication connections
+//! share the implementation of authentication, limits and errors. [`ResponseLimit`] limits the size
+//! of everything that the server sends after the startup.
 
 use std::collections::HashMap;
 use std::io;
@@ -34,7 +35,7 @@ pub(crate) async fn to_tokio_postgres(
         is_finished: false,
     };
     stream.pass_on(&session.buffer);
-    // If TLS is required, the transport already uses it.
+    // TLS is disabled here because the socket already uses it if required.
     let connected = Config::new()
         .user(user)
         .ssl_mode(SslMode::Disable)
@@ -58,15 +59,15 @@ pub(crate) async fn to_tokio_postgres(
 /// The tokio-postgres connection inside [`SqlConnection`].
 pub(crate) type Driver = Connection<Handover, NoTlsStream>;
 
-/// A socket whose startup has already been performed.
+/// A socket on which the startup has already been performed.
 pub(crate) struct Handover {
     socket: Socket,
-    /// Bytes that are read before the bytes from the socket.
+    /// Bytes to return to tokio-postgres before reading from the socket again.
     answer: BytesMut,
-    /// Whether tokio-postgres has sent its startup message completely and waits for the reply.
+    /// Whether tokio-postgres has sent its complete startup message and is waiting for the reply.
     is_requested: bool,
     bound: ResponseLimit,
-    /// Whether a message was rejected, so that nothing more is read.
+    /// Whether a message was rejected, after which nothing more is read.
     is_finished: bool,
 }
 
@@ -82,10 +83,12 @@ impl Handover {
         }
     }
 
-    /// Replaces the rejected message with an ErrorResponse for the pending query, followed by end
-    /// of file. A read error would reach only the task that polls the connection.
+    /// Replaces the rejected message with an ErrorResponse, followed by the end of the stream, so
+    /// that the pending query fails with this error. A read error would reach only the task that
+    /// polls the connection.
     fn refuse(&mut self, reason: &str) {
-        // program_limit_exceeded: retrying would give the same result.
+        // 54000 is program_limit_exceeded. The error is not temporary: a retry would fail in the
+        // same way.
         let fields = format!("SFATAL\0VFATAL\0C54000\0M{reason}\0\0");
         write_message(&mut self.answer, b'E', fields.as_bytes());
         self.is_finished = true;
@@ -94,7 +97,8 @@ impl Handover {
 
 fn write_message(messages: &mut BytesMut, tag: u8, body: &[u8]) {
     messages.put_u8(tag);
-    // The body was either received within the limit for a startup, or created by this module.
+    // The length can't overflow: the body was either received during a startup, which limits its
+    // size, or created by this module.
     messages.put_u32(u32::try_from(body.len() + 4).unwrap_or(u32::MAX));
     messages.put_slice(body);
 }
@@ -157,7 +161,7 @@ impl AsyncRead for Handover {
                 }
             };
             buf.set_filled(before + passed);
-            // Returning no bytes would mean end of file.
+            // Returning no bytes would signal the end of the stream.
             if passed > 0 {
                 return Poll::Ready(Ok(()));
             }

@@ -4,8 +4,8 @@ use std::sync::OnceLock;
 
 use tokio::sync::Notify;
 
-/// Receives the notifications with one payload, so that a task can wait for the next one. Other
-/// payloads are ignored.
+/// Lets a task wait for the next notification with a given payload. Other notifications are
+/// ignored.
 #[derive(Debug, Default)]
 pub(crate) struct Notifications {
     payload: OnceLock<String>,
@@ -18,7 +18,7 @@ impl Notifications {
         let _ = self.payload.set(payload.to_owned());
     }
 
-    /// Wakes the waiting task if this is the expected payload.
+    /// Wakes the waiting task if the notification has the expected payload.
     pub(super) fn receive(&self, payload: &str) {
         if self
             .payload
@@ -29,7 +29,8 @@ impl Notifications {
         }
     }
 
-    /// Waits until a notification has arrived since the last call. Cancel safe.
+    /// Waits for a notification. Returns immediately if one has arrived since the last call. Cancel
+    /// safe.
     pub(crate) async fn next(&self) {
         self.received.notified().await;
     }
@@ -42,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn resolves_once_for_several_notifications_with_the_expected_payload() {
+    fn wakes_the_waiter_once_for_several_notifications_with_the_expected_payload() {
         let notifications = Notifications::default();
         let has_next = || notifications.next().now_or_never().is_some();
         notifications.receive("slot");

@@ -1,11 +1,11 @@
-//! Determines whether the process that listens on a Unix-domain socket can be trusted to be
+//! Determines whether the process that listens on a Unix-domain socket can be assumed to be
 //! PostgreSQL.
 //!
-//! Anyone who can create files in the socket's directory can bind the socket while PostgreSQL is
-//! down, without authenticating. The kernel reports which user owns the listening process. Without
-//! `requirepeer`, that user is trusted if it is root, Walpost's own user, or the owner of the
-//! directory, provided that no other user could have created that directory. In a directory in
-//! which only root and Walpost's own user can create files, any user is trusted.
+//! While PostgreSQL is down, anyone who can create files in the socket's directory can create the
+//! socket and impersonate the server. The kernel reports which user owns the listening process. If
+//! `requirepeer` is not set, that user is trusted if it is root or Walpost's own user. The
+//! directory's owner is also trusted, provided that no other user could have created the directory.
+//! If only root and Walpost's own user can create files in the directory, any user is trusted.
 //!
 //! Spec: PostgreSQL 18, 32.1.2 `requirepeer`; unix(7), SO_PEERCRED.
 
@@ -18,19 +18,19 @@ use super::error::DialError;
 use crate::postgres::connect::conninfo::exposure::Exposure;
 use crate::trusted_path;
 
-/// The ID that the kernel reports for users without an ID in this user namespace, for example in a
-/// rootless container.
+/// The ID that the kernel reports for users that have no ID in this user namespace, for example in
+/// a rootless container.
 const OVERFLOW_UID: u32 = 65534;
 
 /// The file in which user names are looked up.
 const PASSWD_FILE: &str = "/etc/passwd";
 
-/// Examines the peer of a connected socket in the directory `directory`, or of an abstract socket
-/// if `directory` starts with `@`.
+/// Determines which user owns the other end of a connected socket, and how well this protects the
+/// connection. `directory` contains the socket, or starts with `@` and names an abstract socket.
 ///
 /// # Errors
-/// Returns an error if `required`, the value of `requirepeer`, is another user or a user that does
-/// not exist.
+/// Returns an error if `required`, which is the value of `requirepeer`, is not the peer's user or
+/// does not exist.
 pub(super) fn examine(
     stream: &UnixStream,
     directory: &str,
@@ -72,14 +72,14 @@ fn is_trusted(uid: Option<u32>, directory: &str) -> bool {
     is_owner() || trusted_path::check_private_folder(directory).is_ok()
 }
 
-/// Returns the ID of a user of this machine. `name` may be a numeric ID, because users of other
-/// containers don't have names in this container.
+/// Returns the ID of a user on this machine. `name` may be a numeric ID, because users of other
+/// containers have no names in this container.
 fn user_id(name: &str) -> Option<u32> {
     let users = trusted_path::read(Path::new(PASSWD_FILE)).unwrap_or_default();
     find_user(&String::from_utf8_lossy(&users), name).or_else(|| name.parse().ok())
 }
 
-/// Returns the ID of a user in the text of a passwd(5) file.
+/// Looks up a user's ID in the contents of a passwd(5) file.
 fn find_user(users: &str, name: &str) -> Option<u32> {
     users.lines().find_map(|line| {
         let mut fields = line.split(':');

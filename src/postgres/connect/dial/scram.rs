@@ -1,21 +1,22 @@
-//! Validates the first message of a server in SCRAM. postgres-protocol, which computes the proof,
-//! would accept some unsafe messages, so they are rejected here first.
+//! Validates a server's first SCRAM message. postgres-protocol, which computes the proof, would
+//! accept some unsafe messages, so this module rejects them first.
 //!
 //! Spec: RFC 5802, 5.1 and 7; RFC 7677, 4.
 
 use crate::postgres::connect::conninfo::exposure::Exposure;
 
-/// Maximum number of iterations. The client computes two hashes for each iteration before the
-/// server has proven its identity. postgres-protocol has the same limit.
+/// Maximum number of iterations. The client computes two hashes per iteration before the server has
+/// proven its identity, so an attacker could otherwise keep it busy. postgres-protocol has the same
+/// limit.
 const ITERATIONS_MAX: u32 = 100_000;
 
-/// Minimum number of iterations. With fewer, an attacker who obtains the proof can test passwords
-/// faster than intended.
+/// Minimum number of iterations. With fewer, an attacker who obtains the proof could guess the
+/// password faster than intended.
 const ITERATIONS_MIN: u32 = 4096;
 
-/// Returns why the server's first message, the reply to `initial`, must be rejected. Returns `None`
-/// if the message is acceptable, or if it can't be parsed, which is detected when the message is
-/// used.
+/// Returns the reason if `answer`, the server's first message, must be rejected. `initial` is the
+/// client's message that it replies to. Returns `None` if the message is acceptable, or if it can't
+/// be parsed, which postgres-protocol detects.
 pub(crate) fn check_first_message(
     initial: &[u8],
     answer: &[u8],
@@ -26,12 +27,13 @@ pub(crate) fn check_first_message(
     let mut member = |name: &str| members.next()?.strip_prefix(name);
     let (nonce, salt, iterations) = (member("r=")?, member("s=")?, member("i=")?);
     let own = std::str::from_utf8(initial).ok()?.rsplit_once("r=")?.1;
-    // If the server adds nothing to the client's nonce, an attacker could replay a proof that was
-    // intercepted earlier.
+    // If the server adds nothing to the client's nonce, an attacker could replay an intercepted
+    // proof.
     if nonce == own {
         return Some("the server's nonce is the same as the client's".to_owned());
     }
-    // Without a salt, a single precomputed table of passwords would work against all users.
+    // Without a salt, an attacker could use the same precomputed table of passwords against all
+    // users.
     if salt.is_empty() {
         return Some("the server's salt is empty".to_owned());
     }

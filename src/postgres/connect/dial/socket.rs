@@ -1,4 +1,4 @@
-//! The transport of a session: Unix-domain socket, TCP, or TLS over TCP.
+//! The transport that a session uses: a Unix-domain socket, TCP, or TLS over TCP.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -30,8 +30,8 @@ pub enum Socket {
 }
 
 impl Socket {
-    /// Returns how the socket is exposed to attackers on the network. Returns `None` for a
-    /// Unix-domain socket, whose peer is examined when the socket is connected.
+    /// Returns how well the connection is protected from attackers on the network, or `None` for a
+    /// Unix-domain socket, whose peer is examined when connecting.
     pub(super) fn network_exposure(&self) -> Option<Exposure> {
         let address = |stream: &TcpStream| stream.peer_addr().ok().map(|a| a.ip());
         Some(match self {
@@ -51,8 +51,8 @@ impl Socket {
         matches!(self, Socket::Tcp(_) | Socket::Tls(_))
     }
 
-    /// Returns the buffer size of a Unix-domain socket in bytes. The kernel uses the same size for
-    /// both ends.
+    /// Returns the buffer size of a Unix-domain socket in bytes, or `None` for other sockets. The
+    /// kernel uses the same size for both ends.
     pub(in crate::postgres) fn unix_buffer(&self) -> Option<usize> {
         match self {
             Socket::Unix(stream) => SockRef::from(stream).send_buffer_size().ok(),
@@ -60,9 +60,9 @@ impl Socket {
         }
     }
 
-    /// Sets the receive buffer size of an unencrypted TCP connection to the same host. Returns
-    /// whether the size was set. Between hosts, such a small window would limit the throughput,
-    /// depending on the round-trip time.
+    /// Sets the receive buffer size of an unencrypted TCP connection within the host, and returns
+    /// whether it was set. The buffers of other connections are left unchanged, because a small TCP
+    /// window between hosts would limit the throughput.
     pub(in crate::postgres) fn shrink_receive_buffer(&self, bytes: usize) -> bool {
         let Socket::Tcp(stream) = self else {
             return false;
@@ -75,8 +75,8 @@ impl Socket {
             && SockRef::from(stream).set_recv_buffer_size(bytes).is_ok()
     }
 
-    /// Returns a second, also non-blocking, handle to a Unix-domain socket. Returns `None` for
-    /// other types of sockets.
+    /// Returns a second handle to a Unix-domain socket, which is also non-blocking. Returns `None`
+    /// for other types of sockets.
     ///
     /// # Errors
     /// Returns an error if the process or system is out of file descriptors.
@@ -87,7 +87,7 @@ impl Socket {
         }
     }
 
-    /// Creates the Unix-domain socket from a handle.
+    /// Creates a Unix-domain socket from a handle.
     ///
     /// # Errors
     /// Returns an error if the socket can't be registered with the runtime.
@@ -96,8 +96,8 @@ impl Socket {
     }
 }
 
-/// Returns whether a connection between these addresses stays within the host: the peer has a
-/// loopback address, or both ends have the same address.
+/// Returns whether a connection between these addresses stays within the host: either the peer has
+/// a loopback address, or both ends have the same address.
 fn is_within_host(local: IpAddr, peer: IpAddr) -> bool {
     peer.to_canonical().is_loopback() || local == peer
 }
@@ -109,8 +109,8 @@ pub(crate) enum Address {
 }
 
 impl Address {
-    /// Returns the address of the socket in the directory `folder`, or of an abstract socket if
-    /// `folder` starts with `@`.
+    /// Returns the address of PostgreSQL's socket in the directory `folder`, or of an abstract
+    /// socket if `folder` starts with `@`.
     ///
     /// Spec: PostgreSQL 18, 19.3.1 `unix_socket_directories`.
     pub(crate) fn unix(folder: &str, port: u16) -> Address {
@@ -122,7 +122,8 @@ impl Address {
     }
 }
 
-/// Opens a TCP connection with the options of `conninfo` for detecting an unreachable peer.
+/// Opens a TCP connection. Sets the keepalive and timeout options in `conninfo`, which detect an
+/// unreachable peer.
 pub(crate) async fn connect_tcp(address: SocketAddr, conninfo: &Conninfo) -> io::Result<TcpStream> {
     let stream = TcpStream::connect(address).await?;
     stream.set_nodelay(true)?;
@@ -224,7 +225,7 @@ mod tests {
             unreachable!("created as TCP")
         };
         let has = SockRef::from(&stream).recv_buffer_size().expect("a size");
-        // Linux doubles the size to make room for its own bookkeeping.
+        // Linux doubles the requested size to make room for its own bookkeeping.
         assert!((BYTES..=2 * BYTES).contains(&has), "{has}");
         let (unix, _other) = UnixStream::pair().expect("a pair");
         assert!(!Socket::Unix(unix).shrink_receive_buffer(BYTES));

@@ -1,5 +1,5 @@
-//! Turns a connected socket into a session that is ready for queries: sends the startup message,
-//! authenticates, and reads the server's parameters.
+//! Turns a connected socket into a session that is ready for queries by sending the startup
+//! message, authenticating, and reading the server's parameters.
 //!
 //! Spec: PostgreSQL 18, 54.2.1 "Start-up" and 54.3 "SASL Authentication".
 
@@ -23,15 +23,16 @@ use crate::postgres::connect::conninfo::{AuthMethod, ChannelBinding, Conninfo, H
 
 /// Maximum length of a message during startup. PostgreSQL's messages are much shorter.
 const MESSAGE_BYTES_MAX: usize = 64 * 1024;
-/// Maximum length of a whole startup. Everything before ReadyForQuery is kept in memory.
+/// Maximum total length of a startup. Everything before ReadyForQuery is kept in memory.
 const STARTUP_BYTES_MAX: usize = 1024 * 1024;
 
-/// The type of the message that a server sends if the client requests an unsupported protocol
-/// version or option. Walpost requests version 3.0 without options, which every server supports.
+/// The type of the message that a server sends if it does not support the requested protocol
+/// version or options. Walpost requests version 3.0 without options, which every server supports,
+/// so the message is treated as an error.
 const NEGOTIATE_PROTOCOL_VERSION: u8 = b'v';
 
-/// Maximum number of bytes read of an error message in the format from before protocol 3.0, which
-/// does not contain a length.
+/// Maximum number of bytes to read if an error message has the format used before protocol 3.0,
+/// which does not contain a length.
 const TEXT_BYTES_MAX: usize = 1024;
 
 /// Sends and receives protocol messages over a socket until the session is ready.
@@ -44,7 +45,7 @@ pub(crate) struct Wire<'a> {
 }
 
 impl<'a> Wire<'a> {
-    /// Creates the wire. `host` is the server as printed in errors.
+    /// Wraps a connected socket. `host` identifies the server in errors.
     pub(crate) fn new(socket: Socket, exposure: Exposure, host: &'a str) -> Wire<'a> {
         Wire {
             socket,
@@ -109,7 +110,8 @@ impl<'a> Wire<'a> {
         }
     }
 
-    /// Sends Terminate. Otherwise, the server would log a lost connection.
+    /// Closes the session with a Terminate message, without which the server would log a lost
+    /// connection.
     pub(crate) async fn terminate(mut self) {
         // Errors are ignored, because the server may already have closed the connection.
         let terminate = |buffer: &mut BytesMut| {
@@ -133,7 +135,9 @@ impl<'a> Wire<'a> {
 
     async fn authenticate(&mut self, conninfo: &Conninfo, host: &Host) -> Result<(), DialError> {
         let request = self.next_message().await?;
-        // The method's name in `require_auth`, which does not include obsolete methods.
+        // The requested method, as compared with `require_auth`, and the method's name for
+        // messages. The method is `None` if it is an obsolete one for which `require_auth` has no
+        // name.
         let (method, name) = match &request {
             Message::AuthenticationOk => (Some(AuthMethod::None), "no"),
             Message::AuthenticationCleartextPassword => {
@@ -195,9 +199,10 @@ impl<'a> Wire<'a> {
         }
     }
 
-    /// Returns an error if a password, or a hash of equivalent value, must not be sent because the
-    /// server has not proven its identity and the connection uses a network or a socket that other
-    /// users could have created. If `require_auth` names the method, sending is always allowed.
+    /// Returns an error if a password, or a hash that is as good as the password, must not be sent:
+    /// the server has not proven its identity, and the connection uses a network or a socket that
+    /// other users could have created. If `require_auth` names the method, sending is always
+    /// allowed.
     fn check_may_send(&self, conninfo: &Conninfo, method: AuthMethod) -> Result<(), DialError> {
         if !self.exposure.is_open() || conninfo.require_auth.requires(method) {
             return Ok(());
@@ -235,8 +240,8 @@ impl<'a> Wire<'a> {
                 sasl::SCRAM_SHA_256_PLUS,
                 sasl::ChannelBinding::tls_server_end_point(hash),
             ),
-            // The channel-binding flag is part of the authenticated exchange. It allows a server
-            // that did offer channel binding to detect that an attacker removed the offer.
+            // The exchange also authenticates the flag for channel binding, from which the server
+            // can detect that an attacker removed its offer of channel binding.
             Some(_) => (sasl::SCRAM_SHA_256, sasl::ChannelBinding::unrequested()),
             None => (sasl::SCRAM_SHA_256, sasl::ChannelBinding::unsupported()),
         };
@@ -286,9 +291,10 @@ impl<'a> Wire<'a> {
             return Err(self.unexpected("instead of AuthenticationSASLFinal"));
         };
         proof.finish(body.data()).map_err(failed)?;
-        // The server has proved that it knows the password, and the proof is bound to the
-        // certificate that it presented. If channel binding is not required, an attacker in between
-        // could remove the offer of channel binding.
+        // The server has proven that it knows the password, and the proof is bound to the
+        // certificate that it presented. If channel binding is not required, this proves less,
+        // because an attacker on the network could have removed the server's offer of channel
+        // binding.
         if conninfo.channel_binding == ChannelBinding::Require {
             self.exposure = Exposure::Proven;
         }
@@ -299,7 +305,7 @@ impl<'a> Wire<'a> {
         if let Some(command) = conninfo.password_command() {
             let (running, host) = (command.clone(), self.host.to_owned());
             let ran = tokio::task::spawn_blocking(move || running.run()).await;
-            // The task can fail only by panicking.
+            // The task fails only if it panics.
             let ran = ran.map_err(|error| self.protocol(error))?;
             return ran.map_err(|error| DialError::PasswordCommand {
                 host,
@@ -356,8 +362,7 @@ impl<'a> Wire<'a> {
             Err(error) => Err(error),
         };
         let Err(error) = sent else { return Ok(()) };
-        // A server that closes the connection has usually sent the reason, so read the reason
-        // first.
+        // A server that closes the connection has usually sent the reason first, so try to read it.
         Err(match self.next_message().await {
             Err(reason @ (DialError::Server { .. } | DialError::Tls { .. })) => reason,
             Ok(_) | Err(_) => self.broken(error),
@@ -399,8 +404,8 @@ impl<'a> Wire<'a> {
                     let what = "NegotiateProtocolVersion in reply to version 3.0 without options";
                     return Err(self.protocol(what));
                 }
-                // Parse only complete messages, because the parser allocates the length in the
-                // header in advance.
+                // Parse only complete messages, because the parser trusts the length in the header
+                // and allocates that much memory.
                 if self.buffer.len() > message_bytes {
                     let message = Message::parse(&mut self.buffer);
                     let message = message.map_err(|error| self.protocol(error))?;
@@ -426,14 +431,14 @@ impl<'a> Wire<'a> {
     }
 
     /// Returns the error for a message that is too long. If a postmaster of version 17 or earlier
-    /// fails to fork, it sends the letter E and plain text in the format from before protocol 3.0,
-    /// so the length field contains letters.
+    /// fails to fork, it sends the letter E and plain text, which is the format used before
+    /// protocol 3.0. The bytes of the length field then contain text.
     async fn oversize(&mut self, tag: u8, message_bytes: usize) -> DialError {
         let is_text = self.buffer[1..5]
             .iter()
             .all(|byte| byte.is_ascii_graphic() || *byte == b' ');
         if tag == b'E' && self.received_bytes == self.buffer.len() && is_text {
-            // The text ends with a NUL character, after which the server closes the connection.
+            // The text ends with a NUL character or when the server closes the connection.
             while self.buffer.len() < TEXT_BYTES_MAX && !self.buffer.contains(&0) {
                 let read = self.socket.read_buf(&mut self.buffer).await;
                 if !matches!(read, Ok(1..)) {
@@ -482,8 +487,8 @@ pub(crate) struct Started {
 
 impl Started {
     /// Returns whether the server may have the given major version or a later one. Returns true if
-    /// the version can't be parsed, and false if the server does not report a version, because
-    /// PostgreSQL always does.
+    /// the version can't be parsed. Returns false if no version is reported: PostgreSQL always
+    /// reports one, so the peer is not PostgreSQL.
     pub(crate) fn may_be_since(&self, major: u32) -> bool {
         let Some(version) = self.parameters.get("server_version") else {
             return false;

@@ -26,13 +26,13 @@ mod hosts;
 mod network;
 mod responses;
 
-/// A step of a server's script. The server closes the connection at the end of the script.
+/// A step in a server's script. The server closes the connection at the end of the script.
 enum Step {
     /// Reads a message without a type byte: SSLRequest or StartupMessage.
     Untagged,
     /// Reads a message with a type byte.
     Tagged,
-    /// Reads the available bytes, whatever they contain.
+    /// Reads the available bytes without interpreting them.
     Anything,
     Send(Vec<u8>),
     /// Accepts the client without further authentication, and replies to its query for search_path.
@@ -47,13 +47,13 @@ use Step::{Accept, Anything, Send, Tagged, Tls as AcceptTls, Untagged, Wait};
 trait Stream: AsyncRead + AsyncWrite + Unpin + std::marker::Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + std::marker::Send> Stream for T {}
 
-/// The bodies of the messages that a server has read, one list per connection.
+/// The bodies of the messages that a server has read, as one list per connection.
 type Received = Vec<Vec<Vec<u8>>>;
 
 /// Returns an address of this machine that other hosts on the network can reach, or `None` if this
 /// machine is not connected to a network.
 fn external_address() -> Option<IpAddr> {
-    // Nothing is sent; connecting only selects the source address.
+    // Connecting a UDP socket sends nothing. It only selects the source address.
     let socket = std::net::UdpSocket::bind("0.0.0.0:0").unwrap();
     socket.connect("192.0.2.1:9").ok()?;
     let address = socket.local_addr().unwrap().ip();
@@ -73,7 +73,7 @@ async fn server_at(address: IpAddr, scripts: Vec<Vec<Step>>) -> (u16, JoinHandle
         for script in scripts {
             let (stream, _) = listener.accept().await.unwrap();
             let mut messages = Vec::new();
-            // A client that has read enough closes the connection early.
+            // Errors are ignored, because a client may close the connection before the script ends.
             let _ = follow(Box::new(stream), script, &mut messages).await;
             received.push(messages);
         }
@@ -166,7 +166,8 @@ async fn dial_scripts(
     let text = format!("host=localhost hostaddr=127.0.0.1 port={port} {parameters}");
     let session = replication(&conninfo(&text), &[]).await;
     let session = session.map(|mut session| {
-        // Closes the socket by replacing it, because the server waits until the client closes it.
+        // Close the socket by replacing it. Otherwise, the server would keep waiting for the
+        // client.
         session.socket = Socket::Unix(UnixStream::pair().unwrap().0);
         session
     });
@@ -194,8 +195,8 @@ fn sasl_offer() -> Vec<u8> {
     authentication(10, b"SCRAM-SHA-256\0\0")
 }
 
-/// Returns AuthenticationOk and the messages after it, from a server too old for
-/// [`LATER_TIMEOUTS`].
+/// Returns AuthenticationOk and the messages after it. The server's version is too old for
+/// [`LATER_TIMEOUTS`], so the client sends no query for them.
 fn ready() -> Vec<u8> {
     let key = [7_i32.to_be_bytes(), 8_i32.to_be_bytes()].concat();
     [
@@ -213,7 +214,7 @@ fn encrypted() -> Vec<Step> {
     vec![Untagged, Send(b"S".to_vec()), AcceptTls, Untagged, Accept]
 }
 
-/// Returns the reply to a query for one value.
+/// Returns the reply to a query that selects a single value.
 fn value(text: &str) -> Vec<u8> {
     let length = i32::try_from(text.len()).unwrap().to_be_bytes();
     let row = [&1_i16.to_be_bytes()[..], &length, text.as_bytes()].concat();

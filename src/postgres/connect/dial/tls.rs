@@ -1,4 +1,4 @@
-//! Negotiates TLS, performs the handshake, and determines which certificates to trust.
+//! Requests TLS, performs the handshake, and determines which certificates to trust.
 //!
 //! Spec: PostgreSQL 18, 32.19 "SSL Support" and 54.2.9 "SSL Session Encryption".
 
@@ -29,8 +29,8 @@ use crate::authorities;
 use crate::postgres::connect::conninfo::{RootCert, SslMode, Tls, TlsFile, TlsVersion};
 use crate::trusted_path::{self, PathError};
 
-/// Requests TLS from the server and performs the handshake. `name` must match the certificate in
-/// `verify-full`. `host` is the server as printed in errors.
+/// Requests TLS from the server and performs the handshake. With `verify-full`, the certificate
+/// must match `name`. `host` identifies the server in errors.
 ///
 /// # Errors
 /// Returns [`DialError::TlsRefused`] if TLS is required but not supported, or else
@@ -45,8 +45,8 @@ pub(crate) async fn negotiate(
     if tls.mode == SslMode::Disable {
         return Ok(Socket::Tcp(stream));
     }
-    // Files are read before contacting the server, so that an unreadable file is reported even if
-    // the server is unavailable.
+    // Files are read before anything is sent to the server, so that an unreadable file is reported
+    // first.
     let configuration = configuration(tls, host)?;
 
     let io = |source| DialError::Io {
@@ -56,8 +56,9 @@ pub(crate) async fn negotiate(
     let mut request = BytesMut::new();
     frontend::ssl_request(&mut request);
     stream.write_all(&request).await.map_err(io)?;
-    // The buffer has space for one byte more than the reply contains. Further bytes may have been
-    // injected by an attacker, to be treated as part of the encrypted session (CVE-2021-23222).
+    // The buffer has space for one byte more than a valid reply. If there are further bytes, an
+    // attacker may have injected them so that they are treated as part of the encrypted session
+    // (CVE-2021-23222).
     let mut answer = [0; 2];
     let answer_len = stream.read(&mut answer).await.map_err(io)?;
     match answer[..answer_len] {
@@ -69,8 +70,8 @@ pub(crate) async fn negotiate(
                 mode: tls.mode,
             });
         }
-        // The text of the error is not displayed, because anyone on the network could have written
-        // the text (CVE-2024-10977).
+        // The error's text is not printed, because anyone on the network could have written it
+        // (CVE-2024-10977).
         [b'E', ..] => {
             return Err(io(io::Error::other(
                 "the server replied to SSLRequest with an error",
@@ -105,8 +106,8 @@ pub(crate) async fn negotiate(
         Ok(()) => Ok(Socket::Tls(stream)),
         Err(error) => {
             let verified = stream.ssl().verify_result();
-            // OpenSSL reports a result even without verification, but in that case the result is
-            // not the cause of the failure.
+            // OpenSSL reports a verification result even if verification is disabled, but in that
+            // case it is not what caused the failure.
             let verifies = stream.ssl().verify_mode() != SslVerifyMode::NONE;
             if verifies && verified != X509VerifyResult::OK {
                 return Err(failed(format!(
@@ -125,18 +126,18 @@ pub(crate) async fn negotiate(
     }
 }
 
-/// Returns the reason if an I/O error was caused by TLS and not by the network. With TLS 1.3, the
-/// first read reports that the server has rejected a client certificate.
+/// Returns the reason if an I/O error was caused by TLS rather than by the network. With TLS 1.3, a
+/// rejected client certificate causes such an error in the first read after the handshake.
 pub(crate) fn refusal(error: &io::Error) -> Option<String> {
     let error = error.get_ref()?.downcast_ref::<openssl::ssl::Error>()?;
     error.ssl_error().map(reasons)
 }
 
-/// Returns the `tls-server-end-point` channel binding of a session: the hash of the server's
+/// Returns the data for `tls-server-end-point` channel binding, which is a hash of the server's
 /// certificate.
 ///
-/// Returns `None` if the certificate's signature algorithm does not have a separate hash (Ed25519,
-/// RSA-PSS). Spec: RFC 5929, 4.1.
+/// Returns `None` if the certificate's signature algorithm does not identify a hash function, as
+/// with Ed25519 and RSA-PSS. Spec: RFC 5929, 4.1.
 pub(crate) fn server_end_point(ssl: &SslRef) -> Option<Vec<u8>> {
     let certificate = ssl.peer_certificate()?;
     let algorithm = certificate.signature_algorithm().object().nid();
@@ -161,7 +162,7 @@ fn reasons(stack: &ErrorStack) -> String {
     }
 }
 
-/// Returns the error for a local file.
+/// Converts an error about a local file.
 fn path_error(parameter: &'static str, path: &Path, error: PathError) -> DialError {
     match error.is_untrusted() {
         true => DialError::UntrustedFile {
@@ -193,13 +194,13 @@ fn configuration(tls: &Tls, host: &str) -> Result<ConnectConfiguration, DialErro
     builder
         .set_max_proto_version(tls.version_max.map(version))
         .map_err(internal)?;
-    // PostgreSQL's protocol frames messages by length, so a missing close_notify is treated as an
-    // ordinary end of file.
+    // A missing close_notify is treated as an ordinary end of the stream. This is safe, because
+    // PostgreSQL's messages contain their length, so truncation is detected.
     builder.set_options(SslOptions::IGNORE_UNEXPECTED_EOF);
-    // Reduces the number of system calls from two per TLS record to one per read.
+    // This reduces the number of system calls from two per TLS record to one per read.
     builder.set_read_ahead(true);
 
-    // The builder's own store is not used, because it contains the system's authorities.
+    // The builder's default store is not used, because it trusts the system's authorities.
     let mut store = X509StoreBuilder::new().map_err(internal)?;
     let verify = add_authorities(tls, &mut store)?;
     if let (true, Some(path)) = (verify, tls.revoked.to_read()) {
@@ -232,8 +233,8 @@ fn version(version: TlsVersion) -> SslVersion {
     }
 }
 
-/// Adds the trusted certificate authorities. Returns false if the certificate should not be
-/// verified.
+/// Adds the trusted certificate authorities to the store. Returns false if the server's certificate
+/// should not be verified.
 fn add_authorities(tls: &Tls, store: &mut X509StoreBuilder) -> Result<bool, DialError> {
     let file = match (&tls.root, tls.mode) {
         (_, SslMode::Disable | SslMode::Prefer) => return Ok(false),
@@ -311,7 +312,8 @@ fn client_certificate(tls: &Tls, builder: &mut SslConnectorBuilder) -> Result<()
         ));
     };
     let pem = read_key(key).map_err(|error| path_error("sslkey", key, error))?;
-    // An empty passphrase prevents OpenSSL from prompting for a passphrase on the terminal.
+    // If no passphrase is configured, pass an empty one so that OpenSSL does not prompt for it on
+    // the terminal.
     let passphrase = tls
         .key_password
         .as_ref()
@@ -329,8 +331,8 @@ fn client_certificate(tls: &Tls, builder: &mut SslConnectorBuilder) -> Result<()
         .map_err(|error| file_error("sslkey", key, reasons(&error)))
 }
 
-/// Reads a private key, which other users must not be able to read. As in libpq, a key owned by
-/// root may be readable by a group.
+/// Reads a private key, which other users must not be able to read. As in libpq, a key that root
+/// owns may be readable by its group.
 fn read_key(path: &Path) -> Result<Vec<u8>, PathError> {
     let file = trusted_path::open(path)?;
     let forbidden = if file.owner() == 0 { 0o037 } else { 0o077 };

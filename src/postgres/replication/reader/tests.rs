@@ -7,7 +7,8 @@ use super::*;
 const AHEAD: usize = 256 << 10;
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Results of successive reads from a socket. After the last result, reads would block.
+/// The results of successive reads from a simulated socket. After the last one, reads return
+/// `WouldBlock`.
 struct Script(mpsc::Receiver<io::Result<Vec<u8>>>);
 
 impl Read for Script {
@@ -26,7 +27,8 @@ fn scripted(script: impl IntoIterator<Item = io::Result<Vec<u8>>>) -> Reader {
     Reader::start(Script(receiver), AHEAD).expect("a thread")
 }
 
-/// Returns all bytes until the reader stops, and its error.
+/// Returns all bytes that arrive until the reader stops, and the error if it stopped because of
+/// one.
 async fn all(reader: &Reader) -> (Vec<u8>, Option<ErrorKind>) {
     let mut bytes = Vec::new();
     loop {
@@ -43,7 +45,7 @@ async fn all(reader: &Reader) -> (Vec<u8>, Option<ErrorKind>) {
 }
 
 #[tokio::test]
-async fn returns_bytes_read_before_an_error_first() {
+async fn returns_bytes_read_before_an_error_and_then_the_error() {
     let reset = || Err(ErrorKind::ConnectionReset.into());
     let reader = scripted([Ok(b"one".to_vec()), Ok(b"two".to_vec()), reset()]);
     reader.read();
@@ -52,12 +54,12 @@ async fn returns_bytes_read_before_an_error_first() {
         found,
         (b"onetwo".to_vec(), Some(ErrorKind::ConnectionReset))
     );
-    // The error is reported once. The next read from the socket causes a new error.
+    // The error is returned only once. With a real socket, the next read would fail again.
     assert_eq!(all(&reader).await, (Vec::new(), None));
 }
 
 #[tokio::test]
-async fn stops_at_end_of_file_or_when_idle_and_can_be_restarted() {
+async fn stops_reading_at_end_of_file_or_when_idle_and_can_be_restarted() {
     let later = |kind: ErrorKind| Err(kind.into());
     let script = [
         Ok(b"one".to_vec()),
@@ -79,7 +81,7 @@ async fn stops_at_end_of_file_or_when_idle_and_can_be_restarted() {
     }
 }
 
-/// A socket that alternates between one byte and would-block.
+/// A socket whose reads alternate between returning one byte and failing with `WouldBlock`.
 struct AlternatelyReady(bool);
 
 impl Read for AlternatelyReady {
@@ -90,8 +92,8 @@ impl Read for AlternatelyReady {
     }
 }
 
-/// Reads until this many chunks have arrived, and returns how often the reader stopped in the
-/// meantime.
+/// Reads until this many chunks have arrived, restarting the reader whenever it stops. Returns how
+/// many times the reader stopped.
 async fn stops_within(reader: &Reader, mut chunks: u32) -> u32 {
     let mut stops = 0;
     reader.read();
@@ -107,23 +109,23 @@ async fn stops_within(reader: &Reader, mut chunks: u32) -> u32 {
 }
 
 #[tokio::test]
-async fn stops_as_soon_as_the_socket_is_empty_after_finish() {
+async fn stops_once_the_socket_is_empty_after_finish_is_called() {
     let reader = Reader::start(AlternatelyReady(false), AHEAD).expect("a thread");
     stops_within(&reader, 1).await;
     reader.finish();
     let (rest, stopped) = all(&reader).await;
     assert_eq!(stopped, None);
-    // Fewer bytes than arrive in a second. A thread that is waiting for a CPU occasionally stops
-    // reading.
+    // Allow about as many bytes as arrive in a second: the thread may have to wait for a CPU before
+    // it notices `finish`.
     assert!(rest.len() < 2000, "{} bytes more", rest.len());
-    // Calling `finish` before `read` has no effect.
+    // A call to `finish` before `read` has no effect.
     reader.finish();
     let stops = stops_within(&reader, 100).await;
     assert!(stops < 50, "the reader stopped {stops} times");
 }
 
 #[tokio::test]
-async fn keeps_unrequested_chunks_when_it_stops() {
+async fn returns_all_chunks_read_before_it_stopped() {
     let reader = scripted([Ok(b"one".to_vec()), Ok(b"two".to_vec())]);
     reader.read();
     while reader.shared.lock().task == Task::Read {
@@ -132,7 +134,7 @@ async fn keeps_unrequested_chunks_when_it_stops() {
     assert_eq!(all(&reader).await, (b"onetwo".to_vec(), None));
 }
 
-/// A socket that never runs out of data, and counts the bytes that were read.
+/// A socket that never runs out of data and counts the bytes that are read.
 struct Endless(Arc<AtomicUsize>);
 
 impl Read for Endless {
@@ -149,7 +151,8 @@ fn reads_up_to_the_memory_limit() {
     let reader = Reader::start(Endless(Arc::clone(&bytes)), AHEAD).expect("a thread");
     reader.read();
     let began = Instant::now();
-    // The space at the end of each chunk is too small for a read.
+    // The limit may not be reached exactly, because the reader doesn't fill the last few bytes of a
+    // chunk.
     while bytes.load(Ordering::Relaxed) < AHEAD - AHEAD / READ_BYTES * CHUNK_SPACE_MIN {
         assert!(began.elapsed() < PATIENCE, "{bytes:?} bytes");
         thread::sleep(BUFFER_FILL_DELAY);
@@ -158,7 +161,7 @@ fn reads_up_to_the_memory_limit() {
     assert!(bytes.load(Ordering::Relaxed) <= AHEAD, "{bytes:?} bytes");
 }
 
-/// Returns a thousand bytes of an endless sequence.
+/// Returns a thousand bytes of an endless sequence, starting at offset `at`.
 fn bytes_from(at: usize) -> Vec<u8> {
     let endless = (0..=250_u8).cycle();
     endless.skip(at % 251).take(1000).collect()
@@ -173,9 +176,10 @@ fn stops_reading_at_the_memory_limit_without_losing_bytes() {
     let reader = Reader::start(socket2::Socket::from(ours), AHEAD).expect("a thread");
     let mut sent = Vec::new();
     let (began, mut full) = (Instant::now(), 0);
-    // Writes until the socket has been full for as long as reading everything would take.
+    // Write until the socket stays full for longer than the reader needs to read everything, so
+    // that it must have stopped reading.
     while full < 50 {
-        // On a busy machine, the reader may stop early and return a partly filled chunk.
+        // On a busy machine, the reader may be idle for so long that it stops. Make it continue.
         reader.read();
         let bytes = bytes_from(sent.len());
         match io::Write::write(&mut &theirs, &bytes) {
@@ -188,7 +192,7 @@ fn stops_reading_at_the_memory_limit_without_losing_bytes() {
                 thread::sleep(BUFFER_FILL_DELAY);
             }
         }
-        assert!(sent.len() < 4 << 20, "the reader does not stop");
+        assert!(sent.len() < 4 << 20, "the reader did not stop");
         assert!(began.elapsed() < PATIENCE, "{} bytes were sent", sent.len());
     }
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -231,7 +235,7 @@ fn dropping_the_reader_stops_the_thread_and_closes_the_socket() {
             theirs.set_nonblocking(false).expect("set");
         }
         drop(reader);
-        // Writing fails because the socket is closed.
+        // Writing fails because dropping the reader has closed the socket.
         let found = io::Write::write(&mut theirs, b"x");
         assert_eq!(
             found.expect_err("a closed socket").kind(),

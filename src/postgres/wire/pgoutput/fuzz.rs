@@ -1,19 +1,19 @@
-//! Fuzz target for messages of the output plugin.
+//! Fuzz target for messages from the output plugin.
 
 use super::*;
 
-/// Decodes bytes as one message.
+/// Decodes `data` as one message.
 ///
 /// # Panics
-/// Panics if the decoded message does not encode to the same bytes, or if a prefix of a message is
-/// accepted.
+/// Panics if encoding the decoded message does not produce the same bytes, or if a truncated
+/// message is accepted.
 pub fn pgoutput(data: &[u8]) {
     let Ok(message) = Message::decode(data) else {
         return;
     };
     let again = encoded(&message);
     if let Message::Relation(_) = message {
-        // The flags of a column are not decoded completely.
+        // The bytes may differ, because not all flags of a column are decoded.
         assert_eq!(Message::decode(&again).as_ref(), Ok(&message));
         assert_eq!(again.len(), data.len());
     } else {

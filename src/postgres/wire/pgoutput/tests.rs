@@ -5,8 +5,8 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Returns messages captured from real servers by `./dev golden`. In the file, each message is
-/// preceded by its length.
+/// Returns messages that `./dev golden` captured from a real server with this version. In the file,
+/// each message is preceded by its length.
 fn golden(version: u32) -> Vec<Vec<u8>> {
     let path = format!("tests/golden/pg{version}.bin");
     let bytes = std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join(&path)).expect(&path);
@@ -23,8 +23,8 @@ fn golden(version: u32) -> Vec<Vec<u8>> {
 
 const VERSIONS: [u32; 5] = [14, 15, 16, 17, 18];
 
-/// Formats a message without the parts that differ between captures: LSNs, times, transaction IDs
-/// and OIDs.
+/// Formats a message, omitting what differs between captures: LSNs, times, transaction IDs and
+/// OIDs.
 fn shown(message: &Message<'_>) -> String {
     let row = |tuple: &Tuple<'_>| {
         let values = tuple.values().map(|value| match value {

@@ -1,7 +1,7 @@
 use super::*;
 
 const CONFIRMED: Lsn = Lsn(100);
-/// An LSN after the last transaction, which ends at 310.
+/// An LSN after the last published transaction, which ends at 310.
 const SAFE: Lsn = Lsn(350);
 
 fn last_event() -> Last {
@@ -18,7 +18,7 @@ fn overlap_from(delivered: Option<Delivered>, safe: Lsn, confirmed: Lsn) -> Over
     Overlap::new(delivered, safe, confirmed).expect("an overlap")
 }
 
-/// Returns an overlap whose last transaction was delivered only partially.
+/// Returns an overlap whose last transaction was only partially delivered.
 fn midway() -> Overlap {
     overlap_from(Some(Delivered::UpTo(last_event())), CONFIRMED, CONFIRMED)
 }
@@ -42,7 +42,8 @@ fn position(commit: u64, index: u64) -> Position {
     }
 }
 
-/// Returns whether the event is already in Kafka. Passes the correct ID.
+/// Returns whether the event at this position is already in Kafka. The event has the ID of the last
+/// published event.
 fn is_delivered(overlap: &mut Overlap, commit: u64, index: u64) -> bool {
     overlap
         .is_delivered(position(commit, index), || Some(b"b"))
@@ -67,13 +68,13 @@ fn omits_exactly_the_delivered_events() {
 }
 
 #[test]
-fn creates_no_overlap_if_the_stream_repeats_nothing() {
+fn finds_no_overlap_if_the_stream_repeats_nothing() {
     let none = |delivered, safe, confirmed| Overlap::new(delivered, safe, confirmed).is_none();
     let up_to = || Some(Delivered::UpTo(last_event()));
     assert!(none(None, CONFIRMED, CONFIRMED));
     assert!(!none(None, SAFE, CONFIRMED));
     assert!(none(up_to(), SAFE, SAFE));
-    // The server sends a transaction whose commit record is exactly at the slot's position.
+    // The server still sends a transaction whose commit record is exactly at the slot's position.
     assert!(!none(up_to(), CONFIRMED, Lsn(300)));
     assert!(none(up_to(), Lsn(301), Lsn(301)));
     assert!(none(Some(Delivered::Before(Lsn(300))), CONFIRMED, Lsn(300)));
@@ -88,12 +89,12 @@ fn creates_no_overlap_if_the_stream_repeats_nothing() {
 fn detects_that_the_last_transaction_is_missing() {
     let error = overlap().begin(&begin(400)).expect_err("missing");
     assert!(matches!(error, HistoryError::TransactionMissing { .. }));
-    // PostgreSQL omits transactions whose commit record precedes the confirmed position, but not a
-    // transaction whose commit record is exactly at that position.
+    // PostgreSQL does not send transactions whose commit record precedes the confirmed position,
+    // but it does send one whose commit record is exactly at that position.
     let mut at_commit_record = overlap_from(Some(Delivered::UpTo(last_event())), SAFE, Lsn(300));
     let error = at_commit_record.begin(&begin(400)).expect_err("missing");
     assert!(matches!(error, HistoryError::TransactionMissing { .. }));
-    // The server does not send the transaction again if the slot's position is after it.
+    // The server does not resend the transaction if the slot's position is after it.
     let mut overlap = overlap_from(Some(Delivered::UpTo(last_event())), SAFE, Lsn(310));
     overlap.begin(&begin(400)).expect("the next");
     assert!(!is_delivered(&mut overlap, 400, 0));
@@ -101,7 +102,7 @@ fn detects_that_the_last_transaction_is_missing() {
 }
 
 #[test]
-fn detects_a_keepalive_after_the_missing_last_transaction() {
+fn detects_a_missing_last_transaction_when_a_keepalive_arrives() {
     let mut overlap = overlap();
     assert_eq!(overlap.process_keepalive(Lsn(300)), Ok(false));
     let error = overlap.process_keepalive(Lsn(301)).expect_err("missing");
@@ -109,14 +110,14 @@ fn detects_a_keepalive_after_the_missing_last_transaction() {
 }
 
 #[test]
-fn verifies_the_wal_when_it_reaches_the_safe_lsn() {
+fn marks_the_wal_as_verified_when_the_stream_reaches_the_safe_lsn() {
     let mut overlap = overlap();
     overlap.begin(&begin(300)).expect("the same");
     assert!(is_delivered(&mut overlap, 300, 1));
     assert_eq!(commit(&mut overlap, 300, 2), Ok(false));
     assert_eq!(overlap.process_keepalive(Lsn(349)), Ok(false));
     assert_eq!(overlap.process_keepalive(SAFE), Ok(true));
-    // Without a published event, the WAL is verified when it reaches `SAFE`.
+    // If no events have been published, the WAL is verified once the stream reaches `SAFE`.
     let mut overlap = overlap_from(None, SAFE, CONFIRMED);
     assert_eq!(commit(&mut overlap, 320, 0), Ok(false));
     assert_eq!(commit(&mut overlap, 340, 0), Ok(true));
@@ -131,7 +132,8 @@ fn detects_an_event_that_should_be_in_kafka_but_is_not() {
     let after_last = || overlap_from(Some(Delivered::UpTo(last_event())), SAFE, Lsn(310));
     assert!(is_detected(after_last(), position(349, 0)));
     assert!(!is_detected(after_last(), position(350, 0)));
-    // The last transaction had been delivered completely, so it can't contain another event.
+    // `SAFE` is after the last transaction, so the transaction was delivered completely and can't
+    // contain another event.
     assert!(is_detected(overlap(), position(300, 2)));
     assert!(is_detected(
         overlap_from(None, SAFE, CONFIRMED),

@@ -1,9 +1,9 @@
-//! Tests of authentication, and of the conditions under which a password is sent.
+//! Tests for authentication, and for the conditions under which a password is sent.
 
 use super::*;
 
 #[tokio::test]
-async fn sends_passwords_with_the_requested_method() {
+async fn sends_passwords_using_the_requested_method() {
     // The hash is md5(md5("secret" "walpost") salt), computed with md5sum.
     for (request, expected) in [
         (authentication(3, b""), "secret\0"),
@@ -106,8 +106,8 @@ async fn sends_nothing_if_require_auth_forbids_the_requested_method() {
     }
 }
 
-/// Returns the error for a server's first SCRAM message, in which `{}` represents the client's
-/// nonce.
+/// Returns the client's error if `first` is the server's first SCRAM message. In `first`, `{}`
+/// stands for the client's nonce.
 async fn scram_with(address: IpAddr, first: &str) -> DialError {
     let listener = TcpListener::bind((address, 0)).await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -123,7 +123,7 @@ async fn scram_with(address: IpAddr, first: &str) -> DialError {
         let nonce = initial.rsplit_once("r=").unwrap().1;
         let answer = authentication(11, first.replace("{}", nonce).as_bytes());
         stream.write_all(&answer).await?;
-        // Returns zero if the client closes the connection instead of sending a proof.
+        // `read` returns zero if the client closes the connection instead of sending a proof.
         let mut proof = [0; 1024];
         let count = stream.read(&mut proof).await?;
         Ok::<_, io::Error>(count)
@@ -156,7 +156,7 @@ async fn rejects_scram_parameters_that_are_expensive_or_insecure() {
         assert!(matches!(error, DialError::Scram { .. }), "{first}: {error}");
         assert!(error.to_string().contains(expected), "{first}: {error}");
     }
-    // The client sends a proof, and the server closes the connection.
+    // Here, the client sends a proof, and then the server closes the connection.
     let error = scram_with(loopback, "r={}x,s=c2FsdA==,i=1").await;
     assert!(matches!(error, DialError::Io { .. }), "{error}");
     let Some(external) = external_address() else {

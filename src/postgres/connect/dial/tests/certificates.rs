@@ -1,4 +1,4 @@
-//! Tests of TLS and certificate verification.
+//! Tests for TLS and certificate verification.
 
 use super::*;
 
@@ -16,7 +16,7 @@ async fn fails_without_tls_support_only_if_tls_is_required() {
         let session = dial(&format!("sslmode={mode}"), script).await.0;
         match session.unwrap_err() {
             DialError::TlsRefused { .. } => {}
-            // This machine does not have a bundle of certificate authorities.
+            // The machine that runs the test may not have a bundle of certificate authorities.
             DialError::TlsFile {
                 parameter: "sslrootcert=system",
                 ..
@@ -70,7 +70,7 @@ async fn verifies_the_certificate_if_sslmode_or_a_root_certificate_requires_it()
         );
 
         let parameters = format!("sslmode={mode} sslrootcert=/nonexistent/root.crt");
-        // The file is looked up before the server is contacted.
+        // The file is looked up before Walpost sends anything to the server.
         let error = dial(&parameters, vec![Wait]).await.0.unwrap_err();
         assert!(
             matches!(error, DialError::TlsFile { .. }),

@@ -1,4 +1,4 @@
-//! Tests of an SQL client that uses a session opened by this module.
+//! Tests for SQL clients that use a session opened by this module.
 
 use super::*;
 
@@ -35,12 +35,12 @@ async fn runs_an_sql_client_on_a_session_opened_by_dial() {
     );
 }
 
-/// Runs a query against a server that replies with these bytes, through a pipe of the given
+/// Runs a query against a server that replies with these bytes through a pipe with the given
 /// capacity.
 async fn run_query(sent: Vec<u8>, room: usize) -> Result<Vec<String>, tokio_postgres::Error> {
     let (client, mut server) = tokio::io::duplex(room);
     let serve = async move {
-        // Reads to the end of the query.
+        // Read up to the end of the query.
         while server.read_u8().await? != 0 {}
         server.write_all(&sent).await?;
         server.read_to_end(&mut Vec::new()).await
@@ -71,7 +71,7 @@ async fn run_query(sent: Vec<u8>, room: usize) -> Result<Vec<String>, tokio_post
     Ok(answer?.iter().filter_map(text).collect())
 }
 
-/// Returns bytes that arrived with the end of a startup, and the server's parameters.
+/// Returns bytes that the server sent right after the startup, and the server's parameters.
 fn sent_with_startup() -> (Vec<u8>, HashMap<String, String>) {
     let notice = message(b'N', b"SNOTICE\0C00000\0Mhello\0\0");
     let parameters = [("server_version".to_owned(), "15.3".to_owned())];
@@ -79,7 +79,7 @@ fn sent_with_startup() -> (Vec<u8>, HashMap<String, String>) {
 }
 
 #[tokio::test]
-async fn returns_the_same_result_for_any_split_of_the_response() {
+async fn returns_the_same_result_however_the_response_is_split() {
     let long = "x".repeat(100_000);
     for room in (1..12).chain([1000, 1_000_000]) {
         for text in ["", "hello", &long] {
@@ -124,7 +124,7 @@ async fn rejects_an_oversized_message_before_it_arrives() {
     }
 }
 
-/// A server can send any number of notices, but only some of them are logged.
+/// Sends far more notices than the limit, as any server can.
 #[tokio::test]
 async fn logs_a_limited_number_of_notices_from_a_server() {
     #[derive(Clone, Default)]

@@ -1,4 +1,4 @@
-//! Tests with several hosts and with unreachable hosts.
+//! Tests for several hosts and for unreachable hosts.
 
 use super::*;
 
@@ -38,14 +38,14 @@ async fn skips_a_read_only_host() {
     assert!(matches!(error, DialError::NotReadWrite { .. }), "{error}");
 }
 
-/// Returns a port of 127.0.0.1 on which nothing listens.
+/// Returns a port on 127.0.0.1 on which nothing listens.
 async fn closed_port() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     listener.local_addr().unwrap().port()
 }
 
 #[tokio::test]
-async fn treats_a_temporary_failure_as_decisive_and_reports_all_failures() {
+async fn returns_a_temporary_failure_if_any_host_failed_temporarily() {
     let refusal = vec![
         Untagged,
         Send(error_response("SFATAL\0C28P01\0Mwrong password")),
@@ -56,8 +56,8 @@ async fn treats_a_temporary_failure_as_decisive_and_reports_all_failures() {
         format!("{closed},{refusing}"),
         format!("{refusing},{closed}"),
     ] {
-        // In the second iteration, the script has ended, so the server closes the connection at
-        // once.
+        // The server accepts only one connection. In the second iteration, the server's script has
+        // already ended, so the connection fails immediately.
         let text = format!("hostaddr=127.0.0.1,127.0.0.1 port={ports} sslmode=disable");
         let error = replication(&conninfo(&text), &[]).await.unwrap_err();
         let decisive = error.decisive();
@@ -72,7 +72,7 @@ async fn treats_a_temporary_failure_as_decisive_and_reports_all_failures() {
 }
 
 #[tokio::test]
-async fn distinguishes_no_listener_from_no_response() {
+async fn distinguishes_a_refused_connection_from_a_missing_response() {
     let closed = closed_port().await;
     let error = replication(&conninfo(&format!("hostaddr=127.0.0.1 port={closed}")), &[]).await;
     assert!(matches!(error.unwrap_err(), DialError::Connect { .. }));

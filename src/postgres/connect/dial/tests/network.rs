@@ -1,4 +1,4 @@
-//! Tests of connections that an attacker on the network can intercept.
+//! Tests for connections that an attacker on the network can intercept.
 
 use super::*;
 
@@ -33,7 +33,8 @@ fn trusts_a_network_connection_only_with_a_verified_certificate() {
     assert_eq!(Exposure::over_tcp(None, Some(false)), Unproven);
 }
 
-/// Connects to a scripted server on the network, with either client.
+/// Connects to a scripted server at an external address, using a replication connection or an SQL
+/// client.
 async fn dial_external(
     address: IpAddr,
     is_replication: bool,
@@ -86,7 +87,7 @@ async fn sends_no_password_over_a_network_to_an_unauthenticated_server() {
                 assert!(!format!("{received:?}").contains(&format!("{:?}", b"secret")));
                 assert_eq!(received[0].len(), 2, "the password is not sent");
             }
-            // A list of disallowed methods does not require the remaining methods.
+            // A list of disallowed methods does not count as naming the remaining methods.
             let parameters = "password=secret require_auth=!none";
             let (done, _) =
                 dial_external(address, is_replication, parameters, without(requests())).await;
@@ -114,7 +115,7 @@ async fn logs_each_kind_of_exposure_once() {
     let (port, received) = server_at(address, scripts).await;
     let conninfo = conninfo(&format!("hostaddr={address} port={port}"));
     for warnings in [1, 1, 2, 2, 2] {
-        // Clones share the recorded exposures.
+        // A clone is used, because clones must share the recorded exposures.
         replication(&conninfo.clone(), &[]).await.unwrap();
         assert_eq!(conninfo.exposures().len(), warnings);
     }

@@ -1,9 +1,9 @@
-//! Tests with damaged and truncated replies before the session is ready.
+//! Tests for damaged and truncated replies before the session is ready.
 
 use super::*;
 
 #[tokio::test]
-async fn returns_the_server_parameters_and_the_bytes_after_the_startup() {
+async fn returns_the_server_parameters_and_any_bytes_after_startup() {
     let answer = [&value(SEARCH_PATH.1)[..], b"more"].concat();
     let script = vec![Untagged, Send(ready()), Tagged, Send(answer)];
     let (port, received) = server(vec![script]).await;
@@ -128,7 +128,7 @@ async fn rejects_oversized_lengths_before_allocating_memory() {
 }
 
 #[tokio::test]
-async fn treats_a_failed_fork_of_the_postmaster_as_a_lost_connection() {
+async fn treats_a_failed_postmaster_fork_as_a_lost_connection() {
     let text = b"Ecould not fork new process for connection: Out of memory\n\0".to_vec();
     let error = dial("sslmode=disable", vec![Untagged, Send(text)])
         .await
@@ -138,7 +138,8 @@ async fn treats_a_failed_fork_of_the_postmaster_as_a_lost_connection() {
     assert!(error.to_string().contains("could not fork"), "{error}");
 }
 
-/// A pooler may report any version, although the server that it connects to is supported.
+/// The check must not depend on the reported version: a pooler may report any version, whatever the
+/// actual server's version is.
 #[tokio::test]
 async fn verifies_the_search_path_for_every_reported_server_version() {
     let others = value("plot, pg_catalog");
@@ -151,7 +152,7 @@ async fn verifies_the_search_path_for_every_reported_server_version() {
 }
 
 #[tokio::test]
-async fn treats_a_truncated_startup_as_a_lost_connection() {
+async fn treats_a_truncated_startup_response_as_a_lost_connection() {
     for end in 0..ready().len() {
         let script = vec![Untagged, Send(ready()[..end].to_vec())];
         let error = dial("sslmode=disable", script).await.0.unwrap_err();
@@ -160,7 +161,7 @@ async fn treats_a_truncated_startup_as_a_lost_connection() {
 }
 
 #[tokio::test]
-async fn does_not_panic_on_a_damaged_startup() {
+async fn does_not_panic_on_a_corrupted_startup_response() {
     let seed = fastrand::u64(..);
     println!("seed {seed}");
     let mut random = fastrand::Rng::with_seed(seed);
@@ -172,7 +173,8 @@ async fn does_not_panic_on_a_damaged_startup() {
         }
         let script = vec![Untagged, Send(answer)];
         let parameters = "sslmode=disable target_session_attrs=read-write password=x";
-        // Damaged text is not detected. Any other damage causes an error.
+        // The result is ignored, because damage inside text is not detected. Any other damage
+        // causes an error.
         let _ = dial(parameters, script).await;
     }
 }
