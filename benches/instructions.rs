@@ -24,9 +24,11 @@ use serde::{Deserialize, Serialize};
 use stream::{Kind, Stream, null_pipeline, play, templates};
 use walpost::facade::OutboxSettings;
 
-/// The increase that is allowed in the same environment, as a percentage of the stored count.
+/// The largest allowed increase over the stored count, in percent, if the stored count was measured
+/// in the same environment.
 const MARGIN: f64 = 5.0;
-/// The increase that is allowed in a different environment, as a percentage of the stored count.
+/// The largest allowed increase over the stored count, in percent, if the stored count was measured
+/// in a different environment.
 const OTHER_ENVIRONMENT_MARGIN: f64 = 15.0;
 
 const ROWS: usize = 10_000;

@@ -253,7 +253,8 @@ BEGIN
         END LOOP;
         -- Before the lock was acquired, the name may have referred to another table. Up to
         -- PostgreSQL 15, a rule can also turn an empty table into a view.
-        IF kind IS DISTINCT FROM (SELECT relkind FROM pg_class WHERE oid = outbox) OR outbox <> ALL (locked) THEN
+        IF kind IS DISTINCT FROM (SELECT relkind FROM pg_class WHERE oid = outbox AND relname = table_name
+            AND relnamespace = schema_oid) OR outbox <> ALL (locked) THEN
             RAISE EXCEPTION 'table %.% was replaced by another one while it was being examined', quote_ident(schema_name),
                 quote_ident(table_name) USING ERRCODE = 'object_in_use', HINT = 'Run the same command again.';
         ELSIF NOT family <@ locked THEN

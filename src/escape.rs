@@ -61,10 +61,20 @@ impl<W: Write + ?Sized> Write for Escaping<'_, W> {
     }
 }
 
-/// Quotes the text as a single shell word.
+/// Quotes the text as a single shell word. Single quotes and backslashes are escaped outside of the
+/// quotes, because fish, unlike POSIX shells, interprets `\'` and `\\` within single quotes.
 #[must_use]
 pub(crate) fn shell_quoted(text: &str) -> String {
-    format!("'{}'", text.replace('\'', r"'\''"))
+    let mut word = "'".to_owned();
+    for c in text.chars() {
+        match c {
+            '\'' => word.push_str(r"'\''"),
+            '\\' => word.push_str(r"'\\'"),
+            c => word.push(c),
+        }
+    }
+    word.push('\'');
+    word
 }
 
 /// Returns the text as a single shell word, quoted only if necessary. Operators paste the commands
@@ -89,7 +99,8 @@ pub(crate) fn shell_word_on_one_line(text: &str) -> String {
     let mut word = "$'".to_owned();
     for c in text.chars() {
         match c {
-            '\'' | '\\' => word.extend(['\\', c]),
+            '\'' => word.push_str("\\x27"),
+            '\\' => word.push_str("\\x5c"),
             '\n' => word.push_str("\\n"),
             c if c.is_control() => {
                 // Writing to a string can't fail.
@@ -247,10 +258,41 @@ mod tests {
     #[test]
     fn shell_quoting_produces_a_single_line() {
         assert_eq!(shell_word_on_one_line("a = 'b'"), r"'a = '\''b'\'''");
-        assert_eq!(shell_word_on_one_line("a\\b"), r"'a\b'");
+        assert_eq!(shell_word_on_one_line("a\\b"), r"'a'\\'b'");
         assert_eq!(
             shell_word_on_one_line("(a\n)'\\\u{1b}"),
-            r"$'(a\n)\'\\\u001b'"
+            r"$'(a\n)\x27\x5c\u001b'"
         );
+    }
+
+    /// fish interprets backslashes within single quotes, and dash does not interpret `$'...'`.
+    #[test]
+    fn no_shell_finds_the_end_of_a_quoted_word_within_the_text() {
+        for text in [
+            "a\\'; touch hit; #",
+            "a\n'; touch hit; #",
+            "\\",
+            "\\'\u{9b}",
+        ] {
+            let word = shell_word_on_one_line(text);
+            let mut is_quoted = false;
+            let mut is_escaped = false;
+            for c in word.chars() {
+                assert!(is_quoted || is_escaped || "$'\\".contains(c), "{word}");
+                assert!(!is_quoted || !word.starts_with('\'') || c != '\\', "{word}");
+                match c {
+                    _ if is_escaped => is_escaped = false,
+                    '\'' => is_quoted = !is_quoted,
+                    '\\' if !is_quoted => is_escaped = true,
+                    _ => {}
+                }
+            }
+            assert!(!is_quoted && !is_escaped, "{word}");
+            let count = std::process::Command::new("/bin/sh")
+                .args(["-c", &format!("set -- {word}; printf %s $#")])
+                .output()
+                .expect("a shell");
+            assert_eq!(String::from_utf8_lossy(&count.stdout), "1", "{word}");
+        }
     }
 }

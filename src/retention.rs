@@ -724,7 +724,13 @@ impl Pass<'_> {
         if matches!(step, RetentionStep::Finalize(_)) && !self.wait_for_users().await? {
             return Ok(false);
         }
-        match self.attempt(&bounded(&sql)).await? {
+        // The inspection does not block writers, so its duration is not limited.
+        let inspection = match step {
+            RetentionStep::Drop(table) => examine_sql(&table.name, Statement::Alter),
+            _ => String::new(),
+        };
+        let sql = format!("{inspection}{}", bounded(&sql));
+        match self.attempt(&sql).await? {
             None => {
                 self.commit().await?;
                 self.report.done.extend(done);
@@ -883,8 +889,8 @@ impl Pass<'_> {
     }
 }
 
-/// Returns statements that drop a detached partition, provided that it has not changed since it was
-/// examined.
+/// Returns statements that drop a detached partition, provided that it has not changed since its
+/// comment was read. The partition must have been inspected in the same transaction.
 fn drop_sql(table: &Detached) -> String {
     let Detached {
         oid,
@@ -904,8 +910,7 @@ fn drop_sql(table: &Detached) -> String {
     let block = escape_literal(&block);
     // Lock the detached table itself. The lock on the outbox does not prevent changes to it.
     format!(
-        "{}LOCK TABLE {name} IN ACCESS EXCLUSIVE MODE; DO {block}; DROP TABLE {name}",
-        examine_sql(name, Statement::Alter),
+        "LOCK TABLE {name} IN ACCESS EXCLUSIVE MODE; DO {block}; DROP TABLE {name}",
         name = name.quoted(),
     )
 }

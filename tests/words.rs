@@ -123,7 +123,7 @@ const CONSTANT_NAMES: &[&str] = &[
     "AWAY", "COMPANY", "MUCH", "NEWS", "OTHERS", "REST", "SOME", "TELL",
 ];
 
-/// Files to skip: measured figures, which are not rewritten, and this file.
+/// Files to skip: benchmark results, which are not reworded, and this file.
 const EXCLUDED: &[&str] = &["docs/benchmarks", "tests/words.rs"];
 
 /// Text in lower case in which each sequence of spaces, line ends, and prefixes of continued

@@ -155,7 +155,7 @@ fn describe_backlog(drains: &[Drain], series: &str) -> String {
 fn describe_added_tables(tables: &Tables) -> String {
     let seconds = Spread::from_values(tables.added_seconds.iter().copied());
     format!(
-        "It took {} s from adding an empty table with `walpost.add_outbox` until its first event was in Kafka, measured with {} tables.",
+        "After an empty table was added with `walpost.add_outbox`, its first event reached Kafka within {} s, measured with {} tables.",
         spread(seconds, two_places),
         tables.added_seconds.len()
     )

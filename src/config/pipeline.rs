@@ -136,8 +136,8 @@ fn retention(
 ) -> Result<Retention, ConfigError> {
     let is_given = file.retention.is_some() || file.partitions_ahead.is_some();
     if is_given && outbox.is_messages() {
-        let reason = "an outbox that uses logical decoding messages has no table to clean up. Remove retention and \
-             partitions_ahead";
+        let reason = "an outbox that uses logical decoding messages has no table to clean up. Remove the settings \
+             retention and partitions_ahead";
         return Err(reader.error("retention", reason));
     }
     let keep = reader.parse("retention", file.retention.as_ref(), parse_duration)?;

@@ -39,7 +39,7 @@ pub(super) fn target(
             }
         },
         OutboxName::Messages if file.snapshot == Some(SnapshotMode::Initial) => {
-            let reason = "an outbox that uses logical decoding messages has no table with older rows. Remove snapshot";
+            let reason = "an outbox that uses logical decoding messages has no table, and so no older rows. Remove the setting snapshot";
             return Err(reader.error("snapshot", reason));
         }
         OutboxName::Messages => Outbox::Messages {
@@ -75,7 +75,7 @@ fn tables(
         return Err(reader.error("tables", reason));
     }
     if file.snapshot.is_some() {
-        let reason = "with several tables, the existing rows of each table are delivered when the table is added. Remove snapshot";
+        let reason = "with several tables, the existing rows of each table are delivered when the table is added. Remove the setting snapshot";
         return Err(reader.error("snapshot", reason));
     }
     TablePatterns::new(patterns).map_err(|error| reader.error("tables", error))
@@ -101,7 +101,7 @@ fn select_table(
         }
         _ => {
             let reason = format!(
-                "{selected} is not one of the outbox's tables, {tables}. Specify one of these tables, or add a pattern to tables"
+                "{selected} is not one of the outbox's tables, {tables}. Specify one of these tables, or add a pattern to the setting tables"
             );
             Err(reader.error("table", reason))
         }
@@ -123,7 +123,7 @@ fn prefix(reader: &Reader, file: &FilePipeline, default: String) -> Result<Strin
         ("tables", file.tables.is_some()),
     ];
     if let Some((key, _)) = given.into_iter().find(|(_, is_given)| *is_given) {
-        let reason = "an outbox that uses logical decoding messages has no table. Remove this key, or set outbox to table";
+        let reason = "an outbox that uses logical decoding messages has no table. Remove this key, or set outbox = \"table\"";
         return Err(reader.error(key, reason));
     }
     let prefix = file.prefix.clone().unwrap_or(default);

@@ -694,7 +694,10 @@ fn rejects_the_table_flag_for_commands_that_require_all_tables() {
     for (more, words) in [
         ("table = \"a.b\"", ["table and tables", "Remove one"]),
         ("prefix = \"p\"", ["prefix", "Remove prefix"]),
-        ("snapshot = \"never\"", ["snapshot", "Remove snapshot"]),
+        (
+            "snapshot = \"never\"",
+            ["snapshot", "Remove the setting snapshot"],
+        ),
         ("outbox = \"messages\"", ["tables", "no table"]),
         (
             "wal_budget = { max = \"1GB\", on_max = \"drop-slot\" }",

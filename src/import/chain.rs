@@ -177,7 +177,7 @@ fn topic_condition(
         }),
         Err(reason) => {
             let message = format!(
-                "can't be converted: {reason}. In walpost.toml, set table to the table whose records match the pattern"
+                "can't be converted: {reason}. In walpost.toml, specify the outbox table in the setting table, whichever of the source's tables the pattern matches"
             );
             report.unsupported(&java.written, message);
             Condition::Unknown

@@ -74,7 +74,10 @@ pub(super) fn connection(source: &mut Source, section: &mut Section, report: &mu
                 }
                 None => {
                     if !source.contains(name) {
-                        report.task(name, "is not in this file: specify it in postgres");
+                        report.task(
+                            name,
+                            "is not in this file: specify it in the setting postgres",
+                        );
                     }
                     missing.push(name);
                     default.to_owned()
@@ -96,7 +99,7 @@ pub(super) fn connection(source: &mut Source, section: &mut Section, report: &mu
             Some(_) => report.carried(&taken.written, "postgres"),
             None => report.unsupported(
                 &taken.written,
-                "is not a port number: specify one from 1 to 65535 in postgres",
+                "is not a port number: specify one from 1 to 65535 in the setting postgres",
             ),
         }
         port
@@ -106,7 +109,7 @@ pub(super) fn connection(source: &mut Source, section: &mut Section, report: &mu
     let hosts = hosts_in_url(&host, port);
     if host.contains(',') {
         let message = "names several hosts, which are tried in turn until one accepts the connection. To skip standbys, add \
-         target_session_attrs=read-write to postgres";
+         target_session_attrs=read-write to the setting postgres";
         report.different("database.hostname", message);
     }
     let as_role = |user: &str, parameters: &[(String, String)]| {
@@ -128,7 +131,7 @@ pub(super) fn connection(source: &mut Source, section: &mut Section, report: &mu
     if let Err(error) = Conninfo::parse(&url, &|_| None) {
         report.unsupported(
             "database.*",
-            format!("does not result in a valid connection string: {error}. Set postgres"),
+            format!("does not result in a valid connection string: {error}. Correct the setting postgres"),
         );
         url = format!("postgresql://{CHANGE_ME}@change-me.invalid/{CHANGE_ME}");
         administrator.clone_from(&url);
@@ -236,7 +239,7 @@ fn tls(source: &mut Source, report: &mut Report) -> Vec<(String, String)> {
         if name == "sslkey" && is_der {
             let message = "is a key in DER or PKCS#12, as JDBC expects it. Walpost reads PEM, like libpq. Convert it with openssl \
              pkcs8 -inform DER -in FILE.pk8 -out FILE.pem, or openssl pkcs12 -in FILE.p12 -nodes -nocerts -out FILE.pem, and \
-             set sslkey in postgres to that file, with mode 0600";
+             set sslkey in the setting postgres to that file, with mode 0600";
             report.task(&taken.written, message);
         } else {
             report.carried(&taken.written, "postgres");
@@ -299,11 +302,11 @@ pub(super) fn tables(
         let (from, message) = match &listed {
             Some(listed) => (
                 listed.written.as_str(),
-                "contains no plain table name: set table to the name of the outbox table",
+                "contains no plain table name: specify the name of the outbox table in the setting table",
             ),
             None => (
                 "table.include.list",
-                "is not in this file, so Debezium reads all tables: set table to the name of the outbox table",
+                "is not in this file, so Debezium reads all tables: specify the name of the outbox table in the setting table",
             ),
         };
         report.task(from, message);
@@ -441,7 +444,7 @@ pub(super) fn snapshot(source: &mut Source, section: &mut Section, report: &mut 
     let comment = match mode {
         "initial" => format!(
             "{from}: rows that are older than the slot are delivered in the first run. If Debezium has delivered them, \
-             as in the switch-over below, set snapshot to \"never\""
+             as in the switch-over below, set snapshot = \"never\""
         ),
         _ => from.to_owned(),
     };

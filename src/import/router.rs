@@ -218,7 +218,7 @@ impl Router<'_> {
             Ok(pattern) => pattern,
             Err(reason) => {
                 let message = format!(
-                    "can't be converted: {reason}. Until you set topic or route, all events go to the default topic"
+                    "can't be converted: {reason}. Until the setting topic or route is specified, all events go to the default topic"
                 );
                 self.report.unsupported(&regex.from, message);
                 return self.default_topic(&by, section);
@@ -230,10 +230,10 @@ impl Router<'_> {
                 let is_reference = reference(self.source.kind, &replacement.value).is_some();
                 let message = match is_reference {
                     true => {
-                        "refers to a value that Walpost can't look up: set topic to the actual topic"
+                        "refers to a value that Walpost can't look up: specify the actual topic in the setting topic"
                             .to_owned()
                     }
-                    false => format!("is not valid in Java either: {reason}. Set topic or route"),
+                    false => format!("is not valid in Java either: {reason}. Specify the setting topic or route"),
                 };
                 self.report.unsupported(&replacement.from, message);
                 return self.default_topic(&by, section);

@@ -416,7 +416,7 @@ impl Context {
                     None => String::new(),
                 };
                 format!(
-                    ". {found}Correct the column, remove timestamp from the configuration, or change the range of times that the \
+                    ". {found}Correct the column, remove the setting timestamp, or change the range of times that the \
                      topic accepts: {configs} message.timestamp.after.max.ms=... (message.timestamp.before.max.ms for times in the past)"
                 )
             }

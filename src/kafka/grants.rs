@@ -50,7 +50,7 @@ impl Grants {
         self.command("--operation Create --operation Write", "--topic", topic)
     }
 
-    /// Returns the command that allows storing checkpoints in a topic.
+    /// Returns the command that grants the permissions to store checkpoints in a topic.
     #[must_use]
     pub(crate) fn checkpoints(&self, topic: &str) -> String {
         let operations = "--operation Read --operation Write --operation DescribeConfigs";

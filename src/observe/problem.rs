@@ -222,7 +222,7 @@ pub(crate) fn partitions_problem(
         Kind::PartitionsRunOut,
         format!("the last partition of {outbox} ends at {at:.0}{consequence}"),
         format!(
-            "Create more partitions: {}, or set retention so that walpost run creates them",
+            "Create more partitions: {}, or specify the setting retention, so that walpost run creates them",
             commands.print(["maintain"])
         ),
     ))

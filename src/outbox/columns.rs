@@ -170,7 +170,7 @@ pub enum MappingError {
     /// name.
     #[error(
         "table {table} has the character {separator:?} in its {part}, but {setting} uses that character as a separator: events of another \
-         table could have the same topic. Rename the {part}: {remedy}; or use only one of the parts in topic"
+         table could have the same topic. Rename the {part}: {remedy}; or use only one of the parts in the setting topic"
     )]
     AmbiguousTopic {
         table: String,

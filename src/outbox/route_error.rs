@@ -14,7 +14,7 @@ pub enum RouteError {
     /// The expanded topic template is not a valid topic name.
     #[error(
         "{0:?} is not a valid topic name: expected 1 to 249 characters from a-z A-Z 0-9 . _ - \
-         and neither . nor .. alone. Use another column in topic"
+         and neither . nor .. alone. Use another column in the setting topic"
     )]
     TopicInvalid(String),
     /// The topic is reserved for Walpost or Kafka.
@@ -31,12 +31,12 @@ pub enum RouteError {
     },
     /// The partition column's value is out of range.
     #[error(
-        "the partition column contains {0}; expected a number from 0 to 2147483647. Correct the program that writes it, or remove partition from the configuration"
+        "the partition column contains {0}; expected a number from 0 to 2147483647. Correct the program that writes it, or remove the setting partition"
     )]
     Partition(String),
     /// The timestamp column's value can't be represented as a Kafka timestamp.
     #[error(
-        "the timestamp column contains {0:?}; expected a time after 1970-01-01. Correct the program that writes it, or remove timestamp from the configuration"
+        "the timestamp column contains {0:?}; expected a time after 1970-01-01. Correct the program that writes it, or remove the setting timestamp"
     )]
     Timestamp(String),
     /// The value of the headers column isn't a JSON object.

@@ -498,8 +498,8 @@ pub(super) struct Known {
 /// logged, because the next run reaches the same conclusion.
 ///
 /// # Errors
-/// Returns an error if it can't be determined or recorded whether partitions were detached before
-/// their rows were copied.
+/// Returns an error if Walpost fails to determine, or to record, which partitions were detached
+/// before their rows were copied.
 pub(super) async fn settle(
     settings: &PipelineSettings,
     catalog: &impl CatalogQueries,

@@ -98,6 +98,8 @@ pub enum UnsendableCause {
     Encoding,
     /// The row exceeds the size that PostgreSQL can allocate for a message (1 GB).
     Size,
+    /// A value can't be converted to text, or the publication's row filter fails for the row.
+    Value,
 }
 
 impl ConnectionError {
@@ -123,6 +125,10 @@ impl ConnectionError {
             // internal_error: "invalid memory alloc request size". The code for a lack of memory is
             // different: 53200.
             "XX000" if is_allocation() => Some(UnsendableCause::Size),
+            // Data exceptions, and limits that a single value can exceed, such as the stack depth.
+            code if code.starts_with("22") || code.starts_with("54") => {
+                Some(UnsendableCause::Value)
+            }
             _ => None,
         }
     }

@@ -30,9 +30,9 @@ pub(super) struct VerifyContext {
 /// read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
-    /// The contents were confirmed, or no slot exists that could deliver the remaining rows.
+    /// All compared rows were confirmed as delivered, or no slot exists that could deliver the rest.
     Reached,
-    /// The contents were not confirmed: events that are not in the topics may still be delivered.
+    /// Some rows were not confirmed: events that are not in the topics may still be delivered.
     NotReached,
 }
 

@@ -13,8 +13,8 @@ use crate::file_error;
 const FILES_MAX: usize = 64;
 /// The memory that an entry requires in addition to its bytes while it is being processed.
 const ENTRY_OVERHEAD_BYTES: u64 = 128;
-/// The minimum size of the portions in which entries are processed. It limits how many times the
-/// stored entries are read, because they are read once for each portion.
+/// Minimum size of the portions in which entries are processed. The stored entries are read again
+/// for each portion, so larger portions require fewer reads.
 const PORTION_BYTES_MIN: u64 = 1 << 20;
 const PORTION_BYTES_MAX: u64 = 1 << 30;
 

@@ -227,8 +227,8 @@ fn under_load<T>(fixture: &Fixture<'_>, work: impl FnOnce(&dyn Fn(usize)) -> T) 
 }
 
 /// Returns the parts of a record that do not depend on which program delivered it. Schema names are
-/// unified: Debezium names an envelope's schema after the first row that it saw, whereas Walpost
-/// names it after each row.
+/// unified: Debezium derives the name of an envelope's schema from the first row that it processes,
+/// whereas Walpost derives the name from the row itself.
 fn in_common(record: &Record) -> Value {
     let text = |bytes: &Option<Vec<u8>>| {
         bytes

@@ -181,6 +181,11 @@ pub(crate) fn psql(fixture: &Fixture, file: &Path) {
 
 /// Like [`psql`], but returns the output even if psql fails.
 pub(crate) fn try_psql(fixture: &Fixture, file: &Path) -> Output {
+    try_psql_as(fixture, &fixture.conninfo(), file)
+}
+
+/// Like [`try_psql`], but connects with the given connection string.
+pub(crate) fn try_psql_as(fixture: &Fixture, conninfo: &str, file: &Path) -> Output {
     let name = fixture.slot();
     let installed = debian_binaries(MAJOR).join("psql");
     let program = if installed.exists() {
@@ -189,7 +194,7 @@ pub(crate) fn try_psql(fixture: &Fixture, file: &Path) -> Output {
         "psql".into()
     };
     Command::new(program)
-        .args(["--no-psqlrc", "--dbname", &fixture.conninfo()])
+        .args(["--no-psqlrc", "--dbname", conninfo])
         .args([
             "-v",
             &format!("publication={name}"),

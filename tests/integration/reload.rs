@@ -506,7 +506,7 @@ fn restarts_a_halted_pipeline_after_its_cause_is_fixed() {
     let late = format!("{aggregate}.late");
     let sender = walsender(&other);
     halts.insert(&late, "k");
-    process.walpost.wait_for_log("halted");
+    process.walpost.wait_for_log("halted:");
     halts.topic(&format!("outbox.event.{late}"), 1, &[]);
     process
         .pipeline_command(&["start", &halts.name])

@@ -417,3 +417,55 @@ fn reports_and_skips_a_row_larger_than_1_gb() {
         );
     }
 }
+
+/// Values that PostgreSQL accepts but can't convert to text: the server's major version, the type, and
+/// statements that assign such a value to the variable `v`.
+const UNCONVERTIBLE: [(u32, &str, &str); 2] = [
+    (
+        14,
+        "interval",
+        "v := interval '2000000000 hours' + interval '500000000 hours';",
+    ),
+    (
+        18,
+        "tsquery[]",
+        "v := ARRAY['a'::tsquery]; FOR n IN 1..19000 LOOP v[1] := tsquery_not(v[1]); END LOOP;",
+    ),
+];
+
+#[test]
+fn reports_and_skips_a_row_with_a_value_that_postgresql_cannot_convert_to_text() {
+    for (major, column, statements) in UNCONVERTIBLE {
+        let fixture =
+            Fixture::bare_with(Outbox::Table, Server::shared(major), Broker::shared(), "");
+        fixture.db.run(&format!(
+            "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text, v {column})"
+        ));
+        fixture.init().finish().expect_code(0);
+        let aggregate = fixture.aggregate(1);
+        let insert = |key: &str, v: &str| {
+            format!("INSERT INTO outbox VALUES (1, '{aggregate}', '{key}', '', {v})")
+        };
+        fixture.db.run(&insert("before", "NULL"));
+        fixture.db.run(&format!(
+            "DO $$ DECLARE v {column}; BEGIN {statements} {}; END $$",
+            insert("bad", "v")
+        ));
+        fixture.db.run(&insert("after", "NULL"));
+        let halted = fixture.run().finish().expect_code(3);
+        let halted = halted.expect_mentions(&["halted", "can't be converted to text", "skip --to"]);
+        let answer = format!("{}\n", fixture.name);
+        let skip = fixture.skip(&position(&halted)).answer(&answer).finish();
+        skip.expect_code(0)
+            .expect_mentions(&["1 that can't be converted to a record", "skipped"]);
+        let walpost = fixture.start();
+        wait_until("the event after the skipped transaction", || {
+            keys(&fixture.records()).iter().any(|key| key == "after")
+        });
+        walpost.terminate().expect_code(0);
+        let keys = keys(&fixture.records());
+        // The server may abort the stream before Walpost has read the first event. In this case, `skip`
+        // lists the event and skips it too.
+        assert!(!keys.contains(&"bad".to_owned()), "{keys:?}");
+    }
+}

@@ -86,7 +86,7 @@ fn reports_a_halted_pipeline_and_keeps_the_others_running() {
     let mut walpost = start(&fixtures.each_ref());
     let aggregate = fixtures[1].aggregate(1);
     fixtures[0].insert("nobody.made.this", "k");
-    let line = walpost.wait_for_log("halted");
+    let line = walpost.wait_for_log("halted:");
     assert!(line.contains(&fixtures[0].name), "{line}");
     fixtures[1].insert(&aggregate, "k");
     fixtures[1].wait_for_records(1);
@@ -110,7 +110,7 @@ fn monitors_the_slot_of_a_halted_pipeline_and_never_drops_it() {
     walpost.wait_for_logs("streaming", fixtures.len());
     fixtures[0].accept_any_name("outbox");
     fixtures[0].insert("not a topic", "k");
-    walpost.wait_for_log("halted");
+    walpost.wait_for_log("halted:");
     fixtures[0].write_other_wal(40);
     let line = walpost.wait_for_log("than wal_budget.max, and is kept");
     assert!(line.contains(&fixtures[0].name), "{line}");

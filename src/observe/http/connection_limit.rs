@@ -143,7 +143,8 @@ impl<E> OpenConnections<E> {
         while self.unread_bytes() > UNREAD_BYTES_MAX {
             let others = self.by_number.iter().filter(|(other, _)| **other != number);
             let largest = largest_network(others.map(|(_, open)| (open, open.unread)));
-            // If only this connection has unread responses, they may exceed the limit.
+            // If no other connection has unread responses, those of this connection are allowed to
+            // exceed the limit.
             let Some((network, _)) = largest.filter(|(_, bytes)| *bytes > 0) else {
                 return;
             };

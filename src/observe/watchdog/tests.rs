@@ -270,7 +270,7 @@ fn reports_a_long_transaction_that_retains_a_large_amount_of_wal() {
     fixture.vitals.oldest_open = transaction(TransactionOwner::Session(4711), Some(began));
     fixture.slot().restart = Some(Lsn(940 * MEBI));
     fixture.advance(1_000);
-    assert_eq!(fixture.logged, [], "60 MiB are below the threshold");
+    assert_eq!(fixture.logged, [], "60 MiB is below the threshold");
     fixture.slot().restart = Some(Lsn(930 * MEBI));
     fixture.advance(1);
     assert_eq!(fixture.logged, [(1_000, "started", Kind::LongTransaction)]);

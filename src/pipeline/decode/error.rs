@@ -252,6 +252,9 @@ fn describe_unsendable(cause: UnsendableCause) -> &'static str {
     match cause {
         UnsendableCause::Encoding => "one of its values has no equivalent in UTF-8",
         UnsendableCause::Size => "its values contain more than 1 GB of text",
+        UnsendableCause::Value => {
+            "one of its values can't be converted to text, or the publication's row filter fails"
+        }
     }
 }
 
@@ -264,6 +267,7 @@ fn prevention(cause: UnsendableCause) -> &'static str {
         UnsendableCause::Size => {
             "To reject such events when they are written, see sql/outbox.sql and sql/publish.sql"
         }
+        UnsendableCause::Value => "Fix the program that writes such rows",
     }
 }
 

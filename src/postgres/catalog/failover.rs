@@ -223,7 +223,7 @@ mod tests {
         let Some(Note::Warning(pasted)) = notes.first() else {
             panic!("{notes:?}");
         };
-        let word = r"psql 'dbname='\''x\'\'';touch /tmp/f;\'\'''\'' replication=database' -c";
+        let word = r"psql 'dbname='\''x'\\''\'';touch /tmp/f;'\\''\'''\'' replication=database' -c";
         assert!(pasted.contains(word), "{pasted}");
         let synchronized_standby_slots = setting("");
         check(

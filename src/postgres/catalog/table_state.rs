@@ -749,8 +749,8 @@ pub(super) fn grant(role: &str, rights: &str) -> String {
     )
 }
 
-/// Returns a query that selects the tables that are in `wanted` or have a record. `version` is the
-/// server's version.
+/// Returns a query that selects the tables that are in `wanted` or have a row in
+/// `walpost.table_state`. `version` is the server's version.
 fn query(target: &Target, wanted: &[TableName], version: i32) -> String {
     // Since PostgreSQL 15, publications can contain schemas.
     let of_schemas = match version >= 150_000 {

@@ -3,7 +3,7 @@
 //! that covers all of a pipeline's tables to fail.
 
 /// Maximum size of an expression in the catalog. Larger expressions are not printed.
-pub(super) const EXPRESSION_BYTES_MAX: usize = 256 << 10;
+pub(super) const EXPRESSION_BYTES_MAX: usize = 64 << 10;
 
 /// Maximum number of tables whose columns are queried at once. Even if each table has 1,600 columns
 /// and expressions of the maximum size, the result does not exceed

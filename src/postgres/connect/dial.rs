@@ -110,8 +110,8 @@ const SAFE_SESSION: [(&str, &str); 13] = [
 const LATER_TIMEOUTS: &str = "SELECT pg_catalog.set_config(name, '0', false) FROM pg_catalog.pg_settings \
      WHERE name OPERATOR(pg_catalog.=) ANY ('{idle_session_timeout,transaction_timeout}')";
 
-/// The oldest supported major version of PostgreSQL. [`LATER_TIMEOUTS`] is sent to this version and
-/// later ones, because this is the first version that has one of the timeouts.
+/// The oldest supported major version of PostgreSQL. [`LATER_TIMEOUTS`] is not sent to older
+/// versions, which lack one of its timeouts.
 const SUPPORTED_SINCE: u32 = 14;
 
 const SEARCH_PATH: (&str, &str) = ("search_path", "pg_catalog, pg_temp");

@@ -145,7 +145,7 @@ fn http_flag_overrides_the_address_in_the_configuration_file() {
     on.terminate().expect_code(0);
 }
 
-/// Searches the responses for passwords and payloads, as other tests search the logs.
+/// Searches the responses for passwords and payloads, just as other tests do with the logs.
 #[test]
 fn http_responses_contain_no_password_or_payload() {
     let server = Server::private(MAJOR, "");

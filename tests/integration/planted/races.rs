@@ -1,10 +1,12 @@
 //! Objects that are created after Walpost inspects a table and before it uses the table.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 
 use super::PlantedFixture;
+use crate::init::try_psql_as;
 use crate::support::event::Outbox;
 use crate::support::postgres::MAJOR;
 use crate::support::session::Session;
@@ -17,6 +19,7 @@ on_each_version! {
     runs_no_planted_code_while_the_table_is_repeatedly_renamed
     locks_partitions_that_the_lock_table_statement_omits
     inspects_and_locks_the_parent_while_a_table_is_being_detached
+    rejects_a_table_that_is_replaced_by_its_parent_during_inspection
 }
 
 /// Statements that a role executes repeatedly over a separate connection until this value is
@@ -479,4 +482,42 @@ fn inspects_and_locks_the_parent_while_a_table_is_being_detached(major: u32) {
     assert!(refused.contains("lock timeout"), "{refused}");
     examiner.run("COMMIT");
     shop.attacker.run(attach);
+}
+
+/// If the owner of `lock_and_examine` is not a superuser, the table can be replaced until it is
+/// locked. `LOCK TABLE` then also locks the former table if the new table is its parent.
+fn rejects_a_table_that_is_replaced_by_its_parent_during_inspection(major: u32) {
+    let shop = PlantedFixture::bare(Outbox::Table, major);
+    let (fixture, mallory) = (&shop.fixture, &shop.mallory);
+    let dba = format!("{mallory}_dba");
+    fixture.db.run(&format!(
+        "CREATE ROLE {dba} LOGIN; GRANT {mallory} TO {dba}; ALTER DATABASE {} OWNER TO {dba};
+         CREATE SCHEMA app AUTHORIZATION {dba}; GRANT CREATE, USAGE ON SCHEMA app TO {mallory}",
+        fixture.name
+    ));
+    let sql = Path::new(env!("CARGO_MANIFEST_DIR")).join("sql/guard.sql");
+    let installed = try_psql_as(fixture, &fixture.conninfo_as(&dba), &sql);
+    assert!(installed.status.success(), "{installed:?}");
+    shop.attacker.run("CREATE TABLE app.outbox (a int)");
+    let examiner = fixture.server.session_as(&dba, &fixture.name);
+    shop.attacker
+        .run("BEGIN; LOCK TABLE app.outbox IN ACCESS EXCLUSIVE MODE");
+    let examining = thread::spawn(move || {
+        examiner.try_run("SELECT walpost.lock_and_examine('app', 'outbox', 'SELECT')")
+    });
+    wait_until("the inspection to wait for the table", || {
+        fixture.db.is_true(
+            "SELECT EXISTS (SELECT FROM pg_locks WHERE relation = 'app.outbox'::regclass AND NOT granted)",
+        )
+    });
+    shop.attacker.run(
+        "ALTER TABLE app.outbox RENAME TO former; CREATE TABLE app.outbox (a int);
+         ALTER TABLE app.former INHERIT app.outbox; COMMIT",
+    );
+    let error = examining
+        .join()
+        .expect("a thread")
+        .expect_err("another table");
+    let message = error.as_db_error().expect("an answer").message();
+    assert!(message.contains("was replaced by another one"), "{message}");
 }

@@ -74,7 +74,7 @@ fn does_not_copy_existing_rows_if_snapshot_is_set_to_never() {
     let refused = log.run().args(["--snapshot", "initial"]).finish();
     refused
         .expect_code(2)
-        .expect_mentions(&["snapshot", "no table with older rows"]);
+        .expect_mentions(&["snapshot", "no older rows"]);
 }
 
 #[test]

@@ -145,7 +145,7 @@ fn reports_a_table_missing_from_the_publication_when_a_new_slot_is_created() {
         "ALTER PUBLICATION {former} DROP TABLE public.outbox"
     ));
     expect_gap(&fixture, "public.outbox", "between");
-    // Events that are committed later belong to another gap.
+    // Events that are committed after the end of this gap belong to the next one.
     insert(&fixture, "public.outbox", &aggregate, "later");
     fixture.db.run(&format!(
         "ALTER PUBLICATION {former} ADD TABLE public.outbox"
@@ -247,7 +247,7 @@ fn reports_an_unpublished_table_that_was_replaced_by_another() {
     let check = fixture.check().finish().expect_code(3);
     check.expect_mentions(&["has replaced tenant_1.former"]);
     let mut walpost = fixture.run().start();
-    walpost.wait_for_log("No pattern in tables matches tenant_1.former");
+    walpost.wait_for_log("No pattern in the setting tables matches tenant_1.former");
     walpost.wait_for_log(&former);
     walpost.wait_for_log("streaming");
     walpost.terminate().expect_code(0);

@@ -116,7 +116,10 @@ fn reports_a_renamed_table_whose_undelivered_rows_were_lost_with_the_slot() {
         "walpost replay --dropped-slots --table tenant_1.old --pipeline {}",
         fixture.name
     );
-    init.expect_mentions(&["No pattern in tables matches tenant_1.old", &command]);
+    init.expect_mentions(&[
+        "No pattern in the setting tables matches tenant_1.old",
+        &command,
+    ]);
     let check = fixture.check().finish().expect_code(3);
     assert!(check.stdout.contains(&command), "{}", check.stdout);
     let settings = "tables = [\"tenant_*.outbox\", \"tenant_1.old\"]\n";

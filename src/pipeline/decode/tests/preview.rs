@@ -216,6 +216,8 @@ fn does_not_record_row_errors_outside_a_transaction() {
         ("22021", ""),
         ("54000", "enlargeStringInfo"),
         ("XX000", "palloc"),
+        ("54001", "check_stack_depth"),
+        ("22008", "timestamp2tm"),
         ("XX000", "MemoryContextSizeFailure"),
     ] {
         let mut preview = table_preview(until, None);

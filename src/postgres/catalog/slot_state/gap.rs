@@ -81,7 +81,7 @@ impl GapTable {
                 format!("The pipeline delivers a table other than {table}. ")
             }
             _ if is_other => format!(
-                "No pattern in tables matches {table}, which {published}: add it to tables. "
+                "No pattern in the setting tables matches {table}, which {published}: add the table to this setting. "
             ),
             _ if self.is_published => String::new(),
             _ => format!("Table {table} {published}. "),

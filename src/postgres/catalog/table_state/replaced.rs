@@ -173,7 +173,9 @@ impl ReplacedTable {
             Outbox::Tables(_) | Outbox::OneOf { .. }
                 if !target.outbox.includes(&name.schema, &name.name) =>
             {
-                format!("No pattern in tables matches {name}: add it to tables. ")
+                format!(
+                    "No pattern in the setting tables matches {name}: add the table to this setting. "
+                )
             }
             _ => String::new(),
         };

@@ -135,9 +135,9 @@ impl<'a> Wire<'a> {
 
     async fn authenticate(&mut self, conninfo: &Conninfo, host: &Host) -> Result<(), DialError> {
         let request = self.next_message().await?;
-        // The requested method, as compared with `require_auth`, and the method's name for
-        // messages. The method is `None` if it is an obsolete one for which `require_auth` has no
-        // name.
+        // The requested method in the form that is compared with `require_auth`, and the method's
+        // name for messages. The former is `None` for obsolete methods, for which `require_auth`
+        // has no name.
         let (method, name) = match &request {
             Message::AuthenticationOk => (Some(AuthMethod::None), "no"),
             Message::AuthenticationCleartextPassword => {
