@@ -799,27 +799,32 @@ impl Pass<'_> {
         let mut attempts = 0;
         loop {
             attempts += 1;
-            let Err(error) = self.begin_transaction(sql).await else {
+            let Some(failed) = self.attempt_once(sql).await? else {
                 return Ok(None);
             };
-            let code = match &error {
-                CatalogError::Server(error) => error.code.clone(),
-                CatalogError::ForeignCode { .. } | CatalogError::RowSecurity { .. } => {
-                    String::new()
-                }
-                _ => return Err(error),
-            };
-            self.client.batch_execute("ROLLBACK").await?;
-            let failed = Failed {
-                code,
-                error,
-                attempts,
-            };
             if !is_busy(&failed.code) || attempts == LOCK_ATTEMPTS_MAX {
-                return Ok(Some(failed));
+                return Ok(Some(Failed { attempts, ..failed }));
             }
             tokio::time::sleep(LOCK_TIMEOUT / 2 * attempts).await;
         }
+    }
+
+    /// Same as [`Pass::attempt`], but without retries.
+    async fn attempt_once(&self, sql: &str) -> Result<Option<Failed>, CatalogError> {
+        let Err(error) = self.begin_transaction(sql).await else {
+            return Ok(None);
+        };
+        let code = match &error {
+            CatalogError::Server(error) => error.code.clone(),
+            CatalogError::ForeignCode { .. } | CatalogError::RowSecurity { .. } => String::new(),
+            _ => return Err(error),
+        };
+        self.client.batch_execute("ROLLBACK").await?;
+        Ok(Some(Failed {
+            code,
+            error,
+            attempts: 1,
+        }))
     }
 
     async fn begin_transaction(&self, sql: &str) -> Result<(), CatalogError> {

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::plan::{self, Partition, RetentionFacts, RetentionStep, TimeRange};
-use super::{Pass, RetentionError, bounded};
+use super::{Failed, LOCK_TIMEOUT, Pass, RetentionError, bounded, is_busy};
 use crate::postgres::catalog::CatalogError;
 use crate::postgres::sql::{escape_identifier, escape_literal};
 use crate::postgres::table::TableName;
@@ -31,19 +31,33 @@ impl Pass<'_> {
             self.report.done.extend(would);
             return Ok(());
         }
-        for steps in steps.chunks(PARTITIONS_PER_TRANSACTION) {
-            if steps.len() == 1 || !self.create_together(steps).await? {
-                for step in steps {
-                    self.perform_step(step).await?;
+        let mut missing = &steps[..];
+        let mut count = PARTITIONS_PER_TRANSACTION;
+        while !missing.is_empty() {
+            let (batch, rest) = missing.split_at(count.min(missing.len()));
+            if let [step] = batch {
+                self.perform_step(step).await?;
+            } else if let Some(failed) = self.create_together(batch).await? {
+                // A smaller batch blocks writers for less time, and may lack the partition that
+                // can't be created.
+                count = batch.len() / 2;
+                if is_busy(&failed.code) {
+                    tokio::time::sleep(LOCK_TIMEOUT / 2).await;
                 }
+                continue;
             }
+            missing = rest;
+            count = (2 * count).min(PARTITIONS_PER_TRANSACTION);
         }
         Ok(())
     }
 
-    /// Creates several partitions in one transaction. Returns false if the transaction fails or
+    /// Creates several partitions in one transaction. Returns the error if the transaction fails or
     /// takes too long.
-    async fn create_together(&mut self, steps: &[RetentionStep]) -> Result<bool, CatalogError> {
+    async fn create_together(
+        &mut self,
+        steps: &[RetentionStep],
+    ) -> Result<Option<Failed>, CatalogError> {
         let (mut create, mut attach) = (Vec::new(), String::new());
         let mut done = Vec::with_capacity(steps.len());
         for step in steps {
@@ -59,12 +73,12 @@ impl Pass<'_> {
         // statement.
         let attach = escape_literal(&format!("BEGIN {attach}END"));
         let sql = format!("{}; DO {attach}", create.join("; "));
-        if self.attempt(&bounded(&sql)).await?.is_some() {
-            return Ok(false);
+        let failed = self.attempt_once(&bounded(&sql)).await?;
+        if failed.is_none() {
+            self.commit().await?;
+            self.report.done.extend(done);
         }
-        self.commit().await?;
-        self.report.done.extend(done);
-        Ok(true)
+        Ok(failed)
     }
 
     /// Returns the statements that create a partition. They use ATTACH, because CREATE TABLE ...

@@ -231,7 +231,8 @@ fn creates_several_partitions_in_one_transaction() {
     let transactions =
         "SELECT count(DISTINCT xmin::text) FROM pg_class WHERE relispartition AND relkind = 'r'
         AND relname ~ '^outbox_p[0-9]+$'";
-    // `init` uses one transaction. Then, two transactions create twenty partitions each. The
-    // remaining partitions are created one per transaction, because their batch failed.
-    assert_eq!(fixture.db.number(transactions), 1 + 2 + 19);
+    // `init` uses one transaction. Then, two transactions create twenty partitions each. The last
+    // batch fails and is divided into five. On a busy machine, other batches may be divided as well.
+    let transactions = fixture.db.number(transactions);
+    assert!((8..30).contains(&transactions), "{transactions}");
 }
