@@ -99,8 +99,8 @@ DECLARE
     made_by text;
 BEGIN
     -- All objects are looked up in a single query. Between two queries, anyone could create an
-    -- object that was missing. If the query finds the schema and its owner is trusted, nobody else
-    -- can rename the schema or create objects in it afterwards.
+    -- object that was missing. If the query finds the schema and its owner is trusted, no other
+    -- role can rename the schema or create objects in it afterwards.
     FOR found IN
         WITH outbox AS (SELECT c.oid, c.relowner, c.oid::regclass AS name
             FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = in_schema AND c.relname = outbox_name

@@ -11,8 +11,8 @@
 --
 --   SELECT walpost.lock_and_examine('public', 'outbox', 'SELECT');
 --
--- Until the transaction ends, nobody can change the definition of the table or of the tables that
--- inherit from it, and nobody can rename its schema. Rows can still be read and written, but
+-- Until the transaction ends, no other session can change the definition of the table or of the
+-- tables that inherit from it, or rename its schema. Rows can still be read and written, but
 -- VACUUM, CREATE INDEX and ALTER TABLE wait. The function fails if the table does not exist.
 -- Otherwise, it returns a list of the objects that would run other roles' code as the caller, which
 -- is empty if there are none. The third argument is the kind of statement: SELECT or DELETE, whose

@@ -98,10 +98,9 @@ BEGIN
         EXECUTE create_trigger;
         RETURN;
     END IF;
-    remedy := 'To reject UPDATE: ';
-    IF table_owner <> us THEN
-        remedy := format('To reject UPDATE, log in as its owner, role %I: ', pg_get_userbyid(table_owner));
-    END IF;
+    remedy := CASE WHEN table_owner <> us
+        THEN format('To reject UPDATE, log in as its owner, role %I: ', pg_get_userbyid(table_owner))
+        ELSE 'To reject UPDATE: ' END;
     remedy := regexp_replace(remedy || create_trigger || ';', unprintable, '?', 'g');
     IF table_owner <> us THEN
         RAISE NOTICE 'table % accepts UPDATE, which is never published', shown USING HINT = remedy;

@@ -92,8 +92,8 @@ BEGIN
                 HINT = 'Create it as a superuser: walpost init --config FILE; or run sql/guard.sql of Walpost in this database';
     END IF;
     -- A new partition is checked against the table's constraints, which could run other roles' code
-    -- as the current role. From here until the end of this block, nobody can change the
-    -- constraints.
+    -- as the current role. From here until the end of this block, no other session can
+    -- change the constraints.
     code_of_others := walpost.lock_and_examine(in_schema, outbox_name, 'ALTER');
     -- The table must still be the one that was created above: before the table was locked, it could
     -- have been renamed, and its name given to another table.

@@ -17,11 +17,11 @@
 -- replaced, but keep the privileges that were granted on them. `walpost init --outbox messages`
 -- runs the same SQL.
 --
--- Who may publish: initially, only the functions' owner. sql/writer.sql (`walpost init --writer
+-- Initially, only the functions' owner may publish events. sql/writer.sql (`walpost init --writer
 -- shop`) allows the role `shop` to publish. If PUBLIC may call the functions, `walpost check`
 -- reports that, along with the statements that revoke the privilege.
 --
--- Who may forge events: these functions call pg_logical_emit_message(), which PostgreSQL allows
+-- Events can be forged: these functions call pg_logical_emit_message(), which PostgreSQL allows
 -- every role to call. A role that may call it can write any event, and messages that are not
 -- events, with any prefix. Therefore, revoke the privilege from PUBLIC as a superuser, in each
 -- database with a message outbox. Writers keep the privilege, because sql/writer.sql grants it to

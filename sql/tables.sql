@@ -22,10 +22,10 @@
 -- the privileges that were granted on them. `walpost init` runs the same SQL for a pipeline with
 -- `tables`.
 --
--- Who may add a table: a role that owns the publication and the table, as PostgreSQL requires, and
--- may insert into and delete from walpost.outbox_row. With these privileges on walpost.outbox_row,
--- a role can forge any event of any table, so grant them to the role that runs migrations, not to
--- an application. If several roles run migrations, grant the privileges to a role without LOGIN and
+-- A role that adds a table must own the publication and the table, as PostgreSQL requires, and must
+-- be allowed to insert into and delete from walpost.outbox_row. With these privileges on
+-- walpost.outbox_row, a role can forge any event of any table, so grant them to the role that runs
+-- migrations, not to an application. If several roles run migrations, grant the privileges to a role without LOGIN and
 -- make them members of it; docs/tables.md contains the statements.
 --   GRANT USAGE ON SCHEMA walpost TO migrator;
 --   GRANT INSERT, DELETE, SELECT ON walpost.outbox_row TO migrator;

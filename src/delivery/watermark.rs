@@ -43,8 +43,8 @@ const COST_MAX: u64 = (1 << (u64::BITS - SLOT_BITS)) - 1;
 /// before the commit is received.
 const OPEN_TRANSACTION: u64 = 1 << 63;
 
-/// The tag that is passed to the sink with each record and returned when the record is delivered.
-/// It identifies the transaction's counter, and contains the number of bytes that the record uses
+/// The tag that the sink receives with each record, and returns when the record is delivered.
+/// The tag identifies the transaction's counter, and contains the number of bytes that the record uses
 /// in the window. A tag is a single nonzero word, so that it fits in the pointer that the sink
 /// stores for each record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

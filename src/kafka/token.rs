@@ -15,7 +15,7 @@ use super::token_endpoint::{Endpoint, EndpointError};
 use crate::model::time::unix_micros;
 use crate::program::{Program, ProgramError, RUN_TIMEOUT};
 
-/// Fraction of a token's lifetime that must remain if the token is to be passed to another client.
+/// Fraction of a token's lifetime that must remain for the token to be passed to another client.
 const REMAINING_LIFETIME_MIN: f64 = 0.5;
 /// Minimum delay before another token is requested after a request has failed or brokers have
 /// rejected the token.

@@ -134,7 +134,7 @@ enum Verdict {
     Wrong(Problem),
     /// The problem exists, but another component logs it.
     LoggedElsewhere(Problem),
-    /// It is currently unknown whether the problem exists; the previous verdict remains valid.
+    /// Whether the problem exists is currently unknown, so the previous verdict remains valid.
     Unknown,
     /// The problem does not apply in this state.
     NotApplicable,

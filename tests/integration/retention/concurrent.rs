@@ -70,7 +70,7 @@ fn writers_wait_no_longer_than_the_lock_timeout() {
                     _ => {
                         finished
                             .expect_code(1)
-                            .expect_mentions(&["in use", "in 5 attempts"]);
+                            .expect_mentions(&["in use", "5 attempts to lock it"]);
                         true
                     }
                 }

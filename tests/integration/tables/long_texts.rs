@@ -31,6 +31,26 @@ fn multi_megabyte_column_default_does_not_stop_delivery() {
     replay.finish().expect_code(0);
 }
 
+/// Printing this default takes more stack than a server of PostgreSQL 18 allows by default.
+#[test]
+fn deeply_nested_column_default_does_not_stop_delivery() {
+    let fixture = fixture_on(18, SETTINGS, &["tenant_1.outbox", "tenant_2.outbox"]);
+    let calls = 3685;
+    fixture.db.run(&format!(
+        "ALTER TABLE tenant_1.outbox ALTER COLUMN type SET DEFAULT {}'t'{}",
+        "COALESCE(".repeat(calls),
+        ", NULL)".repeat(calls)
+    ));
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start();
+    let event = Event::new(&aggregate, "k", "{}");
+    fixture
+        .db
+        .run(&writer(&["tenant_1.outbox"]).insert_one(event));
+    assert_eq!(keys(&fixture.wait_for_records(1)), ["k"]);
+    walpost.terminate().expect_code(0);
+}
+
 #[test]
 fn reports_a_multi_megabyte_row_filter() {
     if MAJOR < 15 {
