@@ -54,7 +54,7 @@ enum MissingEvents {
 
 /// The range of a table's rows that may be missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct MissingRows {
+pub(super) struct MissingRows {
     /// The missing rows were committed after this position; `None` if all rows may be missing.
     from: Option<Lsn>,
     /// The oldest transaction that may have inserted a missing row; `None` if all rows may be
@@ -92,7 +92,7 @@ impl ReplacedTable {
 
     /// Returns the replaced table if some of its rows may be missing. `recorded` is the range of
     /// rows that the journal records under the table's name as missing or set aside.
-    fn find(
+    pub(super) fn find(
         observed: &TableObservation,
         target: &Target,
         is_copied: bool,
@@ -100,9 +100,9 @@ impl ReplacedTable {
     ) -> Option<Self> {
         let stored = observed.stored.as_ref()?;
         let unpublished = match observed.evaluate(&target.publication) {
-            // If the former table is still published, it needs no entry of its own: the entry about
-            // the current table covers this gap.
-            TableChange::Gap(gap) if !stored.is_published => Some(MissingRows {
+            // If the former table has been published all the time, none of its rows are missing:
+            // the gap is only in the current table.
+            TableChange::Gap(gap) if !stored.is_published || stored.is_out => Some(MissingRows {
                 from: gap.from,
                 since: gap.since,
             }),

@@ -1,3 +1,4 @@
+use super::replaced::ReplacedTable;
 use super::*;
 
 fn observed(memberships: &[u32], stored: Option<StoredTable>) -> TableObservation {
@@ -96,6 +97,34 @@ fn reports_a_gap_when_an_unpublished_table_is_published_again() {
     // The table was recorded as not published, although it is still in the publication. This
     // happens if the publication temporarily does not publish inserts.
     check(&observed(&[1], Some(out)), gap(Some(400)));
+}
+
+#[test]
+fn reports_missing_rows_of_a_replaced_table_unless_it_was_always_published() {
+    let target = Target {
+        outbox: Outbox::Table("tenant_a.outbox".parse().expect("a table")),
+        publication: "tenants".to_owned(),
+        slot: "tenants".to_owned(),
+        commands: Default::default(),
+    };
+    // The current table is published with another membership than the former one.
+    let has_missing_rows = |is_published, is_out| {
+        let former = StoredTable {
+            name: Some("tenant_a.former".parse().expect("a table")),
+            is_published,
+            relation: 6,
+            is_out,
+            ..stored(&[1])
+        };
+        let observed = observed(&[2], Some(former));
+        assert_eq!(observed.evaluate("tenants"), gap(Some(400)));
+        ReplacedTable::find(&observed, &target, true, None).is_some()
+    };
+    assert!(!has_missing_rows(true, false));
+    assert!(has_missing_rows(false, false));
+    assert!(has_missing_rows(false, true));
+    // The publication temporarily did not publish inserts.
+    assert!(has_missing_rows(true, true));
 }
 
 #[test]
