@@ -415,7 +415,7 @@ async fn read_slot(
         connection.disable_conversion().await?;
     }
     let (walsender, messages) = (
-        connection.process_id().await?,
+        connection.server_process().await?.pid,
         matches!(target.outbox, Outbox::Messages { .. }),
     );
     connection

@@ -207,7 +207,10 @@ impl CatalogQueries for SimDatabase {
         let column = |(name, oid): (&str, u32)| (name.to_owned(), oid);
         Ok(Observed {
             version: 150_000,
-            starts: ServerStarts::default(),
+            starts: ServerStarts {
+                postmaster: self.incarnation.to_string(),
+                ..ServerStarts::default()
+            },
             database: "sim".to_owned(),
             encoding: "UTF8".to_owned(),
             user: "sim".to_owned(),

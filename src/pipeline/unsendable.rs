@@ -2,9 +2,7 @@
 //! identifies neither, so the stream is read again from the slot's position.
 
 use std::collections::HashMap;
-use std::time::Duration;
 
-use tokio::time::timeout;
 use tracing::debug;
 
 use super::database::Database;
@@ -12,30 +10,10 @@ use super::decode::error::CoreError;
 use super::error::PipelineError;
 use super::settings::PipelineSettings;
 use crate::model::lsn::{Lsn, Position};
-use crate::postgres::replication::{Connection, ConnectionError, UnsendableCause};
+use crate::postgres::replication::{ConnectionError, UnsendableCause};
 use crate::postgres::table::TableName;
 use crate::postgres::target::Outbox;
 use crate::postgres::wire::pgoutput::Message;
-
-/// How long to wait for the server to report why it aborted the stream.
-const REASON_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// Returns the error with which the server aborted the stream before any data was processed, or
-/// `None` if the server does not send one. Discards the data received on `connection`.
-pub(super) async fn stream_end_error(connection: &mut Connection) -> Option<PipelineError> {
-    let mut rows = Rows::default();
-    let preview = connection.preview(Lsn(u64::MAX), REASON_TIMEOUT, |data| {
-        rows.message(data);
-        true
-    });
-    match timeout(REASON_TIMEOUT, preview).await {
-        Ok(Err(error @ ConnectionError::Server(_))) => {
-            let unsendable = CoreError::unsendable(&error, rows.next);
-            Some(unsendable.map_or_else(|| error.into(), PipelineError::from))
-        }
-        _ => None,
-    }
-}
 
 /// Adds the name of the table to an error about a row that the server can't send. The slot must be
 /// free.

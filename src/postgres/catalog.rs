@@ -312,7 +312,7 @@ impl Catalog {
                  current_setting('max_slot_wal_keep_size', true), pg_is_in_recovery(), \
                  current_setting('application_name'), current_setting('effective_wal_level', true), \
                      CASE WHEN {IS_SYNCHRONOUS} THEN current_setting('synchronous_standby_names') END, \
-                     getdatabaseencoding()::text, pg_postmaster_start_time()::text, \
+                     getdatabaseencoding()::text, extract(epoch FROM pg_postmaster_start_time())::text, \
                      coalesce((SELECT stats_reset::text FROM pg_stat_bgwriter), '')"
                 ),
                 &[],

@@ -50,6 +50,9 @@ const PUBLICATION_SKIPPED: &str = "55000";
 /// SQLSTATE of the error that a replication command causes in a session that is not in replication
 /// mode.
 const SYNTAX_ERROR: &str = "42601";
+/// Returns the values of [`ServerProcess`].
+pub(crate) const SERVER_PROCESS_QUERY: &str =
+    "SELECT pg_catalog.pg_backend_pid(), extract(epoch FROM pg_catalog.pg_postmaster_start_time())";
 const NO_REPLICATION_HINT: &str = "This is not a replication session: a connection pooler such as PgCat or Supavisor is between Walpost and PostgreSQL, and does not \
      forward the replication parameter. Connect directly to PostgreSQL's address and port";
 
@@ -155,6 +158,14 @@ pub struct Identity {
     pub flushed: Lsn,
 }
 
+/// The server process that serves a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServerProcess {
+    pub pid: i32,
+    /// `pg_postmaster_start_time()` of the process's server, in seconds since 1970.
+    pub postmaster_start: String,
+}
+
 /// A message that the server sends during `COPY ... TO STDOUT`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyOut<'c> {
@@ -183,6 +194,8 @@ pub struct Connection {
     row_bytes_max: usize,
     /// Whether the server converts text to UTF-8.
     converts: bool,
+    /// Whether the server has aborted the stream. Data that it sent before can still be received.
+    is_aborted: bool,
     notices: Arc<NoticeLimit>,
     /// The host that accepted the connection, for logs.
     pub host: String,
@@ -287,6 +300,7 @@ impl Connection {
             received: 0,
             row_bytes_max,
             converts: true,
+            is_aborted: false,
             notices: Arc::default(),
             host: session.host,
         }
@@ -336,16 +350,22 @@ impl Connection {
         })
     }
 
-    /// Queries the server process's PID. The result differs from the PID received during startup if
-    /// a connection pooler sent its own PID.
+    /// Queries which server process serves this connection. The PID differs from the one received
+    /// during startup if a connection pooler sent its own PID.
     ///
     /// # Errors
     /// Returns an error if the connection fails or the reply can't be parsed.
-    pub async fn process_id(&mut self) -> Result<i32, ConnectionError> {
-        let query = "SELECT pg_backend_pid()";
+    pub async fn server_process(&mut self) -> Result<ServerProcess, ConnectionError> {
+        let query = SERVER_PROCESS_QUERY;
         let row = self.command(query).await?;
-        let found = row.first().cloned().flatten();
-        found.and_then(|pid| pid.parse().ok()).ok_or_else(|| {
+        let field = |at: usize| row.get(at).cloned().flatten();
+        let process = || {
+            Some(ServerProcess {
+                pid: field(0)?.parse().ok()?,
+                postmaster_start: field(1)?,
+            })
+        };
+        process().ok_or_else(|| {
             ConnectionError::Protocol(format!("unexpected reply to {query}: {row:?}"))
         })
     }
@@ -664,8 +684,14 @@ impl Connection {
         self.last_received_at
     }
 
+    /// Records that the server has aborted the stream. Nothing more is sent to the server, because
+    /// an error while sending would hide the data and the error that the server has sent.
+    pub(crate) fn record_abort(&mut self) {
+        self.is_aborted = true;
+    }
+
     /// Reports the durable position to the server, and requests a reply if `reply_requested` is
-    /// true.
+    /// true. Does nothing if the server has aborted the stream.
     ///
     /// # Errors
     /// Returns an error if the connection was lost, or if the server does not read the message
@@ -676,6 +702,9 @@ impl Connection {
         reply_requested: bool,
         limit: Duration,
     ) -> Result<(), ConnectionError> {
+        if self.is_aborted {
+            return Ok(());
+        }
         let update = status_update(upto.lsn(), clock_micros(), reply_requested);
         match timeout(limit, self.write(&update)).await {
             Ok(written) => written,

@@ -454,6 +454,10 @@ fn reports_and_skips_a_row_with_a_value_that_postgresql_cannot_convert_to_text()
         fixture.db.run(&insert("after", "NULL"));
         let halted = fixture.run().finish().expect_code(3);
         let halted = halted.expect_mentions(&["halted", "can't be converted to text", "skip --to"]);
+        // The server usually aborts the stream before Walpost has checked who uses the slot, so
+        // the event has been received by then but not delivered.
+        let delivered = keys(&fixture.records());
+        assert!(delivered.contains(&"before".to_owned()), "{delivered:?}");
         let answer = format!("{}\n", fixture.name);
         let skip = fixture.skip(&position(&halted)).answer(&answer).finish();
         skip.expect_code(0)
@@ -464,8 +468,6 @@ fn reports_and_skips_a_row_with_a_value_that_postgresql_cannot_convert_to_text()
         });
         walpost.terminate().expect_code(0);
         let keys = keys(&fixture.records());
-        // The server may abort the stream before Walpost has read the first event. In this case, `skip`
-        // lists the event and skips it too.
         assert!(!keys.contains(&"bad".to_owned()), "{keys:?}");
     }
 }

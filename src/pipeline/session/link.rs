@@ -12,17 +12,16 @@ use crate::model::lsn::Lsn;
 use crate::pipeline::database::{CatalogQueries, Database};
 use crate::pipeline::error::PipelineError;
 use crate::pipeline::settings::PipelineSettings;
-use crate::pipeline::unsendable;
 use crate::postgres::catalog::Problem;
-use crate::postgres::replication::{Connection, ConnectionError, Identity};
+use crate::postgres::replication::{Connection, ConnectionError, Identity, ServerProcess};
 use crate::postgres::target::Outbox;
 
 /// A replication connection that becomes part of a [`Session`](super::Session) once it streams.
 pub(super) struct Link {
     pub(super) connection: Connection,
     pub(super) identity: Identity,
-    /// PID of the walsender that serves the connection.
-    pub(super) walsender: i32,
+    /// The walsender that serves the connection.
+    pub(super) walsender: ServerProcess,
     /// The slot's position; `None` until the slot is acquired.
     pub(super) resume: Option<Lsn>,
 }
@@ -42,7 +41,7 @@ impl Link {
         session_state.access.record_full_access();
         let identity = connection.identify().await?;
         session_state.check_cluster(&identity)?;
-        let walsender = connection.process_id().await?;
+        let walsender = connection.server_process().await?;
         Ok(Self {
             connection,
             identity,
@@ -64,21 +63,23 @@ impl Link {
         self.connection
             .start(&target.slot, from, &target.publication, messages)
             .await?;
-        let slot = catalog.observe(target).await?.slot;
-        let slot = slot.ok_or_else(|| Problem::NoSlot {
+        let observed = catalog.observe(target).await?;
+        let slot = observed.slot.ok_or_else(|| Problem::NoSlot {
             slot: target.slot.clone(),
             init: target.init_slot(),
         })?;
-        // If the address has started to point to a different server, the two connections may have
-        // reached different servers. The slot positions on the two servers are unrelated.
-        if slot.active_pid != Some(self.walsender) {
-            // First rule out that the server has aborted the stream at its first row, which also
-            // releases the slot.
-            if let Some(error) = unsendable::stream_end_error(&mut self.connection).await {
-                return Err(error);
+        match slot.active_pid {
+            Some(pid) if pid == self.walsender.pid => {}
+            // The walsender has already released the slot, because it has aborted the stream. The
+            // events that it sent before must be delivered, and its error must be reported.
+            None if observed.starts.postmaster == self.walsender.postmaster_start => {
+                self.connection.record_abort();
             }
-            let (walsender, found) = (self.walsender, slot.active_pid);
-            return Err(SlotError::two_servers(target, walsender, found).into());
+            // If the address has started to point to a different server, the two connections may
+            // have reached different servers. The slot positions on the two servers are unrelated.
+            found => {
+                return Err(SlotError::two_servers(target, self.walsender.pid, found).into());
+            }
         }
         self.resume = Some(slot.confirmed);
         Ok(slot.confirmed)

@@ -9,6 +9,7 @@ use tokio::time::{sleep, timeout};
 use super::older::Snapshot;
 use super::world::{Event, SYSTEM_ID, Shared, Transaction, is_unroutable};
 use crate::model::lsn::Lsn;
+use crate::postgres::replication::SERVER_PROCESS_QUERY;
 
 const OUTBOX: u32 = 16_500;
 /// Capacity of the pipe that replaces a socket and its buffers.
@@ -94,8 +95,9 @@ impl Walsender {
                     world.database.history.iter().map(line).collect()
                 };
                 self.send_row(&["history", &history]).await?;
-            } else if query == "SELECT pg_backend_pid()" {
-                self.send_row(&["1"]).await?;
+            } else if query == SERVER_PROCESS_QUERY {
+                let postmaster_start = self.incarnation.to_string();
+                self.send_row(&["1", &postmaster_start]).await?;
             } else if query.starts_with("START_REPLICATION") {
                 return self.replicate(&query).await;
             } else if query.starts_with("CREATE_REPLICATION_SLOT") {

@@ -101,7 +101,7 @@ pub(crate) struct Observed {
 /// When a server was started, and when its statistics were last reset.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ServerStarts {
-    /// `pg_postmaster_start_time()`.
+    /// `pg_postmaster_start_time()`, in seconds since 1970.
     pub postmaster: String,
     /// `stats_reset` in `pg_stat_bgwriter`. If a server process crashes, the server restarts all
     /// other processes and discards its statistics, but the postmaster keeps running.

@@ -31,7 +31,7 @@ fn multi_megabyte_column_default_does_not_stop_delivery() {
     replay.finish().expect_code(0);
 }
 
-/// Printing this default takes more stack than a server of PostgreSQL 18 allows by default.
+/// With the default settings, PostgreSQL 18 has too little stack to print this default.
 #[test]
 fn deeply_nested_column_default_does_not_stop_delivery() {
     let fixture = fixture_on(18, SETTINGS, &["tenant_1.outbox", "tenant_2.outbox"]);

@@ -96,7 +96,7 @@ impl<C: CatalogQueries> SlotTaken<C> {
             start.session_state.watched.clone(),
             start.session_state.publication.clone(),
             self.catalog,
-            self.link.walsender,
+            self.link.walsender.pid,
             writer,
         ));
         let mut pace = Pace::new(now);
