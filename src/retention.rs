@@ -41,6 +41,10 @@ use crate::postgres::target::{Outbox, Target};
 /// How long a statement may wait for a lock, and how long it may run while it blocks writers.
 pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_millis(200);
 
+/// Maximum number of partitions that one transaction creates or marks. Each transaction first
+/// examines the table and all of its partitions, so handling partitions one by one would be slow.
+const STEPS_PER_TRANSACTION: usize = 20;
+
 /// Maximum number of times that a maintenance pass attempts a transaction if a lock is not
 /// available.
 const LOCK_ATTEMPTS_MAX: u32 = 5;
@@ -467,6 +471,26 @@ impl MaintainedTable {
 }
 
 impl RetentionStep {
+    /// Returns the table that the step creates or changes.
+    fn table(&self) -> &TableName {
+        match self {
+            Self::Create(name, _) => name,
+            Self::MarkClosed(Partition { name, .. })
+            | Self::MarkDelivered(Partition { name, .. })
+            | Self::Detach(Partition { name, .. })
+            | Self::Finalize(Partition { name, .. }) => name,
+            Self::MarkDetached(Detached { name, .. }) | Self::Drop(Detached { name, .. }) => name,
+        }
+    }
+
+    /// Returns whether the step only changes the comment on a table, which blocks no writers.
+    fn is_mark(&self) -> bool {
+        matches!(
+            self,
+            Self::MarkClosed(_) | Self::MarkDelivered(_) | Self::MarkDetached(_)
+        )
+    }
+
     /// Describes what the step would do, for a dry run.
     fn intent(&self) -> String {
         match self {
@@ -481,6 +505,15 @@ impl RetentionStep {
             Self::Drop(table) => format!("drop {}", table.name),
         }
     }
+}
+
+/// The statements that perform a [`RetentionStep`].
+struct Action {
+    /// Inspects the table to drop. This does not block writers, so its duration is not limited.
+    inspection: String,
+    sql: String,
+    /// Describes the result, for the report.
+    done: Option<String>,
 }
 
 /// A maintenance pass over one table.
@@ -669,10 +702,7 @@ impl Pass<'_> {
                 self.report.waits = waits;
                 return Ok(());
             }
-            let mut has_progress = false;
-            for step in &steps {
-                has_progress |= self.perform_step(step).await?;
-            }
+            let mut has_progress = self.perform_steps(&steps).await?;
             let waits_for_slot = |wait: &RemovalWait| matches!(wait, RemovalWait::Slot { .. });
             has_progress |= waits.iter().any(waits_for_slot);
             self.report.waits = waits;
@@ -683,67 +713,99 @@ impl Pass<'_> {
         }
     }
 
+    /// Performs the steps and adds the results to the report. Returns true if at least one of them
+    /// was performed.
+    async fn perform_steps(&mut self, steps: &[RetentionStep]) -> Result<bool, CatalogError> {
+        let (marks, others): (Vec<_>, Vec<_>) = steps.iter().partition(|step| step.is_mark());
+        let mut has_progress = false;
+        for marks in marks.chunks(STEPS_PER_TRANSACTION) {
+            has_progress |= self.mark_together(marks).await?;
+        }
+        for step in others {
+            has_progress |= self.perform_step(step).await?;
+        }
+        Ok(has_progress)
+    }
+
+    /// Marks several tables in one transaction. If the transaction fails, marks each table in its
+    /// own transaction.
+    async fn mark_together(&mut self, marks: &[&RetentionStep]) -> Result<bool, CatalogError> {
+        if marks.len() > 1 {
+            let actions: Vec<_> = marks.iter().map(|mark| self.action(mark)).collect();
+            let sql: Vec<_> = actions.iter().map(|action| &*action.sql).collect();
+            if self
+                .attempt_once(&bounded(&sql.join("; ")))
+                .await?
+                .is_none()
+            {
+                self.commit().await?;
+                let done = actions.into_iter().filter_map(|action| action.done);
+                self.report.done.extend(done);
+                return Ok(true);
+            }
+        }
+        let mut has_progress = false;
+        for mark in marks {
+            has_progress |= self.perform_step(mark).await?;
+        }
+        Ok(has_progress)
+    }
+
     /// Performs a step and adds the result to the report. Returns false if the step fails.
     async fn perform_step(&mut self, step: &RetentionStep) -> Result<bool, CatalogError> {
-        let (table, sql, done) = match step {
-            RetentionStep::Create(name, range) => (
-                name,
-                self.create_partition_sql(name, *range),
-                Some(ahead::describe_created(name, *range)),
-            ),
-            RetentionStep::MarkClosed(Partition { name, .. }) => {
-                let sql = self.mark_sql(name, MarkKind::Closed);
-                (name, sql, None)
-            }
-            RetentionStep::MarkDelivered(Partition { name, .. }) => {
-                let sql = self.mark_sql(name, MarkKind::Delivered);
-                (name, sql, Some(format!("partition {name} is delivered")))
-            }
-            RetentionStep::Detach(partition) => {
-                let name = &partition.name;
-                let sql = self.detach_sql(partition);
-                (name, sql, Some(format!("partition {name} detached")))
-            }
-            RetentionStep::Finalize(Partition { name, .. }) => {
-                let root = self.outbox.name.quoted();
-                let sql = format!(
-                    "ALTER TABLE {root} DETACH PARTITION {} FINALIZE",
-                    name.quoted()
-                );
-                (name, sql, Some(format!("partition {name} detached")))
-            }
-            RetentionStep::MarkDetached(Detached { name, .. }) => {
-                let sql = self.mark_sql(name, MarkKind::Detached);
-                (name, sql, None)
-            }
-            RetentionStep::Drop(table) => {
-                let (name, sql) = (&table.name, drop_sql(table));
-                (name, sql, Some(format!("table {name} dropped")))
-            }
-        };
+        let action = self.action(step);
         if matches!(step, RetentionStep::Finalize(_)) && !self.wait_for_users().await? {
             return Ok(false);
         }
-        // The inspection does not block writers, so its duration is not limited.
+        let sql = format!("{}{}", action.inspection, bounded(&action.sql));
+        let Some(failed) = self.attempt(&sql).await? else {
+            self.commit().await?;
+            self.report.done.extend(action.done);
+            return Ok(true);
+        };
+        let problem = match is_busy(&failed.code) {
+            true => failed.busy(step.table()),
+            false => self.step_error(step, failed),
+        };
+        self.report.problems.push(problem);
+        Ok(false)
+    }
+
+    fn action(&self, step: &RetentionStep) -> Action {
+        let name = step.table();
+        let (sql, done) = match step {
+            RetentionStep::Create(_, range) => (
+                self.create_partition_sql(name, *range),
+                Some(ahead::describe_created(name, *range)),
+            ),
+            RetentionStep::MarkClosed(_) => (self.mark_sql(name, MarkKind::Closed), None),
+            RetentionStep::MarkDelivered(_) => (
+                self.mark_sql(name, MarkKind::Delivered),
+                Some(format!("partition {name} is delivered")),
+            ),
+            RetentionStep::Detach(partition) => (
+                self.detach_sql(partition),
+                Some(format!("partition {name} detached")),
+            ),
+            RetentionStep::Finalize(_) => (
+                format!(
+                    "ALTER TABLE {} DETACH PARTITION {} FINALIZE",
+                    self.outbox.name.quoted(),
+                    name.quoted()
+                ),
+                Some(format!("partition {name} detached")),
+            ),
+            RetentionStep::MarkDetached(_) => (self.mark_sql(name, MarkKind::Detached), None),
+            RetentionStep::Drop(table) => (drop_sql(table), Some(format!("table {name} dropped"))),
+        };
         let inspection = match step {
-            RetentionStep::Drop(table) => examine_sql(&table.name, Statement::Alter),
+            RetentionStep::Drop(_) => examine_sql(name, Statement::Alter),
             _ => String::new(),
         };
-        let sql = format!("{inspection}{}", bounded(&sql));
-        match self.attempt(&sql).await? {
-            None => {
-                self.commit().await?;
-                self.report.done.extend(done);
-                Ok(true)
-            }
-            Some(failed) => {
-                let problem = match is_busy(&failed.code) {
-                    true => failed.busy(table),
-                    false => self.step_error(step, failed),
-                };
-                self.report.problems.push(problem);
-                Ok(false)
-            }
+        Action {
+            inspection,
+            sql,
+            done,
         }
     }
 

@@ -3,14 +3,10 @@
 use std::fmt::Write as _;
 
 use super::plan::{self, Partition, RetentionFacts, RetentionStep, TimeRange};
-use super::{Failed, LOCK_TIMEOUT, Pass, RetentionError, bounded, is_busy};
+use super::{Failed, LOCK_TIMEOUT, Pass, RetentionError, STEPS_PER_TRANSACTION, bounded, is_busy};
 use crate::postgres::catalog::CatalogError;
 use crate::postgres::sql::{escape_identifier, escape_literal};
 use crate::postgres::table::TableName;
-
-/// Maximum number of partitions that one transaction creates. Each transaction first examines the
-/// table and all of its partitions, so creating partitions one by one would be slow.
-const PARTITIONS_PER_TRANSACTION: usize = 20;
 
 impl Pass<'_> {
     /// Creates the missing partitions.
@@ -32,14 +28,14 @@ impl Pass<'_> {
             return Ok(());
         }
         let mut missing = &steps[..];
-        let mut count = PARTITIONS_PER_TRANSACTION;
+        let mut count = STEPS_PER_TRANSACTION;
         while !missing.is_empty() {
             let (batch, rest) = missing.split_at(count.min(missing.len()));
             if let [step] = batch {
                 self.perform_step(step).await?;
             } else if let Some(failed) = self.create_together(batch).await? {
-                // A smaller batch blocks writers for less time, and may lack the partition that
-                // can't be created.
+                // A smaller batch blocks writers for less time, and may not include the partition
+                // that can't be created.
                 count = batch.len() / 2;
                 if is_busy(&failed.code) {
                     tokio::time::sleep(LOCK_TIMEOUT / 2).await;
@@ -47,7 +43,7 @@ impl Pass<'_> {
                 continue;
             }
             missing = rest;
-            count = (2 * count).min(PARTITIONS_PER_TRANSACTION);
+            count = (2 * count).min(STEPS_PER_TRANSACTION);
         }
         Ok(())
     }

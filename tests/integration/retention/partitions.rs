@@ -236,3 +236,23 @@ fn creates_several_partitions_in_one_transaction() {
     let transactions = fixture.db.number(transactions);
     assert!((8..30).contains(&transactions), "{transactions}");
 }
+
+#[test]
+fn marks_several_partitions_in_one_transaction() {
+    avoid_utc_midnight();
+    let fixture = Fixture::bare();
+    fixture.db.run(&format!(
+        "CREATE TABLE outbox ({COLUMNS}) PARTITION BY RANGE (created_at);
+         DO $$ DECLARE day timestamptz := date_trunc('day', now(), 'UTC'); BEGIN FOR n IN 1..5 LOOP
+             EXECUTE format('CREATE TABLE outbox_old%s PARTITION OF outbox FOR VALUES FROM (%L) TO (%L)',
+                 n, day - make_interval(days => n), day - make_interval(days => n - 1));
+         END LOOP; END $$"
+    ));
+    fixture.init().finish().expect_code(0);
+    maintain(&fixture, &["--retention", "1h"]).expect_code(0);
+    let marks = fixture.db.rows(
+        "SELECT count(*), count(DISTINCT d.xmin::text) FROM pg_description d JOIN pg_class c ON c.oid = d.objoid
+         WHERE d.classoid = 'pg_class'::regclass AND d.objsubid = 0 AND c.relname ~ '^outbox_old'",
+    );
+    assert_eq!(marks, [["5", "1"].map(|count| Some(count.to_owned()))]);
+}
