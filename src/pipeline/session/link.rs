@@ -69,8 +69,8 @@ impl Link {
             slot: target.slot.clone(),
             init: target.init_slot(),
         })?;
-        // If the address has started to point to a different server, the two connections may have
-        // reached different servers. The slot positions on the two servers are unrelated.
+        // If the address has started to point to a different server, the replication and catalog
+        // connections may have reached different servers, whose slot positions are unrelated.
         if slot.active_pid != Some(self.walsender) {
             // First rule out that the server has aborted the stream at its first row, which also
             // releases the slot.
