@@ -38,7 +38,8 @@ struct Args {
     /// Store the counts instead of comparing them with the stored counts
     #[arg(long)]
     store: bool,
-    /// Only play the rows of a case, while callgrind counts the instructions
+    /// Process the given number of rows of a case. Used when this program runs itself under
+    /// callgrind
     #[arg(long, hide = true, num_args = 2, value_names = ["CASE", "ROWS"])]
     play: Option<Vec<String>>,
     /// Added by `cargo bench`

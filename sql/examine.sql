@@ -89,7 +89,7 @@ DECLARE
         SELECT oid FROM able WHERE oid IN (SELECT oid FROM ours) OR NOT EXISTS (
             SELECT FROM pg_auth_members AS m WHERE m.member NOT IN (SELECT oid FROM able)
                 AND pg_has_role(m.member, able.oid, 'USAGE') AND NOT pg_has_role(m.member, able.oid, act_as)));
-    -- The existing objects of Walpost that belong to a trusted role.
+    -- Walpost's existing objects that belong to a trusted role.
     examined name[] := '{}';
     code_of_others text;
     kept name;
@@ -126,8 +126,8 @@ BEGIN
                 AND (n.nspname = 'walpost' AND p.proname IN ('publish', 'publish_bytes', 'max_event_bytes', 'add_outbox', 'lock_and_examine')
                     OR n.nspname = in_schema AND p.pronargs = 0 AND p.proname IN ('walpost_uuidv7', 'walpost_no_update')
                         AND what && '{owners}')
-            -- These functions are found through the objects that call them, because they may have
-            -- been renamed.
+            -- The functions that a column default or a trigger calls are found through that
+            -- default or trigger, because the functions may have been renamed.
             UNION ALL SELECT format('function %s, which the default of %s.id calls,', p.oid::regprocedure, outbox.name), p.proowner, true,
                     format('ALTER TABLE %s ALTER id SET DEFAULT ...; DROP FUNCTION %s', outbox.name, p.oid::regprocedure), NULL
                 FROM outbox JOIN pg_attribute a ON a.attrelid = outbox.oid AND a.attname = 'id'
@@ -222,7 +222,7 @@ BEGIN
             UNION ALL SELECT format('policy %I', polname) FROM pg_policy WHERE polrelid = its_oid
             UNION ALL SELECT format('statistics %I', stxname) FROM pg_statistic_ext WHERE stxrelid = its_oid
             UNION ALL SELECT format('inheriting table %s', inhrelid::regclass) FROM pg_inherits WHERE inhparent = its_oid
-            -- A role that may write to a parent can write to this table through it.
+            -- A role that may write to a parent table can write to this table through the parent.
             UNION ALL SELECT format('parent %s', inhparent::regclass) FROM pg_inherits WHERE inhrelid = its_oid
             UNION ALL SELECT format('type %s', format_type(reloftype, NULL)) FROM pg_class WHERE oid = its_oid AND reloftype <> 0
             UNION ALL SELECT format('index %s', indexrelid::regclass) FROM pg_index
@@ -279,7 +279,7 @@ BEGIN
         code_of_others := walpost.lock_and_examine(in_schema, outbox_name,
             CASE WHEN 'write' = ANY (what) THEN 'DELETE' WHEN 'alter' = ANY (what) THEN 'ALTER'
                 WHEN 'compare' = ANY (what) THEN 'COMPARE' WHEN 'condition' = ANY (what) THEN 'CONDITION' ELSE 'SELECT' END);
-        -- The function returns NULL if the table was dropped or renamed in the meantime.
+        -- An older version of lock_and_examine returns NULL if the table does not exist.
         IF code_of_others IS NULL THEN
             RAISE EXCEPTION 'table %.% does not exist', quote_ident(in_schema), quote_ident(outbox_name)
                 USING ERRCODE = 'undefined_table', HINT = 'If it was renamed temporarily, run the same command again.';

@@ -112,10 +112,10 @@ DECLARE
     -- The tables that this session has locked.
     locked oid[];
     missing record;
-    -- These tables and all their ancestors: tables of which they are partitions, or from which they
-    -- inherit.
+    -- The outbox, the tables that inherit from it, and all ancestors of these tables: tables of
+    -- which they are partitions, or from which they inherit.
     family oid[];
-    -- Whether an untrusted role can change any of these tables.
+    -- Whether an untrusted role can change any table in `family`.
     is_exposed boolean;
     calls text;
 BEGIN
@@ -168,8 +168,9 @@ BEGIN
             AND privilege_type IN ('TRIGGER', 'REFERENCES') AND grantee <> ALL (trusted))
         OR EXISTS (SELECT FROM pg_attribute, aclexplode(attacl) WHERE attrelid = ANY (family)
             AND privilege_type = 'REFERENCES' AND grantee <> ALL (trusted));
-    -- If the table was dropped after its name was looked up, the queries above found neither its owner nor its
-    -- privileges, and it would wrongly count as trusted. If it still exists now, all of them have seen it.
+    -- If the table was dropped after its name was looked up, the queries above found neither its
+    -- owner nor its privileges, and it would wrongly count as trusted. If it still exists now, it
+    -- existed during all of these queries.
     IF NOT EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
         WHERE c.oid = outbox AND n.oid = schema_oid AND n.nspname = schema_name AND c.relname = table_name) THEN
         RAISE EXCEPTION 'table %.% was replaced by another one while it was being examined', quote_ident(schema_name),
@@ -318,7 +319,8 @@ BEGIN
         UNION ALL SELECT class, object, expressions, true FROM checks
     ), used (class, object, used_class, used_object) AS (
         SELECT DISTINCT class, object, refclassid, refobjid FROM attached JOIN pg_depend ON classid = class AND objid = object
-            -- A table's other dependencies are only the types of its columns.
+            -- Omits the dependencies of individual columns, which are only their types and
+            -- collations.
             AND (class <> 'pg_class'::regclass OR objsubid = 0)
             WHERE deptype IN ('n', 'a')
             AND (class, object, refclassid, refobjid) NOT IN (SELECT class, object, 'pg_type'::regclass, type FROM checks)
@@ -437,7 +439,7 @@ BEGIN
             WHERE changer <> ALL (trusted)
         UNION ALL SELECT format('%s is a foreign table', oid::regclass) FROM pg_class
             WHERE oid = ANY (tables) AND relkind = 'f'
-        -- This type determines which operators order and compare rows.
+        -- The type of a primary key column determines which operators order and compare rows.
         UNION ALL SELECT format('column %I of the primary key has type %s of role %I', attname, format_type(atttypid, atttypmod),
                 pg_get_userbyid(typowner))
             FROM pg_index JOIN pg_attribute ON attrelid = indrelid AND attnum = ANY (indkey) JOIN pg_type t ON t.oid = atttypid

@@ -102,7 +102,8 @@ BEGIN
             -- The OIDs of all entries in pg_publication_rel, pg_publication_namespace and
             -- pg_publication through which the table is published.
             memberships text NOT NULL,
-            -- Whether the table has been seen unpublished, and not seen published since.
+            -- Whether the table is known to have been unpublished since Walpost last found it
+            -- published.
             is_out boolean NOT NULL,
             -- The slot's confirmed position when the table was last seen published, and a
             -- transaction ID (including its epoch). All transactions with lower IDs had been

@@ -88,8 +88,8 @@ BEGIN
             WHERE nspname = in_schema AND (r.rolsuper OR r.oid = us));
     END IF;
     IF is_addable THEN
-        -- CREATE TRIGGER acquires the same lock. Acquiring it here ensures that the owner can't
-        -- change between the following check and CREATE TRIGGER.
+        -- The lock that CREATE TRIGGER needs is acquired here, so that the owner can't change
+        -- between the following check and CREATE TRIGGER.
         EXECUTE format('LOCK TABLE ONLY %s IN SHARE ROW EXCLUSIVE MODE', outbox);
         SELECT relowner INTO table_owner FROM pg_class WHERE oid = outbox::regclass;
         is_addable := table_owner = us;

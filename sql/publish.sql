@@ -62,7 +62,7 @@ BEGIN
     IF pg_catalog.to_regnamespace('walpost') IS NULL THEN
         CREATE SCHEMA walpost;
     END IF;
-    -- Walpost rejects messages that are larger than this.
+    -- Walpost rejects a message that is larger than both 16 MiB and max_row_bytes.
     IF max_event_bytes > 16777216 THEN
         RAISE EXCEPTION 'max_event_bytes is %, expected at most 16777216', max_event_bytes
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Use a table for larger events.';

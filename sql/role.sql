@@ -50,7 +50,7 @@ DECLARE
     outbox_name text := current_setting('walpost.table_name');
     outbox text := format('%I.%I', in_schema, outbox_name);
     found pg_roles;
-    -- This role exists only on RDS and Aurora.
+    -- The role rds_replication exists only on RDS and Aurora.
     replicators oid := (SELECT oid FROM pg_roles WHERE rolname = 'rds_replication');
     make text := format(CASE WHEN replicators IS NULL THEN 'CREATE ROLE %1$I LOGIN REPLICATION'
         ELSE 'CREATE ROLE %1$I LOGIN; GRANT rds_replication TO %1$I' END, name);

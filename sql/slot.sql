@@ -78,8 +78,9 @@ BEGIN
     END IF;
     -- If a slot existed before, under this name or another, the events that it had not delivered
     -- have been recorded, and `walpost replay` can resend them. This file can't determine which
-    -- slots a pipeline has had, so any entry counts. The table is not read unless it was examined:
-    -- if it did not exist at that time, any role could have created it since.
+    -- slots a pipeline has had, so any row in walpost.slot_state counts. That table is not read
+    -- unless it was examined: if it did not exist at that time, any role could have created it
+    -- since.
     IF 'slot_state' = ANY (string_to_array(current_setting('walpost.examined'), ' ')) THEN
         IF NOT has_table_privilege('walpost.slot_state', 'SELECT') THEN
             RAISE EXCEPTION 'role % can''t read walpost.slot_state, which shows whether a slot existed before',

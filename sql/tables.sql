@@ -68,7 +68,7 @@ BEGIN
         table_name text NOT NULL,
         -- A JSON array with the name and the type OID of each column.
         column_list text NOT NULL,
-        -- A JSON array with the value of each of these columns, as text or null.
+        -- A JSON array with the values of the columns in column_list, as text or null.
         row_values text NOT NULL
     );
     COMMENT ON TABLE walpost.outbox_row IS 'Rows that are being written to WAL while walpost.add_outbox adds their table; otherwise empty';
@@ -226,7 +226,7 @@ BEGIN
     EXECUTE format('ALTER PUBLICATION %I ADD TABLE %I.%I', publication, its_schema, its_name);
     -- If a slot of the publication has already sent rows of this table, sending all of them again
     -- would duplicate them. Rows that were committed while the table was not published are recorded
-    -- as missing when Walpost next compares this entry with the publication.
+    -- as missing when Walpost next compares the row in walpost.table_state with the publication.
     SELECT EXISTS (SELECT FROM walpost.table_state s WHERE s.publication = add_outbox.publication AND s.relation = outbox
         AND s.version = 1 AND s.system_id = system AND s.database_oid = here) INTO was_published;
     INSERT INTO walpost.table_state AS s (slot, table_schema, table_name, version, system_id, database_oid, publication, relation,

@@ -57,8 +57,8 @@ BEGIN
         RAISE NOTICE 'slot % dropped; it was confirmed up to %, and WAL ended at %',
             name, found.confirmed_flush_lsn, pg_current_wal_lsn();
     END IF;
-    -- If the row remained, Walpost would report that something else had moved a new slot of the
-    -- same name.
+    -- If the slot's row in walpost.slot_state remained, Walpost would report that something else
+    -- had moved a new slot of the same name.
     FOR kept IN SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = 'walpost'
         AND c.relname IN ('slot_state', 'table_state')
         AND c.relname = ANY (string_to_array(current_setting('walpost.examined'), ' '))

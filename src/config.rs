@@ -108,7 +108,7 @@ pub(crate) fn load(
 /// reported as a failure.
 ///
 /// # Errors
-/// Same as [`load`].
+/// Returns the same errors as [`load`].
 pub(crate) fn load_offline(
     given: &Given<'_>,
     env: Env<'_>,
@@ -202,8 +202,8 @@ fn exclusive_resources(settings: &PipelineSettings) -> Vec<ExclusiveResource> {
         .collect()
 }
 
-/// Reads the pipelines defined by flags, environment variables and files. Reading them again picks
-/// up changes.
+/// A reader of the pipelines that flags, environment variables and files define. Each read picks up
+/// changes made since the previous read.
 pub(crate) struct Configured {
     connection: ConnectionArgs,
     records: RecordArgs,

@@ -295,8 +295,8 @@ mod openssl_configuration {
 
     /// Initializes OpenSSL without its configuration file. The file, by default
     /// /usr/local/ssl/openssl.cnf, can name libraries to load, and OpenSSL does not check which users
-    /// can write to it. Both options apply only to the first initialization, so this function must
-    /// run before anything else uses OpenSSL.
+    /// can write to it. The options passed to OpenSSL apply only to the first initialization, so
+    /// this function must run before anything else uses OpenSSL.
     pub(super) fn ignore() {
         // SAFETY: the settings may be null (OPENSSL_init_crypto(3)).
         unsafe {

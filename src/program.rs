@@ -208,8 +208,8 @@ fn close_descriptors_on_exec() -> Result<(), Errno> {
             continue;
         };
         if number > 2 {
-            // SAFETY: the descriptor is open, because this process has no other thread, and it is
-            // borrowed only for this call.
+            // SAFETY: the descriptor is open, because this process has no other thread that could
+            // close it, and it is borrowed only for this call.
             let descriptor = unsafe { BorrowedFd::borrow_raw(number) };
             fcntl_setfd(descriptor, FdFlags::CLOEXEC)?;
         }
@@ -436,8 +436,8 @@ mod tests {
             "echo hunter2hunter2; echo got hunter2h >&2; exit 1".to_owned(),
             "echo hunter2hunter2; echo hunter2hunter2 | base64 >&2; exit 1".to_owned(),
             "echo hunter2hunter2; echo hunter2hunter2 | rev >&2; exit 1".to_owned(),
-            // Standard error contains only the end of the secret. This end is longer than the part
-            // of standard error that an earlier version included in error messages.
+            // Standard error contains only the end of the secret, which is longer than the excerpt
+            // from standard error that an earlier version included in error messages.
             format!("echo hunter2{long}; echo {long} >&2; exit 1"),
             // Standard error contains the program's own credentials.
             "echo x; echo 'curl -u hunter2' >&2; exit 1".to_owned(),

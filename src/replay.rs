@@ -283,7 +283,7 @@ pub(crate) enum ReplayError {
         run: Uuid,
         /// The current key.
         found: String,
-        /// The key of the run.
+        /// The table's key when the run was started.
         expected: String,
     },
     /// The journal entry does not have the expected contents.
@@ -799,7 +799,7 @@ impl<'s> ReplayPlan<'s> {
         let DeadLetterCounts {
             oversize,
             unroutable,
-            // Only logical decoding messages can be malformed.
+            // A replay sends only rows, and only logical decoding messages can be malformed.
             malformed: _,
         } = counts;
         if oversize + unroutable > 0 {

@@ -245,7 +245,8 @@ pub(crate) struct RetentionReport {
 /// Performs the steps that are due for each table of the pipeline.
 ///
 /// # Errors
-/// Same as [`pass_of_table`].
+/// Returns an error if the connection is lost or a catalog query fails. Problems with individual
+/// tables or partitions are added to the report instead.
 pub(crate) async fn pass(
     catalog: &Catalog,
     settings: &PipelineSettings,
@@ -902,7 +903,7 @@ impl Pass<'_> {
             self.client.batch_execute(&lock).await?;
         }
         // The statements were composed from properties that may have changed before the table was
-        // locked, so query these again.
+        // locked, so query the properties again.
         let now = facts::query_maintained_table(self.client, &self.outbox.name).await?;
         if now.as_ref() != Some(self.outbox) {
             return Err(CatalogError::TableChanged(self.outbox.name.clone()));

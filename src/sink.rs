@@ -45,8 +45,8 @@ pub trait Sink {
         Ok(())
     }
 
-    /// Called when more rows have been read from the stream. Brokers' earlier responses about a
-    /// topic's partitions may be out of date for these rows.
+    /// Called when more rows have been read from the stream. Partitions may have been added to a
+    /// topic since the brokers were last queried about it.
     fn read_more(&mut self) {}
 
     /// For exactly-once delivery: fences all earlier producers of the pipeline, aborts any
@@ -286,7 +286,7 @@ impl SinkError {
 /// Returns advice about a rejected connection, depending on the reason that librdkafka reports.
 fn refusal_remedy(reason: &str) -> &'static str {
     match reason {
-        // This is how brokers respond to SASL requests on a listener without SASL.
+        // A listener without SASL responds to SASL requests with this error.
         _ if reason.contains("not valid in current SASL state") => {
             "The listener on this port does not use SASL. Use the port of a SASL listener, or set security.protocol to plaintext or ssl"
         }

@@ -166,7 +166,7 @@ impl<'s> Skip<'s> {
         // The slot is moved only if the journal can be read, so the journal is queried first.
         let journal = catalog.journal(&settings.name, &settings.target).await?;
         let plan = plan(settings, &catalog, to).await?;
-        // The result includes snapshots of tables that the pipeline no longer reads.
+        // Also check the snapshots of tables that the pipeline no longer reads.
         let snapshots = catalog.table_snapshots(&settings.target).await?;
         let begun = snapshots
             .iter()
@@ -331,7 +331,8 @@ async fn plan(
         preview.describe_columns(HashMap::clone(&facts));
         Ok::<_, SkipError>(preview)
     };
-    // If a WAL record starts at this position, its end is greater than the position.
+    // Read past the requested position, because the commit record of the transaction to skip may
+    // start at this position.
     let end_lsn = end.min(Lsn(to.lsn().0 + 1));
     let preview = preview_events(settings, catalog, to, end_lsn, new_preview).await?;
     let to = match (to, preview.end) {

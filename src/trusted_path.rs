@@ -553,7 +553,8 @@ fn denied(action: &'static str, place: &Path, stat: &Stat) -> PathError {
     PathError::Denied {
         remedy: match action {
             "read" => format!("To allow this: chown {user} {word} && chmod 0600 {word}"),
-            // For example, the packages create /etc/walpost for the group walpost.
+            // The folder's group may enter the folder. For example, the packages create
+            // /etc/walpost for the group walpost.
             _ if stat.st_mode & 0o010 != 0 => format!(
                 "Run the command as root or as a member of the group with ID {}, or allow all users to enter it: chmod o+x {word}",
                 stat.st_gid

@@ -2,9 +2,9 @@
 //! of order.
 //!
 //! ```text
-//! table ──row──▶ spill ──┐                       ┌──▶ missing, repeated, misplaced
-//!                        ├── by the event's id ──┤
-//! topics ─record▶ spill ─┘                       └─ first of its event ─▶ journal ──▶ order, gaps
+//! table ──row──▶ spill ──┐                     ┌──▶ missing, repeated, misplaced
+//!                        ├─ by the event's ID ─┤
+//! topics ─record▶ spill ─┘                     └─ event's first record ─▶ journal ──▶ order, gaps
 //! ```
 //!
 //! Each row and record is reduced to a few bytes. These are kept in memory until a limit is
@@ -51,8 +51,8 @@ mod topics;
 /// How much earlier the time of a record may be than the time of its row, because the clocks of the
 /// two machines may differ.
 const CLOCK_SKEW_MAX: Duration = Duration::from_secs(600);
-/// The note that is added if dead letters are not enabled, because dead letters may then be
-/// mistakenly counted as missing events.
+/// The note that is added if these settings do not enable dead letters. If `walpost run` uses
+/// settings that do, events that became dead letters may be counted as missing.
 const UNKNOWN_DEAD_LETTERS: &str = "dead letters are not enabled in these settings. If walpost run uses other settings \
  (on_oversize, on_unroutable, dead_letter_topic), events that became dead letters may be counted as missing: run verify \
  with the same settings, preferably from the same file";
@@ -89,7 +89,7 @@ pub(crate) struct Range {
 }
 
 impl Range {
-    /// Returns whether the range excludes rows.
+    /// Returns whether an earliest or a latest time is set.
     #[must_use]
     pub(crate) fn is_bounded(&self) -> bool {
         self.since.is_some() || self.until.is_some()

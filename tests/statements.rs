@@ -1,8 +1,8 @@
-//! Checks SQL statements that operators paste from messages, SQL files and documentation. They must
-//! call PostgreSQL's own functions, whatever the `search_path`.
+//! Checks SQL statements that operators paste from messages, SQL files and documentation. The
+//! statements must call PostgreSQL's own functions, regardless of `search_path`.
 //!
-//! A database owner can put another schema before `pg_catalog` in the path. A role that can create
-//! objects in that schema can then create a function that matches the arguments better than
+//! A database owner can put another schema before `pg_catalog` in `search_path`. A role that can
+//! create objects in that schema can then create a function that matches the arguments better than
 //! PostgreSQL's own (CVE-2018-1058). The administrator who pastes a statement would then run this
 //! function.
 

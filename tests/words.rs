@@ -56,10 +56,10 @@ const PHRASES: &[(&str, &str)] = &[
     ("anew", "again"),
     // 1 of 1.
     ("in vain", "without success"),
-    // 12 of 12, 12 of 12.
+    // Rejected: all 12 occurrences of each.
     ("amid", "during, or in the middle of"),
     ("beside", "next to, besides, or in addition to"),
-    // 10 of 12, 11 of 12, 7 of 7.
+    // Rejected: 10 of 12, 11 of 12 and 7 of 7 occurrences.
     ("somebody", "the process, role or person"),
     ("whoever", "anyone who, or the caller"),
     ("stranger", "another user"),
@@ -101,7 +101,7 @@ const PHRASES: &[(&str, &str)] = &[
     ("is there already", "already exists"),
 ];
 
-/// Parts of names, in lower case, that don't tell what is named.
+/// Parts of names, in lower case, that don't describe what they name.
 const NAME_PARTS: &[&str] = &[
     "amid",
     "anew",
@@ -113,12 +113,12 @@ const NAME_PARTS: &[&str] = &[
     "whoever",
 ];
 
-/// Names of functions that don't tell what the function does.
+/// Names of functions that don't describe what the function does.
 const FUNCTION_NAMES: &[&str] = &[
     "ask", "heard", "look", "note", "of", "said", "say", "tell", "told",
 ];
 
-/// Names of constants that don't tell what is limited, or in which unit.
+/// Names of constants that don't indicate what is limited, or in which unit.
 const CONSTANT_NAMES: &[&str] = &[
     "AWAY", "COMPANY", "MUCH", "NEWS", "OTHERS", "REST", "SOME", "TELL",
 ];
@@ -160,7 +160,7 @@ fn found(word: &str, Flat { text, lines }: &Flat) -> Vec<usize> {
         let after = text[at + word.len()..].chars().next();
         // Accept any suffix after a name, as in `walpost_lag_budget_max_bytes`.
         let is_whole = word.starts_with("walpost") || !after.is_some_and(is_part);
-        // "is no longer" and comparisons are ordinary English.
+        // Allow "is no longer" and comparisons such as "is no more than".
         let next = text[at + word.len()..].split_whitespace().next();
         let is_comparison = word.ends_with(" no")
             && next.is_some_and(|next| ["later", "less", "longer", "more"].contains(&next));
@@ -179,7 +179,7 @@ fn files(at: &Path, files_found: &mut Vec<PathBuf>) {
     }
 }
 
-/// Returns the files to check, as the name and the text.
+/// Returns the name and the text of each file to check.
 fn checked_files() -> Vec<(String, String)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut read = Vec::new();
@@ -235,7 +235,7 @@ fn no_file_contains_a_retired_word() {
     assert!(back.is_empty(), "retired words:\n{}", back.join("\n"));
 }
 
-/// Returns the names in Rust code that don't tell what is named.
+/// Returns the names in Rust code that don't describe what they name.
 fn vague_names(text: &str) -> Vec<(usize, String)> {
     let mut vague = Vec::new();
     for (number, line) in (1..).zip(text.lines()) {

@@ -6,8 +6,9 @@ use clap::{Parser, ValueEnum};
 
 use crate::program::{Link, Program};
 
-/// Measure Walpost, and compare it with the database's limit. Starts its own PostgreSQL and Kafka.
-/// Uses all cores, and with `all`, about 20 GB in the temporary directory.
+/// Measure Walpost, and compare its throughput with that of pg_recvlogical. Starts its own
+/// PostgreSQL server and Kafka broker. Uses all cores and, with `all`, about 20 GB in the temporary
+/// directory.
 #[derive(Parser)]
 #[command(name = "./dev bench", max_term_width = 100)]
 pub(crate) struct Args {
@@ -17,8 +18,8 @@ pub(crate) struct Args {
     /// Number of rows in the backlog of `drain`
     #[arg(long, value_name = "N")]
     rows: Option<usize>,
-    /// Number of rows in the second backlog of `drain` [default: 4 times the first with a peer,
-    /// otherwise none]
+    /// Number of rows in the second backlog of `drain` [default: 4 times the first with
+    /// --peers or --peer, otherwise none]
     #[arg(long, value_name = "N")]
     more_rows: Option<usize>,
     /// Number of rounds of each measurement
@@ -54,17 +55,17 @@ pub(crate) struct Args {
 /// A part of the benchmark, or a set of parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum PartName {
-    /// Deliver a backlog to Kafka, and measure rows/s, CPU, memory and bytes; and memory while the
-    /// broker is frozen
+    /// Deliver a backlog to Kafka and measure rows/s, CPU, memory and the topic's size. Also
+    /// measure memory while the broker is frozen
     Drain,
     /// Latency from commit to consumer at a steady rate, and CPU while idle
     Latency,
-    /// The drain with different numbers of rows, payloads, transaction sizes, partitions and
-    /// compression types; and without a table
+    /// The drain with different numbers of rows, payload sizes, transaction sizes, partitions and
+    /// compression types, and with logical decoding messages instead of a table
     Growth,
     /// The drain with each record format: the formats of Kafka Connect's converters, and expanded payloads
     Forms,
-    /// The drains that miss their targets, repeated without their bottleneck
+    /// The drains that miss their targets, repeated with the suspected bottleneck removed
     Tuned,
     /// The load on the database, compared with that of a reader that polls the table
     Database,

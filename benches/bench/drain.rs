@@ -118,8 +118,8 @@ fn limit(bed: &TestBed, link: Link, backlog: &Backlog) -> Measured {
     let mut client = receive(bed, link, backlog.kind, &slot.name, &end);
     let (mut cpu, mut waiting, mut peak) = (0.0, 0.0, 0);
     loop {
-        // Checks for the end before sampling, so that even a run that ends immediately is sampled
-        // once.
+        // Checks before sampling whether pg_recvlogical has exited, so that even a run that ends
+        // immediately is sampled once.
         let ended = has_ended(client.id());
         walsender.sample();
         cpu = cpu_seconds(client.id()).unwrap_or(cpu);

@@ -62,7 +62,7 @@ pub(crate) const DEBEZIUM: &str = "Debezium";
 
 /// The parameters of one run of a program.
 pub(crate) struct Task<'a> {
-    /// The kind of outbox to deliver. Peers support only a single table.
+    /// The kind of outbox to deliver. A [`Program::Peer`] supports only a single table.
     pub(crate) kind: Kind,
     pub(crate) slot: &'a str,
     /// The topic's name, or a template from which each row's topic is derived.
@@ -144,8 +144,8 @@ impl Program {
         }
     }
 
-    /// Returns how the program connects to the database. Peers use TCP, because some drivers don't
-    /// support Unix-domain sockets.
+    /// Returns how the program connects to the database. A [`Program::Peer`] uses TCP, because some
+    /// drivers don't support Unix-domain sockets.
     pub(crate) fn link(&self) -> Link {
         match self {
             Self::Limit { link } | Self::Walpost { link, .. } => *link,

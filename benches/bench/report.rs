@@ -151,7 +151,7 @@ fn describe_backlog(drains: &[Drain], series: &str) -> String {
     )
 }
 
-/// Returns a sentence that states how soon after a table is added its first event is delivered.
+/// Returns a sentence that states how soon the first event of a newly added table is delivered.
 fn describe_added_tables(tables: &Tables) -> String {
     let seconds = Spread::from_values(tables.added_seconds.iter().copied());
     format!(

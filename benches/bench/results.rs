@@ -67,8 +67,8 @@ pub(crate) struct Drain {
 /// record.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Measured {
-    /// The number of records in the topic after the program stopped. A peer may have delivered some
-    /// rows twice.
+    /// The number of records in the topic after the program stopped. Exceeds the number of rows if
+    /// a program other than Walpost delivered some rows twice.
     pub(crate) records: usize,
     /// Time from program startup until the first record arrived.
     pub(crate) first_seconds: f64,
@@ -78,8 +78,8 @@ pub(crate) struct Measured {
     pub(crate) rows_per_second: Option<f64>,
     /// User and system CPU time in seconds.
     pub(crate) cpu: ByProcess,
-    /// How long runnable threads waited for a processor, in seconds. Threads that exited earlier
-    /// are not included.
+    /// How long runnable threads waited for a processor, in seconds. Threads that exited during
+    /// the drain are not included.
     pub(crate) waiting: ByProcess,
     pub(crate) peak_rss_bytes: u64,
     /// The size of the topics on the broker's disk, or 0 for pg_recvlogical, which writes to no
@@ -251,8 +251,8 @@ impl<T> Part<T> {
         }
     }
 
-    /// Returns the environment in which this part was measured, for comparison with those of other
-    /// parts.
+    /// Returns the environment in which this part was measured, for comparison with the
+    /// environments of other parts.
     pub(crate) fn setting(&self) -> (&Machine, &Versions) {
         (&self.machine, &self.versions)
     }

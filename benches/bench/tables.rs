@@ -105,7 +105,7 @@ fn install(bed: &TestBed, many: usize) {
          END LOOP; END $$"
     ));
     bed.db.run("CREATE TABLE unrelated (id bigint, note text)");
-    // `init` also creates a slot, which the benchmark does not need and drops below.
+    // `init` also creates a slot, which is dropped below because the benchmark does not need it.
     let file = config_file(format!("[[pipeline]]\n{SETTINGS}\n"));
     Invocation::new(["init", "--no-role", "--slot", "bench_init"])
         .args(["--config", file.to_str().unwrap()])
@@ -134,8 +134,8 @@ fn remove(bed: &TestBed, all: usize) {
         .run(&format!("DROP PUBLICATION {TABLES_PUBLICATION}"));
 }
 
-/// Adds several tables, one at a time. Returns how long each took until its first event was in
-/// Kafka.
+/// Adds several tables, one at a time. Returns the time from the start of adding each table until
+/// its first event was in Kafka, in seconds.
 fn measure_added_tables(bed: &TestBed, walpost: &Program, many: usize) -> Vec<f64> {
     let slot = Slot::at_end(&bed.db);
     let topic = Topic::new(bed, &TopicSettings::default());

@@ -5,12 +5,13 @@ BEGIN;
 CREATE TEMPORARY TABLE received (partition int, "offset" bigint, id uuid) ON COMMIT DROP;
 \copy received FROM pstdin
 
--- A consumer that has lost its broker may print a record twice, so lines with the same partition and offset are merged.
+-- A consumer that has lost its connection to a broker may print a record twice, so lines with the
+-- same partition and offset are merged.
 WITH delivered AS (
     SELECT DISTINCT partition, "offset", id FROM received
 ), committed AS (
-    -- test_decoding returns transactions in commit order. Peeking does not consume them, so the next report sees them
-    -- too.
+    -- test_decoding returns transactions in commit order. Peeking does not consume them, so the
+    -- next report includes them too.
     SELECT substring(data FROM 'id\[uuid\]:''([^'']+)''')::uuid AS id, nth
     FROM pg_logical_slot_peek_changes('demo_witness', NULL, NULL) WITH ORDINALITY AS change (lsn, xid, data, nth)
     WHERE data LIKE 'table public.outbox: INSERT:%'

@@ -26,8 +26,8 @@ pub(crate) enum CheckpointCommand {
     /// Show the last checkpoint and the slot's position
     Show(ShowArgs),
     /// Set a checkpoint at the slot's position: events before it count as delivered, and events
-    /// after it will be delivered. Use this before a first run, or when exactly-once can't resume
-    /// from the existing checkpoint
+    /// after it will be delivered. Use this before a first run, or when exactly-once delivery can't
+    /// resume from the existing checkpoint
     Adopt(AdoptArgs),
 }
 
@@ -249,8 +249,8 @@ async fn adopt(settings: &PipelineSettings, yes: bool) -> Result<(), Failure> {
     if !yes && !consent::is_given(name).await {
         return Err(Failure::NotConfirmed(name.clone()));
     }
-    // Record now which events may be missing: once the pipeline starts with this checkpoint, it
-    // overwrites the recorded state of the previous slot.
+    // Record now which events may be missing, because once the pipeline starts with this
+    // checkpoint, it overwrites the recorded state of the previous slot.
     catalog
         .record_gap_of_other_history(&slot, server.confirmed, settings.first_start())
         .await?;

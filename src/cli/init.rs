@@ -265,8 +265,8 @@ pub(super) enum Columns {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Readiness {
     Ready,
-    /// Child tables of an outbox table contain rows that are not delivered. The error has already
-    /// been logged.
+    /// Not ready, because child tables of an outbox table contain rows that are not delivered. An
+    /// error about these rows has already been logged.
     HasHiddenRows,
 }
 
@@ -398,9 +398,10 @@ pub(super) fn apply(
 /// system user.
 const SUPERUSER: &str = "postgres";
 
-/// Returns a colon and the command that connects as the superuser through a Unix-domain socket, or
-/// an empty string if the connection is not local. The command does not use the configuration file,
-/// because the operating system user `postgres` may not be able to read it.
+/// Returns the end of an error message: a colon, followed by the command that runs `init` as the
+/// superuser over a Unix-domain socket. Returns an empty string unless the pipeline has a single
+/// table and connects to a single Unix-domain socket. The command does not use the configuration
+/// file, because the operating system user `postgres` may not be able to read it.
 fn as_superuser(settings: &PipelineSettings) -> String {
     let target = &settings.target;
     let [Host { place, port }] = &settings.postgres.hosts[..] else {
@@ -498,9 +499,9 @@ async fn hidden_rows(
     })
 }
 
-/// Like `walpost init --table`, adds tables to the publication: every existing table that matches
-/// the outbox's patterns but is not yet published. A table that can't be added does not prevent the
-/// others from being added.
+/// Adds to the publication every existing table that matches the outbox's patterns but is not yet
+/// published, as `walpost init --table` does for a single table. A table that can't be added does
+/// not prevent other tables from being added.
 ///
 /// # Errors
 /// Returns the program's exit code if the tables can't be listed or one of them can't be added.

@@ -28,7 +28,7 @@ pub(super) fn line(text: fmt::Arguments<'_>) {
     print(&format!("{}\n", Escaped(text)));
 }
 
-/// The colour of the status mark that starts a line.
+/// The color of the status mark that starts a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tone {
     Good,
@@ -37,7 +37,7 @@ pub(super) enum Tone {
 }
 
 impl Tone {
-    /// Returns the colour's SGR parameter (ECMA-48, 8.3.117).
+    /// Returns the color's SGR parameter (ECMA-48, 8.3.117).
     fn sgr(self) -> &'static str {
         match self {
             Self::Good => "32",
@@ -48,7 +48,7 @@ impl Tone {
 }
 
 /// Prints a status mark and text on one line, escaped as in [`say!`]. On a terminal, the mark is
-/// coloured unless NO_COLOR is set (no-color.org).
+/// colored unless NO_COLOR is set (no-color.org).
 pub(super) fn marked(tone: Tone, mark: &str, text: &str) {
     let is_coloured =
         is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());

@@ -55,17 +55,17 @@ pub(crate) struct ReplayArgs {
     /// Every row of the table
     #[arg(long, conflicts_with_all = ["from", "to", "condition", "aggregate", "id", "dropped_slots", "set_aside", "resume"])]
     all: bool,
-    /// Rows that may be missing from Kafka because slots were dropped; after all of them were sent,
-    /// these slots are no longer reported
+    /// Rows that may be missing from Kafka because slots were dropped. After all of these rows have
+    /// been sent, the slots are no longer reported
     #[arg(long, conflicts_with_all = ["from", "to", "condition", "aggregate", "id"])]
     dropped_slots: bool,
-    /// With --dropped-slots: send nothing, and record that all these events were delivered, for
-    /// example after a planned move for which the pipeline was drained. Without --table, applies to
-    /// every table of the pipeline
+    /// With --dropped-slots: send nothing, and record that all possibly missing events were
+    /// delivered, for example after a planned move for which the pipeline was drained. Without
+    /// --table, applies to every table of the pipeline
     #[arg(long, requires = "dropped_slots", conflicts_with_all = ["rate", "resume"])]
     already_delivered: bool,
-    /// Rows of a table that is set aside; after all of them were sent, the stream delivers the
-    /// table again
+    /// Rows of a table that is set aside. After all of these rows have been sent, the stream
+    /// delivers the table again
     #[arg(long, conflicts_with_all = ["from", "to", "condition", "aggregate", "id", "dropped_slots"])]
     set_aside: bool,
     /// Count the rows without sending them
@@ -77,8 +77,8 @@ pub(crate) struct ReplayArgs {
     /// Where to write records: kafka or stdout [default: kafka]
     #[arg(long, env = "WALPOST_SINK", value_enum, hide_possible_values = true)]
     sink: Option<SinkName>,
-    /// Resume an interrupted replay. Repeat the --where and --topic of the replay: Walpost only
-    /// compares them with the journal, whose contents are never executed
+    /// Resume an interrupted replay. Specify its --where and --topic again; Walpost compares them
+    /// with the journal, but never runs SQL from the journal
     #[arg(
         long,
         value_name = "RUN-ID",
@@ -329,7 +329,8 @@ async fn replay(settings: &PipelineSettings, args: &ReplayArgs) -> Result<Replay
     }
 }
 
-/// Records in the journal that the events reported as possibly missing were delivered.
+/// Asks for confirmation, and writes a journal entry stating that the events reported as possibly
+/// missing were delivered.
 async fn record_delivered(
     settings: &PipelineSettings,
     args: &ReplayArgs,
@@ -398,8 +399,8 @@ async fn send(
     }
 }
 
-/// Called after all rows of a table that was set aside have been sent. Waits until the stream has
-/// resumed delivering the table.
+/// Called after all rows of a table that was set aside have been sent. Waits a limited time for the
+/// stream to resume delivering the table. Returns an error if the table remains set aside.
 async fn hand_over(plan: &ReplayPlan<'_>, name: &str) -> Result<ReplayEnd, Failure> {
     match plan.hand_over().await? {
         SetAsideOutcome::Resumed => {

@@ -95,8 +95,9 @@ pub(crate) fn run(args: &RunArgs) -> Exit {
             .iter()
             .map(|pipeline| init_as_own_role(&pipeline.settings));
         let failures: Vec<Exit> = attempts.filter_map(Result::err).collect();
-        // If there are several pipelines, continue: those that could not be initialized halt on
-        // their own. The owner of one database must not be able to stop the other pipelines.
+        // If there are several pipelines, don't exit, because the owner of one database must not be
+        // able to stop the other pipelines. Pipelines that could not be initialized halt on their
+        // own.
         if let (Some(exit), 1) = (failures.first(), first.defined.len()) {
             return *exit;
         }
@@ -104,7 +105,7 @@ pub(crate) fn run(args: &RunArgs) -> Exit {
     supervisor::run(definitions, places, first, listener, control)
 }
 
-/// Like `walpost init`, but as the pipeline's own role.
+/// Creates the pipeline's database objects like `walpost init`, but as the pipeline's own role.
 fn init_as_own_role(settings: &PipelineSettings) -> Result<(), Exit> {
     let provision = Provision {
         pipeline: settings.name.clone(),

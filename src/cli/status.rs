@@ -43,7 +43,7 @@ const UNKNOWN: &str = "-";
 /// Flags of `walpost status`.
 #[derive(Debug, Args)]
 pub(crate) struct StatusArgs {
-    /// The HTTP address of the running process, as in its --http; off queries only the database
+    /// The HTTP address of the running process (its --http), or off to query only the database
     /// [default: 127.0.0.1:9464]
     #[arg(long, env = "WALPOST_HTTP", value_name = "ADDRESS")]
     http: Option<String>,

@@ -54,7 +54,7 @@ impl LogArgs {
     /// Starts logging.
     ///
     /// # Errors
-    /// Same as [`logging::start`].
+    /// Returns the same errors as [`logging::start`].
     pub(crate) fn start(&self) -> Result<FlushGuard, String> {
         logging::start(self.log_format, &self.log_level)
     }

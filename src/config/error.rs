@@ -71,7 +71,8 @@ pub(crate) enum ConfigError {
         first: String,
         second: String,
     },
-    /// A source of pipelines can't be used, and no earlier result can be used in its place.
+    /// A query that defines pipelines has no usable result, and no rows from an earlier result can
+    /// be used instead.
     #[error("{name}: {reason}")]
     Source { name: String, reason: String },
     /// Flags that apply to a single pipeline are set, but the file defines several pipelines.

@@ -102,7 +102,7 @@ impl TryFrom<WrittenSource> for FileSource {
 /// Where a pipeline is defined.
 #[derive(Clone, Debug, Default)]
 pub(crate) enum Origin {
-    /// Not in a file: the pipeline is defined only by flags and environment variables.
+    /// The pipeline is defined only by flags and environment variables, not in a file.
     #[default]
     Nowhere,
     /// walpost.toml.
@@ -533,7 +533,7 @@ pub(crate) fn read(path: &Path) -> Result<File, ConfigError> {
 /// Reads the file, followed by the files in its source directories in order of their names.
 ///
 /// # Errors
-/// Same as [`read`]. Also returns an error if a directory can't be read.
+/// Returns the same errors as [`read`], and an error if a directory can't be read.
 pub(crate) fn read_all(path: &Path) -> Result<Vec<(PathBuf, File)>, ConfigError> {
     let file = read(path)?;
     let mut parts = Vec::new();
@@ -558,7 +558,7 @@ pub(crate) fn read_all(path: &Path) -> Result<Vec<(PathBuf, File)>, ConfigError>
 /// Reads the pipelines in a file that belongs to a source directory.
 ///
 /// # Errors
-/// Same as [`read`].
+/// Returns the same errors as [`read`].
 pub(super) fn read_part(path: &Path) -> Result<Vec<FilePipeline>, ConfigError> {
     Ok(read_as(path, parse::<PartFile>)?.pipeline)
 }

@@ -166,7 +166,7 @@ impl QueryResults {
 }
 
 impl ExclusiveResource {
-    /// Returns the resources that other pipelines must not use if a pipeline uses this one.
+    /// Returns the resources that other pipelines must not use if a pipeline uses this resource.
     pub(super) fn excluded(&self) -> Vec<Self> {
         match self {
             Self::Name(_) | Self::Slot { .. } => vec![self.clone()],

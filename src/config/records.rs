@@ -70,7 +70,7 @@ pub(super) fn outbox(reader: &Reader, file: &FilePipeline) -> Result<OutboxSetti
         },
         timestamp: file.timestamp.clone(),
         partition: file.partition.clone(),
-        // Set later, because it depends on the settings of all pipelines.
+        // The reserved topics depend on the settings of all pipelines, so they are set later.
         reserved_topics: ReservedTopics::default(),
     })
 }

@@ -18,7 +18,7 @@ use crate::supervisor::definitions::Defined;
 pub(super) struct NamedTopics {
     /// Topics for checkpoints or dead letters.
     own: BTreeMap<String, TopicUse>,
-    /// Event topics that don't depend on rows.
+    /// Event topics whose names don't depend on row values.
     constant: BTreeSet<String>,
 }
 

@@ -50,7 +50,7 @@ pub struct Checkpoint {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Delivered {
-    /// All row messages up to and including this one.
+    /// All row messages up to and including this message.
     UpTo(Last),
     /// All row messages of transactions whose commit record precedes this LSN.
     Before(Lsn),

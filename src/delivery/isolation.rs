@@ -1,15 +1,16 @@
 //! Finds the record that causes brokers to reject a batch.
 //!
 //! A broker rejects a batch as a whole, either because of one record or because of the batch's
-//! total size. librdkafka then fails the producer, along with all records in its queue. A new
-//! producer therefore sends the records again in batches of one record. Starting with the first
-//! record of the rejected batch, each record is sent only after the preceding one is durable. A
-//! record that is rejected alone is the cause. Once all preceding records are durable, the next
-//! attempt halts immediately before this record, or delivers a dead letter in its place. If no
-//! record is rejected alone, the batch was too large, and later batches are smaller.
+//! total size. librdkafka then raises a fatal error, and reports all records in the producer's
+//! queue as failed. A new producer therefore sends the records again in batches of one record.
+//! Starting with the first record of the rejected batch, each record is sent only after the
+//! preceding one is durable. A record that is rejected alone is the cause. Once all preceding
+//! records are durable, the next attempt halts immediately before this record, or delivers a dead
+//! letter in its place. If no record is rejected alone, the batch was too large, and later batches
+//! are smaller.
 //!
 //! Each attempt to copy existing rows starts over with a new consistent point, so a copied row is
-//! identified by its number and content rather than by its position.
+//! identified by its number within the copy and its content, rather than by its position.
 
 use std::ops::RangeInclusive;
 
@@ -17,7 +18,7 @@ use super::failure::{DeliveryFailure, RefusedRecord};
 use crate::model::lsn::{Lsn, Position};
 use crate::model::window::Window;
 
-/// Factor by which the batch size is reduced after a batch was rejected because of its total size.
+/// Factor by which the batch size is reduced after a batch is rejected because of its total size.
 const BATCH_REDUCTION_FACTOR: u32 = 4;
 /// Minimum batch size, in bytes.
 const BATCH_BYTES_MIN: u32 = 1000;
@@ -29,7 +30,7 @@ pub struct Batching {
     pub single: bool,
     /// Divisor for the configured batch size; zero is treated as one.
     pub divisor: u32,
-    /// The records that the brokers are known to reject, so that the sink does not produce them.
+    /// The records that the brokers are known to reject. The sink does not produce these records.
     pub refused: Vec<RefusedRecord>,
 }
 
@@ -111,8 +112,8 @@ impl Isolation {
     }
 
     /// Removes records that PostgreSQL won't resend, because their transactions end before
-    /// `confirmed`. A copied record is kept if its copy ends exactly at `confirmed`, because the
-    /// slot may already have been at this LSN before any row was copied.
+    /// `confirmed`. A record of a copied row is kept if the consistent point of the copy is exactly
+    /// `confirmed`, because the slot may already have been at this LSN before any row was copied.
     pub(crate) fn remove_confirmed(&mut self, confirmed: Lsn) {
         self.batching.refused.retain(|record| {
             let Position { commit, .. } = record.at;
@@ -251,8 +252,8 @@ mod tests {
         };
         let mut isolation = Isolation::default();
         assert!(isolation.record_failure(&refused(0x200, 5), in_flight(40)));
-        // This record's number is lower than those of the suspects, so it becomes the first
-        // suspect. The copies have different consistent points, but these are ignored.
+        // This record has a lower number than the suspects, so it becomes the first suspect. The
+        // consistent points of the two copies differ, but are not compared.
         assert!(isolation.record_failure(&refused(0x300, 2), in_flight(40)));
         assert!(isolation.record_failure(&refused(0x400, 7), in_flight(1)));
         assert_eq!(isolation.suspects(), None);

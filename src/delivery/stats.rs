@@ -32,7 +32,7 @@ use crate::model::time::unix_micros;
 pub struct About {
     /// Name of the pipeline.
     pub name: String,
-    /// The database, without its password.
+    /// Description of the database connection, without the password.
     pub database: String,
     /// The outbox table, or the prefix of logical decoding messages.
     pub outbox: String,
@@ -80,11 +80,11 @@ pub struct PipelineStats {
     pub started_micros: u64,
     session: Session,
     sink: SinkSide,
-    /// Time from when a transaction was read until its records are durable in the sink.
+    /// Time from when a transaction is read until its records are durable in the sink.
     pub delivery: Histogram,
     /// Time from a transaction's commit until its records are durable in the sink.
     pub commit_to_delivery: Histogram,
-    /// Duration of Kafka commits.
+    /// With exactly-once delivery, the durations of commits of Kafka transactions.
     pub kafka_commit: Histogram,
     reconnects: AtomicU64,
     errors: [AtomicU64; ErrorKind::ALL.len()],
@@ -92,7 +92,7 @@ pub struct PipelineStats {
     unroutable_dead_letters: AtomicU64,
     malformed_dead_letters: AtomicU64,
     last_dead_letter: Mutex<Option<LastDeadLetter>>,
-    /// Number of rows omitted because their tables are set aside.
+    /// Number of rows omitted because their tables were set aside after an error.
     left_out_rows: AtomicU64,
     /// Number of rows read by snapshots.
     snapshot_rows: AtomicU64,
@@ -106,8 +106,8 @@ pub struct PipelineStats {
 /// Maximum number of tables that are counted individually. Without a limit, memory use would grow
 /// as tenants are added and removed while the process runs.
 const TABLES_MAX: usize = 10_000;
-/// Name under which the remaining tables are counted. No table has this name, because table names
-/// include a schema.
+/// Name under which all tables in excess of [`TABLES_MAX`] are counted. No table has this name,
+/// because table names include a schema.
 const OTHER_TABLES: &str = "others";
 
 /// Values that only the session's thread writes. They are on separate cache lines to avoid false
@@ -158,7 +158,7 @@ pub struct Totals {
     pub delivered: u64,
     /// Records in flight.
     pub in_flight: u64,
-    /// How many bytes of the window the records in flight use.
+    /// Total size of the records in flight, in bytes, as counted toward `window_bytes`.
     pub in_flight_bytes: u64,
     /// The current limits for records in flight.
     pub window: Window,
@@ -344,7 +344,7 @@ impl PipelineStats {
         }
     }
 
-    /// Records an error. `remedy` describes how the pipeline reacts to the error.
+    /// Records an error. `remedy` describes how Walpost recovers, or what an operator must do.
     pub fn failed(&self, kind: ErrorKind, message: String, remedy: &str) {
         self.count(kind);
         self.lifecycle().last_error = Some(Failure {
@@ -481,12 +481,13 @@ impl PipelineStats {
         load(&self.snapshot_rows)
     }
 
-    /// Counts rows omitted because their tables are set aside. Called once per batch of rows.
+    /// Counts rows omitted because their tables were set aside after an error. Called once per
+    /// batch of rows.
     pub fn count_omitted_rows(&self, rows: u64) {
         add(&self.left_out_rows, rows);
     }
 
-    /// Returns the number of rows omitted because their tables are set aside.
+    /// Returns the number of rows omitted because their tables were set aside after an error.
     #[must_use]
     pub fn left_out_rows(&self) -> u64 {
         load(&self.left_out_rows)

@@ -23,7 +23,7 @@ use crate::model::time::unix_micros;
 use crate::model::window::Window;
 
 /// An LSN that may be confirmed: all records of all transactions that end at or before this LSN are
-/// durable in the sink. Only [`Watermark::confirmed`] creates it.
+/// durable in the sink. Other modules can obtain such an LSN only from [`Watermark::confirmed`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Confirmed(Lsn);
 
@@ -43,9 +43,9 @@ const COST_MAX: u64 = (1 << (u64::BITS - SLOT_BITS)) - 1;
 /// before the commit is received.
 const OPEN_TRANSACTION: u64 = 1 << 63;
 
-/// The tag that the sink receives with each record, and returns when the record is delivered.
-/// The tag identifies the transaction's counter, and contains the number of bytes that the record uses
-/// in the window. A tag is a single nonzero word, so that it fits in the pointer that the sink
+/// The tag that the sink receives with each record, and returns when the record is delivered. The
+/// tag identifies the transaction's counter, and contains the record's size as counted toward
+/// `window_bytes`. A tag is a single nonzero word, so that it fits in the pointer that the sink
 /// stores for each record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tag(u64);
@@ -63,7 +63,7 @@ impl Tag {
         Self(word)
     }
 
-    /// Returns how many bytes of the window the record uses.
+    /// Returns the record's size, in bytes, as counted toward `window_bytes`.
     #[must_use]
     pub fn cost(self) -> u64 {
         self.0 >> SLOT_BITS
@@ -108,7 +108,7 @@ pub struct Watermark {
     last_micros: u64,
     /// Commit time of the most recently started transaction; zero if unknown.
     commit_micros: u64,
-    /// Current time, as of the last tick.
+    /// Time that was last set with [`Watermark::tick`], in microseconds since 1970.
     now_micros: u64,
 }
 
@@ -237,8 +237,9 @@ impl Watermark {
     }
 
     /// Begins the next row that is read directly from a table. A row read from a table does not
-    /// come from the WAL, so it is treated as a transaction, with its number in place of an LSN. A
-    /// watermark tracks either a stream or the rows of a table, which are numbered from zero.
+    /// come from the WAL, so it is treated as a transaction, with the row's number in place of an
+    /// LSN. A watermark tracks either a stream or the rows of a table, which are numbered from
+    /// zero.
     ///
     /// # Errors
     /// Returns an error if the preceding row has not ended.
@@ -270,9 +271,9 @@ impl Watermark {
     }
 
     /// Counts a record as in flight and returns its tag, or `None` if the window is full or too
-    /// many transactions are in flight. `cost` is the number of bytes that the record uses in the
-    /// window. A record that is larger than the whole window is allowed if no other records are in
-    /// flight.
+    /// many transactions are in flight. `cost` is the record's size, in bytes, as counted toward
+    /// `window_bytes`. A record that is larger than the whole window is allowed if no other records
+    /// are in flight.
     ///
     /// Must be called before the record is passed to the sink, because the sink may deliver the
     /// record immediately. If the sink does not accept the record, call [`Watermark::release`].
@@ -423,7 +424,8 @@ impl Watermark {
                 self.deliveries.slots.slot_at(self.head).times().committed
             }
             // A record that is still waiting for its topic is not counted yet. If it is the
-            // transaction's first, `open.records` is zero even though the session is waiting.
+            // transaction's first record, `open.records` is zero even though the session is
+            // waiting.
             (None, Some(open)) if open.records > 0 || waits => self.commit_micros,
             (None, _) => 0,
         };
@@ -518,8 +520,8 @@ impl Watermark {
     }
 
     async fn wait_for(&self, at_most: Window) {
-        // The sink counts deliveries, so convert the limit to the delivery totals at which to stop
-        // waiting.
+        // The sink counts delivered records, not records in flight, so convert the limit to the
+        // delivered totals at which to stop waiting.
         let enough = Window {
             records: self.sent.records.saturating_sub(at_most.records),
             bytes: self.sent.bytes.saturating_sub(at_most.bytes),
@@ -738,9 +740,9 @@ impl Slot {
     }
 }
 
-/// Maximum number of transactions that share the times of the first one when they become durable
-/// together. These transactions are adjacent in the WAL, and reading the times of each one would
-/// take as long as counting its records.
+/// Maximum number of transactions whose durations are all computed from the times of the first one
+/// when the transactions become durable together. These transactions are adjacent in the WAL, and
+/// reading the times of each one would take as long as counting its records.
 const SHARED_TIMES_MAX: u64 = 16;
 
 /// Records the durations of transactions that become durable together.

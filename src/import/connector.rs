@@ -48,7 +48,8 @@ pub(super) fn take_or_obsolete(
     Some(taken)
 }
 
-/// The roles that the imported configuration and its commands use to connect to the database.
+/// The roles that the imported configuration and the switch-over commands use to connect to the
+/// database.
 #[derive(Debug)]
 pub(super) struct Roles {
     /// The role that the pipelines connect as.

@@ -328,8 +328,8 @@ const KNOWN: &[KnownProperty] = &[
     KnownProperty("quarkus.*", &[], WithoutEffect),
 ];
 
-/// Properties that correspond to lines of walpost.toml. If the name of an unknown property
-/// resembles one of these, it is suggested as the correct name.
+/// Properties that correspond to lines of walpost.toml. The report suggests one of these names for
+/// an unknown property with a similar name.
 const CONVERTED_PROPERTIES: &[&str] = &[
     "connector.class",
     "name",

@@ -105,8 +105,8 @@ impl Router<'_> {
         }
     }
 
-    /// Like [`given`](Self::given), but for a property that contains a regular expression or refers
-    /// to its groups.
+    /// Like [`given`](Self::given), but for a property that contains a regular expression, or that
+    /// refers to the groups of a regular expression.
     fn given_regex(&mut self, name: &str, default: &str) -> Given {
         let taken = self.source.raw(&format!("{}{name}", self.prefix));
         let kind = self.source.kind;
@@ -206,8 +206,8 @@ struct Placed {
 }
 
 impl Router<'_> {
-    /// Writes the `topic` template if the topic consists of the routed value and constant text.
-    /// Otherwise, writes a `route`.
+    /// Writes the `topic` template if the topic consists of the value of the `route.by.field`
+    /// column and constant text. Otherwise, writes a `route`.
     fn route(&mut self, section: &mut Section) {
         let by = self.given("route.by.field", "aggregatetype");
         let regex = self.given_regex("route.topic.regex", "(?<routedByValue>.*)");
@@ -474,8 +474,8 @@ impl Router<'_> {
             if let Some(given) = &given {
                 self.report.without_effect(&given.written);
             }
-            // With JsonConverter, Debezium writes `null`. Walpost's JSON formats do the same by
-            // default.
+            // With JsonConverter, Debezium writes a NULL payload as `null`. Walpost's JSON formats
+            // do the same by default.
             if !formats.value.is_json() {
                 let from = format!("the default of {NAME}, with this converter");
                 section.set("null_payload", text("tombstone"), from);
@@ -499,7 +499,7 @@ impl Router<'_> {
             }
         }
         if let Some(taken) = self.take_property("table.field.event.schema.version") {
-            // Debezium writes this version only into the schema of an envelope.
+            // Debezium writes the event's schema version only into the schema of an envelope.
             match has_envelope && formats.value == Format::JsonSchema {
                 true => {
                     let message = "writes the column into the schema of each value as its version. The schema that Walpost writes \
@@ -571,8 +571,8 @@ fn matches_all(java: &str) -> bool {
     named.map_or(group, |(_, rest)| rest) == ".*"
 }
 
-/// Returns a topic template in which each group is replaced by the column that contains the routed
-/// value.
+/// Returns a topic template in which each group is replaced by `by`, the column that
+/// `route.by.field` names.
 fn topic_template(parts: &[Part], by: &str) -> Option<String> {
     let column = column(by)?;
     let parts = parts.iter().map(|part| match part {

@@ -7,7 +7,7 @@ use super::report::Report;
 use super::source::{Source, Taken};
 use crate::kafka::token_endpoint::{Endpoint, METHOD};
 
-/// Placeholder for the program that the user has to specify. /bin/false exists on every system and
+/// Placeholder for the program that the user has to specify. /bin/false exists on most systems and
 /// prints nothing.
 const NO_PROGRAM: [&str; 2] = ["/bin/false", "change-me"];
 const URL: &str = "sasl.oauthbearer.token.endpoint.url";

@@ -40,7 +40,7 @@ const WITHOUT_KEY: &str = "without key";
 const NOT_IDEMPOTENT: &str = "Idempotent producer not supported";
 
 /// The reason reported if all brokers are down but librdkafka has reported no error, which is the
-/// case if the broker closes the connection.
+/// case if the brokers close each connection without a response.
 pub(super) const CONNECTION_CLOSED: &str = "the broker closed the connection without a response; the listener may use a different \
     security.protocol (plaintext, ssl, sasl_plaintext or sasl_ssl)";
 
@@ -79,7 +79,7 @@ impl Context {
     /// missing permissions.
     #[must_use]
     pub(crate) fn new(pipeline: &str, grants: Grants, deliveries: Arc<Deliveries>) -> Self {
-        // The previous producer may already have found the cluster to be down.
+        // The brokers may already have been unreachable for the previous producer.
         let down = AtomicBool::new(deliveries.stats().is_kafka_down());
         Self {
             pipeline: pipeline.to_owned(),
@@ -528,7 +528,7 @@ pub(super) fn is_refusal(code: RDKafkaErrorCode) -> bool {
     )
 }
 
-/// Returns whether the same record would fail again until an operator intervenes.
+/// Returns whether the same record would fail again unless an operator intervenes.
 ///
 /// An unknown topic or partition is not a permanent error: the next producer looks up the topic,
 /// and thereby determines whether it is missing, was re-created, or lacks the partition that a row

@@ -386,7 +386,7 @@ unsafe fn may_write(topic: *const rd_kafka_TopicDescription_t) -> bool {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TopicFacts {
     pub(super) partitions: usize,
-    /// `None` if the broker is older than Apache Kafka 2.8 (KIP-516).
+    /// The topic's ID; `None` if the broker is older than Apache Kafka 2.8 (KIP-516).
     pub(super) id: Option<TopicId>,
 }
 
@@ -453,8 +453,7 @@ const CREATION_MILLIS: c_int = 5000;
 /// responds or the request times out.
 ///
 /// # Errors
-/// Returns an error if no broker responds within `within`, or if the response is an error for all
-/// topics.
+/// Returns an error if no broker responds within `within`, or if the request fails as a whole.
 pub(super) fn create_topics<C: ClientContext>(
     client: &Client<C>,
     topics: &[NewTopic],
@@ -544,7 +543,7 @@ pub(super) fn cluster_id<C: ClientContext>(client: &Client<C>) -> Option<String>
 /// the names for the rest of its lifetime.
 ///
 /// # Errors
-/// Returns an error if no broker responds in time, or if the response is an error for all topics.
+/// Returns an error if no broker responds in time, or if the request fails as a whole.
 pub(super) fn describe_topics<C: ClientContext>(
     client: &Client<C>,
     topics: &[String],

@@ -32,9 +32,10 @@ pub(super) struct PartitionEnds<'c, C: ConsumerContext + 'static> {
 struct Retry {
     /// The offset from which the partition is read again.
     from: i64,
-    /// Whether no record has been received since the retry started.
+    /// Whether no record has been received since the consumer last returned to `from`.
     is_quiet: bool,
-    /// Whether the broker already had the whole partition when the retry started.
+    /// Whether the broker could return all records of the partition when the consumer last returned
+    /// to `from`.
     was_complete: bool,
 }
 
@@ -45,7 +46,7 @@ pub(super) fn read_from_leaders(mut config: ClientConfig) -> ClientConfig {
 }
 
 impl<'c, C: ConsumerContext + 'static> PartitionEnds<'c, C> {
-    /// Creates the checks for a topic that `consumer` is about to read.
+    /// Creates a checker for a topic that `consumer` is about to read.
     pub(super) fn new(consumer: &'c BaseConsumer<C>, topic: &'c str) -> Self {
         Self {
             consumer,

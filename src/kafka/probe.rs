@@ -315,7 +315,8 @@ mod tests {
 
     use super::*;
 
-    /// Returns the result for a mock cluster that was prepared with `prepare`.
+    /// Requests a producer ID from a mock cluster that `prepare` has configured, and returns the
+    /// result.
     fn mock_finding(
         prepare: impl FnOnce(&MockCluster<'static, DefaultProducerContext>),
     ) -> ProducerFinding {
@@ -361,8 +362,8 @@ mod tests {
         let busy =
             |times| mock_finding(|cluster| cluster.request_errors(request, &vec![BUSY; times]));
         assert_eq!(busy(1), ProducerFinding::Taken);
-        // A persistent retriable error is not a rejection either, but it does not mean that the
-        // producer was accepted.
+        // A retriable error that persists means neither that the brokers reject the producer nor
+        // that they accept it.
         match busy(1_000) {
             ProducerFinding::Unanswered(reason) => assert!(reason.contains("2s"), "{reason}"),
             other => panic!("{other:?}"),

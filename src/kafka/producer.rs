@@ -46,7 +46,8 @@ use crate::sink::{
 pub struct KafkaSink {
     /// Processes delivery reports until the sink is dropped.
     _poller: Poller,
-    /// `None` if the user has configured how long a batch may linger.
+    /// Sends queued records without waiting for full batches; `None` if the user has configured how
+    /// long a batch may linger.
     flusher: Option<Flusher>,
     /// Whether a record has been queued since the last flush.
     unflushed: bool,
@@ -54,8 +55,8 @@ pub struct KafkaSink {
     /// Maximum size of the producer's batches, in bytes.
     batch_bytes: u32,
     limit: BatchLimit,
-    /// The query for the size limit of the pipeline's constant topic; `None` if no query is in
-    /// progress.
+    /// The query for the batch size limit of the topic to which all records are sent; `None` if no
+    /// query is in progress.
     limit_query: Option<JoinHandle<()>>,
     topics: Topics,
     /// The topics that are known to exist, keyed by name.
@@ -69,7 +70,8 @@ pub struct KafkaSink {
     reads: u64,
     /// The records that must not be produced, because the brokers reject them.
     refused: Vec<RefusedRecord>,
-    /// `None` if an event whose topic can't be used causes an error instead of a dead letter.
+    /// Topics that can't be used, and whose events therefore become dead letters; `None` if such an
+    /// event causes an error instead.
     unusable: Option<Arc<UnusableTopics>>,
     comparison: Comparison,
 }
@@ -80,7 +82,7 @@ struct Comparison {
     seen: SeenTopics,
     /// The most recently started comparison of topic IDs.
     task: Option<JoinHandle<()>>,
-    /// When all topics were last compared.
+    /// When the IDs of all topics in use were last compared.
     compared: Instant,
     /// Whether a record has been produced since the last comparison.
     is_due: bool,
@@ -164,9 +166,10 @@ struct AbsentPartition {
 /// How long the result of a partition lookup is valid.
 const LOOKUP_LIFETIME: Duration = Duration::from_secs(1);
 /// How long a broker may take to receive the metadata of partitions that were added to a topic.
-/// Until this time has passed, Walpost does not trust a response that reports a partition as
-/// missing. However, a response within [`NEW_PARTITION_DELAY_INTERVAL`] of another one is trusted
-/// immediately, so that many rows with missing partitions don't delay all other rows.
+/// If a response reports a partition as missing, Walpost repeats the lookup until this time has
+/// passed. However, a lookup within [`NEW_PARTITION_DELAY_INTERVAL`] of the previous one for the
+/// same topic is not repeated, so that many rows with missing partitions don't delay all other
+/// rows.
 const NEW_PARTITION_DELAY: Duration = Duration::from_millis(250);
 const NEW_PARTITION_DELAY_INTERVAL: Duration = Duration::from_secs(10);
 /// How often the brokers are queried during an outage to detect its end.
@@ -176,8 +179,8 @@ const FLUSH_POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// librdkafka's property for the maximum number of records in a batch.
 const BATCH_RECORDS: &str = "batch.num.messages";
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
-/// A warning is logged if a topic's limit is below this value, because the limit also applies to
-/// batches for the producer's other topics.
+/// A warning is logged if a topic's batch size limit is below this value, because the limit also
+/// applies to batches for the producer's other topics.
 const TOPIC_LIMIT_WARNING_BYTES: u32 = 64 << 10;
 
 impl KafkaSink {
@@ -277,13 +280,15 @@ impl KafkaSink {
         sink.limit = limit.clone();
         sink.limit.warn_of_compaction(settings.warns_of_compaction);
         // A transactional producer can't be replaced after it has fenced its predecessors, so query
-        // the limit before that. Other producers query the limit when they look up a topic.
+        // the topic's batch size limit before fencing. Other producers query the limit when they
+        // look up a topic.
         if sink.transactions.is_some()
             && let Some(topic) = settings.constant_topic
         {
             let (producer, limit) = (Arc::clone(&sink.producer), limit.clone());
             sink.limit_query = Some(spawn_blocking(move || {
-                // If the query fails, the limit is queried again before the first record.
+                // If the query fails, the batch size limit is queried again when the topic is
+                // looked up.
                 let _ = limit.learn(&producer, &topic);
             }));
         }
@@ -520,7 +525,8 @@ impl Sink for KafkaSink {
     fn take_over(&mut self) -> TakeOver<'_> {
         Box::pin(async move {
             if let Some(limit_query) = &mut self.limit_query {
-                // If the query failed, the limit is queried again later.
+                // If the query failed, the batch size limit is queried again when the topic is
+                // looked up.
                 let _ = limit_query.await;
                 self.limit_query = None;
                 self.replace_if_limit_exceeded()?;

@@ -197,13 +197,13 @@ pub fn client_config(properties: &Properties, client_id: &str) -> ClientConfig {
     }
     // librdkafka keeps a batch and its compressed copy until the batch is acknowledged, for up to
     // five batches per broker when transactions are used. With librdkafka's default batch size of 1
-    // MB, these would take about as much memory as the default window.
+    // MB, these would take about as much memory as the default `window_bytes`.
     config.set(BATCH_BYTES, "262144");
     config.set("client.id", client_id);
     config.set("reconnect.backoff.max.ms", "2000");
     config.set("socket.keepalive.enable", "true");
     config.set("log.connection.close", "false");
-    // Emit statistics for monitoring as often as PostgreSQL is queried.
+    // Emit statistics every five seconds, which is also how often Walpost queries its slot.
     config.set("statistics.interval.ms", "5000");
     // By default, librdkafka uses only the locations that its OpenSSL was built with, but no
     // distribution stores its certificate authorities there.
@@ -221,8 +221,8 @@ pub fn client_config(properties: &Properties, client_id: &str) -> ClientConfig {
     }
     config.set("enable.idempotence", "true");
     config.set("acks", "all");
-    // Without this property, if the broker permanently rejected a record, later records would be
-    // delivered ahead of it. The rejected record would then be out of order once it was resent.
+    // Without this property, librdkafka would continue to deliver records after the broker rejected
+    // one. The rejected record would then be out of order when a new producer resent it.
     config.set("enable.gapless.guarantee", "true");
     // A broker that has no state for the producer yet accepts a batch even if the broker
     // temporarily rejected the preceding one, and librdkafka then treats the rejected batch as
@@ -231,8 +231,8 @@ pub fn client_config(properties: &Properties, client_id: &str) -> ClientConfig {
     config.set(IN_FLIGHT, "1");
     // An expired record would be skipped, and later ones would be sent despite the gap.
     config.set("message.timeout.ms", "0");
-    // The window already limits the queue. A limit here would permanently block any row larger than
-    // the limit.
+    // `window_records` and `window_bytes` already limit the queue. A limit in librdkafka would
+    // permanently block any row larger than the limit.
     config.set("queue.buffering.max.messages", "0");
     config.set("queue.buffering.max.kbytes", "2147483647");
     config
@@ -504,7 +504,8 @@ fn network_warnings(properties: &Properties) -> Vec<String> {
         }
         return Vec::new();
     }
-    // If both names are set, librdkafka may use either list.
+    // If the list of brokers is set under both of the property's names, librdkafka may use either
+    // list.
     let lists = ["bootstrap.servers", "metadata.broker.list"].map(|name| properties.get(name));
     let brokers = lists.into_iter().flatten().flat_map(|list| list.split(','));
     let mut brokers = brokers.map(str::trim);
@@ -598,7 +599,7 @@ pub(crate) fn describe(error: &rdkafka::error::KafkaError) -> String {
             )
         }
         rdkafka::error::KafkaError::ClientConfig(_, description, name, _) => {
-            // librdkafka's description may quote the value.
+            // librdkafka's description of the error may contain the property's value.
             match is_secret(name) {
                 true if name == "sasl.jaas.config" => format!(
                     "{name} is for Java clients. Instead, set sasl.mechanisms and sasl.username, and the environment variable \
@@ -646,7 +647,7 @@ mod tests {
             ("max.in.flight.requests.per.connection", "5"),
             ("transactional.id", "x"),
             ("test.mock.num.brokers", "3"),
-            // librdkafka treats the prefix as optional.
+            // librdkafka treats the `topic.` prefix as optional.
             ("topic.acks", "1"),
             ("topic.message.timeout.ms", "30000"),
             ("topic.queuing.strategy", "lifo"),

@@ -158,7 +158,8 @@ mod tests {
     fn suggests_only_properties_that_librdkafka_has() {
         for name in NAMES {
             let mut config = ClientConfig::new();
-            // This value is not valid for any property.
+            // librdkafka may reject this value, but the error must not be that the property
+            // doesn't exist.
             config.set(name, "\u{1}");
             if let Err(error) = config.create_native_config() {
                 let error = error.to_string();

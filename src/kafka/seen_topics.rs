@@ -243,7 +243,7 @@ mod tests {
         assert_eq!(new.next_lookups(&seen), ["found", "without an id"]);
         assert_eq!(seen.record_topic("found".to_owned(), &with_id(1)), None);
         for _ in 2..MAX_LOOKUPS {
-            // Adding another topic does not reset the number of lookups of this one.
+            // Adding a topic does not reset the number of lookups of other topics.
             new.add("found");
             assert_eq!(new.next_lookups(&seen), ["without an id"]);
         }

@@ -21,7 +21,7 @@ pub struct ProducerSettings {
     pub checkpoints: Option<CheckpointSettings>,
     /// Whether to log a warning if a topic is compacted and the user has not configured tombstones.
     pub warns_of_compaction: bool,
-    /// The topic to which all records are sent, if it is constant.
+    /// The topic to which all records are sent; `None` if different rows can have different topics.
     pub constant_topic: Option<String>,
     /// The topic for dead letters that replace events whose topic can't be used. If `None`, these
     /// events cause an error instead. The dead letter topic itself must be usable.

@@ -211,7 +211,7 @@ impl Token {
     }
 }
 
-/// Parses a number, which may also be a string.
+/// Parses a JSON number, or a JSON string that contains a number.
 fn number(value: &Value) -> Option<f64> {
     value
         .as_f64()
@@ -586,8 +586,8 @@ mod tests {
         };
         assert!(issued.is_fresh(NOW + 49_000));
         assert!(!issued.is_fresh(NOW + 51_000));
-        // librdkafka requests another token after four fifths of this time, when the first one is
-        // no longer fresh.
+        // librdkafka requests another token after four fifths of the lifetime that Walpost passes.
+        // The first token is no longer fresh by then.
         assert_eq!(issued.token.librdkafka_expiry_millis(NOW), NOW + 75_000);
 
         let tokens = tokens("echo '{\"token\": \"'$$'\", \"lifetime\": 100}'");

@@ -110,8 +110,8 @@ pub(crate) struct Topics {
 pub(crate) struct Wanted {
     /// Index of the partition.
     pub(super) partition: usize,
-    /// How long the brokers must report that the partition does not exist before Walpost trusts the
-    /// report.
+    /// How long the brokers must report that the partition does not exist before Walpost treats it
+    /// as nonexistent.
     pub(super) within: Duration,
 }
 

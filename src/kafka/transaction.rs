@@ -51,8 +51,8 @@ const BROKER_RECOVERY_TIMEOUT: Duration = Duration::from_secs(10);
 const MARKER_DELAY: Duration = Duration::from_millis(2);
 /// Number of offsets at the end of the topic that are searched first for a checkpoint.
 const TAIL_OFFSETS: i64 = 256;
-/// Limits for the topic names in a checkpoint: their maximum total size, in bytes, and their
-/// maximum share of the largest record (one half).
+/// Limits on the total size of the topic names in a checkpoint: a number of bytes, and one half of
+/// the maximum record size. The smaller limit applies.
 const TOPIC_NAMES_BYTES_MAX: usize = 64 << 10;
 const TOPIC_NAMES_RECORD_PARTS: usize = 2;
 /// Segment size of the checkpoint topic, in bytes. The size is small because compaction works on

@@ -17,8 +17,8 @@ const RESPONSES_MAX: usize = 5000;
 /// How long brokers must report that a topic is missing before Walpost treats it as missing. Some
 /// brokers may not know about a topic that was just created.
 const MISSING_AFTER: Duration = Duration::from_secs(2);
-/// Minimum to which [`MISSING_AFTER`] is reduced when the wait budget is used up. This is long
-/// enough to receive a second response.
+/// Minimum time that is used instead of [`MISSING_AFTER`] when the wait budget is used up. This is
+/// long enough to receive a second response.
 const MISSING_AFTER_MIN: Duration = Duration::from_millis(20);
 /// Maximum wait budget: the time that can be spent waiting for topics that turn out to be missing.
 /// The budget grows by a tenth of the elapsed time, up to this maximum.
@@ -142,7 +142,8 @@ impl UnusableTopics {
         let state = &mut self.state().auto_creation;
         match (is_created, &state) {
             (true, _) => *state = AutoCreation::Works,
-            // Automatic creation works for other topics, so this topic's name must be the reason.
+            // Automatic creation works for other topics, so the brokers probably rejected this
+            // topic's name.
             (false, AutoCreation::Works) => {}
             (false, _) => *state = AutoCreation::FailedAt(now),
         }

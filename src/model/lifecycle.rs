@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Shown while no broker is available: how to fix this, and how the outage affects PostgreSQL.
+/// The remedy shown while no broker is available, with the outage's effect on PostgreSQL.
 pub(crate) const KAFKA_DOWN_REMEDY: &str = "Start the brokers, or fix the network between Walpost and the brokers; Walpost then continues without \
      intervention. Until then, PostgreSQL retains WAL for the events: monitor its disk space";
 

@@ -32,7 +32,8 @@ pub struct SetAside {
     /// The first transaction whose rows may be missing; `None` if any row may be missing.
     #[serde(skip)]
     pub(crate) since: Option<u64>,
-    /// The cluster to which the transaction ID and the OID belong.
+    /// The system identifier of the cluster to which the OID in `relation` and the transaction ID
+    /// in `since` belong.
     #[serde(skip)]
     pub(crate) cluster: Option<String>,
 }

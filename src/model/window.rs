@@ -5,7 +5,8 @@
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Window {
     pub records: u64,
-    /// Total size in bytes, as counted by the watermark.
+    /// Total size of the keys, values and headers in bytes, including a fixed overhead for each
+    /// record and header.
     pub bytes: u64,
 }
 

@@ -61,8 +61,8 @@ const HEAD_BYTES_MAX: usize = 16 << 10;
 /// Host names are truncated to this length in responses.
 const HOST_CHARS_MAX: usize = 100;
 /// Number of connections to accept before the open connections are served. This is lower than the
-/// limit for one address, so that a client that has sent its request is served before its
-/// connection can be evicted.
+/// maximum number of connections from one address, so that a client that has sent its request is
+/// served before its connection can be evicted.
 const ACCEPTED_AT_ONCE: usize = 32;
 /// Delay before the next attempt to accept a connection when the process has run out of file
 /// descriptors.
@@ -273,7 +273,7 @@ impl HttpConnection {
                     debug!(%error, %from, "HTTP: connection failed");
                 }
             }
-            // The connection is closed because another connection needs its slot.
+            // The connection was evicted to make room for another connection.
             _ = eviction => debug!(%from, "HTTP: connection closed because the connection limit was reached"),
         }
     }
@@ -368,7 +368,8 @@ fn page() -> Response<Full<Bytes>> {
     response
 }
 
-/// Returns a line with the readiness of each pipeline, and one status code for all of them.
+/// Returns a response that lists the readiness of each pipeline. The status code indicates whether
+/// all pipelines are ready.
 fn readiness(status: &Status) -> Response<Full<Bytes>> {
     let mut text = String::new();
     for pipeline in &status.pipelines {

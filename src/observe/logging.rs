@@ -1,6 +1,6 @@
 //! Logs to standard error, as text or JSON. Every event is written as a single line, regardless of
 //! what its message and fields contain. A line contains no terminal control sequences other than
-//! the colours set here. [`log_queue`](super::log_queue) writes the lines.
+//! those for the colors that this module sets. [`log_queue`](super::log_queue) writes the lines.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::fmt::{self, Write as _};
@@ -25,10 +25,10 @@ static QUEUE: LazyLock<LogQueue> = LazyLock::new(LogQueue::default);
 /// The format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum LogFormat {
-    /// Text, coloured on a terminal.
+    /// Text, colored on a terminal.
     #[default]
     Auto,
-    /// Text without colours.
+    /// Text without colors.
     Text,
     /// One JSON object per line.
     Json,
@@ -138,7 +138,7 @@ impl Write for QueueWriter {
 }
 
 /// Formats messages and fields like `tracing_subscriber`, but escapes control characters. Escaping
-/// the finished line instead would also escape its colours.
+/// the finished line instead would also escape the control sequences for colors.
 struct EscapedFields;
 
 impl<'writer> FormatFields<'writer> for EscapedFields {

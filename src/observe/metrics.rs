@@ -18,7 +18,8 @@ pub use prometheus::proto::MetricType;
 /// The media type of Prometheus' text format.
 pub(crate) const CONTENT_TYPE: &str = TEXT_FORMAT;
 
-/// The values of a slot's `wal_status`: PostgreSQL 18, "53.20. `pg_replication_slots`".
+/// The possible values of a slot's `wal_status`, from section 53.20 of the PostgreSQL 18 manual,
+/// "`pg_replication_slots`".
 const WAL_STATUS: [&str; 4] = ["reserved", "extended", "unreserved", "lost"];
 
 /// Maximum number of tables for which a metric is exported. There may be thousands of tables, and

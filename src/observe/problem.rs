@@ -142,7 +142,7 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// Creates a problem from its parts.
+    /// Creates a problem from its kind, description and remedy.
     #[must_use]
     pub fn new(kind: Kind, what: String, remedy: impl Into<String>) -> Self {
         let remedy = remedy.into();

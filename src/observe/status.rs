@@ -75,7 +75,8 @@ pub struct PipelineStatus {
     pub positions: Positions,
     /// The state of the slot, or `None` until the database has been queried.
     pub slot_health: Option<SlotHealth>,
-    /// The snapshot of older rows, if a snapshot has been created since startup.
+    /// The snapshot of the rows that are older than the slot, if a snapshot has been started since
+    /// startup.
     pub snapshot: Option<Snapshot>,
     /// Number of snapshot rows read since startup.
     pub snapshot_rows: u64,
@@ -195,7 +196,7 @@ pub struct SlotHealth {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Snapshot {
     pub phase: SnapshotPhase,
-    /// When this phase began.
+    /// When the current phase began.
     pub since: f64,
     /// Number of rows read so far.
     pub rows: u64,

@@ -102,8 +102,8 @@ impl Summary {
             reasons.extend(unready(reason, lifecycle, problems));
         }
         for seen in problems {
-            // The reason added above already describes this problem, or describes the lack of
-            // progress more specifically.
+            // Skip problems that are already covered by the reason why the pipeline is not ready.
+            // If the pipeline is stuck, that reason is also more specific than a lack of progress.
             let is_covered = seen.problem.kind.explains_unreadiness()
                 || is_stuck && seen.problem.kind == Kind::NoProgress;
             if !is_covered {
@@ -131,7 +131,8 @@ impl Summary {
                 (State::Halted, _) => 0,
                 (_, Severity::Critical) => 1,
                 (_, Severity::Warning) => 2,
-                // The pipeline is not ready but has no problem, so a stop was requested.
+                // The pipeline is not ready although no problem is known, usually because it is
+                // stopping.
                 _ if not_ready.is_some() => 3,
                 (_, Severity::Ok) => 4,
             },
@@ -307,8 +308,8 @@ mod tests {
         let not_ready = halted();
         let soon = summarize(State::Halted, Some(&not_ready), &[], &[]);
         assert_eq!(lines(&soon), [format!("{LOST}. Walpost has halted")]);
-        // The watchdog describes the first problem in different words. The error that halted the
-        // pipeline already covers the second one, the lost slot.
+        // The watchdog reports that the pipeline is not streaming and that the slot is lost. The
+        // error that halted the pipeline already covers both problems.
         let problems = [
             (
                 Kind::NotStreaming,

@@ -134,9 +134,11 @@ enum Verdict {
     Wrong(Problem),
     /// The problem exists, but another component logs it.
     LoggedElsewhere(Problem),
-    /// Whether the problem exists is currently unknown, so the previous verdict remains valid.
+    /// Whether the problem exists is currently unknown, so the result of the previous check is
+    /// kept.
     Unknown,
-    /// The problem does not apply in this state.
+    /// This kind of problem does not apply in the current state of the pipeline, or a different
+    /// kind of problem has replaced it.
     NotApplicable,
 }
 
@@ -231,8 +233,8 @@ impl Watchdog {
         }
         let elapsed = now.duration_since(mark.at);
         if health::is_stuck(totals) || health::is_hung(totals) || elapsed < STALL_THRESHOLD {
-            // If delivery is stuck or the event loop is stalled, a more specific problem is
-            // reported instead.
+            // If delivery is stuck or the event loop is stalled, this more specific problem is
+            // reported instead of a lack of progress.
             return Verdict::Unknown;
         }
         Verdict::Wrong(Problem::new(
@@ -399,8 +401,8 @@ fn unready(kind: Kind, reason: &NotReady) -> Problem {
     Problem::new(kind, reason.to_string(), reason.remedy(None))
 }
 
-/// Returns the last query results. If there are none, or if they don't apply to this instance,
-/// returns a verdict as the error.
+/// Returns the results of the last database query. If there are no results, or if they don't apply
+/// to this instance, returns the verdict to use instead, as an error.
 fn database<'f>(facts: &Facts<'f>) -> Result<&'f Vitals, Verdict> {
     match facts.lifecycle.state {
         State::StandingBy => return Err(Verdict::NotApplicable),

@@ -97,7 +97,7 @@ pub struct Mapping {
 pub(super) struct TopicRule {
     /// The setting that determines the topic, for use in error messages.
     pub(super) setting: String,
-    /// The reserved topics that the setting could produce.
+    /// The reserved topics that the topic setting could produce.
     pub(super) reserved: ReservedTopics,
 }
 
@@ -177,7 +177,7 @@ pub enum MappingError {
         /// `schema` or `name`.
         part: &'static str,
         separator: char,
-        /// The setting that uses the separator.
+        /// The setting that uses `separator` to separate the parts of the topic's name.
         setting: String,
         /// The statement that renames the schema or table.
         remedy: String,
@@ -194,9 +194,9 @@ pub enum MappingError {
         before: String,
         /// The new name.
         found: String,
-        /// The position of the first row under the new name.
+        /// The position of the first row that was written after the table had been renamed.
         at: String,
-        /// The setting that uses the name.
+        /// The setting that includes the table's name in records.
         setting: String,
         /// The statement that restores the previous name.
         remedy: String,
@@ -208,7 +208,7 @@ pub enum MappingError {
     TooManyColumns(String),
 }
 
-/// The OIDs of built-in types: PostgreSQL 18, `src/include/catalog/pg_type.dat`.
+/// The OIDs of built-in types, from `src/include/catalog/pg_type.dat` in PostgreSQL 18.
 mod oid {
     pub(super) const BYTEA: u32 = 17;
     pub(super) const TEXT: u32 = 25;
@@ -259,7 +259,8 @@ impl Mapping {
         Self::bind_to(settings, Some(table), columns, &[])
     }
 
-    /// Like [`Mapping::bind`], but takes additional properties of the columns into account.
+    /// Like [`Mapping::bind`], but also uses the properties of columns in `facts`, which the
+    /// replication protocol does not transmit.
     ///
     /// # Errors
     /// Returns an error if a configured column does not exist or has an unsuitable type.
@@ -491,7 +492,7 @@ struct Binder<'a> {
     /// The table, or `None` for events sent as messages.
     table: Option<SourceTable<'a>>,
     columns: &'a [TableColumn<'a>],
-    /// Additional properties of the columns.
+    /// Properties of the columns that the replication protocol does not transmit.
     facts: &'a [ColumnFacts],
     slots: Vec<Option<u8>>,
     used: u8,
@@ -708,7 +709,8 @@ impl Binder<'_> {
             let member = self.converted_column(column, &setting)?;
             form.add_member(alias, member);
         }
-        // Debezium derives the name of this object's schema from the table and the routed value.
+        // Debezium derives the name of the envelope's schema from the table and from the value of
+        // the column that determines the topic.
         let mut routed = settings.topic.columns();
         let routed = match (routed.next(), routed.next()) {
             (Some(column), None) => Some(self.column(column, "topic")?),

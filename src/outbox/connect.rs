@@ -66,7 +66,7 @@ pub(super) enum Kind {
     Double,
     /// A decimal number with this many digits after the decimal point.
     Decimal(u32),
-    /// A decimal number whose values each have their own scale.
+    /// A decimal number with a scale that can differ between values.
     AnyDecimal,
     /// A monetary amount, with two digits after the decimal point.
     Money,
@@ -101,7 +101,7 @@ pub(super) enum Form {
     Json,
     /// `SimpleHeaderConverter`: text, in which strings within a list are quoted.
     Simple,
-    /// `StringConverter`: the text that Java prints.
+    /// `StringConverter`: the text that Java's `toString` returns.
     Java,
 }
 
@@ -427,7 +427,8 @@ fn push_any_decimal(out: &mut Vec<u8>, text: &str, form: Form) -> bool {
         return false;
     };
     if form == Form::Java {
-        // Debezium would write the identity of the Java object, which is useless to consumers.
+        // Debezium would write the identity hash code of a Java byte array, which is useless to
+        // consumers.
         return push_plain(out, text);
     }
     let _ = write!(out, "{{\"scale\":{scale},\"value\":");

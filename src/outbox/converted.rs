@@ -232,7 +232,8 @@ pub(super) struct ValueForm {
 #[derive(Debug, Default)]
 struct Envelope {
     members: Vec<Member>,
-    /// The first part of the schema's name, which is followed by the routed value and `.Value`.
+    /// The first part of the schema's name. It is followed by the value of the column that
+    /// determines the topic, and by `.Value`.
     name: Box<[u8]>,
     routed: Option<Source>,
 }

@@ -67,7 +67,7 @@ impl Extent {
     }
 }
 
-/// The part of the event that is available.
+/// The content of an event that can't be delivered.
 #[derive(Clone, Copy)]
 pub enum EventContent<'r> {
     /// The event's columns.
@@ -222,7 +222,8 @@ impl Writer {
         Payload::InScratch(self.push(reference.as_bytes()))
     }
 
-    /// Returns the key, payload and timestamp of a row, and adds its headers.
+    /// Appends the headers of a row's event to the dead letter's headers, and returns the row's
+    /// key, payload and timestamp.
     fn row<'r>(
         &mut self,
         mapping: &'r Mapping,

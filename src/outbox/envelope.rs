@@ -1,6 +1,6 @@
 //! Version 1 of the envelope in which an event is sent as a logical decoding message.
 //! `walpost.publish` (`sql/publish.sql`) writes it with `pg_logical_emit_message`. This module only
-//! decodes bytes, to an [`Envelope`] that borrows from them.
+//! decodes envelopes. The resulting [`Envelope`] borrows from the encoded bytes.
 //!
 //! | Bytes | Field | Contents |
 //! |---|---|---|

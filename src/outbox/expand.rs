@@ -914,11 +914,11 @@ mod tests {
             // objects.
             (objects(100_000, &|at| format!("{{\"m{at}\":1}}")), false),
             (objects(300, &|at| format!("{{\"m{at}\":1}}")), true),
-            // The same objects, each nested in an array with a single item.
+            // Objects with different members, each nested in an array with a single item.
             (objects(100_000, &|at| format!("[{{\"m{at}\":1}}]")), false),
             // The objects differ only in members that are omitted from the output.
             (objects(100_000, &|at| format!("{{\"m{at}\":null}}")), false),
-            // Short objects would be given members with long names.
+            // Each short object would be given a member with a name of 1 MiB.
             (
                 objects(100_000, &|at| match at {
                     0 => format!("{{\"{long}\":1}}"),
@@ -931,7 +931,8 @@ mod tests {
                 objects(100_000, &|at| format!("{{\"m\":{at},\"n\":\"x\"}}")),
                 true,
             ),
-            // The schema repeats the name at each level.
+            // In the schema, the name of each nested struct contains the outermost member's name of
+            // 1 MiB.
             (nested(900), false),
             (nested(10), true),
         ] {

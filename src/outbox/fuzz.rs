@@ -1,4 +1,4 @@
-//! Checks templates, and the routing of rows with arbitrary values.
+//! A fuzz target for templates, and for the routing of rows with arbitrary values.
 
 use super::columns::{COLUMNS_MAX, Mapping, TableColumn};
 use super::headers::{self, POSITION_HEADER};
@@ -23,12 +23,13 @@ const SHARD: usize = 7;
 
 type Values<'a> = [Option<&'a [u8]>; COLUMNS.len()];
 
-/// Checks templates and a row. `data` consists of parts separated by zero bytes: the templates of
-/// the topic, the key and a header, then the values of a row. Missing or empty values are null.
+/// Parses templates, routes a row, and checks the results. `data` consists of parts separated by
+/// zero bytes: the templates of the topic, the key and a header, then the values of the row.
+/// Missing or empty values are null.
 ///
 /// # Panics
-/// Panics if a template does not match its text, or a record does not match the templates and the
-/// row.
+/// Panics if a template is parsed or printed incorrectly, or if a record does not match the
+/// templates and the row.
 pub fn template(data: &[u8]) {
     let mut parts = data.split(|&byte| byte == 0);
     let mut template = || {
@@ -165,7 +166,7 @@ fn check_error(error: &RouteError, topic: &Template, values: &Values<'_>) {
 /// Returns whether the topic is reserved regardless of the settings.
 fn is_reserved(topic: &[u8]) -> bool {
     let own = [b"walpost-checkpoints".as_slice(), b"walpost-dead-letters"];
-    // Kafka treats names that differ only in `.` and `_` as equal.
+    // Kafka does not allow two topics whose names differ only in `.` and `_`.
     let prefix = topic.iter().take(2).map(|byte| matches!(byte, b'.' | b'_'));
     prefix.eq([true, true]) || own.contains(&topic)
 }
@@ -206,7 +207,7 @@ fn expand(template: &Template, values: &Values<'_>) -> Result<Option<Vec<u8>>, (
                 is_null &= value.is_none();
                 text.extend(value.unwrap_or_default());
             }
-            // This is the only column that `Mapping` accepts as a time.
+            // The column `at` is the only one that `Mapping` accepts as a time.
             Part::Time(_) => {
                 is_null &= values[AT].is_none();
                 text.extend(values[AT].map(time).transpose()?.unwrap_or_default());
@@ -237,7 +238,7 @@ fn millis(text: &[u8]) -> Option<i64> {
     timestamp::millis(text, TimestampType::Zoned).filter(|&millis| millis >= 0)
 }
 
-/// Checks that the headers match the members of the object.
+/// Checks that the headers match the members of the JSON object.
 fn check_headers(headers: Vec<(&str, Option<&[u8]>)>, json: Option<&[u8]>) {
     let is_reserved = |name: &str| headers::is_reserved(name.as_bytes()) || name.contains('\0');
     assert!(!headers.iter().any(|(name, _)| is_reserved(name)));

@@ -193,8 +193,8 @@ impl Case {
                 (None, _) => HeaderFormat::Simple,
                 (_, Format::Json) => HeaderFormat::Json,
                 (_, Format::JsonSchema) => HeaderFormat::JsonSchema,
-                // Debezium writes dates and booleans in Java's format. "simple" is closer to this
-                // format than "string" is.
+                // Debezium writes dates and booleans in Java's format. The output of the header
+                // format "simple" is closer to Java's format than that of "string".
                 _ => HeaderFormat::Simple,
             },
             headers_column: HeadersColumn::Off,
@@ -418,8 +418,8 @@ fn difference(case: &str, row: &str) -> Option<usize> {
         .position(|(known_case, known_row, _)| case.contains(known_case) && row.contains(known_row))
 }
 
-/// Replays a file. If `all_differ` is true, also checks that each known difference occurs in the
-/// file.
+/// Routes the captured rows in a file, and compares the resulting records with Debezium's. If
+/// `all_differ` is true, also checks that each known difference occurs in the file.
 fn replay(file: &str, rows_expected: usize, all_differ: bool) {
     let file = std::fs::read_to_string(format!("{FOLDER}/{file}")).expect("a file");
     let (mut errors, mut rows, mut listed) = (Vec::new(), 0, 0);

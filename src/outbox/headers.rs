@@ -47,7 +47,8 @@ impl<'r> Headers<'r> {
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&'r str, Option<&'r [u8]>)> + use<'r> {
         let scratch = self.scratch;
         self.spans.iter().map(move |span| {
-            // All names were written from `str`s, so the default is never used.
+            // All names were copied from `str`s, so they are valid UTF-8 and the default is never
+            // used.
             let name = std::str::from_utf8(&scratch[span.name.clone()]).unwrap_or_default();
             (name, span.value.clone().map(|value| &scratch[value]))
         })
@@ -185,9 +186,9 @@ impl<'de> Visitor<'de> for Members<'_> {
     }
 }
 
-/// Appends the characters of a JSON string to the scratch space. Deserializing to a `String` or to
-/// a `Cow`, which serde always makes owned, would allocate memory for every header. With this type,
-/// serde_json allocates only for strings that contain escapes.
+/// A deserializer that appends the characters of a JSON string to the scratch space. Deserializing
+/// to a `String` or to a `Cow`, which serde always makes owned, would allocate memory for every
+/// header. With this type, serde_json allocates only for strings that contain escapes.
 struct Text<'s>(&'s mut Vec<u8>);
 
 impl<'de> DeserializeSeed<'de> for Text<'_> {

@@ -84,7 +84,8 @@ fn split(line: &str) -> (&str, &str) {
 }
 
 fn unescape(text: &str) -> Option<String> {
-    // Java's files represent a character outside the BMP as two escapes.
+    // A properties file represents a character outside the BMP as two escapes, one for each
+    // surrogate.
     let mut units: Vec<u16> = Vec::with_capacity(text.len());
     let mut chars = text.chars();
     let push = |units: &mut Vec<u16>, c: char| {

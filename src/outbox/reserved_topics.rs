@@ -18,7 +18,7 @@ use std::sync::Arc;
 pub(crate) const DEFAULT_CHECKPOINT_TOPIC: &str = "walpost-checkpoints";
 /// The default dead-letter topic.
 pub(crate) const DEFAULT_DEAD_LETTER_TOPIC: &str = "walpost-dead-letters";
-/// The prefix of Kafka's internal topics: `__consumer_offsets`, `__transaction_state`.
+/// The prefix of Kafka's internal topics, such as `__consumer_offsets`.
 const INTERNAL_PREFIX: &str = "__";
 
 /// The purpose of a reserved topic.

@@ -517,7 +517,8 @@ mod tests {
         for value in ["a", "a", "b", "a"] {
             assert_eq!(topic(value.as_bytes()), Ok(format!("t.{value}")));
         }
-        // An invalid topic must not be replaced by a previous one, not even on the second attempt.
+        // An invalid topic must not be replaced by the previous topic, even if the same row is
+        // routed twice.
         for _ in 0..2 {
             assert!(matches!(topic(b"/"), Err(RouteError::TopicInvalid(_))));
         }

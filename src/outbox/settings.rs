@@ -262,18 +262,18 @@ pub enum Format {
     Json,
     /// `JsonConverter` with schemas.
     JsonSchema,
-    /// The same bytes as `String`, as with `ByteArrayConverter`.
+    /// The same bytes as with [`Format::String`]. Corresponds to `ByteArrayConverter`.
     Bytes,
 }
 
-/// The encoding of headers from templates.
+/// The encoding of headers whose values come from templates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum HeaderFormat {
     /// The text of the columns.
     #[default]
     String,
-    /// `SimpleHeaderConverter`, applied to Debezium's value for the column.
+    /// The output of `SimpleHeaderConverter` for the value that Debezium reads from the column.
     Simple,
     /// `JsonConverter` without schemas.
     Json,
@@ -311,15 +311,15 @@ pub struct DebeziumHeaders {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum NullPayload {
-    /// As the format requires: as `null` in JSON, and otherwise as no value, so that Kafka deletes
-    /// the key from a compacted topic.
+    /// Depends on the format: `null` in JSON. In other formats, the record has no value, so that
+    /// Kafka deletes the key from a compacted topic.
     #[default]
     #[serde(skip)]
     #[value(skip)]
     Formatted,
-    /// As an empty value.
+    /// An empty value.
     Empty,
-    /// As no value, so that Kafka deletes the key from a compacted topic.
+    /// No value, so that Kafka deletes the record's key from a compacted topic.
     Tombstone,
 }
 
@@ -330,8 +330,9 @@ pub enum EmptyPayload {
     /// The payload is written unchanged, as an empty or blank value.
     #[default]
     Value,
-    /// An empty payload becomes a tombstone. With this setting, a null payload becomes a tombstone
-    /// as well, as with Debezium's `route.tombstone.on.empty.payload`.
+    /// An empty or blank payload becomes a tombstone, unless its column is a bytea. With this
+    /// setting, a null payload becomes a tombstone as well, as with Debezium's
+    /// `route.tombstone.on.empty.payload`.
     Tombstone,
 }
 
@@ -414,7 +415,7 @@ impl OutboxSettings {
             && self.envelope.is_empty()
     }
 
-    /// Decodes the value of a header from a template, and returns its text.
+    /// Decodes `value`, the value of a header whose text came from a template. Returns the text.
     #[must_use]
     pub(crate) fn header_text(&self, value: &[u8]) -> Option<String> {
         let json = match self.header_format {

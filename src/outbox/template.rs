@@ -15,13 +15,14 @@ pub struct Template {
 pub enum Part {
     /// Text that is copied unchanged.
     Literal(String),
-    /// Replaced by the value of the named column.
+    /// The name of a column. The expansion contains the column's value.
     Column(String),
-    /// Replaced by the time in the named column, in RFC 3339 format: `{created_at:rfc3339}`.
+    /// The name of a column that contains a time: `{created_at:rfc3339}`. The expansion contains
+    /// the time in RFC 3339 format.
     Time(String),
-    /// Replaced by the name of the schema that contains the row's table: `{table.schema}`.
+    /// The name of the schema that contains the row's table: `{table.schema}`.
     TableSchema,
-    /// Replaced by the name of the row's table: `{table.name}`.
+    /// The name of the row's table: `{table.name}`.
     TableName,
 }
 
@@ -92,12 +93,12 @@ impl Template {
         text.chars().find(separates)
     }
 
-    /// Returns the template with columns replaced by the text that `text_of` returns. Columns for
-    /// which `text_of` returns `None` are left unchanged.
+    /// Returns the template with columns replaced by the text that `text_of` returns. `text_of`
+    /// receives the index of the part and the name of the column. Times, and columns for which
+    /// `text_of` returns `None`, are left unchanged.
     ///
     /// # Errors
-    /// Returns the error if `text_of` fails. `text_of` receives the index of the part and the name
-    /// of the column.
+    /// Returns any error that `text_of` returns.
     pub(crate) fn with_texts<E>(
         &self,
         text_of: impl Fn(usize, &str) -> Result<Option<String>, E>,

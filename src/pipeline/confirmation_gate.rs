@@ -1,14 +1,14 @@
 //! Prevents a session from confirming a position to PostgreSQL before that position has been
 //! written to the table `walpost.slot_state`.
 //!
-//! The slot's position is therefore never ahead of the one in the table. If the next process to
-//! acquire the slot finds it ahead, something other than Walpost must have advanced the slot, or
-//! dropped and re-created it.
+//! As a result, the slot's position is never ahead of the position in the table. If the next
+//! process to acquire the slot finds that the slot is ahead, something other than Walpost must have
+//! advanced the slot, or dropped and re-created it.
 //!
-//! Each write generates WAL, confirming that WAL requires another write, and so on indefinitely. To
-//! break this cycle, new positions are written promptly only while events arrive. Without events, a
-//! write waits until enough WAL has accumulated; when activity stops, a few more writes follow at
-//! increasing intervals. Other Walpost commands can also request a write; see
+//! Each write generates WAL, and confirming that WAL requires another write, so the writes would
+//! never stop. To break this cycle, new positions are written promptly only while events arrive.
+//! Without events, a write waits until enough WAL has accumulated; when activity stops, a few more
+//! writes follow at increasing intervals. Other Walpost commands can also request a write; see
 //! `Catalog::request_position`.
 
 use std::sync::Arc;

@@ -132,8 +132,8 @@ impl Core {
         self.delivery.dead_letters = DeadLetters::new(pipeline, prefix, settings);
     }
 
-    /// Also delivers the rows that a table already contained when it was added to this publication.
-    /// Applies only to an outbox of several tables.
+    /// Enables delivery of the rows that a table already contained when it was added to this
+    /// publication. Applies only to an outbox of several tables.
     pub(crate) fn read_older_rows_of(&mut self, publication: &str) {
         self.source.read_older_rows_of(publication);
     }

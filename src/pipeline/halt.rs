@@ -27,8 +27,7 @@ pub(crate) async fn record_halt(settings: &PipelineSettings, reason: &str) {
         Ok(Err(error)) => error.to_string(),
         Err(_) => format!("no response within {RECORD_TIMEOUT:?}"),
     };
-    // If the pipeline halts because the database is unreachable, `reason` already contains this
-    // error.
+    // If the pipeline halts because the database is unreachable, `reason` already contains `why`.
     if reason.contains(&why) {
         return;
     }

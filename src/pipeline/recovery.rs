@@ -128,7 +128,7 @@ fn classify_core(error: &CoreError) -> Classification {
         | CoreError::Order(_)
         | CoreError::UnknownRelation { .. }
         | CoreError::BadTuple { .. } => (ErrorKind::Protocol, Remedy::Halt),
-        // Reconnecting helps: a new connection starts without any tables, and confirmed
+        // Reconnecting resolves the error: tables are counted per connection, and confirmed
         // transactions are not resent, so the stream makes progress.
         CoreError::TooManyTables { .. } => (ErrorKind::Protocol, Remedy::Reconnect),
         CoreError::Mapping { .. } => (ErrorKind::Setup, Remedy::Halt),
@@ -170,7 +170,7 @@ pub(crate) fn catalog_remedy(error: &CatalogError) -> Remedy {
         CatalogError::Server(error) => server_remedy(error),
         CatalogError::Lost(_)
         | CatalogError::OtherServer
-        // This can be caused by a schema migration, for example. The next attempt reads the
+        // A schema migration may have changed the table, for example. The next attempt reads the
         // catalogs again.
         | CatalogError::TableChanged(_) => Remedy::Reconnect,
         CatalogError::NoJournal { .. }
@@ -221,8 +221,8 @@ fn dial_remedy(error: &DialError) -> Remedy {
         // An administrator may change the file's permissions while Walpost runs, which must not
         // halt the pipeline.
         | DialError::UntrustedFile { .. }
-        // This may be temporary: while PostgreSQL is down, another user may be able to listen at
-        // its socket's path.
+        // The error may be temporary: while PostgreSQL is down, another user may be able to listen
+        // at its socket's path.
         | DialError::OtherPeer { .. }
         | DialError::NotReadWrite { .. } => Remedy::Reconnect,
         // protocol_violation while connecting: the server is a connection pooler rather than

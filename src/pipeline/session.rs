@@ -66,7 +66,7 @@ const BLOCKED_READ_AHEAD_BYTES: usize = 1536 << 10;
 /// While rows arrive quickly, a separate thread reads ahead, by at most the window's size in bytes
 /// divided by this number.
 const THREAD_READ_AHEAD_WINDOW_PARTS: u64 = 8;
-/// Maximum number of bytes that the separate thread reads ahead. A very fast walsender sends about
+/// Maximum number of bytes that a separate thread reads ahead. A very fast walsender sends about
 /// this much in 10 ms.
 const THREAD_READ_AHEAD_BYTES_MAX: usize = 1 << 20;
 
@@ -358,7 +358,7 @@ impl Session<'_> {
         }
     }
 
-    /// Returns how many bytes the separate thread may read ahead.
+    /// Returns how many bytes a separate thread may read ahead.
     fn thread_read_ahead_bytes(&self) -> usize {
         let part = self.settings.window_bytes / THREAD_READ_AHEAD_WINDOW_PARTS;
         usize::try_from(part).map_or(THREAD_READ_AHEAD_BYTES_MAX, |part| {

@@ -627,7 +627,7 @@ impl Simulation {
                 self.stop().await;
                 self.start();
             }
-            // The replication connection is lost, and the server notices.
+            // The replication connection is lost, and the server releases the slot.
             3 => self.shared.lock().database.active = None,
             4 => {
                 {
@@ -812,7 +812,7 @@ fn simulated_time() -> tokio::runtime::Runtime {
 }
 
 fn simulate(seed: u64, exactly_once: bool) {
-    // The delays between connection attempts use this thread's random numbers.
+    // The delays between connection attempts are drawn from this thread's random number generator.
     fastrand::seed(seed);
     let outcome = simulated_time().block_on(scenario(seed, exactly_once));
     if let Err(broken) = outcome {

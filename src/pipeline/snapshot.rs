@@ -53,7 +53,7 @@ const EMPTY_TABLE: &str = "empty table";
 enum Decision {
     /// No rows have to be copied.
     Stream,
-    /// No rows have to be copied. This must be recorded in the journal, with this reason.
+    /// No rows have to be copied. Contains the reason, which must be recorded in the journal.
     Settled(&'static str),
     /// The rows have to be copied.
     Copy,
@@ -256,9 +256,9 @@ fn position_confirmed_by_walpost(found: Lsn, recorded: Option<Lsn>) -> Lsn {
     recorded.map_or(found, |recorded| found.min(recorded))
 }
 
-/// A copy of older rows that still has to be completed, whatever the outbox is now. Either an
-/// earlier run started the copy, possibly with a different definition of the pipeline, or the slot
-/// was created for this table but the copy was never started.
+/// A copy of older rows that still has to be completed, even if the outbox's definition has changed
+/// since. Either an earlier run started the copy, possibly with a different definition of the
+/// pipeline, or the slot was created for this table but the copy was never started.
 struct Unfinished {
     table: Option<String>,
     snapshot_lsn: Lsn,
@@ -554,8 +554,8 @@ fn row_filter(table: &TableName, observed: &Observed) -> Result<Option<String>, 
         return Ok(None);
     };
     if publication.unsafe_filter.is_some() {
-        // Since the session started, the filter has become one that is not safe to evaluate. Start
-        // over, so that the next session reports this.
+        // The row filter has changed since the session started, and is no longer safe to evaluate.
+        // Start over, so that the next session reports the unsafe filter.
         return Err(CatalogError::TableChanged(table.clone()).into());
     }
     if publication.has_locked_filter {

@@ -156,7 +156,8 @@ pub enum CatalogError {
          again; if the error persists, specify only one host"
     )]
     OtherServer,
-    /// A table that is about to be added is incompatible with the pipeline's settings.
+    /// A table that is about to be added to the pipeline is incompatible with the pipeline's
+    /// settings.
     #[error("{0}")]
     Unfit(String),
     /// Another `walpost init` did not finish in time, or another program holds the lock that `init`
@@ -204,7 +205,8 @@ impl From<tokio_postgres::Error> for CatalogError {
 }
 
 impl Catalog {
-    /// Connects, and drives the connection in the background until the catalog is dropped.
+    /// Connects to the server, and drives the connection in a background task until the `Catalog`
+    /// is dropped.
     ///
     /// # Errors
     /// Returns an error if no host in `conninfo` accepts the connection.

@@ -241,8 +241,8 @@ impl Provision {
             .fill_in(SLOT),
         };
         let last = match outbox {
-            // This statement makes the slot deliver the rows that the table already contains, so no
-            // copy is due.
+            // `walpost.add_outbox` makes the slot deliver the rows that the table already contains,
+            // so no copy is due.
             Outbox::OneOf { table, .. } => Some(Script {
                 makes: format!("{table} in publication {publication}"),
                 sql: self.fill_in(ADD_OUTBOX),
@@ -274,8 +274,8 @@ impl Provision {
         let locked = catalog.lock_init(self.lock_timeout).await;
         locked.map_err(failed("lock of walpost init", LeftTables::Nothing))?;
         let applied = self.apply_separately(catalog, fits).await;
-        // Otherwise, the session would hold the lock until the server notices that the connection
-        // was closed.
+        // Without an explicit unlock, the session would hold the lock until the server notices that
+        // the connection was closed.
         catalog.unlock_init().await;
         applied
     }
@@ -344,8 +344,8 @@ impl Provision {
         let why = match recorded.await {
             Ok(None) => return Ok(()),
             Ok(Some(why)) => why,
-            // A missing privilege is not an error here, because `run` makes the same comparison
-            // with a role that has the privileges.
+            // A missing privilege is not an error here, because `run` also records the tables,
+            // using a role that has the privileges.
             Err(CatalogError::Server(error)) if error.code == "42501" => error.to_string(),
             Err(error) => return Err(error),
         };
@@ -420,8 +420,8 @@ impl Provision {
                     .record_new_slot(&self.pipeline, &self.target, self.first_start)
                     .await
             }
-            // A missing privilege is not an error here, because `run` makes the same comparison
-            // with a role that has the privileges.
+            // A missing privilege is not an error here, because `run` also compares the slot with
+            // `walpost.slot_state`, using a role that has the privileges.
             Err(CatalogError::Server(error)) if error.code == "42501" => {
                 tracing::warn!(
                     pipeline = self.pipeline,
@@ -733,9 +733,9 @@ mod tests {
             "catalog/table.rs",
             // Used only in a transaction that examines the table first.
             "retention/rows.rs",
-            // These files hold a lock while the server parses the statement, and the statement is
-            // never planned.
+            // The table is locked while the server parses the statement, which is never planned.
             "replay/condition.rs",
+            // Contains the patterns only in tests.
             "provision.rs",
         ];
         for (path, text) in sources() {
@@ -773,7 +773,8 @@ mod tests {
     }
 
     /// The table may have changed since the statement was composed. `Catalog::lock_table` detects
-    /// this; code that only examines a table must detect it itself, and is therefore listed here.
+    /// such a change. Code that only examines a table must detect the change itself, and is
+    /// therefore listed here.
     #[test]
     fn only_listed_source_files_lock_and_examine_tables_directly() {
         let listed = ["catalog/table_guard.rs", "src/retention.rs", "provision.rs"];

@@ -1,7 +1,7 @@
 //! The replication connection. It runs commands, and then receives a stream and sends status
 //! updates in `CopyBoth` mode.
 //!
-//! PostgreSQL 18, "54.4. Streaming Replication Protocol". The released tokio-postgres does not
+//! Spec: PostgreSQL 18, 54.4 "Streaming Replication Protocol". The released tokio-postgres does not
 //! support `CopyBoth`, so this module implements it on top of the codecs of postgres-protocol.
 
 use std::sync::Arc;
@@ -35,8 +35,8 @@ mod transport;
 /// With a Unix-domain socket buffer of at least this size, the walsender does not stall while
 /// Walpost decodes rows and sends them to Kafka.
 pub(crate) const WANTED_BUFFER_BYTES: usize = 4 << 20;
-/// Receive buffer size for a TCP connection within the host. It is smaller than one read, but holds
-/// the rows that arrive in about a millisecond.
+/// Receive buffer size for a TCP connection within the host. It is smaller than the space for one
+/// read (`READ_BYTES`), but holds the rows that arrive in about a millisecond.
 const RECEIVE_BUFFER_BYTES: usize = 96 << 10;
 /// Maximum length of a reply to a command. PostgreSQL's replies are far shorter.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
@@ -150,7 +150,7 @@ impl ConnectionError {
 /// The reply to `IDENTIFY_SYSTEM`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// The cluster's system identifier. Standbys and restored copies have the same one.
+    /// The cluster's system identifier. Standbys and restored copies have the same identifier.
     pub system_id: String,
     /// The current timeline ID, which increases with each promotion.
     pub timeline: u32,
@@ -229,7 +229,8 @@ pub(crate) const TEXT_FORMAT_SETTINGS: [(&str, &str); 5] = [
 fn startup(link_timeout: Duration) -> Vec<(&'static str, String)> {
     TEXT_FORMAT_SETTINGS
         .into_iter()
-        // At this level, the server still sends the warning about a skipped publication.
+        // At the level `warning`, the server sends the warning about a skipped publication but not
+        // notices.
         .chain([("client_min_messages", "warning")])
         .map(|(name, value)| (name, value.to_owned()))
         .chain([("wal_sender_timeout", link_timeout.as_millis().to_string())])
@@ -273,7 +274,8 @@ impl Connection {
     /// # Errors
     /// Returns an error if the connection fails.
     pub(crate) async fn disable_conversion(&mut self) -> Result<(), ConnectionError> {
-        // With this client encoding, the server does not convert text (PostgreSQL 18, 23.3.3).
+        // With the client encoding SQL_ASCII, the server does not convert text (PostgreSQL 18,
+        // 23.3.3).
         self.command("SELECT pg_catalog.set_config('client_encoding', 'SQL_ASCII', false)")
             .await?;
         self.converts = false;

@@ -86,7 +86,7 @@ impl Variables<'_> {
                     self.include(inner.0, inner.1, included, out);
                 }
             }
-            // Omit these statements, because the server already runs a batch as one transaction.
+            // Omit BEGIN and COMMIT, because the server already runs a batch as one transaction.
             let is_transaction = matches!(line, "BEGIN;" | "COMMIT;");
             if !line.starts_with('\\') && !is_transaction {
                 self.fill_in_line(line, examine, out);
@@ -130,7 +130,7 @@ impl Variables<'_> {
         let row_bytes_max;
         let max_event_bytes;
         let value = match name {
-            // An empty value means that an existing function keeps its limit.
+            // If the value is empty, publish.sql keeps the existing size limit, if any.
             "max_event_bytes" => {
                 max_event_bytes = match (self.max_event_bytes, &self.target.outbox) {
                     (None, Outbox::Messages { .. }) => String::new(),
@@ -163,8 +163,8 @@ impl Variables<'_> {
     }
 }
 
-/// Returns the statements in `sql/examine.sql`, with `examine` as the keywords that select what is
-/// examined.
+/// Returns the statements in `sql/examine.sql`. `examine` lists the checks to perform, separated by
+/// spaces.
 pub(super) fn examine(target: &Target, examine: &str) -> String {
     let variables = Variables {
         pipeline: "",

@@ -125,7 +125,7 @@ pub enum Outbox {
 }
 
 impl Outbox {
-    /// Returns the outbox table if this refers to a single table.
+    /// Returns the table if this outbox consists of, or has been narrowed to, a single table.
     #[must_use]
     pub fn table(&self) -> Option<&TableName> {
         match self {

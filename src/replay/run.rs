@@ -127,7 +127,7 @@ pub(crate) struct Begun {
     pub by_role: String,
     /// The time, as formatted by the server.
     pub at: String,
-    /// Whether this is also the role of the current session.
+    /// Whether the role of the current session started the run.
     pub is_ours: bool,
 }
 

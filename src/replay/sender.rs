@@ -160,7 +160,7 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
                         error,
                     })?;
                 }
-                // Only rows from the stream require these steps.
+                // `NewTable` and `SetAside` are returned only for frames from the stream.
                 Step::NewTable(_) | Step::SetAside(_) => return Err(OrderError::Stray.into()),
             }
         }

@@ -181,8 +181,8 @@ pub(crate) async fn query_facts(
     let now = micros("now()");
     let row = client.query_one(&format!("SELECT {now}"), &[]).await?;
     let now = clock(&row)?;
-    // Transactions of other roles are visible only to members of pg_read_all_stats, so even older
-    // transactions may be open.
+    // Transactions of other roles are visible only to members of pg_read_all_stats, so the query
+    // may miss older transactions.
     let began = micros("xact_start");
     let oldest_open = client
         .query_opt(

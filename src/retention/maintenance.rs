@@ -20,8 +20,8 @@ const PASS_INTERVAL_MAX: Duration = Duration::from_secs(60);
 /// How long a maintenance pass over one table may take before its connection is closed.
 const PASS_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Maximum number of problems that are logged individually, because thousands of tables can have
-/// the same problem.
+/// Maximum number of problems that are logged individually. Without a limit, a problem that
+/// affects thousands of tables would flood the log.
 const LOGGED_PROBLEMS_MAX: usize = 10;
 
 /// A handle to the task that runs maintenance passes. Dropping the handle aborts the task.

@@ -21,7 +21,7 @@ pub(crate) enum PartitionMark {
     /// The partition's time range had ended when it was marked, and the rows that it contained at
     /// the time were committed before this WAL position.
     Closed(Lsn),
-    /// By this time, the slots had passed the position in [`Self::Closed`].
+    /// The slots had passed the position in [`Self::Closed`] by this time.
     Delivered(Timestamp),
     /// The partition was detached, and all its rows were committed before this WAL position.
     Detached(Lsn),
@@ -127,8 +127,8 @@ impl MarkKind {
     /// the current position or time.
     #[must_use]
     pub(crate) fn parts(self) -> (String, String) {
-        // All transactions committed so far were committed before this position, whether or not
-        // their commits have been flushed to disk.
+        // The WAL insert position is after the commit records of all transactions committed so
+        // far, including those that have not been flushed to disk.
         let lsn = "pg_current_wal_insert_lsn()::text";
         let now = "to_char(now() AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')";
         let (text, expression) = match self {

@@ -39,7 +39,7 @@ enum SlotWait {
     Passed,
     /// The slots have not passed the position yet.
     Waiting(RemovalWait),
-    /// The slots do not show which rows were delivered.
+    /// It is unknown which rows were delivered, for example because a slot was dropped.
     Unknown,
 }
 
@@ -208,7 +208,7 @@ async fn read_batch(
     Ok(batch)
 }
 
-/// Deletes those rows of the batch that are still at the same location. Skips rows that another
+/// Deletes the rows in the batch that are still at the same location. Skips rows that another
 /// session has locked. Returns the number of deleted rows.
 async fn delete_batch(
     client: &Client,

@@ -145,7 +145,8 @@ mod tests {
     use super::*;
     use crate::outbox::headers::Headers;
 
-    /// A sink that accepts records once any topic has been prepared. Tests set `at_rest`.
+    /// A fake sink that accepts records once any topic has been prepared. Tests set `at_rest` to
+    /// simulate a sink with or without work in progress.
     #[derive(Default)]
     struct Fake {
         is_prepared: bool,

@@ -161,7 +161,8 @@ pub(crate) fn listen(path: &Path) -> Result<Control, ControlError> {
         path: path.to_owned(),
         file: identity(path).map_err(other)?,
     };
-    // A client that connects before the mode is set is rejected later, when its user ID is checked.
+    // Another user may connect before the mode is set, but is rejected later, when the client's
+    // user ID is checked.
     fs::set_permissions(path, Permissions::from_mode(0o600)).map_err(other)?;
     control.listener.set_nonblocking(true).map_err(other)?;
     Ok(control)

@@ -78,7 +78,7 @@ struct Entry<D> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Running,
-    /// The pipeline is draining. The step is performed once it has ended.
+    /// The pipeline is draining. This step is performed once the pipeline has ended.
     Draining(NextStep),
     /// The pipeline has ended, on its own or on request.
     Ended(Ended),
@@ -376,7 +376,8 @@ impl<D: PartialEq> Pipelines<D> {
         }
     }
 
-    /// Records that a pipeline has ended, and performs the next step.
+    /// Records that a pipeline has ended. If it was draining, performs the step that was requested,
+    /// such as a restart.
     pub(super) fn handle_ended(&mut self, (start, ended): EndedStart) {
         let Some(index) = self.all.iter().position(|entry| entry.start == start) else {
             return;

@@ -278,8 +278,8 @@ fn checks_every_file_in_a_folder() {
     }
 }
 
-/// Files may be used long after the check: a library looks up an authority's file at each
-/// handshake, and a reload lists the files of a folder again.
+/// Files may be used long after the check: a library looks up a certificate authority's file at
+/// each handshake, and a reload lists the files in a folder again.
 #[test]
 fn rejects_a_folder_in_which_other_users_can_create_files_later() {
     let fixture = Fixture::new();

@@ -30,9 +30,11 @@ pub(super) struct VerifyContext {
 /// read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
-    /// All compared rows were confirmed as delivered, or no slot exists that could deliver the rest.
+    /// All compared rows were confirmed as delivered, or there is no usable slot that could deliver
+    /// the remaining rows.
     Reached,
-    /// Some rows were not confirmed: events that are not in the topics may still be delivered.
+    /// Some rows were not confirmed as delivered, so events that are not in the topics may still be
+    /// delivered.
     NotReached,
 }
 

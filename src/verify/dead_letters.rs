@@ -45,8 +45,8 @@ impl DeadLetters {
         let reason = match read {
             Ok(()) if is_full => "they do not fit within --memory".to_owned(),
             Ok(()) => return letters,
-            // These settings don't use the topic, so the Kafka user may not be authorized to read
-            // it.
+            // If dead letters are not enabled, the Kafka user may not be authorized to read their
+            // topic.
             Err(_) if !settings.dead_letters.is_enabled() => return letters,
             Err(error) => error.to_string(),
         };
@@ -137,7 +137,7 @@ mod tests {
         check(&[own, mark, row, column], [Some("a"), Some("a")]);
         check(&[own, mark, row], [Some("a"), None]);
         check(&[own, own, again, row], [Some("a"), None]);
-        // The configured header is null, or could not be created.
+        // The configured header is null or missing.
         check(&[("id", None), row, mark, row], [None, None]);
         check(&[mark, row, column], [None, Some("a")]);
         check(&[again, row], [None, None]);

@@ -74,7 +74,8 @@ pub(super) fn match_entries(
     Ok(firsts)
 }
 
-/// Returns the sort order: rows first, then records in the order in which they were read.
+/// Returns a sort key that puts rows first, followed by records in the order in which they were
+/// read.
 fn order(kind: &EntryKind) -> (bool, u64) {
     match kind {
         EntryKind::Row(_) => (false, 0),

@@ -56,7 +56,7 @@ pub(crate) enum Finding {
         at: RecordLocation,
         #[serde(serialize_with = "as_text")]
         position: Position,
-        /// The highest preceding position in the same partition.
+        /// The highest position among the preceding records in the same partition.
         #[serde(serialize_with = "as_text")]
         behind: Position,
     },

@@ -209,7 +209,8 @@ impl Topics {
         if let Some(number) = self.numbers.get(name) {
             return *number;
         }
-        // The number can't overflow in practice, because brokers don't support that many topics.
+        // The topic number can't overflow in practice, because brokers don't support that many
+        // topics.
         let number = u32::try_from(self.names.len()).unwrap_or(u32::MAX);
         self.names.push(name.to_owned());
         self.numbers.insert(name.to_owned(), number);

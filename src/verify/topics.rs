@@ -121,7 +121,8 @@ impl Plan<'_> {
                 topic: *number,
                 partition: span.partition,
             };
-            // Like the number of topics, the number of partitions can't overflow in practice.
+            // The partition number can't overflow in practice, because brokers don't support that
+            // many partitions.
             let number = u32::try_from(read.places.len()).unwrap_or(u32::MAX);
             places.insert(span.partition, (number, FirstRecord::default()));
             read.places.push(place);
@@ -167,8 +168,8 @@ impl Plan<'_> {
         topic: u32,
         read: &mut Read,
     ) {
-        // If no record remains, it is unknown which transactions and times the removed records
-        // belonged to, so assume the latest.
+        // The removed records precede the first remaining record. If no record remains, their
+        // transactions and times are unknown, so assume the latest possible ones.
         read.complete_after = match (span.start < span.end, first.commit) {
             (true, Some(commit)) => read.complete_after.max(commit),
             _ => Lsn(u64::MAX),
@@ -222,7 +223,8 @@ impl RecordCollector<'_> {
         let (mut id, mut position, mut is_replay) = (None, None, false);
         for (name, value) in message.headers() {
             // Headers from the headers column follow the configured headers and may have any name.
-            // Therefore only the first header with the ID's name is used, even if it has no value.
+            // Therefore, only the first header with the configured name for the event's ID is used,
+            // even if it has no value.
             match name {
                 name if name == self.id => {
                     id.get_or_insert(value);

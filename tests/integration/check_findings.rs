@@ -53,7 +53,7 @@ fn check_lists_slots_without_a_pipeline_and_the_wal_they_retain() {
         ));
     };
     create(&other);
-    // This slot's name does not look like one of Walpost's slots, so it is not reported.
+    // This slot's name does not look like the name of a Walpost slot, so the slot is not reported.
     let foreign = format!("subscriber_{}", fixture.name);
     create(&foreign);
     let text = format!(
@@ -109,8 +109,8 @@ fn check_reports_a_modified_or_missing_table_inspection_function() {
             finding(&found, "WARNING", "owners").map(str::to_owned)
         };
         assert_eq!(warning(), None);
-        // Changes only the formatting of the function, so that it looks like the one from a
-        // different version of Walpost.
+        // Changes only the formatting of the function, so that it appears to come from a different
+        // version of Walpost.
         let body = "replace(pg_get_functiondef('walpost.lock_and_examine'::regproc), 'RETURN regexp_replace', 'RETURN  regexp_replace')";
         let changed = fixture.db.value(&format!("SELECT {body}")).unwrap();
         fixture.db.run(&changed);

@@ -1,5 +1,5 @@
-//! In a cluster of three brokers, one or two fail. Delivery resumes in both modes, and no event is
-//! lost.
+//! A cluster of three brokers, in which one or two fail. Delivery resumes in at-least-once and in
+//! exactly-once mode, and no event is lost.
 
 use crate::support::cluster::Cluster;
 use crate::support::fixture::Fixture;
@@ -52,8 +52,8 @@ fn loses_no_event_when_the_partition_leader_freezes_until_another_is_elected() {
     settle(streams, 1);
 }
 
-/// If one follower is down, the leader rejects writes. If both are down, the cluster also has no
-/// controller.
+/// With `min.insync.replicas=3`, the leader rejects writes if one of its two followers is down. If
+/// both are down, the cluster also has no controller.
 #[test]
 fn retries_writes_rejected_for_too_few_in_sync_replicas() {
     let cluster = Cluster::shared();

@@ -1,4 +1,4 @@
-//! `walpost check`, and aspects of other commands that have no test file of their own.
+//! Tests `walpost check`, and features of other commands that no other test file covers.
 
 use std::fs;
 use std::os::unix::net::UnixStream;
@@ -141,7 +141,7 @@ fn check_times_out_promptly_if_no_broker_responds() {
             .invoke("check")
             .args(["--kafka", address, "--exactly-once"])
     };
-    // The time that everything except the timeout takes on this machine.
+    // The time that `check` takes on this machine if a broker responds.
     let started = Instant::now();
     check(&address).finish();
     let overhead = started.elapsed();

@@ -33,7 +33,7 @@ fn resumes_after_space_is_freed_on_a_full_wal_disk() {
     let mut streams = UnderLoad::in_both_modes(&server, Broker::shared());
     wait_for_transactions(&streams, TRANSACTIONS);
     disk.fill();
-    // Makes PostgreSQL need a new WAL segment, for which the disk has no space.
+    // Forces PostgreSQL to start a new WAL segment, for which the disk has no space.
     let _ = server.session("postgres").try_run("SELECT pg_switch_wal()");
     wait_until("PostgreSQL to find no room", || {
         server.log().contains("PANIC") && server.log().contains("No space left on device")

@@ -336,8 +336,8 @@ fn finds_a_checkpoint_followed_by_many_checkpoints_of_other_pipelines() {
     let walpost = fixture.start();
     fixture.insert(&aggregate, "k");
     fixture.settle(walpost, &[], Resends::Never);
-    // After the first count, the checkpoint is not among the records that Walpost searches first.
-    // After the second, it is not among those that Walpost searches next either.
+    // Walpost searches the last 256 offsets for the checkpoint, then the last 4096, and so on. With
+    // 300 records after the checkpoint, the second search finds it; with 5000, the third.
     for count in [300, 5000] {
         broker.produce_many("walpost-checkpoints", "another pipeline", count);
         let walpost = fixture.start();

@@ -294,8 +294,8 @@ fn does_not_use_the_operating_system_user_as_the_role() {
         .finish()
         .expect_code(3)
         .expect_mentions(&["No user is configured", "PGUSER=walpost"]);
-    // Without a user, Walpost can't record the halt in the database either. This second failure is
-    // not logged, because the log already contains the reason.
+    // Without a user, Walpost can't connect to the database to record the halt. That failure is not
+    // logged, because the log already contains the reason.
     assert!(
         !halted.mentions("failed to record the halt"),
         "{}",

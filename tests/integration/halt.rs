@@ -397,7 +397,7 @@ fn pooler_without_parameters(server_port: &str) -> u16 {
     port
 }
 
-/// PgCat and Supavisor drop startup parameters that they do not know, such as `search_path`. The
+/// PgCat and Supavisor drop startup parameters that they do not support, such as `search_path`. The
 /// session then has the search_path that the database's owner has set.
 #[test]
 fn calls_no_function_if_a_pooler_drops_the_startup_parameters() {

@@ -99,7 +99,7 @@ fn reports_a_slot_invalidated_by_its_idle_timeout(exactly_once: bool) {
     ]);
 }
 
-/// After a slot has been streamed from, rows older than the slot normally count as copied. While
+/// After Walpost has streamed from a slot, rows older than the slot normally count as copied. While
 /// Walpost waits for Kafka, it holds the slot and receives events without delivering any, so these
 /// rows must still count as not copied.
 #[test]

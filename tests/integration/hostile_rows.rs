@@ -234,7 +234,7 @@ fn uses_a_topic_created_later_without_a_restart() {
     walpost.terminate().expect_code(0);
 }
 
-/// While the brokers don't respond, Walpost can't know whether the topic exists.
+/// While the brokers don't respond, Walpost can't determine whether the topic exists.
 fn waits_while_brokers_do_not_report_whether_a_topic_exists(exactly_once: bool) {
     let broker = Broker::borrowed();
     let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker).in_mode(exactly_once);
@@ -468,8 +468,8 @@ fn writes_a_dead_letter_for_a_row_that_sets_the_replay_header() {
     drop_attacker(&fixture, session);
 }
 
-/// Once this topic has been used, its low limit applies to all batches. The warning lets the
-/// operator find the topic.
+/// Walpost limits all batches to the smallest `max.message.bytes` of the topics that it has used so
+/// far. The warning names the topic with the very small limit.
 #[test]
 fn warns_about_a_topic_with_a_very_small_message_limit() {
     let fixture = Fixture::with_table(TABLE);

@@ -265,7 +265,8 @@ fn escapes_event_ids_in_all_output() {
     let json: Value = serde_json::from_str(&json.stdout).unwrap();
     assert!(json.to_string().contains("fake line"), "{json}");
 
-    // The event could now be delivered, but the slot is moved past it below, so it will be missing.
+    // After this update, the event could be delivered. The statements below move the slot past the
+    // event instead, so that it is missing.
     fixture
         .db
         .run(&format!("UPDATE outbox SET aggregatetype = '{aggregate}'"));

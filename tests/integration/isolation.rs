@@ -157,7 +157,7 @@ fn insert_backlog(fixture: &Fixture, aggregate: &str, from: usize, to: usize) {
     ));
 }
 
-/// The topic's limit is lowered after Walpost has queried it.
+/// The topic's `max.message.bytes` is lowered after Walpost has queried this setting.
 fn delivers_smaller_batches_after_a_topic_limit_is_lowered(exactly_once: bool) {
     let fixture = Fixture::with_table(TABLE).in_mode(exactly_once);
     let aggregate = format!("{}-limited", fixture.name);
@@ -168,8 +168,8 @@ fn delivers_smaller_batches_after_a_topic_limit_is_lowered(exactly_once: bool) {
     fixture.wait_until_confirmed();
     fixture.broker.limit_batches(&topic, TOPIC_LIMIT_BYTES);
     insert_backlog(&fixture, &aggregate, 2, 3000);
-    // If librdkafka first reports the failure of a record that is not in the rejected batch, the
-    // limit is queried only by the next producer.
+    // If librdkafka first reports the failure of a record that is not in the rejected batch,
+    // Walpost does not query the topic's size limit until it creates the next producer.
     walpost.wait_for_log("reconnecting");
     fixture.wait_until_confirmed();
     walpost.terminate().expect_code(0);
@@ -199,8 +199,8 @@ fn keeps_batches_within_the_size_limit_of_the_configured_topic(exactly_once: boo
     expect_no_rejection(&fixture, &topic, &log, 3000);
 }
 
-/// Commits a transaction with rows for one topic, followed by rows for another one that has a
-/// limit. Returns both topics.
+/// Commits a transaction with rows for one topic, followed by rows for a second topic, which has a
+/// lower `max.message.bytes`. Returns the names of both topics.
 fn commit_for_wide_and_limited_topics(fixture: &Fixture) -> [String; 2] {
     let wide = fixture.aggregate(1);
     let aggregate = format!("{}-limited", fixture.name);

@@ -1,5 +1,5 @@
 //! Brokers that are hostile, or newer than librdkafka, respond with error codes that librdkafka
-//! does not know.
+//! does not recognize.
 
 use crate::support::error_codes::ResponseKind;
 use crate::support::fixture::Fixture;

@@ -135,8 +135,8 @@ fn creating_topics_requires_the_create_permission() {
     restricted.expect_delivery(&run);
 }
 
-/// Without this permission, Walpost can't query the topic's limit, so some batches are rejected.
-/// Everything else works.
+/// Without the DescribeConfigs permission, Walpost can't query the topic's `max.message.bytes`, so
+/// some batches are rejected. Everything else works.
 #[test]
 fn avoids_rejected_batches_if_describe_configs_is_granted() {
     let restricted = RestrictedBroker::new();

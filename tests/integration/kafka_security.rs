@@ -13,8 +13,8 @@ use crate::support::reaper;
 use crate::support::secrets::SECRET;
 use crate::support::walpost::Invocation;
 
-/// While a request is pending, librdkafka reconnects twice per interval. A longer interval spares
-/// the broker expensive TLS handshakes.
+/// While a request is pending, librdkafka reconnects twice per `reconnect.backoff.ms`. A higher
+/// value spares the broker expensive TLS handshakes.
 const SLOW_RECONNECT: [&str; 2] = ["-X", "reconnect.backoff.ms=1000"];
 
 /// Returns `walpost run` with the given properties and the given listener of the shared broker.

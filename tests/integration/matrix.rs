@@ -36,8 +36,9 @@ fn run_under_load(mut fixture: Fixture<'_>, resends: impl Fn(usize) -> Resends) 
     load.stop();
     fixture.settle(walpost, &deaths, resends(deaths.len()));
 
-    // Up to PostgreSQL 16, a server does not save the slot when it shuts down. After a restart, it
-    // resends everything that was confirmed after its last checkpoint.
+    // Up to PostgreSQL 16, a server does not save a slot's confirmed position when it shuts down.
+    // After a restart, it resends everything that was confirmed after the position that it last
+    // saved.
     let load = fixture.load(&[&aggregates[0], &aggregates[1]]);
     let mut walpost = fixture.start();
     load.wait_for_transactions(40);

@@ -193,7 +193,8 @@ fn tries_the_next_postgresql_host_if_one_does_not_respond(exactly_once: bool) {
 fn loses_no_event_if_the_kafka_host_stops_responding(exactly_once: bool) {
     interrupt_kafka(exactly_once, |proxy| {
         proxy.set_mode(ProxyMode::Silence);
-        // Cuts the connection. The host does not respond to new connections either.
+        // Cuts the existing connection. In the mode `Silence`, the proxy does not respond to new
+        // connections either.
         proxy.cut();
     });
 }

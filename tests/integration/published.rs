@@ -66,7 +66,8 @@ fn reports_and_replays_rows_left_unpublished_while_walpost_was_stopped(exactly_o
     alter(&fixture, "DROP TABLE outbox");
     fixture.insert(&aggregate, "between");
     alter(&fixture, "ADD TABLE outbox");
-    // `check` detects the gap even though nothing has recorded it yet.
+    // `check` detects that the table was temporarily not published, even though Walpost has not
+    // recorded it yet.
     let check = fixture.check().finish().expect_code(3);
     assert!(check.stdout.contains(GAP), "{}", check.stdout);
     let walpost = start_after_the_gap(&fixture);
@@ -330,7 +331,7 @@ fn init_records_a_gap_for_a_recreated_publication() {
     let init = fixture.init().finish().expect_code(0);
     init.expect_mentions(&[GAP, "walpost replay --dropped-slots"]);
     fixture.check().finish().expect_code(3);
-    // If the slot is created after the publication is re-created, there is no gap.
+    // If the slot is created after the publication is re-created, the slot misses no rows.
     let fixture = Fixture::new();
     fixture.drop_slot();
     fixture

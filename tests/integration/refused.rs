@@ -18,14 +18,14 @@ fn run(arguments: &[&str]) -> Finished {
     .finish()
 }
 
-/// Runs `walpost run` with this text as its configuration file.
+/// Runs `walpost run` with a configuration file that contains `text`.
 fn run_file(text: &str) -> Finished {
     let file = config_file(text);
     Invocation::new(["run", "--config"]).arg(file).finish()
 }
 
-/// Runs `walpost run` with a configuration file that contains one pipeline and these additional
-/// lines.
+/// Runs `walpost run` with a configuration file that contains one pipeline and the additional
+/// `lines`.
 fn pipeline(lines: &str) -> Finished {
     run_file(&format!(
         "[kafka]\n\"bootstrap.servers\" = \"127.0.0.1:9\"\n

@@ -28,8 +28,7 @@ fn file(fixture: &Fixture, settings: &str) -> PathBuf {
     ))
 }
 
-/// Inserts these rows, and asserts that the pipeline halts with a message that contains these
-/// texts.
+/// Inserts `rows`, and asserts that the pipeline halts with a message that contains `texts`.
 fn expect_halt(fixture: &Fixture, rows: &str, texts: &[&str]) {
     fixture.db.run(&format!("INSERT INTO outbox VALUES {rows}"));
     let run = Invocation::new(["run", "--config"]).arg(file(fixture, ""));

@@ -29,7 +29,7 @@ struct Process {
 }
 
 impl Process {
-    /// Starts a process with a configuration file that defines these pipelines.
+    /// Starts a process with a configuration file that defines a pipeline for each fixture.
     fn start(fixtures: &[&Fixture]) -> Self {
         let folder = reaper::folder("config");
         replace(&folder.join("walpost.toml"), &file_of(fixtures));
@@ -48,8 +48,8 @@ impl Process {
         self.folder.join("walpost.toml")
     }
 
-    /// Writes a configuration with these pipelines, and waits until the configuration has been
-    /// reloaded `count` times since startup.
+    /// Writes a configuration with a pipeline for each fixture, and waits until the configuration
+    /// has been reloaded `count` times since startup.
     fn reload(&mut self, fixtures: &[&Fixture], count: usize) -> String {
         replace(&self.file(), &file_of(fixtures));
         self.walpost.wait_for_logs(RELOADED, count)
@@ -320,7 +320,7 @@ fn directory_source_defines_a_pipeline_in_each_file() {
     fs::remove_file(parts.join("two.toml")).unwrap();
     process.walpost.wait_for_logs(RELOADED, 3);
     wait_until("the slot to be released", || !two.slot_is_active());
-    // A missing directory is an error; its pipelines are not removed.
+    // A missing directory is an error. The pipelines that its files define are not removed.
     fs::rename(&parts, parts.with_extension("away")).unwrap();
     let line = process.walpost.wait_for_logs(NOT_RELOADED, 2);
     assert!(line.contains("pipelines.d"), "{line}");
@@ -330,8 +330,8 @@ fn directory_source_defines_a_pipeline_in_each_file() {
     process.walpost.terminate().expect_code(0);
 }
 
-/// Creates a configuration file whose pipelines come from a directory. Returns the configuration's
-/// folder and the directory.
+/// Creates a configuration file that loads pipelines from a directory. Returns the folder that
+/// contains the file, and the directory.
 fn with_parts() -> (PathBuf, PathBuf) {
     let folder = reaper::folder("config");
     let parts = folder.join("pipelines.d");
@@ -412,7 +412,8 @@ fn ignores_changes_in_a_directory_that_became_writable_by_other_users() {
     process.walpost.terminate().expect_code(0);
 }
 
-/// If another user could create a socket at the path first, the process would fail to start.
+/// In a directory that other users can write to, one of them could create a socket at the
+/// configured path first, which would prevent Walpost from starting.
 #[test]
 fn creates_no_control_socket_in_a_directory_writable_by_other_users() {
     let folder = reaper::folder("shared");
@@ -564,8 +565,8 @@ fn repeated_restarts_of_a_pipeline_leak_no_resources() {
     let before = ["task", "fd"].map(held);
     restart(20);
     // librdkafka's clients start their own threads and open connections on demand, sometimes only
-    // after the first measurement, so allow for a few more. A leak of one thread or descriptor per
-    // restart would exceed this allowance.
+    // after the first measurement, so allow for a few more threads and descriptors. A leak of one
+    // thread or descriptor per restart would exceed this allowance.
     wait_until(
         "threads and descriptors to return to their previous number",
         || {

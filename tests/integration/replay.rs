@@ -39,7 +39,7 @@ fn is_replayed(record: &Record) -> bool {
     record.header_names().contains(&REPLAY_HEADER)
 }
 
-/// Runs a replay to standard output, and returns the keys of the records.
+/// Runs a replay that writes to standard output, and returns the keys of the records.
 fn keys_to_stdout(fixture: &Fixture, arguments: &[&str]) -> Vec<String> {
     let replay = fixture
         .replay(arguments)

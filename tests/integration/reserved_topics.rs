@@ -37,7 +37,7 @@ pub(crate) fn forged(fixture: &Fixture) -> String {
     checkpoint.to_string()
 }
 
-/// Returns the number of records with this key in the checkpoint topic.
+/// Returns the number of records with the given key in the checkpoint topic.
 fn checkpoints_of(fixture: &Fixture, key: &str) -> usize {
     // Wait first, because records that follow an open transaction, possibly of another pipeline,
     // can't be read yet.

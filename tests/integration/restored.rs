@@ -83,8 +83,8 @@ impl<'a> Restored<'a> {
         }
     }
 
-    /// Asserts that Walpost halts with a message that contains these texts, and that it confirmed
-    /// and delivered nothing.
+    /// Asserts that Walpost halts with a message that contains the expected texts, and that it
+    /// confirmed and delivered nothing.
     fn expect_halt(&self, expected: &[&str]) {
         let confirmed = self.fixture.confirmed();
         for _ in 0..2 {
@@ -98,8 +98,8 @@ impl<'a> Restored<'a> {
         }
     }
 
-    /// Lets the operator accept the server's current WAL, and asserts that Walpost delivers the
-    /// events that follow the slot's position.
+    /// Runs `walpost checkpoint adopt`, with which an operator accepts the server's current WAL,
+    /// and asserts that Walpost delivers the events that follow the slot's position.
     fn adopt(self, count: usize) {
         let adopted = self.fixture.checkpoint("adopt").arg("--yes").finish();
         adopted.expect_code(0);
@@ -135,7 +135,8 @@ fn halts_after_a_database_is_restored_on_postgresql_18() {
     expect_halt_after_restore(18, Outbox::Messages);
 }
 
-/// The end of WAL no longer shows that the database was restored.
+/// The restored server's WAL extends past the position in Walpost's checkpoint, so the end of WAL
+/// no longer shows that the database was restored.
 #[test]
 fn halts_if_restored_wal_extends_past_the_checkpoint_but_lacks_its_last_event() {
     let server = Server::private(MAJOR, "");

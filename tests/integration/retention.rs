@@ -84,7 +84,7 @@ fn tables(fixture: &Fixture) -> Vec<Vec<Option<String>>> {
     )
 }
 
-/// Returns whether a table with this name exists and, depending on `partition`, is or is not a
+/// Returns whether a table with the given name exists and, depending on `partition`, is or is not a
 /// partition.
 fn is(fixture: &Fixture, table: &str, partition: bool) -> bool {
     fixture.db.is_true(&format!(

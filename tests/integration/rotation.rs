@@ -36,7 +36,7 @@ impl PasswordFixture {
         Self { fixture, aggregate }
     }
 
-    /// Returns a connection string over TCP, where the server requires a password.
+    /// Returns a connection string for TCP connections, for which the server requires a password.
     fn conninfo(&self) -> String {
         format!(
             "host=localhost port={} user={role} dbname={role}",
@@ -297,7 +297,8 @@ fn does_not_run_a_password_command_that_other_users_can_replace() {
     symlink("../releases/1", &link).unwrap();
     fs::remove_file(&descriptors).unwrap();
     fs::set_permissions(&app, Permissions::from_mode(0o755)).unwrap();
-    // Include the log level, because the watchdog also logs the word "streaming".
+    // Include the log level in the text to wait for, because the watchdog also logs the word
+    // "streaming".
     walpost.wait_for_logs("INFO streaming", 2);
     assert!(!mark.exists(), "the other program was run");
     // The program must not inherit descriptors. By now, librdkafka has created clients, whose pipes

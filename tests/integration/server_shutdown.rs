@@ -232,8 +232,9 @@ fn does_not_log_a_kafka_problem_if_an_idle_postgresql_server_restarts(exactly_on
     });
 }
 
-/// Walpost can't confirm records that Kafka acknowledges after the server has stopped. These
-/// records are resent later or, in exactly-once mode, recognized by the checkpoint.
+/// Walpost can't confirm records that Kafka acknowledges after the server has stopped. Walpost
+/// resends these records later, except in exactly-once mode, in which the checkpoint shows that
+/// they were delivered.
 fn loses_no_event_if_the_server_stops_before_the_drain_finishes(exactly_once: bool) {
     with_servers(MAJOR, |server, broker, proxy| {
         let arguments = ["--drain-timeout", "170s"];

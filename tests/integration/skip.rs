@@ -17,7 +17,7 @@ for_each_fixture! {
 /// A topic name that Kafka does not allow.
 const INVALID_TOPIC: &str = "not a topic";
 
-/// Returns the position in the error message of a halted pipeline.
+/// Returns the event's position from the error message of a halted pipeline.
 fn position(halted: &Finished) -> String {
     halted
         .stderr
@@ -37,7 +37,7 @@ fn journal(fixture: &Fixture) -> Vec<Vec<Option<String>>> {
     )
 }
 
-/// Asserts that a command changes nothing, exits with this code, and prints these texts.
+/// Asserts that a command changes nothing, exits with the given code, and prints the given texts.
 fn refused(fixture: &Fixture, invocation: Invocation, code: i32, texts: &[&str]) {
     let before = (fixture.confirmed(), journal(fixture));
     invocation.finish().expect_code(code).expect_mentions(texts);
@@ -118,7 +118,7 @@ fn skips_only_the_transaction_that_halted_the_pipeline(fixture: Fixture) {
     fixture.wait_until_confirmed();
     walpost.terminate().expect_code(0);
     assert_eq!(keys(&fixture.records()), ["before", "after"]);
-    // By now, the slot has already passed the position.
+    // By now, the slot has already passed the position that was skipped.
     refused(&fixture, fixture.skip(&position), 2, &["nothing to skip"]);
 }
 
@@ -395,7 +395,8 @@ fn reports_and_skips_a_row_larger_than_1_gb() {
         let halted = halted.expect_mentions(&["halted", "more than 1 GB of text", "skip --to"]);
         let position = position(&halted);
         assert!(position.ends_with(":0000000001"), "{major}: {position}");
-        // The events after the row are unknown, so none of them may be skipped.
+        // Walpost can't list the events after the row that is too large, so none of them may be
+        // skipped.
         let answer = format!("{}\n", fixture.name);
         let refused = fixture.skip(&end).answer(&answer).finish().expect_code(3);
         refused.expect_mentions(&["can't list the events after it", &position]);

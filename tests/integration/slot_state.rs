@@ -625,8 +625,8 @@ fn logs_a_missing_slot_state_table_once_and_continues_delivery() {
         .check()
         .finish()
         .expect_mentions(&["walpost.slot_state does not exist"]);
-    // The table can be missing because an older version of Walpost did not create it. `init` must
-    // create it, and the slot must not be treated as moved.
+    // The table walpost.slot_state can be missing because an older version of Walpost did not
+    // create it. `init` must create the table, and the slot must not be treated as moved.
     fixture.init().finish().expect_code(0);
     let walpost = fixture.start();
     fixture.insert(&aggregate, "k");
@@ -654,7 +654,8 @@ fn locked_slot_state_row_delays_confirmation_and_is_reported() {
     walpost.terminate().expect_code(0);
 }
 
-/// Hosting providers change this setting when WAL retained by a slot has almost filled the disk.
+/// Hosting providers set `default_transaction_read_only` when WAL retained by a slot has almost
+/// filled the disk.
 #[test]
 fn delivers_and_confirms_in_a_database_that_is_read_only_by_default() {
     for exactly_once in [false, true] {
@@ -805,7 +806,8 @@ fn repeats_the_first_exactly_once_run_if_killed_before_its_first_checkpoint() {
     fixture.check_delivered(&[], Resends::Never);
 }
 
-/// Like the test above, but with rows that are older than the slot and must be copied.
+/// Walpost also repeats the copy of rows that are older than the slot if it is killed before it
+/// writes the first checkpoint.
 #[test]
 fn repeats_the_first_exactly_once_snapshot_if_killed_before_a_checkpoint() {
     let fixture = crate::snapshot::fixture_with_older_rows(crate::snapshot::TABLE, 1000, false).0;

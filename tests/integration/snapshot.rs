@@ -68,8 +68,8 @@ fn snapshot_lsn(fixture: &Fixture<'_>) -> u64 {
     *snapshot_lsn
 }
 
-/// Asserts that each event was delivered once, either from a snapshot with this consistent point or
-/// from the stream that follows it. Returns the number of events from the snapshot.
+/// Asserts that each event was delivered once, either from a snapshot with the given consistent
+/// point or from the stream that follows it. Returns the number of events from the snapshot.
 fn check_copied(fixture: &Fixture<'_>, snapshot_lsn: u64) -> usize {
     check_copied_records(fixture, &fixture.records(), snapshot_lsn)
 }
@@ -154,7 +154,7 @@ fn open_transaction(fixture: &Fixture<'_>, aggregate: &str) -> Session {
     session
 }
 
-/// Creates a fixture with this many rows that are older than its slot.
+/// Creates a fixture with the given number of rows that are older than its slot.
 pub(crate) fn fixture_with_older_rows(
     create: &str,
     rows: usize,

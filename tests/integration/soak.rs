@@ -262,8 +262,8 @@ impl RoundTargets<'_> {
                     sleep_randomly(rng, 0..8_000, until);
                     session.run(&format!("ALTER ROLE {role} LOGIN"));
                 }
-                // In at-least-once mode, repeated events would be sent to other partitions, where
-                // the test could not distinguish repetitions from gaps.
+                // Don't add partitions in at-least-once mode. Otherwise, events could be repeated
+                // in other partitions, where the test could not distinguish repetitions from gaps.
                 7 if pipeline.is_exactly_once => {
                     let _is_up = lock(&self.broker_is_up);
                     self.round_log.fault("partitions added", name);
@@ -386,7 +386,7 @@ impl RoundTargets<'_> {
                     for name in ["statement_timeout", "lock_timeout", "idle_session_timeout"] {
                         session.run(&format!("ALTER DATABASE {database} SET {name} = '200ms'"));
                     }
-                    // Versions before PostgreSQL 17 do not have this setting.
+                    // PostgreSQL versions before 17 do not have the setting `transaction_timeout`.
                     let _ = session.try_run(&format!(
                         "ALTER DATABASE {database} SET transaction_timeout = '200ms'"
                     ));

@@ -20,13 +20,13 @@ fn start(fixture: &Fixture<'_>) -> (Walpost, Http) {
     (walpost, http)
 }
 
-/// Returns a `walpost status` command that queries the fixture's database and the process at this
-/// address.
+/// Returns a `walpost status` command that queries the fixture's database and the process at the
+/// given address.
 fn status(fixture: &Fixture<'_>, address: &str) -> Invocation {
     fixture.invoke("status").args(["--http", address])
 }
 
-/// Returns the cells of the table row for this name.
+/// Returns the cells of the table row that starts with the given name.
 fn row<'t>(text: &'t str, name: &str) -> Vec<&'t str> {
     let line = text.lines().find(|line| line.starts_with(name));
     let line = line.unwrap_or_else(|| panic!("no row of {name} in:\n{text}"));

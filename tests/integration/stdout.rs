@@ -80,8 +80,8 @@ fn encodes_binary_keys_and_values_in_base64() {
     walpost.terminate().expect_code(0);
 }
 
-/// A timeout that is longer than any test waits, so a test fails if the process waits until this
-/// timeout expires.
+/// A drain timeout that is longer than any test waits. If the process waits until the timeout
+/// expires, the test fails.
 const DRAIN_TIMEOUT_FLAGS: [&str; 2] = ["--drain-timeout", "1h"];
 
 #[test]

@@ -34,7 +34,7 @@ impl FakeSystemd {
         &self.path
     }
 
-    /// Waits for the next notification that starts with this prefix.
+    /// Waits for the next notification that starts with the given prefix.
     fn wait_for(&mut self, prefix: &str) -> String {
         let mut bytes = [0; 4096];
         loop {
@@ -150,7 +150,7 @@ fn continues_if_the_systemd_notification_socket_is_removed() {
     fs::remove_file(&path).unwrap();
     fixture.insert(&aggregate, "k");
     fixture.wait_for_records(1);
-    // Like systemd after a restart, create the socket again.
+    // Create the socket again, as systemd does after a restart.
     systemd.socket = UnixDatagram::bind(&path).unwrap();
     systemd.socket.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
     systemd.wait_for("WATCHDOG=1");

@@ -34,7 +34,8 @@ fn writer(tables: &[&str]) -> EventWriter {
     }
 }
 
-/// Creates a database with a slot for several tables, and adds these tables with `walpost init`.
+/// Creates a database with a slot for several tables, and adds the given tables with
+/// `walpost init`.
 fn fixture_on(major: u32, settings: &str, tables: &[&str]) -> Fixture<'static> {
     let mut fixture = Fixture::bare_on_servers(Server::shared(major), Broker::shared());
     fixture.use_settings(settings);
@@ -275,7 +276,8 @@ fn delivers_existing_rows_of_an_added_table_before_its_new_rows(exactly_once: bo
     assert_eq!(left, 0);
 }
 
-/// The other table's rows, which go to their own topic, affect neither `verify` nor `replay`.
+/// Neither `verify` nor `replay` of one table is affected by the rows of another table, which go to
+/// a different topic.
 fn verifies_and_replays_one_of_several_tables(exactly_once: bool) {
     const TABLES: [&str; 2] = ["tenant_1.outbox", "tenant_2.outbox"];
     let fixture = fixture(&TABLES).in_mode(exactly_once);
@@ -320,8 +322,8 @@ fn verifies_and_replays_one_of_several_tables(exactly_once: bool) {
     let of_tables = metrics.iter().filter(|(name, _)| name.starts_with(&series));
     let of_tables: Vec<_> = of_tables.map(|(_, rows)| *rows).collect();
     assert_eq!(of_tables, [1.0, 2.0], "{metrics:?}");
-    // In exactly-once mode, an idle slot is confirmed only up to its last event, so rows of this
-    // table count as pending for a while.
+    // In exactly-once mode, an idle slot is confirmed only up to its last event, so rows of the
+    // verified table count as pending for a while.
     let wait = if exactly_once { "1s" } else { "60s" };
     let verify = |table: &str| {
         let verify = fixture.verify().args(["--wait", wait, "--table", table]);
@@ -417,7 +419,7 @@ fn schema_is_renamed(major: u32, exactly_once: bool) {
         .db
         .run("DROP SCHEMA tenant_2 CASCADE; ALTER SCHEMA tenant_1 RENAME TO tenant_2");
     if major < 16 {
-        // Before version 16, PostgreSQL sends the new name only after a reconnect.
+        // Before version 16, PostgreSQL sends a schema's new name only after a reconnect.
         fixture.end_walsender();
     }
     wait_until("the renamed table to be detected", || {
@@ -436,7 +438,7 @@ fn schema_is_renamed(major: u32, exactly_once: bool) {
     let is_forged =
         |record: &&Record| record.topic.contains("tenant_2") && record.key() == "forged";
     assert_eq!(fixture.records().iter().filter(is_forged).count(), 0);
-    // After a restart, Walpost accepts the new name.
+    // After a restart, Walpost accepts the schema's new name.
     let walpost = fixture.start();
     wait_until("the rows under the accepted name", || {
         fixture.records().iter().any(|record| is_forged(&record))

@@ -40,8 +40,8 @@ fn flags_at(address: &str, fixture: &Fixture, issuer: &Issuer) -> [String; 4] {
     ["--config".to_owned(), file, "-X".to_owned(), listener]
 }
 
-/// Writes a walpost.toml for a pipeline that uses this secret to fetch its tokens from the
-/// endpoint.
+/// Writes a walpost.toml for a pipeline that fetches its tokens from the endpoint, using the given
+/// secret.
 fn write_fetching(file: &Path, fixture: &Fixture, endpoint: &Endpoint, secret: &str) {
     let text = format!(
         "[kafka]\n\"security.protocol\" = \"sasl_plaintext\"\n\"sasl.mechanisms\" = \"OAUTHBEARER\"\n\
@@ -54,7 +54,7 @@ fn write_fetching(file: &Path, fixture: &Fixture, endpoint: &Endpoint, secret: &
     write_private(file, text.as_bytes());
 }
 
-/// Returns flags that make a command fetch its tokens as configured in the file.
+/// Returns flags that make a command fetch its tokens as configured in the given file.
 fn fetching_flags(fixture: &Fixture, file: &Path) -> [String; 6] {
     let listener = format!("bootstrap.servers={}", fixture.broker.sasl_address());
     let authority = format!("https.ca.location={}", AUTHORITY.root.display());
@@ -223,9 +223,10 @@ fn renews_tokens_from_a_program_under_load_and_retries_if_the_program_fails() {
     fixture.settle(walpost, &[], fixture.resends(0));
 
     for ((issuer, before), stream) in issuers.iter().zip(before).zip(&streams) {
-        // On a busy machine, some tokens arrive too late. Others arrive so late that the broker,
-        // which accepts one authentication per second, rejects the next authentication. If no token
-        // were renewed in time, every authentication would be rejected.
+        // On a busy machine, some tokens are renewed only after they have expired. Others are
+        // renewed so late that the broker, which accepts one authentication per second, rejects the
+        // next authentication. Allow for such rejections. If no token were renewed in time, the
+        // broker would reject every authentication.
         wait_until("tokens that arrive before the last one has expired", || {
             let more = issuer.calls() - before;
             more >= 3 && 2 * stream.walpost.logged("Kafka rejects") <= more

@@ -148,8 +148,8 @@ fn kafka_state(fixture: &Fixture) -> Vec<(String, Value)> {
         .filter(|record| record.key() == fixture.name);
     let checkpoint = |text: &str| -> Value { serde_json::from_str(&named(fixture, text)).unwrap() };
     let checkpoints = ours.map(|record| checkpoint(record.text()));
-    // Leave out checkpoints written between the last row and the end of a copy, because only some
-    // runs write one there.
+    // Leave out checkpoints written between the last row and the end of a copy, because not every
+    // run writes such a checkpoint.
     let is_between = |checkpoint: &Value| {
         let chunks = checkpoint["snapshot"]["chunks"].as_array();
         chunks.is_some_and(|chunks| chunks.iter().any(|chunk| chunk["upto"].is_null()))

@@ -239,8 +239,8 @@ fn warns_about_running_out_of_partitions_until_more_are_created() {
     }
 }
 
-/// The watchdog reports the end of the last partition whatever the DateStyle. If a partition covers
-/// all later times, there is no end to report.
+/// The watchdog reports the end of the last partition regardless of DateStyle. If the last
+/// partition has no upper bound, there is no end to report.
 #[test]
 fn reports_when_the_last_partition_ends_unless_it_has_no_upper_bound() {
     let style = "SET DateStyle = 'SQL, DMY'";

@@ -27,7 +27,7 @@ fn run(url: &str, arguments: &[&str]) -> String {
     let profile = reaper::folder("browser");
     let result = Command::new("chromium")
         .args(ARGUMENTS)
-        // Makes the page's clock advance by this much, however fast the machine is.
+        // Advance the page's virtual clock by six seconds, regardless of how fast the machine is.
         .arg("--virtual-time-budget=6000")
         .arg(format!("--user-data-dir={}", profile.display()))
         .args(arguments)
@@ -106,7 +106,7 @@ impl Tab {
         tab.resize(width, height);
         tab.command("Page.navigate", json!({"url": url})).unwrap();
         let shown = "document.querySelector('[data-pipeline] .state b')?.textContent";
-        // Evaluation can fail until the page has replaced the blank page.
+        // Evaluation can fail until the requested page has replaced the initial blank page.
         wait_until("the page to show a pipeline", || {
             tab.try_evaluate(shown).is_ok_and(|text| text != "")
         });
@@ -150,7 +150,7 @@ impl Tab {
         Ok(value)
     }
 
-    /// Resizes the window. A narrow window is presented to the page as a mobile device.
+    /// Resizes the window. If it is narrow, emulates a mobile device.
     pub(crate) fn resize(&mut self, width: u32, height: u32) {
         let size = json!({
             "width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600

@@ -53,10 +53,10 @@ pub(crate) struct KilledState {
 /// How often records may be repeated in a partition.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Resends {
-    /// At most once per failure, that is, per broken connection or killed connector. Contains the
-    /// number of failures.
+    /// Records may be repeated at most once per failure, that is, per broken connection or killed
+    /// connector. Contains the number of failures.
     AtMost(usize),
-    /// Never, because each event must be delivered exactly once.
+    /// Records may never be repeated, because each event must be delivered exactly once.
     Never,
 }
 
@@ -69,7 +69,9 @@ pub(crate) enum Violation {
     Phantom(String),
     /// The event's position does not match its commit.
     WrongPosition(String),
-    /// The event does not directly follow the preceding event of its partition.
+    /// The event is out of order: the record before it in its partition contains the event `after`
+    /// instead of the partition's preceding event in commit order. `after` is empty if there is no
+    /// record before it.
     OutOfOrder {
         id: String,
         after: String,

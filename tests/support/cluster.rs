@@ -34,7 +34,7 @@ impl Deref for ClusterGuard {
 }
 
 impl Drop for ClusterGuard {
-    /// Freezes the nodes unless another test is waiting, because even idle nodes use 10 % of a CPU.
+    /// Freezes the nodes unless another test is waiting, because even idle nodes use 10% of a CPU.
     fn drop(&mut self) {
         if WAITING.load(Ordering::Relaxed) == 0 && !thread::panicking() {
             let up = self.nodes.iter().filter(|node| node.is_running());

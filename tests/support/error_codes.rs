@@ -208,7 +208,7 @@ impl ErrorCodes {
         }
     }
 
-    /// Forwards responses, replacing error codes while that is enabled.
+    /// Forwards responses, and replaces error codes while replacement is enabled.
     pub(super) fn forward_responses(&self, from: &TcpStream, to: &TcpStream) -> io::Result<()> {
         let port = to.peer_addr()?.port();
         loop {

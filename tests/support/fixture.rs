@@ -39,10 +39,10 @@ pub(crate) struct Fixture<'a> {
     oracle: Oracle,
     topics: Topics,
     /// Pipeline settings that are written to a walpost.toml for every command. If empty, commands
-    /// run without a file.
+    /// run without a configuration file.
     settings: String,
     exactly_once: bool,
-    /// The ids of events that a failover lost but that may have been delivered before.
+    /// IDs of events that were lost in a failover but may have been delivered to Kafka before it.
     lost_ids: HashSet<String>,
 }
 
@@ -63,8 +63,8 @@ impl Fixture<'static> {
         Self::bare_on_servers(Server::shared(MAJOR), Broker::shared())
     }
 
-    /// Creates a fixture on the shared servers. `create` creates the table, and `walpost init` the
-    /// publication and the slot.
+    /// Creates a fixture on the shared servers. The statement `create` creates the table, and
+    /// `walpost init` creates the publication and the slot.
     pub(crate) fn with_table(create: &str) -> Self {
         let fixture = Self::bare();
         fixture.db.run(create);
@@ -100,8 +100,8 @@ impl<'a> Fixture<'a> {
         options: &str,
     ) -> Self {
         let name = unique_name();
-        // Copying files takes half as long as the default strategy. It also avoids writing WAL,
-        // which the walsenders of all tests would have to read.
+        // The file_copy strategy takes half as long as the default. It also avoids writing the
+        // copied pages to WAL, which the walsenders of all tests would have to read.
         let strategy = if server.major >= 15 {
             "STRATEGY file_copy"
         } else {

@@ -139,7 +139,7 @@ fn serve(
         let mut received = received.lock().unwrap_or_else(PoisonError::into_inner);
         received.extend_from_slice(&bytes[..count]);
         drop(received);
-        // Walpost would otherwise keep waiting for a response.
+        // Return an error, because Walpost would otherwise keep waiting for a response.
         client.write_all(b"E\0\0\0\x1bSFATAL\0C28P01\0Mgot it\0\0")?;
         client.shutdown(Shutdown::Write)?;
     }

@@ -60,8 +60,8 @@ pub(crate) struct Broker {
 /// frozen, or on a busy machine.
 const LONG_BROKER_SESSION: &str = "broker.session.timeout.ms=3600000\n";
 
-/// Brokers that are kept for other tests. They are frozen, because even an idle broker uses 2 % of
-/// a CPU.
+/// Brokers that are kept for other tests. They are frozen, because even an idle broker uses 2% of a
+/// CPU.
 static RETURNED_BROKERS: Mutex<Vec<Broker>> = Mutex::new(Vec::new());
 
 impl Broker {
@@ -258,7 +258,8 @@ impl Broker {
             command.arg(shared_classes());
         }
         if self.is_shared() {
-            // A broker reads token keys only from URLs in this list.
+            // A broker reads the keys for verifying tokens only from URLs that a system property
+            // lists.
             let keys = format!("file://{}", KEYS.display());
             command.arg(format!(
                 "-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={keys}"

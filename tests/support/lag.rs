@@ -1,6 +1,6 @@
-//! Simulates how consumers see a Kafka partition leader shortly after its election. The leader
-//! returns only records that it knows its followers have, so it may return fewer than the previous
-//! leader did.
+//! Simulates how consumers see a Kafka partition leader shortly after its election. Until its high
+//! watermark has caught up with that of the previous leader, the new leader may return fewer
+//! records.
 
 use std::collections::HashSet;
 use std::io::{self, Read, Write};
@@ -13,19 +13,19 @@ use std::time::Duration;
 
 /// Number of responses that consumers receive before the leader catches up.
 const RESPONSES_BEFORE_CATCH_UP: usize = 30;
-/// How long a leader that has no records to return waits for more.
+/// Delay before a shortened response, as if the leader had waited for more records.
 const EMPTY_FETCH_WAIT: Duration = Duration::from_millis(10);
 
 /// The API key of Fetch requests.
 const FETCH: u8 = 1;
 /// The first version in which topics have an ID instead of a name.
 const TOPIC_ID_VERSION: i16 = 13;
-/// Offsets, in a response, of the number of topics and of the number of partitions of the first
-/// topic.
+/// Offsets within a response at which the topic count and the first topic's partition count are
+/// stored.
 const PARTITION_COUNTS: [usize; 2] = [15, 32];
 /// The encoded length of a compact array with one element.
 const ONE_ELEMENT: u8 = 2;
-/// The location of the partition's high watermark and last stable offset.
+/// The bytes of a response that contain the partition's high watermark and last stable offset.
 const WATERMARKS: Range<usize> = 39..55;
 /// Offset of the list of aborted transactions, which follows the watermarks and the log start
 /// offset.

@@ -6,7 +6,7 @@
 //! and [`checker`] compares that with what was delivered. When the test process ends, the
 //! [`reaper`] ends every process that was started here, even if the test process was killed.
 //!
-//! `benches/` includes the same files through `#[path]`.
+//! `benches/` includes these files through `#[path]`.
 #![allow(
     dead_code,
     reason = "each binary that includes these files uses only part of them"

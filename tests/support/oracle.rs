@@ -1,5 +1,5 @@
-//! Lists the committed events in commit order. The source is independent of Walpost: a second slot,
-//! which uses `test_decoding`.
+//! Lists the committed events in commit order. The list is independent of Walpost, because it comes
+//! from a second slot, which uses `test_decoding`.
 
 use std::collections::HashMap;
 

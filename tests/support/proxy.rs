@@ -293,7 +293,7 @@ impl ProxyShared {
         }
         drop(listener);
         let mut state = self.lock();
-        // This also cuts connections that were accepted in the meantime.
+        // Cut all connections, including any that were accepted just before the listener closed.
         state.cut();
         state.is_listening = false;
         true
@@ -367,7 +367,7 @@ impl ProxyShared {
         }
     }
 
-    /// Replaces the hidden topic in metadata requests with a topic that does not exist. Such a
+    /// Replaces the hidden topic in metadata requests with a topic that does not exist. A metadata
     /// request is small and sent with a single write, so `bytes` contains all of it.
     fn hide_topic_in(&self, mut bytes: &mut [u8]) {
         /// The API key, which follows the length prefix.

@@ -33,7 +33,7 @@ const TRANSACTION_LSN: u64 = 0x100;
 /// offset from each other.
 const FRAMES_PER_READ: usize = 307;
 const RECORDS_PER_BATCH: usize = 1009;
-/// The default window of a Kafka producer.
+/// The default limits on the number and the size of records in flight.
 const WINDOW: Window = Window {
     records: 100_000,
     bytes: 8 << 20,
@@ -249,8 +249,8 @@ impl Sink for NullSink {
     }
 }
 
-/// Creates a core that expects events of `kind` at the beginning of a [`Stream`]. Also returns the
-/// handle that a sink uses to report deliveries.
+/// Creates a [`Core`] that expects events of `kind` at the beginning of a [`Stream`]. Also returns
+/// the handle that a sink uses to report deliveries.
 pub(crate) fn core(kind: Kind, settings: OutboxSettings) -> (Core, Arc<Deliveries>) {
     let mut watermark = Watermark::new(WINDOW, BEGIN);
     watermark.reconnected(BEGIN);
@@ -259,7 +259,7 @@ pub(crate) fn core(kind: Kind, settings: OutboxSettings) -> (Core, Arc<Deliverie
     (core, deliveries)
 }
 
-/// Creates a core and a null sink connected to it.
+/// Creates a [`Core`], and a [`NullSink`] that is connected to it.
 pub(crate) fn null_pipeline(kind: Kind, settings: OutboxSettings) -> (Core, NullSink) {
     let (core, deliveries) = core(kind, settings);
     (core, NullSink::new(deliveries))

@@ -86,8 +86,8 @@ impl<'a> UnderLoad<'a> {
     }
 }
 
-/// After the given number of injected failures, stops both streams and checks what each of them
-/// delivered.
+/// Stops both streams, and checks what each of them delivered. `failures` is the number of failures
+/// that the test has injected.
 pub(crate) fn settle(streams: [UnderLoad; 2], failures: usize) {
     for stream in streams {
         stream.settle(failures);

@@ -342,7 +342,7 @@ impl Walpost {
         self.wait_for_exit(WAIT_TIMEOUT)
     }
 
-    /// Asks the process to stop in the same way as a service manager, and waits until it exits.
+    /// Stops the process with SIGTERM, as a service manager does, and waits until it exits.
     pub(crate) fn terminate(mut self) -> Finished {
         self.signal("TERM");
         self.wait_for_exit(WAIT_TIMEOUT)

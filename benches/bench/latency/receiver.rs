@@ -21,7 +21,8 @@ pub(super) struct Receiver {
 pub(super) struct Samples {
     /// The samples after the warm-up.
     pub(super) counted: Vec<Sample>,
-    /// The CPU time that the measured program used between the first of these samples and the last.
+    /// The CPU time that the measured program used between the first and the last sample in
+    /// `counted`.
     pub(super) cpu_seconds: f64,
 }
 

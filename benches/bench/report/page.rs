@@ -166,7 +166,7 @@ fn growth(page: &mut Page, results: &Results) {
     }
     page.add(
         "PostgreSQL decodes a whole transaction before it sends the first row, and writes changes that do not fit in memory to\n\
-         disk. The time that this takes is included in *start to last record*, both for Walpost and for the measured limit, but\n\
+         disk. The time for decoding is included in *start to last record*, both for Walpost and for the measured limit, but\n\
          not in rows/s. No rate is shown (–) if a single query of the topic found most of the records.",
     );
     page.add("### A table, or WAL messages only");
@@ -202,7 +202,7 @@ const MISSED_TARGETS: &str = "
   socket, and uses less CPU.
 - **100 partitions**: most of the broker's CPU time for 500,000 rows is a fixed cost, because the broker creates the
   files of each of the 100 partitions when the first record arrives. Creating these files takes 2 s of CPU time. With
-  few partitions, the entire drain takes only slightly longer than these 2 s. The table below therefore shows a drain of
+  few partitions, the entire drain takes only slightly longer than 2 s. The table below therefore shows a drain of
   2,000,000 rows.
 - **1 KB, and 1,000,000 rows in a transaction**: with 1,000,000 rows in a transaction, the walsender, Walpost and the
   broker keep both processors busy. With payloads of 1 KB, each of these processes waits for a processor, and the
@@ -303,7 +303,7 @@ fn many(page: &mut Page, results: &Results) {
     page.add(
         "A walsender decodes all WAL, regardless of its publication: with a slot for each table, every slot's walsender \
          decodes\nthe rows of other tables too. *Rows in other tables* are written to a table that is not an outbox. In the last \
-         line, the pipelines are idle.",
+         row, the pipelines are idle.",
     );
     page.measured_on(part);
 }
@@ -321,7 +321,7 @@ fn warm_up() -> String {
 }
 
 const METHOD: &str = "
-- Rounds are interleaved, and each starts with a different program, so that if the machine slows down, this affects all
+- Rounds are interleaved, and each starts with a different program, so that a slowdown of the machine affects all
   programs.
 - A backlog is written once, after the position of a slot that never moves; each drain reads the backlog through a copy
   of that slot, and writes to its own topic. All drains therefore read the same WAL from the same position.

@@ -38,7 +38,7 @@ pub(crate) fn groups<'a>(drains: &'a [Drain], series: &str) -> Vec<Drains<'a>> {
         .collect()
 }
 
-/// Returns a program's first group, at any point of the series.
+/// Returns a program's first group over the given link, at any point of the series.
 pub(crate) fn find<'a, 'b>(
     groups: &'b [Drains<'a>],
     program: &str,

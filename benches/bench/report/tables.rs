@@ -195,8 +195,8 @@ pub(crate) fn bounds(drains: &[Drain]) -> Table {
     table
 }
 
-/// Returns pg_recvlogical's results at the group's point, or if there are none, those for the whole
-/// series.
+/// Returns pg_recvlogical's results at the same point of the series. If it was measured only once
+/// for the whole series, returns the results of that measurement.
 fn limit_of<'a, 'b>(group: &Drains<'a>, groups: &'b [Drains<'a>]) -> Option<&'b Drains<'a>> {
     groups
         .iter()

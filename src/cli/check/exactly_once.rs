@@ -9,7 +9,7 @@ use crate::pipeline::settings::PipelineSettings;
 use crate::postgres::catalog::slot_state::FoundState;
 use crate::postgres::catalog::{Catalog, CatalogError};
 
-/// The check name used in these findings.
+/// The name of the check in findings about exactly-once delivery.
 const EXACTLY_ONCE: &str = "exactly-once";
 
 /// Checks the additional requirements for exactly-once delivery.

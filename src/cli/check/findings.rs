@@ -103,7 +103,8 @@ fn counts(outcomes: impl Iterator<Item = Outcome> + Clone) -> String {
     counts.join(", ")
 }
 
-/// Returns each pipeline with its worst outcome, in the order in which the findings mention them.
+/// Returns the pipelines in the order in which they first occur in the findings, each with its
+/// worst outcome.
 fn pipeline_outcomes(findings: &[Finding]) -> Vec<(&str, Outcome)> {
     let mut pipelines: Vec<(&str, Outcome)> = Vec::new();
     for finding in findings.iter().filter(|finding| finding.check != SOURCE) {

@@ -1,4 +1,4 @@
-//! Checks the brokers, and the topics whose names do not depend on rows.
+//! Checks the brokers, and the topics whose names do not depend on row values.
 
 use tokio::sync::Mutex;
 
@@ -84,8 +84,8 @@ pub(super) async fn kafka<'s>(
         let topic = settings.dead_letters.topic.clone();
         let found = probe::probe(properties, credentials, Some(topic)).await;
         match found {
-            // Only a warning is reported, because the topic is not needed unless a role writes a
-            // logical decoding message that is not an event.
+            // Only a warning is reported, because the dead-letter topic is not needed unless a role
+            // writes a logical decoding message that is not an event.
             BrokerFinding::NoTopic { error, .. }
                 if !creates && !settings.dead_letters.includes_events() =>
             {

@@ -80,7 +80,7 @@ fn connector(overrides: &[(&str, &str)]) -> String {
     serde_json::json!({ "name": "shop-outbox", "config": config }).to_string()
 }
 
-/// Returns a connector configuration with these properties of the outbox event router.
+/// Returns a connector configuration with the given properties of the outbox event router.
 fn router(properties: &[(&str, &str)]) -> String {
     let names: Vec<_> = properties
         .iter()

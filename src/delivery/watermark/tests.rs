@@ -572,8 +572,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 /// A simple model of the watermark. It contains the transactions and keepalives since the
-/// connection started, in order, each with the LSN that it confirms and its number of records in
-/// flight.
+/// connection started, in order, each with its end LSN and its number of records in flight.
 #[derive(Default)]
 struct Model {
     queue: Vec<(u64, usize)>,

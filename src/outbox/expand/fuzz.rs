@@ -1,4 +1,4 @@
-//! Checks the expansion of arbitrary payloads.
+//! A fuzz target that expands arbitrary JSON payloads and checks the output.
 
 use serde_json::{Map, Value};
 
@@ -65,7 +65,8 @@ fn check_schema(value: &Value, schema: &Value) {
             assert!(i32::try_from(number).is_ok(), "{number}");
         }
         ("int64", Value::Number(number)) => assert!(number.is_i64(), "{number}"),
-        // Connect writes a whole number in an array of doubles unchanged.
+        // An array of doubles can contain whole numbers, which Connect writes without a decimal
+        // point.
         ("double", Value::Number(_)) => {}
         ("array", Value::Array(items)) => {
             items
@@ -77,8 +78,8 @@ fn check_schema(value: &Value, schema: &Value) {
     }
 }
 
-/// Checks that the object has exactly the members that the schema lists. Repeated names occur once
-/// in both.
+/// Checks that the object has exactly the members that the schema lists. A name that the payload
+/// repeats occurs only once in the object and in the schema.
 fn check_members(members: &Map<String, Value>, schema: &Value) {
     let fields = schema["fields"].as_array().expect("fields");
     let name = |field: &Value| field["field"].as_str().expect("a name").to_owned();

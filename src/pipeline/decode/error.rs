@@ -258,7 +258,7 @@ fn describe_unsendable(cause: UnsendableCause) -> &'static str {
     }
 }
 
-/// Returns how to prevent rows that PostgreSQL can't send.
+/// Returns advice on how to avoid writing rows that PostgreSQL can't send.
 fn prevention(cause: UnsendableCause) -> &'static str {
     match cause {
         UnsendableCause::Encoding => {

@@ -72,8 +72,8 @@ impl RowTable {
         ))
     }
 
-    /// Decodes the older row stored in a row of `walpost.outbox_row`. The error describes what was
-    /// found instead.
+    /// Decodes the older row stored in a row of `walpost.outbox_row`. If the stored row is invalid,
+    /// the error describes the invalid contents.
     pub(super) fn read(&self, tuple: &Tuple<'_>) -> Result<OlderRow, &'static str> {
         let text = |index: usize| match tuple.values().nth(index) {
             Some(Value::Text(text)) => str::from_utf8(text).map_err(|_| "text that is not UTF-8"),

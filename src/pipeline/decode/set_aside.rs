@@ -157,7 +157,7 @@ impl SetAsideTables {
     }
 
     /// Returns whether an older row of this table must be skipped, and counts the row if so. `at`
-    /// is the position of its row in `walpost.outbox_row`.
+    /// is the position of the row of `walpost.outbox_row` in which the older row is stored.
     pub(super) fn count_older(&self, relation: u32, table: &TableName, at: Position) -> bool {
         if self.entries.is_empty() {
             return false;

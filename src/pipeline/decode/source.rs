@@ -75,7 +75,8 @@ impl Source {
                 },
                 (true, false) => Meaning::Foreign,
             },
-            // The server sends these messages only if the session requests them.
+            // The server sends logical decoding messages only if the session requests them, and
+            // sessions for outbox tables do not.
             (Message::Logical { .. }, Self::Table(_))
             | (Message::Truncate { .. } | Message::Origin { .. } | Message::Type { .. }, _) => {
                 Meaning::Ignored

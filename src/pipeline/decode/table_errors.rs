@@ -107,8 +107,8 @@ impl Core {
         }
         let reason = match error {
             // Leave out the hint of `CoreError::Mapping`, which says that altering the table won't
-            // help. It will: the rows in the WAL are skipped, and can be replayed from the altered
-            // table.
+            // help. Altering a table that is set aside does help: its rows in the WAL are skipped,
+            // and can be replayed from the altered table.
             CoreError::Mapping { error, .. } => error.to_string(),
             error => error.to_string(),
         };
@@ -169,7 +169,7 @@ fn concerns_one_table(error: &CoreError) -> bool {
         CoreError::Produce { error, .. } | CoreError::DeadLetter { error, .. } => {
             concerns_one_record(error)
         }
-        // The server aborts the stream at such a row, so skipping the row would not help.
+        // The server aborts the stream at a row that it can't send, so Walpost can't skip the row.
         CoreError::Unsendable { .. }
         | CoreError::Decode { .. }
         | CoreError::Order(_)

@@ -182,8 +182,8 @@ impl TableSource {
         row_table.is_some_and(|row_table| row_table.matches(relation))
     }
 
-    /// Decodes the older row in a row of `walpost.outbox_row`. Returns `None` if it was written for
-    /// a different publication.
+    /// Decodes the older row that is stored in a row of `walpost.outbox_row`. Returns `None` if the
+    /// row was written for a different publication.
     pub(super) fn older(
         &self,
         at: Position,
@@ -441,8 +441,8 @@ impl TableSource {
         tuple.values().map_while(text).collect()
     }
 
-    /// Returns whether the older row in a row of `walpost.outbox_row` with these values must be
-    /// skipped, and counts it if so.
+    /// Returns whether an older row must be skipped, and counts the row if so. `values` are the
+    /// columns of the row of `walpost.outbox_row` in which the older row is stored.
     pub(super) fn omits_older_row(&self, at: Position, values: &[&[u8]]) -> bool {
         self.older_table(values)
             .is_some_and(|(oid, table)| self.set_aside.count_older(oid, &table, at))

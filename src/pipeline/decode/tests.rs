@@ -629,7 +629,7 @@ fn omits_events_already_in_kafka_and_tracks_the_last_delivered_one() {
         "{accepted:?}"
     );
 
-    // A different event arrives at the last event's position.
+    // A different event arrives at the position of the last delivered event.
     let mut fixture = Fixture::new();
     fixture
         .core

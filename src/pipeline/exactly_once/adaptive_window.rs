@@ -136,8 +136,8 @@ mod tests {
         assert_eq!(adaptive_window.window(), MIN_WINDOW);
         let mut commits = 0;
         while adaptive_window.window() != MAX_WINDOW {
-            // A quick commit of only a few records does not prove that the broker is fast, so it
-            // doesn't count.
+            // A quick commit of only a few records does not prove that the broker is fast, so the
+            // window does not grow.
             adaptive_window.record_commit(window(3, 1500), COMMIT_TIME);
             adaptive_window.record_commit(adaptive_window.window(), COMMIT_TIME);
             commits += 1;

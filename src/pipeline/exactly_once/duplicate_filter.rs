@@ -127,8 +127,7 @@ pub(crate) mod overlap;
 mod tests {
     use super::*;
 
-    /// There are no events before the safe LSN, so only the ends of transactions show that the
-    /// stream has reached it.
+    /// Even the end of a transaction without events shows that the stream has reached the safe LSN.
     #[test]
     fn marks_the_wal_as_verified_when_a_transaction_reaches_the_safe_lsn() {
         let mut filter = DuplicateFilter::new(None, Lsn(0x310), Lsn(0x100));

@@ -8,7 +8,7 @@ use crate::model::rounded::Elapsed;
 use crate::postgres::target::Target;
 
 /// The slot can't be read safely: it or its server has changed unexpectedly, reading it crashes the
-/// server, or its table is set aside.
+/// server, or the outbox's only table is set aside.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SlotError {
     /// The replication connection and the catalog connection have reached different servers.
@@ -46,9 +46,10 @@ pub(crate) enum SlotError {
         found: Lsn,
         /// The last confirmed position.
         confirmed: Lsn,
-        /// Tells the operator how to deliver the events between the two positions.
+        /// Tells the operator how to deliver the events between `confirmed` and `found`.
         resend: String,
-        /// Tells the operator what to do once these events have been delivered.
+        /// Tells the operator what to do once the events between `confirmed` and `found` have been
+        /// delivered.
         then: String,
     },
     /// Reading the slot crashes the server.

@@ -55,8 +55,8 @@ impl Session<'_> {
             .confirmation_gate
             .advance(durable, has_events_after, now);
         if let Some(since) = self.stopping_since {
-            // If the writer is gone, a position that has not been written to `walpost.slot_state`
-            // yet can no longer be confirmed.
+            // If the task that writes positions has ended, a position that has not been written to
+            // `walpost.slot_state` yet can no longer be confirmed.
             let cannot_confirm = self.confirmation_gate.is_writer_closed() && confirmed < durable;
             if cannot_confirm || now >= since + SHUTDOWN_GRACE {
                 return Err(match in_flight || has_more || self.is_committing() {
@@ -126,7 +126,7 @@ impl Session<'_> {
         tokio::select! {
             () = ready => {}
             () = send_updates => {}
-            // Any event from the monitor ends the wait. In particular, nothing else here would
+            // Any event from the slot monitor ends the wait. In particular, only the monitor can
             // detect that the server is shutting down.
             _ = self.slot_monitor.join_next() => {}
             () = watched.wait_until_over_budget() => {}

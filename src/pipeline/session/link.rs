@@ -75,8 +75,9 @@ impl Link {
             None if observed.starts.postmaster == self.walsender.postmaster_start => {
                 self.connection.record_abort();
             }
-            // If the address has started to point to a different server, the two connections may
-            // have reached different servers. The slot positions on the two servers are unrelated.
+            // If the address has started to point to a different server, the replication and
+            // catalog connections may have reached different servers, whose slot positions are
+            // unrelated.
             found => {
                 return Err(SlotError::two_servers(target, self.walsender.pid, found).into());
             }

@@ -50,8 +50,8 @@ pub(super) async fn monitor_until_lost(
             Err(error @ CatalogError::Lost(_)) => return error.into(),
             Err(error) => debug!(%error, "catalog query failed"),
         }
-        // Stop waiting as soon as this connection is closed. A server that is shutting down
-        // terminates it first, and then waits for the connections that use a slot.
+        // Stop waiting as soon as the catalog connection is closed. A server that is shutting down
+        // terminates this connection first, and then waits for the connections that use a slot.
         let _ = timeout(SLOT_QUERY_INTERVAL, catalog.closed()).await;
     }
 }
@@ -74,8 +74,8 @@ pub(super) async fn monitor_slot<D: Database>(
     let mut requests = listen_for_requests(&catalog, target).await;
     for turn in 1_u32.. {
         match watched.check_slot(&catalog).await {
-            // Continue monitoring: if the session is draining, it must still notice that the server
-            // is shutting down.
+            // Continue monitoring, because a session that is draining must still detect that the
+            // server is shutting down.
             Ok(true) => watched.mark_over_budget(),
             Ok(false) => {}
             Err(error) => debug!(%error, "catalog query failed"),

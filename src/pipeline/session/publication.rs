@@ -98,9 +98,9 @@ impl WatchedPublication {
 }
 
 impl PublicationSeen {
-    /// Returns whether to record now that the tables are still published. If no events have been
-    /// delivered since this was last recorded, there is no need: replaying rows from the recorded
-    /// time could not send any row twice.
+    /// Returns whether to record now that the tables are still published. Recording is unnecessary
+    /// if no events have been delivered since the last time, because a replay that starts from the
+    /// time recorded then can't send any row twice.
     fn refresh(&mut self, now: Instant, delivered: u64) -> Refresh {
         let pause =
             REFRESH_INTERVAL_PER_TABLE * u32::try_from(self.tables.len()).unwrap_or(u32::MAX);
@@ -151,8 +151,8 @@ impl PublicationSeen {
             .filter
             .get_or_insert_with(|| publication.row_filter.clone());
         let filter = publication.row_filter.as_ref()?;
-        // With several tables, it is not known which of them this filter belongs to, so only report
-        // a filter if there was none before.
+        // With several tables, `row_filter` is the first filter found, which may belong to a
+        // different table than before. Report it only if there was no filter before.
         let is_new = match target.outbox.is_several() {
             true => filter_before.is_none(),
             false => filter_before.as_ref() != Some(filter),

@@ -27,8 +27,8 @@ pub(super) type Recording =
 pub(super) struct TableWatch {
     /// The entries that the slot monitor read last.
     read: watch::Receiver<Vec<SetAside>>,
-    /// Entries that may require a note, because they have not been checked for a completed replay
-    /// yet.
+    /// Entries that have not been checked for a completed replay yet. A completed replay must be
+    /// noted in the journal.
     pending: Vec<SetAside>,
     reminder: Outage,
     /// Number of rows skipped since the last log message about them.
@@ -36,7 +36,7 @@ pub(super) struct TableWatch {
 }
 
 impl TableWatch {
-    /// Creates the tracker for a session that starts with these entries.
+    /// Creates the tracker for a session that starts with the journal entries in `entries`.
     pub(super) fn new(entries: Vec<SetAside>, read: watch::Receiver<Vec<SetAside>>) -> Self {
         Self {
             read,

@@ -60,9 +60,9 @@ pub(in crate::pipeline) async fn open<'s>(
 
 /// What to do about rows that are older than the slot.
 enum OlderRows {
-    /// Nothing: the rows have been dealt with, and this is recorded in the journal.
+    /// Nothing: no rows have to be copied, and no journal entry has to be written.
     Nothing,
-    /// The rows have been dealt with, but this must still be recorded in the journal.
+    /// No rows have to be copied, but a journal entry that states this must be written.
     Settled(Settlement),
     /// The rows must be copied before the stream starts.
     Copy(Box<Snapshot>),

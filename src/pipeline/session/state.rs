@@ -189,8 +189,8 @@ impl SessionState {
     ) -> Result<(), SlotError> {
         let another_owner = std::mem::take(&mut self.another_owner);
         let ours = self.confirmed.map(Confirmed::lsn);
-        // A position that was confirmed while the table could not be written is known only to this
-        // process.
+        // A position that was confirmed while `walpost.slot_state` was not writable is stored only
+        // in this process's memory.
         match written.max(ours.filter(|_| !another_owner)) {
             Some(confirmed) if found > confirmed => Err(SlotError::SlotMoved {
                 slot: slot.target.slot.clone(),

@@ -101,7 +101,7 @@ fn accepts_a_higher_position_only_once_after_another_process_used_the_slot() {
 }
 
 /// A position may be confirmed without being recorded if the role lacks the privilege to write to
-/// the table.
+/// `walpost.slot_state`.
 #[test]
 fn accepts_a_position_that_was_confirmed_but_not_recorded() {
     let (mut session_state, slot) = session_state();
@@ -110,7 +110,7 @@ fn accepts_a_position_that_was_confirmed_but_not_recorded() {
     let moved = session_state.check_slot(&slot, before, ABOVE_CONFIRMED);
     assert!(matches!(moved, Err(SlotError::SlotMoved { .. })));
     // If another instance has used the slot in the meantime, the position that this instance
-    // confirmed no longer counts.
+    // confirmed is ignored.
     session_state.record_other_owner();
     let moved = session_state.check_slot(&slot, before, CONFIRMED);
     assert!(matches!(moved, Err(SlotError::SlotMoved { .. })));

@@ -26,10 +26,11 @@ pub(super) struct SimSink {
     window_records: usize,
     known: BTreeSet<String>,
     refused: Vec<RefusedRecord>,
-    /// The last row that may have caused a batch to be rejected, if records are therefore sent one
-    /// at a time.
+    /// The last row that may have caused a batch to be rejected. Set only if records are sent one
+    /// at a time to find the cause.
     suspected_until: Option<Position>,
-    /// Later transactions whose records were also sent one at a time.
+    /// Commit LSNs of the transactions after `suspected_until` whose records were also sent one at
+    /// a time.
     later_transactions: BTreeSet<Lsn>,
 }
 
@@ -68,9 +69,9 @@ struct Queued {
 
 /// The configured maximum number of records in a batch.
 const BATCH_RECORDS_MAX: u32 = 16;
-/// After a rejected batch, Walpost sends the suspected rows one at a time. It may do the same for
-/// at most this many later transactions, because it also finishes a transaction that is open when
-/// it is asked to stop.
+/// After a batch is rejected, Walpost sends the suspected rows one at a time. If it is asked to
+/// stop, it also sends the remaining rows of the open transaction in this way. Therefore, rows from
+/// up to this many later transactions may be sent one at a time.
 const TRANSACTIONS_AFTER_REJECTED_MAX: usize = 3;
 
 impl SimSink {
@@ -162,8 +163,8 @@ impl Producer {
                 self.fail(&mut state, "fenced");
                 return;
             }
-            // This must follow the epoch check, so that this producer can't abort another
-            // producer's transaction.
+            // Abort an expired transaction only after checking the epoch, so that this producer
+            // can't abort another producer's transaction.
             if state.epoch != 0 && world.cluster.abort_if_expired() {
                 drop(world);
                 self.fail(&mut state, "the transaction was open for too long");

@@ -36,7 +36,7 @@ pub(super) fn check_at_least_once(
     undone: Option<(Range<usize>, usize)>,
 ) -> Result<(), String> {
     let begins_in_stream = copies.is_empty() || copies.iter().any(Vec::is_empty);
-    // Add an empty copy for a stream that started without a copy, or long after the copy.
+    // Add an empty copy, which represents streams that do not directly follow a copy.
     let stream = copies.len();
     copies.push(Vec::new());
     // The points that delivery may have reached. Each is the index of a copy, and a number of

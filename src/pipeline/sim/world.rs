@@ -48,8 +48,8 @@ pub(super) fn is_oversize(id: u64) -> bool {
     id.is_multiple_of(13) && !is_unroutable(id)
 }
 
-/// Returns whether the brokers reject the event because of its payload. The producer learns this
-/// only after it has sent the record.
+/// Returns whether the brokers reject the event because of its payload. The rejection is reported
+/// only after the record has been sent.
 pub(super) fn is_refused(id: u64) -> bool {
     id.is_multiple_of(29) && !is_unroutable(id) && !is_oversize(id)
 }
@@ -266,8 +266,8 @@ impl World {
         let count = match self.dice.u8(0..10) {
             0 => 0,
             1..8 => self.dice.usize(1..5),
-            // So large that a slow link can transfer the events within the transaction timeout only
-            // if they are split among several Kafka transactions.
+            // Create so many events that a slow link can transfer them within the transaction
+            // timeout only if they are split among several Kafka transactions.
             _ if self.cluster.rate.is_some() => self.dice.usize(100..400),
             _ => self.dice.usize(5..40),
         };
@@ -312,8 +312,8 @@ impl World {
     /// Promotes a standby that has received the WAL up to a random position. Its slot is as far
     /// ahead as this WAL permits.
     pub(super) fn fail_over(&mut self) {
-        // A standby can't be behind an earlier failover, because it follows the timeline that
-        // started there.
+        // A standby has received at least the WAL up to the last failover, because it follows the
+        // timeline that this failover started.
         let since = self
             .database
             .history

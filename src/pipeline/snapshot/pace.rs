@@ -290,8 +290,8 @@ mod tests {
             pace.record_bytes(500);
             assert_eq!(pace.pause(start + MEASUREMENT_MIN * span), None);
         }
-        // Reads while rows arrive slowly are ignored, because they do not show how much a full
-        // buffer contains.
+        // Reads that return slowly arriving rows are ignored, because they do not show how much a
+        // full buffer contains.
         (0..FAST_FRAMES).for_each(|_| pace.record_frame());
         assert_eq!(
             pace.pause(start + MEASUREMENT_MIN * 100),

@@ -44,7 +44,8 @@ pub(crate) struct SlotDropped {
     pub(super) init: String,
     /// The command that resends the missing events.
     pub(super) replay: String,
-    /// The reason why the slot was dropped, as a clause to append. Empty if it was dropped earlier.
+    /// The reason why the slot was dropped, as a clause to append. Empty unless the slot has just
+    /// been dropped.
     pub(super) why: String,
     /// Describes the events that were not delivered.
     pub(super) what: String,

@@ -31,7 +31,8 @@ pub(crate) struct Watched {
     budget: Arc<Mutex<Budget>>,
     stats: Arc<PipelineStats>,
     sets_tables_aside: bool,
-    /// The journal entries about tables that are still set aside, as of the last check.
+    /// The journal entries about tables that are set aside (not delivered because of an error), as
+    /// of the last check.
     set_aside: Arc<watch::Sender<Vec<SetAside>>>,
     /// Whether the slot must be dropped.
     is_over_budget: Arc<watch::Sender<bool>>,
@@ -74,12 +75,12 @@ impl Watched {
     }
 
     /// Returns a receiver that is notified of changes to the journal entries about tables that are
-    /// still set aside.
+    /// set aside (not delivered because of an error).
     pub(crate) fn set_aside(&self) -> watch::Receiver<Vec<SetAside>> {
         self.set_aside.subscribe()
     }
 
-    /// Returns a problem with the publication that must halt the pipeline, if there is one.
+    /// Returns a problem with the publication that requires halting the pipeline, if there is one.
     pub(crate) fn publication_problem(&self, observed: &Observed) -> Option<Problem> {
         let is_tolerated = |problem: &Problem| {
             self.sets_tables_aside && matches!(problem, Problem::OtherTables { .. })

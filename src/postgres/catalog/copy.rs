@@ -45,8 +45,8 @@ use crate::postgres::wire::copy_text::{Lines, TextError, Values};
 pub(crate) struct Query<'q> {
     /// Names of the columns that `mapping` was bound to, in the same order.
     pub columns: &'q [String],
-    /// Assigns columns to the parts of an event. Columns that the mapping does not use are not
-    /// read.
+    /// The mapping of columns to the parts of an event. Columns that the mapping does not use are
+    /// not read.
     pub mapping: &'q Mapping,
     /// The order in which rows are read. The columns that it sorts by form the key of each row.
     pub order: &'q RowOrder<'q>,

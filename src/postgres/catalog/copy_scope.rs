@@ -1,4 +1,5 @@
-//! The partitions that a copy of the rows older than the slot is expected to read.
+//! Records which partitions the initial copy of a table is expected to read, and detects partitions
+//! that were detached before they were copied.
 //!
 //! A partition that is detached before its rows are copied is in neither the copy nor the stream,
 //! and the catalog does not record that it was attached. Therefore, a journal entry about a copy
@@ -44,7 +45,8 @@ pub(crate) struct CopyScope {
 }
 
 impl CopyScope {
-    /// Adds the scope to the `detail` of a journal entry.
+    /// Adds the scope (the cluster, the table and its partitions) to the `detail` of a journal
+    /// entry.
     pub(crate) fn add_to(&self, detail: &mut Value) {
         let oid = u32::to_string;
         let partitions: Vec<_> = self.partitions.iter().map(oid).collect();

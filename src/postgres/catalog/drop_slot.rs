@@ -80,7 +80,8 @@ pub(crate) enum Outcome {
     Dropped,
     /// Another process uses the slot.
     InUse(i32),
-    /// The slot no longer exceeds its WAL budget, was moved in the meantime, or no longer exists.
+    /// The slot no longer exceeds its WAL budget, has been advanced or acquired by another session
+    /// in the meantime, or no longer exists.
     Changed,
 }
 
@@ -106,7 +107,8 @@ impl Catalog {
         pipeline: &str,
         target: &Target,
     ) -> Result<Vec<DroppedSlot>, CatalogError> {
-        // An entry still belongs to the pipeline if only the slot or only the pipeline was renamed.
+        // An entry still belongs to the pipeline if only the slot's name or only the pipeline's
+        // name has changed in the configuration.
         let owner = match target.outbox.table() {
             Some(table) => format!(
                 "{} OR (j.pipeline = {} AND j.detail ->> 'table' = {})",

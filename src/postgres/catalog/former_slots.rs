@@ -43,10 +43,10 @@ impl fmt::Display for VanishedSlot {
 }
 
 impl Catalog {
-    /// Returns other slots that delivered rows of the table, if there may be rows that neither they
-    /// nor `target`'s slot delivers. These are slots of other pipelines, and this pipeline's former
-    /// slots whose last position precedes the position at which the current slot was created. Omits
-    /// former slots if the journal records the events in between.
+    /// Returns the other slots that must be checked to determine which rows of the table have been
+    /// delivered: the slots of other pipelines, and former slots of this pipeline. Omits a former
+    /// slot if the current slot was created at or before the former slot's last position, or if the
+    /// journal records the events after that position.
     ///
     /// # Errors
     /// Returns an error if a query fails, or if Walpost's tables are unreadable or untrusted.

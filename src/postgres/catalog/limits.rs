@@ -66,7 +66,7 @@ impl Catalog {
         let Some(limit) = Limit::from_sqlstate(&error.code) else {
             return;
         };
-        // If the query fails, the error is left unchanged.
+        // If the query fails, leave the original error unchanged.
         if let Ok(Some(exhausted_limit)) = self.exhausted_limit(limit).await {
             error.hint = Some(exhausted_limit);
         }

@@ -419,7 +419,8 @@ impl ObservedPublication {
                 outbox,
             })
         } else if !self.other_tables.is_empty() {
-            // Checked last, because this problem does not stop a pipeline that sets tables aside.
+            // Checked last, because this problem does not halt a pipeline with
+            // `on_table_error = "set-aside"`.
             Some(Problem::OtherTables {
                 publication,
                 init: target.init(&["--publication", "NAME"]),

@@ -179,7 +179,7 @@ pub(crate) enum Problem {
         /// The name of the outbox's table, or the patterns for its tables.
         outbox: String,
         others: String,
-        /// The other tables that the suggested command removes.
+        /// The tables that the suggested command removes from the publication.
         removed: String,
     },
     /// The publication contains tables, although the outbox uses logical messages.
@@ -260,7 +260,7 @@ pub(crate) enum Problem {
         slot: String,
         /// The PID of the server process that uses the slot.
         pid: i32,
-        /// The session that the process serves.
+        /// The session that uses the slot.
         holder: Holder,
     },
     /// The server has removed WAL or rows that the slot requires.

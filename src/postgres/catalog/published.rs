@@ -184,8 +184,8 @@ impl Catalog {
             SimpleQueryMessage::Row(row) => Some((row.get(0), row.get(1))),
             _ => None,
         });
-        // The filter may have changed since the publication was examined, so the same query also
-        // checks whether it is safe.
+        // The filter may have changed since the publication was examined, so the query that reads
+        // the filter also checks whether it is safe.
         Ok(match row {
             None => RowFilter::None,
             Some((Some(filter), None)) => RowFilter::Condition(filter.to_owned()),
@@ -221,7 +221,7 @@ mod tests {
         ("pg_partition_tree(", &["$1::text::regclass"]),
         ("pg_relation_size(", &["pg_relation_size(part)"]),
         ("pg_get_indexdef(", &[]),
-        // If the relation is 0, the function locks no table.
+        // `pg_get_expr` locks no table if its relation argument is 0.
         ("pg_get_expr(", &["r.prqual, r.prrelid", ", 0)"]),
     ];
 

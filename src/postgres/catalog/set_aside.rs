@@ -1,5 +1,6 @@
-//! Reads and writes the journal entries that record that a table was set aside, and the later
-//! entries that settle them by recording that the omitted rows were replayed.
+//! Reads and writes the journal entries that record that a table was set aside (its rows are no
+//! longer delivered because of an error), and the later entries that record that the omitted rows
+//! were replayed.
 //!
 //! When a row can't be delivered, its table is set aside: an entry is written before any part of
 //! the row's transaction is confirmed, and no rows of the table are delivered from the row's
@@ -22,11 +23,11 @@ use crate::postgres::target::Target;
 const BEGUN: &str = "begun";
 const RESUMED: &str = "resumed";
 
-/// A change that a pipeline records in the journal: a table was set aside, or an earlier entry
-/// about it is settled.
+/// A change that a pipeline records in the journal: delivery of a table was stopped, or the omitted
+/// rows were replayed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TableNote {
-    /// The table was set aside.
+    /// The table was set aside: its rows are not delivered from `position` onward.
     Begun {
         table: String,
         relation: u32,
@@ -46,8 +47,8 @@ pub enum TableNote {
 }
 
 impl Catalog {
-    /// Returns the entries about set-aside tables of this slot, including settled entries, oldest
-    /// first.
+    /// Returns the journal entries that record that tables of this slot were set aside, oldest
+    /// first. Includes entries about tables whose delivery has been resumed.
     ///
     /// # Errors
     /// Returns an error if the query fails, the journal does not exist, or the role is not allowed
@@ -61,8 +62,8 @@ impl Catalog {
         collect_set_aside(self.entries(target, &condition).await?)
     }
 
-    /// Returns this slot's unsettled entries about the table with this name or OID. Returns no
-    /// entries if the journal does not exist.
+    /// Returns this slot's journal entries that show that the table with this name or OID is still
+    /// set aside. Returns no entries if the journal does not exist.
     ///
     /// # Errors
     /// Same as [`Catalog::set_aside`].
@@ -182,8 +183,8 @@ fn first_position(entries: &[SetAside]) -> Lsn {
     first.unwrap_or_default()
 }
 
-/// Returns the entries that set a table aside, updated with the replays and resumptions recorded in
-/// later entries.
+/// Returns the entries that record that a table was set aside. Each of them includes the latest
+/// replay and the position at which delivery resumed, according to later entries.
 fn collect_set_aside(written: Vec<Written>) -> Result<Vec<SetAside>, CatalogError> {
     let mut found: Vec<SetAside> = Vec::new();
     for entry in written {

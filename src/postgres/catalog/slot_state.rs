@@ -540,9 +540,10 @@ impl Catalog {
         let is_same_database = row.try_get("is_same_database")? == Some("t");
         let former = parse_former_slot(row)?;
         let before = former.confirmed;
-        // A row is written after the WAL up to its position, so a server that has the row also has
-        // that WAL, on every timeline. If the slot was nevertheless created at an earlier position,
-        // the row must have been restored on a copy of the server that lacks this WAL.
+        // A row of `walpost.slot_state` is written only after the WAL up to the position in the
+        // row. Therefore, a server that has the row also has that WAL, on every timeline. If the
+        // slot was nevertheless created at an earlier position, the row must have been restored on
+        // a copy of the server that lacks this WAL.
         let is_restored = filter == HistoryFilter::All && before > found;
         if !is_same_cluster || !is_same_database || is_restored {
             // The row's LSNs can't be compared with this slot's LSNs.

@@ -67,8 +67,7 @@ async fn query_wal_end(catalog: &Catalog) -> Result<Lsn, CatalogError> {
 
 /// Returns the end of the last WAL record, given the start of the next record. The two differ if
 /// the last record ended at a page boundary, because the next record then starts after a page
-/// header. The end is what matters: no slot is ever confirmed up to the start of a record that does
-/// not exist yet.
+/// header. A slot can be confirmed up to this end, but not up to the start of a future record.
 fn end_of_record(next: Lsn, page: u64, segment: u64) -> Lsn {
     const SHORT_HEADER: u64 = 24;
     const LONG_HEADER: u64 = 40;

@@ -211,8 +211,8 @@ impl Catalog {
         }
         let has_streamed = self.has_streamed(target).await?;
         let rows = match record {
-            // No copy was started although the slot has streamed, so none is needed, and the number
-            // of rows does not matter.
+            // No copy was started before streaming from the slot began. Therefore, no copy is
+            // needed, and the number of rows does not matter.
             SnapshotRecord::NoJournal | SnapshotRecord::Nothing | SnapshotRecord::Due { .. }
                 if has_streamed =>
             {
@@ -242,9 +242,10 @@ impl Catalog {
             )
             .await?;
         let has_sent: Option<bool> = sent.map(|row| row.try_get(0)).transpose()?.flatten();
-        // The timeline is not compared, because a promoted standby has its former primary's rows.
-        // If startup failed, the server may have sent data although Walpost did not deliver any of
-        // it. In this case, the slot is still at the position at which `walpost init` created it.
+        // The query does not compare the timeline, because the rows on a promoted standby were
+        // written on its former primary. If Walpost failed during startup, the server may have sent
+        // data that Walpost did not deliver. In this case, the slot is still at the position at
+        // which `walpost init` created it, and is treated as not read.
         let select = format!(
             "SELECT begun, created_lsn = (SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = {slot}) \
              AS is_untouched FROM walpost.slot_state WHERE slot = {slot} AND version = {} \

@@ -7,7 +7,7 @@
 //! Some journal entries must survive the promotion of a standby. These are written after
 //! [`wait_for_standbys`].
 //!
-//! PostgreSQL 18, 19.6.2 "Primary Server", `synchronous_standby_names`.
+//! Spec: PostgreSQL 18, 19.6.2 "Primary Server", `synchronous_standby_names`.
 
 /// An SQL condition that is true if `synchronous_standby_names` matches this session's
 /// `application_name`. As in the server, the comparison ignores case, and `*` matches every name,

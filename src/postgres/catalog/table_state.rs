@@ -8,8 +8,8 @@
 //! If none of these objects still publishes the table, Walpost adds an entry to the journal, which
 //! a replay with `--dropped-slots` settles.
 //!
-//! The record also contains the `catalog_xmin` that the slot had when Walpost last saw the table in
-//! the publication. Rows inserted by older transactions have been delivered (see
+//! The record also contains the `catalog_xmin` that the slot had when Walpost last found the table
+//! in the publication. Rows inserted by older transactions have been delivered (see
 //! [`super::drop_slot`]).
 
 mod replaced;
@@ -48,9 +48,9 @@ pub(super) const DATABASE_OID: &str =
 pub(crate) struct TableGap {
     pub(crate) table: TableName,
     publication: String,
-    /// The slot's confirmed position when Walpost last saw the table in the publication.
+    /// The slot's confirmed position when Walpost last found the table in the publication.
     from: Option<Lsn>,
-    /// The oldest transaction that might not yet have been delivered when Walpost last saw the
+    /// The oldest transaction that might not yet have been delivered when Walpost last found the
     /// table in the publication. `None` if all rows may be missing.
     since: Option<u64>,
 }
@@ -87,7 +87,7 @@ struct TableObservation {
     slot: SlotProgress,
 }
 
-/// The state of the slot, as returned by the same query.
+/// The state of the slot, returned by the query that also returns the states of the tables.
 #[derive(Clone, Copy, Debug, Default)]
 struct SlotProgress {
     confirmed: Option<Lsn>,
@@ -125,7 +125,7 @@ struct StoredTable {
     relation: u32,
     memberships: Memberships,
     is_out: bool,
-    /// The slot's confirmed position when Walpost last saw the table in the publication. If
+    /// The slot's confirmed position when Walpost last found the table in the publication. If
     /// `walpost.add_outbox` added the table, this position stays ahead of the slot until the slot
     /// has sent the existing rows, which the function wrote to WAL.
     seen_lsn: Option<Lsn>,
@@ -307,7 +307,7 @@ impl Catalog {
     /// descriptions if this can't be determined.
     ///
     /// # Errors
-    /// Returns an error if a query fails, or if the table is unreadable or untrusted.
+    /// Returns an error if a query fails, or if `walpost.table_state` is unreadable or untrusted.
     pub(crate) async fn unrecorded_gaps(
         &self,
         target: &Target,
@@ -361,7 +361,7 @@ impl Catalog {
     }
 
     /// Returns whether one of the outbox's tables is recorded as not published, or is published
-    /// differently than recorded, so that events may have been omitted.
+    /// differently than recorded. In these cases, events may have been omitted.
     ///
     /// # Errors
     /// See [`Catalog::unrecorded_gaps`].

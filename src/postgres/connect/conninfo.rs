@@ -318,7 +318,7 @@ impl Conninfo {
         env: &dyn Fn(&str) -> Option<String>,
     ) -> Result<Conninfo, ConninfoError> {
         Self::read(text, env).map_err(|error| match error {
-            // The original error quotes text that may be part of the password.
+            // Replace the error, because it quotes text that may be part of the password.
             ConninfoError::UnknownKey { .. } | ConninfoError::Value { .. }
                 if syntax::has_unescaped_password(text) =>
             {

@@ -86,7 +86,7 @@ const NOTICE_CHARS_MAX: usize = 16_384;
 ///   or a walsender from which Walpost does not read while Kafka is unavailable. Walpost enforces
 ///   its own time limits. See also [`LATER_TIMEOUTS`].
 ///
-/// PostgreSQL 18, 5.10.6 "Usage Patterns", 5.9 "Row Security Policies", 19.11.1 "Statement
+/// Spec: PostgreSQL 18, 5.10.6 "Usage Patterns", 5.9 "Row Security Policies", 19.11.1 "Statement
 /// Behavior".
 const SAFE_SESSION: [(&str, &str); 13] = [
     SEARCH_PATH,
@@ -131,7 +131,7 @@ pub struct Session {
     pub parameters: HashMap<String, String>,
     /// Process ID of the server process.
     pub backend_pid: i32,
-    /// The secret key that is required to cancel a query of that process.
+    /// The secret key that a request to cancel this session's query must contain.
     pub secret: i32,
     /// The host that accepted the connection, for logs.
     pub host: String,
@@ -197,8 +197,7 @@ fn log_notice(notice: &DbError, limit: &NoticeLimit) {
         .collect();
     let text: String = parts.join(". ").chars().take(NOTICE_CHARS_MAX).collect();
     let is_warning = notice.parsed_severity() == Some(Severity::Warning);
-    // The server sends notices that end in this way for CREATE ... IF NOT EXISTS and DROP ... IF
-    // EXISTS.
+    // Notices caused by CREATE ... IF NOT EXISTS and DROP ... IF EXISTS end with ", skipping".
     let is_expected = notice.message().ends_with(", skipping");
     if !is_warning && (is_expected || notice.parsed_severity() == Some(Severity::Debug)) {
         debug!("{text}");
@@ -405,7 +404,7 @@ impl Attempt<'_> {
         if started.may_be_since(SUPPORTED_SINCE) {
             wire.query(LATER_TIMEOUTS).await?;
         }
-        // Both queries also work in a replication session.
+        // `SHOW` also works in a replication session.
         let (wanted, query) = match self.conninfo.target {
             Target::Any => return Ok(wire.into_session(started)),
             Target::ReadWrite => ("read-write", "SHOW transaction_read_only"),

@@ -1,10 +1,10 @@
 //! A buffer of bytes that were read but not yet consumed. Does not perform I/O.
 
-/// Space for one read. The walsender sends one row at a time, but a read returns all rows that have
-/// accumulated.
+/// Size of the space for one read. The walsender sends one row at a time, but a read returns all
+/// rows that have accumulated.
 pub(super) const READ_BYTES: usize = 128 << 10;
-/// Size of the free space in front of a chunk's bytes. If a message continues in the chunk but
-/// starts before it, the beginning of the message is copied into this space.
+/// Size of the free space in front of a chunk's bytes. If the previous buffer ends in the middle of
+/// a message, the beginning of that message is copied into this space.
 const HEAD_BYTES: usize = 16 << 10;
 /// Minimum size of a buffer. A buffer has to grow only for large messages.
 const CHUNK_BYTES: usize = HEAD_BYTES + READ_BYTES;

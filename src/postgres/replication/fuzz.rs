@@ -127,7 +127,8 @@ struct Plain {
     frames: Vec<Vec<u8>>,
     /// Whether the stream must cause an error before it ends.
     has_error: bool,
-    /// Whether some messages are not frames. Their validity is not checked here.
+    /// Whether the stream contains messages other than frames. This model does not check whether
+    /// those messages are valid.
     has_others: bool,
 }
 
@@ -161,7 +162,7 @@ impl Plain {
             match (tag, self::plain(body)) {
                 (b'd', Some(frame)) => plain.frames.push(frame),
                 (b'N' | b'S', _) => plain.has_others = true,
-                // A valid message of these types ends the stream.
+                // A valid CopyDone or CommandComplete message ends the stream.
                 (b'c' | b'C', _) => {
                     plain.has_others = true;
                     break;

@@ -1,11 +1,11 @@
 //! Reads the changes that a slot would send, without confirming them.
 //!
-//! `pg_logical_slot_peek_binary_changes` would do the same in an SQL session. However, the session
-//! that decodes changes also evaluates the publication's row filters as they were defined when a
-//! row was written. Checking the current catalogs does not reveal these former definitions. In a
-//! walsender, a function that a row filter calls can't run a statement that writes, because a
-//! walsender does not have a portal. The function is still called, so this is only the second line
-//! of defense. The first one is to check who owns the publication.
+//! In an SQL session, `pg_logical_slot_peek_binary_changes` would return the same changes. However,
+//! the session that decodes changes also evaluates the publication's row filters as they were
+//! defined when a row was written. Checking the current catalogs does not reveal these former
+//! definitions. In a walsender, a function that a row filter calls can't run a statement that
+//! writes, because a walsender does not have a portal. The function is still called, so this is
+//! only the second line of defense. The first one is to check who owns the publication.
 
 use std::time::Duration;
 
@@ -44,8 +44,8 @@ impl Connection {
                         must_reply |= reply_requested;
                         wal_end >= upto
                     }
-                    // This message can't be one of the rows to preview, because it is larger than
-                    // any of them.
+                    // Messages larger than the connection's size limit are not previewed.
+                    // `walpost skip` sets a limit that no message exceeds.
                     Frame::LargeMessage { .. } => false,
                 };
                 self.consume();

@@ -219,7 +219,7 @@ impl ReaderState {
             thread::sleep(BUFFER_FILL_DELAY);
             match socket.read(chunk.remaining_space()) {
                 // The end of the stream need not be remembered, because the owner's next read from
-                // the socket returns it again.
+                // the socket also returns zero bytes.
                 Ok(0) => return Break(None),
                 Ok(count) => {
                     chunk.filled(count);

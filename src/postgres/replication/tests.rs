@@ -1,4 +1,4 @@
-//! Tests for servers that are malicious or are not PostgreSQL.
+//! Tests of connections to servers that are malicious or are not PostgreSQL, and of reading ahead.
 
 use super::fuzz::{ROW_MAX, copy_both_over, read_all, streaming};
 use super::*;
@@ -198,8 +198,8 @@ fn receive_in_order(seed: u64) -> ReadCounts {
     let mut dice = fastrand::Rng::with_seed(seed);
     let (ours, theirs) = std::os::unix::net::UnixStream::pair().expect("sockets");
     ours.set_nonblocking(true).expect("set");
-    // Ensures that the buffer is small enough for reading ahead. On most systems, the default size
-    // is similar.
+    // Connections read ahead only if the socket's buffer is small. On most systems, the default
+    // size is similar to this one.
     let small = socket2::SockRef::from(&ours).set_send_buffer_size(100_000);
     small.expect("set");
     let server = theirs.try_clone().expect("a handle");

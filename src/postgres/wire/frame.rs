@@ -9,7 +9,8 @@ use crate::model::lsn::Lsn;
 pub enum Frame<'a> {
     /// `w`: WAL data. For a logical slot, this is one message from the output plugin.
     XLogData {
-        /// The start of the data in WAL, or zero for a message that does not correspond to WAL.
+        /// The WAL position of the data, or zero for some messages, such as those that describe a
+        /// table.
         start: Lsn,
         /// The server's current end of WAL.
         wal_end: Lsn,
@@ -17,7 +18,7 @@ pub enum Frame<'a> {
         data: &'a [u8],
     },
     /// The beginning of a `w` frame that exceeds the size limit. The frame contains a logical
-    /// decoding message or a row. The rest is skipped.
+    /// decoding message or a row. The rest of the frame is skipped.
     LargeMessage {
         /// The beginning of the plugin's message, which is at most [`HEAD_BYTES`] long.
         head: &'a [u8],
@@ -98,8 +99,8 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// Returns whether a frame whose body starts with these bytes can be returned as a
-    /// [`Frame::LargeMessage`]. The bytes may be incomplete.
+    /// Returns whether a frame whose body starts with `beginning` can be returned as a
+    /// [`Frame::LargeMessage`]. Bytes that are missing from `beginning` are not checked.
     #[must_use]
     pub fn may_be_large(beginning: &[u8]) -> bool {
         let is =

@@ -24,7 +24,7 @@ fn partition(name: &str, lower: &str, upper: &str) -> Partition {
     }
 }
 
-/// Returns the data of a table at noon on 2025-11-22, with the slot at 0/100.
+/// Returns the facts about a table at noon on 2025-11-22, with the slot at 0/100.
 fn facts_with(partitions: Vec<Partition>) -> RetentionFacts {
     RetentionFacts {
         now: time("2025-11-22T12:00:00Z"),

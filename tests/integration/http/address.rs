@@ -64,8 +64,7 @@ fn exits_with_a_code_that_permits_restarts_if_the_port_is_in_use() {
 
 #[test]
 fn second_instance_listens_on_a_free_port_if_the_default_is_in_use() {
-    // If this fails, another process is already using the port, which serves the purpose just as
-    // well.
+    // If binding fails, another process is already using the port, and the test works just as well.
     let _taken = TcpListener::bind("127.0.0.1:9464");
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);

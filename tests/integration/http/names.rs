@@ -146,7 +146,7 @@ fn public_listener_accepts_ip_addresses_and_internal_host_names() {
     for host in ["rebound.example.com", "svc.example", "local.example"] {
         assert!(!is_accepted(host), "{host}");
     }
-    // `walpost status` is accepted although no host name is configured.
+    // Requests from `walpost status` are accepted, although no host name is configured.
     let (_, port) = http.address().rsplit_once(':').unwrap();
     let status = || Invocation::new(["status", "--http", &format!("localhost:{port}")]);
     // Walpost logs "streaming" slightly before it reports the pipeline as ready.

@@ -107,7 +107,7 @@ fn accepts_expressions_that_use_only_built_in_or_extension_objects(major: u32) {
     for statement in ["SELECT", "DELETE", "ALTER"] {
         assert_eq!(shop.examined(statement), "", "{statement}");
     }
-    // If only trusted roles can change the table, Walpost accepts these functions.
+    // If only trusted roles can change the table, Walpost accepts hstore functions in its indexes.
     shop.create_extension("hstore");
     shop.fixture.db.run(
         "ALTER TABLE public.outbox OWNER TO postgres; REVOKE ALL ON public.outbox FROM PUBLIC;

@@ -117,7 +117,7 @@ fn detects_a_renamed_function_used_as_a_column_default() {
     );
     let init = shop.init().finish().expect_code(3);
     init.expect_mentions(&["function public.shown(), which trigger walpost_no_update on public.outbox calls, belongs to"]);
-    // The role that owns the outbox may also own the function.
+    // The role that owns the outbox may also own the trigger function.
     db.run(&format!(
         "ALTER TABLE public.outbox OWNER TO {}",
         shop.mallory

@@ -177,7 +177,8 @@ fn halts_if_an_untrusted_role_becomes_the_publication_owner() {
     }
 }
 
-/// The filter is on another pipeline's table, but the server would evaluate it as well.
+/// The publication also contains a table of another pipeline. The server evaluates the row filters
+/// of all tables in the publication.
 #[test]
 fn inspects_row_filters_of_all_tables_in_the_publication() {
     let shop = PlantedFixture::owned_by_attacker(MAJOR);
@@ -248,8 +249,8 @@ fn accepts_row_filters_that_use_only_built_in_objects() {
             "ALTER PUBLICATION {publication} SET TABLE public.outbox WHERE (length(aggregatetype) > 1 AND lower(type) <> 'y'
                  AND created_at > '2025-01-01' AND payload IS NOT NULL AND aggregateid::text ~ 'k' AND type IN ('t', 'u'))"
         ));
-        // Changing the filter removed the table from the publication and added it again. Discard
-        // the record of that gap, which this test does not cover.
+        // Changing the filter removed the table from the publication and added it again. Delete the
+        // stored state, so that Walpost does not report this change, which the test does not cover.
         shop.fixture.db.run("DELETE FROM walpost.table_state");
         shop.command(&["check"]).finish().expect_code(0);
         shop.init().finish().expect_code(0);

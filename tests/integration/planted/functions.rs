@@ -243,7 +243,7 @@ fn rejects_functions_and_publications_owned_by_another_role(major: u32) {
     let init = shop.init().arg("--outbox=messages").finish().expect_code(3);
     init.expect_mentions(&["function walpost.publish(text) belongs to", &shop.mallory]);
     shop.attacker.run("DROP FUNCTION walpost.publish(text)");
-    // A role that can create objects in the schema could create the function later.
+    // A role with the CREATE privilege on the schema walpost could create a function in it later.
     let (db, mallory) = (&shop.fixture.db, &shop.mallory);
     db.run(&format!("GRANT CREATE ON SCHEMA walpost TO {mallory}"));
     let init = shop.init().finish().expect_code(3);

@@ -179,8 +179,8 @@ fn locks_the_table_against_changes_by_owners_of_its_parent(major: u32) {
     let refused = format!("{:?}", shop.attacker.try_run(change).expect_err("it waits"));
     assert!(refused.contains("lock timeout"), "{refused}");
     db.run("COMMIT");
-    // Without the lock, the server may accept or reject the change. If it accepts the change, the
-    // inspection must detect the index.
+    // After the lock is released, the server may accept or reject the CREATE INDEX statement. If
+    // the statement succeeds, the inspection must detect the index.
     if shop.attacker.try_run(change).is_ok() {
         let examined = db.value(examine).expect("a text");
         assert!(examined.contains("plot.note(text)"), "{examined}");

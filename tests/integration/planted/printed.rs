@@ -67,8 +67,8 @@ fn printed_statements_stop_at_the_first_error() {
     }
 }
 
-/// The table stays locked until every statement that names it has run, so nobody can create an
-/// index on it in between.
+/// The table stays locked until every statement that names it has run, so that no index can be
+/// created on it in the meantime.
 #[test]
 fn printed_statements_do_not_evaluate_an_index_created_while_they_run() {
     for major in MAJORS {

@@ -485,7 +485,7 @@ fn inspects_and_locks_the_parent_while_a_table_is_being_detached(major: u32) {
 }
 
 /// If the owner of `lock_and_examine` is not a superuser, the table can be replaced until it is
-/// locked. `LOCK TABLE` then also locks the former table if the new table is its parent.
+/// locked. If the replacement is the parent of the original table, `LOCK TABLE` locks both.
 fn rejects_a_table_that_is_replaced_by_its_parent_during_inspection(major: u32) {
     let shop = PlantedFixture::bare(Outbox::Table, major);
     let (fixture, mallory) = (&shop.fixture, &shop.mallory);

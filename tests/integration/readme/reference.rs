@@ -79,7 +79,7 @@ fn word(text: &str) -> &str {
     text.split([' ', '=', ',']).next().unwrap_or_default()
 }
 
-/// Returns the flag, variable and default in each row of both tables.
+/// Returns the flag, variable and default in each row of the documentation's two tables of flags.
 fn documented() -> Vec<Flag> {
     let row = |cells: &[String; 3]| {
         let given = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
@@ -331,11 +331,11 @@ fn troubleshooting_covers_every_error_that_halts_a_pipeline() {
         let formats = formats(&sources, name);
         assert!(formats.len() >= least, "{name}: {formats:?}");
         for format in formats {
-            // A remedy may follow a value directly, without any text in between.
+            // Treat adjacent placeholders as one, because a remedy may directly follow a value.
             let sentence = first_sentence(&format).replace("……", "…");
             let words = sentence.split(['…', ' ', ',', ':']);
-            // Some format strings consist only of placeholders, such as those for a value and
-            // another error, so they contain no words to search for.
+            // Some format strings consist only of placeholders, for example for a value and an
+            // error. They contain no words to search for.
             let is_empty = words.filter(|word| word.len() > 2).count() == 0;
             if !is_empty && !troubleshooting.contains(&sentence) {
                 missing.push(format!("{name}: {sentence}"));

@@ -8,7 +8,7 @@ use crate::support::postgres::{MAJOR, Server, StopMode};
 /// Number of rows, large enough that the copy is still running when the definition changes.
 const ROWS: usize = 20_000;
 
-/// A window so small that the copy takes several seconds.
+/// Settings with a window so small that the copy takes several seconds.
 const SLOW_SETTINGS: &str = "window_records = 20\n";
 
 const ONE_TABLE: &str = "table = 'public.outbox'\n";
@@ -27,7 +27,7 @@ fn mode(fixture: &Fixture) -> &'static str {
     }
 }
 
-/// Starts a process and waits until it copies a table. Also returns a function that renders the
+/// Starts a process and waits until it is copying a table. Also returns a function that renders the
 /// process's configuration file with other settings.
 fn process_during_copy<'s>(fixture: &'s Fixture) -> (Process, impl Fn(&str) -> String + 's) {
     let text = |more: &str| head() + &pipeline(fixture, &format!("{}{more}", mode(fixture)));

@@ -142,8 +142,8 @@ fn reports_a_broken_source_and_changes_nothing() {
         shards.run(repairs);
         wait_until_failed(&http, 0.0);
     }
-    // A row can't define a pipeline that the configuration file already defines. The file can still
-    // be changed while a source fails.
+    // A row can't define a pipeline that the configuration file already defines. Changes to the
+    // file still take effect while such a row exists.
     shards.run(&format!(
         "INSERT INTO shards VALUES ('{name}', '{name}', true)",
         name = in_file.name
@@ -164,8 +164,8 @@ fn reports_a_broken_source_and_changes_nothing() {
         in_file.name
     ));
     wait_until_failed(&http, 0.0);
-    // If a source would lose more pipelines than it keeps, Walpost treats the change as a mistake
-    // unless an operator accepts it.
+    // If a reload would remove more than half of the pipelines that a query defines, Walpost treats
+    // the change as a mistake unless an operator accepts it.
     shards.run("UPDATE shards SET active = false");
     let line = process.walpost.wait_for_log(NOT_RELOADED);
     assert!(
@@ -223,8 +223,9 @@ fn starts_other_pipelines_while_a_registry_database_is_down() {
     process.walpost.terminate().expect_code(0);
 }
 
-/// Neither of two rows with the same name may be accepted. Otherwise, another owner's row that
-/// sorts first would take over the pipeline's slot, checkpoint and transactional ID.
+/// If two rows define pipelines with the same name, neither row may be accepted. Otherwise, a row
+/// that belongs to another owner and sorts first would take over the pipeline's slot, checkpoint
+/// and transactional ID.
 #[test]
 fn rejects_a_row_that_duplicates_a_pipeline_name_at_startup() {
     let [of_row, in_file] = [Fixture::new(), Fixture::new()];

@@ -113,8 +113,8 @@ fn operator_can_close_the_gap_of_a_dropped_table() {
     );
 }
 
-/// Creates a gap in two tables and closes it for the first. Then removes the second table from the
-/// publication and starts Walpost.
+/// Creates a gap in each of two tables, and closes the gap of the first table. Then removes the
+/// second table from the publication and starts Walpost.
 pub(crate) fn settled() -> Fixture<'static> {
     let fixture = fixture_after_cluster_change();
     settle(&fixture, &["--table", TABLES[0], "--yes"]).expect_code(0);

@@ -79,7 +79,7 @@ fn never_evaluates_a_condition_from_the_journal() {
         walpost_role
             .replay(&resume)
             .args(["--yes", "--where", "another = 1"]),
-        // A superuser passes the same condition explicitly.
+        // A superuser passes the journal entry's condition with `--where`.
         fixture
             .replay(&resume)
             .args(["--yes", "--where", &condition]),
@@ -108,8 +108,8 @@ fn rejects_a_condition_if_the_role_could_become_a_superuser() {
     let aggregate = fixture.aggregate(1);
     fixture.insert(&aggregate, "k");
     let (slot, condition) = slot_drop_condition(&fixture);
-    // Evaluating the condition as a superuser would run code that another role wrote: the body of
-    // the function.
+    // Create a function that another role owns. If a superuser evaluated a condition that calls the
+    // function, the superuser would run the other role's code.
     fixture.db.run(&format!(
         "CREATE FUNCTION is_due() RETURNS boolean LANGUAGE sql AS $$ SELECT {condition} $$;
          ALTER FUNCTION is_due() OWNER TO {}",

@@ -140,7 +140,7 @@ fn memory_stays_bounded_for_a_large_table_and_slow_kafka() {
     let mut replay = fixture.replay(&["--all", "--yes"]).start();
     fixture.wait_for_records(1);
     broker.freeze();
-    // With the broker frozen, the replay can only fill its window.
+    // While the broker is frozen, the replay reads rows only until its window is full.
     let (mut bytes, mut since) = (0, Instant::now());
     wait_until("a window that is full", || {
         let now = replay.resident_bytes();
@@ -150,8 +150,8 @@ fn memory_stays_bounded_for_a_large_table_and_slow_kafka() {
         since.elapsed() > Duration::from_secs(1)
     });
     assert!(replay.is_running());
-    // The table contains 240 MB, but the window is only 8 MiB. The limit leaves room for
-    // librdkafka's requests in flight.
+    // The table contains 240 MB, but the window is only 8 MiB. The limit of 100 MB leaves room for
+    // the requests that librdkafka has in flight.
     assert!(bytes < 100_000_000, "{bytes} bytes");
     broker.thaw();
     replay.finish().expect_code(0);
@@ -202,7 +202,7 @@ fn writes_an_undeliverable_row_as_a_dead_letter_if_configured() {
     ];
     let both = [&unroutable[..], &["--on-oversize", "dead-letter"]].concat();
     // If the dead-letter topic is missing, or dead letters are enabled only for another kind of
-    // failure, the replay stops at the row.
+    // failure, the replay stops at the row that can't be delivered.
     let missing = fixture
         .replay(&both)
         .args(["--all", "--yes"])

@@ -6,7 +6,7 @@ use crate::support::fixture::Fixture;
 use crate::support::wait::wait_until;
 use crate::support::walpost::{Finished, Invocation, config_file};
 
-/// Asserts that a command is refused, and that it sent and recorded nothing.
+/// Asserts that a command fails without sending or recording anything.
 fn refused(fixture: &Fixture, invocation: Invocation, code: i32, texts: &[&str]) -> Finished {
     let finished = invocation.finish().expect_code(code).expect_mentions(texts);
     assert!(journal(fixture).is_empty(), "{texts:?}");

@@ -32,8 +32,8 @@ fn selects_rows_by_record_position() {
         .collect();
     assert_eq!(again, ["1", "2", "3", "4"].map(str::to_owned).into());
 
-    // The first position has no record. The second can't be looked up, because the sink is not
-    // Kafka.
+    // Specify a position that no record has, and then a position that can't be looked up because
+    // the sink is not Kafka.
     let before = journal(&fixture).len();
     let nowhere = "FFFFFFFF/FFFFFFFF:0000000001";
     let topics = aggregates

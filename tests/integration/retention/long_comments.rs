@@ -12,7 +12,8 @@ fn long_comment_on_an_unrelated_table_does_not_stop_retention() {
     let fixture = fixture_with_old_partition(Server::shared(MAJOR), DEFAULT);
     let role = unique_name();
     let db = &fixture.db;
-    // The comment ends like those by which Walpost recognizes former partitions.
+    // The comment has the same ending as the comments that Walpost uses to recognize former
+    // partitions.
     db.run(&format!(
         "CREATE ROLE {role}; CREATE SCHEMA {role} AUTHORIZATION {role}; SET ROLE {role}; CREATE TABLE {role}.theirs ();
          DO $$ BEGIN EXECUTE format('COMMENT ON TABLE {role}.theirs IS %L', {LONG_TEXT_SQL} || format(' (table %s, cluster %s)',

@@ -1,4 +1,4 @@
-//! Maintenance is refused or impossible. The error must explain the remedy.
+//! Cases in which Walpost can't or must not perform maintenance. The error must explain the remedy.
 
 use super::{COLUMNS, DEFAULT, fixture_with_old_partition, maintain, tables, turn_clock_back};
 use crate::support::checker::Resends;

@@ -104,13 +104,13 @@ fn keeps_rows_of_an_unpublished_table_after_the_slot_has_passed_them() {
         .expect_code(3)
         .expect_mentions(&["publication"]);
     assert_eq!(fixture.db.number("SELECT count(*) FROM outbox"), 1);
-    // The pass must not record in the table's comment that the rows are delivered, because a later
-    // pass would then delete them.
+    // The maintenance pass must not record in the table's comment that the rows are delivered,
+    // because a later pass would then delete them.
     assert_eq!(fixture.db.value(mark), before);
 }
 
 /// A maintenance pass determines which rows are old, waits until the slot has passed their commits,
-/// and then deletes them. Meanwhile, a new row may take the place of an old one.
+/// and then deletes them. Meanwhile, a new row may be stored at the ctid of an old one.
 #[test]
 fn keeps_a_new_row_that_reuses_the_ctid_of_an_old_one() {
     const ARGUMENTS: [&str; 3] = ["--retention", "1s", "--delete-rows"];
@@ -137,8 +137,8 @@ fn keeps_a_new_row_that_reuses_the_ctid_of_an_old_one() {
     });
     fixture.write_other_wal(1);
     let pass = fixture.invoke("maintain").args(ARGUMENTS).start();
-    // Except between queries of the slot's position, the pass sleeps at most once. Several sleeps
-    // therefore show that it is waiting for the slot.
+    // Except between queries of the slot's position, a maintenance pass sleeps at most once.
+    // Several sleeps therefore show that the pass is waiting for the slot.
     let mut sleeps = HashSet::new();
     wait_until("the pass to wait for the slot", || {
         sleeps.extend(fixture.db.value(

@@ -71,8 +71,8 @@ fn retention_keeps_undelivered_rows_if_another_program_recreates_the_slot() {
             moved,
             "walpost skip --to",
         ]);
-        // The pass must not mark the partition as delivered, because a later pass would then remove
-        // it.
+        // The maintenance pass must not mark the partition as delivered, because a later pass would
+        // then remove the partition.
         assert!(!finished.stdout.contains("is delivered"), "{finished:?}");
         fixture.insert(&aggregate, "k");
         // Move the slot past any position that a maintenance pass may have recorded.

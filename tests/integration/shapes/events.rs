@@ -215,7 +215,7 @@ impl BackgroundWriter {
         self.lock().tables = tables;
     }
 
-    /// Makes the session reconnect to this server and continue there.
+    /// Makes the session reconnect to the given server and continue writing there.
     pub(super) fn move_to(&self, conninfo: String, era: u32) {
         let mut shared = self.lock();
         shared.conninfo = conninfo;

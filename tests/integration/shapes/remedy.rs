@@ -120,8 +120,8 @@ impl Walk<'_> {
         has_moved
     }
 
-    /// Makes the child table's events count as events of the outbox, into which they were inserted
-    /// after the position `after`.
+    /// Records that the child table's events now belong to the outbox, into which their rows were
+    /// moved after the WAL position `after`.
     fn move_child_events(&mut self, child: &str, outbox: &str, after: u64) {
         let (era, by) = (self.era, self.end_of_wal());
         for event in self

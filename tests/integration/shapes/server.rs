@@ -69,8 +69,8 @@ impl Walk<'_> {
         self.open.clear();
         self.fixture.server.stop(StopMode::Fast);
         let folder = self.fixture.server.copy_data();
-        // Record the events before the server starts. After that, the background session writes
-        // events that the copy lacks.
+        // Record the events before the server starts again, because the background session then
+        // writes events that the copy lacks.
         self.collect_background();
         let ids = self.written.keys().cloned().collect();
         self.fixture.server.start();
@@ -119,8 +119,8 @@ impl Walk<'_> {
         if self.rng.bool() {
             self.drop_slot();
         }
-        // Events that were delivered after the copy was made may be delivered again. This happens
-        // if new events get the same positions.
+        // Events that the copy contains but that were delivered after it was made may be delivered
+        // again, because the restored slot has not passed them.
         self.exclude_from_repeat_check();
     }
 
@@ -179,7 +179,7 @@ impl Walk<'_> {
 }
 
 impl<'s> Walk<'s> {
-    /// Switches every session to this server.
+    /// Switches every session to the given server.
     fn switch_to_server(&mut self, server: &'s Server) {
         self.fixture.fail_over(server, []);
         self.fixture.db.run(LOCK_TIMEOUT);

@@ -70,8 +70,8 @@ fn delivers_commits_around_the_consistent_point_exactly_once() {
         let first = open_transaction(&fixture, &aggregate);
         let mut walpost = fixture.run().start();
         wait_until_blocked(&fixture, &first);
-        // Make this the last commit before the consistent point, so that the next commit is the
-        // first one after it.
+        // End the transaction that blocks the snapshot. Its commit is the last one before the
+        // consistent point, and the next commit is the first one after that point.
         first.run("COMMIT");
         walpost.wait_for_log("streaming");
         fixture.insert(&aggregate, "newer");

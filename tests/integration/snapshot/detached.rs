@@ -35,7 +35,7 @@ fn attach(fixture: &Fixture<'_>, partition: u32) {
     ));
 }
 
-/// Starts Walpost, waits until it logs that it can't copy these partitions, and stops it.
+/// Starts Walpost, waits until it logs that it can't copy the given partitions, and stops it.
 fn start_and_expect(fixture: &Fixture<'_>, partitions: &str) {
     let mut walpost = fixture.run().start();
     walpost.wait_for_log(&format!("partitions=\"{partitions}\""));

@@ -28,8 +28,8 @@ pub(super) fn unpublish_former(fixture: &Fixture<'_>) {
     ));
 }
 
-/// Asserts that `check` suggests the command until the command has run and has sent all rows of the
-/// former table.
+/// Asserts that `check` suggests replaying the former table until the replay has sent all of its
+/// rows.
 pub(super) fn expect_replay(fixture: &Fixture<'_>) {
     let command = command(fixture);
     let mut walpost = fixture.start();

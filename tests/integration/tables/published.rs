@@ -128,8 +128,8 @@ fn add_outbox_leaves_no_gap_for_a_recreated_table(exactly_once: bool) {
     walpost.terminate().expect_code(0);
 }
 
-/// The new name must not make Walpost copy the table's rows again. Walpost reports the missing rows
-/// under the new name.
+/// Renaming the schema must not make Walpost copy the table's rows again. Walpost reports the
+/// missing rows under the table's new name.
 #[test]
 fn reports_a_table_renamed_while_it_was_unpublished() {
     let fixture = fixture(&TABLES[..1]);

@@ -91,7 +91,7 @@ impl Broker {
             )
             .then_some(())
         });
-        // The response comes from the controller. A broker that has not yet learned of the deletion
+        // The response comes from the controller. A broker that has not yet processed the deletion
         // still accepts records for the topic, and later deletes them together with the topic.
         for ports in &self.position.nodes {
             let mut node = self.client();
@@ -127,8 +127,8 @@ impl Broker {
         });
     }
 
-    /// Returns the number of partitions of a topic. Waits for the topic if necessary, because
-    /// brokers learn of new topics with a delay.
+    /// Returns the number of partitions of a topic. Waits for the topic if necessary, because a new
+    /// topic appears in the brokers' metadata with a delay.
     pub(crate) fn partitions(&self, topic: &str) -> usize {
         let client: BaseConsumer = self.client().create().unwrap();
         wait_for("the topic to be known", || {

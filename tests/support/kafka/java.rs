@@ -9,8 +9,8 @@ use std::sync::LazyLock;
 use super::super::postgres::dependencies;
 use super::Broker;
 
-/// Options for tests: a small heap, and only one of the two JIT compilers, because there are only
-/// two cores.
+/// Options for tests: a small heap, and only one of the two JIT compilers, because the machine may
+/// have only two cores.
 pub(super) const JVM_OPTIONS: [&str; 3] =
     ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"];
 

@@ -41,8 +41,8 @@ pub(crate) struct NodePosition {
     pub(super) index: usize,
     /// The ports of every node in the cluster.
     pub(super) nodes: Vec<Ports>,
-    /// Whether the node has listeners for TLS and tokens. They are optional because they take a
-    /// tenth of the startup time.
+    /// Whether the node has listeners for TLS and tokens. They are optional because they account
+    /// for a tenth of the startup time.
     pub(super) has_tls: bool,
 }
 

@@ -80,8 +80,8 @@ impl Overlap {
             }
             _ => {}
         }
-        // Both LSNs are record boundaries, so this commit record ends at or before `safe`, and the
-        // event should have been published.
+        // `at.commit` and `safe` are boundaries between WAL records, so a commit record that starts
+        // before `safe` also ends at or before it. The event should therefore have been published.
         if at.commit < self.safe {
             return Err(HistoryError::NotPublished {
                 commit: at.commit,

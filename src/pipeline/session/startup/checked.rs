@@ -274,8 +274,8 @@ impl<C: CatalogQueries> Checked<C> {
             from = %slot.confirmed,
             "first run since walpost init created the slot: none of its events are in Kafka"
         );
-        // Record now which events a previous slot did not deliver. Later, this can no longer be
-        // determined, because the slot will have been recorded as read.
+        // Record now which events of a previous slot may be missing from Kafka. This can't be
+        // determined after `walpost.slot_state` marks the current slot as read.
         self.catalog
             .record_gap_of_other_history(
                 slot_identity,

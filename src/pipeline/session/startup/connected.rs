@@ -116,9 +116,9 @@ impl<C: CatalogQueries> Connected<C> {
     }
 }
 
-/// Returns whether the older rows need no further attention because an earlier session of this
-/// process has dealt with them. With a checkpoint, this is never certain, because another instance
-/// may have started a copy in the meantime.
+/// Returns whether an earlier session of this process has already copied the older rows, or
+/// determined that they do not have to be copied. Always false if there is a checkpoint, because
+/// another instance may have started a copy in the meantime.
 fn is_snapshot_done(by_earlier_session: bool, checkpoint: Option<&Known>) -> bool {
     by_earlier_session && checkpoint.is_none()
 }

@@ -122,7 +122,7 @@ impl<C: CatalogQueries> SlotTaken<C> {
         })
     }
 
-    /// Makes the core skip the rows of set-aside tables, and returns the journal entries about
+    /// Makes the decoder skip the rows of set-aside tables, and returns the journal entries about
     /// these tables.
     async fn load_set_aside<D: Database<Catalog = C>>(
         &self,

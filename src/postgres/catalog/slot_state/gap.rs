@@ -129,8 +129,8 @@ impl Gap {
         })
     }
 
-    /// Describes which table the first run copies. Used if no other table is known whose events may
-    /// be missing.
+    /// Describes which table the first run copies. Used if Walpost finds no other table whose
+    /// events may be missing.
     pub(super) fn describe_copied(&self, outbox: &TableName) -> String {
         format!(
             "{}, before any run had copied the older rows of {outbox}. The first run copies the table that is now \

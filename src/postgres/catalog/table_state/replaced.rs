@@ -7,7 +7,8 @@
 //!
 //! Rows of tables that inherit from an outbox table can be missing as well. `check` and `run`
 //! report such child tables as long as the parent has the outbox's name. If neither command ran
-//! before the parent was renamed, the child tables can be found only through the parent's record.
+//! before the parent was renamed, the child tables can be found only through the parent's OID in
+//! `walpost.table_state`.
 
 use postgres_protocol::escape::escape_literal;
 use serde_json::json;
@@ -41,7 +42,8 @@ pub(super) struct ReplacedTable {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum MissingEvents {
-    /// Rows that are older than the slot and had not all been copied, and possibly later rows.
+    /// Some or all rows that are older than the slot, because the copy of these rows was not
+    /// completed. Newer rows may be missing as well.
     Copy,
     /// Rows that were inserted while the table was not published.
     Publication(MissingRows),
@@ -216,7 +218,8 @@ impl ReplacedTable {
                 LEFT_PUBLICATION: target.publication,
                 REPLACED: !is_child,
                 "table": self.name.as_ref().unwrap_or(&self.by).to_string(),
-                // If the table still exists, it has a different name now, so commands must name it.
+                // If the table still exists, it has a different name now, which the replay command
+                // must specify.
                 "several": self.name.is_some() || target.outbox.is_several(),
                 "catalog_xmin": since.map(|id| id.to_string()),
                 "system_id": cluster,
@@ -288,8 +291,8 @@ impl Catalog {
             .map(|entry| rows(entry.from, entry.since, entry.cluster.as_ref()));
         let relation = observed.stored.as_ref().map_or(0, |stored| stored.relation);
         let mut aside = self.set_aside_of_table(target, &name, relation).await?;
-        // These entries name the former table, but a replay would read the table that has this name
-        // now.
+        // Keep the entries about the former table. They contain its former name, but a replay would
+        // read the table that has this name now.
         aside.retain(|entry| entry.table == name && entry.relation == relation);
         let aside = aside.iter().map(|entry| {
             rows(
@@ -330,7 +333,7 @@ impl Catalog {
         let mut children = Vec::new();
         for hidden in self.hidden_rows(std::slice::from_ref(parent)).await? {
             let table = hidden.into_table();
-            // A child table that is itself an outbox table has its own record.
+            // A child table that is itself an outbox table has a row in `walpost.table_state`.
             if !target.outbox.includes(&table.schema, &table.name)
                 && self.has_storage(&table).await?
             {

@@ -187,7 +187,8 @@ fn reports_unsent_rows_of_a_removed_table_as_a_gap_if_the_publication_is_differe
     };
     check(&observed(&[], Some(out(10, &[1]))), left);
     check(&observed(&[], Some(out(9, &[1]))), TableChange::Nothing);
-    // The record lists no publication memberships, so the journal already contains the gap.
+    // A record without publication memberships means that the journal already contains an entry for
+    // the gap.
     check(&observed(&[], Some(out(10, &[]))), TableChange::Nothing);
 }
 

@@ -51,8 +51,8 @@ impl DueCopy {
 }
 
 impl Catalog {
-    /// Returns tables that no run will copy: a copy of them is due, but they are not the configured
-    /// outbox table.
+    /// Returns the tables for which a copy is due but which no run will copy, because they are not
+    /// the configured outbox table.
     ///
     /// # Errors
     /// Returns an error if a query fails, or if Walpost's tables are not trusted.
@@ -118,8 +118,8 @@ impl Catalog {
         let created = self.created_position(target).await?;
         let mut copies = Vec::new();
         for (recorded, slot_at, relation) in due {
-            // If a newer slot has replaced the one for which the copy was due, the gap recorded at
-            // the newer slot's creation covers these rows.
+            // If a newer slot has replaced the slot for which the copy was due, the gap that was
+            // recorded when the newer slot was created covers the table's rows.
             if created.is_some_and(|created| created > slot_at)
                 || self.is_sent_by_slot(target, relation).await?
             {

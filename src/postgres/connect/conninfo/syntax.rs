@@ -189,7 +189,7 @@ impl<'a> Url<'a> {
                 }
                 self.eat('&');
                 let (key, value) = (percent_decode(key)?, percent_decode(value)?);
-                // libpq also accepts this JDBC spelling.
+                // Like libpq, accept `ssl=true`, which is used in JDBC URLs.
                 if (key.as_str(), value.as_str()) == ("ssl", "true") {
                     pairs.push(("sslmode".to_owned(), "require".to_owned()));
                 } else {

@@ -117,8 +117,8 @@ impl ServerError {
         }
     }
 
-    /// Returns whether the same attempt may succeed later, for example because the server is
-    /// starting up, shutting down or out of resources, or because the connection was lost.
+    /// Returns whether a later attempt may succeed, for example because the server is starting up,
+    /// shutting down or out of resources, or because the connection was lost.
     fn is_temporary(&self) -> bool {
         // 08P01 is a protocol violation: a peer that does not support a message will not support it
         // next time either.

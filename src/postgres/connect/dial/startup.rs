@@ -240,8 +240,9 @@ impl<'a> Wire<'a> {
                 sasl::SCRAM_SHA_256_PLUS,
                 sasl::ChannelBinding::tls_server_end_point(hash),
             ),
-            // The exchange also authenticates the flag for channel binding, from which the server
-            // can detect that an attacker removed its offer of channel binding.
+            // The SCRAM exchange also authenticates the client's channel binding flag. If an
+            // attacker has removed the server's offer of channel binding, the server detects this
+            // from the flag.
             Some(_) => (sasl::SCRAM_SHA_256, sasl::ChannelBinding::unrequested()),
             None => (sasl::SCRAM_SHA_256, sasl::ChannelBinding::unsupported()),
         };
@@ -291,10 +292,10 @@ impl<'a> Wire<'a> {
             return Err(self.unexpected("instead of AuthenticationSASLFinal"));
         };
         proof.finish(body.data()).map_err(failed)?;
-        // The server has proven that it knows the password, and the proof is bound to the
-        // certificate that it presented. If channel binding is not required, this proves less,
-        // because an attacker on the network could have removed the server's offer of channel
-        // binding.
+        // If channel binding is required, the server has proven that it knows the password, and the
+        // proof is bound to the certificate that it presented. Otherwise, the proof might not be
+        // bound to the certificate, because an attacker on the network could have removed the
+        // server's offer of channel binding.
         if conninfo.channel_binding == ChannelBinding::Require {
             self.exposure = Exposure::Proven;
         }

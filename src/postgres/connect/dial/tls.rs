@@ -107,7 +107,7 @@ pub(crate) async fn negotiate(
         Err(error) => {
             let verified = stream.ssl().verify_result();
             // OpenSSL reports a verification result even if verification is disabled, but in that
-            // case it is not what caused the failure.
+            // case the result is not the cause of the failure.
             let verifies = stream.ssl().verify_mode() != SslVerifyMode::NONE;
             if verifies && verified != X509VerifyResult::OK {
                 return Err(failed(format!(
@@ -197,7 +197,7 @@ fn configuration(tls: &Tls, host: &str) -> Result<ConnectConfiguration, DialErro
     // A missing close_notify is treated as an ordinary end of the stream. This is safe, because
     // PostgreSQL's messages contain their length, so truncation is detected.
     builder.set_options(SslOptions::IGNORE_UNEXPECTED_EOF);
-    // This reduces the number of system calls from two per TLS record to one per read.
+    // Reading ahead reduces the number of system calls from two per TLS record to one per read.
     builder.set_read_ahead(true);
 
     // The builder's default store is not used, because it trusts the system's authorities.

@@ -27,8 +27,8 @@ fn scripted(script: impl IntoIterator<Item = io::Result<Vec<u8>>>) -> Reader {
     Reader::start(Script(receiver), AHEAD).expect("a thread")
 }
 
-/// Returns all bytes that arrive until the reader stops, and the error if it stopped because of
-/// one.
+/// Returns all bytes that arrive before the reader stops, and the error that stopped the reader, if
+/// any.
 async fn all(reader: &Reader) -> (Vec<u8>, Option<ErrorKind>) {
     let mut bytes = Vec::new();
     loop {
@@ -115,8 +115,8 @@ async fn stops_once_the_socket_is_empty_after_finish_is_called() {
     reader.finish();
     let (rest, stopped) = all(&reader).await;
     assert_eq!(stopped, None);
-    // Allow about as many bytes as arrive in a second: the thread may have to wait for a CPU before
-    // it notices `finish`.
+    // The limit is about the number of bytes that arrive in a second, because the thread may have
+    // to wait for a CPU before it can stop.
     assert!(rest.len() < 2000, "{} bytes more", rest.len());
     // A call to `finish` before `read` has no effect.
     reader.finish();

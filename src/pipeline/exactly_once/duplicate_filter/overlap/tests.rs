@@ -42,8 +42,8 @@ fn position(commit: u64, index: u64) -> Position {
     }
 }
 
-/// Returns whether the event at this position is already in Kafka. The event has the ID of the last
-/// published event.
+/// Returns whether the event with the given position is already in Kafka. The event has the ID of
+/// the last published event.
 fn is_delivered(overlap: &mut Overlap, commit: u64, index: u64) -> bool {
     overlap
         .is_delivered(position(commit, index), || Some(b"b"))
