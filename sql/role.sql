@@ -9,7 +9,7 @@
 -- configure peer, cert or another authentication method in pg_hba.conf.
 --
 -- On Amazon RDS and Aurora, replication requires membership in the role rds_replication rather than
--- the attribute REPLICATION, so the role becomes a member of it.
+-- the attribute REPLICATION, so Walpost's role becomes a member of rds_replication.
 --
 -- Reading a slot requires REPLICATION, which is a powerful privilege: the role can read the whole
 -- database from WAL. Configure pg_hba.conf so that the role can connect only from Walpost's

@@ -168,7 +168,7 @@ pub(crate) enum ReplayError {
         /// The ID of the journal entry.
         entry: i64,
     },
-    /// A detached partition contains rows that may be missing.
+    /// A detached partition contains rows that may not have been delivered.
     #[error(
         "table {partition} was a partition of {table}, and contains rows that may not have been delivered. As the owner \
          of both tables, attach the partition again with its bounds: ALTER TABLE {table} ATTACH PARTITION {partition} \

@@ -60,8 +60,8 @@ pub(crate) struct ReplayArgs {
     #[arg(long, conflicts_with_all = ["from", "to", "condition", "aggregate", "id"])]
     dropped_slots: bool,
     /// With --dropped-slots: send nothing, and record that all possibly missing events were
-    /// delivered, for example after a planned move for which the pipeline was drained. Without
-    /// --table, applies to every table of the pipeline
+    /// delivered, for example because the pipeline was drained before the database was moved.
+    /// Without --table, applies to every table of the pipeline
     #[arg(long, requires = "dropped_slots", conflicts_with_all = ["rate", "resume"])]
     already_delivered: bool,
     /// Rows of a table that is set aside. After all of these rows have been sent, the stream

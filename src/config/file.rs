@@ -555,7 +555,7 @@ pub(crate) fn read_all(path: &Path) -> Result<Vec<(PathBuf, File)>, ConfigError>
         .collect())
 }
 
-/// Reads the pipelines in a file that belongs to a source directory.
+/// Reads the pipelines that are defined in one file of a source directory.
 ///
 /// # Errors
 /// Returns the same errors as [`read`].

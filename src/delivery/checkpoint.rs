@@ -199,7 +199,7 @@ pub enum HistoryError {
         slot: String,
         /// The slot's confirmed LSN.
         confirmed: Lsn,
-        /// The checkpoint's safe LSN.
+        /// The LSN in the checkpoint up to which all events have been delivered.
         safe: Lsn,
     },
     /// The WAL ends before the position up to which it has already been read.
@@ -253,7 +253,7 @@ pub enum HistoryError {
     NotPublished {
         /// LSN of the commit record.
         commit: Lsn,
-        /// The checkpoint's safe LSN.
+        /// The LSN in the checkpoint up to which all events have been delivered.
         safe: Lsn,
     },
 }

@@ -163,8 +163,8 @@ mod tests {
         assert!(isolation.record_failure(&failure(5), in_flight(40)));
         assert!(isolation.batching().single);
         assert_eq!(isolation.suspects(), Some(position(5)..=position(15)));
-        // If a record before the suspects is rejected together with other records, it becomes the
-        // first suspect.
+        // If a record that precedes the suspected records is rejected in a batch, it becomes the
+        // first suspected record.
         assert!(isolation.record_failure(&failure(2), in_flight(40)));
         assert_eq!(isolation.suspects(), Some(position(2)..=position(12)));
         assert!(isolation.record_failure(&failure(7), in_flight(1)));

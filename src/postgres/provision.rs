@@ -748,9 +748,9 @@ mod tests {
         }
     }
 
-    /// Without an alias, an expression that is meant to name a column refers to the whole row if
-    /// the column is renamed and the table has the same name. This would be unsafe, because the
-    /// table's owner can define casts for the row type.
+    /// If a table has no alias, and its owner renames a column and gives the table the column's
+    /// former name, then an expression that names the column refers to the whole row instead. The
+    /// owner can define casts for the row type, and these would run.
     #[test]
     fn statements_use_an_alias_for_tables_owned_by_other_roles() {
         let mut found = Vec::new();

@@ -9,7 +9,7 @@ use crate::model::lsn::{Lsn, Position};
 /// A row of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Row {
-    /// The number of the topic to which the row belongs.
+    /// The index of the row's topic in the list of topics.
     pub(super) topic: u32,
     /// The partition, if a column specifies it.
     pub(super) partition: Option<i32>,

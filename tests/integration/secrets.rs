@@ -363,7 +363,8 @@ fn help_does_not_show_passwords_from_the_environment() {
     help.finish().expect_code(0);
 }
 
-/// Returns a command that rejects its pipeline's name with an error that contains the secret.
+/// Returns a command whose pipeline name contains [`SECRET`] and is invalid, so that the error
+/// message contains [`SECRET`] too.
 fn command_that_prints_secret() -> Invocation {
     let name = format!("{SECRET}!");
     Invocation::new(["run", "--kafka", "a:1", "--postgres", "", "--pipeline"]).arg(name)

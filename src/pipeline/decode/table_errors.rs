@@ -66,7 +66,7 @@ impl Core {
         }
     }
 
-    /// Records that the sink can't prepare `topic`. The next row for that topic then causes
+    /// Records that the sink can't produce to `topic`. The next row for that topic then fails with
     /// `error`.
     pub(crate) fn refuse_topic(&mut self, topic: String, error: SinkError) {
         self.refused_topic = Some((topic, error));

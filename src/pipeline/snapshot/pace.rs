@@ -58,7 +58,7 @@ pub(crate) struct Pace {
     small_buffer: Option<SmallBuffer>,
 }
 
-/// The state for a receive buffer whose size was reduced
+/// How to time reads from a receive buffer whose size was reduced
 /// ([`crate::postgres::replication::Connection::shrink_receive_buffer`]). Data that does not fit
 /// into it accumulates in the sender's buffer, which is cheap for the sender as long as its buffer
 /// is not full. Ideally, the receive buffer is therefore just full when it is read. To get there,

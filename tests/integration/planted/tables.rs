@@ -26,8 +26,8 @@ impl PlantedFixture {
         self.init().args(["--table", "tenant_m.outbox"])
     }
 
-    /// Asserts that the command is rejected, that its message contains these texts, and that none
-    /// of the attacker's code ran.
+    /// Asserts that the command is rejected, that its message contains all of `words`, and that
+    /// none of the attacker's code ran.
     fn expect_refused(&self, init: Invocation, words: &[&str]) {
         let refused = init.finish();
         assert_ne!(refused.code, Some(0), "{refused:?}");

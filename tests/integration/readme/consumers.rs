@@ -55,8 +55,8 @@ impl Consumer<'_> {
     }
 
     /// Lets the consumer read two events, then the same two events and a third, and finally the
-    /// replayed events. Deletes the first invoices in between, to show whether the consumer detects
-    /// a repeated event by its position.
+    /// replayed events. Before the second step, deletes the invoices that the consumer has created,
+    /// to show whether the consumer recognizes a repeated event by its position.
     pub(super) fn skips_duplicates(&self, insert: &dyn Fn(), replay: &dyn Fn()) {
         insert();
         insert();

@@ -58,7 +58,7 @@ fn settle(fixture: &Fixture<'_>, more: &[&str]) -> Finished {
 #[test]
 fn operator_can_close_a_gap_whose_events_were_already_delivered() {
     let fixture = fixture_after_cluster_change();
-    // A gap must not be closed without confirmation.
+    // The journal entry must remain open until the operator confirms.
     let listed = settle(&fixture, &["--dry-run"]).expect_code(0);
     listed.expect_mentions(&[
         "of table tenant_1.outbox",
