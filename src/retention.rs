@@ -22,6 +22,7 @@ mod ahead;
 mod facts;
 mod rows;
 
+use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
 use jiff::SignedDuration;
@@ -510,8 +511,10 @@ impl RetentionStep {
 
 /// The statements that perform a [`RetentionStep`].
 struct Action {
-    /// Inspects the table to drop. This does not block writers, so its duration is not limited.
-    inspection: String,
+    /// Statements that block no writers, so that their duration is not limited: the inspection of
+    /// the table to drop, or CREATE TABLE. Empty, or ends with a semicolon.
+    before: String,
+    /// The statements that lock a table.
     sql: String,
     /// Describes the result, for the report.
     done: Option<String>,
@@ -718,38 +721,61 @@ impl Pass<'_> {
     /// was performed.
     async fn perform_steps(&mut self, steps: &[RetentionStep]) -> Result<bool, CatalogError> {
         let (marks, others): (Vec<_>, Vec<_>) = steps.iter().partition(|step| step.is_mark());
-        let mut has_progress = false;
-        for marks in marks.chunks(STEPS_PER_TRANSACTION) {
-            has_progress |= self.mark_together(marks).await?;
-        }
+        let mut has_progress = self.perform_in_batches(&marks).await?;
         for step in others {
             has_progress |= self.perform_step(step).await?;
         }
         Ok(has_progress)
     }
 
-    /// Marks several tables in one transaction. If the transaction fails, marks each table in its
-    /// own transaction.
-    async fn mark_together(&mut self, marks: &[&RetentionStep]) -> Result<bool, CatalogError> {
-        if marks.len() > 1 {
-            let actions: Vec<_> = marks.iter().map(|mark| self.action(mark)).collect();
-            let sql: Vec<_> = actions.iter().map(|action| &*action.sql).collect();
-            if self
-                .attempt_once(&bounded(&sql.join("; ")))
-                .await?
-                .is_none()
-            {
-                self.commit().await?;
-                let done = actions.into_iter().filter_map(|action| action.done);
-                self.report.done.extend(done);
-                return Ok(true);
-            }
-        }
+    /// Same as [`Pass::perform_steps`], but performs several steps in each transaction.
+    async fn perform_in_batches(&mut self, steps: &[&RetentionStep]) -> Result<bool, CatalogError> {
         let mut has_progress = false;
-        for mark in marks {
-            has_progress |= self.perform_step(mark).await?;
+        let mut remaining = steps;
+        let mut count = STEPS_PER_TRANSACTION;
+        while !remaining.is_empty() {
+            let (batch, rest) = remaining.split_at(count.min(remaining.len()));
+            if let [step] = batch {
+                has_progress |= self.perform_step(step).await?;
+            } else if let Some(failed) = self.perform_together(batch).await? {
+                // A smaller batch takes less time, and may not include the step that fails.
+                count = batch.len() / 2;
+                if is_busy(&failed.code) {
+                    tokio::time::sleep(LOCK_TIMEOUT / 2).await;
+                }
+                continue;
+            } else {
+                has_progress = true;
+            }
+            remaining = rest;
+            count = (2 * count).min(STEPS_PER_TRANSACTION);
         }
         Ok(has_progress)
+    }
+
+    /// Performs several steps in one transaction. Returns the error if the transaction fails or
+    /// takes too long.
+    async fn perform_together(
+        &mut self,
+        steps: &[&RetentionStep],
+    ) -> Result<Option<Failed>, CatalogError> {
+        let actions: Vec<_> = steps.iter().map(|step| self.action(step)).collect();
+        let (mut before, mut block) = (String::new(), String::new());
+        for action in &actions {
+            before.push_str(&action.before);
+            let _ = write!(block, "EXECUTE {}; ", escape_literal(&action.sql));
+        }
+        // Run all statements that lock a table as one statement, because the timeout limits the
+        // duration of each statement.
+        let block = escape_literal(&format!("BEGIN {block}END"));
+        let sql = format!("{before}{}", bounded(&format!("DO {block}")));
+        let failed = self.attempt_once(&sql).await?;
+        if failed.is_none() {
+            self.commit().await?;
+            let done = actions.into_iter().filter_map(|action| action.done);
+            self.report.done.extend(done);
+        }
+        Ok(failed)
     }
 
     /// Performs a step and adds the result to the report. Returns false if the step fails.
@@ -758,7 +784,7 @@ impl Pass<'_> {
         if matches!(step, RetentionStep::Finalize(_)) && !self.wait_for_users().await? {
             return Ok(false);
         }
-        let sql = format!("{}{}", action.inspection, bounded(&action.sql));
+        let sql = format!("{}{}", action.before, bounded(&action.sql));
         let Some(failed) = self.attempt(&sql).await? else {
             self.commit().await?;
             self.report.done.extend(action.done);
@@ -776,7 +802,7 @@ impl Pass<'_> {
         let name = step.table();
         let (sql, done) = match step {
             RetentionStep::Create(_, range) => (
-                self.create_partition_sql(name, *range),
+                self.attach_sql(name, *range),
                 Some(ahead::describe_created(name, *range)),
             ),
             RetentionStep::MarkClosed(_) => (self.mark_sql(name, MarkKind::Closed), None),
@@ -799,15 +825,12 @@ impl Pass<'_> {
             RetentionStep::MarkDetached(_) => (self.mark_sql(name, MarkKind::Detached), None),
             RetentionStep::Drop(table) => (drop_sql(table), Some(format!("table {name} dropped"))),
         };
-        let inspection = match step {
+        let before = match step {
+            RetentionStep::Create(..) => format!("{}; ", self.create_sql(name)),
             RetentionStep::Drop(_) => examine_sql(name, Statement::Alter),
             _ => String::new(),
         };
-        Action {
-            inspection,
-            sql,
-            done,
-        }
+        Action { before, sql, done }
     }
 
     /// Waits until every transaction that has used the table has ended. Such a transaction may
