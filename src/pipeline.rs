@@ -174,6 +174,13 @@ pub(crate) async fn run<S: Sink>(
                             record_error(&stats, &error, Remedy::Halt);
                             let until = tokio::time::Instant::now() + settings.drain_timeout;
                             session.drain(core, sink, &mut session_state, until).await;
+                            unsendable::confirm_preceding(
+                                &error,
+                                settings,
+                                database,
+                                &session_state,
+                            )
+                            .await;
                             return Err(error);
                         }
                         if session.has_progressed() {

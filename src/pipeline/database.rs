@@ -101,6 +101,15 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
         target: &Target,
     ) -> impl Future<Output = Result<Vec<DroppedSlot>, CatalogError>> + Send;
 
+    /// Advances the slot, which must be free, from `from` to `to`. Returns false without changing
+    /// anything if the slot is not at `from`.
+    fn advance(
+        &self,
+        slot: &str,
+        from: Lsn,
+        to: Lsn,
+    ) -> impl Future<Output = Result<bool, CatalogError>> + Send;
+
     /// Drops the slot if it retains more than `max_bytes` of WAL. `copies` indicates whether rows
     /// older than the slot are also delivered.
     fn drop_slot_over_budget(
@@ -293,6 +302,10 @@ impl CatalogQueries for Catalog {
 
     async fn hidden_rows(&self, outboxes: &[TableName]) -> Result<Vec<HiddenRows>, CatalogError> {
         Catalog::hidden_rows(self, outboxes).await
+    }
+
+    async fn advance(&self, slot: &str, from: Lsn, to: Lsn) -> Result<bool, CatalogError> {
+        Catalog::advance(self, slot, from, to).await
     }
 
     async fn column_facts(&self, oid: u32) -> Result<Vec<ColumnFacts>, CatalogError> {

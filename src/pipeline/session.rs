@@ -178,7 +178,10 @@ impl Session<'_> {
                 true => has_room,
                 false => reads,
             };
-            if !receives {
+            // After the server has aborted the stream, it remains silent, and its error is
+            // processed only after the data that precedes it.
+            let is_blocked = !matches!(wait, Wait::Nothing) || self.is_committing();
+            if !receives || self.connection.is_aborted() && is_blocked {
                 self.connection.pause();
             }
             if deliveries.failed()

@@ -202,6 +202,15 @@ impl CatalogQueries for SimDatabase {
         Ok(Vec::new())
     }
 
+    async fn advance(&self, _: &str, from: Lsn, to: Lsn) -> Result<bool, CatalogError> {
+        let database = &mut self.shared.lock().database;
+        let is_at = database.active.is_none() && database.confirmed == from;
+        if is_at {
+            database.confirmed = to;
+        }
+        Ok(is_at)
+    }
+
     async fn observe(&self, _: &Target) -> Result<Observed, CatalogError> {
         let world = self.shared.lock();
         let column = |(name, oid): (&str, u32)| (name.to_owned(), oid);

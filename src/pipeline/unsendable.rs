@@ -2,18 +2,82 @@
 //! identifies neither, so the stream is read again from the slot's position.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
+use tokio::time::timeout;
 use tracing::debug;
 
-use super::database::Database;
+use super::database::{CatalogQueries, Database};
 use super::decode::error::CoreError;
 use super::error::PipelineError;
+use super::session::state::SessionState;
 use super::settings::PipelineSettings;
 use crate::model::lsn::{Lsn, Position};
-use crate::postgres::replication::{ConnectionError, UnsendableCause};
+use crate::postgres::catalog::CatalogError;
+use crate::postgres::replication::{Connection, ConnectionError, UnsendableCause};
 use crate::postgres::table::TableName;
 use crate::postgres::target::Outbox;
 use crate::postgres::wire::pgoutput::Message;
+
+/// How long to wait for the server to report why it aborted the stream.
+const REASON_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Returns the error with which the server aborted the stream before any data was processed, or
+/// `None` if the server does not send one. Discards the data received on `connection`.
+pub(super) async fn stream_end_error(connection: &mut Connection) -> Option<PipelineError> {
+    let mut rows = Rows::default();
+    let preview = connection.preview(Lsn(u64::MAX), REASON_TIMEOUT, |data| {
+        rows.message(data);
+        true
+    });
+    match timeout(REASON_TIMEOUT, preview).await {
+        Ok(Err(error @ ConnectionError::Server(_))) => {
+            let unsendable = CoreError::unsendable(&error, rows.next);
+            Some(unsendable.map_or_else(|| error.into(), PipelineError::from))
+        }
+        _ => None,
+    }
+}
+
+/// If `error` is about a row that the server can't send, advances the slot to the last confirmed
+/// position. The server has aborted the stream at the row, so the events that precede the row could
+/// not be confirmed in the stream, although they have been delivered. If the slot were not advanced,
+/// these events would be delivered again after each restart, and `walpost skip` would list them. The
+/// slot must be free.
+pub(super) async fn confirm_preceding(
+    error: &PipelineError,
+    settings: &PipelineSettings,
+    database: &impl Database,
+    session_state: &SessionState,
+) {
+    let Some(confirmed) = session_state.confirmed().filter(|_| is_unsendable(error)) else {
+        return;
+    };
+    let to = confirmed.lsn();
+    let advanced: Result<_, CatalogError> = async {
+        let catalog = database.catalog().await?;
+        let observed = catalog.observe(&settings.target).await?;
+        // On another server, such as a promoted standby, the position would be meaningless.
+        let is_same_server = observed.starts.postmaster == session_state.postmaster_start();
+        match observed.slot {
+            Some(slot) if is_same_server && slot.confirmed < to => {
+                catalog
+                    .advance(&settings.target.slot, slot.confirmed, to)
+                    .await
+            }
+            _ => Ok(false),
+        }
+    }
+    .await;
+    if let Err(error) = advanced {
+        debug!(%error, "failed to advance the slot to the row that can't be sent");
+    }
+}
+
+/// Returns whether the error is about a row that the server can't send.
+pub(super) fn is_unsendable(error: &PipelineError) -> bool {
+    matches!(error, PipelineError::Core(CoreError::Unsendable { .. }))
+}
 
 /// Adds the name of the table to an error about a row that the server can't send. The slot must be
 /// free.

@@ -686,10 +686,16 @@ impl Connection {
         self.last_received_at
     }
 
-    /// Records that the server has aborted the stream. Nothing more is sent to the server, because
-    /// an error while sending would hide the data and the error that the server has sent.
+    /// Records that the server has aborted the stream. From then on, no status updates are sent,
+    /// because an error while sending would hide the data and the error that the server has sent.
     pub(crate) fn record_abort(&mut self) {
         self.is_aborted = true;
+    }
+
+    /// Returns whether [`Connection::record_abort`] was called.
+    #[must_use]
+    pub(crate) fn is_aborted(&self) -> bool {
+        self.is_aborted
     }
 
     /// Reports the durable position to the server, and requests a reply if `reply_requested` is
@@ -723,6 +729,10 @@ impl Connection {
     pub async fn close(mut self) -> Result<(), ConnectionError> {
         let close = async {
             let mut message = BytesMut::new();
+            if self.is_aborted {
+                frontend::terminate(&mut message);
+                return self.write(&message).await;
+            }
             frontend::copy_done(&mut message);
             self.write(&message).await?;
             loop {

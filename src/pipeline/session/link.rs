@@ -12,6 +12,7 @@ use crate::model::lsn::Lsn;
 use crate::pipeline::database::{CatalogQueries, Database};
 use crate::pipeline::error::PipelineError;
 use crate::pipeline::settings::PipelineSettings;
+use crate::pipeline::unsendable;
 use crate::postgres::catalog::Problem;
 use crate::postgres::replication::{Connection, ConnectionError, Identity, ServerProcess};
 use crate::postgres::target::Outbox;
@@ -42,6 +43,9 @@ impl Link {
         let identity = connection.identify().await?;
         session_state.check_cluster(&identity)?;
         let walsender = connection.server_process().await?;
+        session_state
+            .postmaster_start
+            .clone_from(&walsender.postmaster_start);
         Ok(Self {
             connection,
             identity,
@@ -51,12 +55,14 @@ impl Link {
     }
 
     /// Starts replication, which acquires the slot, and returns the slot's position. The position
-    /// is read only afterwards, when other processes can no longer move the slot.
+    /// is read only afterwards, when other processes can no longer move the slot. With
+    /// [`Abort::Expected`], the server may have aborted the stream and released the slot by then.
     pub(super) async fn take_slot(
         &mut self,
         settings: &PipelineSettings,
         catalog: &impl CatalogQueries,
         from: Lsn,
+        abort: Abort,
     ) -> Result<Lsn, PipelineError> {
         let target = &settings.target;
         let messages = matches!(target.outbox, Outbox::Messages { .. });
@@ -68,23 +74,32 @@ impl Link {
             slot: target.slot.clone(),
             init: target.init_slot(),
         })?;
+        let is_same_server = observed.starts.postmaster == self.walsender.postmaster_start;
         match slot.active_pid {
             Some(pid) if pid == self.walsender.pid => {}
-            // The walsender has already released the slot, because it has aborted the stream. The
-            // events that it sent before must be delivered, and its error must be reported.
-            None if observed.starts.postmaster == self.walsender.postmaster_start => {
-                self.connection.record_abort();
-            }
+            None if abort == Abort::Expected && is_same_server => self.connection.record_abort(),
             // If the address has started to point to a different server, the replication and
             // catalog connections may have reached different servers, whose slot positions are
             // unrelated.
             found => {
+                // First rule out that the server has aborted the stream at its first row, which
+                // also releases the slot.
+                if let Some(error) = unsendable::stream_end_error(&mut self.connection).await {
+                    return Err(error);
+                }
                 return Err(SlotError::two_servers(target, self.walsender.pid, found).into());
             }
         }
         self.resume = Some(slot.confirmed);
         Ok(slot.confirmed)
     }
+}
+
+/// Whether the server is known to abort the stream at a row that it can't send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Abort {
+    Unexpected,
+    Expected,
 }
 
 /// Keeps the slot in use without reading from the stream, and returns an error when the connection

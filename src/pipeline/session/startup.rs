@@ -10,7 +10,7 @@ use tokio::sync::watch;
 
 use self::checked::Checked;
 use super::Session;
-use super::link::Link;
+use super::link::{Abort, Link};
 use super::state::SessionState;
 use crate::model::lsn::Lsn;
 use crate::pipeline::database::{CatalogQueries, Database};
@@ -19,6 +19,7 @@ use crate::pipeline::error::PipelineError;
 use crate::pipeline::order::{Order, drain_ordered};
 use crate::pipeline::settings::PipelineSettings;
 use crate::pipeline::snapshot::{Settlement, Snapshot};
+use crate::pipeline::unsendable;
 use crate::postgres::catalog::CatalogError;
 use crate::postgres::catalog::slot_state::{FoundState, SlotIdentity, SlotState};
 use crate::sink::Sink;
@@ -81,14 +82,28 @@ impl<D: Database> Startup<'_, '_, D> {
         Link::open(self.settings, self.database, catalog, self.session_state).await
     }
 
+    /// Starts replication, and returns the slot's position. If older rows are copied first,
+    /// `copy_end` is the position from which the stream is needed.
     async fn take_slot(
         &mut self,
         link: &mut Link,
         catalog: &D::Catalog,
-        from: Lsn,
+        copy_end: Option<Lsn>,
     ) -> Result<Lsn, PipelineError> {
         self.session_state.crashes.begin_reading();
-        let resume = link.take_slot(self.settings, catalog, from).await?;
+        let from = copy_end.unwrap_or(Lsn::ZERO);
+        let taken = link.take_slot(self.settings, catalog, from, Abort::Unexpected);
+        let resume = match taken.await {
+            // The server aborted the stream at this row before Walpost had checked that the slot
+            // is in use. Start again, to deliver the events that precede the row. A copy, however,
+            // requires the slot to remain in use.
+            Err(error) if unsendable::is_unsendable(&error) && copy_end.is_none() => {
+                *link = self.link(catalog).await?;
+                link.take_slot(self.settings, catalog, from, Abort::Expected)
+                    .await?
+            }
+            taken => taken?,
+        };
         self.core.delivery.checks_texts = link.connection.has_unchecked_texts();
         self.core.reconnected(resume);
         Ok(resume)

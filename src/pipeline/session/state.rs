@@ -25,6 +25,9 @@ pub(crate) struct SessionState {
     pub(super) system_id: Option<String>,
     pub(super) timeline: u32,
     pub(super) confirmed: Option<Confirmed>,
+    /// The start time of the server that serves the last replication connection; see
+    /// [`ServerProcess`](crate::postgres::replication::ServerProcess).
+    pub(super) postmaster_start: String,
     /// Whether another process may have used the slot since this process last checked the slot's
     /// position.
     pub(super) another_owner: bool,
@@ -59,6 +62,7 @@ impl SessionState {
             system_id: None,
             timeline: 0,
             confirmed: None,
+            postmaster_start: String::new(),
             another_owner: false,
             doubted: None,
             snapshot_done: false,
@@ -107,6 +111,11 @@ impl SessionState {
     /// Returns the last position that was confirmed to PostgreSQL.
     pub(crate) fn confirmed(&self) -> Option<Confirmed> {
         self.confirmed
+    }
+
+    /// Returns the start time of the server that serves the last replication connection.
+    pub(crate) fn postmaster_start(&self) -> &str {
+        &self.postmaster_start
     }
 
     /// Records that another process has used the slot, and may legitimately have moved it.

@@ -8,7 +8,6 @@ use tracing::{info, warn};
 use super::Startup;
 use super::connected::Connected;
 use crate::delivery::checkpoint::{Checkpoint, ServerState};
-use crate::model::lsn::Lsn;
 use crate::pipeline::database::{CatalogQueries, Database};
 use crate::pipeline::error::PipelineError;
 use crate::pipeline::exactly_once::error::ExactlyOnceError;
@@ -216,7 +215,7 @@ impl<C: CatalogQueries> Checked<C> {
         if !snapshot::has_nothing_to_copy(settings, &self.catalog, &self.observed, recorded).await {
             return Ok(None);
         }
-        start.take_slot(&mut link, &self.catalog, Lsn::ZERO).await?;
+        start.take_slot(&mut link, &self.catalog, None).await?;
         Ok(Some(link))
     }
 

@@ -4,7 +4,6 @@
 use super::slot_taken::{Recorded, SlotTaken};
 use super::{OlderRows, Startup};
 use crate::delivery::checkpoint::{Checkpoint, ServerState};
-use crate::model::lsn::Lsn;
 use crate::pipeline::database::{CatalogQueries, Database};
 use crate::pipeline::error::PipelineError;
 use crate::pipeline::session::link::Link;
@@ -32,11 +31,12 @@ impl<C: CatalogQueries> Planned<C> {
             Some(resume) => resume,
             None => {
                 // Makes the server skip transactions that the snapshot contains.
-                let from = match &self.older {
-                    OlderRows::Copy(snapshot) => snapshot.stream_from(),
-                    OlderRows::Nothing | OlderRows::Settled(_) => Lsn::ZERO,
+                let copy_end = match &self.older {
+                    OlderRows::Copy(snapshot) => Some(snapshot.stream_from()),
+                    OlderRows::Nothing | OlderRows::Settled(_) => None,
                 };
-                start.take_slot(&mut self.link, &self.catalog, from).await?
+                let taken = start.take_slot(&mut self.link, &self.catalog, copy_end);
+                taken.await?
             }
         };
         let state = start.slot_state(&self.catalog, &self.slot_identity).await?;
