@@ -146,8 +146,8 @@ pub(crate) enum ReplayError {
     NoDroppedSlots { pipeline: String, slot: String },
     /// The table and its rows were dropped.
     #[error(
-        "table {table} does not exist, so its events that may be missing from Kafka are not in this database. If these \
-         events were delivered, or are not needed: {settle}"
+        "table {table} does not exist, so its missing events can't be sent again from this database. If these events \
+         were delivered, or are not needed: {settle}"
     )]
     TableGone { table: TableName, settle: String },
     /// The table is not set aside.
@@ -574,7 +574,7 @@ impl<'s> ReplayPlan<'s> {
         }
         let mut plan = Self::resume_run(settings, table, writer, run).await?;
         if planned.table != plan.planned.table {
-            let reason = format!("it is for table {}", planned.table);
+            let reason = format!("the replay was started for table {}", planned.table);
             return Err(entry.unreadable(reason));
         }
         if planned.order != plan.planned.order {

@@ -125,7 +125,7 @@ pub(super) fn check(template: &Table) -> Result<(), String> {
             && !has_text(text)
         {
             return Err(format!(
-                "template: {key}: with {text:?}, a row could reserve a topic that another pipeline uses for its events; \
+                "template: {key}: with {text:?}, a row could choose a topic to which another pipeline writes its events; \
                  add literal text, like '{text}.walpost'"
             ));
         }

@@ -85,7 +85,7 @@ const fn metric(name: &'static str, help: &'static str, source: Source) -> Defin
 pub const METRICS: &[Definition] = &[
     metric(
         "walpost_build_info",
-        "Version of Walpost; always 1.",
+        "The version of Walpost, as a label; the value is always 1.",
         Source::Process(Some("version"), |status| (status.version.clone(), 1.0)),
     ),
     metric(

@@ -43,7 +43,7 @@ impl DeadLetters {
             }
         });
         let reason = match read {
-            Ok(()) if is_full => "they do not fit within --memory".to_owned(),
+            Ok(()) if is_full => "the memory limit (--memory) was reached".to_owned(),
             Ok(()) => return letters,
             // If dead letters are not enabled, the Kafka user may not be authorized to read their
             // topic.
