@@ -202,8 +202,8 @@ fn exclusive_resources(settings: &PipelineSettings) -> Vec<ExclusiveResource> {
         .collect()
 }
 
-/// A reader of the pipelines that flags, environment variables and files define. Each read picks up
-/// changes made since the previous read.
+/// A reader for the definitions of pipelines in flags, environment variables and files. Each read
+/// picks up changes made since the previous read.
 pub(crate) struct Configured {
     connection: ConnectionArgs,
     records: RecordArgs,

@@ -428,7 +428,7 @@ pub(crate) struct ReplayPlan<'s> {
     sent_before: u64,
     /// The number of rows to send.
     pub rows: u64,
-    /// The journal entries about dropped slots that are closed when the run ends.
+    /// The IDs of the journal entries, each about a dropped slot, that the run closes when it ends.
     closes: Vec<i64>,
 }
 

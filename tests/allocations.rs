@@ -209,8 +209,8 @@ async fn receive(connection: &mut Connection, core: &mut Core, sink: &mut NullSi
             assert_eq!(core.frame(&frame, sink).unwrap(), Step::Done);
             connection.consume();
             // Query the confirmed position after every frame rather than once per read: the amount
-            // of data per read differs from run to run, and the number of transactions in the
-            // watermark would differ with it.
+            // of data per read differs from run to run, and so would the number of transactions
+            // that the watermark tracks.
             core.delivery.watermark.confirmed();
             left -= 1;
         }

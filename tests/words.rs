@@ -47,8 +47,8 @@ const RETIRED: &[&str] = &[
 
 /// Phrases that readers stumble over, in lower case, and what to write instead.
 ///
-/// Before the repository was reworded, up to 12 occurrences of each phrase were read in commit
-/// e37a5d4. The comments give the number of occurrences that a reader would have rejected.
+/// Up to 12 occurrences of each phrase in commit e37a5d4 were judged by a reader. The comments give
+/// the number of occurrences that the reader rejected.
 const PHRASES: &[(&str, &str)] = &[
     // 12 of 12.
     ("for ever", "indefinitely, or permanently"),

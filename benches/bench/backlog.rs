@@ -123,7 +123,7 @@ pub(crate) fn install(db: &Session) {
     db.run(SCHEMA);
 }
 
-/// The parameters of a backlog to write.
+/// The number and size of the events that form a backlog.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
     pub(crate) kind: Kind,

@@ -228,9 +228,9 @@ pub enum HistoryError {
         commit: Lsn,
         /// The property that differs.
         what: &'static str,
-        /// The value of the property in the WAL.
+        /// The value of the property according to the WAL.
         found: String,
-        /// The value of the property in the checkpoint.
+        /// The value of the property according to the checkpoint.
         expected: String,
     },
     /// The server should have resent the checkpoint's last transaction, but did not.

@@ -740,9 +740,9 @@ impl Slot {
     }
 }
 
-/// Maximum number of transactions whose durations are all computed from the times of the first one
-/// when the transactions become durable together. These transactions are adjacent in the WAL, and
-/// reading the times of each one would take as long as counting its records.
+/// Maximum number of adjacent transactions whose durations are computed from the times at which the
+/// first of them was committed and read, if they become durable together. Reading the times of each
+/// transaction would take as long as counting its records.
 const SHARED_TIMES_MAX: u64 = 16;
 
 /// Records the durations of transactions that become durable together.

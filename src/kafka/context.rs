@@ -79,7 +79,7 @@ impl Context {
     /// missing permissions.
     #[must_use]
     pub(crate) fn new(pipeline: &str, grants: Grants, deliveries: Arc<Deliveries>) -> Self {
-        // The brokers may already have been unreachable for the previous producer.
+        // The brokers may already have been unreachable while the previous producer was in use.
         let down = AtomicBool::new(deliveries.stats().is_kafka_down());
         Self {
             pipeline: pipeline.to_owned(),

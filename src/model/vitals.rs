@@ -60,7 +60,7 @@ pub struct OpenTransaction {
     pub began_micros: Option<u64>,
 }
 
-/// The owner of a transaction.
+/// The session that runs a transaction, or the name of a prepared transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TransactionOwner {
     /// A session, identified by the process ID of its backend.

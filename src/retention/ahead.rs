@@ -30,7 +30,7 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Returns a statement that creates the table for a partition, with the owner of the outbox.
+    /// Returns a statement that creates the table for a partition, owned by the outbox's owner.
     /// The partition is created with ATTACH, because CREATE TABLE ... PARTITION OF would block
     /// writers.
     pub(super) fn create_sql(&self, name: &TableName) -> String {

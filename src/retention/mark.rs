@@ -94,8 +94,8 @@ pub(crate) fn end_of_comment(oid: &str) -> String {
     format!("right(obj_description({oid}, 'pg_class'), {LINE_CHARS_MAX})")
 }
 
-/// Returns SQL for all lines of a table's comment except the mark, each followed by a line feed.
-/// `oid` is the table's OID.
+/// Returns an SQL expression for all lines of a table's comment except Walpost's mark, each
+/// followed by a line feed. `oid` is the table's OID.
 #[must_use]
 pub(crate) fn other_lines(oid: &str) -> String {
     format!(

@@ -202,7 +202,7 @@ mod tests {
         assert_eq!(in_memory.len(), 100_000);
         assert!(in_memory.values().all(|count| *count == 1));
         assert_eq!(few, FILES_MAX);
-        // Each part is on disk and larger than a portion.
+        // With a memory limit of zero, every entry is written to disk.
         let (on_disk, _) = through(0, 50_000);
         assert_eq!(on_disk, in_memory);
     }

@@ -613,7 +613,7 @@ fn replayed_events_keep_their_ids() {
     walpost.stop();
 }
 
-/// Delivers events to a consumer from the documentation, and then replays them.
+/// Delivers events to one of the example consumers in the documentation, and then replays them.
 fn check_consumer(environment: &ExampleEnvironment, consumer: &Consumer<'_>) {
     create_topic(environment);
     environment.sh(&INIT.all()[0]);

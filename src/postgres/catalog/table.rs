@@ -146,7 +146,7 @@ impl<'t> RowOrder<'t> {
         }
     }
 
-    /// Returns whether the order has no columns.
+    /// Returns whether the sort order has no columns.
     #[must_use]
     pub(crate) fn is_empty(&self) -> bool {
         self.columns.is_empty()

@@ -272,7 +272,8 @@ impl<'s> Walk<'s> {
     }
 }
 
-/// Chooses which groups of steps a random walk uses. A walk with fewer groups makes more progress.
+/// Chooses which groups of steps a random walk uses. With fewer groups, a walk repeats each kind of
+/// step more often.
 fn groups(rng: &mut fastrand::Rng) -> Vec<StepGroup> {
     let without = env::var("WALPOST_SHAPES_WITHOUT").unwrap_or_default();
     let all = [

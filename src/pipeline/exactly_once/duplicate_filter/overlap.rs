@@ -96,8 +96,8 @@ impl Overlap {
     /// verified and no later event needs to be skipped.
     ///
     /// # Errors
-    /// Returns an error if the transaction is the last published one but has fewer rows than were
-    /// published.
+    /// Returns an error if this is the transaction that was published last, but it has fewer rows
+    /// than were published.
     pub(crate) fn commit(
         &mut self,
         commit: Lsn,
