@@ -108,6 +108,13 @@ impl ReplacedTable {
                 from: gap.from,
                 since: gap.since,
             }),
+            // The current table is not published yet, but the former table is published again. Don't
+            // wait for the current table: the former one may be part of the outbox under its new
+            // name, and retention may remove its rows.
+            TableChange::Nothing if stored.is_published && stored.is_out => Some(MissingRows {
+                from: stored.seen_lsn,
+                since: stored.seen_xid,
+            }),
             _ => None,
         };
         let missing = match (unpublished, recorded) {
