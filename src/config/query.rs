@@ -302,6 +302,15 @@ mod tests {
     }
 
     #[test]
+    fn rejects_a_row_value_that_is_too_long_without_quoting_it() {
+        let long = "\u{7f}".repeat((64 << 10) + 1);
+        let row = row(&[("v", Some(&long)), ("name", Some("a"))]);
+        let error = filled("postgres = \"postgresql://u@h/{v}\"", &row).expect_err("too long");
+        assert!(error.contains("has 65537 bytes"), "{error}");
+        assert!(error.len() < 200, "{error}");
+    }
+
+    #[test]
     fn rejects_row_values_that_are_invalid_for_their_key() {
         let fill_error = |template: &str, value: &str| {
             let row = row(&[("v", Some(value)), ("name", Some("a"))]);

@@ -17,6 +17,10 @@ use crate::postgres::text_rows::TextRow;
 /// columns of the outbox.
 const SOURCE_PREFIX: &str = "source.";
 
+/// Maximum length of a value that a template uses. Errors quote values and escape their characters,
+/// which can make a value six times as long.
+const VALUE_BYTES_MAX: usize = 64 << 10;
+
 /// The Kafka properties for which a row may supply a value.
 const PLAIN_KAFKA_PROPERTIES: [&str; 6] = [
     "bootstrap.servers",
@@ -244,6 +248,10 @@ fn column(name: &str) -> &str {
 fn value<'r>(name: &str, row: &'r TextRow) -> Result<&'r str, String> {
     let column = column(name);
     match row.get(column) {
+        Some(Some(value)) if value.len() > VALUE_BYTES_MAX => Err(format!(
+            "column {column} has {} bytes, expected at most {VALUE_BYTES_MAX}",
+            value.len()
+        )),
         Some(Some(value)) => Ok(value),
         Some(None) => Err(format!("column {column} is NULL")),
         None => {

@@ -2,6 +2,10 @@
 
 use super::reserved_topics::TopicUse;
 
+/// Maximum number of characters of a row's value that an error quotes. A value can be as large as
+/// the row, and is up to six times as long with its characters escaped.
+const QUOTED_CHARS_MAX: usize = 1000;
+
 /// An error for a row that can't be converted to a record. Never contains a payload.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RouteError {
@@ -13,8 +17,9 @@ pub enum RouteError {
     TopicNull,
     /// The expanded topic template is not a valid topic name.
     #[error(
-        "{0:?} is not a valid topic name: expected 1 to 249 characters from a-z A-Z 0-9 . _ - \
-         and neither . nor .. alone. Use another column in the setting topic"
+        "{:?} is not a valid topic name: expected 1 to 249 characters from a-z A-Z 0-9 . _ - \
+         and neither . nor .. alone. Use another column in the setting topic",
+        beginning(.0)
     )]
     TopicInvalid(String),
     /// The topic is reserved for Walpost or Kafka.
@@ -31,12 +36,14 @@ pub enum RouteError {
     },
     /// The partition column's value is out of range.
     #[error(
-        "the partition column contains {0}; expected a number from 0 to 2147483647. Correct the program that writes it, or remove the setting partition"
+        "the partition column contains {}; expected a number from 0 to 2147483647. Correct the program that writes it, or remove the setting partition",
+        beginning(.0)
     )]
     Partition(String),
     /// The timestamp column's value can't be represented as a Kafka timestamp.
     #[error(
-        "the timestamp column contains {0:?}; expected a time after 1970-01-01. Correct the program that writes it, or remove the setting timestamp"
+        "the timestamp column contains {:?}; expected a time after 1970-01-01. Correct the program that writes it, or remove the setting timestamp",
+        beginning(.0)
     )]
     Timestamp(String),
     /// The value of the headers column isn't a JSON object.
@@ -69,5 +76,34 @@ pub enum RouteError {
 impl RouteError {
     pub(super) fn time(text: &[u8]) -> Self {
         Self::Time(String::from_utf8_lossy(text).into_owned())
+    }
+}
+
+/// Returns the part of a row's value that an error quotes.
+fn beginning(value: &str) -> &str {
+    let end = value.char_indices().nth(QUOTED_CHARS_MAX);
+    end.map_or(value, |(end, _)| &value[..end])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_quote_only_the_beginning_of_a_long_value() {
+        let long = "\u{7f}".repeat(1 << 20);
+        for error in [
+            RouteError::TopicInvalid(long.clone()),
+            RouteError::Partition(long.clone()),
+            RouteError::Timestamp(long),
+        ] {
+            let length = error.to_string().len();
+            assert!((1000..7000).contains(&length), "{length}");
+        }
+        let short = RouteError::Partition("x".to_owned()).to_string();
+        assert!(
+            short.starts_with("the partition column contains x;"),
+            "{short}"
+        );
     }
 }

@@ -50,9 +50,7 @@ impl ServerError {
         let mut error = ServerError::default();
         let mut localized_severity = String::new();
         while let Some(field) = fields.next()? {
-            let value = field.value_bytes();
-            let value = value.get(..FIELD_BYTES_MAX).unwrap_or(value);
-            let value = String::from_utf8_lossy(value).into_owned();
+            let value = self::field(field.value_bytes());
             match field.type_() {
                 b'V' => error.severity = value,
                 b'S' => localized_severity = value,
@@ -141,14 +139,21 @@ pub(crate) struct Pooler {
     instead: &'static str,
 }
 
+/// Returns the value of a field, truncated to [`FIELD_BYTES_MAX`]. Bytes that are not UTF-8 are
+/// replaced.
+fn field(value: &[u8]) -> String {
+    let value = value.get(..FIELD_BYTES_MAX).unwrap_or(value);
+    String::from_utf8_lossy(value).into_owned()
+}
+
 impl From<&DbError> for ServerError {
     fn from(error: &DbError) -> Self {
         ServerError {
             severity: error.severity().to_owned(),
             code: error.code().code().to_owned(),
-            message: error.message().to_owned(),
-            detail: error.detail().map(str::to_owned),
-            hint: error.hint().map(str::to_owned),
+            message: field(error.message().as_bytes()),
+            detail: error.detail().map(|detail| field(detail.as_bytes())),
+            hint: error.hint().map(|hint| field(hint.as_bytes())),
             routine: error.routine().unwrap_or_default().to_owned(),
         }
     }
