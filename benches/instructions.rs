@@ -38,7 +38,7 @@ struct Args {
     /// Store the counts instead of comparing them with the stored counts
     #[arg(long)]
     store: bool,
-    /// Process the given number of rows of a case. Used when this program runs itself under
+    /// Process all rows of a case, or none if ROWS is 0. Used when this program runs itself under
     /// callgrind
     #[arg(long, hide = true, num_args = 2, value_names = ["CASE", "ROWS"])]
     play: Option<Vec<String>>,

@@ -319,8 +319,8 @@ BEGIN
         UNION ALL SELECT class, object, expressions, true FROM checks
     ), used (class, object, used_class, used_object) AS (
         SELECT DISTINCT class, object, refclassid, refobjid FROM attached JOIN pg_depend ON classid = class AND objid = object
-            -- Omits the dependencies of individual columns, which are only their types and
-            -- collations.
+            -- Omits the dependencies of individual columns: their types and collations and, up to
+            -- PostgreSQL 14, the objects that the expressions of generated columns use.
             AND (class <> 'pg_class'::regclass OR objsubid = 0)
             WHERE deptype IN ('n', 'a')
             AND (class, object, refclassid, refobjid) NOT IN (SELECT class, object, 'pg_type'::regclass, type FROM checks)

@@ -45,8 +45,9 @@ pub trait Sink {
         Ok(())
     }
 
-    /// Called when more rows have been read from the stream. Partitions may have been added to a
-    /// topic since the brokers were last queried about it.
+    /// Called when more rows have been read from the stream. Brokers' earlier responses about a
+    /// topic's partitions may be out of date for these rows, because partitions may have been added
+    /// since.
     fn read_more(&mut self) {}
 
     /// For exactly-once delivery: fences all earlier producers of the pipeline, aborts any

@@ -331,8 +331,8 @@ async fn plan(
         preview.describe_columns(HashMap::clone(&facts));
         Ok::<_, SkipError>(preview)
     };
-    // Read past the requested position, because the commit record of the transaction to skip may
-    // start at this position.
+    // The commit record of the transaction to skip may start at the requested position. In that
+    // case, the end of the record is greater than the position, so read past the position.
     let end_lsn = end.min(Lsn(to.lsn().0 + 1));
     let preview = preview_events(settings, catalog, to, end_lsn, new_preview).await?;
     let to = match (to, preview.end) {

@@ -399,8 +399,9 @@ async fn send(
     }
 }
 
-/// Called after all rows of a table that was set aside have been sent. Waits a limited time for the
-/// stream to resume delivering the table. Returns an error if the table remains set aside.
+/// Called after all rows of a table that was set aside have been sent. Waits a limited time until
+/// the pipeline has recorded whether the stream resumes delivering the table. Returns an error if
+/// the pipeline has recorded that the table remains set aside, but not if it has recorded nothing.
 async fn hand_over(plan: &ReplayPlan<'_>, name: &str) -> Result<ReplayEnd, Failure> {
     match plan.hand_over().await? {
         SetAsideOutcome::Resumed => {

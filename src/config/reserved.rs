@@ -18,7 +18,7 @@ use crate::supervisor::definitions::Defined;
 pub(super) struct NamedTopics {
     /// Topics for checkpoints or dead letters.
     own: BTreeMap<String, TopicUse>,
-    /// Event topics whose names don't depend on row values.
+    /// Event topics whose names depend on neither a row's values nor its table.
     constant: BTreeSet<String>,
 }
 

@@ -1,8 +1,9 @@
 //! Finds the record that causes brokers to reject a batch.
 //!
 //! A broker rejects a batch as a whole, either because of one record or because of the batch's
-//! total size. librdkafka then raises a fatal error, and reports all records in the producer's
-//! queue as failed. A new producer therefore sends the records again in batches of one record.
+//! total size. librdkafka then raises a fatal error or, with exactly-once delivery, an error after
+//! which the transaction must be aborted. In both cases, the records in the producer's queue are
+//! not delivered. A new producer therefore sends the records again in batches of one record.
 //! Starting with the first record of the rejected batch, each record is sent only after the
 //! preceding one is durable. A record that is rejected alone is the cause. Once all preceding
 //! records are durable, the next attempt halts immediately before this record, or delivers a dead

@@ -34,8 +34,8 @@ struct Retry {
     from: i64,
     /// Whether no record has been received since the consumer last returned to `from`.
     is_quiet: bool,
-    /// Whether the broker could return all records of the partition when the consumer last returned
-    /// to `from`.
+    /// Whether the broker could return all records before the partition's known end when the
+    /// consumer last returned to `from`.
     was_complete: bool,
 }
 

@@ -203,7 +203,8 @@ pub fn client_config(properties: &Properties, client_id: &str) -> ClientConfig {
     config.set("reconnect.backoff.max.ms", "2000");
     config.set("socket.keepalive.enable", "true");
     config.set("log.connection.close", "false");
-    // Emit statistics every five seconds, which is also how often Walpost queries its slot.
+    // Emit statistics for monitoring every five seconds, which is also how often Walpost queries
+    // its slot.
     config.set("statistics.interval.ms", "5000");
     // By default, librdkafka uses only the locations that its OpenSSL was built with, but no
     // distribution stores its certificate authorities there.
@@ -221,8 +222,9 @@ pub fn client_config(properties: &Properties, client_id: &str) -> ClientConfig {
     }
     config.set("enable.idempotence", "true");
     config.set("acks", "all");
-    // Without this property, librdkafka would continue to deliver records after the broker rejected
-    // one. The rejected record would then be out of order when a new producer resent it.
+    // Without this property, librdkafka would continue to deliver records after the broker
+    // permanently rejected one. The rejected record would then be out of order when a new producer
+    // resent it.
     config.set("enable.gapless.guarantee", "true");
     // A broker that has no state for the producer yet accepts a batch even if the broker
     // temporarily rejected the preceding one, and librdkafka then treats the rejected batch as

@@ -273,7 +273,8 @@ impl HttpConnection {
                     debug!(%error, %from, "HTTP: connection failed");
                 }
             }
-            // The connection was evicted to make room for another connection.
+            // The connection was evicted to release resources: there were too many connections or
+            // unread responses, or no file descriptors were left.
             _ = eviction => debug!(%from, "HTTP: connection closed because the connection limit was reached"),
         }
     }

@@ -12,8 +12,8 @@ use super::timestamp::{self, TimestampType};
 /// not allocate.
 pub const COLUMNS_MAX: usize = 32;
 
-/// The values of the columns named in the settings. The index of each value is determined when the
-/// settings are bound to a table. `None` represents null.
+/// The values of the columns named in the settings, indexed by slot. The slot of each column is
+/// assigned when the settings are bound to a table. `None` represents null.
 pub type Row<'a> = [Option<&'a [u8]>; COLUMNS_MAX];
 
 /// The location of a column's value in a [`Row`].

@@ -97,7 +97,7 @@ pub struct Mapping {
 pub(super) struct TopicRule {
     /// The setting that determines the topic, for use in error messages.
     pub(super) setting: String,
-    /// The reserved topics that the topic setting could produce.
+    /// The reserved topics that this setting could produce.
     pub(super) reserved: ReservedTopics,
 }
 
@@ -194,7 +194,7 @@ pub enum MappingError {
         before: String,
         /// The new name.
         found: String,
-        /// The position of the first row that was written after the table had been renamed.
+        /// The position of the first row that was read under the new name.
         at: String,
         /// The setting that includes the table's name in records.
         setting: String,
@@ -259,8 +259,8 @@ impl Mapping {
         Self::bind_to(settings, Some(table), columns, &[])
     }
 
-    /// Like [`Mapping::bind`], but also uses the properties of columns in `facts`, which the
-    /// replication protocol does not transmit.
+    /// Like [`Mapping::bind`], but also uses the properties of columns in `facts`, which come from
+    /// the catalog.
     ///
     /// # Errors
     /// Returns an error if a configured column does not exist or has an unsuitable type.
@@ -492,7 +492,7 @@ struct Binder<'a> {
     /// The table, or `None` for events sent as messages.
     table: Option<SourceTable<'a>>,
     columns: &'a [TableColumn<'a>],
-    /// Properties of the columns that the replication protocol does not transmit.
+    /// Properties of the columns, from the catalog.
     facts: &'a [ColumnFacts],
     slots: Vec<Option<u8>>,
     used: u8,

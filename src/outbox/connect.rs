@@ -33,7 +33,7 @@ mod oid {
     pub(super) const JSONB: u32 = 3802;
 }
 
-/// Properties of a column that the replication protocol does not transmit.
+/// Properties of a column that are read from the catalog.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ColumnFacts {
     pub(crate) name: String,

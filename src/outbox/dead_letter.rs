@@ -67,7 +67,7 @@ impl Extent {
     }
 }
 
-/// The content of an event that can't be delivered.
+/// The available content of an event that can't be delivered.
 #[derive(Clone, Copy)]
 pub enum EventContent<'r> {
     /// The event's columns.

@@ -186,9 +186,9 @@ impl<'de> Visitor<'de> for Members<'_> {
     }
 }
 
-/// A deserializer that appends the characters of a JSON string to the scratch space. Deserializing
-/// to a `String` or to a `Cow`, which serde always makes owned, would allocate memory for every
-/// header. With this type, serde_json allocates only for strings that contain escapes.
+/// A [`DeserializeSeed`] that appends the characters of a JSON string to the scratch space.
+/// Deserializing to a `String` or to a `Cow`, which serde always makes owned, would allocate memory
+/// for every header. With this type, serde_json allocates only for strings that contain escapes.
 struct Text<'s>(&'s mut Vec<u8>);
 
 impl<'de> DeserializeSeed<'de> for Text<'_> {

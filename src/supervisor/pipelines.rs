@@ -376,8 +376,9 @@ impl<D: PartialEq> Pipelines<D> {
         }
     }
 
-    /// Records that a pipeline has ended. If it was draining, performs the step that was requested,
-    /// such as a restart.
+    /// Records that a pipeline has ended. If it was draining, performs the requested step, such as
+    /// a restart. If it halted while it was being stopped, sends an error to the waiting requests
+    /// instead.
     pub(super) fn handle_ended(&mut self, (start, ended): EndedStart) {
         let Some(index) = self.all.iter().position(|entry| entry.start == start) else {
             return;

@@ -219,7 +219,7 @@ fn keeps_dead_letters_complete_and_in_order_when_killed_under_load(exactly_once:
     let mut rng = fastrand::Rng::with_seed(seed());
     let aggregate = fixture.aggregate(2);
     let topic = dead_letter_topic(&fixture);
-    // With this limit, the events of the load fit into normal records, which have a single header.
+    // With this limit, the events of the load fit into normal records, which have only two headers.
     // Dead letters have more headers, so they fit only if their payloads are truncated.
     let flags = [
         &OVERSIZE_FLAGS[..],

@@ -395,8 +395,8 @@ fn reports_and_skips_a_row_larger_than_1_gb() {
         let halted = halted.expect_mentions(&["halted", "more than 1 GB of text", "skip --to"]);
         let position = position(&halted);
         assert!(position.ends_with(":0000000001"), "{major}: {position}");
-        // Walpost can't list the events after the row that is too large, so none of them may be
-        // skipped.
+        // Walpost can't list the events after the row that is too large, so it must not skip any
+        // later transactions.
         let answer = format!("{}\n", fixture.name);
         let refused = fixture.skip(&end).answer(&answer).finish().expect_code(3);
         refused.expect_mentions(&["can't list the events after it", &position]);

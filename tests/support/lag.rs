@@ -1,6 +1,6 @@
 //! Simulates how consumers see a Kafka partition leader shortly after its election. Until its high
 //! watermark has caught up with that of the previous leader, the new leader may return fewer
-//! records.
+//! records than the previous leader did.
 
 use std::collections::HashSet;
 use std::io::{self, Read, Write};

@@ -1,4 +1,4 @@
-//! Checks the brokers, and the topics whose names do not depend on row values.
+//! Checks the brokers, and the topics whose names depend on neither a row's values nor its table.
 
 use tokio::sync::Mutex;
 

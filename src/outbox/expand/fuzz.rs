@@ -65,8 +65,8 @@ fn check_schema(value: &Value, schema: &Value) {
             assert!(i32::try_from(number).is_ok(), "{number}");
         }
         ("int64", Value::Number(number)) => assert!(number.is_i64(), "{number}"),
-        // An array of doubles can contain whole numbers, which Connect writes without a decimal
-        // point.
+        // An array of doubles can contain numbers that are integers in the payload. Connect writes
+        // them without a decimal point.
         ("double", Value::Number(_)) => {}
         ("array", Value::Array(items)) => {
             items

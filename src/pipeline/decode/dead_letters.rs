@@ -274,9 +274,10 @@ impl Kind {
             (Self::Unroutable, Undeliverable::Halt) => (Extent::Whole, &SMALLER[..1]),
             (Self::BadTimestamp, Undeliverable::Halt) => (SMALLER[0], &[]),
             (Self::BadTimestamp, Undeliverable::DeadLetter) => (SMALLER[0], &SMALLER[1..]),
-            // The event must not halt the pipeline, however large it is. If the sink rejects the
-            // dead letter, retry with less and less of the event, and finally with only the data
-            // that identifies it.
+            // With these settings, the event must not halt the pipeline, however large it is
+            // (on_oversize does not apply to malformed messages). If the sink rejects the dead
+            // letter, retry with less and less of the event, and finally with only the data that
+            // identifies it.
             (Self::Unroutable, Undeliverable::DeadLetter) | (Self::Malformed, _) => {
                 (Extent::Whole, &SMALLER)
             }

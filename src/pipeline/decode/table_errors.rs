@@ -169,7 +169,8 @@ fn concerns_one_table(error: &CoreError) -> bool {
         CoreError::Produce { error, .. } | CoreError::DeadLetter { error, .. } => {
             concerns_one_record(error)
         }
-        // The server aborts the stream at a row that it can't send, so Walpost can't skip the row.
+        // The server aborts the stream at a row that it can't send, so setting the table aside
+        // would not get the stream past the row.
         CoreError::Unsendable { .. }
         | CoreError::Decode { .. }
         | CoreError::Order(_)

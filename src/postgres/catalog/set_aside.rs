@@ -48,7 +48,7 @@ pub enum TableNote {
 
 impl Catalog {
     /// Returns the journal entries that record that tables of this slot were set aside, oldest
-    /// first. Includes entries about tables whose delivery has been resumed.
+    /// first. Includes entries that a later entry has settled.
     ///
     /// # Errors
     /// Returns an error if the query fails, the journal does not exist, or the role is not allowed
@@ -183,8 +183,9 @@ fn first_position(entries: &[SetAside]) -> Lsn {
     first.unwrap_or_default()
 }
 
-/// Returns the entries that record that a table was set aside. Each of them includes the latest
-/// replay and the position at which delivery resumed, according to later entries.
+/// Returns the entries that record that a table was set aside. Each of them includes what later
+/// entries record about it: the latest replay, and the position at which delivery resumed or from
+/// which a newer entry sets the table aside again.
 fn collect_set_aside(written: Vec<Written>) -> Result<Vec<SetAside>, CatalogError> {
     let mut found: Vec<SetAside> = Vec::new();
     for entry in written {

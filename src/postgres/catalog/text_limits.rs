@@ -2,8 +2,8 @@
 //! filter or a comment can be hundreds of megabytes long. One such object must not cause a query
 //! that covers all of a pipeline's tables to fail.
 
-/// Maximum stored size of a catalog expression that a query converts to text. For larger
-/// expressions, `pg_get_expr` is not called.
+/// Maximum size of a catalog expression that a query converts to SQL, measured as the text of its
+/// internal form (`pg_node_tree`). For larger expressions, `pg_get_expr` is not called.
 pub(super) const EXPRESSION_BYTES_MAX: usize = 64 << 10;
 
 /// Maximum number of tables whose columns are queried at once. Even if each table has 1,600 columns

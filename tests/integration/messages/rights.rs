@@ -26,7 +26,7 @@ fn roles_set_up_by_init_can_run_and_publish() {
     fixture.wait_for_records(1);
 
     // Running `init` again does not restore privileges that were revoked as described in
-    // sql/publish.sql, and the writer role can still publish events.
+    // sql/publish.sql, and the writer role keeps the privileges that it needs to publish events.
     fixture.db.run(
         "REVOKE EXECUTE ON FUNCTION pg_catalog.pg_logical_emit_message(boolean, text, text),
              pg_catalog.pg_logical_emit_message(boolean, text, bytea) FROM PUBLIC",

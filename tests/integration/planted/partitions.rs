@@ -219,7 +219,7 @@ fn schema_cannot_be_renamed_while_create_trigger_waits_for_a_lock(major: u32) {
 }
 
 /// The inspection locks a table's ancestors with the privileges of a superuser, so it must first
-/// check the caller's privileges on them.
+/// check that the caller is Walpost's role or could lock the ancestors itself.
 fn privileges_on_a_partition_do_not_allow_locking_its_parent(major: u32) {
     let shop = PlantedFixture::bare(Outbox::Table, major);
     let (fixture, mallory) = (&shop.fixture, &shop.mallory);

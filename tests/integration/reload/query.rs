@@ -164,8 +164,8 @@ fn reports_a_broken_source_and_changes_nothing() {
         in_file.name
     ));
     wait_until_failed(&http, 0.0);
-    // If a reload would remove more than half of the pipelines that a query defines, Walpost treats
-    // the change as a mistake unless an operator accepts it.
+    // If a reload would remove more than half of the pipelines from a source, such as this query,
+    // Walpost treats the change as a mistake unless an operator accepts it.
     shards.run("UPDATE shards SET active = false");
     let line = process.walpost.wait_for_log(NOT_RELOADED);
     assert!(

@@ -121,7 +121,7 @@ impl Walk<'_> {
     }
 
     /// Records that the child table's events now belong to the outbox, into which their rows were
-    /// moved after the WAL position `after`.
+    /// inserted after the WAL position `after`.
     fn move_child_events(&mut self, child: &str, outbox: &str, after: u64) {
         let (era, by) = (self.era, self.end_of_wal());
         for event in self

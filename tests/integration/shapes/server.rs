@@ -120,7 +120,7 @@ impl Walk<'_> {
             self.drop_slot();
         }
         // Events that the copy contains but that were delivered after it was made may be delivered
-        // again, because the restored slot has not passed them.
+        // again, because the restored server has no record of their delivery.
         self.exclude_from_repeat_check();
     }
 

@@ -6,8 +6,8 @@ use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server};
 use crate::support::wait::wait_until;
 
-/// Waits until Walpost has advanced the idle slot `moves` times. The interval between advances
-/// doubles each time, until it exceeds the `--wait` timeout of `verify`.
+/// Waits until Walpost has advanced the idle slot `moves` times. By then, the interval between
+/// advances, which doubles each time, exceeds the `--wait` timeout of `verify`.
 fn wait_until_idle(fixture: &Fixture<'_>, moves: u32) {
     let mut confirmed = fixture.confirmed();
     for _ in 0..moves {

@@ -18,8 +18,8 @@ fn verify_reports_a_duplicate_event_with_its_locations(exactly_once: bool) {
     produce_copy(&fixture, &records[2]);
     let verdict = verify_with(&fixture, &["--forbid-repeats"]);
     assert!(!verdict.ok);
-    // The copies come after records with later positions, but repetitions don't count as out of
-    // order.
+    // The copies of the second event follow a record with a later position, but repetitions don't
+    // count as out of order.
     assert_eq!(
         verdict.counts(),
         "rows 3, records 6, delivered 3, repeated 2"
