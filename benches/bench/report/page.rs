@@ -166,7 +166,7 @@ fn growth(page: &mut Page, results: &Results) {
     }
     page.add(
         "PostgreSQL decodes a whole transaction before it sends the first row, and writes changes that do not fit in memory to\n\
-         disk. The time for decoding is included in *start to last record*, both for Walpost and for the measured limit, but\n\
+         disk. The time for both steps is included in *start to last record*, both for Walpost and for the measured limit, but\n\
          not in rows/s. No rate is shown (–) if a single query of the topic found most of the records.",
     );
     page.add("### A table, or WAL messages only");
