@@ -174,7 +174,7 @@ pub(crate) async fn run<S: Sink>(
                             record_error(&stats, &error, Remedy::Halt);
                             let until = tokio::time::Instant::now() + settings.drain_timeout;
                             session.drain(core, sink, &mut session_state, until).await;
-                            unsendable::confirm_preceding(
+                            unsendable::confirm_preceding_events(
                                 &error,
                                 settings,
                                 database,

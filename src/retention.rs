@@ -510,12 +510,12 @@ impl RetentionStep {
 }
 
 /// The statements that perform a [`RetentionStep`].
-struct Action {
+struct StepStatements {
     /// Statements that block no writers, so that their duration is not limited: the inspection of
     /// the table to drop, or CREATE TABLE. Empty, or ends with a semicolon.
-    before: String,
+    preparation: String,
     /// The statements that lock a table.
-    sql: String,
+    locking: String,
     /// Describes the result, for the report.
     done: Option<String>,
 }
@@ -728,7 +728,8 @@ impl Pass<'_> {
         Ok(has_progress)
     }
 
-    /// Same as [`Pass::perform_steps`], but performs several steps in each transaction.
+    /// Performs the steps, several in each transaction, and adds the results to the report. Returns
+    /// true if at least one of them was performed.
     async fn perform_in_batches(&mut self, steps: &[&RetentionStep]) -> Result<bool, CatalogError> {
         let mut has_progress = false;
         let mut remaining = steps;
@@ -759,20 +760,20 @@ impl Pass<'_> {
         &mut self,
         steps: &[&RetentionStep],
     ) -> Result<Option<Failed>, CatalogError> {
-        let actions: Vec<_> = steps.iter().map(|step| self.action(step)).collect();
-        let (mut before, mut block) = (String::new(), String::new());
-        for action in &actions {
-            before.push_str(&action.before);
-            let _ = write!(block, "EXECUTE {}; ", escape_literal(&action.sql));
+        let statements: Vec<_> = steps.iter().map(|step| self.statements(step)).collect();
+        let (mut preparation, mut block) = (String::new(), String::new());
+        for of_step in &statements {
+            preparation.push_str(&of_step.preparation);
+            let _ = write!(block, "EXECUTE {}; ", escape_literal(&of_step.locking));
         }
         // Run all statements that lock a table as one statement, because the timeout limits the
         // duration of each statement.
         let block = escape_literal(&format!("BEGIN {block}END"));
-        let sql = format!("{before}{}", bounded(&format!("DO {block}")));
+        let sql = format!("{preparation}{}", bounded(&format!("DO {block}")));
         let failed = self.attempt_once(&sql).await?;
         if failed.is_none() {
             self.commit().await?;
-            let done = actions.into_iter().filter_map(|action| action.done);
+            let done = statements.into_iter().filter_map(|of_step| of_step.done);
             self.report.done.extend(done);
         }
         Ok(failed)
@@ -780,14 +781,15 @@ impl Pass<'_> {
 
     /// Performs a step and adds the result to the report. Returns false if the step fails.
     async fn perform_step(&mut self, step: &RetentionStep) -> Result<bool, CatalogError> {
-        let action = self.action(step);
+        let statements = self.statements(step);
         if matches!(step, RetentionStep::Finalize(_)) && !self.wait_for_users().await? {
             return Ok(false);
         }
-        let sql = format!("{}{}", action.before, bounded(&action.sql));
+        let locking = bounded(&statements.locking);
+        let sql = format!("{}{locking}", statements.preparation);
         let Some(failed) = self.attempt(&sql).await? else {
             self.commit().await?;
-            self.report.done.extend(action.done);
+            self.report.done.extend(statements.done);
             return Ok(true);
         };
         let problem = match is_busy(&failed.code) {
@@ -798,9 +800,10 @@ impl Pass<'_> {
         Ok(false)
     }
 
-    fn action(&self, step: &RetentionStep) -> Action {
+    /// Returns the statements that perform a step.
+    fn statements(&self, step: &RetentionStep) -> StepStatements {
         let name = step.table();
-        let (sql, done) = match step {
+        let (locking, done) = match step {
             RetentionStep::Create(_, range) => (
                 self.attach_sql(name, *range),
                 Some(ahead::describe_created(name, *range)),
@@ -825,12 +828,16 @@ impl Pass<'_> {
             RetentionStep::MarkDetached(_) => (self.mark_sql(name, MarkKind::Detached), None),
             RetentionStep::Drop(table) => (drop_sql(table), Some(format!("table {name} dropped"))),
         };
-        let before = match step {
+        let preparation = match step {
             RetentionStep::Create(..) => format!("{}; ", self.create_sql(name)),
             RetentionStep::Drop(_) => examine_sql(name, Statement::Alter),
             _ => String::new(),
         };
-        Action { before, sql, done }
+        StepStatements {
+            preparation,
+            locking,
+            done,
+        }
     }
 
     /// Waits until every transaction that has used the table has ended. Such a transaction may
@@ -895,7 +902,7 @@ impl Pass<'_> {
         }
     }
 
-    /// Same as [`Pass::attempt`], but without retries.
+    /// Runs statements in a transaction and leaves the transaction open. Does not retry.
     async fn attempt_once(&self, sql: &str) -> Result<Option<Failed>, CatalogError> {
         let Err(error) = self.begin_transaction(sql).await else {
             return Ok(None);

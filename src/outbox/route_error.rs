@@ -56,8 +56,9 @@ pub enum RouteError {
     Bytea,
     /// A time can't be represented in RFC 3339 format.
     #[error(
-        "a column contains {0:?}; expected a time in the years 0 to 9999, because the template formats it as RFC 3339. Correct the \
-         program that writes it, or remove :rfc3339 from the template"
+        "a column contains {:?}; expected a time in the years 0 to 9999, because the template formats it as RFC 3339. Correct the \
+         program that writes it, or remove :rfc3339 from the template",
+        beginning(.0)
     )]
     Time(String),
     /// A value is not valid UTF-8, which PostgreSQL does not check if the encoding is SQL_ASCII.
@@ -95,7 +96,8 @@ mod tests {
         for error in [
             RouteError::TopicInvalid(long.clone()),
             RouteError::Partition(long.clone()),
-            RouteError::Timestamp(long),
+            RouteError::Timestamp(long.clone()),
+            RouteError::Time(long),
         ] {
             let length = error.to_string().len();
             assert!((1000..7000).contains(&length), "{length}");

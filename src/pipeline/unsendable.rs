@@ -1,5 +1,6 @@
-//! Finds the position and the table of a row that the server can't send. The server's error
-//! identifies neither, so the stream is read again from the slot's position.
+//! Handles rows that the server can't send. The server's error identifies neither the position nor
+//! the table of the row, so the stream is read again from the slot's position. The events that
+//! precede the row are confirmed by advancing the slot, because the server aborts the stream.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -43,8 +44,9 @@ pub(super) async fn stream_end_error(connection: &mut Connection) -> Option<Pipe
 /// position. The server has aborted the stream at the row, so the events that precede the row could
 /// not be confirmed in the stream, although they have been delivered. If the slot were not advanced,
 /// these events would be delivered again after each restart, and `walpost skip` would list them. The
-/// slot must be free.
-pub(super) async fn confirm_preceding(
+/// slot must be free. The server may have to read much WAL to advance the slot, so the wait is
+/// limited to `drain_timeout`.
+pub(super) async fn confirm_preceding_events(
     error: &PipelineError,
     settings: &PipelineSettings,
     database: &impl Database,
@@ -54,7 +56,7 @@ pub(super) async fn confirm_preceding(
         return;
     };
     let to = confirmed.lsn();
-    let advanced: Result<_, CatalogError> = async {
+    let advance = async {
         let catalog = database.catalog().await?;
         let observed = catalog.observe(&settings.target).await?;
         // On another server, such as a promoted standby, the position would be meaningless.
@@ -65,12 +67,15 @@ pub(super) async fn confirm_preceding(
                     .advance(&settings.target.slot, slot.confirmed, to)
                     .await
             }
-            _ => Ok(false),
+            _ => Ok::<_, CatalogError>(false),
         }
-    }
-    .await;
-    if let Err(error) = advanced {
-        debug!(%error, "failed to advance the slot to the row that can't be sent");
+    };
+    match timeout(settings.drain_timeout, advance).await {
+        Ok(Ok(_)) => {}
+        Ok(Err(error)) => {
+            debug!(%error, "failed to advance the slot to the row that can't be sent")
+        }
+        Err(_) => debug!("timed out while advancing the slot to the row that can't be sent"),
     }
 }
 

@@ -161,6 +161,7 @@ pub struct Identity {
 /// The server process that serves a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerProcess {
+    /// The process ID.
     pub pid: i32,
     /// `pg_postmaster_start_time()` of the process's server, in seconds since 1970.
     pub postmaster_start: String,

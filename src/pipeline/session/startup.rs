@@ -82,14 +82,14 @@ impl<D: Database> Startup<'_, '_, D> {
         Link::open(self.settings, self.database, catalog, self.session_state).await
     }
 
-    /// Starts replication, and returns the slot's position. If older rows are copied first,
-    /// `copy_end` is the position from which the stream is needed.
+    /// Starts replication, and returns the link and the slot's position. If older rows are copied
+    /// first, `copy_end` is the position from which the stream is needed.
     async fn take_slot(
         &mut self,
-        link: &mut Link,
+        mut link: Link,
         catalog: &D::Catalog,
         copy_end: Option<Lsn>,
-    ) -> Result<Lsn, PipelineError> {
+    ) -> Result<(Link, Lsn), PipelineError> {
         self.session_state.crashes.begin_reading();
         let from = copy_end.unwrap_or(Lsn::ZERO);
         let taken = link.take_slot(self.settings, catalog, from, Abort::Unexpected);
@@ -98,7 +98,10 @@ impl<D: Database> Startup<'_, '_, D> {
             // is in use. Start again, to deliver the events that precede the row. A copy, however,
             // requires the slot to remain in use.
             Err(error) if unsendable::is_unsendable(&error) && copy_end.is_none() => {
-                *link = self.link(catalog).await?;
+                // Close this connection first, because the server may not have a free walsender for
+                // another one.
+                drop(link);
+                link = self.link(catalog).await?;
                 link.take_slot(self.settings, catalog, from, Abort::Expected)
                     .await?
             }
@@ -106,7 +109,7 @@ impl<D: Database> Startup<'_, '_, D> {
         };
         self.core.delivery.checks_texts = link.connection.has_unchecked_texts();
         self.core.reconnected(resume);
-        Ok(resume)
+        Ok((link, resume))
     }
 
     /// Returns the state of the slot that is recorded in `walpost.slot_state`. Returns `Some(None)`

@@ -205,7 +205,7 @@ impl<C: CatalogQueries> Checked<C> {
         start: &mut Startup<'_, '_, D>,
     ) -> Result<Option<Link>, PipelineError> {
         let settings = start.settings;
-        let mut link = start.link(&self.catalog).await?;
+        let link = start.link(&self.catalog).await?;
         let slot_identity = start.session_state.record_server(settings, &link.identity);
         let recorded = start
             .slot_state(&self.catalog, &slot_identity)
@@ -215,7 +215,7 @@ impl<C: CatalogQueries> Checked<C> {
         if !snapshot::has_nothing_to_copy(settings, &self.catalog, &self.observed, recorded).await {
             return Ok(None);
         }
-        start.take_slot(&mut link, &self.catalog, None).await?;
+        let (link, _) = start.take_slot(link, &self.catalog, None).await?;
         Ok(Some(link))
     }
 

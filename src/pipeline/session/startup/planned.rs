@@ -24,19 +24,18 @@ impl<C: CatalogQueries> Planned<C> {
     /// Starts replication unless it has started already, and compares the slot's position with the
     /// recorded one.
     pub(super) async fn take_slot<D: Database<Catalog = C>>(
-        mut self,
+        self,
         start: &mut Startup<'_, '_, D>,
     ) -> Result<SlotTaken<C>, PipelineError> {
-        let resume = match self.link.resume {
-            Some(resume) => resume,
+        let (link, resume) = match self.link.resume {
+            Some(resume) => (self.link, resume),
             None => {
                 // Makes the server skip transactions that the snapshot contains.
                 let copy_end = match &self.older {
                     OlderRows::Copy(snapshot) => Some(snapshot.stream_from()),
                     OlderRows::Nothing | OlderRows::Settled(_) => None,
                 };
-                let taken = start.take_slot(&mut self.link, &self.catalog, copy_end);
-                taken.await?
+                start.take_slot(self.link, &self.catalog, copy_end).await?
             }
         };
         let state = start.slot_state(&self.catalog, &self.slot_identity).await?;
@@ -76,7 +75,7 @@ impl<C: CatalogQueries> Planned<C> {
         }
         Ok(SlotTaken {
             catalog: self.catalog,
-            link: self.link,
+            link,
             recorded: Recorded {
                 slot_identity: self.slot_identity,
                 state,
