@@ -1,6 +1,8 @@
-//! Detects when PostgreSQL starts to refuse connections that it accepted before. Usually, an
-//! administrator is making a change: rotating a password, reassigning privileges, or disallowing
-//! connections to a database for a few seconds.
+//! Detects when connections fail to a server that has accepted connections before. If the server
+//! refuses the role, an administrator is usually making a change: rotating a password, reassigning
+//! privileges, or disallowing connections to a database for a few seconds. If the server does not
+//! prove its identity, another program may be responding in its place, for example at the path of
+//! its socket while it restarts.
 //!
 //! This module performs no I/O, and takes the current time as an argument.
 
@@ -8,7 +10,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::error::{Cause, Change, PipelineError, RoleRefused};
+use super::error::{Cause, Change, NotTheServer, PipelineError, RoleRefused};
 use crate::postgres::catalog::CatalogError;
 use crate::postgres::connect::conninfo::Conninfo;
 use crate::postgres::connect::dial::DialError;
@@ -40,7 +42,8 @@ impl Access {
     }
 
     /// Wraps `error` in a [`RoleRefused`] if the server is now refusing a role that it accepted
-    /// before. Otherwise returns `error` unchanged.
+    /// before, or in a [`NotTheServer`] if the server at the same address no longer proves its
+    /// identity. Otherwise returns `error` unchanged.
     pub(super) fn classify(
         &mut self,
         error: PipelineError,
@@ -54,7 +57,15 @@ impl Access {
                 return error;
             }
         };
-        let (true, Some(change)) = (was_accepted, infer_change(refused, postgres)) else {
+        if !was_accepted {
+            return error;
+        }
+        if may_be_from_another_program(refused) {
+            return PipelineError::NotTheServer(NotTheServer {
+                error: Box::new(error),
+            });
+        }
+        let Some(change) = infer_change(refused, postgres) else {
             return error;
         };
         let since = *self.refused_since.get_or_insert(now);
@@ -88,6 +99,24 @@ fn infer_change(error: &DialError, postgres: &Conninfo) -> Option<Change> {
         DialError::NoPassword { .. } => Some(login()),
         _ => None,
     }
+}
+
+/// Returns whether a program other than the server could have caused `error`. Such a program can be
+/// on the network path, or listen at the server's address while the server is down. It must not be
+/// able to halt a pipeline.
+fn may_be_from_another_program(error: &DialError) -> bool {
+    matches!(
+        error.decisive(),
+        DialError::Tls { .. }
+            | DialError::TlsRefused { .. }
+            | DialError::AuthMethod { .. }
+            | DialError::RequireAuth { .. }
+            | DialError::Exposed { .. }
+            | DialError::UnknownPeer { .. }
+            | DialError::Scram { .. }
+            | DialError::ChannelBinding { .. }
+            | DialError::Protocol { .. }
+    )
 }
 
 #[cfg(test)]
@@ -140,5 +169,23 @@ mod tests {
         assert_eq!(remedy(&mut access, "28P01", 620), Remedy::Reconnect);
         assert_eq!(remedy(&mut access, "28P01", 1219), Remedy::Reconnect);
         assert_eq!(remedy(&mut access, "28P01", 1220), Remedy::Halt);
+    }
+
+    #[test]
+    fn keeps_reconnecting_if_another_program_may_be_responding() {
+        let postgres = Conninfo::parse("host=db user=walpost", &|_| None).expect("conninfo");
+        let start = Instant::now();
+        let mut access = Access::default();
+        let mut remedy = |access: &mut Access, seconds| {
+            let host = "db:5432".to_owned();
+            let what = "garbage".to_owned();
+            let error = CatalogError::Dial(DialError::Protocol { host, what }).into();
+            let now = start + Duration::from_secs(seconds);
+            recovery::remedy(&access.classify(error, &postgres, now))
+        };
+        assert_eq!(remedy(&mut access, 0), Remedy::Halt, "a first run");
+        access.record_catalog_access();
+        assert_eq!(remedy(&mut access, 0), Remedy::Reconnect);
+        assert_eq!(remedy(&mut access, 100_000), Remedy::Reconnect);
     }
 }

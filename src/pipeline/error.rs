@@ -32,6 +32,8 @@ pub(crate) enum PipelineError {
     #[error(transparent)]
     Refused(#[from] RoleRefused),
     #[error(transparent)]
+    NotTheServer(#[from] NotTheServer),
+    #[error(transparent)]
     Slot(#[from] SlotError),
     #[error(transparent)]
     Stream(#[from] StreamError),
@@ -51,6 +53,18 @@ pub(crate) enum PipelineError {
     /// The sink failed.
     #[error(transparent)]
     Sink(#[from] SinkError),
+}
+
+/// The server at an address to which Walpost was connected before does not prove that it is the
+/// same server.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{error}. Walpost keeps trying to connect, because it was connected to this address before: the server's settings may have \
+     changed, or another program may be responding in its place"
+)]
+pub(crate) struct NotTheServer {
+    /// The error of the last connection attempt.
+    pub(super) error: Box<PipelineError>,
 }
 
 /// The server is refusing connections from a role that it accepted before.
@@ -182,6 +196,7 @@ impl PipelineError {
             Self::Problem(_)
             | Self::SlotInUse(_)
             | Self::Refused(_)
+            | Self::NotTheServer(_)
             | Self::Slot(_)
             | Self::Stream(_)
             | Self::ExactlyOnce(_)

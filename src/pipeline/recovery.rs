@@ -69,6 +69,7 @@ fn classify(error: &PipelineError) -> Classification {
             (ErrorKind::Postgres, Remedy::Reconnect)
         }
         PipelineError::Refused(_) => (ErrorKind::Postgres, Remedy::Halt),
+        PipelineError::NotTheServer(_) => (ErrorKind::Postgres, Remedy::Reconnect),
         PipelineError::SlotInUse(_) => (ErrorKind::Postgres, Remedy::StandBy),
         PipelineError::Slot(error) => classify_slot(error),
         PipelineError::Stream(error) => classify_stream(error),

@@ -1,9 +1,11 @@
 //! Every method of authenticating to PostgreSQL, and of verifying the server's identity.
 
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
-use std::sync::LazyLock;
+use std::sync::{LazyLock, Mutex};
 
 use crate::support::certificates::{Authority, Identity, Validity, write_private};
+use crate::support::checker::Resends;
 use crate::support::fixture::Fixture;
 use crate::support::intercepting_proxy::{
     InterceptAction, InterceptingProxy, non_loopback_address,
@@ -416,6 +418,45 @@ fn conninfo_through(
         proxy.parameters(),
         auth.fixture.name
     )
+}
+
+/// An attacker on the network path can't halt a pipeline that has been connected before: the
+/// pipeline keeps trying to connect, and continues once the attack ends.
+#[test]
+fn keeps_reconnecting_while_an_attacker_answers_in_place_of_the_server() {
+    static REPLY: Mutex<Option<&'static [u8]>> = Mutex::new(None);
+    let set_reply = |reply| *REPLY.lock().unwrap() = reply;
+    let fixture = Fixture::new();
+    let aggregate = fixture.aggregate(1);
+    let address = IpAddr::from(Ipv4Addr::LOCALHOST);
+    let proxy =
+        InterceptingProxy::tunnel_unless(address, fixture.server.port, || *REPLY.lock().unwrap());
+    let conninfo = format!(
+        "host=localhost {} user=postgres dbname={} sslmode=verify-full sslrootcert={}",
+        proxy.parameters(),
+        fixture.name,
+        root()
+    );
+    let mut walpost = fixture.with_conninfo(&conninfo).run().start_streaming();
+    let replies: [(&'static [u8], &str); 2] = [
+        (b"N", "does not support TLS"),
+        (b"S with data", "unexpected reply"),
+    ];
+    for (count, (reply, reason)) in (1..).zip(replies) {
+        set_reply(Some(reply));
+        wait_until("the walsender to end", || fixture.end_walsender());
+        let line = walpost.wait_for_log(reason);
+        assert!(line.contains("keeps trying to connect"), "{line}");
+        set_reply(None);
+        fixture.insert(&aggregate, "k");
+        fixture.wait_for_records(count);
+    }
+    fixture.settle(walpost, &[], Resends::AtMost(replies.len()));
+    // At startup, the same replies are more likely caused by the configuration.
+    set_reply(Some(b"N"));
+    let run = fixture.with_conninfo(&conninfo).run().finish();
+    run.expect_code(3)
+        .expect_mentions(&["does not support TLS"]);
 }
 
 #[test]

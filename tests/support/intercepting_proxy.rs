@@ -82,6 +82,23 @@ impl InterceptingProxy {
         })
     }
 
+    /// Like [`InterceptingProxy::tunnel`], but responds to the first message of a connection with the
+    /// bytes that `choose_reply` returns, if any, and then closes the connection.
+    pub(crate) fn tunnel_unless(
+        address: IpAddr,
+        server: u16,
+        choose_reply: impl Fn() -> Option<&'static [u8]> + Copy + Send + 'static,
+    ) -> Self {
+        Self::listen(address, move |mut client, _| match choose_reply() {
+            Some(reply) => {
+                read_untagged(&mut client)?;
+                client.write_all(reply)?;
+                client.shutdown(Shutdown::Both)
+            }
+            None => forward(client, TcpStream::connect(("127.0.0.1", server))?),
+        })
+    }
+
     /// Returns connection string parameters that make a client connect to this proxy.
     pub(crate) fn parameters(&self) -> String {
         let (address, port) = (self.address.ip(), self.address.port());
