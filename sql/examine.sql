@@ -47,6 +47,10 @@
 \else
 \set examine 'owners journal'
 \endif
+\if :{?keep_prepared}
+\else
+\set keep_prepared off
+\endif
 
 \ir session.sql
 
@@ -54,6 +58,7 @@ SET walpost.schema = :'schema';
 SET walpost.table_name = :'table';
 SET walpost.publication = :'publication';
 SET walpost.examine = :'examine';
+SET walpost.keep_prepared = :'keep_prepared';
 
 DO $walpost$
 DECLARE
@@ -76,56 +81,47 @@ DECLARE
     -- is not a superuser. Since PostgreSQL 16, a role can inherit another role's privileges, and so
     -- replace its functions, without being able to act as it. A role from which an untrusted role
     -- inherits in this way is not trusted either.
-    may_be_us oid[] := ARRAY(WITH ours AS (
+    -- These three queries are prepared below. Here, $1 is act_as.
+    find_trusted_roles CONSTANT text := $query$(text) AS
+        SELECT ARRAY(WITH ours AS (
             SELECT oid, rolsuper FROM pg_roles WHERE rolname IN (current_user, session_user)
                 OR oid = (SELECT usesysid FROM pg_stat_activity WHERE pid = pg_backend_pid())
         ), able AS MATERIALIZED (
             SELECT other.oid FROM pg_roles AS other CROSS JOIN ours
-                GROUP BY other.oid HAVING bool_and(pg_has_role(other.oid, ours.oid, act_as)
+                GROUP BY other.oid HAVING bool_and(pg_has_role(other.oid, ours.oid, $1)
                 OR EXISTS (SELECT FROM pg_auth_members AS m
                     WHERE m.roleid = ours.oid AND m.admin_option AND pg_has_role(other.oid, m.member, 'USAGE'))
-                OR other.rolcreaterole AND act_as = 'MEMBER' AND NOT ours.rolsuper)
+                OR other.rolcreaterole AND $1 = 'MEMBER' AND NOT ours.rolsuper)
         )
         SELECT oid FROM able WHERE oid IN (SELECT oid FROM ours) OR NOT EXISTS (
             SELECT FROM pg_auth_members AS m WHERE m.member NOT IN (SELECT oid FROM able)
-                AND pg_has_role(m.member, able.oid, 'USAGE') AND NOT pg_has_role(m.member, able.oid, act_as)));
-    -- Walpost's existing objects that belong to a trusted role.
-    examined name[] := '{}';
-    code_of_others text;
-    kept name;
-    its_oid oid;
-    found record;
-    wrong text;
-    made_by text;
-BEGIN
-    -- All objects are looked up in a single query. Between two queries, anyone could create an
-    -- object that was missing. If the query finds the schema and its owner is trusted, no other
-    -- role can rename the schema or create objects in it afterwards.
-    FOR found IN
+                AND pg_has_role(m.member, able.oid, 'USAGE') AND NOT pg_has_role(m.member, able.oid, $1)))$query$;
+    -- $1 is the list of checks, $2 and $3 are the outbox's schema and name, and $4 is own_tables.
+    find_objects CONSTANT text := $query$(text[], text, text, name[]) AS
         WITH outbox AS (SELECT c.oid, c.relowner, c.oid::regclass AS name
-            FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = in_schema AND c.relname = outbox_name
+            FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $2 AND c.relname = $3
         ) SELECT object, owner, serves_outbox, hint, name, (SELECT relowner FROM outbox) AS outbox_owner FROM (
             SELECT 'schema walpost', nspowner, false, 'ALTER SCHEMA walpost RENAME TO walpost_old', nspname FROM pg_namespace
-                WHERE nspname = 'walpost' AND what <> '{}'
+                WHERE nspname = 'walpost' AND $1 <> '{}'
             UNION ALL SELECT 'table walpost.' || relname, relowner, false, format('ALTER TABLE walpost.%1$s RENAME TO %1$s_old', relname),
                     relname
                 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-                WHERE n.nspname = 'walpost' AND relname = ANY (own_tables) AND relname = ANY (what)
+                WHERE n.nspname = 'walpost' AND relname = ANY ($4) AND relname = ANY ($1)
             UNION ALL SELECT format('the privilege %s on table walpost.%s', privilege_type, relname), grantee, false,
                     format('REVOKE %s ON walpost.%s FROM %s', privilege_type, relname,
                         CASE grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(grantee)) END), NULL
                 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace, aclexplode(relacl)
-                WHERE n.nspname = 'walpost' AND relname = ANY (own_tables) AND relname = ANY (what)
+                WHERE n.nspname = 'walpost' AND relname = ANY ($4) AND relname = ANY ($1)
                 AND privilege_type IN ('TRIGGER', 'REFERENCES') AND grantee <> relowner
             -- Objects in the schema walpost serve every outbox in the database, so the owner of one
             -- outbox is not trusted with them.
             UNION ALL SELECT format('function %s', p.oid::regprocedure), p.proowner, n.nspname <> 'walpost',
                     format('DROP FUNCTION %s', p.oid::regprocedure),
                     CASE WHEN p.proname <> 'lock_and_examine' OR p.proargtypes = '25 25 25'::oidvector THEN p.proname END
-                FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE (uses_table OR what && '{owners}')
+                FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE ($1 && '{read,compare,condition,write,alter}' OR $1 && '{owners}')
                 AND (n.nspname = 'walpost' AND p.proname IN ('publish', 'publish_bytes', 'max_event_bytes', 'add_outbox', 'lock_and_examine')
-                    OR n.nspname = in_schema AND p.pronargs = 0 AND p.proname IN ('walpost_uuidv7', 'walpost_no_update')
-                        AND what && '{owners}')
+                    OR n.nspname = $2 AND p.pronargs = 0 AND p.proname IN ('walpost_uuidv7', 'walpost_no_update')
+                        AND $1 && '{owners}')
             -- The functions that a column default or a trigger calls are found through that
             -- default or trigger, because the functions may have been renamed.
             UNION ALL SELECT format('function %s, which the default of %s.id calls,', p.oid::regprocedure, outbox.name), p.proowner, true,
@@ -134,23 +130,100 @@ BEGIN
                 JOIN pg_attrdef d ON d.adrelid = outbox.oid AND d.adnum = a.attnum
                 JOIN pg_depend ON classid = 'pg_attrdef'::regclass AND objid = d.oid AND refclassid = 'pg_proc'::regclass
                 JOIN pg_proc p ON p.oid = refobjid
-                WHERE what && '{owners}' AND EXISTS (SELECT FROM pg_constraint WHERE conrelid = outbox.oid AND conname = 'walpost_event_size')
+                WHERE $1 && '{owners}' AND EXISTS (SELECT FROM pg_constraint WHERE conrelid = outbox.oid AND conname = 'walpost_event_size')
             UNION ALL SELECT format('function %s, which trigger walpost_no_update on %s calls,', p.oid::regprocedure, outbox.name),
                     p.proowner, true, format('DROP TRIGGER walpost_no_update ON %s; DROP FUNCTION %s', outbox.name, p.oid::regprocedure),
                     NULL
                 FROM outbox JOIN pg_trigger ON tgrelid = outbox.oid AND tgname = 'walpost_no_update'
-                JOIN pg_proc p ON p.oid = tgfoid WHERE what && '{owners}'
+                JOIN pg_proc p ON p.oid = tgfoid WHERE $1 && '{owners}'
             UNION ALL SELECT format('publication %I', pubname), pubowner, true,
                     format('ALTER PUBLICATION %I OWNER TO ...', pubname), NULL
-                FROM pg_publication WHERE pubname = current_setting('walpost.publication') AND what && '{owners}'
+                FROM pg_publication WHERE pubname = current_setting('walpost.publication') AND $1 && '{owners}'
             -- A role that may create objects in the schema can replace Walpost's objects.
             UNION ALL SELECT 'the privilege to create objects in schema walpost', grantee, false,
                     format('REVOKE CREATE ON SCHEMA walpost FROM %s',
                         CASE grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(grantee)) END), NULL
                 FROM pg_namespace, aclexplode(nspacl) WHERE nspname = 'walpost' AND privilege_type = 'CREATE'
-                AND what <> '{}'
-        ) AS objects (object, owner, serves_outbox, hint, name)
-    LOOP
+                AND $1 <> '{}'
+        ) AS objects (object, owner, serves_outbox, hint, name)$query$;
+    -- $1 lists tables in the schema walpost.
+    find_additions CONSTANT text := $query$(name[]) AS
+        SELECT c.relname, string_agg(list.wrong, ', ') FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace CROSS JOIN LATERAL (
+            SELECT format('relkind %s', c.relkind) WHERE c.relkind <> 'r' OR c.relpersistence <> 'p'
+            UNION ALL SELECT format('trigger %I', tgname) FROM pg_trigger WHERE tgrelid = c.oid
+            UNION ALL SELECT format('rule %I', rulename) FROM pg_rewrite WHERE ev_class = c.oid
+            UNION ALL SELECT format('policy %I', polname) FROM pg_policy WHERE polrelid = c.oid
+            UNION ALL SELECT format('statistics %I', stxname) FROM pg_statistic_ext WHERE stxrelid = c.oid
+            UNION ALL SELECT format('inheriting table %s', inhrelid::regclass) FROM pg_inherits WHERE inhparent = c.oid
+            -- A role that may write to a parent table can write to this table through the parent.
+            UNION ALL SELECT format('parent %s', inhparent::regclass) FROM pg_inherits WHERE inhrelid = c.oid
+            UNION ALL SELECT format('type %s', format_type(c.reloftype, NULL)) WHERE c.reloftype <> 0
+            UNION ALL SELECT format('index %s', indexrelid::regclass) FROM pg_index
+                WHERE indrelid = c.oid AND (indexprs IS NOT NULL OR indpred IS NOT NULL)
+            UNION ALL SELECT format('constraint %I', conname) FROM pg_constraint
+                WHERE conrelid = c.oid AND contype NOT IN ('p', 'n')
+                AND NOT (c.relname = 'journal' AND contype = 'c' AND pg_get_constraintdef(oid)
+                    ~ '^CHECK \(\(action = ANY \(ARRAY\[(''[a-z ]+''::text(, )?)+\]\)\)\)$')
+            UNION ALL SELECT format('column %I %s%s', attname, format_type(atttypid, atttypmod),
+                    coalesce(' DEFAULT ' || pg_get_expr(adbin, adrelid), ''))
+                FROM pg_attribute LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum
+                WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped AND NOT coalesce(CASE c.relname || '.' || attname
+                    WHEN 'journal.id' THEN atttypid = 'bigint'::regtype AND attidentity = 'a' AND adbin IS NULL
+                    WHEN 'journal.at' THEN atttypid = 'timestamptz'::regtype AND pg_get_expr(adbin, adrelid) = 'now()'
+                    WHEN 'journal.by_role' THEN atttypid = 'text'::regtype AND pg_get_expr(adbin, adrelid) = 'SESSION_USER'
+                    WHEN 'journal.detail' THEN atttypid = 'jsonb'::regtype AND pg_get_expr(adbin, adrelid) = '''{}''::jsonb'
+                    WHEN 'journal.from_lsn' THEN atttypid = 'pg_lsn'::regtype AND adbin IS NULL
+                    WHEN 'journal.to_lsn' THEN atttypid = 'pg_lsn'::regtype AND adbin IS NULL
+                    WHEN 'outbox_row.id' THEN atttypid = 'bigint'::regtype AND attidentity = 'a' AND adbin IS NULL
+                    WHEN 'outbox_row.relation' THEN atttypid = 'oid'::regtype AND adbin IS NULL
+                    WHEN 'slot_state.database_oid' THEN atttypid = 'oid'::regtype AND adbin IS NULL
+                    WHEN 'slot_state.version' THEN atttypid = 'integer'::regtype AND adbin IS NULL
+                    WHEN 'slot_state.timeline' THEN atttypid = 'integer'::regtype AND adbin IS NULL
+                    WHEN 'slot_state.created_lsn' THEN atttypid = 'pg_lsn'::regtype AND adbin IS NULL
+                    WHEN 'slot_state.confirmed_lsn' THEN atttypid = 'pg_lsn'::regtype AND adbin IS NULL
+                    WHEN 'slot_state.begun' THEN atttypid = 'boolean'::regtype AND adbin IS NULL
+                    WHEN 'slot_state.at' THEN atttypid = 'timestamptz'::regtype AND adbin IS NULL
+                    WHEN 'table_state.database_oid' THEN atttypid = 'oid'::regtype AND adbin IS NULL
+                    WHEN 'table_state.relation' THEN atttypid = 'oid'::regtype AND adbin IS NULL
+                    WHEN 'table_state.version' THEN atttypid = 'integer'::regtype AND adbin IS NULL
+                    WHEN 'table_state.is_out' THEN atttypid = 'boolean'::regtype AND adbin IS NULL
+                    WHEN 'table_state.seen_lsn' THEN atttypid = 'pg_lsn'::regtype AND adbin IS NULL
+                    WHEN 'table_state.out_lsn' THEN atttypid = 'pg_lsn'::regtype AND adbin IS NULL
+                    WHEN 'table_state.at' THEN atttypid = 'timestamptz'::regtype AND adbin IS NULL
+                    ELSE atttypid = 'text'::regtype AND adbin IS NULL END, false)
+        ) AS list (wrong) WHERE n.nspname = 'walpost' AND c.relname = ANY ($1) GROUP BY c.relname$query$;
+    may_be_us oid[];
+    -- Walpost's existing objects that belong to a trusted role.
+    examined name[] := '{}';
+    code_of_others text;
+    query text;
+    plan_mode CONSTANT text := current_setting('plan_cache_mode');
+    kept name;
+    found record;
+    wrong text;
+    made_by text;
+BEGIN
+    -- Planning these queries takes several milliseconds, and Walpost runs them before each access to
+    -- one of its tables. Therefore, they are prepared, and in its own connections, Walpost keeps the
+    -- prepared statements. In other sessions, they are always prepared again, because a function of
+    -- another role could have prepared different queries under these names.
+    IF current_setting('walpost.keep_prepared') <> 'on'
+        OR NOT EXISTS (SELECT FROM pg_prepared_statements WHERE name = 'walpost_additions') THEN
+        FOR kept, query IN VALUES ('walpost_trusted_roles'::name, find_trusted_roles), ('walpost_objects', find_objects),
+            ('walpost_additions', find_additions)
+        LOOP
+            IF EXISTS (SELECT FROM pg_prepared_statements WHERE name = kept) THEN
+                EXECUTE format('DEALLOCATE %I', kept);
+            END IF;
+            EXECUTE format('PREPARE %I ', kept) || query;
+        END LOOP;
+    END IF;
+    PERFORM set_config('plan_cache_mode', 'force_generic_plan', true);
+    EXECUTE format('EXECUTE walpost_trusted_roles (%L)', act_as) INTO may_be_us;
+    -- All objects are looked up in a single query. Between two queries, anyone could create an
+    -- object that was missing. If the query finds the schema and its owner is trusted, no other
+    -- role can rename the schema or create objects in it afterwards.
+    FOR found IN EXECUTE format('EXECUTE walpost_objects (%L, %L, %L, %L)', what, in_schema, outbox_name, own_tables) LOOP
         -- The outbox's owner is trusted with objects that serve only that outbox.
         IF found.owner = ANY (may_be_us) OR found.owner <> 0 AND found.serves_outbox
             AND coalesce(pg_has_role(found.owner, found.outbox_owner, act_as), false) THEN
@@ -211,63 +284,15 @@ BEGIN
         END LOOP;
     END IF;
 
-    FOR kept, its_oid IN SELECT relname, c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-        WHERE n.nspname = 'walpost' AND relname = ANY (own_tables) AND relname = ANY (what) AND relname = ANY (examined)
-    LOOP
-        SELECT string_agg(list.wrong, ', ') INTO wrong FROM (
-            SELECT format('relkind %s', relkind) FROM pg_class WHERE oid = its_oid
-                AND (relkind <> 'r' OR relpersistence <> 'p')
-            UNION ALL SELECT format('trigger %I', tgname) FROM pg_trigger WHERE tgrelid = its_oid
-            UNION ALL SELECT format('rule %I', rulename) FROM pg_rewrite WHERE ev_class = its_oid
-            UNION ALL SELECT format('policy %I', polname) FROM pg_policy WHERE polrelid = its_oid
-            UNION ALL SELECT format('statistics %I', stxname) FROM pg_statistic_ext WHERE stxrelid = its_oid
-            UNION ALL SELECT format('inheriting table %s', inhrelid::regclass) FROM pg_inherits WHERE inhparent = its_oid
-            -- A role that may write to a parent table can write to this table through the parent.
-            UNION ALL SELECT format('parent %s', inhparent::regclass) FROM pg_inherits WHERE inhrelid = its_oid
-            UNION ALL SELECT format('type %s', format_type(reloftype, NULL)) FROM pg_class WHERE oid = its_oid AND reloftype <> 0
-            UNION ALL SELECT format('index %s', indexrelid::regclass) FROM pg_index
-                WHERE indrelid = its_oid AND (indexprs IS NOT NULL OR indpred IS NOT NULL)
-            UNION ALL SELECT format('constraint %I', conname) FROM pg_constraint
-                WHERE conrelid = its_oid AND contype NOT IN ('p', 'n')
-                AND NOT (kept = 'journal' AND contype = 'c' AND pg_get_constraintdef(oid)
-                    ~ '^CHECK \(\(action = ANY \(ARRAY\[(''[a-z ]+''::text(, )?)+\]\)\)\)$')
-            UNION ALL SELECT format('column %I %s%s', attname, format_type(atttypid, atttypmod),
-                    coalesce(' DEFAULT ' || pg_get_expr(adbin, adrelid), ''))
-                FROM pg_attribute LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum
-                WHERE attrelid = its_oid AND attnum > 0 AND NOT attisdropped AND NOT coalesce(CASE kept || '.' || attname
-                    WHEN 'journal.id' THEN atttypid = 'bigint'::regtype AND attidentity = 'a' AND adbin IS NULL
-                    WHEN 'journal.at' THEN atttypid = 'timestamptz'::regtype AND pg_get_expr(adbin, adrelid) = 'now()'
-                    WHEN 'journal.by_role' THEN atttypid = 'text'::regtype AND pg_get_expr(adbin, adrelid) = 'SESSION_USER'
-                    WHEN 'journal.detail' THEN atttypid = 'jsonb'::regtype AND pg_get_expr(adbin, adrelid) = '''{}''::jsonb'
-                    WHEN 'journal.from_lsn' THEN atttypid = 'pg_lsn'::regtype AND adbin IS NULL
-                    WHEN 'journal.to_lsn' THEN atttypid = 'pg_lsn'::regtype AND adbin IS NULL
-                    WHEN 'outbox_row.id' THEN atttypid = 'bigint'::regtype AND attidentity = 'a' AND adbin IS NULL
-                    WHEN 'outbox_row.relation' THEN atttypid = 'oid'::regtype AND adbin IS NULL
-                    WHEN 'slot_state.database_oid' THEN atttypid = 'oid'::regtype AND adbin IS NULL
-                    WHEN 'slot_state.version' THEN atttypid = 'integer'::regtype AND adbin IS NULL
-                    WHEN 'slot_state.timeline' THEN atttypid = 'integer'::regtype AND adbin IS NULL
-                    WHEN 'slot_state.created_lsn' THEN atttypid = 'pg_lsn'::regtype AND adbin IS NULL
-                    WHEN 'slot_state.confirmed_lsn' THEN atttypid = 'pg_lsn'::regtype AND adbin IS NULL
-                    WHEN 'slot_state.begun' THEN atttypid = 'boolean'::regtype AND adbin IS NULL
-                    WHEN 'slot_state.at' THEN atttypid = 'timestamptz'::regtype AND adbin IS NULL
-                    WHEN 'table_state.database_oid' THEN atttypid = 'oid'::regtype AND adbin IS NULL
-                    WHEN 'table_state.relation' THEN atttypid = 'oid'::regtype AND adbin IS NULL
-                    WHEN 'table_state.version' THEN atttypid = 'integer'::regtype AND adbin IS NULL
-                    WHEN 'table_state.is_out' THEN atttypid = 'boolean'::regtype AND adbin IS NULL
-                    WHEN 'table_state.seen_lsn' THEN atttypid = 'pg_lsn'::regtype AND adbin IS NULL
-                    WHEN 'table_state.out_lsn' THEN atttypid = 'pg_lsn'::regtype AND adbin IS NULL
-                    WHEN 'table_state.at' THEN atttypid = 'timestamptz'::regtype AND adbin IS NULL
-                    ELSE atttypid = 'text'::regtype AND adbin IS NULL END, false)
-        ) AS list (wrong);
-        IF wrong IS NOT NULL THEN
-            made_by := CASE kept WHEN 'outbox_row' THEN 'tables.sql' ELSE 'journal.sql' END;
-            RAISE EXCEPTION 'table walpost.% has objects or columns that sql/% does not create: %', kept, made_by,
-                regexp_replace(wrong, unprintable, '?', 'g')
-                USING ERRCODE = 'invalid_object_definition', DETAIL = 'They could run code as any role that uses the table. '
-                    'The table was not used, and nothing was changed.',
-                    HINT = format('Have a superuser check what they are, and drop them. Or: ALTER TABLE walpost.%1$s RENAME TO %1$s_old; '
-                        'then create it: walpost init --config FILE; or run sql/%2$s of Walpost in this database', kept, made_by);
-        END IF;
+    FOR kept, wrong IN EXECUTE format('EXECUTE walpost_additions (%L)',
+        ARRAY(SELECT unnest(own_tables) INTERSECT SELECT unnest(what::name[]) INTERSECT SELECT unnest(examined))) LOOP
+        made_by := CASE kept WHEN 'outbox_row' THEN 'tables.sql' ELSE 'journal.sql' END;
+        RAISE EXCEPTION 'table walpost.% has objects or columns that sql/% does not create: %', kept, made_by,
+            regexp_replace(wrong, unprintable, '?', 'g')
+            USING ERRCODE = 'invalid_object_definition', DETAIL = 'They could run code as any role that uses the table. '
+                'The table was not used, and nothing was changed.',
+                HINT = format('Have a superuser check what they are, and drop them. Or: ALTER TABLE walpost.%1$s RENAME TO %1$s_old; '
+                    'then create it: walpost init --config FILE; or run sql/%2$s of Walpost in this database', kept, made_by);
     END LOOP;
 
     IF uses_table AND outbox_name <> '' THEN
@@ -286,5 +311,6 @@ BEGIN
         END IF;
         PERFORM set_config('walpost.code_of_others', code_of_others, false);
     END IF;
+    PERFORM set_config('plan_cache_mode', plan_mode, true);
 END
 $walpost$;

@@ -14,7 +14,7 @@ use tracing::debug;
 use super::connect::conninfo::Conninfo;
 use super::connect::dial;
 use super::connect::dial::{DialError, Notifications, ServerError, SqlLimits};
-use super::sql_file;
+use super::sql_file::{self, SessionKind};
 use super::table::{TableName, identifier};
 use super::table_pattern::TablePatterns;
 use super::target::{OUTBOX_ROW, Outbox, Target};
@@ -295,7 +295,7 @@ impl Catalog {
             true => "journal",
             false => "owners",
         };
-        let sql = sql_file::examine(target, scope);
+        let sql = sql_file::examine(target, SessionKind::Own, scope);
         let examined = self.client.batch_execute(&sql).await;
         examined.map_err(|error| CatalogError::from(error).with_commands(&target.commands))
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::catalog::slot_state::FirstStart;
 use super::catalog::table_state::Refresh;
 use super::catalog::{Catalog, CatalogError, ObservedTable};
-use super::sql_file::{self, GUARD, PREREQUISITES, Variables};
+use super::sql_file::{self, GUARD, PREREQUISITES, SessionKind, Variables};
 use super::table::TableName;
 use super::target::{Outbox, Target};
 
@@ -183,7 +183,7 @@ impl Provision {
             // name can't refer to a different table than the one that was examined.
             together.push(Script {
                 makes: format!("lock on {table}"),
-                sql: sql_file::examine(&self.target, "owners read"),
+                sql: sql_file::examine(&self.target, SessionKind::Any, "owners read"),
             });
         }
         for writer in &self.writers {
@@ -226,6 +226,7 @@ impl Provision {
             makes: "owners of the objects above".to_owned(),
             sql: sql_file::examine(
                 &self.target,
+                SessionKind::Any,
                 match outbox.is_several() {
                     true => "owners journal slot_state table_state outbox_row present",
                     false => "owners journal slot_state table_state present",
@@ -447,6 +448,7 @@ impl Provision {
             failover: false,
             row_bytes_max: self.row_bytes_max,
             max_event_bytes: self.max_event_bytes,
+            session: SessionKind::Any,
         }
     }
 }

@@ -36,6 +36,17 @@ pub(super) struct Variables<'v> {
     pub(super) row_bytes_max: usize,
     /// Maximum size of an event in a new outbox, or `None` for the default.
     pub(super) max_event_bytes: Option<u64>,
+    pub(super) session: SessionKind,
+}
+
+/// The kind of session in which a file runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SessionKind {
+    /// One of Walpost's own connections, in which `sql/examine.sql` can rely on the queries that it
+    /// has prepared earlier.
+    Own,
+    /// Any session, possibly of an administrator who runs printed statements.
+    Any,
 }
 
 impl Variables<'_> {
@@ -150,6 +161,10 @@ impl Variables<'_> {
             "role" => self.role?,
             "owner" => self.owner?,
             "examine" => examine,
+            "keep_prepared" => match self.session {
+                SessionKind::Own => "on",
+                SessionKind::Any => "off",
+            },
             "several" if self.target.outbox.is_several() => "on",
             "several" => "off",
             "writer" => self.writer?,
@@ -165,7 +180,7 @@ impl Variables<'_> {
 
 /// Returns the statements in `sql/examine.sql`. `examine` lists the checks to perform, separated by
 /// spaces.
-pub(super) fn examine(target: &Target, examine: &str) -> String {
+pub(super) fn examine(target: &Target, session: SessionKind, examine: &str) -> String {
     let variables = Variables {
         pipeline: "",
         target,
@@ -175,6 +190,7 @@ pub(super) fn examine(target: &Target, examine: &str) -> String {
         failover: false,
         row_bytes_max: 0,
         max_event_bytes: None,
+        session,
     };
     variables.fill_in_with(EXAMINE, examine)
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tokio_postgres::{SimpleQueryMessage, SimpleQueryRow};
 
 use super::{Catalog, CatalogError};
-use crate::postgres::sql_file;
+use crate::postgres::sql_file::{self, SessionKind};
 use crate::postgres::target::Target;
 
 /// How long to wait for a lock on a table. The limit is low because no position is confirmed until
@@ -111,7 +111,7 @@ impl Catalog {
         let name = format!("walpost_{}", NUMBER.fetch_add(1, Ordering::Relaxed));
         let sql = format!(
             "SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'; {settings}PREPARE {name} AS {statement};\n{}EXECUTE {name}; DEALLOCATE {name}",
-            sql_file::examine(target, table.examine_keywords())
+            sql_file::examine(target, SessionKind::Own, table.examine_keywords())
         );
         let messages = match self.client().simple_query(&sql).await {
             Ok(messages) => messages,

@@ -21,7 +21,7 @@ use tokio_postgres::{SimpleQueryMessage, SimpleQueryRow, SimpleQueryStream};
 
 use super::table::{CreatedAt, RowOrder, from_item};
 use super::{Catalog, CatalogError};
-use crate::postgres::sql_file;
+use crate::postgres::sql_file::{self, SessionKind};
 use crate::postgres::table::{TableName, identifier};
 use crate::postgres::target::{Outbox, Target};
 
@@ -274,5 +274,5 @@ pub(crate) fn examine_sql(table: &TableName, statement: Statement) -> String {
         Statement::Delete => "write",
         Statement::Alter => "alter",
     };
-    sql_file::examine(&target, keyword)
+    sql_file::examine(&target, SessionKind::Own, keyword)
 }
