@@ -1,8 +1,11 @@
 //! Limits how much data an SQL client accepts from a server. tokio-postgres trusts the length in a
 //! message header and allocates memory before the message has arrived, so this module checks the
-//! length first.
+//! length first. tokio-postgres also keeps the last value of every parameter that the server
+//! reports, so this module removes these reports.
 //!
 //! Spec: PostgreSQL 18, 54.7 "Message Formats".
+
+use std::ops::Range;
 
 /// Size of a message header, which consists of a type and a length.
 const HEADER_BYTES: usize = 5;
@@ -49,6 +52,8 @@ pub(crate) struct ResponseLimit {
     limits: SqlLimits,
     /// Number of bytes still missing from the message whose header was read last.
     body_bytes: usize,
+    /// Whether the message whose header was read last is removed.
+    is_removed: bool,
     /// The bytes of a header that has not arrived completely yet.
     cut: Vec<u8>,
     response_bytes: usize,
@@ -59,6 +64,7 @@ impl ResponseLimit {
         ResponseLimit {
             limits,
             body_bytes: 0,
+            is_removed: false,
             cut: Vec::with_capacity(HEADER_BYTES),
             response_bytes: 0,
         }
@@ -72,7 +78,7 @@ impl ResponseLimit {
     }
 
     /// Adds at most [`Self::missing_header_bytes`] bytes to an incomplete header, and returns the
-    /// header once it is complete.
+    /// header once it is complete, unless the message is removed.
     ///
     /// # Errors
     /// Returns the reason if the message is rejected.
@@ -83,29 +89,45 @@ impl ResponseLimit {
         };
         self.cut.clear();
         self.begin_message(header)?;
-        Ok(Some(header))
+        Ok((!self.is_removed).then_some(header))
     }
 
-    /// Returns how many of the bytes may be passed on. If there are remaining bytes, they are the
-    /// beginning of a header and are stored until the rest arrives.
+    /// Moves the bytes that may be passed on to the beginning, and returns their number. The
+    /// remaining bytes were either removed, or are the beginning of a header, which is stored until
+    /// the rest arrives.
     ///
     /// # Errors
     /// Returns an error if a message is rejected. The error contains the number of bytes before
     /// that message, which may be passed on, and the reason for the rejection.
-    pub(crate) fn accept(&mut self, bytes: &[u8]) -> Result<usize, (usize, String)> {
-        let mut at = 0;
+    pub(crate) fn accept(&mut self, bytes: &mut [u8]) -> Result<usize, (usize, String)> {
+        let (mut at, mut passed) = (0, 0);
         loop {
             let body = self.body_bytes.min(bytes.len() - at);
             self.body_bytes -= body;
+            passed = self.pass(bytes, at..at + body, passed);
             at += body;
-            let rest = &bytes[at..];
-            let Some(header) = rest.first_chunk() else {
-                self.cut.extend_from_slice(rest);
-                return Ok(at);
+            let Some(header) = bytes[at..].first_chunk().copied() else {
+                self.cut.extend_from_slice(&bytes[at..]);
+                return Ok(passed);
             };
-            self.begin_message(*header).map_err(|reason| (at, reason))?;
+            self.begin_message(header)
+                .map_err(|reason| (passed, reason))?;
+            passed = self.pass(bytes, at..at + HEADER_BYTES, passed);
             at += HEADER_BYTES;
         }
+    }
+
+    /// Appends a part of the current message to the first `passed` bytes, unless the message is
+    /// removed. Returns the new number of bytes to pass on.
+    fn pass(&self, bytes: &mut [u8], part: Range<usize>, passed: usize) -> usize {
+        if self.is_removed {
+            return passed;
+        }
+        let end = passed + part.len();
+        if part.start > passed {
+            bytes.copy_within(part, passed);
+        }
+        end
     }
 
     fn begin_message(&mut self, header: [u8; HEADER_BYTES]) -> Result<(), String> {
@@ -128,9 +150,11 @@ impl ResponseLimit {
                  accepted. {remedy}"
             ));
         }
+        // ParameterStatus. Walpost does not use the values reported after the startup.
+        self.is_removed = tag == b'S';
         if tag == b'Z' {
             self.response_bytes = 0;
-        } else if tag == b'A' {
+        } else if tag == b'A' || self.is_removed {
             // Notifications do not count toward the limit, because they are not part of a response
             // and are not stored. Other roles can send any number of them.
         } else if let Some(response_bytes) = self.limits.response_bytes {
@@ -180,7 +204,8 @@ mod tests {
                 }
                 continue;
             }
-            match bound.accept(now) {
+            let mut now = now.to_vec();
+            match bound.accept(&mut now) {
                 Ok(count) => passed.extend_from_slice(&now[..count]),
                 Err((count, reason)) => {
                     passed.extend_from_slice(&now[..count]);
@@ -219,6 +244,30 @@ mod tests {
                 let reason = reason.unwrap_or_default();
                 assert!(reason.contains(expected), "{reason}");
             }
+        }
+    }
+
+    #[test]
+    fn removes_reported_parameters_however_the_data_is_split() {
+        let report = message(b'S', 50);
+        let row = message(b'D', 7);
+        let sent = [
+            &report,
+            &report,
+            &row,
+            &report,
+            &row,
+            &message(b'S', 0),
+            &row,
+        ];
+        let sent: Vec<u8> = sent.into_iter().flatten().copied().collect();
+        for piece in 1..=sent.len() {
+            let mut bound = ResponseLimit::new(SqlLimits::CATALOG_QUERIES);
+            assert_eq!(
+                pass(&mut bound, &sent, piece),
+                (row.repeat(3), None),
+                "in pieces of {piece}"
+            );
         }
     }
 

@@ -4,6 +4,10 @@
 //! server's reply to Walpost's own startup. In this way, SQL clients and replication connections
 //! share the implementation of authentication, limits and errors. [`ResponseLimit`] limits the size
 //! of everything that the server sends after the startup.
+//!
+//! If a result contains a type that is not built into PostgreSQL, tokio-postgres looks the type up.
+//! The lookup's own result can again contain such a type, so a server could nest lookups until the
+//! stack overflows. Walpost's statements use only built-in types, so lookups are rejected here.
 
 use std::collections::HashMap;
 use std::io;
@@ -21,8 +25,12 @@ use super::error::{DialError, ServerError};
 use super::socket::Socket;
 use super::{Session, SqlConnection};
 
+/// A part of the statement with which tokio-postgres looks up a type.
+const TYPE_LOOKUP: &[u8] =
+    b"FROM pg_catalog.pg_type t\nLEFT OUTER JOIN pg_catalog.pg_range r ON r.rngtypid = t.oid\n";
+
 pub(crate) async fn to_tokio_postgres(
-    session: Session,
+    mut session: Session,
     user: &str,
     limits: SqlLimits,
 ) -> Result<(Client, SqlConnection), DialError> {
@@ -34,7 +42,7 @@ pub(crate) async fn to_tokio_postgres(
         bound: ResponseLimit::new(limits),
         is_finished: false,
     };
-    stream.pass_on(&session.buffer);
+    stream.pass_on(&mut session.buffer);
     // TLS is disabled here because the socket already uses it if required.
     let connected = Config::new()
         .user(user)
@@ -73,7 +81,7 @@ pub(crate) struct Handover {
 
 impl Handover {
     /// Passes on bytes from the server, up to the first message that is rejected.
-    fn pass_on(&mut self, bytes: &[u8]) {
+    fn pass_on(&mut self, bytes: &mut [u8]) {
         match self.bound.accept(bytes) {
             Ok(count) => self.answer.extend_from_slice(&bytes[..count]),
             Err((count, reason)) => {
@@ -83,7 +91,7 @@ impl Handover {
         }
     }
 
-    /// Replaces the rejected message with an ErrorResponse, followed by the end of the stream, so
+    /// Replaces what would be read next with an ErrorResponse, followed by the end of the stream, so
     /// that the pending query fails with this error. A read error would reach only the task that
     /// polls the connection.
     fn refuse(&mut self, reason: &str) {
@@ -153,7 +161,7 @@ impl AsyncRead for Handover {
             if buf.filled().len() == before {
                 return Poll::Ready(Ok(()));
             }
-            let passed = match self.bound.accept(&buf.filled()[before..]) {
+            let passed = match self.bound.accept(&mut buf.filled_mut()[before..]) {
                 Ok(count) => count,
                 Err((count, reason)) => {
                     self.refuse(&reason);
@@ -176,6 +184,17 @@ impl AsyncWrite for Handover {
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
         if !self.is_requested {
+            return Poll::Ready(Ok(buf.len()));
+        }
+        // tokio-postgres buffers each message as a whole, so `buf` contains the complete statement
+        // the first time.
+        if buf
+            .windows(TYPE_LOOKUP.len())
+            .any(|part| part == TYPE_LOOKUP)
+        {
+            self.refuse("the server's response contains a type that is not built into PostgreSQL");
+            // The task may be waiting for data from the socket, from which nothing more is read.
+            cx.waker().wake_by_ref();
             return Poll::Ready(Ok(buf.len()));
         }
         Pin::new(&mut self.socket).poll_write(cx, buf)

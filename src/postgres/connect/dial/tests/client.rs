@@ -154,3 +154,94 @@ async fn logs_a_limited_number_of_notices_from_a_server() {
     let logged = String::from_utf8_lossy(&text).matches("flood").count();
     assert!((1..100).contains(&logged), "{logged}");
 }
+
+/// The number of nested type lookups after which the test's server stops.
+const NESTED_TYPES: u32 = 100;
+
+/// Describes a statement with one parameter of type oid, or none, and result columns of the given
+/// types.
+fn described(has_parameter: bool, columns: &[u32]) -> Vec<u8> {
+    let parameters: &[u8] = match has_parameter {
+        true => &[0, 1, 0, 0, 0, 26],
+        false => &[0, 0],
+    };
+    let mut body = i16::try_from(columns.len()).unwrap().to_be_bytes().to_vec();
+    for oid in columns {
+        body.extend([&b"c\0"[..], &[0; 6], &oid.to_be_bytes(), &[0; 8]].concat());
+    }
+    [message(b't', parameters), message(b'T', &body)].concat()
+}
+
+/// Replies to every query for a type that the type is an array of another unknown type, up to
+/// [`NESTED_TYPES`] times.
+async fn nest_types(client: tokio::io::DuplexStream) -> io::Result<()> {
+    let mut client: Box<dyn Stream> = Box::new(client);
+    let (mut is_lookup, mut lookups) = (false, 0_u32);
+    loop {
+        let tag = client.read_u8().await?;
+        let body = read_untagged(&mut client).await?;
+        let reply = match tag {
+            b'P' => {
+                is_lookup = String::from_utf8_lossy(&body).contains("pg_type");
+                message(b'1', b"")
+            }
+            b'D' if is_lookup => described(true, &[19, 18, 26, 26, 26, 19, 26]),
+            b'D' => described(false, &[1_000_000]),
+            b'B' => message(b'2', b""),
+            b'E' if is_lookup && lookups < NESTED_TYPES => {
+                lookups += 1;
+                let element = match lookups {
+                    NESTED_TYPES => 0,
+                    _ => 1_000_000 + lookups,
+                };
+                let mut row = 7_i16.to_be_bytes().to_vec();
+                for value in [
+                    Some(&b"name"[..]),
+                    Some(b"b"),
+                    Some(&element.to_be_bytes()),
+                    None,
+                    Some(&[0; 4]),
+                    Some(b"name"),
+                    Some(&[0; 4]),
+                ] {
+                    let length = value.map_or(-1, |value| i32::try_from(value.len()).unwrap());
+                    row.extend(length.to_be_bytes());
+                    row.extend(value.unwrap_or_default());
+                }
+                [message(b'D', &row), message(b'C', b"SELECT 1\0")].concat()
+            }
+            b'E' => message(b'C', b"SELECT 0\0"),
+            b'C' => message(b'3', b""),
+            b'S' => message(b'Z', b"I"),
+            _ => return Ok(()),
+        };
+        client.write_all(&reply).await?;
+    }
+}
+
+/// With more nested lookups, the stack would overflow.
+#[tokio::test]
+async fn does_not_look_up_types_that_are_not_built_in() {
+    let (client, server) = tokio::io::duplex(1 << 16);
+    let serve = tokio::spawn(nest_types(server));
+    let (_, parameters) = sent_with_startup();
+    let session = Session {
+        socket: Socket::Memory(client),
+        buffer: BytesMut::new(),
+        parameters,
+        backend_pid: 7,
+        secret: 8,
+        host: "here".to_owned(),
+    };
+    let opened = handover::to_tokio_postgres(session, "walpost", SqlLimits::CATALOG_QUERIES).await;
+    let (client, connection) = opened.unwrap();
+    let connection = tokio::spawn(connection);
+    let query = client.query("SELECT x", &[]);
+    let result = tokio::time::timeout(Duration::from_secs(60), query).await;
+    let error = result.expect("a response").expect_err("no lookup");
+    let error = error.as_db_error().unwrap_or_else(|| panic!("{error}"));
+    assert!(error.message().contains("not built into"), "{error}");
+    drop(client);
+    let _ = connection.await.unwrap();
+    serve.abort();
+}
