@@ -26,7 +26,9 @@ pub(crate) fn check_first_message(
     let mut members = text.split(',');
     let mut member = |name: &str| members.next()?.strip_prefix(name);
     let (nonce, salt, iterations) = (member("r=")?, member("s=")?, member("i=")?);
-    let own = std::str::from_utf8(initial).ok()?.rsplit_once("r=")?.1;
+    // Search for the attribute, because the nonce itself can contain "r=".
+    let mut attributes = std::str::from_utf8(initial).ok()?.split(',');
+    let own = attributes.find_map(|attribute| attribute.strip_prefix("r="))?;
     // If the server adds nothing to the client's nonce, an attacker could replay an intercepted
     // proof.
     if nonce == own {
@@ -53,4 +55,23 @@ pub(crate) fn check_first_message(
         ));
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rejects_a_repeated_nonce_that_looks_like_an_attribute() {
+        for nonce in ["fyko+d2l", "ar=b", "r=", "r=r=b"] {
+            let initial = format!("n,,n=,r={nonce}");
+            let check = |sent: &str| {
+                let answer = format!("r={sent},s=c2FsdA==,i=4096");
+                check_first_message(initial.as_bytes(), answer.as_bytes(), Exposure::Proven)
+            };
+            let reason = check(nonce).unwrap_or_default();
+            assert!(reason.contains("nonce"), "{nonce}: {reason:?}");
+            assert_eq!(check(&format!("{nonce}more")), None, "{nonce}");
+        }
+    }
 }
