@@ -225,7 +225,7 @@ pub(crate) fn verify(
     };
     // The memory limit is divided between the entries and the journal, which are filled at the same
     // time. Transactions are processed afterwards, when this memory has been released.
-    let mut entries = Spill::new(options.memory / 4 * 3);
+    let mut entries = Spill::new(options.memory / 4 * 3, matching::EVENTS);
     let mut journal = Journal::new(options.memory / 4);
     let database = runtime.block_on(async {
         let catalog = Catalog::open_for_rows(&settings.postgres, settings.row_bytes_max).await?;
@@ -293,7 +293,7 @@ pub(crate) fn verify(
     order::check_order(
         journal,
         &firsts,
-        options.memory / 4,
+        options.memory / 2,
         &context,
         &mut reporter,
     )?;

@@ -7,10 +7,16 @@ use super::Reporter;
 use super::context::{End, VerifyContext};
 use super::entry::{Entry, EntryKind, Record, Row};
 use super::report::Finding;
-use super::spill::{Spill, hash};
+use super::spill::{Contents, Spill, hash};
 
 /// Maximum number of locations that are reported for a repeated event.
 const REPORTED_LOCATIONS_MAX: usize = 5;
+
+/// The rows and records of events.
+pub(super) const EVENTS: Contents = Contents {
+    group: "the rows and records with the same event ID",
+    entry_overhead_bytes: 128,
+};
 
 /// One bit for each record, indexed by its number.
 #[derive(Default)]

@@ -8,11 +8,17 @@ use super::context::VerifyContext;
 use super::entry::{Entry, EntryKind, Indexed};
 use super::matching::RecordSet;
 use super::report::Finding;
-use super::spill::{Journal, Spill, hash};
+use super::spill::{Contents, Journal, Spill, hash};
 use crate::model::lsn::{Lsn, Position};
 
 /// Maximum number of gaps that are reported for a transaction.
 const REPORTED_GAPS_MAX: usize = 20;
+
+/// The events of transactions.
+const TRANSACTIONS: Contents = Contents {
+    group: "the events of one transaction",
+    entry_overhead_bytes: 64,
+};
 
 /// Checks whether the records in `journal`, which are in the order in which they were read, are in
 /// commit order. `firsts` contains the first record of each event in the table. Only these records
@@ -25,7 +31,7 @@ pub(super) fn check_order(
     reporter: &mut Reporter<'_>,
 ) -> io::Result<()> {
     let mut highest: Vec<Option<Position>> = vec![None; context.places.len()];
-    let mut transactions = Spill::new(memory);
+    let mut transactions = Spill::new(memory, TRANSACTIONS);
     journal.read(|bytes| {
         let entry = Entry::decode(bytes)?;
         let EntryKind::Record(record) = entry.kind else {

@@ -11,8 +11,6 @@ use crate::file_error;
 
 /// Maximum number of files. Each file uses a descriptor once it is on disk.
 const FILES_MAX: usize = 64;
-/// The memory that an entry requires in addition to its bytes while it is being processed.
-const ENTRY_OVERHEAD_BYTES: u64 = 128;
 /// Minimum size of the portions in which entries are processed. The stored entries are read again
 /// for each portion, so larger portions require fewer reads.
 const PORTION_BYTES_MIN: u64 = 1 << 20;
@@ -96,16 +94,27 @@ fn read_through(
 pub(super) struct Spill {
     parts: Vec<Journal>,
     portion_bytes: u64,
+    contents: Contents,
+}
+
+/// A description of the entries in a [`Spill`].
+#[derive(Clone, Copy)]
+pub(super) struct Contents {
+    /// The entries that have the same hash, for an error.
+    pub(super) group: &'static str,
+    /// The memory that an entry requires in addition to its bytes while it is being processed.
+    pub(super) entry_overhead_bytes: u64,
 }
 
 impl Spill {
-    /// Creates a spill that uses at most `memory` bytes, half for stored entries and half for the
-    /// entries being processed.
-    pub(super) fn new(memory: u64) -> Self {
+    /// Creates a spill that uses `memory` bytes, half for stored entries and half for the entries
+    /// being processed. A portion is split if it is more than twice as large as intended.
+    pub(super) fn new(memory: u64, contents: Contents) -> Self {
         let part = memory / 2 / FILES_MAX as u64;
         Self {
             parts: (0..FILES_MAX).map(|_| Journal::new(part)).collect(),
             portion_bytes: (memory / 2).clamp(PORTION_BYTES_MIN, PORTION_BYTES_MAX),
+            contents,
         }
     }
 
@@ -115,40 +124,103 @@ impl Spill {
 
     /// Calls `on_portion` with all entries, divided into portions. Entries for which `hash_of`
     /// returns the same hash are in the same portion.
+    ///
+    /// # Errors
+    /// Returns an error if the entries with one hash exceed the memory limit, if the temporary file
+    /// can't be read, or if `on_portion` fails.
     pub(super) fn read(
         self,
         hash_of: impl Fn(&[u8]) -> u64,
         mut on_portion: impl FnMut(&[&[u8]]) -> io::Result<()>,
     ) -> io::Result<()> {
+        let max_bytes = 2 * self.portion_bytes;
+        let Contents {
+            group,
+            entry_overhead_bytes,
+        } = self.contents;
         for part in self.parts {
-            let (entries, size) = (
-                part.entries,
-                part.bytes + part.entries * ENTRY_OVERHEAD_BYTES,
-            );
+            let entries = part.entries;
+            let size = part.bytes + entries * entry_overhead_bytes;
             let mut file = part.into_file()?;
-            let portions = size.div_ceil(self.portion_bytes);
-            for portion in 0..portions {
-                let (mut bytes, mut lengths) = (Vec::new(), Vec::new());
+            let count = size.div_ceil(self.portion_bytes);
+            // Each portion consists of the entries whose hash, divided by the first number, has the
+            // second number as its remainder.
+            let mut portions: Vec<_> = (0..count).map(|remainder| (count, remainder)).collect();
+            while let Some((divisor, remainder)) = portions.pop() {
+                let mut portion = Portion::new(max_bytes, entry_overhead_bytes);
                 read_through(&mut file, entries, &mut |entry| {
-                    if hash_of(entry) % portions == portion {
-                        bytes.extend_from_slice(entry);
-                        lengths.push(entry.len());
+                    let hash = hash_of(entry);
+                    if hash % divisor == remainder {
+                        portion.push(hash, entry);
                     }
                     Ok(())
                 })?;
-                let mut rest = bytes.as_slice();
-                let portion: Vec<_> = lengths
-                    .iter()
-                    .map(|len| {
-                        let (entry, remaining) = rest.split_at(*len);
-                        rest = remaining;
-                        entry
-                    })
-                    .collect();
-                on_portion(&portion)?;
+                if !portion.is_full {
+                    on_portion(&portion.entries())?;
+                    continue;
+                }
+                let half = divisor
+                    .checked_mul(2)
+                    .filter(|_| portion.has_several_hashes);
+                let Some(half) = half else {
+                    return Err(io::Error::other(format!(
+                        "{group} require more than {max_bytes} bytes of memory. Raise --memory"
+                    )));
+                };
+                portions.extend([(half, remainder), (half, remainder + divisor)]);
             }
         }
         Ok(())
+    }
+}
+
+/// The entries that are processed together.
+struct Portion {
+    bytes: Vec<u8>,
+    lengths: Vec<usize>,
+    entry_overhead_bytes: u64,
+    /// How much more memory the entries may use.
+    remaining_bytes: u64,
+    /// Whether the entries exceed the limit. Further entries are ignored.
+    is_full: bool,
+    first_hash: Option<u64>,
+    has_several_hashes: bool,
+}
+
+impl Portion {
+    fn new(max_bytes: u64, entry_overhead_bytes: u64) -> Self {
+        Self {
+            bytes: Vec::new(),
+            lengths: Vec::new(),
+            entry_overhead_bytes,
+            remaining_bytes: max_bytes,
+            is_full: false,
+            first_hash: None,
+            has_several_hashes: false,
+        }
+    }
+
+    fn push(&mut self, hash: u64, entry: &[u8]) {
+        self.has_several_hashes |= *self.first_hash.get_or_insert(hash) != hash;
+        let used = entry.len() as u64 + self.entry_overhead_bytes;
+        match self.remaining_bytes.checked_sub(used) {
+            Some(remaining) if !self.is_full => {
+                self.remaining_bytes = remaining;
+                self.bytes.extend_from_slice(entry);
+                self.lengths.push(entry.len());
+            }
+            _ => self.is_full = true,
+        }
+    }
+
+    fn entries(&self) -> Vec<&[u8]> {
+        let mut rest = self.bytes.as_slice();
+        let entries = self.lengths.iter().map(|len| {
+            let (entry, remaining) = rest.split_at(*len);
+            rest = remaining;
+            entry
+        });
+        entries.collect()
     }
 }
 
@@ -165,6 +237,11 @@ mod tests {
 
     use super::*;
 
+    const CONTENTS: Contents = Contents {
+        group: "the numbers",
+        entry_overhead_bytes: 128,
+    };
+
     fn numbers(entry: &[u8]) -> u64 {
         hash(&entry[..4])
     }
@@ -172,7 +249,7 @@ mod tests {
     /// Adds entries to a spill with the given memory limit, and reads them. Returns the entries and
     /// the number of portions.
     fn through(memory: u64, count: u32) -> (BTreeMap<Vec<u8>, usize>, usize) {
-        let mut spill = Spill::new(memory);
+        let mut spill = Spill::new(memory, CONTENTS);
         for copy in 0..2_u8 {
             for number in 0..count {
                 let mut entry = number.to_ne_bytes().to_vec();
@@ -209,7 +286,7 @@ mod tests {
 
     #[test]
     fn reads_spilled_entries_in_portions_if_they_exceed_the_memory_limit() {
-        let mut spill = Spill::new(0);
+        let mut spill = Spill::new(0, CONTENTS);
         let entry = |number: u32| [&number.to_ne_bytes()[..], &[7; 1000]].concat();
         // All entries are in the same part.
         let same = |entry: &[u8]| numbers(entry) >> 6;
@@ -227,6 +304,35 @@ mod tests {
             .expect("readable");
         assert_eq!(all, 4000);
         assert!(largest < 1500, "{largest}");
+    }
+
+    #[test]
+    fn splits_a_portion_that_is_too_large_unless_all_its_entries_have_the_same_hash() {
+        let read = |hash_of: fn(&[u8]) -> u64| {
+            let mut spill = Spill::new(0, CONTENTS);
+            for number in 0..4000_u32 {
+                let entry = [&number.to_ne_bytes()[..], &[7; 1000]].concat();
+                spill.push(0, &entry).expect("room");
+            }
+            let (mut largest, mut all) = (0, 0);
+            let read = spill.read(hash_of, |entries| {
+                largest = largest.max(entries.len());
+                all += entries.len();
+                Ok(())
+            });
+            (
+                read.map(|()| all).map_err(|error| error.to_string()),
+                largest,
+            )
+        };
+        // There are 8 hashes, and initially 5 portions. All hashes are multiples of 5 and of 64.
+        let (all, largest) = read(|entry| numbers(entry) % 8 * 5 * 64);
+        assert_eq!(all, Ok(4000));
+        assert!((400..2000).contains(&largest), "{largest}");
+        let (all, largest) = read(|_| 7);
+        let reason = "the numbers require more than 2097152 bytes of memory. Raise --memory";
+        assert_eq!(all, Err(reason.to_owned()));
+        assert_eq!(largest, 0);
     }
 
     #[test]

@@ -128,7 +128,8 @@ impl Fixture {
             reports_unexpected: self.reports_unexpected,
             on_finding: &mut on_finding,
         };
-        let (mut entries, mut journal) = (Spill::new(memory), Journal::new(memory));
+        let (mut entries, mut journal) =
+            (Spill::new(memory, matching::EVENTS), Journal::new(memory));
         let mut bytes = Vec::new();
         for (id, record) in &self.records {
             let (kind, id) = (EntryKind::Record(*record), id.as_bytes());
