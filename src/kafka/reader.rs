@@ -304,6 +304,17 @@ impl TopicReader {
         &self,
         topic: &str,
         spans: &[Span],
+        visit: impl FnMut(&ReadRecord<'_>) -> io::Result<ControlFlow<()>>,
+    ) -> Result<(), ReadError> {
+        self.read_within(RECORD_TIMEOUT, topic, spans, visit)
+    }
+
+    /// Like [`Self::read`], but waits up to `record_timeout` for the next record of the ranges.
+    fn read_within(
+        &self,
+        record_timeout: Duration,
+        topic: &str,
+        spans: &[Span],
         mut visit: impl FnMut(&ReadRecord<'_>) -> io::Result<ControlFlow<()>>,
     ) -> Result<(), ReadError> {
         let mut open: HashMap<i32, (i64, i64)> = spans
@@ -323,12 +334,15 @@ impl TopicReader {
         let mut last_progress = Instant::now();
         let mut last_error = KafkaError::MessageConsumption(Code::OperationTimedOut);
         while !open.is_empty() {
+            // Check this even if records arrive, because they may belong to other ranges.
+            if last_progress.elapsed() > record_timeout {
+                return Err(self.broken(topic, &last_error).into());
+            }
             self.renew_tokens();
             match self.consumer.poll(RETRY_DELAY) {
                 Some(Ok(record)) => {
-                    last_progress = Instant::now();
-                    // The consumer may still return records of a topic that was read earlier. Skip
-                    // them.
+                    // The consumer may still return records of a topic that was read earlier, and
+                    // returns new records of partitions that have been read to the end. Skip them.
                     let end = open
                         .get(&record.partition())
                         .filter(|_| record.topic() == topic);
@@ -340,6 +354,7 @@ impl TopicReader {
                     if record.offset() + 1 >= end {
                         open.remove(&record.partition());
                     }
+                    last_progress = Instant::now();
                 }
                 // The last offset may belong to a transaction marker, which is not returned as a
                 // record.
@@ -371,9 +386,6 @@ impl TopicReader {
                     _ => last_error = error,
                 },
                 None => {}
-            }
-            if last_progress.elapsed() > RECORD_TIMEOUT {
-                return Err(self.broken(topic, &last_error).into());
             }
         }
         let nothing = TopicPartitionList::new();
@@ -410,5 +422,64 @@ impl TopicReader {
             reason,
             grant: Grants::for_config(&self.config).read(topic),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rdkafka::mocking::MockCluster;
+    use rdkafka::producer::{BaseProducer, BaseRecord, DefaultProducerContext, Producer};
+
+    use super::*;
+
+    const TOPIC: &str = "t";
+    const TIMEOUT: Duration = Duration::from_secs(3);
+
+    /// While a partition can't be read, the other one receives records all the time.
+    #[test]
+    fn times_out_at_a_partition_that_makes_no_progress_while_another_receives_records() {
+        let cluster: MockCluster<'static, DefaultProducerContext> =
+            MockCluster::new(2).expect("a mock cluster");
+        cluster.create_topic(TOPIC, 2, 1).expect("a topic");
+        for partition in 0..2 {
+            cluster
+                .partition_leader(TOPIC, partition, Some(partition + 1))
+                .expect("a leader");
+        }
+        let servers = cluster.bootstrap_servers();
+        let properties: Properties = [("bootstrap.servers".to_owned(), servers)].into();
+        let config = client_config(&properties, "producer");
+        let producer: BaseProducer =
+            create_with_context(&config, DefaultProducerContext).expect("a producer");
+        let produce = |partition| {
+            let record = BaseRecord::to(TOPIC).partition(partition).key("k");
+            let sent = producer.send(record.payload("v"));
+            sent.map_err(|(error, _)| error).expect("queued");
+            producer.flush(TIMEOUT).expect("delivered");
+        };
+        (0..2).for_each(produce);
+        cluster.broker_down(2).expect("a broker");
+        let reader =
+            TopicReader::new(&properties, &Credentials::default(), "test").expect("a reader");
+        let span = |partition| Span {
+            partition,
+            start: 0,
+            end: 1,
+            is_cut: false,
+            is_hidden: false,
+        };
+        std::thread::scope(|scope| {
+            let read = scope.spawn(|| {
+                reader.read_within(TIMEOUT, TOPIC, &[span(0), span(1)], |_| {
+                    Ok(ControlFlow::Continue(()))
+                })
+            });
+            let start = Instant::now();
+            while !read.is_finished() && start.elapsed() < 10 * TIMEOUT {
+                produce(0);
+            }
+            assert!(read.is_finished(), "still reading");
+            assert!(read.join().expect("no panic").is_err());
+        });
     }
 }
