@@ -105,7 +105,7 @@ make_rpm() {
     rm -rf "$top"
     {
         # Only Walpost's own folders; the other folders belong to the system.
-        echo '%dir %attr(0750, root, root) /etc/walpost'
+        echo '%ghost %dir %verify(not mode user group) %attr(0750, root, root) /etc/walpost'
         for path in /usr/share/walpost /usr/share/doc/walpost; do
             (cd "$tree" && find ".$path" -type d -printf '%%dir %%attr(0755, root, root) %p\n') | sed 's# \./# /#'
         done
