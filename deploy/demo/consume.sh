@@ -3,6 +3,8 @@
 #
 #   consume.sh HOST:PORT FILE CONSUMER...      CONSUMER is Kafka's console consumer, as a command
 set -euo pipefail
+# In this locale, [[:cntrl:]] also matches the control characters outside of ASCII.
+export LC_ALL=C.UTF-8
 bootstrap=$1
 records=$2
 shift 2
@@ -22,6 +24,8 @@ tab=$'\t'
         id=${id%%,*}
         position=${headers#*walpost-position:}
         position=${position%%,*}
-        printf 'record: partition %s offset %3s  %s  %-6s %s\n' "$partition" "$offset" "$position" "$key" "$value"
+        printf -v line 'record: partition %s offset %3s  %s  %-6s %s' "$partition" "$offset" "$position" "$key" "$value"
+        # A terminal would interpret control characters.
+        printf '%s\n' "${line//[[:cntrl:]]/?}"
         printf '%s\t%s\t%s\n' "$partition" "$offset" "$id" >>"$records"
     done

@@ -55,6 +55,26 @@ fn dockerfile_creates_a_file_for_each_target_in_cargo_toml() {
     }
 }
 
+/// Anyone who can send events chooses the contents of records.
+#[test]
+fn demo_prints_no_control_characters_from_records() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = "Partition:0\tOffset:1\tid:7,walpost-position:0/1\tk\u{1b}[2J\tv\u{9b}31m\u{7}\n";
+    let printed = Command::new("bash")
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/demo/consume.sh"))
+        .arg("127.0.0.1:9")
+        .arg(folder.path().join("records"))
+        .args(["bash", "-c", "printf %s \"$0\"", record])
+        .output()
+        .unwrap();
+    let text = String::from_utf8(printed.stdout).unwrap();
+    assert!(
+        text.starts_with("record: partition 0 offset   1"),
+        "{text:?}"
+    );
+    assert!(text.ends_with("k?[2J  v?31m?\n"), "{text:?}");
+}
+
 #[test]
 fn image_build_context_contains_every_copied_file() {
     let ignored = read(".dockerignore");
