@@ -7,6 +7,7 @@
 pub(crate) mod args;
 mod commands;
 mod error;
+mod exclusive;
 pub(crate) mod file;
 mod kafka;
 mod pipeline;
@@ -27,10 +28,11 @@ use std::path::{Path, PathBuf};
 
 use self::args::{ConnectionArgs, RecordArgs};
 pub(crate) use self::error::ConfigError;
+use self::exclusive::ExclusiveResource;
 use self::file::{File, FilePipeline, SinkName};
 use self::kafka::kafka_properties;
 use self::pipeline::settings;
-use self::query_results::{ExclusiveResource, QueryResults};
+use self::query_results::QueryResults;
 use self::reserved::NamedTopics;
 use self::selection::{choose, names};
 use crate::kafka::credentials::Credentials;
@@ -179,7 +181,7 @@ fn read_sources(
         Some(_) => all.pipeline.iter().flat_map(&validate).flatten().collect(),
         None => HashSet::new(),
     };
-    let (found, failures) = answers.read(path, &all, env, &validate, taken)?;
+    let (found, failures) = answers.read(path, &all, env, &validate, &taken)?;
     all.pipeline.extend(found);
     Ok((all, failures))
 }

@@ -199,7 +199,7 @@ impl<D: PartialEq> Supervisor<D> {
             Ok(changes) => {
                 info!("configuration reloaded after {cause}: {changes}");
                 for failure in &failed {
-                    error!("{failure}; its pipelines keep running unchanged");
+                    error!("{failure}; its running pipelines are kept");
                 }
                 response.done.push(changes);
             }

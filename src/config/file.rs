@@ -9,7 +9,7 @@ use std::sync::Arc;
 use serde::de::{self, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use super::query::{self, LastRows, QuerySource};
+use super::query::{self, DefiningRow, QuerySource};
 use super::syntax::parse;
 use super::{ConfigError, Given};
 use crate::kafka::properties::is_secret;
@@ -46,7 +46,7 @@ pub(crate) struct File {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct FileFleet {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "distinct_sources")]
     pub source: Vec<FileSource>,
 }
 
@@ -58,6 +58,28 @@ pub(crate) enum FileSource {
     Directory(PathBuf),
     /// A database query. Each row of its result defines a pipeline.
     Query(QuerySource),
+}
+
+/// Rejects sources that can't be told apart, because a pipeline could then use the credentials of
+/// the wrong source.
+fn distinct_sources<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Vec<FileSource>, D::Error> {
+    let sources = Vec::<FileSource>::deserialize(deserializer)?;
+    let mut ids = Vec::new();
+    for source in &sources {
+        let FileSource::Query(source) = source else {
+            continue;
+        };
+        if ids.contains(&source.id()) {
+            return Err(de::Error::custom(
+                "found two sources with the same query, database and template name, which would define the same pipelines; \
+                 delete one of them",
+            ));
+        }
+        ids.push(source.id());
+    }
+    Ok(sources)
 }
 
 #[derive(Deserialize)]
@@ -113,7 +135,7 @@ pub(crate) enum Origin {
     Row {
         /// The file that contains the query.
         file: PathBuf,
-        rows: Arc<LastRows>,
+        row: Arc<DefiningRow>,
         /// Distinguishes the query from other queries in the same file.
         source: String,
     },
@@ -126,16 +148,16 @@ impl PartialEq for Origin {
             (Self::File(path), Self::File(other)) | (Self::Part(path), Self::Part(other)) => {
                 path == other
             }
-            // Ignore which query returned the row, so that changing a query does not restart its
+            // Ignore the query and the values, so that changing a query does not restart its
             // pipelines.
             (
-                Self::Row { file, rows, .. },
+                Self::Row { file, row, .. },
                 Self::Row {
                     file: other,
-                    rows: others,
+                    row: other_row,
                     ..
                 },
-            ) => file == other && Arc::ptr_eq(rows, others),
+            ) => file == other && Arc::ptr_eq(row, other_row),
             _ => false,
         }
     }

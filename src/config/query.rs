@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use toml::{Table, Value};
@@ -59,11 +59,14 @@ impl QuerySource {
         }
     }
 
-    /// Returns whether both sources run the same query in the same database, regardless of role and
-    /// password.
-    pub(super) fn is_same_query(&self, other: &QuerySource) -> bool {
-        let database = |source: &QuerySource| Conninfo::without_passwords(&source.postgres);
-        self.query == other.query && database(self) == database(other)
+    /// Returns what distinguishes the source from all others in the file, even after changes to
+    /// passwords.
+    pub(super) fn id(&self) -> SourceId {
+        SourceId {
+            query: self.query.clone(),
+            database: Conninfo::without_passwords(&self.postgres),
+            name: self.template.get("name").map(Value::to_string),
+        }
     }
 
     /// Returns descriptions of the keys whose values are, or contain, passwords.
@@ -172,21 +175,71 @@ pub(super) fn check_template(template: &Table) -> Result<(), String> {
     row_values::check(template)
 }
 
-/// The rows of the last result, keyed by the names of the pipelines that they define.
-#[derive(Debug, Default)]
-pub(crate) struct LastRows(Mutex<BTreeMap<String, TextRow>>);
+/// Identifies a `[[fleet.source]]` that contains a query. Sources with the same ID would define
+/// pipelines with the same names, so a file can't contain two of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SourceId {
+    query: String,
+    /// The parameters of the connection, without passwords.
+    database: Vec<(String, String)>,
+    /// The template for the pipelines' names.
+    name: Option<String>,
+}
 
-impl LastRows {
-    /// Stores the row that defines the pipeline.
-    pub(super) fn set(&self, pipeline: &str, row: &TextRow) {
-        let mut rows = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        rows.insert(pipeline.to_owned(), row.clone());
+/// The row that currently defines a pipeline, and the source whose query returned the row.
+pub(crate) struct DefiningRow(Mutex<(SourceId, TextRow)>);
+
+impl fmt::Debug for DefiningRow {
+    // Omit the row, because it may contain passwords.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DefiningRow").finish_non_exhaustive()
+    }
+}
+
+impl DefiningRow {
+    /// Returns the current row and its source.
+    pub(super) fn get(&self) -> (SourceId, TextRow) {
+        self.lock().clone()
     }
 
-    /// Returns the row that defines the pipeline.
-    pub(super) fn get(&self, pipeline: &str) -> Option<TextRow> {
-        let rows = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        rows.get(pipeline).cloned()
+    fn lock(&self) -> MutexGuard<'_, (SourceId, TextRow)> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The rows that define pipelines, keyed by the names of the pipelines. A row is kept in memory as
+/// long as a pipeline refers to it.
+#[derive(Default)]
+pub(super) struct DefiningRows(BTreeMap<String, Weak<DefiningRow>>);
+
+impl DefiningRows {
+    /// Stores the row that defines the pipeline. Existing pipelines of this name use the new row
+    /// when they read their credentials again, unless their row is from another one of the file's
+    /// sources, whose credentials they must not mix up.
+    pub(super) fn set(
+        &mut self,
+        pipeline: &str,
+        source: SourceId,
+        row: &TextRow,
+        in_file: &[SourceId],
+    ) -> Arc<DefiningRow> {
+        let current = self.0.get(pipeline).and_then(Weak::upgrade);
+        if let Some(current) = current {
+            let mut defining = current.lock();
+            if defining.0 == source || !in_file.contains(&defining.0) {
+                *defining = (source, row.clone());
+                drop(defining);
+                return current;
+            }
+        }
+        let added = Arc::new(DefiningRow(Mutex::new((source, row.clone()))));
+        self.0.insert(pipeline.to_owned(), Arc::downgrade(&added));
+        added
+    }
+
+    /// Forgets rows to which no pipeline refers.
+    pub(super) fn remove_unused(&mut self) {
+        self.0.retain(|_, row| row.strong_count() > 0);
     }
 }
 
@@ -260,25 +313,52 @@ mod tests {
         assert_eq!(table, Ok(expected));
     }
 
-    #[test]
-    fn identifies_a_source_by_its_query_and_database() {
-        let source = |postgres: &str, query: &str| QuerySource {
+    fn source(postgres: &str, query: &str, name: &str) -> QuerySource {
+        QuerySource {
             postgres: postgres.to_owned(),
             password_command: None,
             query: query.to_owned(),
             every: INTERVAL_DEFAULT,
-            template: Table::new(),
-        };
-        let ours = source("postgresql://r:old@h/shards", "SELECT 1");
-        assert!(ours.is_same_query(&source("postgresql://r:new@h/shards", "SELECT 1")));
-        for other in [
-            source("postgresql://r:old@h/shards", "SELECT 2"),
-            // During an outage, earlier results from a different database must not be used.
-            source("postgresql://r:old@h/tenants", "SELECT 1"),
-            source("postgresql://r:old@h2/shards", "SELECT 1"),
-        ] {
-            assert!(!ours.is_same_query(&other), "{other:?}");
+            template: Table::from_iter([("name".to_owned(), name.into())]),
         }
+    }
+
+    #[test]
+    fn identifies_a_source_by_its_query_database_and_pipeline_names() {
+        let ours = source("postgresql://r:old@h/shards", "SELECT 1", "{a}").id();
+        assert_eq!(
+            ours,
+            source("postgresql://r:new@h/shards", "SELECT 1", "{a}").id()
+        );
+        for (postgres, query, name) in [
+            ("postgresql://r:old@h/shards", "SELECT 2", "{a}"),
+            // During an outage, earlier results from a different database must not be used.
+            ("postgresql://r:old@h/tenants", "SELECT 1", "{a}"),
+            ("postgresql://r:old@h2/shards", "SELECT 1", "{a}"),
+            ("postgresql://r:old@h/shards", "SELECT 1", "b_{a}"),
+        ] {
+            assert_ne!(ours, source(postgres, query, name).id());
+        }
+    }
+
+    #[test]
+    fn keeps_a_row_only_while_a_pipeline_refers_to_it() {
+        let id = |query| source("postgresql://h/shards", query, "{a}").id();
+        let [old, new] = ["1", "2"].map(|value| row(&[("a", Some(value))]));
+        let mut rows = DefiningRows::default();
+        let running = rows.set("running", id("SELECT 1"), &old, &[id("SELECT 1")]);
+        drop(rows.set("removed", id("SELECT 1"), &old, &[id("SELECT 1")]));
+        rows.remove_unused();
+        assert_eq!(rows.0.keys().collect::<Vec<_>>(), ["running"]);
+        // A changed query continues to define its pipelines.
+        let same = rows.set("running", id("SELECT 2"), &new, &[id("SELECT 2")]);
+        assert!(Arc::ptr_eq(&running, &same));
+        assert_eq!(running.get(), (id("SELECT 2"), new.clone()));
+        // Another source of the same file defines another pipeline, even if the names are equal.
+        let sources = [id("SELECT 2"), id("SELECT 3")];
+        let other = rows.set("running", id("SELECT 3"), &old, &sources);
+        assert_eq!(running.get(), (id("SELECT 2"), new));
+        assert_eq!(other.get(), (id("SELECT 3"), old));
     }
 
     #[test]

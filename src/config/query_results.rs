@@ -1,25 +1,24 @@
 //! The results of the queries in walpost.toml, which are kept when the file is reloaded.
 
 use std::collections::HashSet;
-use std::fmt;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Instant;
 
 use tracing::warn;
 
 use super::Env;
 use super::error::ConfigError;
+use super::exclusive::{Conflict, ExclusiveResource, SourceRows, ValidRow, resolve_conflicts};
 use super::file::{File, FilePipeline, Origin};
-use super::query::{LastRows, QuerySource};
-use crate::outbox::reserved_topics::TopicUse;
+use super::query::{DefiningRows, QuerySource};
 use crate::postgres::text_rows::TextRow;
 
 /// The results of all queries, and when to run each query again.
 #[derive(Default)]
 pub(crate) struct QueryResults {
     queried: Vec<QueriedSource>,
-    last_rows: Arc<LastRows>,
+    /// The rows that define pipelines.
+    rows: DefiningRows,
     /// Whether the file was read successfully before. If so, a new query that fails causes the
     /// reload to be rejected, and running pipelines continue.
     was_read: bool,
@@ -40,22 +39,6 @@ struct QueriedSource {
     rows: Vec<TextRow>,
 }
 
-/// A resource that two pipelines must not share.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) enum ExclusiveResource {
-    Name(String),
-    Slot {
-        slot: String,
-        database: String,
-    },
-    /// A topic reserved for Walpost. Several pipelines can share it only for the same purpose, so
-    /// that a dead letter is never mistaken for a checkpoint.
-    Topic {
-        name: String,
-        usage: TopicUse,
-    },
-}
-
 /// A function that returns the resources that a pipeline uses exclusively, or an error if the
 /// pipeline is invalid.
 pub(super) type Validate<'v> = &'v dyn Fn(&FilePipeline) -> Result<Vec<ExclusiveResource>, String>;
@@ -72,8 +55,9 @@ impl QueryResults {
     /// Runs the queries in the file at `path`. Returns the pipelines that their rows define, and
     /// errors about sources and rows that could not be used.
     ///
-    /// A row whose pipeline needs a resource in `taken` is rejected. If a source can't be used, its
-    /// previous rows remain in use. At startup, rows that can't be used are skipped.
+    /// If a source can't be used, its previous rows remain in use. At startup, rows that can't be
+    /// used are skipped. [`resolve_conflicts`] determines which row may use a name, a slot or a topic
+    /// that several rows need; rows can't use those in `in_files`.
     ///
     /// # Errors
     /// Returns an error if a source that was added in a reload can't be used, or if rows that define
@@ -84,71 +68,104 @@ impl QueryResults {
         file: &File,
         env: Env<'_>,
         validate: Validate<'_>,
-        mut taken: HashSet<ExclusiveResource>,
+        in_files: &HashSet<ExclusiveResource>,
     ) -> Result<(Vec<FilePipeline>, Vec<String>), ConfigError> {
-        let mut next = Vec::new();
+        let sources: Vec<_> = file.queries().collect();
+        if self.is_offline {
+            let not_queried =
+                |source: &&QuerySource| format!("{}: not queried", source.describe(env));
+            return Ok((Vec::new(), sources.iter().map(not_queried).collect()));
+        }
+        let results: Vec<_> = sources
+            .iter()
+            .map(|source| query_rows(source, self.previous(source).is_none(), env))
+            .collect();
+        let used = self.choose_rows(&sources, &results, validate, in_files);
+        let used = used.map_err(|Conflict { source, reason }| {
+            self.retry_at = Some(Instant::now() + sources[source].every);
+            ConfigError::Source {
+                name: sources[source].describe(env),
+                reason,
+            }
+        })?;
+        let ids: Vec<_> = sources.iter().map(|source| source.id()).collect();
         let (mut pipelines, mut failures) = (Vec::new(), Vec::new());
-        for source in file.queries() {
-            if self.is_offline {
-                failures.push(format!("{}: not queried", source.describe(env)));
-                continue;
-            }
-            let mut queried = self.queried.iter();
-            let previous = queried.find(|queried| queried.source.is_same_query(source));
-            let previous_rows = previous.map(|queried| queried.rows.clone());
-            let last = query_rows(source, previous_rows.is_none(), env);
-            let origin = Origin::Row {
-                file: path.to_owned(),
-                rows: Arc::clone(&self.last_rows),
-                source: format!("{}: {}", source.describe(env), source.query),
-            };
-            let fill = |rows| fill_rows(source, &origin, rows, validate, &taken);
-            let FilledRows { mut used, failure } = match &last {
-                Ok(rows) => fill(rows.clone()),
-                Err(reason) => FilledRows {
-                    used: Vec::new(),
-                    failure: Some(reason.clone()),
-                },
-            };
-            if let Some(reason) = failure {
-                let fatal = match previous_rows {
-                    Some(rows) => {
-                        let refilled = fill(rows);
-                        used = refilled.used;
-                        refilled.failure
-                    }
-                    None => self.was_read.then(|| reason.clone()),
-                };
-                if let Some(reason) = fatal {
-                    self.retry_at = Some(Instant::now() + source.every);
-                    return Err(ConfigError::Source {
-                        name: source.describe(env),
-                        reason,
-                    });
-                }
-                failures.push(format!("{}: {reason}", source.describe(env)));
-            }
-            let mut rows = Vec::with_capacity(used.len());
+        self.queried.clear();
+        for ((source, last), used) in sources.into_iter().zip(results).zip(used) {
+            let failure = used.failure();
+            failures.extend(failure.map(|reason| format!("{}: {reason}", source.describe(env))));
+            let mut rows = Vec::with_capacity(used.rows.len());
             for ValidRow {
-                row,
-                pipeline,
-                resources,
-            } in used
+                row, mut pipeline, ..
+            } in used.rows
             {
-                self.last_rows.set(pipeline.name(), &row);
-                rows.push(row);
+                pipeline.origin = Origin::Row {
+                    file: path.to_owned(),
+                    row: self.rows.set(pipeline.name(), source.id(), &row, &ids),
+                    source: format!("{}: {}", source.describe(env), source.query),
+                };
                 pipelines.push(pipeline);
-                taken.extend(resources);
+                rows.push(row);
             }
-            next.push(QueriedSource {
+            self.queried.push(QueriedSource {
                 source: source.clone(),
                 due: Instant::now() + source.every,
                 last,
                 rows,
             });
         }
-        (self.queried, self.was_read, self.retry_at) = (next, true, None);
+        self.rows.remove_unused();
+        (self.was_read, self.retry_at) = (true, None);
         Ok((pipelines, failures))
+    }
+
+    /// Returns the rows to use from each source, given the results of their queries.
+    ///
+    /// # Errors
+    /// Returns the same errors as [`Self::read`].
+    fn choose_rows(
+        &self,
+        sources: &[&QuerySource],
+        results: &[Result<Vec<TextRow>, String>],
+        validate: Validate<'_>,
+        in_files: &HashSet<ExclusiveResource>,
+    ) -> Result<Vec<SourceRows>, Conflict> {
+        let mut used = Vec::with_capacity(sources.len());
+        for (index, (source, result)) in sources.iter().zip(results).enumerate() {
+            let mut found = match result {
+                Ok(rows) => fill_rows(source, rows, validate),
+                Err(reason) => SourceRows {
+                    rejected: vec![reason.clone()],
+                    ..SourceRows::default()
+                },
+            };
+            let fatal = match self.previous(source) {
+                Some(previous) => {
+                    let previous = fill_rows(source, &previous.rows, validate);
+                    (found.previous_failure, found.previous) = (previous.failure(), previous.rows);
+                    found.replace_if_rejected()
+                }
+                None if self.was_read => found.failure(),
+                None => None,
+            };
+            if let Some(reason) = fatal {
+                return Err(Conflict {
+                    source: index,
+                    reason,
+                });
+            }
+            used.push(found);
+        }
+        resolve_conflicts(&mut used, in_files)?;
+        Ok(used)
+    }
+
+    /// Returns the last results of the source's query.
+    fn previous(&self, source: &QuerySource) -> Option<&QueriedSource> {
+        let id = source.id();
+        self.queried
+            .iter()
+            .find(|queried| queried.source.id() == id)
     }
 
     /// Runs the queries that are due. Returns whether the file must be read again, because a result
@@ -163,62 +180,6 @@ impl QueryResults {
         }
         have_changed
     }
-}
-
-impl ExclusiveResource {
-    /// Returns the resources that other pipelines must not use if a pipeline uses this resource.
-    pub(super) fn excluded(&self) -> Vec<Self> {
-        match self {
-            Self::Name(_) | Self::Slot { .. } => vec![self.clone()],
-            Self::Topic { name, usage } => [TopicUse::Checkpoints, TopicUse::DeadLetters]
-                .into_iter()
-                .filter(|other| other != usage)
-                .map(|usage| Self::Topic {
-                    name: name.clone(),
-                    usage,
-                })
-                .collect(),
-        }
-    }
-
-    /// Returns a description of the resource, for an error about two pipelines that share it.
-    pub(super) fn description(&self) -> &'static str {
-        match self {
-            Self::Name(_) => "name",
-            Self::Slot { .. } => "slot in the same database",
-            Self::Topic { .. } => "topic for different purposes (checkpoints and dead letters)",
-        }
-    }
-}
-
-impl fmt::Display for ExclusiveResource {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Name(_) => f.write_str("another pipeline has the same name"),
-            Self::Slot { slot, .. } => {
-                write!(
-                    f,
-                    "another pipeline uses slot {slot:?} in the same database"
-                )
-            }
-            Self::Topic { name, usage } => write!(
-                f,
-                "topic {name:?} is used for {usage}, but another pipeline uses it for a different purpose; choose another topic"
-            ),
-        }
-    }
-}
-
-struct FilledRows {
-    used: Vec<ValidRow>,
-    failure: Option<String>,
-}
-
-/// A row that defines a valid pipeline.
-struct ValidRow {
-    row: TextRow,
-    pipeline: FilePipeline,
-    resources: Vec<ExclusiveResource>,
 }
 
 /// Returns the rows of the query's result, sorted so that their order does not depend on the
@@ -236,72 +197,27 @@ fn query_rows(source: &QuerySource, is_new: bool, env: Env<'_>) -> Result<Vec<Te
     Ok(found.rows)
 }
 
-/// Returns the names and slots that occur in several rows, all of which are rejected. If the first
-/// row were accepted, any role that can add a row that sorts first could take over another
-/// pipeline's slot and checkpoint.
-fn duplicates<'p>(
-    valid: impl Iterator<Item = &'p (FilePipeline, Vec<ExclusiveResource>)>,
-) -> HashSet<ExclusiveResource> {
-    let (mut seen, mut shared) = (HashSet::new(), HashSet::new());
-    for resource in valid.flat_map(|(_, resources)| resources) {
-        if !matches!(resource, ExclusiveResource::Topic { .. }) && !seen.insert(resource) {
-            shared.insert(resource.clone());
-        }
-    }
-    shared
-}
-
-/// Fills the template with each row's values. Returns the rows that define valid pipelines, and an
-/// error about the first row that does not.
-fn fill_rows(
-    source: &QuerySource,
-    origin: &Origin,
-    rows: Vec<TextRow>,
-    validate: Validate<'_>,
-    taken: &HashSet<ExclusiveResource>,
-) -> FilledRows {
-    let (mut used, mut failure, mut rejected) = (Vec::new(), None, 0);
-    let results = rows.into_iter().map(|row| {
-        let found = source.fill_template(&row).and_then(|filled| {
-            let mut pipeline = FilePipeline::from_template(filled)?;
-            pipeline.origin = origin.clone();
+/// Fills the template with each row's values. Returns the rows that define valid pipelines, and the
+/// reasons why other rows were rejected.
+fn fill_rows(source: &QuerySource, rows: &[TextRow], validate: Validate<'_>) -> SourceRows {
+    let mut filled = SourceRows::default();
+    for row in rows {
+        let name = source.row_name(row);
+        let found = source.fill_template(row).and_then(|filled| {
+            let pipeline = FilePipeline::from_template(filled)?;
             let resources = validate(&pipeline)?;
             Ok((pipeline, resources))
         });
-        (row, found)
-    });
-    let results: Vec<_> = results.collect();
-    let duplicates = duplicates(results.iter().filter_map(|(_, found)| found.as_ref().ok()));
-    let mut in_rows = HashSet::new();
-    for (row, found) in results {
-        let found = found.and_then(|(pipeline, resources)| {
-            let is_taken = |other: &ExclusiveResource| {
-                taken.contains(other) || duplicates.contains(other) || in_rows.contains(other)
-            };
-            let is_free = |resource: &ExclusiveResource| !resource.excluded().iter().any(is_taken);
-            match resources.iter().find(|resource| !is_free(resource)) {
-                Some(resource) => Err(resource.to_string()),
-                None => Ok((pipeline, resources)),
-            }
-        });
         match found {
-            Ok((pipeline, resources)) => {
-                in_rows.extend(resources.clone());
-                used.push(ValidRow {
-                    row,
-                    pipeline,
-                    resources,
-                });
-            }
-            Err(reason) => {
-                rejected += 1;
-                failure.get_or_insert_with(|| format!("{}: {reason}", source.row_name(&row)));
-            }
+            Ok((pipeline, resources)) => filled.rows.push(ValidRow {
+                name,
+                row: row.clone(),
+                pipeline,
+                resources,
+            }),
+            Err(reason) => filled.rejected.push(format!("{name}: {reason}")),
         }
     }
-    let failure = failure.map(|reason| match rejected {
-        1 => reason,
-        _ => format!("{rejected} rows can't be used. {reason}"),
-    });
-    FilledRows { used, failure }
+    filled.remove_duplicates();
+    filled
 }

@@ -63,12 +63,12 @@ pub(super) fn read_again(
     match origin {
         Origin::Nowhere | Origin::File(_) => {}
         Origin::Part(part) => file.pipeline = file::read_part(part)?,
-        Origin::Row { rows, .. } => {
-            let row = rows.get(pipeline).unwrap_or_default();
-            let filled = file
-                .queries()
-                .filter_map(|source| source.fill_template(&row).ok());
-            file.pipeline = filled.flat_map(FilePipeline::from_template).collect();
+        Origin::Row { row, .. } => {
+            let (id, row) = row.get();
+            let source = file.queries().find(|source| source.id() == id);
+            let filled = source.and_then(|source| source.fill_template(&row).ok());
+            let filled = filled.map(FilePipeline::from_template);
+            file.pipeline = filled.into_iter().flatten().collect();
         }
     }
     let is_unnamed =

@@ -800,3 +800,51 @@ fn error_suggests_double_brackets_for_arrays_of_tables() {
     let (_, reason) = syntax_error("[fleet.source]\ndirectory = \"x\"");
     assert!(reason.contains("write [[fleet.source]]"), "{reason}");
 }
+
+/// A row's pipeline reads its credentials again from the template of its own source, even if another
+/// source's template would give the pipeline the same name.
+#[test]
+fn rereads_credentials_from_the_source_of_the_row() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let path = folder.path().join("walpost.toml");
+    let source = |query: &str, password: &str| {
+        format!(
+            "[[fleet.source]]\npostgres = \"postgresql://r@h/d\"\nquery = \"{query}\"\n\
+             template = {{ name = \"{{a}}\", kafka = {{ \"sasl.password\" = \"{password}\" }} }}\n"
+        )
+    };
+    let text = source("SELECT 1", "first") + &source("SELECT 2", "second");
+    std::fs::write(&path, text).expect("a file");
+    let file = file::read(&path).expect("a valid file");
+    let ids: Vec<_> = file.queries().map(query::QuerySource::id).collect();
+    let values = BTreeMap::from([("a".to_owned(), Some("p".to_owned()))]);
+    for (id, expected) in ids.iter().zip(["first", "second"]) {
+        let row = query::DefiningRows::default().set("p", id.clone(), &values, &ids);
+        let origin = file::Origin::Row {
+            file: path.clone(),
+            row,
+            source: String::new(),
+        };
+        let (_, pipeline) = selection::read_again(&path, &origin, "p").expect("a pipeline");
+        let kafka = pipeline.kafka.expect("Kafka properties");
+        assert_eq!(kafka["sasl.password"].to_string(), expected);
+    }
+}
+
+#[test]
+fn rejects_two_sources_that_would_define_the_same_pipelines() {
+    let source = |query: &str, name: &str| {
+        format!(
+            "[[fleet.source]]\npostgres = \"postgresql://r:{name}@h/d\"\nquery = \"{query}\"\ntemplate = {{ name = \"{name}\" }}\n"
+        )
+    };
+    let parse = |sources: [String; 2]| super::syntax::parse::<super::File>(&sources.concat());
+    let (_, reason) =
+        parse([source("SELECT 1", "{a}"), source("SELECT 1", "{a}")]).expect_err("an error");
+    assert!(
+        reason.contains("found two sources with the same query"),
+        "{reason}"
+    );
+    parse([source("SELECT 1", "{a}"), source("SELECT 2", "{a}")]).expect("two queries");
+    parse([source("SELECT 1", "{a}"), source("SELECT 1", "b_{a}")]).expect("two templates");
+}

@@ -3,7 +3,7 @@
 use super::*;
 use crate::support::http::Http;
 
-const FAILED_MESSAGE: &str = "its pipelines keep running unchanged";
+const FAILED_MESSAGE: &str = "its running pipelines are kept";
 
 /// A database with a table of database names. Each row defines a pipeline.
 struct Shards {
@@ -245,6 +245,46 @@ fn rejects_a_row_that_duplicates_a_pipeline_name_at_startup() {
     shards.run("DELETE FROM shards WHERE dbname = 'a'");
     wait_until_streaming(&of_row);
     process.walpost.terminate().expect_code(0);
+}
+
+/// Otherwise, anyone who can add a row to one source could block changes to all sources and files, or
+/// take over the slot of another source's pipeline.
+#[test]
+fn a_new_row_does_not_displace_the_pipeline_of_another_source() {
+    let [own, victim, added, in_file] = std::array::from_fn(|_| Fixture::new());
+    let [shards, others] = [Shards::new(), Shards::new()];
+    shards.add(&own);
+    others.add(&victim);
+    let text = others.source() + &pipeline(&in_file, "");
+    let mut process = shards.start(&text, 3);
+    let fixtures = [&own, &victim];
+    let senders = fixtures.map(walsender);
+    shards.add(&victim);
+    let line = process.walpost.wait_for_log(FAILED_MESSAGE);
+    let expected = format!("row of pipeline {:?}: another pipeline", victim.name);
+    assert!(line.contains(&expected), "{line}");
+    // Changes to the sources and to files still take effect.
+    others.add(&added);
+    wait_until_streaming(&added);
+    let changed = head() + &shards.source() + &others.source();
+    let changed = changed + &pipeline(&in_file, "window_records = 500");
+    replace(&process.file(), &changed);
+    process.walpost.wait_for_log("1 changed");
+    assert_eq!(fixtures.map(walsender), senders);
+    let file = process.file();
+    process.walpost.terminate().expect_code(0);
+
+    // At startup, neither of the two rows is used.
+    let mut again = Invocation::new(["run", "--config"]).arg(&file).start();
+    let line = again.wait_for_log("pipelines are missing");
+    assert_eq!(line.matches(&expected).count(), 2, "{line}");
+    again.wait_for_logs("streaming", 3);
+    shards.run(&format!(
+        "DELETE FROM shards WHERE name = '{}'",
+        victim.name
+    ));
+    wait_until_streaming(&victim);
+    again.terminate().expect_code(0);
 }
 
 /// Returns a row that defines a pipeline, as JSON. Entries in `values` override the defaults.
