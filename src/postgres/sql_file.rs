@@ -4,9 +4,12 @@
 //! identifiers and literals, inserts each file that `\ir` includes, but only once, and removes all
 //! other psql commands. It also removes the lines from `\if` to `\endif`, which set default values.
 
+use std::fmt::Write;
+
 use postgres_protocol::escape::{escape_identifier, escape_literal};
 
 use super::target::{Outbox, Target};
+use crate::escape::is_control;
 
 pub(super) const EXAMINE: &str = include_str!("../../sql/examine.sql");
 pub(super) const GUARD: &str = include_str!("../../sql/guard.sql");
@@ -170,12 +173,33 @@ impl Variables<'_> {
             "writer" => self.writer?,
             _ => return None,
         };
-        let text = match quote {
+        Some((in_quotes(quote, value), rest))
+    }
+}
+
+/// Returns the value as an SQL literal, if `quote` is a single quote, or else as an identifier.
+/// Control characters are written as Unicode escapes, because `walpost init --print` prints the
+/// statements, and a terminal could interpret the characters.
+fn in_quotes(quote: char, value: &str) -> String {
+    if !value.contains(is_control) {
+        return match quote {
             '\'' => escape_literal(value),
             _ => escape_identifier(value),
         };
-        Some((text, rest))
     }
+    let mut text = format!("U&{quote}");
+    for c in value.chars() {
+        match c {
+            c if c == quote || c == '\\' => text.extend([c, c]),
+            // All control characters have a code below 0x10000. Writing to a string can't fail.
+            c if is_control(c) => {
+                let _ = write!(text, "\\{:04x}", u32::from(c));
+            }
+            c => text.push(c),
+        }
+    }
+    text.push(quote);
+    text
 }
 
 /// Returns the statements in `sql/examine.sql`. `examine` lists the checks to perform, separated by
@@ -193,4 +217,18 @@ pub(super) fn examine(target: &Target, session: SessionKind, examine: &str) -> S
         session,
     };
     variables.fill_in_with(EXAMINE, examine)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn writes_control_characters_as_unicode_escapes() {
+        let name = "a\n\x1b]\u{9b}\u{202e}\\'\"";
+        assert_eq!(in_quotes('"', name), r#"U&"a\000a\001b]\009b\202e\\'""""#);
+        assert_eq!(in_quotes('\'', name), r#"U&'a\000a\001b]\009b\202e\\''"'"#);
+        assert_eq!(in_quotes('"', "a\\b\"'"), r#""a\b""'""#);
+        assert_eq!(in_quotes('\'', "a\"'"), r#"'a"'''"#);
+    }
 }

@@ -92,6 +92,39 @@ fn printed_statements_do_not_evaluate_an_index_created_while_they_run() {
     }
 }
 
+/// The owner of a matching table chooses its name, which a terminal must not interpret. A line feed
+/// in the name must not end a comment or a statement.
+#[test]
+fn printed_statements_contain_no_control_characters_from_names() {
+    let mut shop = PlantedFixture::bare(Outbox::Table, MAJORS[0]);
+    shop.fixture
+        .use_settings("tables = [\"tenant_*.outbox\"]\n");
+    shop.init().finish().expect_code(0);
+    let schema = "tenant_\u{1b}]0;x\u{7}\nSELECT plot.note(current_user);--'\\\u{9b}";
+    shop.attacker.run(&format!(
+        "CREATE SCHEMA \"{schema}\"; CREATE TABLE \"{schema}\".outbox (id uuid PRIMARY KEY, aggregatetype text,
+             aggregateid text, type text, payload jsonb)"
+    ));
+    let printed = shop.print();
+    assert!(printed.contains("plot.note"), "{printed}");
+    let is_control = |c: char| c.is_control() && c != '\n';
+    assert!(!printed.contains(is_control), "{printed:?}");
+    for line in printed.lines() {
+        assert!(!line.starts_with("SELECT plot"), "{line}");
+    }
+    let output = shop.pipe_into_psql(&printed);
+    shop.expect_nothing_ran("init --print");
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{text}");
+    let published = format!(
+        "SELECT count(*) FROM pg_publication_tables WHERE pubname = '{}' AND tablename = 'outbox'",
+        shop.fixture.slot()
+    );
+    assert_eq!(shop.fixture.db.number(&published), 1);
+    shop.init().finish().expect_code(0);
+    shop.expect_nothing_ran("init");
+}
+
 /// When not attached to a terminal, psql uses the encoding that the database owner has set. In
 /// SJIS, the second byte of a UTF-8 Á and the backslash after it form a single character, so this
 /// backslash no longer escapes the next backslash.
