@@ -1,7 +1,16 @@
 //! Locates the certificate authorities that the system trusts.
 
 use std::env;
-use std::path::Path;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use crate::trusted_path::{self, PathError};
+
+/// The environment variables that name OpenSSL's default certificate authorities: a file, and
+/// folders separated by colons.
+const VARIABLES: [&str; 2] = ["SSL_CERT_FILE", "SSL_CERT_DIR"];
 
 /// The files in which common distributions store the trusted CA certificates. They must be passed
 /// to OpenSSL, because a statically linked OpenSSL searches other locations.
@@ -18,9 +27,95 @@ const BUNDLES: [&str; 5] = [
 /// `SSL_CERT_DIR`) or none of the files exists.
 #[must_use]
 pub(crate) fn system_bundle() -> Option<&'static Path> {
-    let are_named = ["SSL_CERT_FILE", "SSL_CERT_DIR"]
-        .iter()
-        .any(|name| env::var_os(name).is_some());
+    let are_named = VARIABLES.iter().any(|name| env::var_os(name).is_some());
     let mut bundles = BUNDLES.iter().map(Path::new);
     bundles.find(|path| !are_named && path.is_file())
+}
+
+/// A location in an environment variable that must not be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{variable}: {}: {error}", path.display())]
+pub(crate) struct LocationError {
+    /// The environment variable.
+    pub variable: &'static str,
+    /// The file or folder.
+    pub path: PathBuf,
+    /// The reason.
+    pub error: PathError,
+}
+
+/// Checks the locations that OpenSSL uses if [`system_bundle`] returns `None`. Once the locations
+/// have passed, they are not checked again, because only trusted users can change them afterwards,
+/// and a folder can contain hundreds of links.
+///
+/// # Errors
+/// Returns an error if other users can write to a file, or create a file that OpenSSL would use.
+pub(crate) fn check_environment() -> Result<(), LocationError> {
+    static HAVE_PASSED: OnceLock<()> = OnceLock::new();
+    if HAVE_PASSED.get().is_none() {
+        check_locations(|name| env::var_os(name))?;
+        HAVE_PASSED.get_or_init(|| ());
+    }
+    Ok(())
+}
+
+fn check_locations(env: impl Fn(&str) -> Option<OsString>) -> Result<(), LocationError> {
+    for variable in VARIABLES {
+        let value = env(variable).unwrap_or_default();
+        let paths = value.as_bytes().split(|byte| match variable {
+            "SSL_CERT_DIR" => *byte == b':',
+            _ => false,
+        });
+        for path in paths.filter(|path| !path.is_empty()) {
+            let path = Path::new(OsStr::from_bytes(path));
+            trusted_path::check_all_if_present(path).map_err(|error| LocationError {
+                variable,
+                path: path.to_owned(),
+                error,
+            })?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use super::*;
+
+    #[test]
+    fn rejects_locations_in_the_environment_that_other_users_can_write_to() {
+        let root = tempfile::tempdir().expect("a folder");
+        let [file, folder] = ["ca.pem", "certs"].map(|name| root.path().join(name));
+        fs::write(&file, "").expect("a file");
+        fs::create_dir(&folder).expect("a folder");
+        symlink(&file, folder.join("0.0")).expect("a link");
+        let mode = |path: &Path, mode| {
+            fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("permissions");
+        };
+        let missing = root.path().join("missing");
+        let folders = env::join_paths([&missing, &folder]).expect("a list");
+        let check_file =
+            || check_locations(|name| (name == "SSL_CERT_FILE").then(|| file.clone().into()));
+        let check_folders =
+            || check_locations(|name| (name == "SSL_CERT_DIR").then(|| folders.clone()));
+        (mode(&file, 0o644), mode(&folder, 0o755));
+        assert_eq!((check_file(), check_folders()), (Ok(()), Ok(())));
+        mode(&file, 0o666);
+        let error = check_file().expect_err("a writable file");
+        assert!(error.error.is_untrusted(), "{error}");
+        assert_eq!((error.variable, &error.path), ("SSL_CERT_FILE", &file));
+        let error = check_folders().expect_err("a link to a writable file");
+        assert_eq!((error.variable, &error.path), ("SSL_CERT_DIR", &folder));
+        mode(&file, 0o644);
+        // In a sticky folder, other users could create the missing file.
+        mode(root.path(), 0o1777);
+        assert_eq!(check_file(), Ok(()));
+        check_folders().expect_err("a missing folder");
+        mode(root.path(), 0o755);
+        mode(&folder, 0o1777);
+        check_folders().expect_err("a writable folder");
+    }
 }

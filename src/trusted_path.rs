@@ -195,20 +195,18 @@ pub(crate) fn check(path: &Path) -> Result<(), PathError> {
 /// # Errors
 /// Returns a [`PathError`] if the path is not trusted or can't be examined.
 pub(crate) fn check_all(path: &Path) -> Result<(), PathError> {
-    let resolved = resolve(path)?;
-    if resolved.kind() != FileType::Directory {
-        return resolved.expect_file();
+    resolve(path)?.expect_all(path)
+}
+
+/// Like [`check_all`], but accepts a missing file or folder, unless other users could create it.
+///
+/// # Errors
+/// Returns a [`PathError`] if the path is not trusted or can't be examined.
+pub(crate) fn check_all_if_present(path: &Path) -> Result<(), PathError> {
+    match walk(path)? {
+        Walked::Missing(folder) => folder.expect_unshared(),
+        Walked::Found(resolved) => resolved.expect_all(path),
     }
-    resolved.expect_unshared()?;
-    for entry in path.read_dir()? {
-        match walk(&entry?.path())? {
-            // A link without a target is harmless, unless other users can create the target.
-            Walked::Missing(folder) => folder.expect_unshared()?,
-            Walked::Found(found) if found.kind() == FileType::Directory => {}
-            Walked::Found(found) => found.expect_file()?,
-        }
-    }
-    Ok(())
 }
 
 /// Checks a folder whose files are about to be listed: other users must not be able to add files,
@@ -402,6 +400,24 @@ impl Resolved {
             true => Err(self.shared()),
             false => Ok(()),
         }
+    }
+
+    /// Checks that this is a regular file, or a folder in which other users can neither create nor
+    /// change files. `path` is the path that was resolved.
+    fn expect_all(&self, path: &Path) -> Result<(), PathError> {
+        if self.kind() != FileType::Directory {
+            return self.expect_file();
+        }
+        self.expect_unshared()?;
+        for entry in path.read_dir()? {
+            match walk(&entry?.path())? {
+                // A link without a target is harmless, unless other users can create the target.
+                Walked::Missing(folder) => folder.expect_unshared()?,
+                Walked::Found(found) if found.kind() == FileType::Directory => {}
+                Walked::Found(found) => found.expect_file()?,
+            }
+        }
+        Ok(())
     }
 
     fn open(self) -> Result<TrustedFile, PathError> {

@@ -209,7 +209,7 @@ pub fn client_config(properties: &Properties, client_id: &str) -> ClientConfig {
     // By default, librdkafka uses only the locations that its OpenSSL was built with, but no
     // distribution stores its certificate authorities there.
     let protocol = properties.get("security.protocol");
-    if protocol.is_some_and(|protocol| protocol.trim().to_lowercase().ends_with("ssl"))
+    if protocol.is_some_and(|protocol| is_tls(protocol))
         && !AUTHORITIES
             .iter()
             .any(|name| properties.contains_key(*name))
@@ -315,7 +315,8 @@ pub(super) fn is_probe(path: &Path) -> bool {
     path == Path::new(PROBE)
 }
 
-/// Checks the files that the configuration names. A user who can write to these files controls
+/// Checks the files that the configuration names, or the environment if OpenSSL's default
+/// authorities are used. A user who can write to these files controls
 /// which brokers are trusted, and librdkafka would block on a FIFO.
 ///
 /// # Errors
@@ -333,7 +334,24 @@ pub(crate) fn check_files(config: &ClientConfig) -> Result<(), FileError> {
             })?;
         }
     }
-    Ok(())
+    let are_named = AUTHORITIES.iter().any(|name| {
+        let value = config.get(name).unwrap_or_default();
+        !value.is_empty() && value != PROBE
+    });
+    let protocol = config.get("security.protocol").unwrap_or_default();
+    match is_tls(protocol) && !are_named {
+        true => authorities::check_environment().map_err(|found| FileError {
+            property: found.variable,
+            path: found.path.display().to_string(),
+            error: found.error.into(),
+        }),
+        false => Ok(()),
+    }
+}
+
+/// Returns whether this value of `security.protocol` requires TLS.
+fn is_tls(protocol: &str) -> bool {
+    protocol.trim().to_lowercase().ends_with("ssl")
 }
 
 /// The error for a file that librdkafka must not open.

@@ -47,7 +47,9 @@ impl Authorities {
             Self::Location(location) => Some(Path::new(location)),
             Self::Pem(_) => None,
         };
-        if path.is_some() || *self != Self::System {
+        if path.is_none() && *self == Self::System {
+            authorities::check_environment().map_err(|error| error.to_string())?;
+        } else {
             // By default, the builder also trusts the authorities in OpenSSL's default locations.
             let none = X509StoreBuilder::new().map_err(internal)?;
             builder.set_cert_store(none.build());

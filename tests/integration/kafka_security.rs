@@ -2,6 +2,8 @@
 //! properties. Walpost rejects properties that would make librdkafka run code, unless they are
 //! explicitly allowed.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -140,6 +142,33 @@ fn trusts_system_certificate_authorities_unless_others_are_configured() {
             .contains("an authority that this machine does not trust"),
         "{refused:?}"
     );
+}
+
+#[test]
+fn rejects_certificate_authorities_in_the_environment_that_other_users_can_write_to() {
+    let fixture = Fixture::new();
+    let file = reaper::folder("authorities").join("ca.pem");
+    std::fs::copy(&AUTHORITY.root, &file).unwrap();
+    let with_tls = |conninfo: &str| {
+        let check = fixture.with_conninfo(conninfo).invoke("check");
+        let check = check.args(["--kafka", &fixture.broker.tls_address()]);
+        let check = check.args(["-X", "security.protocol=ssl"]);
+        check
+            .env("SSL_CERT_FILE", &file.display().to_string())
+            .finish()
+    };
+    let conninfo = fixture.server.tcp_conninfo(&fixture.name);
+    with_tls(&conninfo).expect_code(0);
+    std::fs::set_permissions(&file, Permissions::from_mode(0o666)).unwrap();
+    let expected = ["SSL_CERT_FILE", "is writable by other users"];
+    with_tls(&conninfo)
+        .expect_code(2)
+        .expect_mentions(&expected);
+    let with_system = "sslmode=verify-full sslrootcert=system";
+    let conninfo = conninfo.replace("sslmode=disable", with_system);
+    let check = fixture.with_conninfo(&conninfo).invoke("check");
+    let check = check.env("SSL_CERT_FILE", &file.display().to_string());
+    check.finish().expect_code(3).expect_mentions(&expected);
 }
 
 #[test]

@@ -264,13 +264,17 @@ fn missing_root(path: &Path, mode: SslMode) -> DialError {
 fn add_system_authorities(store: &mut X509StoreBuilder) -> Result<(), DialError> {
     match authorities::system_bundle() {
         Some(path) => add_certificates(store, "sslrootcert=system", path),
-        None => store.set_default_paths().map_err(|error| {
-            file_error(
-                "sslrootcert=system",
-                Path::new("SSL_CERT_FILE"),
-                reasons(&error),
-            )
-        }),
+        None => {
+            authorities::check_environment()
+                .map_err(|found| path_error(found.variable, &found.path, found.error))?;
+            store.set_default_paths().map_err(|error| {
+                file_error(
+                    "sslrootcert=system",
+                    Path::new("SSL_CERT_FILE"),
+                    reasons(&error),
+                )
+            })
+        }
     }
 }
 
