@@ -34,7 +34,9 @@ use crate::model::dropped_slot::{DroppedSlot, replay_command};
 use crate::model::lsn::Lsn;
 use crate::pipeline::settings::{PipelineSettings, Retention};
 use crate::postgres::catalog::slot_state::Moved;
-use crate::postgres::catalog::{Catalog, CatalogError, Problem, Statement, examine_sql};
+use crate::postgres::catalog::{
+    AdvisoryLockHolder, Catalog, CatalogError, Problem, Statement, examine_sql,
+};
 use crate::postgres::sql::{Client, escape_literal};
 use crate::postgres::table::{TableName, identifier};
 use crate::postgres::target::{Outbox, Target};
@@ -217,16 +219,13 @@ pub(crate) enum RetentionError {
     /// The advisory lock with which processes claim the table is held by a role that lacks the
     /// privileges to maintain the table.
     #[error(
-        "table {table} is not maintained: PID {pid} of role {role}, which lacks the privileges of the table's owner, \
-         holds the advisory lock that Walpost requires for maintenance. Terminate that session: SELECT \
-         pg_catalog.pg_terminate_backend({pid})"
+        "table {table} is not maintained: {holder} holds the advisory lock that Walpost requires for maintenance, but \
+         lacks the privileges of the table's owner. Release the lock: {release}",
+        release = holder.release()
     )]
     ClaimedByOther {
         table: TableName,
-        /// The role whose session holds the advisory lock.
-        role: String,
-        /// The PID of the session's server process.
-        pid: i32,
+        holder: AdvisoryLockHolder,
     },
 }
 
@@ -356,7 +355,7 @@ async fn maintain(
         if Instant::now() >= deadline {
             report
                 .problems
-                .push(facts::claim_error(client, &maintained).await?);
+                .push(facts::claim_error(catalog, &maintained).await?);
             return Ok(report);
         }
         tokio::time::sleep(SLOT_POLL_INTERVAL).await;

@@ -32,7 +32,7 @@ pub(crate) use self::observed::{
     Observed, ObservedPublication, ObservedSlot, ObservedTable, ServerStarts, format_some,
     left_publication_error, unpublished_warning,
 };
-pub(crate) use self::problem::{Holder, Problem, SlotInUse};
+pub(crate) use self::problem::{AdvisoryLockHolder, Holder, Problem, SlotInUse};
 pub(crate) use self::public_privileges::PublicPrivileges;
 pub(crate) use self::published::UnsafeFilter;
 use self::published::{RowFilter, UNTRUSTED_OWNER};
@@ -45,6 +45,7 @@ pub(crate) use self::table_guard::{
 };
 use self::text_limits::{EXPRESSION_BYTES_MAX, TABLES_PER_QUERY};
 
+mod advisory_lock;
 pub(crate) mod copy;
 mod copy_scope;
 pub(crate) mod drop_slot;
@@ -163,13 +164,14 @@ pub enum CatalogError {
     /// Another `walpost init` did not finish in time, or another program holds the lock that `init`
     /// requires.
     #[error(
-        "another session (PID {pid}, role {role}) holds the lock of walpost init in this database. Run the same command \
-         again after that session has ended; to terminate the session: SELECT pg_catalog.pg_terminate_backend({pid})"
+        "{holder} holds the lock of walpost init in this database. Run the same command again when the lock has been \
+         released; to release the lock: {release}"
     )]
     InitRuns {
-        pid: i32,
-        /// The role of the session that holds the lock.
-        role: String,
+        /// Describes the session or the prepared transaction that holds the lock.
+        holder: String,
+        /// The statement that releases the lock.
+        release: String,
     },
     /// The server returned a value that can't be interpreted.
     #[error("PostgreSQL's catalog has an unexpected value: {0}")]

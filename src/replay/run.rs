@@ -13,7 +13,7 @@ use super::selection::Selected;
 use crate::model::lsn::Lsn;
 use crate::pipeline::settings::PipelineSettings;
 use crate::postgres::catalog::journal::Action;
-use crate::postgres::catalog::{Catalog, CatalogError, Holder};
+use crate::postgres::catalog::{AdvisoryLockHolder, Catalog, CatalogError};
 
 /// How long to wait for the server to detect that the process of an earlier run has ended.
 const DEAD_RUN_TIMEOUT: Duration = Duration::from_secs(3);
@@ -223,21 +223,21 @@ pub(super) async fn lock_entries(
     })
 }
 
-/// The session that holds an advisory lock. Shown to the operator, because any role can acquire the
-/// lock, even without running a replay.
+/// What holds an advisory lock. Shown to the operator, because any role can acquire the lock, even
+/// without running a replay.
 #[derive(Debug)]
 pub(crate) struct LockHolder {
-    /// The PID and identity of the session; `None` if the session has ended in the meantime.
-    session: Option<(i32, Holder)>,
+    /// `None` if the lock has been released in the meantime.
+    holder: Option<AdvisoryLockHolder>,
 }
 
 impl fmt::Display for LockHolder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.session {
-            Some((pid, holder)) => write!(
+        match &self.holder {
+            Some(holder) => write!(
                 f,
-                "PID {pid} holds the advisory lock ({holder}). If this session is not walpost replay, terminate it: \
-                 SELECT pg_catalog.pg_terminate_backend({pid})"
+                "The advisory lock is held by {holder}. Unless that is walpost replay, release the lock: {}",
+                holder.release()
             ),
             None => f.write_str("The session that held the advisory lock has since ended. Run the same command again"),
         }
@@ -263,23 +263,9 @@ async fn try_lock(writer: &Catalog, name: &str) -> Result<Result<(), LockHolder>
 async fn lock_holder(writer: &Catalog, name: &str) -> Result<LockHolder, CatalogError> {
     // PostgreSQL 18, 53.13 "pg_locks": classid and objid contain the halves of a bigint key, and
     // objsubid is 1.
-    let sql = "SELECT l.pid, a.usename::text, coalesce(a.application_name, ''), host(a.client_addr) \
-         FROM pg_locks l JOIN pg_stat_activity a USING (pid) \
-         WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1 \
-         AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()) \
-         AND (l.classid::int8 << 32) | l.objid::int8 = hashtextextended($1, 0)";
-    let session = match writer.client().query_opt(sql, &[&name]).await? {
-        Some(row) => {
-            let holder = Holder {
-                role: row.try_get(1)?,
-                application_name: row.try_get(2)?,
-                address: row.try_get(3)?,
-            };
-            Some((row.try_get(0)?, holder))
-        }
-        None => None,
-    };
-    Ok(LockHolder { session })
+    let is_lock = "objsubid = 1 AND (classid::int8 << 32) | objid::int8 = hashtextextended($1, 0)";
+    let holder = writer.advisory_lock_holder(is_lock, &[&name]).await?;
+    Ok(LockHolder { holder })
 }
 
 #[cfg(test)]

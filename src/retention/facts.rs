@@ -7,8 +7,8 @@ use super::RetentionError;
 use super::mark::{Origin, end_of_comment};
 use super::plan::{Bounds, Detached, Partition, RetentionFacts};
 use crate::model::lsn::Lsn;
-use crate::postgres::catalog::CatalogError;
-use crate::postgres::table::{TableName, identifier};
+use crate::postgres::catalog::{Catalog, CatalogError};
+use crate::postgres::table::TableName;
 use crate::postgres::target::Target;
 
 /// The properties of a table from which maintenance statements are composed. Once the table is
@@ -104,30 +104,26 @@ pub(crate) async fn claim(client: &Client, table: &MaintainedTable) -> Result<bo
     lock(client, "pg_try_advisory_lock", table).await
 }
 
-/// Returns the error for a failed [`claim`]. The error identifies the session that has claimed the
-/// table.
+/// Returns the error for a failed [`claim`]. Names what has claimed the table if it can't be
+/// another Walpost process, because its role lacks the privileges of the table's owner.
 pub(crate) async fn claim_error(
-    client: &Client,
+    catalog: &Catalog,
     table: &MaintainedTable,
 ) -> Result<RetentionError, CatalogError> {
-    let row = client
-        .query_opt(
-            "SELECT l.pid, a.usename::text FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid \
-             JOIN pg_class c ON c.oid = $1 WHERE l.locktype = 'advisory' AND l.granted AND l.database = a.datid \
-             AND a.datname = current_database() AND l.classid = x'77616c70'::int::oid AND l.objid = $1 AND l.objsubid = 2 \
-             AND a.usename <> session_user AND NOT pg_has_role(a.usesysid, c.relowner, 'USAGE')",
-            &[&table.origin.table],
-        )
-        .await?;
+    let is_foreign = "classid = x'77616c70'::int::oid AND objid = $1 AND objsubid = 2 \
+        AND role IS DISTINCT FROM session_user AND NOT coalesce(pg_has_role((SELECT oid FROM pg_roles WHERE rolname = role), \
+        (SELECT relowner FROM pg_class WHERE oid = $1), 'USAGE'), false)";
+    let oid = &table.origin.table;
     let name = table.name.clone();
-    Ok(match row {
-        Some(row) => RetentionError::ClaimedByOther {
-            table: name,
-            pid: row.try_get(0)?,
-            role: identifier(row.try_get(1)?),
+    Ok(
+        match catalog.advisory_lock_holder(is_foreign, &[oid]).await? {
+            Some(holder) => RetentionError::ClaimedByOther {
+                table: name,
+                holder,
+            },
+            None => RetentionError::Claimed(name),
         },
-        None => RetentionError::Claimed(name),
-    })
+    )
 }
 
 /// Releases the advisory lock that [`claim`] acquired on the table.

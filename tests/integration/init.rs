@@ -259,13 +259,28 @@ fn init_reports_the_session_that_holds_its_lock() {
         .finish()
         .expect_code(3)
         .expect_mentions(&[
-            &format!("(PID {pid}, role postgres) holds the lock of walpost init"),
+            &format!("PID {pid} (application_name"),
+            "role \"postgres\") holds the lock of walpost init",
             &format!("SELECT pg_catalog.pg_terminate_backend({pid})"),
             "Nothing was changed",
         ]);
     let init = fixture.init().start();
     other.run(&format!("SELECT pg_advisory_unlock({KEY})"));
     init.finish().expect_code(0);
+    // A prepared transaction holds the lock without a session.
+    let name = &fixture.name;
+    other.run(&format!(
+        "BEGIN; SELECT pg_advisory_xact_lock({KEY}); PREPARE TRANSACTION '{name}'"
+    ));
+    let mut init = fixture.init().args(["--lock-timeout", "300ms"]).start();
+    wait_until("init to end", || !init.is_running());
+    other.run(&format!("ROLLBACK PREPARED '{name}'"));
+    init.finish().expect_code(3).expect_mentions(&[
+        &format!(
+            "prepared transaction {name:?} (role \"postgres\") holds the lock of walpost init"
+        ),
+        &format!("ROLLBACK PREPARED '{name}'"),
+    ]);
 }
 
 #[test]

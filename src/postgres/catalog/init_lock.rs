@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::{Catalog, CatalogError};
-use crate::postgres::table::identifier;
+use super::{AdvisoryLockHolder, Catalog, CatalogError};
 
 /// How often Walpost tries to acquire the lock.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -15,44 +14,38 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// key to lock a table, but the table's OID as the second key.
 const LOCK_KEY: &str = "x'77616c70'::int, 0";
 
+/// Selects the lock among those in `pg_locks`.
+const IS_INIT_LOCK: &str = "classid = x'77616c70'::int::oid AND objid = 0 AND objsubid = 2";
+
 impl Catalog {
     /// Acquires the lock and keeps it until this session ends. Waits at most `limit` for each
-    /// session that holds the lock.
+    /// session or prepared transaction that holds the lock.
     ///
     /// # Errors
-    /// Returns an error if another session holds the lock for longer than `limit`, or if a query
-    /// fails.
+    /// Returns an error if the lock is held for longer than `limit`, or if a query fails.
     pub(crate) async fn lock_init(&self, limit: Duration) -> Result<(), CatalogError> {
-        let mut waiting_for: Option<(i32, Instant)> = None;
+        let mut waiting_for: Option<(AdvisoryLockHolder, Instant)> = None;
         loop {
             let sql = format!("SELECT pg_try_advisory_lock({LOCK_KEY})");
             if self.client().query_one(&sql, &[]).await?.try_get(0)? {
                 return Ok(());
             }
-            let holder = self
-                .client()
-                .query_opt(
-                    "SELECT l.pid, a.usename::text FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid \
-                     WHERE l.locktype = 'advisory' AND l.granted AND l.classid = x'77616c70'::int::oid AND l.objid = 0 \
-                     AND l.objsubid = 2 AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())",
-                    &[],
-                )
-                .await?;
-            if let Some(row) = holder {
-                let pid = row.try_get(0)?;
-                let since = match waiting_for {
-                    Some((last_pid, since)) if last_pid == pid => since,
+            if let Some(holder) = self.advisory_lock_holder(IS_INIT_LOCK, &[]).await? {
+                let since = match &waiting_for {
+                    // A session can change its application_name, but not its PID.
+                    Some((last, since)) if last.release() == holder.release() => *since,
                     _ => {
-                        tracing::info!(pid, "waiting for another walpost init in this database");
+                        tracing::info!(%holder, "waiting for another walpost init in this database");
                         Instant::now()
                     }
                 };
-                waiting_for = Some((pid, since));
                 if since.elapsed() >= limit {
-                    let role = row.try_get::<_, Option<String>>(1)?.unwrap_or_default();
-                    let role = identifier(&role);
-                    return Err(CatalogError::InitRuns { pid, role });
+                    return Err(CatalogError::InitRuns {
+                        holder: holder.to_string(),
+                        release: holder.release(),
+                    });
                 }
+                waiting_for = Some((holder, since));
             }
             sleep(POLL_INTERVAL).await;
         }

@@ -4,9 +4,10 @@ use std::fmt;
 
 use super::UnsafeFilter;
 use crate::model::lsn::Lsn;
+use crate::postgres::sql::escape_literal;
 use crate::postgres::table::{TableName, identifier};
 
-/// The session that uses a slot, according to `pg_stat_activity`.
+/// The session that uses a slot or holds a lock, according to `pg_stat_activity`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Holder {
     /// The session's `application_name`.
@@ -39,6 +40,50 @@ impl Holder {
     #[must_use]
     pub(crate) fn may_be_ours(&self, application_name: &str) -> bool {
         self.application_name == application_name || self.application_name.starts_with(WALPOST)
+    }
+}
+
+/// What holds an advisory lock that Walpost requires. Every role can take any advisory lock, so the
+/// holder may have nothing to do with Walpost.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum AdvisoryLockHolder {
+    Session {
+        pid: i32,
+        identity: Holder,
+    },
+    /// A prepared transaction keeps its locks when its session ends, and even when the server
+    /// restarts.
+    PreparedTransaction {
+        name: String,
+        role: Option<String>,
+    },
+}
+
+impl AdvisoryLockHolder {
+    /// Returns the statement that releases the lock.
+    #[must_use]
+    pub(crate) fn release(&self) -> String {
+        match self {
+            Self::Session { pid, .. } => format!("SELECT pg_catalog.pg_terminate_backend({pid})"),
+            Self::PreparedTransaction { name, .. } => {
+                format!("ROLLBACK PREPARED {}", escape_literal(name).trim_start())
+            }
+        }
+    }
+}
+
+impl fmt::Display for AdvisoryLockHolder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Session { pid, identity } => write!(f, "PID {pid} ({identity})"),
+            Self::PreparedTransaction { name, role } => {
+                write!(f, "prepared transaction {name:?}")?;
+                match role {
+                    Some(role) => write!(f, " (role {role:?})"),
+                    None => Ok(()),
+                }
+            }
+        }
     }
 }
 

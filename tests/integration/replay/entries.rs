@@ -348,7 +348,7 @@ fn does_not_replay_entries_that_another_process_is_replaying() {
         let is_sending = "another process is sending these events";
         let pid = fixture.db.number("SELECT pg_backend_pid()");
         let holder = format!(
-            "PID {pid} holds the advisory lock (application_name \"holds \\\"it\\\"\", role \"postgres\""
+            "The advisory lock is held by PID {pid} (application_name \"holds \\\"it\\\"\", role \"postgres\""
         );
         locked
             .expect_code(1)

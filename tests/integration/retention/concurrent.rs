@@ -10,6 +10,7 @@ use super::{
 };
 use crate::support::checker::Resends;
 use crate::support::fixture::Fixture;
+use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server};
 use crate::support::session::Session;
 use crate::support::wait::{assert_stays, wait_until};
@@ -215,6 +216,103 @@ fn only_one_process_maintains_a_table_at_a_time() {
         walpost.logged("maintenance") == 0
     });
     walpost.terminate().expect_code(0);
+}
+
+/// SQL for the arguments of the functions that acquire the lock for maintenance.
+const LOCK_KEY: &str = "x'77616c70'::int, 'outbox'::regclass::oid::int8::bit(32)::int";
+
+/// Returns the statement after `introduction` in a message.
+fn printed_statement<'t>(text: &'t str, introduction: &str) -> &'t str {
+    let (_, statement) = text
+        .split_once(introduction)
+        .unwrap_or_else(|| panic!("no {introduction:?} in {text}"));
+    statement.lines().next().unwrap().trim_end_matches('.')
+}
+
+/// Every role that can connect can acquire any advisory lock.
+#[test]
+fn names_a_role_that_holds_the_lock_for_maintenance() {
+    thread::scope(|scope| {
+        for major in [14, 15, 18] {
+            scope.spawn(move || names_a_role_that_holds_the_lock(major));
+        }
+    });
+}
+
+fn names_a_role_that_holds_the_lock(major: u32) {
+    let fixture = fixture_with_old_partition(Server::shared(major), DEFAULT);
+    let role = format!("{}_m", fixture.name);
+    fixture.db.run(&format!("CREATE ROLE {role} LOGIN"));
+    let holder = fixture.server.session_as(&role, &fixture.name);
+    holder.rows(&format!("SELECT pg_advisory_lock({LOCK_KEY})"));
+    let pid = holder.number("SELECT pg_backend_pid()");
+    let mut walpost = fixture.start_with(&["--retention", "1s"]);
+    let who = format!("PID {pid} (application_name \"\", role {role:?}) holds the advisory lock");
+    let remedy = format!("SELECT pg_catalog.pg_terminate_backend({pid})");
+    let refused = maintain(&fixture, &["--retention", "1s", "--delete-rows"]).expect_code(3);
+    let refused =
+        refused.expect_mentions(&["table public.outbox is not maintained", &who, &remedy]);
+    let logged = walpost.wait_for_log("maintenance failed");
+    assert!(
+        logged.contains(&who) && logged.contains(&remedy),
+        "{logged}"
+    );
+    assert!(is(&fixture, "outbox_old", true));
+
+    let output = format!("{}{}", refused.stdout, refused.stderr);
+    let printed = printed_statement(&output, "Release the lock: ");
+    assert!(printed.starts_with(&remedy), "{printed}");
+    fixture.db.run(&remedy);
+    wait_until("the partition to be dropped", || {
+        is_gone(&fixture, "outbox_old")
+    });
+    walpost.terminate().expect_code(0);
+    fixture.db.drop_role(&role);
+}
+
+/// A prepared transaction keeps its locks without a session, so `pg_stat_activity` does not list
+/// it.
+#[test]
+fn names_a_prepared_transaction_that_holds_the_lock_for_maintenance() {
+    let fixture = fixture_with_old_partition(Server::shared(MAJOR), DEFAULT);
+    let (role, name) = (format!("{}_m", fixture.name), format!("{}'s", fixture.name));
+    let quoted = name.replace('\'', "''");
+    fixture.db.run(&format!("CREATE ROLE {role} LOGIN"));
+    let holder = fixture.server.session_as(&role, &fixture.name);
+    holder.run(&format!(
+        "BEGIN; SELECT pg_advisory_xact_lock({LOCK_KEY}); PREPARE TRANSACTION '{quoted}'"
+    ));
+    let finished = maintain(&fixture, &["--retention", "1s"]);
+    let remedy = format!("ROLLBACK PREPARED '{quoted}'");
+    fixture.db.run(&remedy);
+    finished.expect_code(3).expect_mentions(&[
+        &format!("prepared transaction {name:?} (role {role:?}) holds the advisory lock"),
+        &remedy,
+    ]);
+    maintain(&fixture, &["--retention", "1s"]).expect_code(0);
+    drop(holder);
+    fixture.db.drop_role(&role);
+}
+
+/// If two sessions share the lock, Walpost names one of them. Several catalog rows must not be an
+/// error, and neither must a session whose role has been dropped.
+#[test]
+fn names_the_holders_of_a_shared_lock_for_maintenance() {
+    let fixture = Fixture::on_servers(Server::shared(MAJOR), Broker::shared());
+    let role = format!("{}_m", fixture.name);
+    fixture.db.run(&format!("CREATE ROLE {role} LOGIN"));
+    let holders = [(); 2].map(|()| {
+        let holder = fixture.server.session_as(&role, &fixture.name);
+        holder.rows(&format!("SELECT pg_advisory_lock_shared({LOCK_KEY})"));
+        holder
+    });
+    fixture.db.run(&format!("DROP ROLE {role}"));
+    let pids = holders
+        .each_ref()
+        .map(|holder| holder.number("SELECT pg_backend_pid()"));
+    let finished = maintain(&fixture, &["--retention", "1s", "--delete-rows"]).expect_code(3);
+    let lowest = pids.into_iter().min().unwrap();
+    finished.expect_mentions(&[&format!("pg_catalog.pg_terminate_backend({lowest})")]);
 }
 
 #[test]
