@@ -7,6 +7,7 @@ use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::postgres::Server;
 use crate::support::session::Session;
+use crate::support::wait::wait_until;
 use crate::support::walpost::Invocation;
 
 /// Generates a test for each version of PostgreSQL.
@@ -139,6 +140,30 @@ impl PlantedFixture {
             "maintain" | "init" => command,
             _ => command.args(["--kafka", &self.fixture.broker.address()]),
         }
+    }
+
+    /// Makes Walpost treat every event as delivered, without running it.
+    fn confirm_all_events(&self) {
+        let (db, slot) = (&self.fixture.db, self.fixture.slot());
+        let end = db.value("SELECT pg_current_wal_lsn()").expect("an LSN");
+        for statement in [
+            format!("UPDATE walpost.slot_state SET confirmed_lsn = '{end}' WHERE slot = '{slot}'"),
+            format!("SELECT pg_catalog.pg_replication_slot_advance('{slot}', '{end}')"),
+        ] {
+            db.run(&statement);
+        }
+    }
+
+    /// Runs maintenance passes until a dry run reports that the next pass would do `step`.
+    fn maintain_until_due(&self, maintain: impl Fn(&[&str]) -> Invocation, step: &str) {
+        wait_until(step, || {
+            self.confirm_all_events();
+            let dry_run = maintain(&["--dry-run"]).finish();
+            if dry_run.stdout.contains("would mark") {
+                maintain(&[]).finish();
+            }
+            dry_run.stdout.contains(step)
+        });
     }
 
     /// Returns every log line written by planted code that ran as a role other than the attacker's.

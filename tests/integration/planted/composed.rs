@@ -17,6 +17,9 @@ on_each_version! {
     replay_condition_calls_no_cast_defined_by_the_table_owner
     maintenance_does_not_evaluate_a_partition_key_that_changes_during_a_lock_wait
     maintenance_runs_no_planted_code_after_its_time_column_is_renamed
+    maintenance_does_not_fire_a_delete_trigger_created_while_it_waits_for_slots
+    maintenance_runs_no_code_created_before_it_detaches_a_partition
+    snapshot_evaluates_no_indexes_or_statistics_created_during_a_lock_wait
 }
 
 /// A composite type with casts written by the attacker. Adding a column of this type with a
@@ -54,6 +57,19 @@ impl PlantedFixture {
         holder.run(change);
         holder.run("COMMIT");
         command.finish()
+    }
+
+    /// Waits until `maintain` waits for a lock on the table a second time. The first wait is for the
+    /// examination at the start of a pass, and ends with a timeout, which is not an error.
+    fn wait_until_second_lock_wait(&self, table: &str) {
+        let begin = format!(
+            "SELECT waitstart::text FROM pg_locks WHERE relation = '{table}'::regclass AND NOT granted"
+        );
+        let mut waits = HashSet::new();
+        wait_until("maintain to wait for the table a second time", || {
+            waits.extend(self.fixture.db.value(&begin));
+            waits.len() > 1
+        });
     }
 
     /// Returns the run ID of a replay that was interrupted.
@@ -216,54 +232,141 @@ fn maintenance_runs_no_planted_code_after_its_time_column_is_renamed(major: u32)
              $$ BEGIN PERFORM plot.note('cast'); RETURN '2000-01-01'; END $$;
          CREATE CAST ({NAMESAKE_TABLE} AS timestamptz) WITH FUNCTION plot.as_time({NAMESAKE_TABLE}) AS IMPLICIT"
     ));
-    // Makes Walpost treat every event as delivered.
-    let slot = fixture.slot();
-    let confirm = || {
-        let end = fixture
-            .db
-            .value("SELECT pg_current_wal_lsn()")
-            .expect("an LSN");
-        for statement in [
-            format!("UPDATE walpost.slot_state SET confirmed_lsn = '{end}' WHERE slot = '{slot}'"),
-            format!("SELECT pg_catalog.pg_replication_slot_advance('{slot}', '{end}')"),
-        ] {
-            fixture.db.run(&statement);
-        }
+    let maintain = |more: &[&str]| {
+        let command = of_table(&["maintain", "--retention=1s", "--delete-rows"]);
+        command.args(more)
     };
-    let maintain = ["maintain", "--retention=1s", "--delete-rows"];
-    // Check that the next maintenance pass would delete rows.
-    let would = ["maintain", "--retention=1s", "--delete-rows", "--dry-run"];
-    wait_until("a generation that is old enough", || {
-        confirm();
-        let is_old_enough = of_table(&would)
-            .finish()
-            .stdout
-            .contains("would delete rows");
-        if !is_old_enough {
-            of_table(&maintain).finish();
-        }
-        is_old_enough
-    });
+    shop.maintain_until_due(maintain, "would delete rows");
     let holder = fixture.server.session_as(mallory, &fixture.name);
     // Other sessions still see the column until this transaction commits.
     holder.run(&format!(
         "BEGIN; ALTER TABLE {NAMESAKE_TABLE} RENAME created_at TO aside"
     ));
-    let command = of_table(&maintain).start();
-    // `maintain` waits for the lock twice. The first wait, before it looks for the column, ends
-    // with a timeout. The second is in the transaction that reads the rows.
-    let mut waits = HashSet::new();
-    wait_until("maintain to wait for the table a second time", || {
-        let begin = format!(
-            "SELECT waitstart::text FROM pg_locks WHERE relation = '{NAMESAKE_TABLE}'::regclass AND NOT granted"
-        );
-        waits.extend(fixture.db.value(&begin));
-        waits.len() > 1
-    });
+    let command = maintain(&[]).start();
+    // The first wait is before `maintain` looks for the column. The second is in the transaction
+    // that reads the rows.
+    shop.wait_until_second_lock_wait(NAMESAKE_TABLE);
     holder.run("COMMIT");
     let maintained = command.finish();
     shop.expect_nothing_ran("maintain");
     maintained.expect_mentions(&["table public.created_at was changed"]);
+}
+
+/// `maintain` reads a batch of rows, waits until the slots have passed them, and deletes them in
+/// another transaction. It holds no lock in between.
+fn maintenance_does_not_fire_a_delete_trigger_created_while_it_waits_for_slots(major: u32) {
+    let shop = PlantedFixture::new(Outbox::Table, major);
+    let fixture = &shop.fixture;
+    fixture.db.run(&format!(
+        "ALTER TABLE public.outbox OWNER TO {}; ALTER TABLE public.outbox DISABLE TRIGGER USER",
+        shop.mallory
+    ));
+    shop.attacker.run(
+        "INSERT INTO public.outbox (aggregatetype, aggregateid, type, created_at) VALUES ('a', 'b', 'c', now() - interval '2 days')",
+    );
+    let maintain = |more: &[&str]| {
+        let words = ["maintain", "--retention=1s", "--delete-rows"];
+        shop.command_as("postgres", &words).args(more)
+    };
+    shop.maintain_until_due(maintain, "would delete rows");
+    // The log of statements shows when `maintain` has read the batch. Because of the WAL of the new
+    // table, the slot has not passed the batch yet.
+    fixture.db.run(&format!(
+        "ALTER DATABASE {} SET log_statement = 'all'",
+        fixture.name
+    ));
+    shop.attacker.run("CREATE TABLE plot.more_wal ()");
+    let log_length = fixture.server.log_length();
+    let command = maintain(&[]).start();
+    wait_until("maintain to wait for the slot", || {
+        let log = fixture.server.log_after(log_length);
+        log.contains("SELECT pg_current_wal_insert_lsn()")
+    });
+    shop.attacker.run(
+        "CREATE TRIGGER t AFTER DELETE ON public.outbox FOR EACH STATEMENT EXECUTE FUNCTION plot.row()",
+    );
+    shop.confirm_all_events();
+    let maintained = command.finish();
+    shop.expect_nothing_ran("maintain");
+    let refused = maintained.expect_code(3);
+    refused.expect_mentions(&["code owned by other roles", "trigger t on table"]);
+    assert_eq!(fixture.db.number("SELECT count(*) FROM public.outbox"), 1);
+}
+
+/// When a partition is detached, PostgreSQL checks the foreign keys that refer to it, and casts
+/// their columns.
+fn maintenance_runs_no_code_created_before_it_detaches_a_partition(major: u32) {
+    let shop = PlantedFixture::bare(Outbox::Table, major);
+    let fixture = &shop.fixture;
+    let init = shop.init().arg("--partitioned");
+    init.args(["--owner", &shop.mallory])
+        .finish()
+        .expect_code(0);
+    fixture
+        .db
+        .run("ALTER TABLE public.outbox DISABLE TRIGGER USER");
+    shop.attacker.run(
+        "CREATE TYPE plot.kind AS ENUM ('a');
+         CREATE FUNCTION plot.to_uuid(plot.kind) RETURNS uuid LANGUAGE plpgsql STABLE AS
+             'BEGIN PERFORM plot.note(''cast''); RETURN ''00000000-0000-0000-0000-000000000001''; END';
+         CREATE CAST (plot.kind AS uuid) WITH FUNCTION plot.to_uuid(plot.kind) AS IMPLICIT;
+         CREATE TABLE public.outbox_old PARTITION OF public.outbox FOR VALUES FROM ('2001-01-01') TO ('2001-01-02');
+         ALTER TABLE public.outbox ADD ref plot.kind, ADD ref_at timestamptz;
+         INSERT INTO public.outbox (id, aggregatetype, aggregateid, type, created_at)
+             VALUES ('00000000-0000-0000-0000-000000000001', 'a', 'b', 'c', now());
+         INSERT INTO public.outbox (aggregatetype, aggregateid, type, created_at) VALUES ('a', 'b', 'c', '2001-01-01 12:00');
+         INSERT INTO public.outbox (aggregatetype, aggregateid, type, created_at, ref, ref_at)
+             SELECT 'a', 'b', 'c', now(), 'a', created_at FROM public.outbox WHERE created_at > '2002-01-01'",
+    );
+    let maintain = |more: &[&str]| {
+        let command = shop.command_as("postgres", &["maintain", "--retention=1s"]);
+        command.args(more)
+    };
+    shop.maintain_until_due(maintain, "would detach public.outbox_old");
+    let holder = fixture.server.session_as(&shop.mallory, &fixture.name);
+    // Other sessions do not see the foreign key until this transaction commits.
+    holder.run(
+        "BEGIN; ALTER TABLE public.outbox ADD FOREIGN KEY (ref, ref_at) REFERENCES public.outbox (id, created_at)",
+    );
+    let command = maintain(&[]).start();
+    shop.wait_until_second_lock_wait("public.outbox");
+    holder.run("COMMIT");
+    let maintained = command.finish();
+    shop.expect_nothing_ran("maintain");
+    let refused = maintained.expect_code(3);
+    refused.expect_mentions(&["foreign key outbox_ref_ref_at_fkey connects it to itself"]);
+    let is_attached =
+        "SELECT relispartition FROM pg_class WHERE oid = 'public.outbox_old'::regclass";
+    assert!(fixture.db.is_true(is_attached));
+}
+
+/// `run` copies rows that are older than the slot. To plan the copy, the server would evaluate the
+/// index or the statistics.
+fn snapshot_evaluates_no_indexes_or_statistics_created_during_a_lock_wait(major: u32) {
+    for planted in [
+        "CREATE INDEX i ON public.outbox (id) WHERE plot.note('index')",
+        "CREATE STATISTICS public.s ON (plot.note('statistics')), id FROM public.outbox",
+    ] {
+        let shop = PlantedFixture::owned_by_attacker(major);
+        let fixture = &shop.fixture;
+        // Delay the snapshot by keeping a transaction open, so that another session can lock the
+        // table first.
+        shop.attacker.run("BEGIN; SELECT pg_current_xact_id()");
+        let mut walpost = shop.command(&["run"]).start();
+        walpost.wait_for_log("starting a snapshot of the table");
+        let holder = fixture.server.session_as(&shop.mallory, &fixture.name);
+        holder.run("BEGIN; LOCK TABLE public.outbox IN SHARE UPDATE EXCLUSIVE MODE");
+        shop.attacker.run("COMMIT");
+        wait_until("Walpost to wait for the table", || holder.is_true(WAITS));
+        holder.run(planted);
+        holder.run("COMMIT");
+        wait_until("the copy, or an error", || {
+            !walpost.is_running() || !fixture.records().is_empty()
+        });
+        shop.expect_nothing_ran("run");
+        let halted = walpost.finish().expect_code(3);
+        halted.expect_mentions(&["code owned by other roles", "plot.note"]);
+    }
 }
 
 /// The attack needs a row filter, which PostgreSQL 14 does not support.

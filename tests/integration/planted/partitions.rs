@@ -123,24 +123,13 @@ fn does_not_detach_partitions_from_a_self_referencing_table(major: u32) {
          INSERT INTO public.outbox (aggregatetype, aggregateid, type, created_at, ref, ref_at)
              SELECT 'a', 'b', 'c', now(), 'a', created_at FROM public.outbox WHERE created_at > '2002-01-01'",
     );
-    // Makes Walpost treat every event as delivered.
-    let slot = shop.fixture.slot();
-    let confirm = || {
-        let end = db.value("SELECT pg_current_wal_lsn()").expect("an LSN");
-        for statement in [
-            format!("UPDATE walpost.slot_state SET confirmed_lsn = '{end}' WHERE slot = '{slot}'"),
-            format!("SELECT pg_catalog.pg_replication_slot_advance('{slot}', '{end}')"),
-        ] {
-            db.run(&statement);
-        }
-    };
     let is_attached =
         "SELECT relispartition FROM pg_class WHERE oid = to_regclass('public.outbox_old')";
     let mut maintained = None;
     wait_until(
         "maintain to refuse the table, or to detach the partition",
         || {
-            confirm();
+            shop.confirm_all_events();
             let pass = shop.command_as("postgres", &["maintain", "--retention=1s"]);
             let pass = pass.finish();
             let is_over = pass.code == Some(3) || db.value(is_attached).as_deref() != Some("t");
