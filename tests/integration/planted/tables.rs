@@ -1,11 +1,15 @@
 //! Several outboxes that share Walpost's objects: the owner of one outbox must not be able to
 //! create those objects.
 
+use std::path::Path;
 use std::process::Command;
 
 use super::*;
+use crate::init::try_psql;
 use crate::support::postgres::MAJOR;
 use crate::support::reaper;
+
+on_each_version! { rejects_a_schema_created_by_an_outbox_owner }
 
 impl PlantedFixture {
     /// Creates a database without Walpost's objects, but with a tenant's schema and table, both
@@ -33,6 +37,40 @@ impl PlantedFixture {
         assert_ne!(refused.code, Some(0), "{refused:?}");
         refused.expect_mentions(words);
         self.expect_nothing_ran(words[0]);
+    }
+}
+
+/// The functions in the schema serve the outboxes of all tenants, so no tenant may own them, not
+/// even in a command that adds only this tenant's table.
+fn rejects_a_schema_created_by_an_outbox_owner(major: u32) {
+    let shop = PlantedFixture::of_tenants(major);
+    shop.attacker.run(
+        "CREATE SCHEMA walpost; GRANT USAGE ON SCHEMA walpost TO PUBLIC;
+         CREATE FUNCTION walpost.add_outbox(outbox regclass, publication name DEFAULT 'walpost_outbox')
+             RETURNS int8 LANGUAGE plpgsql AS $$ BEGIN PERFORM plot.note('add_outbox'); RETURN NULL; END $$;
+         CREATE FUNCTION walpost.lock_and_examine(schema_name text, table_name text, statement text)
+             RETURNS text LANGUAGE plpgsql AS $$ BEGIN PERFORM plot.note('lock_and_examine'); RETURN ''; END $$;
+         CREATE TABLE walpost.outbox_row (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, publication text NOT NULL,
+             relation oid NOT NULL, table_schema text NOT NULL, table_name text NOT NULL, column_list text NOT NULL,
+             row_values text NOT NULL);
+         GRANT SELECT, INSERT, DELETE ON walpost.outbox_row TO PUBLIC;
+         CREATE TRIGGER t AFTER INSERT OR DELETE ON walpost.outbox_row FOR EACH ROW EXECUTE FUNCTION plot.row()",
+    );
+    let owner = format!("schema walpost belongs to role {}", shop.mallory);
+    for init in [shop.init(), shop.add()] {
+        shop.expect_refused(init, &[&owner]);
+    }
+    for file in ["sql/guard.sql", "sql/tables.sql", "sql/add_outbox.sql"] {
+        let run = try_psql(
+            &shop.fixture,
+            &Path::new(env!("CARGO_MANIFEST_DIR")).join(file),
+        );
+        let output = String::from_utf8_lossy(&run.stderr);
+        assert!(
+            !run.status.success() && output.contains(&owner),
+            "{file}: {output}"
+        );
+        shop.expect_nothing_ran(file);
     }
 }
 
