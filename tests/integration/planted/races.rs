@@ -16,6 +16,8 @@ on_each_version! {
     never_evaluates_indexes_or_statistics_created_and_dropped_concurrently
     does_not_fire_a_delete_trigger_created_and_dropped_concurrently
     runs_no_planted_code_while_schemas_swap_names
+    does_not_add_a_table_whose_schema_is_renamed_during_a_lock_wait
+    add_outbox_does_not_read_a_table_that_takes_over_the_name
     runs_no_planted_code_while_the_table_is_repeatedly_renamed
     locks_partitions_that_the_lock_table_statement_omits
     inspects_and_locks_the_parent_while_a_table_is_being_detached
@@ -202,19 +204,132 @@ fn runs_no_planted_code_while_schemas_swap_names(major: u32) {
         let swap = "ALTER SCHEMA tenant_m RENAME TO between; ALTER SCHEMA aside RENAME TO tenant_m;
                     ALTER SCHEMA between RENAME TO aside";
         let attack_goes_on = Repeated::start(&shop, &[swap.to_owned()]);
-        for _ in 0..5 {
-            shop.init().args(["--table", "tenant_m.outbox"]).finish();
-            shop.expect_nothing_ran("init --table");
-            let add = format!(
-                "SELECT walpost.add_outbox('tenant_m.outbox', '{}')",
-                shop.fixture.slot()
-            );
-            let _ = shop.fixture.db.try_run(&add);
+        for round in 0..6 {
+            let (db, publication) = (&shop.fixture.db, shop.fixture.slot());
+            if round % 2 == 0 {
+                shop.init().args(["--table", "tenant_m.outbox"]).finish();
+                shop.expect_nothing_ran("init --table");
+            }
+            let add = format!("SELECT walpost.add_outbox('tenant_m.outbox', '{publication}')");
+            let _ = db.try_run(&add);
             shop.expect_nothing_ran("add_outbox");
+            // Remove the table, so that the next command reads its rows again.
+            for schema in ["tenant_m", "aside"] {
+                let _ = db.try_run(&format!(
+                    "ALTER PUBLICATION {publication} DROP TABLE {schema}.outbox"
+                ));
+            }
+            db.run("DELETE FROM walpost.table_state WHERE table_name = 'outbox'");
         }
         drop(attack_goes_on);
         shop.attacker.run("DROP SCHEMA tenant_m, aside CASCADE");
     }
+}
+
+/// Creates two schemas of the attacker, each with an outbox. An index on the second one runs
+/// planted code.
+fn two_schemas(major: u32) -> PlantedFixture {
+    let mut shop = PlantedFixture::bare(Outbox::Table, major);
+    shop.fixture
+        .use_settings("tables = [\"tenant_*.outbox\"]\n");
+    shop.init().finish().expect_code(0);
+    for schema in ["tenant_m", "aside"] {
+        shop.attacker.run(&format!(
+            "CREATE SCHEMA {schema};
+             CREATE TABLE {schema}.outbox (id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb);
+             INSERT INTO {schema}.outbox VALUES (gen_random_uuid(), 'order', 'k', 't', '{{}}')"
+        ));
+    }
+    shop.attacker
+        .run("CREATE INDEX i ON aside.outbox (id) WHERE plot.note('index')");
+    shop
+}
+
+const SWAP_SCHEMAS: &str =
+    "ALTER SCHEMA tenant_m RENAME TO between; ALTER SCHEMA aside RENAME TO tenant_m;
+    ALTER SCHEMA between RENAME TO aside";
+
+/// The schemas are swapped before a command examines the table, but the swap is committed only
+/// while the command waits for the lock on the schema.
+fn does_not_add_a_table_whose_schema_is_renamed_during_a_lock_wait(major: u32) {
+    let shop = two_schemas(major);
+    let (fixture, db) = (&shop.fixture, &shop.fixture.db);
+    let add = format!(
+        "SELECT walpost.add_outbox('tenant_m.outbox', '{}')",
+        fixture.slot()
+    );
+    let waits =
+        "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'transactionid' AND NOT granted
+        AND pid IN (SELECT pid FROM pg_stat_activity WHERE datname = current_database()))";
+    let wait = || wait_until("the command to wait for the schema", || db.is_true(waits));
+
+    shop.attacker.run(&format!("BEGIN; {SWAP_SCHEMAS}"));
+    let init = shop.init().args(["--table", "tenant_m.outbox"]).start();
+    wait();
+    shop.attacker.run("COMMIT");
+    let refused = init.finish();
+    shop.expect_nothing_ran("init --table");
+    refused.expect_code(1).expect_mentions(&[
+        "schema tenant_m was renamed while table tenant_m.outbox was being examined",
+    ]);
+
+    shop.attacker.run(SWAP_SCHEMAS);
+    shop.attacker.run(&format!("BEGIN; {SWAP_SCHEMAS}"));
+    let session = fixture.server.session_as("postgres", &fixture.name);
+    let adding = thread::spawn(move || session.try_run(&add));
+    wait();
+    shop.attacker.run("COMMIT");
+    let error = adding.join().expect("a thread").expect_err("refused");
+    shop.expect_nothing_ran("add_outbox");
+    let message = error.as_db_error().expect("an answer").message();
+    assert!(message.contains("schema tenant_m was renamed"), "{message}");
+    let published =
+        "SELECT count(*) FROM pg_publication_rel WHERE prrelid::regclass::text ~ 'outbox$'";
+    assert_eq!(db.number(published), 0);
+}
+
+/// `add_outbox` determines the name of the table before it examines the table of that name. If
+/// another table takes over the name in between, the columns of the original table must not be read
+/// from it: if it lacks a column, the column's name could refer to a function such as `row_to_json`,
+/// which calls casts. The test makes the function wait in between by locking a catalog, because the
+/// moment is very short.
+fn add_outbox_does_not_read_a_table_that_takes_over_the_name(major: u32) {
+    let shop = two_schemas(major);
+    let (fixture, db) = (&shop.fixture, &shop.fixture.db);
+    shop.attacker.run(
+        "DROP INDEX aside.i; ALTER TABLE tenant_m.outbox ADD row_to_json text;
+         CREATE TYPE plot.kind AS ENUM ('a');
+         CREATE FUNCTION plot.as_json(plot.kind) RETURNS json LANGUAGE plpgsql AS
+             $$ BEGIN PERFORM plot.note('cast'); RETURN '1'; END $$;
+         CREATE CAST (plot.kind AS json) WITH FUNCTION plot.as_json(plot.kind);
+         ALTER TABLE aside.outbox ADD planted plot.kind DEFAULT 'a'",
+    );
+    let session = fixture.server.session_as("postgres", &fixture.name);
+    let pid = session.number("SELECT pg_backend_pid()");
+    let add = format!(
+        "SELECT walpost.add_outbox('tenant_m.outbox', '{}')",
+        fixture.slot()
+    );
+    db.run("BEGIN; LOCK TABLE pg_catalog.pg_publication IN ACCESS EXCLUSIVE MODE");
+    let adding = thread::spawn(move || session.try_run(&add));
+    wait_until("add_outbox to read the publication", || {
+        shop.attacker.is_true(&format!(
+            "SELECT EXISTS (SELECT FROM pg_locks WHERE pid = {pid} AND NOT granted)"
+        ))
+    });
+    shop.attacker.run(SWAP_SCHEMAS);
+    db.run("COMMIT");
+    let added = adding.join().expect("a thread");
+    shop.expect_nothing_ran("add_outbox");
+    let error = added.expect_err("refused");
+    let message = error.as_db_error().expect("an answer").message();
+    assert!(
+        message.contains("was replaced by another one while it was being added"),
+        "{message}"
+    );
+    let published =
+        "SELECT count(*) FROM pg_publication_rel WHERE prrelid::regclass::text ~ 'outbox$'";
+    assert_eq!(db.number(published), 0);
 }
 
 /// The schema does not exist when Walpost inspects its own objects, but appears before Walpost
@@ -258,22 +373,25 @@ fn never_uses_a_walpost_schema_that_appears_during_a_command() {
     }
 }
 
+/// The owner of the outbox is not trusted with Walpost's own tables.
 #[test]
 fn does_not_run_a_slot_state_trigger_created_while_streaming() {
-    let shop = PlantedFixture::new(Outbox::Table, MAJOR);
+    let shop = PlantedFixture::owned_by_attacker(MAJOR);
     let (fixture, mallory) = (&shop.fixture, &shop.mallory);
-    let mut walpost = shop.command(&["run"]).start_streaming();
+    let mut walpost = shop.command(&["run", "--snapshot=never"]).start_streaming();
     fixture.insert(&fixture.aggregate(1), "k");
     fixture.wait_until_confirmed();
-    // Let the application's role own Walpost's objects, so that it can create a trigger on them.
     fixture.db.run(&format!(
-        "GRANT USAGE, CREATE ON SCHEMA walpost TO {mallory}; ALTER TABLE walpost.slot_state OWNER TO {mallory}"
+        "GRANT USAGE, CREATE ON SCHEMA walpost TO {mallory}; ALTER TABLE walpost.slot_state OWNER TO {mallory};
+         REVOKE CREATE ON SCHEMA walpost FROM {mallory}"
     ));
     shop.attacker.run(
         "CREATE TRIGGER t AFTER INSERT OR UPDATE ON walpost.slot_state FOR EACH ROW EXECUTE FUNCTION plot.row()",
     );
     fixture.insert(&fixture.aggregate(1), "k");
-    walpost.wait_for_log("walpost.slot_state");
+    walpost.wait_for_log(&format!(
+        "table walpost.slot_state belongs to role {mallory}"
+    ));
     shop.expect_nothing_ran("run");
 }
 
