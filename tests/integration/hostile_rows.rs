@@ -368,6 +368,16 @@ fn outbox_table_limits_the_length_of_its_text_columns() {
             ))
         };
         insert(236, 1024, 1024).unwrap();
+        // A column has a limit if a CHECK constraint on it mentions its length. Columns of a fixed
+        // size need none.
+        let without_limit = fixture.db.value(
+            "SELECT string_agg(attname, ', ') FROM pg_attribute AS a
+                 WHERE attrelid = 'outbox'::regclass AND attnum > 0 AND NOT attisdropped AND attlen = -1
+                 AND NOT EXISTS (SELECT FROM pg_constraint WHERE conrelid = attrelid AND contype = 'c'
+                     AND attnum = ANY (conkey) AND (pg_get_constraintdef(oid) ~ 'octet_length'
+                         OR conname = 'walpost_aggregatetype_fits_topic_name'))",
+        );
+        assert_eq!(without_limit, None, "columns without a limit");
         for (kind, id, name, constraint) in [
             (0, 1, 1, "walpost_aggregatetype_fits_topic_name"),
             (237, 1, 1, "walpost_aggregatetype_fits_topic_name"),
@@ -411,13 +421,13 @@ fn publish_limits_the_length_of_each_event_field() {
 #[test]
 fn expands_payloads_with_many_members_within_the_memory_limit_of_deployments() {
     let fixture = Fixture::with_table(
-        "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload jsonb)",
+        "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload json)",
     );
     let dead = dead_letter_topic(&fixture);
     let aggregate = fixture.aggregate(1);
     let session = attacker(&fixture);
     session.run(&format!(
-        "INSERT INTO outbox SELECT 1, '{aggregate}', 'k', jsonb_object_agg('k' || i, jsonb_build_array(jsonb_build_object('a', i)))
+        "INSERT INTO outbox SELECT 1, '{aggregate}', 'k', jsonb_object_agg('k' || i, jsonb_build_array(jsonb_build_object('a', i)))::json
          FROM generate_series(1, 550000) i;
          INSERT INTO outbox VALUES (2, '{aggregate}', 'k', '{{\"a\": 1}}')"
     ));
@@ -435,6 +445,19 @@ fn expands_payloads_with_many_members_within_the_memory_limit_of_deployments() {
     // This is a test build, which uses more memory than a release build.
     let peak = walpost.peak_memory();
     assert!(peak < 200 << 20, "Walpost used {peak} bytes");
+    // These payloads require the most memory per byte. The largest one almost fills a row.
+    for bytes in [16_000_000, 60_000_000] {
+        session.run(&format!(
+            "INSERT INTO outbox VALUES (3, '{aggregate}', 'k', ('{{\"a\": [' || repeat('[1],', {bytes} / 4) || '1]}}')::json)"
+        ));
+        fixture.wait_until_confirmed();
+        let peak = walpost.peak_memory();
+        assert!(
+            peak < 256 << 20,
+            "Walpost used {peak} bytes for a row of {bytes}"
+        );
+    }
+    assert_eq!(errors(&fixture.records(), &dead).len(), 3);
     walpost.terminate().expect_code(0);
     drop_attacker(&fixture, session);
 }

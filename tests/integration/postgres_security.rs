@@ -225,6 +225,30 @@ fn rejects_connection_files_writable_by_other_users() {
         &remedy,
         "the server requests a password for role",
     ]);
+    let path = |file: &Path| quoted(&file.display().to_string());
+    let others = [
+        ("sslcrl", String::new()),
+        ("sslcert", String::new()),
+        (
+            "sslkey",
+            format!(" sslcert={}", path(&CLIENT_IDENTITY.certificate)),
+        ),
+    ];
+    for (parameter, more) in others {
+        let file = folder.join(parameter);
+        write_private(&file, &std::fs::read(&CLIENT_IDENTITY.key).unwrap());
+        let parameters = format!(
+            "sslmode=verify-full sslrootcert={}{more} {parameter}={}",
+            root(),
+            path(&file)
+        );
+        let mut walpost = auth.run(&auth.tcp("scram_user", &parameters)).start();
+        let line = walpost.wait_for_log("reconnecting");
+        for text in [parameter, "the file is not used", &remedy] {
+            assert!(line.contains(text), "{text} in {line}");
+        }
+        walpost.terminate().expect_code(0);
+    }
     // The pipeline has been retrying all along, so it recovers without a restart.
     open(0o755);
     walpost.wait_for_log("streaming");

@@ -446,6 +446,63 @@ fn schema_is_renamed(major: u32, exactly_once: bool) {
     walpost.terminate().expect_code(0);
 }
 
+/// With the topic `{table.schema}.{aggregatetype}`, a row of the schema `tenant_1.eu` with the
+/// aggregatetype `orders` would go to the same topic as a row of the schema `tenant_1` with the
+/// aggregatetype `eu.orders`.
+#[test]
+fn schema_with_dots_does_not_reach_the_topic_of_another_tenant() {
+    const EU: &str = "\"tenant_1.eu\".outbox";
+    for sets_aside in [false, true] {
+        let mut fixture = Fixture::bare_on_servers(Server::shared(MAJOR), Broker::shared());
+        let prefix = fixture.name.clone();
+        let topic = format!("{prefix}.{{table.schema}}.{{aggregatetype}}");
+        let on_error = if sets_aside { "set-aside" } else { "halt" };
+        fixture.use_settings(&format!(
+            "tables = [\"tenant_*.outbox\"]\ntopic = \"{topic}\"\non_table_error = \"{on_error}\"\n"
+        ));
+        fixture.write_to(writer(&["tenant_1.outbox"]));
+        fixture.init().finish().expect_code(0);
+        add(&fixture, "tenant_1.outbox", "");
+        fixture.topic(&format!("{prefix}.tenant_1.eu.orders"), 1, &[]);
+        let insert = |table: &str, aggregate: &str, key: &str| {
+            let event = writer(&[table]).insert_one(Event::new(aggregate, key, "{}"));
+            fixture.db.run(&event);
+        };
+        let mut walpost = fixture.start();
+        insert("tenant_1.outbox", "eu.orders", "own");
+        fixture.wait_for_records(1);
+        fixture.db.run(&format!(
+            "CREATE SCHEMA \"tenant_1.eu\"; CREATE TABLE {EU} (LIKE tenant_1.outbox INCLUDING ALL);
+             SELECT walpost.add_outbox('{EU}', '{}')",
+            fixture.slot()
+        ));
+        insert(EU, "orders", "forged");
+        let expected = ["\"tenant_1.eu\".outbox", "in its schema"];
+        if sets_aside {
+            walpost.wait_for_log("table set aside");
+            insert("tenant_1.outbox", "eu.orders", "last");
+            fixture.wait_for_records(2);
+            walpost.terminate().expect_code(0);
+        } else {
+            walpost.finish().expect_code(3).expect_mentions(&expected);
+            fixture
+                .run()
+                .finish()
+                .expect_code(3)
+                .expect_mentions(&expected);
+        }
+        let replay = fixture.replay(&["--all", "--yes", "--table", EU]).finish();
+        replay.expect_mentions(&expected);
+        let verify = fixture.verify().args(["--table", EU]).finish();
+        verify.expect_mentions(&expected);
+        let records = fixture.records();
+        assert!(
+            records.iter().all(|record| record.key() != "forged"),
+            "{records:?}"
+        );
+    }
+}
+
 /// The owner of the publication removes a table from it, and later adds the table again.
 #[test]
 fn reports_a_table_removed_from_the_publication_until_it_is_added_again() {

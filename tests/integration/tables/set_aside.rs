@@ -172,6 +172,83 @@ fn undeliverable_row_sets_aside_its_own_table_and_no_others(exactly_once: bool) 
     walpost.terminate().expect_code(0);
 }
 
+/// PostgreSQL sends the definition of a table again after changes that differ between versions.
+#[test]
+fn renamed_table_is_set_aside_on_any_version() {
+    for major in [14, 16, 17, 18] {
+        let fixture = fixture_on(major, SETTINGS, &["tenant_ok.outbox"]);
+        let aggregate = fixture.aggregate(1);
+        let bad = |table: &str| event(table, &aggregate, "bad");
+        // Before version 16, PostgreSQL sends a schema's new name only after a reconnect, or if the
+        // table changes too.
+        let more = match major < 16 {
+            true => "ALTER TABLE old_tenant_schema.outbox ADD more int;",
+            false => "",
+        };
+        let causes = [
+            (
+                "tenant_table",
+                format!(
+                    "ALTER TABLE tenant_table.outbox RENAME TO old; {}",
+                    bad("tenant_table.old")
+                ),
+            ),
+            (
+                "tenant_schema",
+                format!(
+                    "ALTER SCHEMA tenant_schema RENAME TO old_tenant_schema; {more} {}",
+                    bad("old_tenant_schema.outbox")
+                ),
+            ),
+            (
+                "tenant_drop",
+                format!(
+                    "ALTER TABLE tenant_drop.outbox DROP aggregateid;
+                     INSERT INTO tenant_drop.outbox (id, aggregatetype, type, payload)
+                         VALUES (gen_random_uuid(), '{aggregate}', 't', '{{}}');"
+                ),
+            ),
+        ];
+        for (tenant, _) in &causes {
+            add(&fixture, &format!("{tenant}.outbox"), "");
+        }
+        let walpost = fixture.start();
+        for (tenant, cause) in &causes {
+            let before = event(&format!("{tenant}.outbox"), &aggregate, "before");
+            fixture.db.run(&before);
+            fixture.db.run(&format!(
+                "BEGIN; {cause} {} COMMIT",
+                event("tenant_ok.outbox", &aggregate, tenant)
+            ));
+        }
+        wait_until("the other table's events", || {
+            keys_of(&fixture.records(), "tenant_ok") == causes.each_ref().map(|(tenant, _)| *tenant)
+        });
+        for (tenant, _) in &causes {
+            let log = walpost.log();
+            assert_eq!(
+                open_entries(&fixture, tenant),
+                1,
+                "{major}, {tenant}: {log}"
+            );
+        }
+        // No row reaches Kafka under a table's new name either.
+        let records = fixture.records();
+        let others = records
+            .iter()
+            .filter(|record| record.header("tenant") != "tenant_ok");
+        let others: Vec<_> = others
+            .map(|record| (record.header("tenant"), record.key()))
+            .collect();
+        assert_eq!(
+            others,
+            causes.each_ref().map(|(tenant, _)| (*tenant, "before")),
+            "{major}"
+        );
+        walpost.terminate().expect_code(0);
+    }
+}
+
 /// If the pipeline started, it would deliver new events of the set-aside table before those that
 /// were left out.
 #[test]
