@@ -230,6 +230,33 @@ fn limits_the_size_of_a_file() {
     assert!(matches!(read(&file), Err(PathError::TooLarge { .. })));
 }
 
+/// The file that is read must be the one that was examined.
+#[test]
+fn rejects_a_file_that_is_replaced_between_the_examination_and_the_open() {
+    let fixture = Fixture::new();
+    let file = fixture.file("password", "text");
+    let with_replacement = |replacement: PathBuf| {
+        let resolved = resolve(&file).expect("a file");
+        resolved.expect_file().expect("a regular file");
+        fs::rename(replacement, &file).expect("renamed");
+        let error = run_with_timeout(move || resolved.open().map(drop)).expect_err("replaced");
+        let expected = "the file was replaced while it was being opened";
+        assert!(error.to_string().contains(expected), "{error}");
+    };
+    with_replacement(fixture.file("other", "other"));
+    let file = fixture.file("password", "text");
+    expect_text(&file, "text");
+    let fifo = fixture.path("fifo");
+    rustix::fs::mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("a FIFO");
+    with_replacement(fifo);
+    fs::remove_file(&file).expect("removed");
+    // A link in place of the file is not followed.
+    let file = fixture.file("password", "text");
+    let resolved = resolve(&file).expect("a file");
+    fs::rename(fixture.link("/etc/hostname", "link"), &file).expect("renamed");
+    assert!(matches!(resolved.open(), Err(PathError::Io { .. })));
+}
+
 #[test]
 fn reports_missing_files_and_circular_links() {
     let fixture = Fixture::new();
