@@ -35,6 +35,40 @@ enum Kind {
     Malformed,
 }
 
+impl Kind {
+    /// Returns the kind of failure if the sink rejected a record because of its contents or its
+    /// topic. Returns `None` if the error has a different cause.
+    fn from_sink_error(error: &SinkError) -> Option<Self> {
+        match error {
+            SinkError::TooLarge { .. } => Some(Self::Oversize),
+            SinkError::RecordRejected { cause, .. } => Some(match cause {
+                RefusalCause::Size => Self::Oversize,
+                RefusalCause::Timestamp => Self::BadTimestamp,
+                RefusalCause::Other => Self::Unroutable,
+            }),
+            SinkError::NoPartition { .. }
+            | SinkError::TopicMissing { .. }
+            | SinkError::TopicDenied { .. }
+            | SinkError::TopicNotCreated { .. } => Some(Self::Unroutable),
+            SinkError::Refused { .. }
+            | SinkError::Configuration(_)
+            | SinkError::Checkpoint { .. }
+            | SinkError::CheckpointTopic { .. }
+            | SinkError::Fenced(_)
+            | SinkError::TransactionDenied { .. }
+            | SinkError::Broken(_)
+            | SinkError::Stdout(_)
+            | SinkError::StdoutClosed => None,
+        }
+    }
+}
+
+/// Returns whether the sink rejected the record because of its contents or its topic. Each such
+/// record can be replaced by a dead letter.
+pub(super) fn concerns_one_record(error: &SinkError) -> bool {
+    Kind::from_sink_error(error).is_some()
+}
+
 /// Describes why one event can't be delivered.
 pub(super) struct Failure {
     kind: Kind,
@@ -42,32 +76,6 @@ pub(super) struct Failure {
 }
 
 impl Failure {
-    /// Creates a failure if the sink rejected a record because of its contents or its topic.
-    /// Returns `None` if the error has a different cause.
-    fn from_sink_error(error: &SinkError) -> Option<Self> {
-        let kind = match error {
-            SinkError::TooLarge { .. }
-            | SinkError::RecordRejected {
-                cause: RefusalCause::Size,
-                ..
-            } => Kind::Oversize,
-            SinkError::RecordRejected {
-                cause: RefusalCause::Timestamp,
-                ..
-            } => Kind::BadTimestamp,
-            SinkError::NoPartition { .. }
-            | SinkError::TopicMissing { .. }
-            | SinkError::TopicDenied { .. }
-            | SinkError::TopicNotCreated { .. }
-            | SinkError::RecordRejected { .. } => Kind::Unroutable,
-            _ => return None,
-        };
-        Some(Self {
-            kind,
-            reason: error.to_string(),
-        })
-    }
-
     /// Creates a failure for a message that is not a valid event.
     pub(super) fn malformed(error: &EnvelopeError) -> Self {
         Self {
@@ -84,7 +92,10 @@ impl Failure {
                 kind: Kind::Unroutable,
                 reason: error.to_string(),
             }),
-            Undelivered::Produce(error) => Self::from_sink_error(error),
+            Undelivered::Produce(error) => Kind::from_sink_error(error).map(|kind| Self {
+                kind,
+                reason: error.to_string(),
+            }),
             Undelivered::DeadLetter { .. } | Undelivered::Order(_) => None,
         }
     }

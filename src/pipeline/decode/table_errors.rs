@@ -1,5 +1,6 @@
 //! Handles an error that concerns only one of several outbox tables, by setting that table aside.
 
+use super::dead_letters::concerns_one_record;
 use super::error::CoreError;
 use super::source::{Meaning, Source};
 use super::table_source::TableSource;
@@ -180,26 +181,5 @@ fn concerns_one_table(error: &CoreError) -> bool {
         | CoreError::UnknownRelation { .. }
         | CoreError::TooManyTables { .. }
         | CoreError::BadLine { .. } => false,
-    }
-}
-
-/// Returns whether the sink rejected the record because of its contents or its topic.
-fn concerns_one_record(error: &SinkError) -> bool {
-    match error {
-        SinkError::TopicMissing { .. }
-        | SinkError::TopicNotCreated { .. }
-        | SinkError::TopicDenied { .. }
-        | SinkError::TooLarge { .. }
-        | SinkError::RecordRejected { .. }
-        | SinkError::NoPartition { .. } => true,
-        SinkError::Refused { .. }
-        | SinkError::Configuration(_)
-        | SinkError::Checkpoint { .. }
-        | SinkError::CheckpointTopic { .. }
-        | SinkError::Fenced(_)
-        | SinkError::TransactionDenied { .. }
-        | SinkError::Broken(_)
-        | SinkError::Stdout(_)
-        | SinkError::StdoutClosed => false,
     }
 }
