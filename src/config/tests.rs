@@ -400,6 +400,38 @@ fn reserves_checkpoint_topics_of_pipelines_that_are_not_selected() {
     }
 }
 
+/// Returns the next variant, so that a loop can visit all of them. A new variant does not compile
+/// until it has been added here.
+fn next_topic_use(topic_use: TopicUse) -> Option<TopicUse> {
+    match topic_use {
+        TopicUse::Checkpoints => Some(TopicUse::DeadLetters),
+        TopicUse::DeadLetters => Some(TopicUse::KafkaInternal),
+        TopicUse::KafkaInternal => None,
+    }
+}
+
+#[test]
+fn reserves_each_topic_that_walpost_itself_uses() {
+    let text = format!(
+        "{MINIMAL}\nname = \"a\"\ntopic = \"{{aggregatetype}}\"\ndelivery = \"exactly-once\"\n\
+         checkpoint = {{ topic = \"checkpoints-of-a\" }}\non_unroutable = \"dead-letter\"\ndead_letter_topic = \"dead-of-a\"\n"
+    );
+    let settings = from_toml(&text).expect("loads").remove(0);
+    let own: Vec<_> = settings.own_topics().collect();
+    for topic_use in
+        std::iter::successors(Some(TopicUse::Checkpoints), |&last| next_topic_use(last))
+    {
+        let topic = own.iter().find(|(_, found)| *found == topic_use);
+        match topic_use {
+            TopicUse::KafkaInternal => assert_eq!(topic, None),
+            _ => {
+                let (topic, _) = topic.unwrap_or_else(|| panic!("no topic for {topic_use}"));
+                assert_eq!(settings.outbox.reserved_topics.find(topic), Some(topic_use));
+            }
+        }
+    }
+}
+
 #[test]
 fn flags_override_environment_variables_which_override_the_configuration_file() {
     let records = RecordArgs {
