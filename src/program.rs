@@ -307,6 +307,7 @@ fn descendants(root: Pid) -> HashSet<Pid> {
 
 /// Returns the parent of each process that has not ended.
 fn running_processes() -> HashMap<Pid, Pid> {
+    #[expect(clippy::disallowed_methods, reason = "only the kernel writes /proc")]
     let Ok(entries) = fs::read_dir("/proc") else {
         return HashMap::new();
     };

@@ -409,7 +409,9 @@ impl Resolved {
             return self.expect_file();
         }
         self.expect_unshared()?;
-        for entry in path.read_dir()? {
+        #[expect(clippy::disallowed_methods, reason = "the folder was checked")]
+        let entries = path.read_dir()?;
+        for entry in entries {
             match walk(&entry?.path())? {
                 // A link without a target is harmless, unless other users can create the target.
                 Walked::Missing(folder) => folder.expect_unshared()?,

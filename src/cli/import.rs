@@ -106,6 +106,10 @@ fn read(path: &Path) -> Result<String, String> {
 
 /// Writes a new file. Never overwrites an existing file.
 fn write(path: &Path, toml: &str) -> Result<(), String> {
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "`create_new` never opens an existing file, and `run` checks the file before using it"
+    )]
     let file = OpenOptions::new().write(true).create_new(true).open(path);
     let written = file.and_then(|mut file| file.write_all(toml.as_bytes()));
     written.map_err(|error| match error.kind() {

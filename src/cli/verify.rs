@@ -93,6 +93,10 @@ fn create_private(path: &PathBuf) -> io::Result<File> {
     trusted_path::check_folder_path(folder.unwrap_or(Path::new(".")))
         .map_err(|error| io::Error::other(error.to_string()))?;
     let no_follow = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the folder was checked, and the file is checked below"
+    )]
     let file = File::options()
         .write(true)
         .create(true)

@@ -599,7 +599,9 @@ fn files_in(directory: &Path) -> Result<Vec<PathBuf>, ConfigError> {
     };
     trusted_path::check_folder(directory).map_err(unreadable)?;
     let mut files = Vec::new();
-    for entry in std::fs::read_dir(directory).map_err(|error| unreadable(error.into()))? {
+    #[expect(clippy::disallowed_methods, reason = "the folder was checked")]
+    let entries = std::fs::read_dir(directory).map_err(|error| unreadable(error.into()))?;
+    for entry in entries {
         let path = entry.map_err(|error| unreadable(error.into()))?.path();
         let is_hidden = path
             .file_name()

@@ -155,6 +155,7 @@ pub(crate) fn listen(path: &Path) -> Result<Control, ControlError> {
             Ok(_) => return Err(ControlError::InUse(path.to_owned())),
         },
     }
+    #[expect(clippy::disallowed_methods, reason = "the folder was checked")]
     let listener = std::os::unix::net::UnixListener::bind(path).map_err(other)?;
     let control = Control {
         listener,
