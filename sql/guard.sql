@@ -190,8 +190,10 @@ BEGIN
             -- Keeps the table from being renamed or dropped while LOCK TABLE below waits, but does not block other
             -- forms of ALTER TABLE, or TRUNCATE. LOCK TABLE looks up the name again after it has waited. If the name
             -- then referred to a view, LOCK TABLE would lock every table in the view's query with the privileges of
-            -- this function's owner.
-            PERFORM FROM pg_class WHERE oid = outbox AND relname = table_name AND relnamespace = schema_oid AND relkind = kind
+            -- this function's owner. Up to PostgreSQL 15, a rule can also turn an empty table into a view, which
+            -- deletes the system columns from pg_attribute; the lock on the row of `tableoid` prevents that.
+            PERFORM FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = 'tableoid'
+                WHERE c.oid = outbox AND c.relname = table_name AND c.relnamespace = schema_oid AND c.relkind = kind
                 FOR KEY SHARE;
             IF NOT FOUND THEN
                 RAISE EXCEPTION 'table %.% was replaced by another one while it was being examined', quote_ident(schema_name),
@@ -233,7 +235,8 @@ BEGIN
                 WHERE c.oid = ANY (family) AND c.oid <> ALL (locked)
             LOOP
                 IF definer_is_superuser THEN
-                    PERFORM FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = missing.oid
+                    PERFORM FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+                        JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = 'tableoid' WHERE c.oid = missing.oid
                         AND n.nspname = missing.nspname AND c.relname = missing.relname AND c.relkind IN ('r', 'p', 'f')
                         FOR KEY SHARE;
                     CONTINUE WHEN NOT FOUND;
@@ -320,7 +323,9 @@ BEGIN
     ), used (class, object, used_class, used_object) AS (
         SELECT DISTINCT class, object, refclassid, refobjid FROM attached JOIN pg_depend ON classid = class AND objid = object
             -- Omits the dependencies of individual columns: their types and collations and, up to
-            -- PostgreSQL 14, the objects that the expressions of generated columns use.
+            -- PostgreSQL 14, the objects that the expressions of generated columns use. Up to PostgreSQL 17, these
+            -- expressions are evaluated only by INSERT, UPDATE and the statement that creates the column. Walpost
+            -- runs none of these on the table.
             AND (class <> 'pg_class'::regclass OR objsubid = 0)
             WHERE deptype IN ('n', 'a')
             AND (class, object, refclassid, refobjid) NOT IN (SELECT class, object, 'pg_type'::regclass, type FROM checks)

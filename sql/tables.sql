@@ -136,8 +136,11 @@ BEGIN
             quote_ident(its_name) USING ERRCODE = 'object_in_use', HINT = 'Add it again.';
     END IF;
     -- Once the table is locked, all transactions that wrote to it have ended, and any later
-    -- transaction sees that it is published.
-    EXECUTE format('LOCK TABLE %I.%I IN SHARE ROW EXCLUSIVE MODE', its_schema, its_name);
+    -- transaction sees that it is published. If other roles' code was found, the table is not added, and its name may
+    -- refer to a view by now, in which case LOCK TABLE would lock the tables in the view's query.
+    IF code_of_others = '' THEN
+        EXECUTE format('LOCK TABLE %I.%I IN SHARE ROW EXCLUSIVE MODE', its_schema, its_name);
+    END IF;
     IF kind NOT IN ('r', 'p') THEN
         RAISE EXCEPTION '%.% is not a table', quote_ident(its_schema), quote_ident(its_name)
             USING ERRCODE = 'wrong_object_type';
