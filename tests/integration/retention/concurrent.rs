@@ -95,6 +95,27 @@ fn writers_wait_no_longer_than_the_lock_timeout() {
     }
 }
 
+/// Inspecting a table that is being dropped blocks no writers, so it may take longer than the lock
+/// timeout, for example if the table has many indexes or the server is busy.
+#[test]
+fn a_slow_inspection_does_not_count_towards_the_time_for_which_writers_wait() {
+    let fixture = fixture_with_old_partition(Server::shared(MAJOR), DEFAULT);
+    let walpost = fixture.start_and_confirm_one(&fixture.aggregate(1), "k");
+    let seconds = LOCK_TIMEOUT.as_secs_f64() * 2.0;
+    // Slows down the inspection of every other table than the outbox itself.
+    fixture.db.run(&format!(
+        "ALTER FUNCTION walpost.lock_and_examine(text, text, text) RENAME TO lock_and_examine_quickly;
+         CREATE FUNCTION walpost.lock_and_examine(text, text, text) RETURNS text LANGUAGE plpgsql AS $$ BEGIN
+             IF $2 <> 'outbox' THEN PERFORM pg_catalog.pg_sleep({seconds}); END IF;
+             RETURN walpost.lock_and_examine_quickly($1, $2, $3);
+         END $$"
+    ));
+    maintain_until(&fixture, "the partition to be dropped", || {
+        is_gone(&fixture, "outbox_old")
+    });
+    walpost.terminate().expect_code(0);
+}
+
 #[test]
 fn completes_an_interrupted_partition_detach_in_a_later_pass() {
     for major in [14, 18] {
