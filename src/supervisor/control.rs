@@ -28,6 +28,9 @@ const REQUEST_BYTES_MAX: u64 = 64 << 10;
 const RESPONSE_BYTES_MAX: u64 = 64 << 20;
 /// How long a client may take to send its request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a client may take to read its response. A client that is suspended, for example, would
+/// otherwise keep others from connecting.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum number of clients served concurrently. Further clients have to wait.
 const CLIENTS_MAX: usize = 16;
 /// Delay before the next attempt to accept a connection after an error, for example when the
@@ -233,7 +236,7 @@ async fn serve_client(
     if let Ok(answer) = answer_rx.await {
         let mut line = serde_json::to_vec(&answer)?;
         line.push(b'\n');
-        stream.write_all(&line).await?;
+        timeout(RESPONSE_TIMEOUT, stream.write_all(&line)).await??;
     }
     Ok(())
 }
@@ -328,6 +331,43 @@ mod tests {
         assert!(path.exists());
         drop(theirs);
         assert!(!path.exists());
+    }
+
+    #[tokio::test]
+    async fn clients_that_do_not_read_their_response_do_not_block_others() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("control.sock");
+        let control = listen(&path).expect("a socket");
+        let (request_tx, mut request_rx) = mpsc::channel::<ControlRequest>(1);
+        control.serve(request_tx).expect("a server");
+        tokio::spawn(async move {
+            while let Some((_, answer_tx)) = request_rx.recv().await {
+                // Longer than the buffers of a socket.
+                let done = vec!["x".repeat(4 << 20)];
+                let answer = Answer {
+                    done,
+                    ..Answer::default()
+                };
+                let _ = answer_tx.send(answer);
+            }
+        });
+        let request = async || {
+            let mut stream = UnixStream::connect(&path).await.expect("a connection");
+            stream.write_all(b"\"list\"\n").await.expect("a request");
+            stream
+        };
+        let mut abandoned = Vec::new();
+        for _ in 0..CLIENTS_MAX {
+            let mut stream = request().await;
+            stream.read_u8().await.expect("the start of the response");
+            abandoned.push(stream);
+        }
+        let mut response = Vec::new();
+        let mut stream = request().await;
+        let read = timeout(6 * RESPONSE_TIMEOUT, stream.read_to_end(&mut response));
+        read.await.expect("a response").expect("a response");
+        assert!(response.len() > 4 << 20);
+        drop(abandoned);
     }
 
     #[test]
