@@ -146,6 +146,7 @@ impl Program {
         let mut child = self.spawn().map_err(start_error)?;
         let mut output = Output::new(child.stdout.take());
         let status = match wait_for_exit(&mut child, &mut output, until) {
+            // From here on, the program's ID may belong to another process, so it is not killed.
             Ok(Some(status)) => status,
             ended => {
                 kill(&mut child);
@@ -155,6 +156,7 @@ impl Program {
                 });
             }
         };
+        output.read_rest(until).map_err(start_error)?;
         if !status.success() {
             return Err(ProgramError::Failed { status });
         }
@@ -222,6 +224,9 @@ fn parse_descriptor(name: &[u8]) -> Option<RawFd> {
 }
 
 /// Reads the program's output until the program exits. Returns `None` if `until` is reached first.
+///
+/// # Errors
+/// Returns an error only if the program has not been reaped, so that the caller can kill it.
 fn wait_for_exit(
     child: &mut Child,
     output: &mut Output<impl Read + AsFd>,
@@ -241,19 +246,13 @@ fn wait_for_exit(
             Some(_) => _ = output.wait(left.min(EXIT_POLL_INTERVAL))?,
         }
         if let Some(status) = child.try_wait()? {
-            // The pipe now contains everything that the program wrote. Don't wait for end of file,
-            // because another process that inherited the pipe may keep it open indefinitely.
-            while output.wait(Duration::ZERO)? {
-                if Instant::now() >= until {
-                    break;
-                }
-            }
             return Ok(Some(status));
         }
     }
 }
 
 /// Kills the program and every process that it started, including those that have left its session.
+/// The program must not have been reaped, because its ID could then belong to another process.
 /// Processes that it runs as another user, for example through sudo, survive, because Walpost is
 /// not permitted to signal them.
 fn kill(child: &mut Child) {
@@ -360,6 +359,13 @@ impl<R: Read + AsFd> Output<R> {
         }
     }
 
+    /// Reads what the program had written when it exited. Does not wait for end of file, because
+    /// another process that inherited the pipe may keep it open indefinitely.
+    fn read_rest(&mut self, until: Instant) -> io::Result<()> {
+        while self.wait(Duration::ZERO)? && Instant::now() < until {}
+        Ok(())
+    }
+
     /// Reads the available output. Stores at most one byte more than the maximum size of a secret,
     /// in order to detect a secret that is too long.
     fn read(&mut self) -> io::Result<()> {
@@ -413,6 +419,39 @@ mod tests {
             );
             std::thread::sleep(Duration::from_millis(1));
         }
+    }
+
+    /// A pipe that can be read once. Later attempts fail.
+    struct ReadableOnce(fs::File, bool);
+
+    impl AsFd for ReadableOnce {
+        fn as_fd(&self) -> BorrowedFd<'_> {
+            self.0.as_fd()
+        }
+    }
+
+    impl Read for ReadableOnce {
+        fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+            match std::mem::replace(&mut self.1, true) {
+                false => Ok(1),
+                true => Err(io::Error::other("failed")),
+            }
+        }
+    }
+
+    /// If waiting returned an error after the program was reaped, its ID would be used to kill a
+    /// process.
+    #[test]
+    fn waiting_does_not_fail_after_the_program_was_reaped() {
+        let mut child = shell("exit 0").spawn().expect("a process");
+        let pid = child.id().to_string();
+        wait_until("the program to exit", || has_ended(&pid));
+        let zero = fs::File::open("/dev/zero").expect("a file");
+        let mut output = Output::new(Some(ReadableOnce(zero, false)));
+        let until = Instant::now() + Duration::from_secs(30);
+        let ended = wait_for_exit(&mut child, &mut output, until);
+        assert!(matches!(ended, Ok(Some(status)) if status.success()));
+        output.read_rest(until).expect_err("the pipe fails");
     }
 
     #[test]
