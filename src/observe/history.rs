@@ -160,11 +160,17 @@ impl History {
     }
 
     /// Returns the points for the seconds that ended after `since` (in seconds since 1970), oldest
-    /// first.
+    /// first. If there are more than `limit`, returns the latest ones.
     #[must_use]
-    pub(crate) fn points(&self, since: f64) -> Vec<Point> {
+    pub(crate) fn points(&self, since: f64, limit: usize) -> Vec<Point> {
         let later = |point: &&Point| point.at > since;
-        self.points.iter().filter(later).copied().collect()
+        let omitted = self.points.len().saturating_sub(limit);
+        self.points
+            .iter()
+            .skip(omitted)
+            .filter(later)
+            .copied()
+            .collect()
     }
 }
 
@@ -189,11 +195,13 @@ mod tests {
         let recent = history.recent();
         assert!((recent.events_per_second - 19.0).abs() < 1e-9, "{recent:?}");
         assert_eq!(recent.delivery_p50, None);
-        let points = history.points(0.0);
+        let points = history.points(0.0, usize::MAX);
         assert_eq!(points.len(), KEPT_SECONDS);
         assert_eq!(points[0].lag_bytes, Some(2000 - KEPT_SECONDS as u64));
         assert!((points[0].events - 10.0).abs() < 1e-9);
         assert!((points[KEPT_SECONDS - 1].events - 100.0).abs() < 1e-9);
-        assert_eq!(history.points(1997.5), points[KEPT_SECONDS - 2..]);
+        let latest = &points[KEPT_SECONDS - 2..];
+        assert_eq!(history.points(1997.5, usize::MAX), latest);
+        assert_eq!(history.points(0.0, 2), latest);
     }
 }

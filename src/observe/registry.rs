@@ -13,6 +13,11 @@ use crate::delivery::stats::PipelineStats;
 use crate::model::time::seconds;
 use crate::model::time::unix_micros;
 
+/// Maximum number of points in the history of all pipelines, which is ten minutes of 50 pipelines.
+/// The supervisor's thread, which also notifies systemd's watchdog, creates the response, and must
+/// not be busy with requests for many seconds.
+const HISTORY_POINTS_MAX: usize = 30_000;
+
 /// All pipelines of the process, regardless of their state.
 #[derive(Debug)]
 pub(crate) struct Registry {
@@ -148,13 +153,36 @@ impl Registry {
         }
     }
 
-    /// Returns the history of all pipelines after `since`, in seconds since 1970.
+    /// Returns the history of all pipelines after `since`, in seconds since 1970. With many
+    /// pipelines, covers less time, so that there are at most [`HISTORY_POINTS_MAX`] points.
     #[must_use]
     pub(crate) fn history(&self, since: f64) -> Vec<PipelineHistory> {
+        let pipelines = self.pipelines();
+        let limit = HISTORY_POINTS_MAX / pipelines.len().max(1);
         let history = |pipeline: &Arc<Watched>| PipelineHistory {
             name: pipeline.stats.about.name.clone(),
-            points: pipeline.history().points(since),
+            points: pipeline.history().points(since, limit.max(1)),
         };
-        self.pipelines().iter().map(history).collect()
+        pipelines.iter().map(history).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_the_history_of_many_pipelines_to_the_latest_points() {
+        const PIPELINES: usize = 2000;
+        let registry = Registry::new((0..PIPELINES).map(|_| Arc::default()));
+        let samples = 3 + HISTORY_POINTS_MAX / PIPELINES;
+        for _ in 0..samples {
+            registry.sample();
+        }
+        let history = registry.history(0.0);
+        let count: usize = history.iter().map(|pipeline| pipeline.points.len()).sum();
+        assert_eq!(count, HISTORY_POINTS_MAX);
+        let latest = registry.pipelines()[0].history().points(0.0, 1);
+        assert_eq!(history[0].points.last(), latest.last());
     }
 }
