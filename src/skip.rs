@@ -25,6 +25,7 @@ use crate::postgres::catalog::slot_state::FoundState;
 use crate::postgres::catalog::{Catalog, CatalogError, Problem};
 use crate::postgres::replication::{Connection, ConnectionError, UnsendableCause};
 use crate::postgres::target::Outbox;
+use crate::postgres::wire::frame::Frame;
 use crate::sink::{Sink, SinkError};
 
 /// The size limit for rows. No row can be larger, because this is PostgreSQL's own limit for a
@@ -407,7 +408,7 @@ async fn read_slot(
     catalog: &Catalog,
     end_lsn: Lsn,
     encoding: TextEncoding,
-    on_message: impl FnMut(&[u8]) -> bool,
+    mut on_message: impl FnMut(&[u8]) -> bool,
 ) -> Result<(), SkipError> {
     let (target, limit) = (&settings.target, settings.link_timeout);
     // Don't use the pipeline's limit, because the row to skip may exceed it.
@@ -422,7 +423,12 @@ async fn read_slot(
     connection
         .start(&target.slot, Lsn::ZERO, &target.publication, messages)
         .await?;
-    let read = connection.preview(end_lsn, limit, on_message).await;
+    let read = connection.preview(end_lsn, limit, |frame| match frame {
+        Frame::XLogData { data, .. } => on_message(data),
+        // No message exceeds `ROW_BYTES_MAX`.
+        Frame::LargeMessage { .. } | Frame::Keepalive { .. } => true,
+    });
+    let read = read.await;
     // If the server is sending a large transaction, it may take a while to detect that the
     // connection was closed.
     let _ = connection.close().await;

@@ -18,7 +18,8 @@ use crate::postgres::catalog::CatalogError;
 use crate::postgres::replication::{Connection, ConnectionError, UnsendableCause};
 use crate::postgres::table::TableName;
 use crate::postgres::target::Outbox;
-use crate::postgres::wire::pgoutput::Message;
+use crate::postgres::wire::frame::Frame;
+use crate::postgres::wire::pgoutput::{LogicalHead, Message, RowHead};
 
 /// How long to wait for the server to report why it aborted the stream.
 const REASON_TIMEOUT: Duration = Duration::from_secs(1);
@@ -27,8 +28,8 @@ const REASON_TIMEOUT: Duration = Duration::from_secs(1);
 /// `None` if the server does not send one. Discards the data received on `connection`.
 pub(super) async fn stream_end_error(connection: &mut Connection) -> Option<PipelineError> {
     let mut rows = Rows::default();
-    let preview = connection.preview(Lsn(u64::MAX), REASON_TIMEOUT, |data| {
-        rows.message(data);
+    let preview = connection.preview(Lsn(u64::MAX), REASON_TIMEOUT, |frame| {
+        rows.read_frame(frame);
         true
     });
     match timeout(REASON_TIMEOUT, preview).await {
@@ -124,7 +125,7 @@ async fn find_table(
     let mut rows = Rows::default();
     let mut found = None;
     let upto = Lsn(sought.commit.0 + 1);
-    let read = connection.preview(upto, limit, |data| match rows.message(data) {
+    let read = connection.preview(upto, limit, |frame| match rows.read_frame(frame) {
         Some((at, table)) if at == sought => {
             found = table;
             false
@@ -154,38 +155,104 @@ struct Rows {
 
 impl Rows {
     /// Processes a message. If it has a position (because it is a row or a transactional logical
-    /// decoding message), returns that position and, for a row, the table's name.
-    fn message(&mut self, data: &[u8]) -> Option<(Position, Option<String>)> {
-        let relation = match Message::decode(data).ok()? {
+    /// decoding message), returns that position and, for a row, the table's name. Messages that
+    /// exceed the size limit have positions too.
+    fn read_frame(&mut self, frame: &Frame<'_>) -> Option<(Position, Option<String>)> {
+        match *frame {
+            Frame::XLogData { data, .. } => self.read_message(&Message::decode(data).ok()?),
+            Frame::LargeMessage { head, .. } => match RowHead::decode(head).ok()? {
+                Some(row) => self.advance(Some(row.relation)),
+                None if LogicalHead::decode(head).ok()?.transactional => self.advance(None),
+                None => None,
+            },
+            Frame::Keepalive { .. } => None,
+        }
+    }
+
+    fn read_message(&mut self, message: &Message<'_>) -> Option<(Position, Option<String>)> {
+        match *message {
             Message::Begin(begin) => {
                 let commit = begin.commit;
                 self.next = Some(Position { commit, index: 0 });
-                return None;
+                None
             }
             Message::Commit(_) => {
                 self.next = None;
-                return None;
+                None
             }
-            Message::Relation(relation) => {
+            Message::Relation(ref relation) => {
                 let name = TableName::from_catalog(relation.namespace, relation.name).to_string();
                 self.described = Some(name.clone());
                 self.tables.insert(relation.oid, name);
-                return None;
+                None
             }
             Message::Insert { relation, .. }
             | Message::Update { relation, .. }
-            | Message::Delete { relation, .. } => Some(relation),
+            | Message::Delete { relation, .. } => self.advance(Some(relation)),
             Message::Logical {
                 transactional: true,
                 ..
-            } => None,
-            _ => return None,
-        };
+            } => self.advance(None),
+            _ => None,
+        }
+    }
+
+    /// Returns the position of the next row or logical decoding message, and the name of the table
+    /// with the OID `relation`.
+    fn advance(&mut self, relation: Option<u32>) -> Option<(Position, Option<String>)> {
         self.described = None;
         let next = self.next.as_mut()?;
         let at = *next;
         next.index += 1;
         let table = relation.and_then(|relation| self.tables.get(&relation).cloned());
         Some((at, table))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Messages of the types that are not skipped if they exceed the size limit: an insert, an
+    /// update, a delete and a transactional logical decoding message. Only the beginning of each is
+    /// complete.
+    const LARGE: [&[u8]; 4] = [
+        b"I\0\0\0\x07N",
+        b"U\0\0\0\x07N",
+        b"D\0\0\0\x07K",
+        b"M\x01\0\0\0\0\0\0\0\x10walpost\0\x7f\0\0\0",
+    ];
+    const NONTRANSACTIONAL: &[u8] = b"M\0\0\0\0\0\0\0\0\x10walpost\0\x7f\0\0\0";
+
+    fn large(head: &[u8]) -> Frame<'_> {
+        let (bytes, max) = (1 << 30, 1 << 20);
+        Frame::LargeMessage { head, bytes, max }
+    }
+
+    #[test]
+    fn counts_messages_that_exceed_the_size_limit() {
+        let mut begin = b"B".to_vec();
+        begin.extend(100_u64.to_be_bytes());
+        begin.extend([0; 12]);
+        let small = |data| Frame::XLogData {
+            start: Lsn::ZERO,
+            wal_end: Lsn::ZERO,
+            data,
+        };
+        let mut rows = Rows::default();
+        assert_eq!(rows.read_frame(&large(LARGE[0])), None);
+        assert_eq!(rows.read_frame(&small(&begin)), None);
+        rows.tables.insert(7, "public.outbox".to_owned());
+        let table = Some("public.outbox".to_owned());
+        let tables = [table.clone(), table.clone(), table.clone(), None];
+        for ((index, head), table) in (0..).zip(LARGE).zip(tables) {
+            let commit = Lsn(100);
+            let at = Position { commit, index };
+            assert_eq!(rows.read_frame(&large(head)), Some((at, table)));
+        }
+        assert_eq!(rows.read_frame(&large(NONTRANSACTIONAL)), None);
+        let row = rows.read_frame(&small(b"I\0\0\0\x07N\0\0"));
+        let (commit, index) = (Lsn(100), 4);
+        assert_eq!(row, Some((Position { commit, index }, table)));
     }
 }

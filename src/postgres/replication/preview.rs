@@ -21,8 +21,9 @@ const REQUEST_INTERVAL: Duration = Duration::from_millis(200);
 
 impl Connection {
     /// Passes the output plugin's messages to `visit` until `visit` returns false or the server has
-    /// sent everything before `upto`. The connection must already be streaming. Does not change the
-    /// slot's position.
+    /// sent everything before `upto`. Of a message that exceeds the connection's size limit, only
+    /// the beginning is passed, as [`Frame::LargeMessage`]. The connection must already be
+    /// streaming. Does not change the slot's position.
     ///
     /// # Errors
     /// Returns an error if the server aborts the stream or does not respond for `limit`.
@@ -30,13 +31,13 @@ impl Connection {
         &mut self,
         upto: Lsn,
         limit: Duration,
-        mut visit: impl FnMut(&[u8]) -> bool,
+        mut visit: impl FnMut(&Frame<'_>) -> bool,
     ) -> Result<(), ConnectionError> {
         loop {
             let mut must_reply = false;
             while let Some(frame) = self.peek()? {
                 let is_finished = match frame {
-                    Frame::XLogData { data, .. } => !visit(data),
+                    Frame::XLogData { .. } | Frame::LargeMessage { .. } => !visit(&frame),
                     Frame::Keepalive {
                         wal_end,
                         reply_requested,
@@ -44,9 +45,6 @@ impl Connection {
                         must_reply |= reply_requested;
                         wal_end >= upto
                     }
-                    // Messages larger than the connection's size limit are not previewed.
-                    // `walpost skip` sets a limit that no message exceeds.
-                    Frame::LargeMessage { .. } => false,
                 };
                 self.consume();
                 if is_finished {
