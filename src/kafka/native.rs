@@ -31,15 +31,16 @@ use rdkafka::bindings::{
     rd_kafka_event_CreateTopics_result, rd_kafka_event_DescribeConfigs_result,
     rd_kafka_event_DescribeTopics_result, rd_kafka_event_destroy, rd_kafka_event_error,
     rd_kafka_event_t, rd_kafka_flush, rd_kafka_get_watermark_offsets, rd_kafka_header_add,
-    rd_kafka_headers_destroy, rd_kafka_headers_new, rd_kafka_headers_t, rd_kafka_last_error,
-    rd_kafka_mem_free, rd_kafka_metadata, rd_kafka_metadata_destroy, rd_kafka_producev,
-    rd_kafka_queue_destroy, rd_kafka_queue_new, rd_kafka_queue_poll, rd_kafka_topic_destroy,
-    rd_kafka_topic_new, rd_kafka_topic_result_error, rd_kafka_topic_result_error_string,
-    rd_kafka_topic_result_name, rd_kafka_vtype_t as Vtype,
+    rd_kafka_header_get_all, rd_kafka_headers_destroy, rd_kafka_headers_new, rd_kafka_headers_t,
+    rd_kafka_last_error, rd_kafka_mem_free, rd_kafka_message_headers, rd_kafka_metadata,
+    rd_kafka_metadata_destroy, rd_kafka_producev, rd_kafka_queue_destroy, rd_kafka_queue_new,
+    rd_kafka_queue_poll, rd_kafka_topic_destroy, rd_kafka_topic_new, rd_kafka_topic_result_error,
+    rd_kafka_topic_result_error_string, rd_kafka_topic_result_name, rd_kafka_vtype_t as Vtype,
 };
 use rdkafka::client::{Client, ClientContext};
 use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
 use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
+use rdkafka::message::BorrowedMessage;
 use rdkafka::producer::{BaseProducer, Producer};
 use rdkafka::types::{RDKafkaRespErr, RDKafkaTopic};
 
@@ -581,6 +582,40 @@ pub(super) fn describe_topics<C: ClientContext>(
     };
     let event = NonNull::new(event).ok_or(RDKafkaErrorCode::OperationTimedOut)?;
     AdminEvent(event).descriptions()
+}
+
+/// Returns the names and values of a record's headers, in order. Omits headers whose names are not
+/// UTF-8, because no header that Walpost reads has such a name. rdkafka would panic at such a name,
+/// which any producer can send.
+pub(super) fn headers<'r>(
+    record: &'r BorrowedMessage<'r>,
+) -> impl Iterator<Item = (&'r str, Option<&'r [u8]>)> {
+    let mut list = null_mut();
+    // SAFETY: the record is valid. It owns the list, which stays null if there are no headers. The
+    // result contains only librdkafka's own codes, which the enumeration contains.
+    let code = unsafe { rd_kafka_message_headers(record.ptr(), &raw mut list) };
+    let list = NonNull::new(list).filter(|_| result(code).is_ok());
+    let all = list.into_iter().flat_map(move |list| {
+        (0..).map_while(move |index| {
+            let (mut name, mut value, mut value_len) = (null(), null(), 0);
+            // SAFETY: the record, which is borrowed for `'r`, owns the list. The name is terminated
+            // by NUL. The value is null or has the returned length. Both live as long as the list.
+            // An index after the last header returns librdkafka's own code `_NOENT`.
+            unsafe {
+                let code = rd_kafka_header_get_all(
+                    list.as_ptr(),
+                    index,
+                    &raw mut name,
+                    &raw mut value,
+                    &raw mut value_len,
+                );
+                result(code).ok()?;
+                let value = (!value.is_null()).then(|| array(value.cast::<u8>(), value_len));
+                Some((CStr::from_ptr(name), value))
+            }
+        })
+    });
+    all.filter_map(|(name, value)| Some((name.to_str().ok()?, value)))
 }
 
 /// Converts a C array to a slice. librdkafka may return a null pointer for an empty array.

@@ -11,12 +11,13 @@ use rdkafka::client::ClientContext;
 use rdkafka::config::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
-use rdkafka::message::{BorrowedMessage, Headers, Message};
+use rdkafka::message::{BorrowedMessage, Message};
 use rdkafka::{Offset, TopicPartitionList};
 use tracing::{debug, warn};
 
 use super::credentials::Credentials;
 use super::grants::Grants;
+use super::native;
 use super::partition_ends::{self, PartitionEnds};
 use super::probe;
 use super::properties::{
@@ -117,10 +118,10 @@ impl<'r> ReadRecord<'r> {
         self.0.timestamp().to_millis()
     }
 
-    /// Returns the names and values of the headers, in order.
+    /// Returns the names and values of the headers, in order. Omits headers whose names are not
+    /// UTF-8.
     pub(crate) fn headers(&self) -> impl Iterator<Item = (&'r str, Option<&'r [u8]>)> {
-        let headers = self.0.headers().into_iter().flat_map(Headers::iter);
-        headers.map(|header| (header.key, header.value))
+        native::headers(self.0)
     }
 }
 

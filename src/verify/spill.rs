@@ -15,6 +15,9 @@ const FILES_MAX: usize = 64;
 /// for each portion, so larger portions require fewer reads.
 const PORTION_BYTES_MIN: u64 = 1 << 20;
 const PORTION_BYTES_MAX: u64 = 1 << 30;
+/// The memory that the entries with one hash may use even if the memory limit is lower, so that
+/// transactions with millions of events can be processed.
+const GROUP_BYTES_MIN: u64 = 512 << 20;
 
 /// Returns an evenly distributed hash, which is the same for equal bytes while the process runs.
 pub(super) fn hash(bytes: &[u8]) -> u64 {
@@ -134,6 +137,7 @@ impl Spill {
         mut on_portion: impl FnMut(&[&[u8]]) -> io::Result<()>,
     ) -> io::Result<()> {
         let max_bytes = 2 * self.portion_bytes;
+        let group_max_bytes = max_bytes.max(GROUP_BYTES_MIN);
         let Contents {
             group,
             entry_overhead_bytes,
@@ -147,11 +151,15 @@ impl Spill {
             // second number as its remainder.
             let mut portions: Vec<_> = (0..count).map(|remainder| (count, remainder)).collect();
             while let Some((divisor, remainder)) = portions.pop() {
-                let mut portion = Portion::new(max_bytes, entry_overhead_bytes);
+                let mut portion = Portion::default();
                 read_through(&mut file, entries, &mut |entry| {
                     let hash = hash_of(entry);
                     if hash % divisor == remainder {
-                        portion.push(hash, entry);
+                        let max_bytes = match portion.contains_only(hash) {
+                            true => group_max_bytes,
+                            false => max_bytes,
+                        };
+                        portion.push(hash, entry, entry_overhead_bytes, max_bytes);
                     }
                     Ok(())
                 })?;
@@ -164,7 +172,7 @@ impl Spill {
                     .filter(|_| portion.has_several_hashes);
                 let Some(half) = half else {
                     return Err(io::Error::other(format!(
-                        "{group} require more than {max_bytes} bytes of memory. Raise --memory"
+                        "{group} require more than {group_max_bytes} bytes of memory. Raise --memory"
                     )));
                 };
                 portions.extend([(half, remainder), (half, remainder + divisor)]);
@@ -175,12 +183,12 @@ impl Spill {
 }
 
 /// The entries that are processed together.
+#[derive(Default)]
 struct Portion {
     bytes: Vec<u8>,
     lengths: Vec<usize>,
-    entry_overhead_bytes: u64,
-    /// How much more memory the entries may use.
-    remaining_bytes: u64,
+    /// The memory that the entries require.
+    used_bytes: u64,
     /// Whether the entries exceed the limit. Further entries are ignored.
     is_full: bool,
     first_hash: Option<u64>,
@@ -188,28 +196,19 @@ struct Portion {
 }
 
 impl Portion {
-    fn new(max_bytes: u64, entry_overhead_bytes: u64) -> Self {
-        Self {
-            bytes: Vec::new(),
-            lengths: Vec::new(),
-            entry_overhead_bytes,
-            remaining_bytes: max_bytes,
-            is_full: false,
-            first_hash: None,
-            has_several_hashes: false,
-        }
+    /// Returns whether all entries have this hash.
+    fn contains_only(&self, hash: u64) -> bool {
+        !self.has_several_hashes && self.first_hash.is_none_or(|first| first == hash)
     }
 
-    fn push(&mut self, hash: u64, entry: &[u8]) {
-        self.has_several_hashes |= *self.first_hash.get_or_insert(hash) != hash;
-        let used = entry.len() as u64 + self.entry_overhead_bytes;
-        match self.remaining_bytes.checked_sub(used) {
-            Some(remaining) if !self.is_full => {
-                self.remaining_bytes = remaining;
-                self.bytes.extend_from_slice(entry);
-                self.lengths.push(entry.len());
-            }
-            _ => self.is_full = true,
+    fn push(&mut self, hash: u64, entry: &[u8], overhead_bytes: u64, max_bytes: u64) {
+        self.has_several_hashes = !self.contains_only(hash);
+        self.first_hash = Some(hash);
+        self.used_bytes += entry.len() as u64 + overhead_bytes;
+        self.is_full |= self.used_bytes > max_bytes;
+        if !self.is_full {
+            self.bytes.extend_from_slice(entry);
+            self.lengths.push(entry.len());
         }
     }
 
@@ -308,9 +307,13 @@ mod tests {
 
     #[test]
     fn splits_a_portion_that_is_too_large_unless_all_its_entries_have_the_same_hash() {
-        let read = |hash_of: fn(&[u8]) -> u64| {
-            let mut spill = Spill::new(0, CONTENTS);
-            for number in 0..4000_u32 {
+        let read = |count: u32, overhead: u64, hash_of: fn(&[u8]) -> u64| {
+            let contents = Contents {
+                entry_overhead_bytes: overhead,
+                ..CONTENTS
+            };
+            let mut spill = Spill::new(0, contents);
+            for number in 0..count {
                 let entry = [&number.to_ne_bytes()[..], &[7; 1000]].concat();
                 spill.push(0, &entry).expect("room");
             }
@@ -326,13 +329,14 @@ mod tests {
             )
         };
         // There are 8 hashes, and initially 5 portions. All hashes are multiples of 5 and of 64.
-        let (all, largest) = read(|entry| numbers(entry) % 8 * 5 * 64);
+        let (all, largest) = read(4000, 128, |entry| numbers(entry) % 8 * 5 * 64);
         assert_eq!(all, Ok(4000));
         assert!((400..2000).contains(&largest), "{largest}");
-        let (all, largest) = read(|_| 7);
-        let reason = "the numbers require more than 2097152 bytes of memory. Raise --memory";
-        assert_eq!(all, Err(reason.to_owned()));
-        assert_eq!(largest, 0);
+        let (all, largest) = read(4000, 128, |_| 7);
+        assert_eq!((all, largest), (Ok(4000), 4000));
+        let (all, largest) = read(600, 1 << 20, |_| 7);
+        let reason = "the numbers require more than 536870912 bytes of memory. Raise --memory";
+        assert_eq!((all, largest), (Err(reason.to_owned()), 0));
     }
 
     #[test]

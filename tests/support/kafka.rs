@@ -23,6 +23,7 @@ use super::wait::{WAIT_TIMEOUT, wait_for};
 
 mod admin;
 pub(crate) mod connect;
+mod headers;
 mod java;
 mod nodes;
 mod produce;

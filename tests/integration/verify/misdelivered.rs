@@ -186,3 +186,31 @@ fn verify_counts_unexpected_records_as_errors_only_on_request() {
     assert_eq!(ids, ["\"not-in-the-table\"", "null"]);
     walpost.terminate().expect_code(0);
 }
+
+/// Any producer can send such a record.
+#[test]
+fn reads_records_whose_headers_have_names_that_are_not_utf8() {
+    let fixture = Fixture::new();
+    let aggregate = fixture.aggregate(1);
+    let ids = insert_rows(&fixture, &aggregate, &["a"]);
+    let position = "00000000/00000010:0000000000";
+    fixture.broker.produce_with_headers(
+        &format!("outbox.event.{aggregate}"),
+        "a",
+        &[
+            (b"\xff\xfe", b"x"),
+            (b"id", ids[0].as_bytes()),
+            (b"walpost-position", position.as_bytes()),
+        ],
+    );
+    let verdict = verify(&fixture);
+    assert!(verdict.ok);
+    assert_eq!(verdict.counts(), "rows 1, records 1, delivered 1");
+    let replay = fixture.replay(&["--yes", "--from", position]).finish();
+    replay.expect_code(0);
+    let verdict = verify(&fixture);
+    assert_eq!(
+        verdict.counts(),
+        "rows 1, records 2, delivered 1, replayed 1"
+    );
+}
