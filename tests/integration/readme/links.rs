@@ -187,6 +187,63 @@ fn tests_listed_in_the_guarantees_exist() {
     }
 }
 
+/// Returns the names of the tests in a file. Macros such as `on_each_version` generate tests from the
+/// functions that they list.
+fn tests_in(text: &str) -> Vec<&str> {
+    let mut names = Vec::new();
+    let mut in_macro = false;
+    let mut lines = text.lines();
+    while let Some(line) = lines.next() {
+        in_macro = match line {
+            "on_each_version! {" | "in_both_modes! {" | "for_each_outbox! {" => true,
+            "}" => false,
+            "#[test]" => {
+                let function = lines.find_map(|line| line.strip_prefix("fn "));
+                names.push(function.unwrap().split('(').next().unwrap());
+                false
+            }
+            name if in_macro => {
+                names.push(name.trim());
+                true
+            }
+            _ => false,
+        }
+    }
+    names
+}
+
+#[test]
+fn guarantees_list_every_attack() {
+    // Not attacks.
+    let exempt = [
+        "halts_if_a_topic_from_the_configuration_is_missing",
+        "warns_about_a_topic_with_a_very_small_message_limit",
+    ];
+    let guarantees = &page("docs/guarantees.md").text;
+    let folder = in_repository("tests/integration");
+    let mut files: Vec<_> = ["planted.rs", "reserved_topics.rs", "hostile_rows.rs"]
+        .map(|name| folder.join(name))
+        .into();
+    let planted = std::fs::read_dir(folder.join("planted")).unwrap();
+    files.extend(planted.map(|entry| entry.unwrap().path()));
+    let mut missing = Vec::new();
+    let mut count = 0;
+    for path in files {
+        let text = std::fs::read_to_string(&path).unwrap();
+        for name in tests_in(&text) {
+            count += 1;
+            if !exempt.contains(&name) && !guarantees.contains(&format!("::{name}`")) {
+                missing.push(format!("{}: {name}", path.display()));
+            }
+        }
+    }
+    assert!(count > 100, "{count} tests");
+    assert!(
+        missing.is_empty(),
+        "not in docs/guarantees.md: {missing:#?}"
+    );
+}
+
 #[test]
 fn connection_strings_in_the_documentation_are_valid() {
     let mut count = 0;
