@@ -41,7 +41,7 @@ pub(crate) struct LocationError {
     /// The file or folder.
     pub path: PathBuf,
     /// The reason.
-    pub error: PathError,
+    pub error: Box<PathError>,
 }
 
 /// Checks the locations that OpenSSL uses if [`system_bundle`] returns `None`. Once the locations
@@ -71,7 +71,7 @@ fn check_locations(env: impl Fn(&str) -> Option<OsString>) -> Result<(), Locatio
             trusted_path::check_all_if_present(path).map_err(|error| LocationError {
                 variable,
                 path: path.to_owned(),
-                error,
+                error: Box::new(error),
             })?;
         }
     }
@@ -101,7 +101,8 @@ mod tests {
             || check_locations(|name| (name == "SSL_CERT_FILE").then(|| file.clone().into()));
         let check_folders =
             || check_locations(|name| (name == "SSL_CERT_DIR").then(|| folders.clone()));
-        (mode(&file, 0o644), mode(&folder, 0o755));
+        mode(&file, 0o644);
+        mode(&folder, 0o755);
         assert_eq!((check_file(), check_folders()), (Ok(()), Ok(())));
         mode(&file, 0o666);
         let error = check_file().expect_err("a writable file");

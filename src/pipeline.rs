@@ -235,7 +235,7 @@ pub(crate) async fn run<S: Sink>(
                 match standby.failed(Instant::now()) {
                     OutageMessage::Started => info!(
                         pipeline,
-                        "standing by: {error}; taking over when the slot is free"
+                        "standing by: {error}; will take over when the slot is free"
                     ),
                     OutageMessage::Ongoing(lasts, _) => {
                         info!(pipeline, elapsed = %Elapsed(lasts), "standing by: {error}")

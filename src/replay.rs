@@ -593,7 +593,10 @@ impl<'s> ReplayPlan<'s> {
             || selected.has_other_key_length(planned.order.len())
         {
             let order = planned.order.join(", ");
-            let reason = format!("until, last, from and to must contain values of {order}");
+            let reason = format!(
+                "the members \"until\", \"last\", \"from\" and \"to\" must contain values of the columns \
+                 {order}"
+            );
             return Err(entry.unreadable(reason));
         }
         if !planned.set_aside.is_empty() {
@@ -841,7 +844,7 @@ impl<'s> ReplayPlan<'s> {
             action: Action::Replay,
             from: None,
             to: sent_rows.map(|sent| sent.before),
-            detail: serde_json::to_value(note).expect("a run note is valid JSON"),
+            detail: serde_json::to_value(note).expect("the entry about a replay run is valid JSON"),
         };
         self.writer.write_journal(&entry).await?;
         Ok(())

@@ -104,7 +104,7 @@ pub(crate) enum SkipError {
         confirmed: Lsn,
         to: SkipTarget,
     },
-    #[error("{to} is after the end of WAL, which is at {end}")]
+    #[error("{to} is after the end of the WAL, which is at {end}")]
     Beyond { end: Lsn, to: SkipTarget },
     #[error(
         "slot {slot:?} would not send a row with position {to}. Copy the position from the log line that contains \
@@ -126,8 +126,8 @@ pub(crate) enum SkipError {
     )]
     Moved { slot: String, confirmed: Lsn },
     #[error(
-        "not all rows that are older than slot {slot:?} have been delivered, and no event can be skipped until they \
-         have been. Let walpost run deliver the rows first, or omit them: snapshot = \"never\". A row that can't be \
+        "not all rows that are older than slot {slot:?} have been delivered, and no event can be skipped until these rows have \
+         been delivered. Start walpost run to deliver the rows first, or omit them: snapshot = \"never\". A row that can't be \
          delivered must be corrected or deleted"
     )]
     Copying { slot: String },

@@ -225,7 +225,8 @@ impl<D: PartialEq> Supervisor<D> {
         let changes = self.pipelines.changes(&next);
         if let Some(doubtful) = changes.doubtful.as_ref().filter(|_| !is_accepted) {
             return Err(format!(
-                "{} pipelines would be removed ({}), leaving {} from {}. To apply this anyway, run pipeline reload --accept",
+                "{} pipelines would be removed ({}), leaving {} from {}. To apply this anyway, run walpost pipeline reload \
+                 --accept",
                 doubtful.removed.len(),
                 doubtful.removed.join(", "),
                 doubtful.left,

@@ -108,8 +108,8 @@ pub enum PathError {
     },
     /// Other users can create files in the folder.
     #[error(
-        "other users can create files in {place}, because it has mode {mode:04o}. Use a folder that only this user can write to: \
-         install -d -m 0700 FOLDER"
+        "other users can create files in {place}, because it has mode {mode:04o}. Use a folder that only the user running \
+         walpost can write to: install -d -m 0700 FOLDER"
     )]
     Shared {
         /// The folder.
@@ -574,7 +574,8 @@ fn denied(action: &'static str, place: &Path, stat: &Stat) -> PathError {
             // The folder's group may enter the folder. For example, the packages create
             // /etc/walpost for the group walpost.
             _ if stat.st_mode & 0o010 != 0 => format!(
-                "Run the command as root or as a member of the group with ID {}, or allow all users to enter it: chmod o+x {word}",
+                "Run the command as root or as a member of the group with ID {}, or allow all users to enter the directory: \
+                 chmod o+x {word}",
                 stat.st_gid
             ),
             _ => format!("To allow this: chmod o+x {word}"),
@@ -630,7 +631,7 @@ fn distrust(place: &Path, entry: impl AsFd, fault: Option<Fault>) -> Result<(), 
         remedy,
         read_only: match is_read_only(&entry)? {
             true => {
-                ". In a container in which other users can't write to read-only mounts, you can set \
+                ". In a container whose read-only mounts other users can't modify, you can set \
                  WALPOST_TRUST_READ_ONLY_MOUNTS=true in the environment instead"
             }
             false => "",

@@ -445,7 +445,7 @@ impl DatabaseReader<'_> {
         }
         if publication.more_than_inserts {
             reporter.add_note(format!(
-                "publication {name:?} publishes more than inserts, so Walpost did not search for gaps"
+                "publication {name:?} also publishes operations other than inserts, so Walpost did not search for gaps"
             ));
             return Lsn(u64::MAX);
         }

@@ -82,7 +82,7 @@ fn read(path: &Path) -> Result<String, String> {
         true => Ok(Box::new(io::stdin())),
         #[expect(
             clippy::disallowed_methods,
-            reason = "the file is only converted; Walpost does not run with its contents"
+            reason = "import only converts the file, and starts nothing with its contents"
         )]
         false => fs::File::open(path).map(|file| Box::new(file) as Box<dyn Read>),
     };
@@ -114,7 +114,7 @@ fn write(path: &Path, toml: &str) -> Result<(), String> {
     let written = file.and_then(|mut file| file.write_all(toml.as_bytes()));
     written.map_err(|error| match error.kind() {
         io::ErrorKind::AlreadyExists => format!(
-            "--output {}: the file already exists and is not overwritten. Choose another file, or remove this one",
+            "--output {}: the file already exists and will not be overwritten. Choose another file, or remove this one",
             path.display()
         ),
         _ => file_error::explained(&format!("--output {}", path.display()), &error).to_string(),

@@ -107,9 +107,9 @@ fn connection_error(path: &Path, reason: &std::io::Error) -> String {
         );
     }
     format!(
-        "control socket {}: {reason}. Expected a running Walpost to be listening on it, and this command to run as root or as \
-         Walpost's user. To find the path, search Walpost's log for \"walpost pipeline\"; to set it, use --control PATH, or \
-         control at the top of walpost.toml",
+        "control socket {}: {reason}. A running Walpost process must be listening on the socket, and this command must be run as \
+         root or as Walpost's user. To find the path, search Walpost's log for \"walpost pipeline\"; to set it, use --control \
+         PATH, or control at the top of walpost.toml",
         path.display()
     )
 }

@@ -107,7 +107,7 @@ fn create_private(path: &PathBuf) -> io::Result<File> {
     let found = file.metadata()?;
     if !found.is_file() || found.uid() != geteuid().as_raw() || found.nlink() != 1 {
         return Err(io::Error::other(
-            "the path exists, but is not a regular file that is owned by this user and has only one hard link. Remove \
+            "the path exists, but it is not a regular file, is not owned by this user, or has more than one hard link. Remove \
              it, or choose another file",
         ));
     }

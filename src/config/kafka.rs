@@ -158,7 +158,8 @@ fn token_command(
     };
     if is_fetched {
         return Err(error(
-            "sasl.oauthbearer.method is oidc, so tokens come from a token endpoint. Remove one of these two settings".to_owned(),
+            "sasl.oauthbearer.method is oidc, so tokens come from a token endpoint. Remove either this method or the other token \
+             source".to_owned(),
         ));
     }
     if !is_used {

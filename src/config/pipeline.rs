@@ -136,8 +136,8 @@ fn retention(
 ) -> Result<Retention, ConfigError> {
     let is_given = file.retention.is_some() || file.partitions_ahead.is_some();
     if is_given && outbox.is_messages() {
-        let reason = "an outbox that uses logical decoding messages has no table to clean up. Remove the settings \
-             retention and partitions_ahead";
+        let reason = "an outbox that uses logical decoding messages has no table to clean up. Remove the retention and \
+             partitions_ahead settings";
         return Err(reader.error("retention", reason));
     }
     let keep = reader.parse("retention", file.retention.as_ref(), parse_duration)?;
@@ -190,10 +190,10 @@ fn wal_budget(
     if budget.on_max == OnMax::DropSlot && outbox.table().is_none() {
         let reason = match outbox.is_messages() {
             true => {
-                "an outbox that uses logical decoding messages has no table from which events could be sent again; \
-                 expected hold"
+                "an outbox that uses logical decoding messages has no table from which events could be sent again; expected \
+                 \"hold\""
             }
-            false => "drop-slot requires an outbox with exactly one table; expected hold",
+            false => "\"drop-slot\" requires an outbox with exactly one table; expected \"hold\"",
         };
         return Err(reader.error("wal_budget.on_max", reason));
     }

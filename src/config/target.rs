@@ -39,7 +39,8 @@ pub(super) fn target(
             }
         },
         OutboxName::Messages if file.snapshot == Some(SnapshotMode::Initial) => {
-            let reason = "an outbox that uses logical decoding messages has no table, and so no older rows. Remove the setting snapshot";
+            let reason = "an outbox that uses logical decoding messages has no table, and so no older rows. Remove the snapshot \
+                 setting";
             return Err(reader.error("snapshot", reason));
         }
         OutboxName::Messages => Outbox::Messages {
@@ -75,7 +76,7 @@ fn tables(
         return Err(reader.error("tables", reason));
     }
     if file.snapshot.is_some() {
-        let reason = "with several tables, the existing rows of each table are delivered when the table is added. Remove the setting snapshot";
+        let reason = "with several tables, the existing rows of each table are delivered when the table is added. Remove the snapshot setting";
         return Err(reader.error("snapshot", reason));
     }
     TablePatterns::new(patterns).map_err(|error| reader.error("tables", error))
@@ -101,7 +102,8 @@ fn select_table(
         }
         _ => {
             let reason = format!(
-                "{selected} is not one of the outbox's tables, {tables}. Specify one of these tables, or add a pattern to the setting tables"
+                "{selected} is not one of the outbox's tables, {tables}. Specify one of these tables, or add a pattern to the \
+                 tables setting"
             );
             Err(reader.error("table", reason))
         }

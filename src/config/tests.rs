@@ -728,7 +728,7 @@ fn rejects_the_table_flag_for_commands_that_require_all_tables() {
         ("prefix = \"p\"", ["prefix", "Remove prefix"]),
         (
             "snapshot = \"never\"",
-            ["snapshot", "Remove the setting snapshot"],
+            ["snapshot", "Remove the snapshot setting"],
         ),
         ("outbox = \"messages\"", ["tables", "no table"]),
         (

@@ -154,7 +154,8 @@ pub struct Phantom {
 
 /// Hint for errors that can also mean that the same pipeline runs on two servers. Each of the two
 /// processes then overwrites the other's checkpoint, so the WAL appears to have diverged.
-const SECOND_SERVER_HINT: &str = "If a second server, such as a clone of the disk, delivers events of this pipeline to the same brokers, stop one of the two servers";
+const SECOND_SERVER_HINT: &str = "If a second server, for example one started from a copy of the disk, delivers events of this \
+     pipeline to the same brokers, stop one of the two servers";
 
 /// The reason why a pipeline can't resume from a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

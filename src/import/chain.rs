@@ -177,7 +177,8 @@ fn topic_condition(
         }),
         Err(reason) => {
             let message = format!(
-                "can't be converted: {reason}. In walpost.toml, specify the outbox table in the setting table, whichever of the source's tables the pattern matches"
+                "can't be converted: {reason}. In walpost.toml, set table to the outbox table, which is the one among the \
+                 source's tables that the pattern matches"
             );
             report.unsupported(&java.written, message);
             Condition::Unknown
@@ -212,10 +213,10 @@ impl Chain {
             let message = match (short, other.is_before) {
                 ("RegexRouter" | "TimestampRouter" | "ByLogicalTableRouter", _) => format!(
                     "{short} changes the topic after the router. Walpost has a single rule for topics: include this change in \
-                     topic or route"
+                     the topic or route setting"
                 ),
                 ("InsertHeader" | "HeaderFrom" | "DropHeaders", _) => {
-                    format!("{short} changes headers: make these changes in headers, which accepts templates and \
+                    format!("{short} changes headers: make these changes in the headers setting, which accepts templates and \
                          constant values")
                 }
                 ("Filter", _) => "Filter drops records, but Walpost delivers every row: if some rows must not be \

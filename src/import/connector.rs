@@ -77,7 +77,7 @@ pub(super) fn connection(source: &mut Source, section: &mut Section, report: &mu
                     if !source.contains(name) {
                         report.task(
                             name,
-                            "is not in this file: specify it in the setting postgres",
+                            "is not in this file: specify it in the postgres setting",
                         );
                     }
                     missing.push(name);
@@ -100,7 +100,7 @@ pub(super) fn connection(source: &mut Source, section: &mut Section, report: &mu
             Some(_) => report.carried(&taken.written, "postgres"),
             None => report.unsupported(
                 &taken.written,
-                "is not a port number: specify one from 1 to 65535 in the setting postgres",
+                "is not a port number: specify one from 1 to 65535 in the postgres setting",
             ),
         }
         port
@@ -110,7 +110,7 @@ pub(super) fn connection(source: &mut Source, section: &mut Section, report: &mu
     let hosts = hosts_in_url(&host, port);
     if host.contains(',') {
         let message = "names several hosts, which are tried in turn until one accepts the connection. To skip standbys, add \
-         target_session_attrs=read-write to the setting postgres";
+             target_session_attrs=read-write to the postgres setting";
         report.different("database.hostname", message);
     }
     let as_role = |user: &str, parameters: &[(String, String)]| {
@@ -132,7 +132,7 @@ pub(super) fn connection(source: &mut Source, section: &mut Section, report: &mu
     if let Err(error) = Conninfo::parse(&url, &|_| None) {
         report.unsupported(
             "database.*",
-            format!("does not result in a valid connection string: {error}. Correct the setting postgres"),
+            format!("does not result in a valid connection string: {error}. Correct the postgres setting"),
         );
         url = format!("postgresql://{CHANGE_ME}@change-me.invalid/{CHANGE_ME}");
         administrator.clone_from(&url);
@@ -238,9 +238,9 @@ fn tls(source: &mut Source, report: &mut Report) -> Vec<(String, String)> {
             .iter()
             .any(|end| file.to_ascii_lowercase().ends_with(end));
         if name == "sslkey" && is_der {
-            let message = "is a key in DER or PKCS#12, as JDBC expects it. Walpost reads PEM, like libpq. Convert it with openssl \
-             pkcs8 -inform DER -in FILE.pk8 -out FILE.pem, or openssl pkcs12 -in FILE.p12 -nodes -nocerts -out FILE.pem, and \
-             set sslkey in the setting postgres to that file, with mode 0600";
+            let message = "is a key in DER or PKCS#12, as JDBC expects it. Walpost reads PEM, like libpq. Convert it with \
+                 openssl pkcs8 -inform DER -in FILE.pk8 -out FILE.pem, or openssl pkcs12 -in FILE.p12 -nodes -nocerts -out \
+                 FILE.pem, and set sslkey in the postgres setting to that file, with mode 0600";
             report.task(&taken.written, message);
         } else {
             report.carried(&taken.written, "postgres");
@@ -303,11 +303,11 @@ pub(super) fn tables(
         let (from, message) = match &listed {
             Some(listed) => (
                 listed.written.as_str(),
-                "contains no plain table name: specify the name of the outbox table in the setting table",
+                "contains no plain table name: specify the name of the outbox table in the table setting",
             ),
             None => (
                 "table.include.list",
-                "is not in this file, so Debezium reads all tables: specify the name of the outbox table in the setting table",
+                "is not in this file, so Debezium reads all tables: specify the name of the outbox table in the table setting",
             ),
         };
         report.task(from, message);

@@ -218,7 +218,7 @@ fn unsupported_message(role: &str, class: &str) -> String {
     let instead = match role {
         "header" => "Headers are written in the format of SimpleHeaderConverter",
         _ => {
-            "Change the service so that it writes the bytes into a bytea column and set the format \"bytes\", or change the \
+            "Change the service so that it writes the bytes into a bytea column and set the format to \"bytes\", or change the \
              consumers so that they read text"
         }
     };
@@ -227,8 +227,8 @@ fn unsupported_message(role: &str, class: &str) -> String {
     } else if class.contains("protobuf") || class.contains("Protobuf") {
         "writes Protobuf with schema IDs from a schema registry, but Walpost does not register schemas"
     } else if class.contains("CloudEvents") {
-        "writes CloudEvents. For the binary mode, use headers with templates (ce_id, ce_type and so on); the structured mode \
-         has no equivalent"
+        "writes CloudEvents. For binary mode, use headers with templates (ce_id, ce_type and so on); structured mode has no \
+         equivalent"
     } else if class.contains("JsonSchemaConverter") || class.contains("ExtJsonConverter") {
         "writes JSON with schema IDs from a schema registry, but Walpost does not register schemas"
     } else {

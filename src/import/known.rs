@@ -140,7 +140,7 @@ const KNOWN: &[KnownProperty] = &[
         "database.sslfactory",
         &[""],
         Unsupported(
-            "is a Java class. Use sslmode and sslrootcert in the setting postgres to configure certificate verification",
+            "is a Java class. Use sslmode and sslrootcert in the postgres setting to configure certificate verification",
         ),
     ),
     KnownProperty(
@@ -154,7 +154,7 @@ const KNOWN: &[KnownProperty] = &[
         "driver.*",
         &[],
         Unsupported(
-            "is a property of the JDBC driver. If libpq has an equivalent parameter, add it to the setting postgres",
+            "is a property of the JDBC driver. If libpq has an equivalent parameter, add it to the postgres setting",
         ),
     ),
     // Tables and columns.

@@ -218,7 +218,8 @@ impl Router<'_> {
             Ok(pattern) => pattern,
             Err(reason) => {
                 let message = format!(
-                    "can't be converted: {reason}. Until the setting topic or route is specified, all events go to the default topic"
+                    "can't be converted: {reason}. Until the topic or route setting is specified, all events go to the default \
+                     topic"
                 );
                 self.report.unsupported(&regex.from, message);
                 return self.default_topic(&by, section);
@@ -230,10 +231,10 @@ impl Router<'_> {
                 let is_reference = reference(self.source.kind, &replacement.value).is_some();
                 let message = match is_reference {
                     true => {
-                        "refers to a value that Walpost can't look up: specify the actual topic in the setting topic"
+                        "refers to a value that Walpost can't look up: specify the actual topic in the topic setting"
                             .to_owned()
                     }
-                    false => format!("is not valid in Java either: {reason}. Specify the setting topic or route"),
+                    false => format!("is not valid in Java either: {reason}. Specify the topic or route setting"),
                 };
                 self.report.unsupported(&replacement.from, message);
                 return self.default_topic(&by, section);
@@ -502,8 +503,8 @@ impl Router<'_> {
             // Debezium writes the event's schema version only into the schema of an envelope.
             match has_envelope && formats.value == Format::JsonSchema {
                 true => {
-                    let message = "writes the column into the schema of each value as its version. The schema that Walpost writes \
-                     has no version: place the column in a header or in the envelope";
+                    let message = "uses the column as the version of the schema of each value. The schema that Walpost writes \
+                         has no version: place the column in a header or in the envelope";
                     self.report.unsupported(&taken.written, message);
                 }
                 false => self.report.without_effect(&taken.written),

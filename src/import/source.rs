@@ -42,7 +42,7 @@ pub(crate) enum ImportError {
     )]
     Yaml,
     #[error(
-        "the worker's file is YAML, like a Strimzi KafkaConnect; expected a properties file with lines NAME=VALUE"
+        "the worker's file is YAML, like a Strimzi KafkaConnect; expected a properties file with NAME=VALUE lines"
     )]
     YamlWorker,
     #[error(
@@ -269,9 +269,9 @@ pub(super) fn reference(kind: Kind, value: &str) -> Option<String> {
             let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');
             return Some(match (kind, name) {
                 (Kind::Server, name) if name.chars().all(is_plain) => {
-                    format!("a reference to a Quarkus property expression, {name}")
+                    format!("a Quarkus property expression, {name}")
                 }
-                (Kind::Server, _) => "a reference to a Quarkus property expression".to_owned(),
+                (Kind::Server, _) => "a Quarkus property expression".to_owned(),
                 (_, "env") => {
                     let variable = inner.split_once(':').map_or("", |(_, variable)| variable);
                     match variable.chars().all(is_plain) {

@@ -33,7 +33,8 @@ impl SwitchOver<'_> {
         let mut comments = Vec::new();
         let mut add = |text: &str| comments.push(text.to_owned());
         add(
-            "Commands for a switch-over without a gap, with this file saved as walpost.toml. docs/debezium.md explains the steps.",
+            "Commands for a switch-over that misses no events; they assume that this file is saved as walpost.toml. \
+             docs/debezium.md explains the steps.",
         );
         add("");
         add(
@@ -72,8 +73,8 @@ impl SwitchOver<'_> {
         add("     walpost check --config walpost.toml");
         add("     walpost run --config walpost.toml");
         add(
-            "6. When consumers have received all events, drop Debezium's slot. Otherwise, the WAL that it retains fills the disk. \
-             After this step, you can't switch back.",
+            "6. When consumers have received all events, drop Debezium's slot. Otherwise, the WAL that it retains will fill the \
+             disk. After this step, you can't switch back.",
         );
         add(&format!(
             "     psql '{administrator}' -c \"SELECT pg_catalog.pg_drop_replication_slot('{slot}')\""

@@ -133,8 +133,8 @@ fn describe(found: &Rejection, address: &str, config: &ClientConfig) -> String {
                 false => format!(" ({})", found.names.join(", ")),
             };
             format!(
-                "is for a different name{names}: use a name from the certificate in bootstrap.servers \
-                 and in the broker's advertised.listeners"
+                "is for a different name{names}: in bootstrap.servers and in the broker's advertised.listeners, use a name that \
+                 the certificate contains"
             )
         }
         code if UNKNOWN_AUTHORITY.contains(&code) => format!(

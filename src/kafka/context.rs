@@ -232,7 +232,10 @@ impl Context {
         let pipeline = &self.pipeline;
         match lock(&self.cluster).failed(Instant::now()) {
             OutageMessage::Started => {
-                warn!(pipeline, reason, "Kafka is unreachable; waiting for it")
+                warn!(
+                    pipeline,
+                    reason, "Kafka is unreachable; waiting until it is reachable"
+                )
             }
             OutageMessage::Ongoing(elapsed, _) => {
                 warn!(pipeline, reason, elapsed = %Elapsed(elapsed), "Kafka is still unreachable")
@@ -416,8 +419,9 @@ impl Context {
                     None => String::new(),
                 };
                 format!(
-                    ". {found}Correct the column, remove the setting timestamp, or change the range of times that the \
-                     topic accepts: {configs} message.timestamp.after.max.ms=... (message.timestamp.before.max.ms for times in the past)"
+                    ". {found}Correct the column, remove the timestamp setting, or change the range of times that the topic \
+                     accepts: {configs} message.timestamp.after.max.ms=... (message.timestamp.before.max.ms for times in the \
+                     past)"
                 )
             }
             Code::InvalidRecord if record.reason.contains(WITHOUT_KEY) => format!(
@@ -480,7 +484,7 @@ impl Context {
             OutageMessage::Ongoing(_, failures) => {
                 warn!(
                     pipeline,
-                    reason, failures, "Kafka broker connections still fail"
+                    reason, failures, "Connections to Kafka brokers are still failing"
                 );
             }
             OutageMessage::Suppressed => debug!(pipeline, reason, "Kafka broker connection failed"),

@@ -19,7 +19,9 @@ impl<T: Send + 'static> Deref for DropInBackground<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        self.0.as_ref().expect("the client exists until the drop")
+        self.0
+            .as_ref()
+            .expect("the client exists until it is dropped")
     }
 }
 

@@ -512,8 +512,8 @@ fn network_warnings(properties: &Properties) -> Vec<String> {
         if effective("enable.ssl.certificate.verification") == "false" {
             return vec![format!(
                 "enable.ssl.certificate.verification = false: anyone on the network between Walpost and the brokers can \
-                 impersonate a broker and read {exposed}. Remove it, and set ssl.ca.location to the certificate of the \
-                 brokers' authority"
+                 impersonate a broker and read {exposed}. Remove this setting, and set ssl.ca.location to the certificate of the \
+                 CA that issued the brokers' certificates"
             )];
         }
         if effective("ssl.endpoint.identification.algorithm") == "none" {

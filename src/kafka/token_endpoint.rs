@@ -103,8 +103,8 @@ pub(super) enum EndpointError {
     #[error("is unreachable: {0}")]
     Io(String),
     #[error(
-        "failed the TLS handshake: {0}. If its certificate is from a private authority, set {AUTHORITIES_FILE} in [kafka] to the \
-         certificate of that authority"
+        "failed the TLS handshake: {0}. If its certificate was issued by a private CA, set {AUTHORITIES_FILE} in [kafka] to the \
+         certificate of that CA"
     )]
     Tls(String),
     #[error("did not respond within {} s", REQUEST_TIMEOUT.as_secs())]
@@ -223,7 +223,7 @@ impl Endpoint {
         (!self.is_tls && !is_local).then(|| {
             format!(
                 "{URL} does not use https: anyone on the network between Walpost and {host} can read the client secret and every \
-                 token. Use an https URL; if its certificate is from a private authority, set {AUTHORITIES_FILE} as well"
+                 token. Use an https URL; if its certificate was issued by a private CA, set {AUTHORITIES_FILE} as well"
             )
         })
     }

@@ -76,8 +76,8 @@ impl DroppedSlot {
                  reattach these partitions first"
             }
             false if self.detached_partitions => {
-                "a different slot was used before. A partition that contains such events is read only while it is \
-                 attached, so attach it first"
+                "a different slot was used before. Walpost reads a partition that contains events of that slot only while the \
+                 partition is attached, so attach it first"
             }
             false => "a slot was dropped",
         }

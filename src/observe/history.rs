@@ -73,7 +73,10 @@ pub struct Recent {
 }
 
 impl Recent {
-    #[expect(clippy::cast_precision_loss, reason = "far below 2^52 in ten seconds")]
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "the number stays far below 2^52 within ten seconds"
+    )]
     fn between(first: &Sample, last: &Sample) -> Self {
         let lasted = seconds(last.at_micros.saturating_sub(first.at_micros));
         if lasted <= 0.0 {

@@ -172,22 +172,24 @@ pub const METRICS: &[Definition] = &[
     ),
     metric(
         "walpost_window_events",
-        "Current limit on events in flight: window_records, or less with exactly-once if Kafka is slow.",
+        "Current limit on events in flight: window_records, or a lower value if delivery is exactly-once and Kafka is slow.",
         Source::Gauge(|pipeline| count(pipeline.events.window_events)),
     ),
     metric(
         "walpost_window_bytes",
-        "Current limit on bytes in flight: window_bytes, or less with exactly-once if Kafka is slow.",
+        "Current limit on bytes in flight: window_bytes, or a lower value if delivery is exactly-once and Kafka is slow.",
         Source::Gauge(|pipeline| count(pipeline.events.window_bytes)),
     ),
     metric(
         "walpost_commit_to_delivery_seconds",
-        "Time from a transaction's commit in PostgreSQL until all its events are durable in Kafka (with exactly-once: readable).",
+        "Time from a transaction's commit in PostgreSQL until all its events are durable in Kafka or, with exactly-once \
+         delivery, can be read by consumers.",
         Source::Histogram(|pipeline| &pipeline.commit_to_delivery),
     ),
     metric(
         "walpost_delivery_seconds",
-        "Time from reading the end of a transaction until all its events are durable in Kafka (with exactly-once: readable).",
+        "Time from reading the end of a transaction until all its events are durable in Kafka or, with exactly-once delivery, \
+         can be read by consumers.",
         Source::Histogram(|pipeline| &pipeline.delivery),
     ),
     metric(
@@ -217,8 +219,8 @@ pub const METRICS: &[Definition] = &[
     ),
     metric(
         "walpost_lag_seconds",
-        "Age of the oldest event that was read but is not durable yet, including events that wait for a topic. While \
-         not streaming, at least the time since the stream ended.",
+        "Age of the oldest event that has been read but is not yet durable, including events waiting for a topic. While the \
+         pipeline is not streaming, the value is at least the time since the stream ended.",
         Source::Gauge(|pipeline| pipeline.lag.seconds),
     ),
     metric(
@@ -253,7 +255,8 @@ pub const METRICS: &[Definition] = &[
     ),
     metric(
         "walpost_tables_set_aside",
-        "Tables that are set aside: events after a certain position are not delivered; absent if unknown.",
+        "Tables that are set aside, which means that their events after a recorded position are not delivered; absent if \
+         unknown.",
         Source::Gauge(|pipeline| {
             let entries = pipeline.set_aside.as_ref()?.iter();
             let tables: BTreeSet<_> = entries.map(|entry| &entry.table).collect();
@@ -285,7 +288,8 @@ pub const METRICS: &[Definition] = &[
     ),
     metric(
         "walpost_database_asked_timestamp_seconds",
-        "When the database was last queried for the slot, the end of the WAL and the partitions, in seconds since 1970.",
+        "Time of the last database query for the state of the slot, the end of the WAL and the partitions, in seconds since \
+         1970.",
         Source::Gauge(|pipeline| Some(pipeline.slot_health.as_ref()?.asked_at)),
     ),
     metric(
@@ -295,12 +299,13 @@ pub const METRICS: &[Definition] = &[
     ),
     metric(
         "walpost_partitions_end_timestamp_seconds",
-        "When the last partition of the outbox table ends, in seconds since 1970; absent if the partitions are not time ranges with upper bounds.",
+        "Upper bound of the last partition of the outbox table, in seconds since 1970; absent if the partitions are not defined \
+         by time ranges with upper bounds.",
         Source::Gauge(|pipeline| Some(pipeline.partitions_end?.at)),
     ),
     metric(
         "walpost_partitions_ahead",
-        "Partitions of the outbox table that begin in the future.",
+        "Partitions of the outbox table whose time range begins in the future.",
         Source::Gauge(|pipeline| Some(exact(pipeline.partitions_end?.ahead))),
     ),
     metric(
@@ -339,7 +344,7 @@ pub const METRICS: &[Definition] = &[
     ),
     metric(
         "walpost_dead_letters_total",
-        "Dead letters, by the reason that the events could not be delivered.",
+        "Dead letters, by the reason for which the events could not be delivered.",
         Source::Counters("kind", |pipeline| {
             let letters = pipeline.dead_letters;
             vec![

@@ -222,7 +222,7 @@ pub(crate) fn partitions_problem(
         Kind::PartitionsRunOut,
         format!("the last partition of {outbox} ends at {at:.0}{consequence}"),
         format!(
-            "Create more partitions: {}, or specify the setting retention, so that walpost run creates them",
+            "Create more partitions: {}, or specify the retention setting, so that walpost run creates them",
             commands.print(["maintain"])
         ),
     ))
@@ -310,7 +310,11 @@ mod tests {
             partitions_problem("table public.outbox", &vitals, now, &Commands::default())
                 .map(|problem| problem.line())
         };
-        assert_eq!(line(24, 0, true), None, "the end is a day away");
+        assert_eq!(
+            line(24, 0, true),
+            None,
+            "the last partition ends more than a day from now"
+        );
         assert_eq!(line(2, 1, true), None, "another partition follows");
         let text = line(23, 0, true).expect("a problem");
         for part in [

@@ -211,7 +211,7 @@ pub(crate) fn add_set_aside(
         source: Source::Database,
         what: format!("{}: {}", entry.describe(), entry.reason),
         remedy: format!(
-            "Fix the cause, then send its rows: {}",
+            "Fix the cause, then send the rows of the table: {}",
             replay_set_aside(commands, &entry.table)
         ),
         since: None,

@@ -465,7 +465,8 @@ fn long_transaction(oldest: &OpenTransaction, open: Duration, retained: u64) -> 
         TransactionOwner::Session(pid) => (
             format!("PID {pid}"),
             format!(
-                "Ask its owner to end it, or roll it back: SELECT pg_catalog.pg_terminate_backend({pid})"
+                "Ask the owner of the transaction to end it, or roll the transaction back: SELECT \
+                 pg_catalog.pg_terminate_backend({pid})"
             ),
         ),
         TransactionOwner::Prepared(name) => {

@@ -169,8 +169,9 @@ pub enum MappingError {
     /// A part of the table's name can't be distinguished from the surrounding text in a topic's
     /// name.
     #[error(
-        "table {table} has the character {separator:?} in its {part}, but {setting} uses that character as a separator: events of another \
-         table could have the same topic. Rename the {part}: {remedy}; or use only one of the parts in the setting topic"
+        "table {table} has the character {separator:?} in its {part}, but {setting} uses that character as a separator: events \
+         of another table could have the same topic. Rename the {part}: {remedy}; or use only one of the parts in the topic \
+         setting"
     )]
     AmbiguousTopic {
         table: String,

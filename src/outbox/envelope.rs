@@ -120,8 +120,8 @@ pub enum EnvelopeError {
     Empty,
     /// The envelope has an unsupported version, or the content is not an envelope.
     #[error(
-        "the content begins with byte {0:#04x}; expected {VERSION:#04x}, the version of the envelope. If the message \
-         was written by the walpost.publish function of a newer Walpost, upgrade Walpost"
+        "the content begins with byte {0:#04x}; expected {VERSION:#04x}, the version of the envelope. If the message was written \
+         by the walpost.publish function of a newer version of Walpost, upgrade Walpost"
     )]
     Version(u8),
     /// The content was too large to be read.

@@ -73,7 +73,7 @@ const DIFFERENCES: &[(&str, &str, &str)] = &[
     (
         "key bool string",
         "",
-        "a key with the format \"string\" is PostgreSQL's text",
+        "a key with the format \"string\" is PostgreSQL's text representation of the value",
     ),
     (
         "key numeric string",
@@ -83,17 +83,17 @@ const DIFFERENCES: &[(&str, &str, &str)] = &[
     (
         "key date string",
         "",
-        "a key with the format \"string\" is PostgreSQL's text",
+        "a key with the format \"string\" is PostgreSQL's text representation of the value",
     ),
     (
         "key timestamptz string",
         "",
-        "a key with the format \"string\" is PostgreSQL's text",
+        "a key with the format \"string\" is PostgreSQL's text representation of the value",
     ),
     (
         "key float8 string",
         "",
-        "a key with the format \"string\" is PostgreSQL's text",
+        "a key with the format \"string\" is PostgreSQL's text representation of the value",
     ),
     (
         "typed partition",

@@ -11,14 +11,14 @@ const QUOTED_CHARS_MAX: usize = 1000;
 pub enum RouteError {
     /// A column of the topic's template is null.
     #[error(
-        "a column in topic is null, so the row has no topic. Set a value in the column (and make the column NOT NULL), \
-         or remove the column from topic"
+        "a column that the topic setting refers to is null, so the row has no topic. Set a value in the column (and make the \
+         column NOT NULL), or remove the column from the topic setting"
     )]
     TopicNull,
     /// The expanded topic template is not a valid topic name.
     #[error(
-        "{:?} is not a valid topic name: expected 1 to 249 characters from a-z A-Z 0-9 . _ - \
-         and neither . nor .. alone. Use another column in the setting topic",
+        "{:?} is not a valid topic name: expected 1 to 249 characters from a-z A-Z 0-9 . _ - and neither . nor .. alone. Use \
+         another column in the topic setting",
         beginning(.0)
     )]
     TopicInvalid(String),
@@ -36,13 +36,15 @@ pub enum RouteError {
     },
     /// The partition column's value is out of range.
     #[error(
-        "the partition column contains {}; expected a number from 0 to 2147483647. Correct the program that writes it, or remove the setting partition",
+        "the partition column contains {}; expected a number from 0 to 2147483647. Correct the program that writes it, or remove \
+         the partition setting",
         beginning(.0)
     )]
     Partition(String),
     /// The timestamp column's value can't be represented as a Kafka timestamp.
     #[error(
-        "the timestamp column contains {:?}; expected a time after 1970-01-01. Correct the program that writes it, or remove the setting timestamp",
+        "the timestamp column contains {:?}; expected a time after 1970-01-01. Correct the program that writes it, or remove the \
+         timestamp setting",
         beginning(.0)
     )]
     Timestamp(String),

@@ -176,7 +176,7 @@ mod tests {
         let postgres = Conninfo::parse("host=db user=walpost", &|_| None).expect("conninfo");
         let start = Instant::now();
         let mut access = Access::default();
-        let mut remedy = |access: &mut Access, seconds| {
+        let remedy = |access: &mut Access, seconds| {
             let host = "db:5432".to_owned();
             let what = "garbage".to_owned();
             let error = CatalogError::Dial(DialError::Protocol { host, what }).into();

@@ -335,7 +335,7 @@ impl Unfinished {
             snapshot_lsn: self.snapshot_lsn,
             never: match settings.target.outbox.is_several() {
                 true => {
-                    "restore the previous definition with snapshot = \"never\" until \"streaming\" is logged"
+                    "restore the previous definition, with snapshot = \"never\", and keep it until \"streaming\" is logged"
                 }
                 false => "snapshot = \"never\"",
             },
@@ -454,8 +454,8 @@ impl fmt::Display for Outlook {
         match self {
             Self::Copies(rows) => write!(
                 f,
-                "walpost run will first deliver the rows that are older than the stream (about {rows}); with snapshot = \
-                 \"never\", it skips these rows"
+                "walpost run will first deliver the rows that were written before the stream starts (about {rows}); with \
+                 snapshot = \"never\", it skips these rows"
             ),
             Self::Nothing => f.write_str("no rows older than the slot remain to be delivered"),
         }
@@ -759,7 +759,7 @@ impl Snapshot {
         stats.record_snapshot_phase(SnapshotPhase::Copying, about);
         info!(
             pipeline, snapshot_lsn = %self.snapshot_lsn, rows = about, host = self.connection.host,
-            "snapshot started: copying the rows that are older than the stream"
+            "snapshot started: copying the rows that were written before the stream started"
         );
         Ok(Copying {
             connection: Some(self.connection),

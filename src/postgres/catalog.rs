@@ -114,8 +114,8 @@ pub enum CatalogError {
     },
     /// A journal entry was written by a later version of Walpost.
     #[error(
-        "entry {id} in table walpost.journal has version {version}, but this Walpost reads only versions up to \
-         {newest}: a newer Walpost wrote the entry. Nothing was done. Run that version of Walpost, or a later one"
+        "entry {id} in table walpost.journal has version {version}, but this version of Walpost reads only versions up to \
+         {newest}: a newer version of Walpost wrote the entry. Nothing was done. Run that version of Walpost, or a later one"
     )]
     NewerJournal {
         /// The ID of the journal entry.
@@ -164,7 +164,7 @@ pub enum CatalogError {
     /// Another `walpost init` did not finish in time, or another program holds the lock that `init`
     /// requires.
     #[error(
-        "{holder} holds the lock of walpost init in this database. Run the same command again when the lock has been \
+        "{holder} holds the walpost init lock in this database. Run the same command again when the lock has been \
          released; to release the lock: {release}"
     )]
     InitRuns {

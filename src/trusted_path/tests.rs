@@ -389,7 +389,7 @@ fn returns_the_owner_of_a_socket_folder_unless_other_users_can_replace_it() {
     lchown(fixture.path("run"), Some(other), None).expect("root");
     assert_eq!(socket_folder_owner(&folder), Ok(other));
     lchown(fixture.path("run"), Some(other + 1), None).expect("root");
-    socket_folder_owner(&folder).expect_err("a third user can replace the folder");
+    socket_folder_owner(&folder).expect_err("another user can replace the folder");
     lchown(fixture.path("run"), Some(own), None).expect("root");
     // In a sticky folder like /tmp, any user can create a folder with this name.
     set_mode(&fixture.path("run"), 0o1777);

@@ -260,7 +260,7 @@ fn init_reports_the_session_that_holds_its_lock() {
         .expect_code(3)
         .expect_mentions(&[
             &format!("PID {pid} (application_name"),
-            "role \"postgres\") holds the lock of walpost init",
+            "role \"postgres\") holds the walpost init lock",
             &format!("SELECT pg_catalog.pg_terminate_backend({pid})"),
             "Nothing was changed",
         ]);
@@ -276,9 +276,7 @@ fn init_reports_the_session_that_holds_its_lock() {
     wait_until("init to end", || !init.is_running());
     other.run(&format!("ROLLBACK PREPARED '{name}'"));
     init.finish().expect_code(3).expect_mentions(&[
-        &format!(
-            "prepared transaction {name:?} (role \"postgres\") holds the lock of walpost init"
-        ),
+        &format!("prepared transaction {name:?} (role \"postgres\") holds the walpost init lock"),
         &format!("ROLLBACK PREPARED '{name}'"),
     ]);
 }

@@ -154,7 +154,7 @@ fn rejects_certificate_authorities_in_the_environment_that_other_users_can_write
         let check = check.args(["--kafka", &fixture.broker.tls_address()]);
         let check = check.args(["-X", "security.protocol=ssl"]);
         check
-            .env("SSL_CERT_FILE", &file.display().to_string())
+            .env("SSL_CERT_FILE", file.display().to_string())
             .finish()
     };
     let conninfo = fixture.server.tcp_conninfo(&fixture.name);
@@ -167,7 +167,7 @@ fn rejects_certificate_authorities_in_the_environment_that_other_users_can_write
     let with_system = "sslmode=verify-full sslrootcert=system";
     let conninfo = conninfo.replace("sslmode=disable", with_system);
     let check = fixture.with_conninfo(&conninfo).invoke("check");
-    let check = check.env("SSL_CERT_FILE", &file.display().to_string());
+    let check = check.env("SSL_CERT_FILE", file.display().to_string());
     check.finish().expect_code(3).expect_mentions(&expected);
 }
 

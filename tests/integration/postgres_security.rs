@@ -464,7 +464,7 @@ fn keeps_reconnecting_while_an_attacker_answers_in_place_of_the_server() {
     let mut walpost = fixture.with_conninfo(&conninfo).run().start_streaming();
     let replies: [(&'static [u8], &str); 2] = [
         (b"N", "does not support TLS"),
-        (b"S with data", "unexpected reply"),
+        (b"S with data", "does not follow PostgreSQL's protocol"),
     ];
     for (count, (reply, reason)) in (1..).zip(replies) {
         set_reply(Some(reply));

@@ -90,7 +90,7 @@ impl<'a> Restored<'a> {
         for _ in 0..2 {
             let finished = self.fixture.run().finish().expect_code(3);
             finished.expect_mentions(expected).expect_mentions(&[
-                "nothing was delivered or confirmed",
+                "nothing has been delivered or confirmed",
                 "walpost checkpoint adopt",
             ]);
             assert_eq!(self.fixture.confirmed(), confirmed);

@@ -157,8 +157,18 @@ fn rejects_positions_that_cannot_be_skipped_and_changes_nothing() {
         2,
         &["nothing to skip"],
     );
-    refused(&fixture, yes("FFFFFF/0"), 2, &["is after the end of WAL"]);
-    refused(&fixture, yes("FFFFFF/0:0"), 2, &["is after the end of WAL"]);
+    refused(
+        &fixture,
+        yes("FFFFFF/0"),
+        2,
+        &["is after the end of the WAL"],
+    );
+    refused(
+        &fixture,
+        yes("FFFFFF/0:0"),
+        2,
+        &["is after the end of the WAL"],
+    );
     // No row has this position, because the LSN is not that of a commit record.
     let end = fixture.history()[0].end;
     refused(

@@ -34,11 +34,10 @@ fn halts_on_a_journal_written_by_a_newer_version() {
     };
     set(2);
     let before = fixture.confirmed();
-    fixture
-        .run()
-        .finish()
-        .expect_code(3)
-        .expect_mentions(&["has version 2", "a newer Walpost wrote the entry"]);
+    fixture.run().finish().expect_code(3).expect_mentions(&[
+        "has version 2",
+        "a newer version of Walpost wrote the entry",
+    ]);
     assert_eq!(fixture.confirmed(), before);
     set(1);
     let walpost = fixture.start();

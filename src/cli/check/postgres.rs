@@ -580,8 +580,8 @@ async fn tables(
     let accepting: Vec<_> = accepting.map(|(name, _)| name.to_string()).collect();
     if !accepting.is_empty() {
         let message = format!(
-            "some tables accept UPDATE ({}), but an updated row is not an event. If INSERT ... ON CONFLICT DO UPDATE \
-             finds an existing row, its event is lost. Reject updates with the trigger in sql/no_update.sql",
+            "some tables accept UPDATE ({}), but an updated row is not an event. If INSERT ... ON CONFLICT DO UPDATE finds an \
+             existing row, the event of that INSERT is lost. Reject updates with the trigger in sql/no_update.sql",
             format_some(&accepting)
         );
         report.add("updates", Outcome::Warning, message);
@@ -715,7 +715,7 @@ fn risks(settings: &PipelineSettings, observed: &Observed, report: &mut Report<'
             Outcome::Warning,
             format!(
                 "{outbox} accepts UPDATE, but an updated row is not an event: if INSERT ... ON CONFLICT DO UPDATE finds an \
-                 existing row, its event is lost. Reject updates with the trigger in sql/no_update.sql"
+                 existing row, the event of that INSERT is lost. Reject updates with the trigger in sql/no_update.sql"
             ),
         );
     }

@@ -182,7 +182,7 @@ mod tests {
         assert_eq!(
             after(narrow, FAST_COMMIT),
             narrow,
-            "a larger window may take too long"
+            "with a larger window, a transaction may take too long"
         );
     }
 }

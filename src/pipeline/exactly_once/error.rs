@@ -42,7 +42,7 @@ impl From<HistoryError> for ExactlyOnceError {
 /// during startup or while streaming.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "{0}. Since Walpost connected, nothing was delivered or confirmed. Determine which events are missing from Kafka, send them \
-     again, and then accept the current position of the slot"
+    "{0}. Since Walpost connected, nothing has been delivered or confirmed. Determine which events are missing from Kafka, send \
+     them again, and then accept the current position of the slot"
 )]
 pub struct HistoryConflict(#[from] HistoryError);

@@ -181,7 +181,7 @@ impl SessionState {
                 pipeline = slot.pipeline,
                 slot = slot.target.slot,
                 "failed to record the confirmed position in walpost.slot_state, so Walpost can't detect a slot that is moved or \
-                 re-created while this process does not use it: {why}"
+                 re-created while this process is not using it: {why}"
             );
         }
     }

@@ -128,7 +128,7 @@ impl World {
                 if self.is_copied() && snapshot_lsn > self.database.confirmed =>
             {
                 let text = format!(
-                    "a copy up to {snapshot_lsn} was started after {:?}",
+                    "after {:?}, a copy up to {snapshot_lsn} was started",
                     self.record()
                 );
                 self.break_rule(text);
@@ -157,7 +157,7 @@ impl World {
     pub(super) fn copy(&mut self, snapshot: Snapshot, after: u64) -> Vec<Event> {
         if self.is_copied() {
             let text = format!(
-                "rows before {} were copied after {:?}",
+                "after {:?}, rows before {} were copied",
                 snapshot.snapshot_lsn,
                 self.record()
             );

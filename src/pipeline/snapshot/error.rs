@@ -52,8 +52,8 @@ pub(crate) enum SnapshotError {
     /// A copy was interrupted, and exactly-once delivery can't resume it.
     #[error(
         "the snapshot of table {table} was interrupted after {rows} rows, which are in Kafka, and can't be resumed, because this \
-         requires a primary key of integers, uuid, text, bytea or times. To deliver all rows again: {adopt}. To omit the remaining \
-         rows, run the same command, and then set snapshot = \"never\""
+         requires a primary key whose columns have an integer type, uuid, text, bytea or a date/time type. To deliver all rows \
+         again: {adopt}. To omit the remaining rows, run the same command, and then set snapshot = \"never\""
     )]
     Interrupted {
         /// The outbox.

@@ -216,7 +216,7 @@ mod tests {
         assert_eq!(
             pauses(30, Duration::from_millis(50)),
             0,
-            "single bursts are read immediately"
+            "a burst on its own is read immediately"
         );
     }
 
@@ -238,7 +238,7 @@ mod tests {
             pace.record_bytes(FAST_BYTES / 2);
             assert!(
                 pace.pause(start + MEASUREMENT_MIN * span).is_none(),
-                "bytes of several spans are added"
+                "the bytes of consecutive spans are added up"
             );
         }
     }

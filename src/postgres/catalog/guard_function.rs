@@ -41,12 +41,12 @@ impl GuardFunction {
         let effect = match self {
             Self::Current => return None,
             Self::Missing => {
-                "does not exist, and Walpost can't read tables without it: older rows are not copied, and verify, \
-                 replay and retention fail. Create the function"
+                "does not exist, and Walpost can't read tables without it: older rows are not copied, and the commands verify \
+                 and replay and the removal of old rows (retention) fail. Create the function"
             }
             Self::Different => {
-                "differs from the function that this version of Walpost creates, so it may fail to detect code owned by \
-                 other roles that statements on a table would run. Replace the function"
+                "differs from the function that this version of Walpost creates, so it may fail to detect that statements on a \
+                 table would run code owned by other roles. Replace the function"
             }
         };
         Some(format!(

@@ -35,7 +35,7 @@ impl Catalog {
                     // A session can change its application_name, but not its PID.
                     Some((last, since)) if last.release() == holder.release() => *since,
                     _ => {
-                        tracing::info!(%holder, "waiting for another walpost init in this database");
+                        tracing::info!(%holder, "waiting for another walpost init in this database to finish");
                         Instant::now()
                     }
                 };

@@ -583,7 +583,7 @@ mod tests {
         assert!(!lacks("replica", Some("logical"), true));
         assert!(
             !lacks("replica", Some("replica"), false),
-            "creating the slot raises the level"
+            "creating the slot raises effective_wal_level"
         );
         assert!(lacks("replica", Some("replica"), true));
         assert!(lacks("minimal", Some("minimal"), false));

@@ -509,7 +509,7 @@ impl Catalog {
             former: None,
             copied: None,
             uncopied: Vec::new(),
-            reason: "tables added before the slot was complete",
+            reason: "tables added before the creation of the slot was complete",
         }))
     }
 

@@ -91,7 +91,7 @@ impl Buffer {
         self.end += count;
         assert!(
             self.end <= self.bytes.len(),
-            "read more bytes than the available space"
+            "read more bytes than the available space can hold"
         );
     }
 

@@ -130,7 +130,10 @@ fn halts_on_a_message_without_an_envelope_and_allows_it_to_be_skipped() {
 
 #[test]
 fn halts_on_an_envelope_of_a_later_version() {
-    bad_content("'\\x02'::bytea", &["byte 0x02", "0x01", "newer Walpost"]);
+    bad_content(
+        "'\\x02'::bytea",
+        &["byte 0x02", "0x01", "newer version of Walpost"],
+    );
 }
 
 fn writes_a_message_that_is_not_an_event_as_a_dead_letter(exactly_once: bool) {

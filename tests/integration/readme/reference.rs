@@ -350,7 +350,7 @@ fn log_lines_quoted_in_troubleshooting_exist_in_the_sources() {
     let sources = sources(&["src"]);
     for line in [
         "standing by",
-        "Kafka is unreachable; waiting for it",
+        "Kafka is unreachable; waiting until it is reachable",
         "Kafka broker connection failed",
         "Kafka producer failed",
         "PostgreSQL has a new timeline",

@@ -286,7 +286,7 @@ fn exactly_once_mode_halts_if_a_snapshot_cannot_be_resumed() {
         .arg("--yes")
         .finish()
         .expect_code(0);
-    adopted.expect_mentions(&["first deliver the rows that are older"]);
+    adopted.expect_mentions(&["first deliver the rows that were written before the stream starts"]);
     settle(&fixture, fixture.start());
     let records = fixture.records();
     assert_eq!(records.len(), found + 20_000);
@@ -356,7 +356,7 @@ fn restarts_the_snapshot_if_a_checkpoint_was_adopted_after_its_consistent_point(
     ));
     fixture.run().finish().expect_code(3);
     let adopted = fixture.checkpoint("adopt").arg("--yes").finish();
-    adopted.expect_mentions(&["first deliver the rows that are older"]);
+    adopted.expect_mentions(&["first deliver the rows that were written before the stream starts"]);
     let mut walpost = fixture.run().start();
     walpost.wait_for_log("copying");
     walpost.wait_for_log("streaming");
@@ -433,7 +433,7 @@ fn halting_on_a_checkpoint_for_a_different_slot_does_not_count_as_a_run() {
         .arg("--yes")
         .finish()
         .expect_code(0);
-    adopted.expect_mentions(&["first deliver the rows that are older"]);
+    adopted.expect_mentions(&["first deliver the rows that were written before the stream starts"]);
     let mut walpost = fixture.run().start();
     walpost.wait_for_log("snapshot delivered");
     walpost.terminate().expect_code(0);

@@ -184,7 +184,7 @@ fn reports_a_missing_privilege_for_the_snapshot() {
         .expect_mentions(&["older rows", &grant]);
     fixture.db.run(&grant);
     check().expect_mentions(&[
-        "walpost run will first deliver the rows that are older",
+        "walpost run will first deliver the rows that were written before the stream starts",
         "about",
     ]);
     let walpost = walpost_role.command(&["run"]).start_streaming();

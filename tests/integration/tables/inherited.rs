@@ -74,7 +74,7 @@ fn reports_rows_of_a_child_table_if_its_parent_is_replaced_before_the_first_chec
         .expect_code(3)
         .expect_mentions(&expected);
     halted.expect_mentions(&[
-        "No pattern in the setting tables matches tenant_1.child",
+        "No pattern in the tables setting matches tenant_1.child",
         "a primary key",
     ]);
     unpublish_former(&fixture);

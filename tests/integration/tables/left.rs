@@ -247,7 +247,7 @@ fn reports_an_unpublished_table_that_was_replaced_by_another() {
     let check = fixture.check().finish().expect_code(3);
     check.expect_mentions(&["has replaced tenant_1.former"]);
     let mut walpost = fixture.run().start();
-    walpost.wait_for_log("No pattern in the setting tables matches tenant_1.former");
+    walpost.wait_for_log("No pattern in the tables setting matches tenant_1.former");
     walpost.wait_for_log(&former);
     walpost.wait_for_log("streaming");
     walpost.terminate().expect_code(0);

@@ -117,7 +117,7 @@ fn reports_a_renamed_table_whose_undelivered_rows_were_lost_with_the_slot() {
         fixture.name
     );
     init.expect_mentions(&[
-        "No pattern in the setting tables matches tenant_1.old",
+        "No pattern in the tables setting matches tenant_1.old",
         &command,
     ]);
     let check = fixture.check().finish().expect_code(3);

@@ -78,10 +78,10 @@ impl GapTable {
         let is_other = self.is_named && !is_outbox(target, table);
         let first = match &target.outbox {
             Outbox::Table(_) if is_other => {
-                format!("The pipeline delivers a table other than {table}. ")
+                format!("The pipeline delivers events from a table other than {table}. ")
             }
             _ if is_other => format!(
-                "No pattern in the setting tables matches {table}, which {published}: add the table to this setting. "
+                "No pattern in the tables setting matches {table}, which {published}: add the table to this setting. "
             ),
             _ if self.is_published => String::new(),
             _ => format!("Table {table} {published}. "),

@@ -183,7 +183,7 @@ impl ReplacedTable {
                 if !target.outbox.includes(&name.schema, &name.name) =>
             {
                 format!(
-                    "No pattern in the setting tables matches {name}: add the table to this setting. "
+                    "No pattern in the tables setting matches {name}: add the table to this setting. "
                 )
             }
             _ => String::new(),

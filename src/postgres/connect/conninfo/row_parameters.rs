@@ -86,7 +86,7 @@ pub(super) fn check_whole(text: &str) -> Result<(), String> {
             match is_known(name) {
                 true => {
                     return Err(format!(
-                        "sets {name}, which a row must not set. Remove it, or set its environment variable"
+                        "sets {name}, which a row must not set. Remove the parameter, or set its environment variable"
                     ));
                 }
                 false => continue,
@@ -152,7 +152,7 @@ mod tests {
             let name = keyword.name;
             assert!(
                 expected.contains(&listed.count()),
-                "add {name} to one of the lists"
+                "add the parameter {name} to one of these two lists"
             );
         }
     }

@@ -299,7 +299,7 @@ fn reports_found_and_expected_values_of_invalid_parameters() {
         ("sslcrldir=/x", "sslcrldir is not supported"),
         (
             "replication=database",
-            "replication is not supported: Walpost sets it",
+            "the parameter replication is not accepted, because Walpost sets it itself",
         ),
     ] {
         let error = parse_error(text, &[]);
@@ -559,7 +559,7 @@ fn uses_the_first_line_of_the_program_output_as_the_password() {
     let limit = conninfo.attempt_limit().expect("a limit");
     assert!(
         limit > conninfo.connect_timeout.expect("a limit"),
-        "the limit includes the time for the program"
+        "the limit includes the time that the program takes to run"
     );
     with("host=db user=u password=p", "true").expect_err("two passwords");
 }

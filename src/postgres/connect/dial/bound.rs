@@ -29,7 +29,7 @@ impl SqlLimits {
     pub(crate) const CATALOG_QUERIES: SqlLimits = SqlLimits {
         message_bytes: 16 << 20,
         response_bytes: Some(64 << 20),
-        remedy: "Find the object with such a long name, definition or comment, and shorten it",
+        remedy: "Find the object whose name, definition or comment is too long, and shorten it",
     };
 
     /// Returns the limits for a client that also runs queries whose rows are read one at a time and

@@ -179,7 +179,7 @@ impl std::error::Error for ServerError {}
 #[derive(Debug, thiserror::Error)]
 pub enum DialError {
     /// The host name has no address, or no name server responded.
-    #[error("{host}: can't be resolved: {source}")]
+    #[error("{host} can't be resolved: {source}")]
     Resolve {
         /// The host that was tried.
         host: String,
@@ -386,7 +386,7 @@ pub enum DialError {
         wanted: &'static str,
     },
     /// The peer violated version 3.0 of PostgreSQL's protocol.
-    #[error("{host}: unexpected reply, not PostgreSQL's protocol: {what}")]
+    #[error("{host}: the reply does not follow PostgreSQL's protocol: {what}")]
     Protocol {
         /// The host that was tried.
         host: String,

@@ -17,7 +17,11 @@ fn golden(version: u32) -> Vec<Vec<u8>> {
         messages.push(message.to_vec());
         rest = after;
     }
-    assert!(rest.is_empty(), "{path}: {} bytes at the end", rest.len());
+    assert!(
+        rest.is_empty(),
+        "{path}: {} unexpected bytes at the end",
+        rest.len()
+    );
     messages
 }
 

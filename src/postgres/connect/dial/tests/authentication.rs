@@ -42,12 +42,12 @@ async fn rejects_an_invalid_scram_exchange() {
         ),
         (
             vec![Untagged, Send(authentication(10, b"SCRAM"))],
-            "unexpected reply",
+            "does not follow PostgreSQL's protocol",
         ),
         (vec![Untagged, Send(authentication(7, b""))], "requests gss"),
         (
             vec![Untagged, Send(authentication(99, b""))],
-            "unexpected reply",
+            "does not follow PostgreSQL's protocol",
         ),
     ] {
         let (session, _) = dial("sslmode=disable password=x", script).await;
