@@ -158,7 +158,7 @@ fn print_plan(settings: &PipelineSettings, plan: &SkipPlan) {
     match &settings.target.outbox {
         Outbox::Tables(tables) => {
             say!(
-                "{name}: the rows remain in their tables ({tables}), and walpost replay --table can send them"
+                "{name}: the rows remain in their tables ({tables}), and replay --table can send them"
             )
         }
         Outbox::Table(table) | Outbox::OneOf { table, .. } => {

@@ -343,7 +343,7 @@ pub(crate) fn check_files(config: &ClientConfig) -> Result<(), FileError> {
         true => authorities::check_environment().map_err(|found| FileError {
             property: found.variable,
             path: found.path.display().to_string(),
-            error: found.error.into(),
+            error: found.error,
         }),
         false => Ok(()),
     }

@@ -158,8 +158,8 @@ impl World {
         if self.is_copied() {
             let text = format!(
                 "after {:?}, rows before {} were copied",
-                snapshot.snapshot_lsn,
-                self.record()
+                self.record(),
+                snapshot.snapshot_lsn
             );
             self.break_rule(text);
         }

@@ -266,7 +266,7 @@ fn add_system_authorities(store: &mut X509StoreBuilder) -> Result<(), DialError>
         Some(path) => add_certificates(store, "sslrootcert=system", path),
         None => {
             authorities::check_environment()
-                .map_err(|found| path_error(found.variable, &found.path, found.error))?;
+                .map_err(|found| path_error(found.variable, &found.path, *found.error))?;
             store.set_default_paths().map_err(|error| {
                 file_error(
                     "sslrootcert=system",
