@@ -114,6 +114,9 @@ BEGIN
             -- the table is published, or if the position is unknown.
             out_lsn pg_lsn,
             at timestamptz NOT NULL,
+            -- The OIDs of the tables whose rows may be published under this name: those that had
+            -- the name when they were first recorded, and those that walpost init --table named.
+            accepted_for text,
             PRIMARY KEY (slot, table_schema, table_name)
         ) WITH (fillfactor = 50);
         COMMENT ON TABLE walpost.table_state IS 'How the tables of Walpost''s slots are published, to detect that a table was temporarily not published';

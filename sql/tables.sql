@@ -233,12 +233,12 @@ BEGIN
     SELECT EXISTS (SELECT FROM walpost.table_state s WHERE s.publication = add_outbox.publication AND s.relation = outbox
         AND s.version = 1 AND s.system_id = system AND s.database_oid = here) INTO was_published;
     INSERT INTO walpost.table_state AS s (slot, table_schema, table_name, version, system_id, database_oid, publication, relation,
-            memberships, is_out, seen_lsn, seen_xid, out_lsn, at)
+            memberships, is_out, seen_lsn, seen_xid, out_lsn, at, accepted_for)
         SELECT k.slot, its_schema, its_name, 1, system, here, add_outbox.publication, outbox, r.oid::text, was_published,
             CASE WHEN was_published THEN last.seen_lsn ELSE pg_current_wal_insert_lsn() END,
             -- The table is locked, so all transactions that wrote to it have ended.
             CASE WHEN was_published THEN last.seen_xid ELSE pg_snapshot_xmin(pg_current_snapshot())::text END,
-            CASE WHEN was_published THEN last.out_lsn END, now()
+            CASE WHEN was_published THEN last.out_lsn END, now(), outbox::oid::text
         FROM (SELECT DISTINCT slot FROM walpost.table_state WHERE table_state.publication = add_outbox.publication
             AND version = 1 AND system_id = system AND database_oid = here) AS k
         JOIN pg_publication b ON b.pubname = add_outbox.publication
@@ -249,7 +249,12 @@ BEGIN
         ON CONFLICT (slot, table_schema, table_name) DO UPDATE SET version = excluded.version, system_id = excluded.system_id,
             database_oid = excluded.database_oid, publication = excluded.publication, relation = excluded.relation,
             memberships = excluded.memberships, is_out = excluded.is_out, seen_lsn = excluded.seen_lsn,
-            seen_xid = excluded.seen_xid, out_lsn = excluded.out_lsn, at = excluded.at;
+            seen_xid = excluded.seen_xid, out_lsn = excluded.out_lsn, at = excluded.at,
+            accepted_for = CASE
+                WHEN NOT (s.version = 1 AND s.system_id = system AND s.database_oid = here) THEN excluded.accepted_for
+                WHEN excluded.accepted_for = ANY (string_to_array(s.accepted_for, ',')) THEN s.accepted_for
+                ELSE concat_ws(',', array_to_string((string_to_array(s.accepted_for, ','))
+                    [cardinality(string_to_array(s.accepted_for, ',')) - 98:], ','), excluded.accepted_for) END;
     IF was_published THEN
         RAISE WARNING 'table %.% was in publication % before, so its rows are not sent again', quote_ident(its_schema),
             quote_ident(its_name), quote_ident(publication) USING HINT = format('Rows that were committed since the table was removed are '

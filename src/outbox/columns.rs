@@ -185,13 +185,11 @@ pub enum MappingError {
     },
     /// The table was renamed, and a setting includes the table's name in records.
     #[error(
-        "table {found} was named {before} when Walpost last checked its name. With {setting}, its rows from position \
-         {at} on would be published as rows of another table. If the table was not meant to be renamed, rename it back \
-         ({remedy}) and skip the rows written in the meantime. Otherwise, restart the pipeline: it then accepts the \
-         current table names"
+        "table {found} was named {before} when its name was last accepted. With {setting}, its rows from position \
+         {at} on would be published as rows of another table. {remedy}"
     )]
     Renamed {
-        /// The previous name.
+        /// The name that was last accepted.
         before: String,
         /// The new name.
         found: String,
@@ -199,7 +197,7 @@ pub enum MappingError {
         at: String,
         /// The setting that includes the table's name in records.
         setting: String,
-        /// The statement that restores the previous name.
+        /// Describes how to restore the previous name or to accept the new one.
         remedy: String,
     },
     /// The settings refer to more columns than a row can hold.

@@ -12,7 +12,7 @@ use crate::postgres::catalog::drop_slot::Outcome;
 use crate::postgres::catalog::journal::Entry;
 use crate::postgres::catalog::set_aside::TableNote;
 use crate::postgres::catalog::slot_state::{FirstStart, FoundState, SlotIdentity};
-use crate::postgres::catalog::table_state::{Refresh, UncopiedTable};
+use crate::postgres::catalog::table_state::{AcceptedNames, Refresh, UncopiedTable};
 use crate::postgres::catalog::{
     Catalog, CatalogError, CopyScope, CreatedAt, HiddenRows, LockedTable, Observed, ObservedTable,
     OrderColumn, RowOrder, SnapshotHistory, SnapshotRecord, Statement, TableSnapshot, TableVersion,
@@ -86,6 +86,13 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
         &self,
         oid: u32,
     ) -> impl Future<Output = Result<Vec<ColumnFacts>, CatalogError>> + Send;
+
+    /// Returns the names under which the rows of the tables with these OIDs may be published.
+    fn accepted_names(
+        &self,
+        target: &Target,
+        oids: &[u32],
+    ) -> impl Future<Output = Result<Vec<AcceptedNames>, CatalogError>> + Send;
 
     /// Queries the state of the slot, and which slots the pipeline has dropped.
     fn vitals(
@@ -310,6 +317,14 @@ impl CatalogQueries for Catalog {
 
     async fn column_facts(&self, oid: u32) -> Result<Vec<ColumnFacts>, CatalogError> {
         Catalog::column_facts(self, oid).await
+    }
+
+    async fn accepted_names(
+        &self,
+        target: &Target,
+        oids: &[u32],
+    ) -> Result<Vec<AcceptedNames>, CatalogError> {
+        Catalog::accepted_names(self, target, oids).await
     }
 
     async fn vitals(&self, pipeline: &str, target: &Target) -> Result<Vitals, CatalogError> {

@@ -19,6 +19,7 @@ use super::settings::DeadLetterSettings;
 use crate::delivery::checkpoint::{Delivered, Last};
 use crate::delivery::chunks::CopyProgress;
 use crate::delivery::watermark::{OrderError, Watermark};
+use crate::model::commands::Commands;
 use crate::model::dead_letters::DeadLetterCounts;
 use crate::model::lsn::{Lsn, Position};
 use crate::model::time::from_postgres_micros;
@@ -28,6 +29,7 @@ use crate::outbox::dead_letter::EventContent;
 use crate::outbox::envelope::{EnvelopeError, PUBLISHED_BYTES_MAX, Texts};
 use crate::outbox::settings::OutboxSettings;
 use crate::postgres::catalog::set_aside::TableNote;
+use crate::postgres::catalog::table_state::AcceptedNames;
 use crate::postgres::replication::ConnectionError;
 use crate::postgres::table::TableName;
 use crate::postgres::target::Outbox;
@@ -92,8 +94,8 @@ pub enum Step {
     Full,
     /// The sink has to prepare this topic. The caller must pass the same frame again afterwards.
     NewTopic(String),
-    /// The catalog's column descriptions are required for the table with this OID. The caller must
-    /// pass them to [`Core::describe_table`], and then pass the same frame again.
+    /// The column descriptions and accepted names of the table with this OID are required. The
+    /// caller must pass them to [`Core::describe_table`], and then pass the same frame again.
     NewTable(u32),
     /// The row's table must be set aside. The caller must pass the same frame again after
     /// [`Core::apply_note`].
@@ -179,17 +181,33 @@ impl Core {
         }
     }
 
-    /// Sets the table names that the catalog contained when the connection started, by OID.
-    pub(crate) fn name_tables(&mut self, tables: Vec<(u32, TableName)>) {
-        if let Source::Table(source) = &mut self.source {
-            source.name_tables(tables);
+    /// Returns whether [`Core::accept_names`] has an effect, because records contain the names of
+    /// tables.
+    pub(crate) fn checks_table_names(&self) -> bool {
+        match &self.source {
+            Source::Table(source) => source.names().is_enabled(),
+            Source::Messages(_) => false,
         }
     }
 
-    /// Sets the catalog's description of the columns of one table.
-    pub(crate) fn describe_table(&mut self, oid: u32, facts: Vec<ColumnFacts>) {
+    /// Sets the names under which the rows of the published tables may be published. `commands` is
+    /// used for error messages.
+    pub(crate) fn accept_names(&mut self, tables: Vec<AcceptedNames>, commands: &Commands) {
         if let Source::Table(source) = &mut self.source {
-            source.describe_table(oid, facts);
+            source.accept_names(tables, commands);
+        }
+    }
+
+    /// Sets the description of the columns of one table, and the names under which its rows may be
+    /// published.
+    pub(crate) fn describe_table(
+        &mut self,
+        oid: u32,
+        facts: Vec<ColumnFacts>,
+        names: Vec<AcceptedNames>,
+    ) {
+        if let Source::Table(source) = &mut self.source {
+            source.describe_table(oid, facts, names);
         }
     }
 
@@ -552,10 +570,10 @@ impl Core {
                         max: TABLES_MAX,
                     });
                 }
-                if source.lacks_facts(relation) {
+                if source.lacks_facts(relation) || source.lacks_names(relation) {
                     return Ok(Step::NewTable(relation.oid));
                 }
-                let bound = source.relation(relation, &place);
+                let bound = source.relation(relation, self.position, &place);
                 bound.map_err(CoreError::mapping(place))?
             }
             Source::Messages(_) => false,

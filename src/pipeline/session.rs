@@ -34,6 +34,7 @@ use crate::model::time::unix_micros;
 use crate::outbox::connect::ColumnFacts;
 use crate::postgres::catalog::CatalogError;
 use crate::postgres::catalog::set_aside::TableNote;
+use crate::postgres::catalog::table_state::AcceptedNames;
 use crate::postgres::replication::Connection;
 use crate::sink::{Preparation, Prepared, Sink, SinkError};
 
@@ -103,7 +104,8 @@ enum Wait {
     Room,
     /// The sink must prepare the topic.
     Topic(String, Preparation),
-    /// The column descriptions of the table with this OID must be read from the catalog.
+    /// The column descriptions and accepted names of the table with this OID must be read from the
+    /// database.
     Table(u32, Description),
     /// The note about a set-aside table must be written to the journal.
     Journal(Box<TableNote>, Recording),
@@ -115,13 +117,15 @@ enum WaitResult<'w> {
     Topic(&'w str, Prepared),
     /// The sink can't prepare the topic.
     Refused(&'w str, SinkError),
-    Table(u32, Vec<ColumnFacts>),
+    Table(u32, Described),
     /// The note was written to the journal. If the note sets a table aside or keeps it set aside,
     /// also contains the new journal entry.
     Journal(&'w TableNote, Option<SetAside>),
 }
 
-type Description = Pin<Box<dyn Future<Output = Result<Vec<ColumnFacts>, CatalogError>> + Send>>;
+type Description = Pin<Box<dyn Future<Output = Result<Described, CatalogError>> + Send>>;
+/// The columns of a table, and the names under which its rows may be published.
+type Described = (Vec<ColumnFacts>, Vec<AcceptedNames>);
 
 impl Session<'_> {
     /// Streams until the pipeline is asked to drain. If a transaction is open at that time,
@@ -281,7 +285,7 @@ impl Session<'_> {
                             core.refuse_topic(topic.to_owned(), error);
                         }
                         WaitResult::Refused(_, error) => return Err(error.into()),
-                        WaitResult::Table(oid, facts) => core.describe_table(oid, facts),
+                        WaitResult::Table(oid, (facts, names)) => core.describe_table(oid, facts, names),
                         WaitResult::Journal(note, opened) => {
                             set_aside::log_note(self.settings, note, opened.as_ref());
                             core.apply_note(note, opened);
@@ -334,9 +338,7 @@ impl Session<'_> {
                     return Ok(Wait::Topic(topic, preparation));
                 }
                 Step::NewTable(oid) => {
-                    let database = database.clone();
-                    let facts = async move { database.catalog().await?.column_facts(oid).await };
-                    return Ok(Wait::Table(oid, Box::pin(facts)));
+                    return Ok(self.describe_table(database, core, oid));
                 }
                 Step::SetAside(note) => return Ok(self.record_note(database, *note)),
             }
@@ -344,6 +346,22 @@ impl Session<'_> {
             self.pace.record_frame();
         }
         Ok(Wait::Nothing)
+    }
+
+    fn describe_table(&self, database: &impl Database, core: &Core, oid: u32) -> Wait {
+        let database = database.clone();
+        let target = core
+            .checks_table_names()
+            .then(|| self.settings.target.clone());
+        let description = async move {
+            let catalog = database.catalog().await?;
+            let names = match target {
+                Some(target) => catalog.accepted_names(&target, &[oid]).await?,
+                None => Vec::new(),
+            };
+            Ok((catalog.column_facts(oid).await?, names))
+        };
+        Wait::Table(oid, Box::pin(description))
     }
 
     fn record_note(&self, database: &impl Database, note: TableNote) -> Wait {

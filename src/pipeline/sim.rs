@@ -53,7 +53,7 @@ use crate::postgres::catalog::drop_slot::Outcome;
 use crate::postgres::catalog::journal::Entry;
 use crate::postgres::catalog::set_aside::TableNote;
 use crate::postgres::catalog::slot_state::{FirstStart, FoundState, SlotIdentity, SlotState};
-use crate::postgres::catalog::table_state::{Refresh, UncopiedTable};
+use crate::postgres::catalog::table_state::{AcceptedNames, Refresh, UncopiedTable};
 use crate::postgres::catalog::{
     CatalogError, CopyScope, HiddenRows, Observed, ObservedPublication, ObservedSlot,
     ObservedTable, OrderColumn, RowOrder, ServerStarts, SnapshotHistory, SnapshotRecord,
@@ -199,6 +199,14 @@ impl CatalogQueries for SimDatabase {
     }
 
     async fn column_facts(&self, _: u32) -> Result<Vec<ColumnFacts>, CatalogError> {
+        Ok(Vec::new())
+    }
+
+    async fn accepted_names(
+        &self,
+        _: &Target,
+        _: &[u32],
+    ) -> Result<Vec<AcceptedNames>, CatalogError> {
         Ok(Vec::new())
     }
 

@@ -335,6 +335,25 @@ impl Provision {
             let recorded = self.record_tables(catalog).await;
             recorded.map_err(failed("record of the published tables", left))?;
         }
+        let accepted = self.accept_name(catalog).await;
+        accepted.map_err(failed("record of the accepted name", LeftTables::LastStep))
+    }
+
+    /// Accepts the current name of the table that the operator specified, in case it was renamed.
+    async fn accept_name(&self, catalog: &Catalog) -> Result<(), CatalogError> {
+        let Outbox::OneOf { table, .. } = &self.target.outbox else {
+            return Ok(());
+        };
+        match catalog.accept_name(&self.target, table).await {
+            Ok(true) => tracing::info!(
+                "table {table} was renamed: accepted its name. Restart the pipeline if it has halted"
+            ),
+            Ok(false) => {}
+            Err(CatalogError::Server(error)) if error.code == "42501" => tracing::warn!(
+                "failed to record in walpost.table_state that the name of table {table} is accepted: {error}"
+            ),
+            Err(error) => return Err(error),
+        }
         Ok(())
     }
 

@@ -202,7 +202,7 @@ impl Stream {
                     self.step(&mut &b"d\0"[..])?;
                 }
                 Ok(Step::SetAside(_)) => panic!("unexpected table to set aside"),
-                Ok(Step::NewTable(oid)) => self.core.describe_table(oid, Vec::new()),
+                Ok(Step::NewTable(oid)) => self.core.describe_table(oid, Vec::new(), Vec::new()),
                 Err(error) => {
                     assert_eq!(core_remedy(&error), Remedy::Halt);
                     return None;

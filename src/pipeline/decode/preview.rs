@@ -253,9 +253,9 @@ impl Preview {
         let is_outbox = match &mut self.source {
             Source::Table(source) if !source.has_room_for(relation.oid) => {
                 source.reconnected();
-                source.relation(relation, &at)
+                source.relation(relation, self.position, &at)
             }
-            Source::Table(source) => source.relation(relation, &at),
+            Source::Table(source) => source.relation(relation, self.position, &at),
             Source::Messages(_) => Ok(false),
         };
         match is_outbox {

@@ -1,40 +1,49 @@
-//! Ensures that a table that is renamed while Walpost runs is not published under its new name.
+//! Ensures that the rows of a table are published only under names that were accepted for it.
 //!
 //! With `topic = "{table.schema}.{aggregatetype}"`, a tenant that owns its schema could otherwise
 //! give the schema the name of a former tenant's schema, and write to the former tenant's topics.
-//! Tables are identified by OID. The name that a table has when the pipeline starts is accepted,
-//! and so are names that it had in older WAL. Any later name is rejected.
+//! The tenant could do so at any time, for example while Walpost does not run, and restore the name
+//! before Walpost reads the rows. Therefore, neither the current name in the catalog nor the names
+//! in WAL can be trusted.
+//!
+//! Tables are identified by OID. The accepted names of each OID are recorded in
+//! `walpost.table_state`; [`AcceptedNames`] describes how a name becomes accepted. A table that was
+//! added while the pipeline was running is looked up when the stream describes it.
+//!
+//! If no name is recorded for a table, because Walpost's role can't use `walpost.table_state`, the
+//! name in the catalog is accepted instead. In this case, the names in WAL from before the start of
+//! the pipeline can't be checked, because the table may have been renamed legitimately.
 
 use std::collections::{HashMap, HashSet};
 
+use crate::model::commands::Commands;
+use crate::model::lsn::{Lsn, Position};
 use crate::outbox::columns::MappingError;
 use crate::outbox::settings::OutboxSettings;
+use crate::postgres::catalog::table_state::AcceptedNames;
 use crate::postgres::table::{TableName, identifier};
 use crate::postgres::target::Outbox;
 
-/// Maximum number of tables remembered. When it is exceeded, tables that no longer exist are
+/// Maximum number of tables remembered. When it is exceeded, tables that are not published are
 /// forgotten.
 const NAMES_MAX: usize = 20_000;
-/// Maximum number of earlier names remembered for each table. WAL that has yet to be read may
-/// contain names from before a rename.
-const EARLIER_MAX: usize = 100;
 
-/// The names that tables have had since the pipeline started, by OID.
+/// The accepted names of tables, by OID.
 #[derive(Default)]
 pub(crate) struct TableNames {
     /// The setting that adds table names to records; quoted in error messages. If it is `None`,
     /// table names have no effect and need not be checked.
     setting: Option<String>,
-    known: HashMap<u32, KnownName>,
+    known: HashMap<u32, KnownNames>,
+    commands: Commands,
 }
 
-struct KnownName {
-    /// The table's name in the catalog or in the stream, whichever was seen first.
-    name: TableName,
-    /// Whether the stream has used `name` for the table.
-    is_reached: bool,
-    /// Other names that the stream used for the table before it first used `name`.
-    earlier: Vec<TableName>,
+#[derive(Default)]
+struct KnownNames {
+    /// The accepted names. If the list is empty, the first name in the stream is accepted.
+    accepted: Vec<TableName>,
+    /// Rows of transactions that committed before this position are published under any name.
+    unchecked_before: Lsn,
 }
 
 impl TableNames {
@@ -47,63 +56,102 @@ impl TableNames {
         };
         Self {
             setting,
-            known: HashMap::new(),
+            ..Self::default()
         }
     }
 
-    /// Accepts the names in `tables`, which come from the catalog. A table whose name is already
-    /// known keeps that name.
-    pub(super) fn add(&mut self, tables: Vec<(u32, TableName)>) {
-        if self.setting.is_none() {
+    /// Returns whether names are checked.
+    pub(super) fn is_enabled(&self) -> bool {
+        self.setting.is_some()
+    }
+
+    /// Sets the commands that error messages suggest.
+    pub(super) fn set_commands(&mut self, commands: &Commands) {
+        self.commands = commands.clone();
+    }
+
+    /// Sets the accepted names of the published tables. If no name is recorded for a table, the
+    /// table keeps the names that it had when it was last set.
+    pub(super) fn add(&mut self, tables: Vec<AcceptedNames>) {
+        if !self.is_enabled() {
             return;
         }
         if self.known.len() > NAMES_MAX {
-            let oids: HashSet<_> = tables.iter().map(|(oid, _)| *oid).collect();
+            let oids: HashSet<_> = tables.iter().map(|table| table.oid).collect();
             self.known.retain(|oid, _| oids.contains(oid));
         }
-        for (oid, name) in tables {
-            self.known.entry(oid).or_insert(KnownName {
-                name,
-                is_reached: false,
-                earlier: Vec::new(),
-            });
+        for table in tables {
+            let is_recorded = table.unchecked_before == Lsn::ZERO;
+            let names = KnownNames {
+                accepted: table.names,
+                unchecked_before: table.unchecked_before,
+            };
+            match is_recorded {
+                true => drop(self.known.insert(table.oid, names)),
+                false => drop(self.known.entry(table.oid).or_insert(names)),
+            }
         }
     }
 
-    /// Checks the name that the stream uses for a table at position `at`.
+    /// Sets the accepted names of a table that was not published when the pipeline started. `found`
+    /// is empty if the table does not exist and no name is recorded for it.
+    pub(super) fn add_new_table(&mut self, oid: u32, found: Vec<AcceptedNames>) {
+        if self.is_enabled() {
+            let names = found.into_iter().flat_map(|table| table.names);
+            self.known.entry(oid).or_default().accepted.extend(names);
+        }
+    }
+
+    /// Returns whether the accepted names of the table must be looked up before [`Self::check`].
+    pub(super) fn lacks(&self, oid: u32) -> bool {
+        self.is_enabled() && !self.known.contains_key(&oid)
+    }
+
+    /// Returns `name` if it is accepted for the table, and otherwise the table's most recent
+    /// accepted name. Another table may have the name that is not accepted.
+    pub(super) fn accepted_name(&self, oid: u32, name: TableName) -> TableName {
+        let accepted = self.known.get(&oid).map(|known| &known.accepted);
+        match accepted.filter(|names| !names.contains(&name)) {
+            Some(names) => names.last().cloned().unwrap_or(name),
+            None => name,
+        }
+    }
+
+    /// Checks the name that the stream uses for a table at `position`, which `at` describes.
     ///
     /// # Errors
-    /// Returns an error if the table was renamed after the stream had used its known name.
+    /// Returns an error if the name is not accepted for this table.
     pub(super) fn check(
         &mut self,
         oid: u32,
         name: &TableName,
+        position: Option<Position>,
         at: &str,
     ) -> Result<(), MappingError> {
         let Some(setting) = &self.setting else {
             return Ok(());
         };
-        let known = self.known.entry(oid).or_insert_with(|| KnownName {
-            name: name.clone(),
-            is_reached: true,
-            earlier: Vec::new(),
-        });
-        if known.name == *name {
-            known.is_reached = true;
-        } else if (known.is_reached || known.earlier.len() >= EARLIER_MAX)
-            && !known.earlier.contains(name)
-        {
-            return Err(MappingError::Renamed {
-                before: known.name.to_string(),
-                found: name.to_string(),
-                at: at.to_owned(),
-                setting: setting.clone(),
-                remedy: rename_back(&known.name, name),
-            });
-        } else if !known.earlier.contains(name) {
-            known.earlier.push(name.clone());
+        let known = self.known.entry(oid).or_default();
+        let is_unchecked = position.is_some_and(|at| at.commit < known.unchecked_before);
+        let Some(before) = known.accepted.last() else {
+            known.accepted.push(name.clone());
+            return Ok(());
+        };
+        if is_unchecked || known.accepted.contains(name) {
+            return Ok(());
         }
-        Ok(())
+        Err(MappingError::Renamed {
+            before: before.to_string(),
+            found: name.to_string(),
+            at: at.to_owned(),
+            setting: setting.clone(),
+            remedy: format!(
+                "If the table was not meant to be renamed, rename it back ({}) unless that has already happened, and skip the \
+                 rows written in the meantime. Otherwise, accept the new name ({}) and restart the pipeline",
+                rename_back(before, name),
+                self.commands.print(["init", "--table", &name.to_string()])
+            ),
+        })
     }
 }
 
@@ -142,50 +190,96 @@ mod tests {
         TableNames::new(&Outbox::Tables(patterns), &settings)
     }
 
-    fn check(names: &mut TableNames, name: &str) -> Result<(), String> {
-        let checked = names.check(7, &table(name), "0/1");
+    fn accepted(names: &[&str], unchecked_before: u64) -> Vec<AcceptedNames> {
+        vec![AcceptedNames {
+            oid: 7,
+            names: names.iter().map(|name| table(name)).collect(),
+            unchecked_before: Lsn(unchecked_before),
+        }]
+    }
+
+    fn check_at(names: &mut TableNames, name: &str, commit: u64) -> Result<(), String> {
+        let position = Position {
+            commit: Lsn(commit),
+            index: 0,
+        };
+        let checked = names.check(7, &table(name), Some(position), "0/1");
         checked.map_err(|error| error.to_string())
     }
 
+    fn check(names: &mut TableNames, name: &str) -> Result<(), String> {
+        check_at(names, name, 0x100)
+    }
+
     #[test]
-    fn rejects_a_different_name_for_a_known_table() {
+    fn rejects_names_that_were_not_accepted() {
         let mut names = names("{table.schema}.{aggregatetype}");
-        assert_eq!(check(&mut names, "tenant_a.outbox"), Ok(()));
-        assert_eq!(check(&mut names, "tenant_a.outbox"), Ok(()));
+        names.add(accepted(&["tenant_a.outbox"], 0));
         let error = check(&mut names, "tenant_b.box").expect_err("renamed");
         for text in [
             "table tenant_b.box was named tenant_a.outbox",
             "topic = \"{table.schema}.{aggregatetype}\"",
             "ALTER TABLE tenant_b.box RENAME TO outbox; ALTER SCHEMA tenant_b RENAME TO tenant_a",
+            "walpost init --table tenant_b.box",
         ] {
             assert!(error.contains(text), "{text} in {error}");
         }
-        // When Walpost reconnects, the name in the catalog does not replace the known name.
-        names.add(vec![(7, table("tenant_b.outbox"))]);
+        assert_eq!(check(&mut names, "tenant_a.outbox"), Ok(()));
+        assert!(check(&mut names, "tenant_b.box").is_err());
+        // The table is set aside under its accepted name.
+        let name = names.accepted_name(7, table("tenant_b.box"));
+        assert_eq!(name, table("tenant_a.outbox"));
+    }
+
+    #[test]
+    fn accepts_all_recorded_names_in_any_order() {
+        let mut names = names("{table.name}");
+        names.add(accepted(&["tenant_a.outbox"], 0));
+        assert!(check(&mut names, "tenant_b.outbox").is_err());
+        // `walpost init --table` accepted the name, and the pipeline reconnected.
+        names.add(accepted(&["tenant_a.outbox", "tenant_b.outbox"], 0));
+        for name in ["tenant_a.outbox", "tenant_b.outbox", "tenant_a.outbox"] {
+            assert_eq!(check(&mut names, name), Ok(()), "{name}");
+        }
+        assert!(check(&mut names, "tenant_c.outbox").is_err());
+    }
+
+    #[test]
+    fn looks_up_tables_that_were_added_while_the_pipeline_was_running() {
+        let mut names = names("{table.name}");
+        assert!(names.lacks(7));
+        names.add_new_table(7, accepted(&["tenant_a.outbox"], 0x200));
+        assert!(!names.lacks(7));
+        // Unlike at the start, earlier names are not accepted.
         assert!(check(&mut names, "tenant_b.outbox").is_err());
         assert_eq!(check(&mut names, "tenant_a.outbox"), Ok(()));
     }
 
     #[test]
-    fn accepts_table_names_from_the_catalog_and_names_seen_earlier_in_the_stream() {
+    fn without_a_record_accepts_earlier_names_only_in_older_wal() {
         let mut names = names("{table.name}");
-        names.add(vec![(7, table("tenant_c.outbox"))]);
-        for name in [
-            "tenant_a.outbox",
-            "tenant_b.outbox",
-            "tenant_c.outbox",
-            // After a reconnect, the stream starts over from an earlier position.
-            "tenant_a.outbox",
-            "tenant_c.outbox",
-        ] {
-            assert_eq!(check(&mut names, name), Ok(()), "{name}");
-        }
-        assert!(check(&mut names, "tenant_d.outbox").is_err());
+        names.add(accepted(&["tenant_b.outbox"], 0x200));
+        assert_eq!(check_at(&mut names, "tenant_a.outbox", 0x1ff), Ok(()));
+        assert_eq!(check_at(&mut names, "tenant_b.outbox", 0x1ff), Ok(()));
+        assert!(check_at(&mut names, "tenant_a.outbox", 0x200).is_err());
+        assert_eq!(check_at(&mut names, "tenant_b.outbox", 0x200), Ok(()));
+        // When Walpost reconnects, the name in the catalog does not replace the known name.
+        names.add(accepted(&["tenant_c.outbox"], 0x300));
+        assert!(check_at(&mut names, "tenant_c.outbox", 0x200).is_err());
+    }
+
+    #[test]
+    fn accepts_the_first_name_of_a_dropped_table_without_a_record() {
+        let mut names = names("{table.name}");
+        names.add_new_table(7, Vec::new());
+        assert_eq!(check(&mut names, "tenant_a.outbox"), Ok(()));
+        assert!(check(&mut names, "tenant_b.outbox").is_err());
     }
 
     #[test]
     fn ignores_renames_if_records_do_not_contain_table_names() {
         let mut names = names("{aggregatetype}");
+        assert!(!names.lacks(7));
         assert_eq!(check(&mut names, "tenant_a.outbox"), Ok(()));
         assert_eq!(check(&mut names, "tenant_b.outbox"), Ok(()));
     }

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::delivery::chunks::{CopyProgress, KeyError, KeyType};
 use crate::delivery::stats::PipelineStats;
+use crate::model::commands::Commands;
 use crate::model::lsn::Position;
 use crate::outbox::columns::{Mapping, MappingError, Row, TableColumn, is_user_defined};
 use crate::outbox::connect::ColumnFacts;
@@ -14,6 +15,7 @@ use crate::pipeline::decode::older_rows::{OlderRow, RowTable};
 use crate::pipeline::decode::other_tables::OtherTables;
 use crate::pipeline::decode::set_aside::SetAsideTables;
 use crate::pipeline::decode::table_names::TableNames;
+use crate::postgres::catalog::table_state::AcceptedNames;
 use crate::postgres::table::TableName;
 use crate::postgres::target::Outbox;
 use crate::postgres::wire::pgoutput::{Relation, Tuple, Value};
@@ -118,8 +120,13 @@ impl TableSource {
         self.facts = facts;
     }
 
-    /// Sets the table names that the catalog contains, by OID.
-    pub(crate) fn name_tables(&mut self, tables: Vec<(u32, TableName)>) {
+    pub(super) fn names(&self) -> &TableNames {
+        &self.names
+    }
+
+    /// Sets the names under which the rows of tables may be published.
+    pub(super) fn accept_names(&mut self, tables: Vec<AcceptedNames>, commands: &Commands) {
+        self.names.set_commands(commands);
         self.names.add(tables);
     }
 
@@ -128,9 +135,16 @@ impl TableSource {
         std::mem::replace(&mut self.names, names)
     }
 
-    /// Adds the catalog's description of the columns of one table.
-    pub(crate) fn describe_table(&mut self, oid: u32, facts: Vec<ColumnFacts>) {
+    /// Adds the description of the columns of one table, and the names under which its rows may be
+    /// published.
+    pub(super) fn describe_table(
+        &mut self,
+        oid: u32,
+        facts: Vec<ColumnFacts>,
+        names: Vec<AcceptedNames>,
+    ) {
         self.facts.insert(oid, facts);
+        self.names.add_new_table(oid, names);
     }
 
     pub(crate) fn reconnected(&mut self) {
@@ -158,6 +172,12 @@ impl TableSource {
         (self.settings.needs_column_facts() || has_domains())
             && self.lacks_facts_of(relation.oid)
             && self.outbox.includes(relation.namespace, relation.name)
+    }
+
+    /// Returns whether the relation is an outbox table whose accepted names are required but have
+    /// not been loaded.
+    pub(super) fn lacks_names(&self, relation: &Relation<'_>) -> bool {
+        self.names.lacks(relation.oid) && self.outbox.includes(relation.namespace, relation.name)
     }
 
     /// Like [`Self::lacks_facts`], but for the table that an older row comes from.
@@ -258,11 +278,12 @@ impl TableSource {
         described < TABLES_MAX || self.oids.binary_search(&oid).is_ok()
     }
 
-    /// Processes a relation message at position `at`; later rows of the relation have the columns
-    /// it describes. Returns whether the relation is an outbox table.
+    /// Processes a relation message at `position`, which `at` describes; later rows of the relation
+    /// have the columns it describes. Returns whether the relation is an outbox table.
     pub(crate) fn relation(
         &mut self,
         relation: &Relation<'_>,
+        position: Option<Position>,
         at: &str,
     ) -> Result<bool, MappingError> {
         if self.publication.is_some() && RowTable::is_row_table(relation) {
@@ -288,11 +309,12 @@ impl TableSource {
                 type_oid: column.type_oid,
             })
             .collect();
-        let accepted = self.names.check(relation.oid, &name, at);
+        let accepted = self.names.check(relation.oid, &name, position, at);
         let mapping = match accepted.and_then(|()| self.bind(&name, relation.oid, &columns)) {
             Ok(mapping) => mapping,
             Err(error) if self.set_aside.is_enabled || is_set_aside => {
                 self.remove(found);
+                let name = self.names.accepted_name(relation.oid, name);
                 self.set_aside.unmapped(relation.oid, name, error);
                 return Ok(true);
             }

@@ -12,6 +12,7 @@
 //! in the publication. Rows inserted by older transactions have been delivered (see
 //! [`super::drop_slot`]).
 
+mod accepted_names;
 mod replaced;
 #[cfg(test)]
 mod tests;
@@ -25,6 +26,7 @@ use serde_json::json;
 use tokio_postgres::SimpleQueryRow;
 use tracing::warn;
 
+pub(crate) use self::accepted_names::AcceptedNames;
 pub(crate) use self::uncopied::UncopiedTable;
 use super::journal::{Action, Entry, LEFT_PUBLICATION};
 use super::own_table::{OwnTable, Use};
@@ -254,18 +256,19 @@ impl TableObservation {
     /// Returns the SQL assignments that record the table's current state.
     fn assignments(&self, target: &Target) -> String {
         format!(
-            "publication = {}, relation = {}, memberships = '{}', is_out = false, {}, out_lsn = NULL, at = now()",
+            "publication = {}, relation = {}, memberships = '{}', is_out = false, {}, out_lsn = NULL, at = now(), accepted_for = {}",
             escape_literal(&target.publication),
             self.relation,
             format_oids(&self.memberships),
-            self.slot.assignments_if_seen("")
+            self.slot.assignments_if_seen(""),
+            self.accepted_for(target, "accepted_for")
         )
     }
 
     /// Returns the SQL values of a row that records the table's current state.
     fn values(&self, target: &Target) -> String {
         format!(
-            "({}, {}, {}, {VERSION}, {SYSTEM_ID}, {DATABASE_OID}, {}, {}, '{}', false, {}, {}, NULL, now())",
+            "({}, {}, {}, {VERSION}, {SYSTEM_ID}, {DATABASE_OID}, {}, {}, '{}', false, {}, {}, NULL, now(), {})",
             escape_literal(&target.slot),
             escape_literal(&self.table.schema),
             escape_literal(&self.table.name),
@@ -273,7 +276,8 @@ impl TableObservation {
             self.relation,
             format_oids(&self.memberships),
             literal(self.slot.confirmed),
-            literal(self.slot.catalog_xmin)
+            literal(self.slot.catalog_xmin),
+            self.accepted_for(target, "NULL")
         )
     }
 }
@@ -605,12 +609,14 @@ impl Catalog {
             .collect();
         let mut sql = format!(
             "INSERT INTO walpost.table_state AS s (slot, table_schema, table_name, version, system_id, database_oid, publication, \
-             relation, memberships, is_out, seen_lsn, seen_xid, out_lsn, at) VALUES {} \
+             relation, memberships, is_out, seen_lsn, seen_xid, out_lsn, at, accepted_for) VALUES {} \
              ON CONFLICT (slot, table_schema, table_name) DO UPDATE SET version = excluded.version, \
              system_id = excluded.system_id, database_oid = excluded.database_oid, publication = excluded.publication, \
              relation = excluded.relation, memberships = excluded.memberships, is_out = excluded.is_out, \
-             seen_lsn = excluded.seen_lsn, seen_xid = excluded.seen_xid, out_lsn = excluded.out_lsn, at = excluded.at",
-            values.join(", ")
+             seen_lsn = excluded.seen_lsn, seen_xid = excluded.seen_xid, out_lsn = excluded.out_lsn, at = excluded.at, \
+             accepted_for = {}",
+            values.join(", "),
+            accepted_names::merge_lists()
         );
         if overwrite == Overwrite::OtherHistory {
             let _ = write!(

@@ -109,7 +109,7 @@ impl<C: CatalogQueries> Checked<C> {
         if let Some(table) = &observed.table {
             facts.insert(table.oid, table.facts.clone());
         }
-        let mut names = Vec::new();
+        let mut oids = Vec::new();
         for (name, table) in published_tables(&catalog, &observed, target).await? {
             match settings.mapping_for(&name, Some(&table)) {
                 Err(error) if settings.sets_tables_aside() => {
@@ -118,16 +118,20 @@ impl<C: CatalogQueries> Checked<C> {
                 bound => drop(bound?),
             }
             facts.insert(table.oid, table.facts);
-            names.push((table.oid, name));
+            oids.push(table.oid);
         }
         start.core.describe_columns(facts);
-        start.core.name_tables(names);
         if let Some(pid) = observed.slot.as_ref().and_then(|slot| slot.active_pid) {
             start.session_state.access.record_full_access();
             let slot = target.slot.clone();
             return Err(SlotInUse { slot, pid }.into());
         }
         start.session_state.record_tables(&catalog).await;
+        // Must happen after the tables are recorded, because this accepts the names of new tables.
+        if start.core.checks_table_names() {
+            let names = catalog.accepted_names(target, &oids).await?;
+            start.core.accept_names(names, &target.commands);
+        }
         Ok(Self { catalog, observed })
     }
 

@@ -1,0 +1,187 @@
+//! The names under which the rows of a table may be published.
+//!
+//! The owner of a table can rename it, insert rows, and restore its name, even while Walpost does
+//! not run, so neither the catalog nor the stream shows whether a name is legitimate. Therefore,
+//! `walpost.table_state` records which names were accepted for each OID, in the column
+//! `accepted_for`. A name is accepted if `walpost.add_outbox` adds the table under that name, if it
+//! is the first name that Walpost records for the table, or if the operator passes it to `init` with
+//! `--table`.
+//!
+//! Accepted names are never removed, because WAL that has yet to be read can contain rows from
+//! before a rename. The column is a list, because the name of a table can be reused by another
+//! table while rows of the former one are still in WAL.
+
+use std::collections::BTreeMap;
+
+use postgres_protocol::escape::escape_literal;
+
+use super::{DATABASE_OID, SYSTEM_ID, TableObservation, VERSION, text_array};
+use crate::model::lsn::Lsn;
+use crate::postgres::catalog::own_table::{OwnTable, Use};
+use crate::postgres::catalog::{Catalog, CatalogError};
+use crate::postgres::table::TableName;
+use crate::postgres::target::Target;
+
+/// Maximum number of OIDs for which a name is accepted. If there are more, the oldest are removed.
+/// A table that is re-created gets a new OID.
+const OIDS_MAX: usize = 100;
+
+/// The names under which the rows of a table may be published.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct AcceptedNames {
+    /// The table's OID.
+    pub(crate) oid: u32,
+    /// The accepted names, the most recently recorded one last. If no name is recorded for the
+    /// table, contains the table's current name, or nothing if the table does not exist.
+    pub(crate) names: Vec<TableName>,
+    /// If no name is recorded for the table: the position in WAL at which the table had the name in
+    /// `names`. Otherwise zero.
+    pub(crate) unchecked_before: Lsn,
+}
+
+/// Returns an SQL expression that appends `oid` to `list`, where both are SQL expressions.
+fn append(list: &str, oid: &str) -> String {
+    let array = format!("string_to_array({list}, ',')");
+    format!(
+        "concat_ws(',', array_to_string(({array})[cardinality({array}) - {}:], ','), {oid})",
+        OIDS_MAX - 2
+    )
+}
+
+/// Returns an SQL expression for the merged list of a row that conflicts with a new row.
+pub(super) fn merge_lists() -> String {
+    format!(
+        "CASE WHEN NOT (s.version = {VERSION} AND s.system_id = excluded.system_id AND s.database_oid = excluded.database_oid) \
+         THEN excluded.accepted_for WHEN excluded.accepted_for IS NULL THEN s.accepted_for ELSE {} END",
+        append("s.accepted_for", "excluded.accepted_for")
+    )
+}
+
+/// Returns a condition that selects the slot's rows in this database, from the table with this
+/// alias.
+fn is_of_slot(target: &Target, alias: &str) -> String {
+    format!(
+        "{alias}.slot = {} AND {alias}.version = {VERSION} AND {alias}.system_id = {SYSTEM_ID} \
+         AND {alias}.database_oid = {DATABASE_OID}",
+        escape_literal(&target.slot)
+    )
+}
+
+impl TableObservation {
+    /// Returns an SQL expression for the new value of `accepted_for`, whose current value is the
+    /// SQL expression `list`. The table's name is accepted only if no name has been accepted for the
+    /// table yet.
+    pub(super) fn accepted_for(&self, target: &Target, list: &str) -> String {
+        let oid = self.relation;
+        format!(
+            "CASE WHEN EXISTS (SELECT FROM walpost.table_state a WHERE {} AND '{oid}' = ANY (string_to_array(a.accepted_for, ','))) \
+             THEN {list} ELSE {} END",
+            is_of_slot(target, "a"),
+            append(list, &format!("'{oid}'"))
+        )
+    }
+}
+
+impl Catalog {
+    /// Returns the accepted names of the tables with these OIDs.
+    ///
+    /// # Errors
+    /// Returns an error if a query fails. If `walpost.table_state` can't be used, no names are
+    /// recorded.
+    pub(crate) async fn accepted_names(
+        &self,
+        target: &Target,
+        oids: &[u32],
+    ) -> Result<Vec<AcceptedNames>, CatalogError> {
+        let mut recorded = self.recorded_names(target, oids).await?;
+        let sql = "SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_insert_lsn() END::text, \
+                   c.oid, n.nspname, c.relname FROM unnest($1::oid[]) AS wanted (oid) JOIN pg_class c ON c.oid = wanted.oid \
+                   JOIN pg_namespace n ON n.oid = c.relnamespace";
+        let unrecorded: Vec<_> = oids
+            .iter()
+            .filter(|oid| !recorded.contains_key(oid))
+            .collect();
+        let mut found = Vec::with_capacity(oids.len());
+        for row in self.client().query(sql, &[&unrecorded]).await? {
+            let position: String = row.try_get(0)?;
+            let unchecked_before = position.parse();
+            found.push(AcceptedNames {
+                oid: row.try_get(1)?,
+                names: vec![TableName::from_catalog(row.try_get(2)?, row.try_get(3)?)],
+                unchecked_before: unchecked_before
+                    .map_err(|_| CatalogError::Unexpected("WAL position".to_owned()))?,
+            });
+        }
+        for oid in oids {
+            if let Some(names) = recorded.remove(oid) {
+                found.push(AcceptedNames {
+                    oid: *oid,
+                    names,
+                    unchecked_before: Lsn::ZERO,
+                });
+            }
+        }
+        Ok(found)
+    }
+
+    /// Returns the names that `walpost.table_state` contains for these OIDs. Returns no names if
+    /// Walpost's role can't read the table, or if the table has been tampered with; in both cases,
+    /// [`Catalog::record_tables`] logs a warning.
+    pub(in crate::postgres::catalog) async fn recorded_names(
+        &self,
+        target: &Target,
+        oids: &[u32],
+    ) -> Result<BTreeMap<u32, Vec<TableName>>, CatalogError> {
+        let mut names: BTreeMap<u32, Vec<TableName>> = BTreeMap::new();
+        if oids.is_empty()
+            || self
+                .unusable(target, OwnTable::TableState, Use::Read)
+                .await?
+                .is_some()
+        {
+            return Ok(names);
+        }
+        let oids: Vec<_> = oids.iter().map(u32::to_string).collect();
+        let sql = format!(
+            "SELECT l.oid, s.table_schema, s.table_name FROM walpost.table_state s, \
+             unnest(string_to_array(s.accepted_for, ',')) AS l (oid) WHERE {} AND l.oid = ANY ({}) ORDER BY s.is_out DESC, s.at",
+            is_of_slot(target, "s"),
+            text_array(oids.iter().map(String::as_str))
+        );
+        let rows = self.run_on_own_table(OwnTable::TableState, target, "", &sql);
+        let rows = match rows.await {
+            // Class 42: access rule violation, such as a missing privilege or column.
+            Err(CatalogError::Server(error)) if error.code.starts_with("42") => return Ok(names),
+            rows => rows?,
+        };
+        for row in &rows {
+            if let (Some(oid), Some(schema), Some(name)) = (row.get(0), row.get(1), row.get(2)) {
+                let unexpected = |_| CatalogError::Unexpected("accepted_for".to_owned());
+                let names = names.entry(oid.parse().map_err(unexpected)?).or_default();
+                names.push(TableName::from_catalog(schema, name));
+            }
+        }
+        Ok(names)
+    }
+
+    /// Accepts the name of the table that was last recorded under `name`. Returns whether the name
+    /// had not been accepted for this table.
+    ///
+    /// # Errors
+    /// See [`Catalog::record_tables`].
+    pub(crate) async fn accept_name(
+        &self,
+        target: &Target,
+        name: &TableName,
+    ) -> Result<bool, CatalogError> {
+        let sql = format!(
+            "UPDATE walpost.table_state s SET accepted_for = {} WHERE {} AND s.table_schema = {} AND s.table_name = {} \
+             AND s.relation <> 0 AND NOT coalesce(s.relation::text = ANY (string_to_array(s.accepted_for, ',')), false) RETURNING 1",
+            append("s.accepted_for", "s.relation::text"),
+            is_of_slot(target, "s"),
+            escape_literal(&name.schema),
+            escape_literal(&name.name)
+        );
+        Ok(!self.write_tables(target, &sql).await?.is_empty())
+    }
+}

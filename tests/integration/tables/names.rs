@@ -1,0 +1,208 @@
+//! The owner of an outbox table gives it the name of another table, inserts rows, and restores the
+//! name. The rows are never published under the other name.
+
+use super::{add, fixture_on, writer};
+use crate::support::event::Event;
+use crate::support::fixture::Fixture;
+use crate::support::postgres::MAJOR;
+use crate::support::wait::wait_until;
+use crate::support::walpost::Walpost;
+
+const SETTINGS: &str =
+    "tables = [\"tenant_1.*\"]\nheaders = { id = \"{id}\", table = \"{table.name}\" }\n";
+const TABLE: &str = "tenant_1.ob_a";
+
+fn fixture(major: u32) -> Fixture<'static> {
+    fixture_on(major, SETTINGS, &[TABLE])
+}
+
+fn event(fixture: &Fixture, table: &str, key: &str) -> String {
+    writer(&[table]).insert_one(Event::new(&fixture.aggregate(1), key, "{}"))
+}
+
+fn insert(fixture: &Fixture, table: &str, key: &str) {
+    fixture.db.run(&event(fixture, table, key));
+}
+
+/// Renames the table `from`, inserts a row, and restores the table's name.
+fn forge(fixture: &Fixture, from: &str, to: &str, key: &str) {
+    fixture
+        .db
+        .run(&format!("ALTER TABLE tenant_1.{from} RENAME TO {to}"));
+    insert(fixture, &format!("tenant_1.{to}"), key);
+    fixture
+        .db
+        .run(&format!("ALTER TABLE tenant_1.{to} RENAME TO {from}"));
+}
+
+/// Returns the table and the key of each record.
+fn delivered(fixture: &Fixture) -> Vec<String> {
+    let records = fixture.records();
+    let texts = records
+        .iter()
+        .map(|record| format!("{} {}", record.header("table"), record.key()));
+    let mut texts: Vec<_> = texts.collect();
+    texts.dedup();
+    texts
+}
+
+fn wait_for(fixture: &Fixture, text: &str) {
+    wait_until("the event", || {
+        delivered(fixture).iter().any(|found| found == text)
+    });
+}
+
+fn start(fixture: &Fixture) -> Walpost {
+    let mut walpost = fixture.run().start();
+    walpost.wait_for_log("streaming");
+    walpost
+}
+
+fn expect_halt(mut walpost: Walpost, fixture: &Fixture, (found, before): (&str, &str)) {
+    wait_until("the pipeline to halt", || !walpost.is_running());
+    walpost.finish().expect_code(3).expect_mentions(&[
+        &format!("table tenant_1.{found} was named tenant_1.{before}"),
+        "walpost init",
+        &format!("--table tenant_1.{found}"),
+    ]);
+    let is_forged = |text: &String| text.starts_with(found);
+    assert!(!delivered(fixture).iter().any(is_forged));
+}
+
+#[test]
+fn never_publishes_under_another_name_while_streaming() {
+    for major in [14, 15, 17] {
+        let fixture = fixture(major);
+        let walpost = start(&fixture);
+        // The table has not sent a row yet.
+        forge(&fixture, "ob_a", "ob_gone", "forged");
+        expect_halt(walpost, &fixture, ("ob_gone", "ob_a"));
+        // A restart does not accept the name, even if the table has it.
+        expect_halt(fixture.run().start(), &fixture, ("ob_gone", "ob_a"));
+        fixture
+            .db
+            .run("ALTER TABLE tenant_1.ob_a RENAME TO ob_gone");
+        expect_halt(fixture.run().start(), &fixture, ("ob_gone", "ob_a"));
+    }
+}
+
+#[test]
+fn never_publishes_under_another_name_after_rows_under_the_own_name() {
+    let fixture = fixture(MAJOR);
+    let walpost = start(&fixture);
+    insert(&fixture, TABLE, "own");
+    wait_for(&fixture, "ob_a own");
+    forge(&fixture, "ob_a", "ob_gone", "forged");
+    expect_halt(walpost, &fixture, ("ob_gone", "ob_a"));
+    assert_eq!(delivered(&fixture), ["ob_a own"]);
+}
+
+#[test]
+fn never_publishes_under_a_name_that_a_table_had_while_walpost_was_stopped() {
+    for major in [15, 18] {
+        let fixture = fixture(major);
+        start(&fixture).terminate().expect_code(0);
+        forge(&fixture, "ob_a", "ob_gone", "forged");
+        expect_halt(fixture.run().start(), &fixture, ("ob_gone", "ob_a"));
+        // The table's own rows are delivered if the forged row is deleted by dropping the table.
+        fixture.db.run("DROP TABLE tenant_1.ob_a");
+        expect_halt(fixture.run().start(), &fixture, ("ob_gone", "ob_a"));
+    }
+}
+
+#[test]
+fn never_publishes_a_table_added_while_streaming_under_another_name() {
+    for major in [15, 18] {
+        let fixture = fixture(major);
+        let walpost = start(&fixture);
+        add(&fixture, "tenant_1.ob_b", "");
+        forge(&fixture, "ob_b", "ob_gone", "forged");
+        expect_halt(walpost, &fixture, ("ob_gone", "ob_b"));
+    }
+}
+
+/// Walpost compares the publication with walpost.table_state every 30 seconds and at each start. If
+/// the table has another name at that time, the name must not be accepted because of that.
+#[test]
+fn never_accepts_a_name_because_it_was_recorded() {
+    let fixture = fixture(MAJOR);
+    fixture
+        .db
+        .run("ALTER TABLE tenant_1.ob_a RENAME TO ob_gone");
+    start(&fixture).terminate().expect_code(0);
+    let recorded = "SELECT count(*) FROM walpost.table_state WHERE table_name = 'ob_gone'";
+    assert_eq!(fixture.db.number(recorded), 1);
+    fixture
+        .db
+        .run("ALTER TABLE tenant_1.ob_gone RENAME TO ob_a");
+    forge(&fixture, "ob_a", "ob_gone", "forged");
+    expect_halt(fixture.run().start(), &fixture, ("ob_gone", "ob_a"));
+}
+
+#[test]
+fn publishes_a_renamed_table_once_init_has_accepted_its_name() {
+    let fixture = fixture(MAJOR);
+    start(&fixture).terminate().expect_code(0);
+    insert(&fixture, TABLE, "before");
+    fixture.db.run("ALTER TABLE tenant_1.ob_a RENAME TO ob_new");
+    insert(&fixture, "tenant_1.ob_new", "after");
+    let mut walpost = fixture.run().start();
+    wait_until("the pipeline to halt", || !walpost.is_running());
+    walpost.finish().expect_code(3);
+    assert_eq!(delivered(&fixture), ["ob_a before"]);
+    let init = fixture.init().args(["--table", "tenant_1.ob_new"]);
+    init.finish().expect_code(0);
+    let walpost = start(&fixture);
+    wait_for(&fixture, "ob_new after");
+    walpost.terminate().expect_code(0);
+}
+
+/// A migration replaces the table. WAL still contains rows of the former table under its old name,
+/// which is now recorded for the new table.
+#[test]
+fn publishes_rows_of_a_replaced_table_under_its_former_name() {
+    let fixture = fixture(MAJOR);
+    insert(&fixture, TABLE, "former");
+    fixture.db.run(
+        "ALTER TABLE tenant_1.ob_a RENAME TO ob_old;
+         CREATE TABLE tenant_1.ob_a (LIKE tenant_1.ob_old INCLUDING ALL)",
+    );
+    add(&fixture, TABLE, "");
+    insert(&fixture, TABLE, "new");
+    let walpost = start(&fixture);
+    wait_for(&fixture, "ob_a new");
+    assert_eq!(delivered(&fixture), ["ob_a former", "ob_a new"]);
+    walpost.terminate().expect_code(0);
+}
+
+/// Without the record, names in older WAL can't be checked, but later names are.
+#[test]
+fn checks_names_from_the_start_on_if_they_are_not_recorded() {
+    let fixture = fixture(MAJOR);
+    insert(&fixture, TABLE, "before");
+    fixture.db.run(
+        "ALTER TABLE tenant_1.ob_a RENAME TO ob_new; ALTER TABLE walpost.table_state RENAME TO moved",
+    );
+    insert(&fixture, "tenant_1.ob_new", "after");
+    let walpost = start(&fixture);
+    wait_for(&fixture, "ob_new after");
+    assert_eq!(delivered(&fixture), ["ob_a before", "ob_new after"]);
+    forge(&fixture, "ob_new", "ob_gone", "forged");
+    expect_halt(walpost, &fixture, ("ob_gone", "ob_new"));
+}
+
+/// If a forged name causes the error, the table is set aside under its own name.
+#[test]
+fn sets_a_renamed_table_aside_under_its_accepted_name() {
+    let settings = format!("{SETTINGS}on_table_error = \"set-aside\"\n");
+    let fixture = fixture_on(MAJOR, &settings, &[TABLE]);
+    let mut walpost = start(&fixture);
+    forge(&fixture, "ob_a", "ob_future", "forged");
+    let line = walpost.wait_for_log("table set aside");
+    assert!(line.contains("tenant_1.ob_a"), "{line}");
+    let replay = fixture.replay(&["--set-aside", "--yes", "--table", TABLE]);
+    replay.finish().expect_code(0);
+    wait_for(&fixture, "ob_a forged");
+    walpost.terminate().expect_code(0);
+    assert_eq!(delivered(&fixture), ["ob_a forged"]);
+}
