@@ -36,6 +36,9 @@ pub struct SetAside {
     /// in `since` belong.
     #[serde(skip)]
     pub(crate) cluster: Option<String>,
+    /// Whether `table` is a name that was accepted for the OID in `relation`.
+    #[serde(skip)]
+    pub(crate) is_accepted_name: bool,
 }
 
 /// The rows that a replay has sent.
@@ -51,9 +54,14 @@ pub struct Replayed {
 impl SetAside {
     /// Returns whether this entry is about the table with the given name, or with the given OID in the given cluster.
     /// The name still matches after the table has been re-created, and the OID still matches after it has been renamed.
+    ///
+    /// In the cluster in which the entry was written, the name matches only if it was accepted for the table. Otherwise,
+    /// the owner of a table could stop delivery of a future table by giving its own table the name of the future table.
     #[must_use]
     pub(crate) fn is_about(&self, table: &str, relation: u32, cluster: &str) -> bool {
-        self.table == table || self.relation == relation && self.cluster.as_deref() == Some(cluster)
+        let is_same_cluster = self.cluster.as_deref() == Some(cluster);
+        self.relation == relation && is_same_cluster
+            || self.table == table && (self.is_accepted_name || !is_same_cluster)
     }
 
     /// Describes the table and the missing events, for use in messages.

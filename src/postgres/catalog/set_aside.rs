@@ -59,7 +59,14 @@ impl Catalog {
             escape_literal(&target.slot),
             escape_literal(Action::SetAside.name()),
         );
-        collect_set_aside(self.entries(target, &condition).await?)
+        let mut found = collect_set_aside(self.entries(target, &condition).await?)?;
+        let oids: Vec<_> = found.iter().map(|entry| entry.relation).collect();
+        let names = self.recorded_names(target, &oids).await?;
+        for entry in &mut found {
+            let names = names.get(&entry.relation).map_or(&[][..], Vec::as_slice);
+            entry.is_accepted_name = names.iter().any(|name| name.to_string() == entry.table);
+        }
+        Ok(found)
     }
 
     /// Returns this slot's journal entries that show that the table with this name or OID is still
@@ -241,6 +248,7 @@ fn parse_begun(entry: Written) -> Result<SetAside, CatalogError> {
         cluster: text("system_id"),
         replayed: None,
         until: None,
+        is_accepted_name: false,
         id: entry.id,
         at: entry.at,
     })
