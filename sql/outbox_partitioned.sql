@@ -136,11 +136,12 @@ BEGIN
     table_owner := pg_get_userbyid((SELECT relowner FROM pg_class WHERE oid = outbox::regclass));
     FOR day IN SELECT today + ahead FROM generate_series(0, 7) AS ahead LOOP
         partition_name := stem || to_char(day, '"_p"YYYYMMDD');
-        CONTINUE WHEN to_regclass(format('%I.%I', in_schema, partition_name)) IS NOT NULL;
+        CONTINUE WHEN EXISTS (SELECT FROM pg_inherits WHERE inhparent = outbox::regclass
+            AND inhrelid = to_regclass(format('%I.%I', in_schema, partition_name)));
         -- CREATE TABLE ... PARTITION OF would wait for every transaction that uses the outbox, and
         -- all inserts would queue up behind it. ATTACH PARTITION does not block inserts.
         BEGIN
-            EXECUTE format('CREATE TABLE %I.%I (LIKE %s INCLUDING DEFAULTS INCLUDING CONSTRAINTS)',
+            EXECUTE format('CREATE TABLE %I.%I (LIKE %s INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING GENERATED)',
                 in_schema, partition_name, outbox);
             -- The partition must belong to the table's owner. That role can add indexes to the
             -- table, and PostgreSQL builds each index as the owner of the partition.
@@ -149,7 +150,11 @@ BEGIN
             END IF;
             EXECUTE format('ALTER TABLE %s ATTACH PARTITION %I.%I FOR VALUES FROM (%L) TO (%L)', outbox,
                 in_schema, partition_name, day || ' 00:00+00', day + 1 || ' 00:00+00');
-        EXCEPTION WHEN check_violation THEN
+        EXCEPTION WHEN duplicate_table OR duplicate_object THEN
+            RAISE WARNING 'partition % was not created: another object has this name', partition_name
+                USING HINT = 'Rows of that day are stored in the default partition. Find out who created the object, and rename or drop '
+                    'it. Then run this again.';
+        WHEN check_violation THEN
             RAISE WARNING 'partition % was not created: the default partition has rows of that day', partition_name
                 USING HINT = 'These rows are still delivered. Run this file daily, so that partitions are created in time.';
         END;

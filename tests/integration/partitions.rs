@@ -2,6 +2,8 @@
 
 use crate::support::checker::Resends;
 use crate::support::fixture::Fixture;
+use crate::support::kafka::Broker;
+use crate::support::postgres::Server;
 use crate::support::records::keys;
 
 const COLUMNS: &str = "id uuid, aggregatetype text, aggregateid text, type text, payload jsonb,
@@ -132,6 +134,46 @@ fn delivers_unsent_rows_of_a_dropped_partition() {
         keys(&fixture.records()),
         ["before the drop", "after the drop"]
     );
+}
+
+/// In PostgreSQL 14 and 15, a partition can be attached only if its generated columns match.
+#[test]
+fn init_creates_partitions_of_a_table_with_a_generated_column() {
+    for major in [14, 18] {
+        let fixture = Fixture::bare_on_servers(Server::shared(major), Broker::shared());
+        fixture.init().arg("--partitioned").finish().expect_code(0);
+        let partitions = "SELECT count(*) FROM pg_inherits WHERE inhparent = 'outbox'::regclass";
+        let count = fixture.db.number(partitions);
+        let last = "SELECT max(inhrelid::regclass::text) FROM pg_inherits
+            WHERE inhparent = 'outbox'::regclass AND inhrelid::regclass::text LIKE '%p2%'";
+        let last = fixture.db.value(last).expect("a partition");
+        fixture.db.run(&format!(
+            "ALTER TABLE outbox ADD size integer GENERATED ALWAYS AS (length(aggregateid)) STORED; DROP TABLE {last}"
+        ));
+        fixture.init().arg("--partitioned").finish().expect_code(0);
+        assert_eq!(fixture.db.number(partitions), count);
+    }
+}
+
+#[test]
+fn init_warns_if_another_object_has_the_name_of_a_partition() {
+    for major in [15, 18] {
+        let fixture = Fixture::bare_on_servers(Server::shared(major), Broker::shared());
+        fixture.init().arg("--partitioned").finish().expect_code(0);
+        let last = "SELECT max(inhrelid::regclass::text) FROM pg_inherits
+            WHERE inhparent = 'outbox'::regclass AND inhrelid::regclass::text LIKE '%p2%'";
+        let last = fixture.db.value(last).expect("a partition");
+        for object in ["TABLE {} (a int)", "DOMAIN {} AS int"] {
+            let create = object.replace("{}", &last);
+            fixture
+                .db
+                .run(&format!("DROP TABLE {last}; CREATE {create}"));
+            let init = fixture.init().arg("--partitioned").finish().expect_code(0);
+            init.expect_mentions(&[&format!(
+                "{last} was not created: another object has this name"
+            )]);
+        }
+    }
 }
 
 #[test]
