@@ -299,7 +299,7 @@ fn reports_found_and_expected_values_of_invalid_parameters() {
         ("sslcrldir=/x", "sslcrldir is not supported"),
         (
             "replication=database",
-            "the parameter replication is not accepted, because Walpost sets it itself",
+            "replication is not supported: Walpost sets it",
         ),
     ] {
         let error = parse_error(text, &[]);
