@@ -166,7 +166,7 @@ fn rejects_certificate_authorities_in_the_environment_that_other_users_can_write
         .expect_mentions(&expected);
     let with_system = "sslmode=verify-full sslrootcert=system";
     let conninfo = conninfo.replace("sslmode=disable", with_system);
-    let check = fixture.with_conninfo(&conninfo).invoke("check");
+    let check = fixture.with_conninfo(&conninfo).check();
     let check = check.env("SSL_CERT_FILE", file.display().to_string());
     check.finish().expect_code(1).expect_mentions(&expected);
 }

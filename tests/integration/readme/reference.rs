@@ -299,6 +299,7 @@ fn troubleshooting_covers_every_error_that_halts_a_pipeline() {
     let errors = [
         ("Problem", 15),
         ("RoleRefused", 1),
+        ("NotTheServer", 1),
         ("NotRecorded", 1),
         ("CoreError", 10),
         ("SlotError", 3),
