@@ -60,8 +60,8 @@ pub(crate) enum FileSource {
     Query(QuerySource),
 }
 
-/// Rejects sources that can't be told apart, because a pipeline could then use the credentials of
-/// the wrong source.
+/// Rejects two sources with the same ID, because a pipeline could then use the credentials of the
+/// wrong source.
 fn distinct_sources<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Vec<FileSource>, D::Error> {

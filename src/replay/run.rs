@@ -223,8 +223,8 @@ pub(super) async fn lock_entries(
     })
 }
 
-/// What holds an advisory lock. Shown to the operator, because any role can acquire the lock, even
-/// without running a replay.
+/// The holder of an advisory lock. Shown to the operator, because any role can acquire the lock,
+/// even without running a replay.
 #[derive(Debug)]
 pub(crate) struct LockHolder {
     /// `None` if the lock has been released in the meantime.

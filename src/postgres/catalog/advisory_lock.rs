@@ -1,10 +1,10 @@
-//! Finds out what holds an advisory lock that Walpost requires.
+//! Finds the holder of an advisory lock that Walpost requires.
 
 use tokio_postgres::types::ToSql;
 
 use super::{AdvisoryLockHolder, Catalog, CatalogError, Holder};
 
-/// Lists what holds advisory locks of this database. The lock of a prepared transaction has no PID.
+/// Lists the holders of advisory locks of this database. The lock of a prepared transaction has no PID.
 /// Such a transaction is found through the lock on its own transaction ID. The role is NULL if it
 /// was dropped.
 const HOLDERS: &str = "SELECT l.classid, l.objid, l.objsubid, l.pid, x.gid, coalesce(a.usename, x.owner)::text AS role, \

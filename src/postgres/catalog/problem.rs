@@ -43,8 +43,8 @@ impl Holder {
     }
 }
 
-/// What holds an advisory lock that Walpost requires. Every role can take any advisory lock, so the
-/// holder may have nothing to do with Walpost.
+/// The holder of an advisory lock that Walpost requires. Every role can take any advisory lock, so
+/// the holder may have nothing to do with Walpost.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum AdvisoryLockHolder {
     Session {

@@ -91,6 +91,32 @@ fn does_not_use_a_function_created_after_the_inspection() {
     }
 }
 
+/// A function of another role that ran earlier in the administrator's session could have prepared
+/// statements with the names of those that the examination runs.
+#[test]
+fn does_not_examine_with_statements_prepared_earlier_in_the_session() {
+    let shop = PlantedFixture::bare(Outbox::Table, MAJOR);
+    shop.attacker.run(
+        "CREATE FUNCTION public.walpost_uuidv7() RETURNS uuid LANGUAGE plpgsql AS 'BEGIN RETURN pg_catalog.gen_random_uuid(); END'",
+    );
+    let outbox = Path::new(env!("CARGO_MANIFEST_DIR")).join("sql/outbox.sql");
+    let file = reaper::folder("planted").join("prepared.sql");
+    let text = format!(
+        "\\set ON_ERROR_STOP on
+         PREPARE walpost_trusted_roles (text) AS SELECT ARRAY(SELECT oid FROM pg_catalog.pg_roles);
+         PREPARE walpost_objects (text[], text, text, name[]) AS SELECT ''::text AS object, 0::oid AS owner, \
+         false AS serves_outbox, ''::text AS hint, NULL::name AS name, 0::oid AS outbox_owner WHERE false;
+         PREPARE walpost_additions (name[]) AS SELECT NULL::name, NULL::text WHERE false;
+         SET walpost.keep_prepared = 'on';
+\\i {}
+",
+        outbox.display()
+    );
+    fs::write(&file, text).unwrap();
+    let output = try_psql(&shop.fixture, &file);
+    shop.expect_psql_refused(&output, "prepared statements");
+}
+
 /// Defaults and triggers reference functions by OID, so a renamed function is still called but
 /// can't be found by name.
 #[test]
