@@ -68,7 +68,8 @@ CREATE TABLE IF NOT EXISTS :"schema".:"table" (
     CONSTRAINT walpost_headers_object CHECK (jsonb_typeof(headers) = 'object'),
     CONSTRAINT walpost_event_size CHECK (
         coalesce(octet_length(payload::text), 0) + coalesce(octet_length(headers::text), 0) <= :'max_event_bytes'::int8),
-    CONSTRAINT walpost_aggregatetype_fits_topic_name CHECK (aggregatetype ~ '^[a-zA-Z0-9._-]{1,236}$'),
+    CONSTRAINT walpost_aggregatetype_fits_topic_name CHECK (
+        octet_length(aggregatetype) BETWEEN 1 AND 236 AND aggregatetype !~ '[^a-zA-Z0-9._-]'),
     CONSTRAINT walpost_aggregateid_up_to_1024_bytes CHECK (octet_length(aggregateid) <= 1024),
     CONSTRAINT walpost_type_up_to_1024_bytes CHECK (octet_length(type) <= 1024)
 ) PARTITION BY RANGE (created_at);
