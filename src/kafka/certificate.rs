@@ -20,7 +20,7 @@ use crate::authorities;
 use crate::escape::Escaped;
 
 /// Timeout for the connection and the handshake.
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(1);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum number of names reported for a certificate.
 const NAMES_MAX: usize = 8;
 /// Maximum length of a DNS name (RFC 1035, section 2.3.4).
