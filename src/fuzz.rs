@@ -6,6 +6,7 @@
 //! the inputs in `fuzz/corpus`, to prevent regressions.
 
 pub use crate::config::fuzz::config;
+pub use crate::import::fuzz::import;
 pub use crate::outbox::envelope::fuzz::envelope;
 pub use crate::outbox::expand::fuzz::expand;
 pub use crate::outbox::fuzz::template;

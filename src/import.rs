@@ -12,6 +12,8 @@ mod chain;
 mod connector;
 mod converters;
 mod document;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod jaas;
 mod java_regex;
 mod known;

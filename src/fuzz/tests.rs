@@ -9,7 +9,7 @@ use super::*;
 
 type Target = fn(&[u8]);
 
-const TARGETS: [(&str, Target); 11] = [
+const TARGETS: [(&str, Target); 12] = [
     ("checkpoint", checkpoint),
     ("config", config),
     ("conninfo", conninfo),
@@ -18,6 +18,7 @@ const TARGETS: [(&str, Target); 11] = [
     ("envelope", envelope),
     ("expand", expand),
     ("frame", frame),
+    ("import", import),
     ("pgoutput", pgoutput),
     ("startup", startup),
     ("template", template),
