@@ -68,7 +68,7 @@ impl Walk<'_> {
             "SELECT NOT EXISTS (SELECT FROM pg_publication_rel WHERE prrelid = to_regclass('{table}'))
              AND EXISTS (SELECT FROM pg_class WHERE relnamespace = to_regnamespace('{schema}') AND relname LIKE 'old\\_%')"
         ));
-        if is_lost_sight_of {
+        if is_lost_sight_of || self.has_unreported_child(table) {
             return;
         }
         let old = format!("old_{}", self.count);
@@ -76,6 +76,14 @@ impl Walk<'_> {
             "BEGIN; ALTER TABLE {table} RENAME TO {old}; CREATE TABLE {schema}.{name} (LIKE {schema}.{old} INCLUDING ALL);
              {publish} COMMIT"
         ));
+    }
+
+    /// Returns whether the table has a child table that Walpost has not reported yet. Walpost
+    /// reports child tables only while their parent has the name of an outbox.
+    fn has_unreported_child(&self, table: &str) -> bool {
+        let prefix = format!("{table}_child_");
+        let mut events = self.written.values();
+        events.any(|event| event.table.starts_with(&prefix) && !self.is_reported_child(event))
     }
 
     /// Adds a child table. A SELECT from the parent also returns the rows of the child table.

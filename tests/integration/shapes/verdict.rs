@@ -175,7 +175,7 @@ impl Walk<'_> {
 
     /// Returns whether Walpost reported the child table that contains the event. PostgreSQL never
     /// sends rows of child tables.
-    fn is_reported_child(&self, event: &WrittenEvent) -> bool {
+    pub(super) fn is_reported_child(&self, event: &WrittenEvent) -> bool {
         let mut lines = self.step_log_lines();
         self.is_child(event)
             && lines.any(|line| {
