@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rejects_locations_in_the_environment_that_other_users_can_write_to() {
+    fn rejects_paths_in_environment_variables_if_other_users_can_write_to_them() {
         let root = tempfile::tempdir().expect("a folder");
         let [file, folder] = ["ca.pem", "certs"].map(|name| root.path().join(name));
         fs::write(&file, "").expect("a file");

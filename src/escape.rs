@@ -267,7 +267,7 @@ mod tests {
 
     /// fish interprets backslashes within single quotes, and dash does not interpret `$'...'`.
     #[test]
-    fn no_shell_finds_the_end_of_a_quoted_word_within_the_text() {
+    fn quoted_text_remains_a_single_word_in_every_shell() {
         for text in [
             "a\\'; touch hit; #",
             "a\n'; touch hit; #",

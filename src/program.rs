@@ -442,7 +442,7 @@ mod tests {
     /// If waiting returned an error after the program was reaped, its ID would be used to kill a
     /// process.
     #[test]
-    fn waiting_does_not_fail_after_the_program_was_reaped() {
+    fn waiting_does_not_fail_once_the_program_has_been_reaped() {
         let mut child = shell("exit 0").spawn().expect("a process");
         let pid = child.id().to_string();
         wait_until("the program to exit", || has_ended(&pid));

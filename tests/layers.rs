@@ -506,7 +506,7 @@ fn finds_module_paths_in_bodies_types_macros_and_attributes() {
 }
 
 #[test]
-fn reports_references_to_higher_or_equal_modules_with_file_and_line() {
+fn reports_references_to_modules_of_higher_or_equal_layers_with_file_and_line() {
     let check = |file: &str, text: &str| -> Vec<_> {
         let found = violations(Path::new(file), text);
         found.iter().map(ToString::to_string).collect()

@@ -836,7 +836,7 @@ fn error_suggests_double_brackets_for_arrays_of_tables() {
 /// A row's pipeline reads its credentials again from the template of its own source, even if another
 /// source's template would give the pipeline the same name.
 #[test]
-fn rereads_credentials_from_the_source_of_the_row() {
+fn rereads_credentials_from_the_source_that_defined_the_row() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let path = folder.path().join("walpost.toml");
     let source = |query: &str, password: &str| {

@@ -584,7 +584,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn uses_one_shared_counter_for_tables_above_the_limit() {
+    fn uses_one_shared_counter_for_all_tables_beyond_the_limit() {
         let stats = PipelineStats::default();
         stats.rows_of_tables((0..TABLES_MAX).map(|n| (format!("tenant_{n}.outbox"), 1)));
         stats.rows_of_tables([

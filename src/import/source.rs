@@ -527,7 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn error_describes_why_text_cannot_be_imported() {
+    fn error_explains_why_text_cannot_be_imported() {
         for (text, expected) in [
             ("", "empty"),
             (" \n", "empty"),

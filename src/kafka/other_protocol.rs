@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn suspects_another_protocol_only_if_the_first_response_is_invalid() {
+    fn suggests_a_protocol_mismatch_only_if_the_first_response_is_invalid() {
         let reason = |state: &str| {
             format!(
                 "db:5432/bootstrap: Receive failed: Invalid response size 1157627904 (0..100000000): increase \

@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn suggests_only_properties_that_librdkafka_has() {
+    fn suggests_only_properties_that_librdkafka_supports() {
         for name in NAMES {
             let mut config = ClientConfig::new();
             // librdkafka may reject this value, but the error must not be that the property

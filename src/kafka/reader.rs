@@ -438,7 +438,7 @@ mod tests {
 
     /// While a partition can't be read, the other one receives records all the time.
     #[test]
-    fn times_out_at_a_partition_that_makes_no_progress_while_another_receives_records() {
+    fn times_out_on_a_partition_without_progress_while_another_partition_receives_records() {
         let cluster: MockCluster<'static, DefaultProducerContext> =
             MockCluster::new(2).expect("a mock cluster");
         cluster.create_topic(TOPIC, 2, 1).expect("a topic");

@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_the_relevant_statistics_of_all_brokers() {
+    fn reads_totals_and_aggregates_the_statistics_of_all_brokers() {
         let document = br#"{"name": "x", "msg_cnt": 7, "tx_bytes": 1000, "brokers": {
             "a": {"txretries": 1, "rtt": {"p99": 900, "cnt": 3}},
             "b": {"txretries": 2, "rtt": {"p99": 1500, "cnt": 1}},

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn adds_only_accepted_options_and_quotes_them_for_a_shell() {
+    fn adds_only_options_that_the_command_accepts_and_quotes_them_for_the_shell() {
         assert_eq!(
             commands().print(["init", "--slot", "a b"]),
             r"walpost init --slot 'a b' --pipeline orders --config '/etc/it'\''s here/walpost.toml'"

@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn writes_no_control_sequences_other_than_colours_to_a_terminal() {
+    fn writes_no_control_sequences_other_than_colors_to_a_terminal() {
         let text = text_output(true);
         assert!(text.contains("\x1b["), "{text:?}");
         let mut plain = text;

@@ -587,7 +587,7 @@ mod tests {
     }
 
     #[test]
-    fn follows_the_naming_conventions_of_prometheus() {
+    fn metric_names_follow_prometheus_naming_conventions() {
         let names: BTreeSet<_> = METRICS.iter().map(|metric| metric.name).collect();
         assert_eq!(names.len(), METRICS.len(), "duplicate names");
         for metric in METRICS {

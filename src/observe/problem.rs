@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_that_the_partition_in_use_is_the_last_one_and_ends_within_a_day() {
+    fn reports_a_last_partition_that_ends_within_a_day() {
         let now = 1_000_000_000_000_000;
         let line = |hours: u64, ahead, has_default| {
             let vitals = Vitals {

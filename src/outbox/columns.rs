@@ -849,7 +849,7 @@ mod tests {
     }
 
     #[test]
-    fn assigns_one_slot_to_a_column_that_is_used_twice() {
+    fn assigns_one_value_slot_to_a_column_that_is_used_twice() {
         let mapping = bind(|s| s.key = "{id}{id}".parse().expect("template")).expect("binds");
         assert_eq!(mapping.slot(0), Some(mapping.key.slots()[0]));
         assert_eq!(mapping.key.slots()[0], mapping.key.slots()[1]);

@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn keeps_reconnecting_if_another_program_may_be_responding() {
+    fn keeps_reconnecting_if_another_program_may_be_listening_at_the_server_address() {
         let postgres = Conninfo::parse("host=db user=walpost", &|_| None).expect("conninfo");
         let start = Instant::now();
         let mut access = Access::default();

@@ -759,7 +759,7 @@ mod tests {
     /// Another role may have added a trigger or a rule to one of Walpost's tables, so each statement
     /// must examine the table first. Exceptions are listed with the reason why they are safe.
     #[test]
-    fn statements_on_own_tables_examine_them() {
+    fn statements_on_walpost_tables_examine_the_tables_first() {
         let listed = [
             // The condition is part of a query on the journal, which is in catalog/journal.rs.
             "catalog/drop_slot.rs",
@@ -795,7 +795,7 @@ mod tests {
     /// Another role could create an object in the schema walpost before Walpost does, or obtain an
     /// existing one.
     #[test]
-    fn every_object_in_the_schema_walpost_is_examined() {
+    fn every_object_in_the_walpost_schema_is_examined() {
         let tables = examined("own_tables CONSTANT name[] := '{", '}');
         let functions = examined("n.nspname = 'walpost' AND p.proname IN (", ')');
         let mut found = Vec::new();

@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn rereads_a_file_that_changes_while_it_is_read() {
+    fn rereads_a_file_that_changes_while_being_read() {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("walpost.toml");
         fs::write(&file, "before").expect("a file");

@@ -272,7 +272,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn restricts_the_socket_to_its_user_and_removes_it_on_drop() {
+    fn restricts_the_socket_to_its_owner_and_removes_it_on_drop() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("control.sock");
         let control = listen(&path).expect("a socket");

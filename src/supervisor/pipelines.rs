@@ -628,7 +628,7 @@ mod tests {
     }
 
     #[test]
-    fn performs_the_requested_next_step_once_a_pipeline_has_ended() {
+    fn applies_the_requested_action_when_a_draining_pipeline_ends() {
         use Ended::{Defect, Halted, Stopped};
         use NextStep::{Remove, Start, Stop};
         for (then, ended, expected) in [

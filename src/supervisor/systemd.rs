@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_ready_once_every_pipeline_is_streaming_standing_by_or_retrying() {
+    fn reports_ready_when_no_pipeline_is_starting_unless_all_pipelines_have_halted() {
         use State::{Halted, Reconnecting, StandingBy, Starting, Streaming};
         assert!(is_complete_after(&[Streaming, StandingBy], 0));
         assert!(is_complete_after(&[Streaming, Reconnecting, Halted], 0));
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn opens_a_socket_with_an_abstract_name() {
+    fn sends_to_a_notification_socket_with_an_abstract_name() {
         let name = format!("walpost-test-{}", std::process::id());
         let address = SocketAddr::from_abstract_name(&name).expect("an address");
         let receiver = UnixDatagram::bind_addr(&address).expect("a socket");

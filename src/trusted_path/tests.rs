@@ -232,7 +232,7 @@ fn limits_the_size_of_a_file() {
 
 /// The file that is read must be the one that was examined.
 #[test]
-fn rejects_a_file_that_is_replaced_between_the_examination_and_the_open() {
+fn rejects_a_file_that_is_replaced_between_the_check_and_the_open() {
     let fixture = Fixture::new();
     let file = fixture.file("password", "text");
     let with_replacement = |replacement: PathBuf| {

@@ -540,7 +540,7 @@ fn reports_gaps_only_in_complete_transactions_and_not_in_copied_rows() {
 /// If the hash did not depend on the event ID, all entries would be processed together, regardless
 /// of the memory limit.
 #[test]
-fn assigns_entries_to_parts_by_the_hash_of_the_event_id() {
+fn assigns_entries_to_spill_parts_by_the_hash_of_the_event_id() {
     let mut fixture = Fixture::new();
     let row = EntryKind::Row(*fixture.row("a", ORDERS));
     let record = EntryKind::Record(*fixture.record("a", ORDERS_0, position(100, 0)));

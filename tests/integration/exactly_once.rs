@@ -139,7 +139,7 @@ fn loses_no_event_when_postgresql_restarts_under_load() {
 /// Walpost must keep the connection open, because PostgreSQL can invalidate a slot that is not in
 /// use. The outage lasts longer than a Kafka transaction may remain open.
 #[test]
-fn keeps_the_connection_open_when_kafka_aborts_the_transaction_in_an_outage() {
+fn keeps_the_postgresql_connection_open_when_kafka_aborts_a_transaction_during_an_outage() {
     let broker = Broker::borrowed();
     let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker).exactly_once();
     let aggregate = fixture.aggregate(1);
@@ -306,7 +306,7 @@ fn halts_if_the_slot_was_recreated_while_walpost_was_stopped() {
 }
 
 #[test]
-fn halts_if_the_checkpoint_topic_can_delete_records() {
+fn halts_if_the_cleanup_policy_of_the_checkpoint_topic_deletes_records() {
     let fixture = Fixture::new();
     // With either of these cleanup policies, the broker would eventually delete the last checkpoint
     // of an idle pipeline.
@@ -441,7 +441,7 @@ fn halts_on_a_checkpoint_with_an_unknown_version() {
 /// The lagging leader does not return the latest checkpoint yet. If Walpost mistook an earlier
 /// checkpoint for the latest one, it would resume from an earlier position.
 #[test]
-fn finds_the_last_checkpoint_even_if_the_leader_lags() {
+fn finds_the_last_checkpoint_even_if_the_leader_initially_reports_an_older_end_offset() {
     let topic = ["walpost-checkpoints".to_owned()];
     let broker = Broker::private();
     let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker).exactly_once();

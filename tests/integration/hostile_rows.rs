@@ -17,7 +17,7 @@ const TABLE: &str = "CREATE TABLE outbox (id text, aggregatetype text, aggregate
 
 in_both_modes! {
     rows_inserted_with_only_insert_privilege_cannot_halt_the_pipeline
-    topic_names_chosen_by_rows_cannot_halt_the_pipeline
+    topic_names_in_rows_cannot_halt_the_pipeline
     waits_while_brokers_do_not_report_whether_a_topic_exists
 }
 
@@ -155,7 +155,7 @@ fn rows_inserted_with_only_insert_privilege_cannot_halt_the_pipeline(exactly_onc
     assert!(many.contains("dropped_headers"), "{many}");
 }
 
-fn topic_names_chosen_by_rows_cannot_halt_the_pipeline(exactly_once: bool) {
+fn topic_names_in_rows_cannot_halt_the_pipeline(exactly_once: bool) {
     let fixture = Fixture::with_table(TABLE).in_mode(exactly_once);
     let topic = format!("outbox.event.{}", fixture.aggregate(1));
     let rows = [
@@ -419,7 +419,7 @@ fn publish_limits_the_length_of_each_event_field() {
 /// Expanding a payload takes several times its size in memory. The manifests in deploy/ limit a
 /// process to 256 MiB.
 #[test]
-fn expands_payloads_with_many_members_within_the_memory_limit_of_deployments() {
+fn expands_payloads_with_many_members_within_the_memory_limit_of_the_deploy_manifests() {
     let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload json)",
     );

@@ -145,7 +145,7 @@ fn trusts_system_certificate_authorities_unless_others_are_configured() {
 }
 
 #[test]
-fn rejects_certificate_authorities_in_the_environment_that_other_users_can_write_to() {
+fn rejects_a_certificate_file_from_the_environment_that_is_writable_by_other_users() {
     let fixture = Fixture::new();
     let file = reaper::folder("authorities").join("ca.pem");
     std::fs::copy(&AUTHORITY.root, &file).unwrap();

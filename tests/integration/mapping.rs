@@ -10,7 +10,7 @@ fn only_record(records: Vec<Record>) -> Record {
 }
 
 #[test]
-fn delivers_a_debezium_outbox_table_without_changes() {
+fn delivers_rows_of_an_unmodified_debezium_outbox_table() {
     let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id uuid NOT NULL PRIMARY KEY, aggregatetype varchar(255) NOT NULL,
              aggregateid varchar(255) NOT NULL, type varchar(255) NOT NULL, payload jsonb)",
@@ -365,7 +365,7 @@ fn reads_the_timestamp_and_partition_from_columns() {
 }
 
 #[test]
-fn uses_the_production_time_as_timestamp_by_default() {
+fn record_timestamp_defaults_to_the_time_of_publishing() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start();

@@ -106,7 +106,7 @@ fn init_and_replay_commands_logged_for_a_dropped_slot_work_as_printed() {
 }
 
 #[test]
-fn commands_that_status_and_check_and_the_page_show_for_a_dropped_slot_work() {
+fn status_check_and_page_show_working_commands_for_a_dropped_slot() {
     let server = Server::private(MAJOR, "");
     let fixture = Fixture::on_servers(&server, Broker::shared());
     drop_slot_of(&fixture);
@@ -178,7 +178,7 @@ fn skip_command_works_as_printed_for_a_pipeline_configured_by_flags() {
 }
 
 #[test]
-fn checkpoint_adopt_command_printed_by_check_and_in_the_log_works() {
+fn checkpoint_adopt_command_printed_by_check_or_run_works() {
     for place in ["check", "run"] {
         let fixture = Fixture::new();
         // Read from the slot first, so that the first exactly-once run does not create the

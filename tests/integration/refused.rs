@@ -180,7 +180,7 @@ fn rejects_unknown_flags_and_commands() {
 }
 
 #[test]
-fn environment_variables_replace_flags_that_are_not_given() {
+fn environment_variables_supply_values_for_omitted_flags() {
     let finished = Invocation::new(["run", "--postgres", UNREACHABLE_DATABASE])
         .env("WALPOST_KAFKA", "127.0.0.1:9")
         .env("WALPOST_KEY", "{broken")

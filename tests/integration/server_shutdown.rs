@@ -132,7 +132,7 @@ fn server_shuts_down_while_a_pipeline_drains(exactly_once: bool) {
 /// Exceeding the WAL budget must not end a drain. The monitor that detects the excess must still
 /// notice that the server is shutting down.
 #[test]
-fn server_shuts_down_while_a_pipeline_over_its_wal_budget_drains() {
+fn server_shuts_down_while_a_pipeline_that_exceeds_its_wal_budget_drains() {
     with_servers(MAJOR, |server, broker, proxy| {
         let arguments = [
             "--drain-timeout",
@@ -174,7 +174,7 @@ fn server_shuts_down_while_a_pipeline_over_its_wal_budget_drains() {
 /// The stream ends in the middle of a transaction. The process is stopping, so its log must not
 /// claim that it will resume the stream.
 #[test]
-fn stopping_pipeline_does_not_log_a_reconnect() {
+fn pipeline_does_not_log_a_reconnect_while_stopping() {
     with_servers(MAJOR, |server, broker, proxy| {
         let arguments = ["--drain-timeout", "170s", "--window-records", "100"];
         let (fixture, mut walpost, aggregate) = idle((server, broker, proxy), false, &arguments);

@@ -244,7 +244,7 @@ fn records_no_gap_for_a_synchronized_slot_after_a_failover() {
 /// Nothing was read from the first slot, and there are no older rows to copy. Nevertheless, an
 /// event was committed after the first slot was dropped and before the second was created.
 #[test]
-fn second_init_before_the_first_run_reports_events_between_the_slots() {
+fn second_init_before_the_first_run_reports_events_committed_without_a_slot() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     fixture.drop_slot();
@@ -473,7 +473,7 @@ fn reports_and_replays_undelivered_rows_on_a_former_subscriber() {
 /// Re-creating a slot with `walpost init` loses no events, because the journal records the events
 /// that were committed while there was no slot.
 #[test]
-fn init_reports_the_replay_command_for_events_between_two_slots() {
+fn init_reports_the_replay_command_for_events_committed_without_a_slot() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "k");

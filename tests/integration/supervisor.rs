@@ -134,7 +134,7 @@ fn process_exits_when_the_last_pipeline_has_halted() {
 }
 
 #[test]
-fn process_exits_with_the_correct_code_during_tls_handshakes() {
+fn process_exits_with_the_halt_code_even_during_tls_handshakes() {
     let key = reaper::folder("key").join("client.key");
     fs::write(&key, "no key").unwrap();
     // Each pipeline halts because its key is invalid. After that, it only monitors its slot, which

@@ -61,7 +61,7 @@ impl FakeSystemd {
 }
 
 #[test]
-fn notifies_systemd_of_readiness_status_watchdog_and_stop() {
+fn sends_ready_status_watchdog_and_stopping_notifications_to_systemd() {
     let fixture = Fixture::new();
     let mut systemd = FakeSystemd::new();
     let mut walpost = fixture

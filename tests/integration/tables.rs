@@ -73,7 +73,7 @@ fn walsender(fixture: &Fixture<'_>) -> i64 {
 }
 
 in_both_modes! {
-    delivers_events_of_all_tables_in_commit_order_despite_kills
+    delivers_events_of_all_tables_in_commit_order_when_killed_under_load
     delivery_continues_while_tables_are_added_dropped_and_renamed
     delivers_existing_rows_of_an_added_table_before_its_new_rows
     verifies_and_replays_one_of_several_tables
@@ -82,7 +82,7 @@ in_both_modes! {
 
 /// The tables have their columns in different orders, and some have additional columns. Some have
 /// partitions or names that must be quoted.
-fn delivers_events_of_all_tables_in_commit_order_despite_kills(exactly_once: bool) {
+fn delivers_events_of_all_tables_in_commit_order_when_killed_under_load(exactly_once: bool) {
     const TABLES: [&str; 4] = [
         "tenant_1.outbox",
         "tenant_2.outbox",
@@ -456,7 +456,7 @@ fn schema_is_renamed(major: u32, exactly_once: bool) {
 /// aggregatetype `orders` would go to the same topic as a row of the schema `tenant_1` with the
 /// aggregatetype `eu.orders`.
 #[test]
-fn schema_with_dots_does_not_reach_the_topic_of_another_tenant() {
+fn schema_name_with_dots_does_not_produce_the_topic_of_another_tenant() {
     const EU: &str = "\"tenant_1.eu\".outbox";
     for sets_aside in [false, true] {
         let mut fixture = Fixture::bare_on_servers(Server::shared(MAJOR), Broker::shared());

@@ -7,7 +7,7 @@ use crate::support::postgres::{MAJOR, Server};
 use crate::support::walpost::Walpost;
 
 in_both_modes! {
-    delivers_to_a_recreated_topic_and_logs_the_loss
+    delivers_to_a_recreated_topic_and_logs_that_it_was_deleted
     recreates_a_deleted_topic_if_configured
     halts_and_reports_a_deleted_topic
     stopped_pipeline_continues_when_restarted_with_another_kafka_cluster
@@ -35,7 +35,7 @@ fn keys(fixture: &Fixture) -> Vec<String> {
         .collect()
 }
 
-fn delivers_to_a_recreated_topic_and_logs_the_loss(exactly_once: bool) {
+fn delivers_to_a_recreated_topic_and_logs_that_it_was_deleted(exactly_once: bool) {
     let fixture = Fixture::new().in_mode(exactly_once);
     let aggregate = fixture.aggregate(3);
     let topic = format!("outbox.event.{aggregate}");

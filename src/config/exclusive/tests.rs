@@ -48,7 +48,7 @@ fn resolve(sources: &mut [SourceRows], in_files: &[&str]) -> Result<Vec<Vec<Stri
 }
 
 #[test]
-fn a_new_row_does_not_displace_the_pipeline_of_a_later_source() {
+fn new_row_does_not_displace_an_existing_pipeline_of_a_later_source() {
     for added in ["victim", "other/victim"] {
         let mut sources = [
             source(&["a", added, "new"], &["a"]),
@@ -76,7 +76,7 @@ fn a_row_does_not_displace_a_pipeline_defined_in_a_file() {
 }
 
 #[test]
-fn rejects_new_rows_of_different_sources_that_need_the_same_name() {
+fn rejects_new_rows_from_different_sources_that_define_the_same_pipeline_name() {
     let mut sources = [source(&["a", "both"], &[]), source(&["both", "b"], &["b"])];
     let used = resolve(&mut sources, &[]).expect("a result");
     assert_eq!(used, [["a"], ["b"]]);
@@ -101,7 +101,7 @@ fn a_pipeline_can_move_to_another_source() {
 
 /// If the changed pipeline were only rejected, it would be removed because of another row.
 #[test]
-fn keeps_the_previous_rows_of_a_source_if_a_changed_pipeline_needs_a_used_slot() {
+fn keeps_the_previous_rows_of_a_source_if_a_changed_pipeline_needs_a_slot_already_in_use() {
     let mut sources = [source(&["a/b", "c"], &["a"]), source(&["b"], &["b"])];
     let used = resolve(&mut sources, &[]).expect("a result");
     assert_eq!(used, [["a"], ["b"]]);

@@ -419,7 +419,7 @@ fn applies_a_changed_window_size_to_the_open_transaction() {
 }
 
 #[test]
-fn tags_encoded_as_words_decode_to_the_same_tags() {
+fn decoding_an_encoded_tag_returns_the_original_tag() {
     let mut watermark = watermark();
     let first = transaction(&mut watermark, 200, 1);
     let second = transaction(&mut watermark, 300, 1);

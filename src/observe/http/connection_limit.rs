@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn evicts_the_oldest_connection_if_all_addresses_have_equally_many_connections() {
+    fn evicts_the_oldest_connection_if_all_addresses_have_the_same_number_of_connections() {
         let mut open = OpenConnections::default();
         let add = |open: &mut OpenConnections<()>, last| open.add(address(last), ());
         let count = u8::try_from(CONNECTIONS_MAX).expect("fewer than 256");

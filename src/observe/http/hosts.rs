@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn public_listener_accepts_only_internal_host_names() {
+    fn public_listener_rejects_host_names_that_are_not_internal() {
         for host in [
             "walpost:9464",
             "a.shop.svc",
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn rejects_requests_without_exactly_one_host() {
+    fn rejects_requests_that_specify_more_than_one_host() {
         let hosts = Hosts::new(&[], true).expect("names");
         let mut headers = HeaderMap::new();
         let plain = Uri::from_static("/status");

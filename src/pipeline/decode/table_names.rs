@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn rejects_names_that_were_not_accepted() {
+    fn rejects_table_names_that_have_not_been_accepted_for_the_table() {
         let mut names = names("{table.schema}.{aggregatetype}");
         names.add(accepted(&["tenant_a.outbox"], 0));
         let error = check(&mut names, "tenant_b.box").expect_err("renamed");
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_record_accepts_earlier_names_only_in_older_wal() {
+    fn accepts_earlier_names_of_an_unrecorded_table_only_in_older_wal() {
         let mut names = names("{table.name}");
         names.add(accepted(&["tenant_b.outbox"], 0x200));
         assert_eq!(check_at(&mut names, "tenant_a.outbox", 0x1ff), Ok(()));
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn accepts_the_first_name_of_a_dropped_table_without_a_record() {
+    fn accepts_only_the_first_name_of_a_dropped_table_that_is_not_recorded() {
         let mut names = names("{table.name}");
         names.add_new_table(7, Vec::new());
         assert_eq!(check(&mut names, "tenant_a.outbox"), Ok(()));

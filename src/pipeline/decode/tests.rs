@@ -250,7 +250,7 @@ fn published(payload: &str) -> Vec<u8> {
 }
 
 #[test]
-fn creates_records_from_messages_and_indexes_every_transactional_message() {
+fn creates_records_from_messages_and_numbers_every_transactional_message() {
     let mut fixture = Fixture::as_messages();
     for message in [
         logical(false, "ours", b"before"),
@@ -390,7 +390,7 @@ fn assigns_positions_to_records_and_confirms_the_commit_after_delivery() {
 }
 
 #[test]
-fn indexes_every_row_message_including_updates_and_deletes() {
+fn numbers_every_row_message_including_updates_and_deletes() {
     let mut fixture = Fixture::new();
     let delete = [&b"D"[..], &OUTBOX.to_be_bytes(), &tuple(b'K', &["a"])].concat();
     let update = [
@@ -807,7 +807,7 @@ fn recognizes_copied_rows_by_key_after_the_column_order_has_changed() {
 
 /// The overhead accounts for the memory that librdkafka and the allocator use for each record.
 #[test]
-fn counts_the_size_and_overhead_of_a_record_in_the_window() {
+fn counts_the_size_and_overhead_of_a_record_toward_the_window() {
     let mut fixture = Fixture::new();
     fixture.process(&begin(0x200));
     fixture.process(&outbox());

@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn warns_when_the_wal_budget_is_exceeded_then_every_minute_and_when_it_is_resolved() {
+    fn reports_a_wal_budget_excess_at_its_start_every_minute_and_at_its_end() {
         let limits = WalBudget {
             warn_bytes: Some(10),
             ..WalBudget::default()

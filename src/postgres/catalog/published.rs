@@ -226,7 +226,7 @@ mod tests {
     ];
 
     #[test]
-    fn uses_the_same_unsafe_function_condition_as_examine_sql() {
+    fn catalog_query_and_examine_sql_use_the_same_unsafe_function_condition() {
         let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
         let (_, condition) = UNSAFE_FUNCTIONS
             .split_once("called.oid <> 0 AND ")

@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn rejects_truncated_and_extended_frames() {
+    fn rejects_frames_with_missing_or_trailing_bytes() {
         for whole in [xlog(b""), keepalive(0)] {
             for end in 0..whole.len() {
                 assert!(

@@ -16,7 +16,7 @@ on_each_version! {
     literals_in_a_replay_condition_run_no_code_owned_by_other_roles
     replay_condition_calls_no_cast_defined_by_the_table_owner
     maintenance_does_not_evaluate_a_partition_key_that_changes_during_a_lock_wait
-    maintenance_runs_no_planted_code_after_its_time_column_is_renamed
+    maintenance_runs_no_planted_code_after_the_time_column_is_renamed
     maintenance_does_not_fire_a_delete_trigger_created_while_it_waits_for_slots
     maintenance_runs_no_code_created_before_it_detaches_a_partition
     snapshot_evaluates_no_indexes_or_statistics_created_during_a_lock_wait
@@ -214,7 +214,7 @@ fn maintenance_does_not_evaluate_a_partition_key_that_changes_during_a_lock_wait
 /// If the table has no column `created_at`, the name refers to the whole row of a table named
 /// created_at, and the table's owner can define casts for its row type. Reading the column by name
 /// would call such a cast.
-fn maintenance_runs_no_planted_code_after_its_time_column_is_renamed(major: u32) {
+fn maintenance_runs_no_planted_code_after_the_time_column_is_renamed(major: u32) {
     let shop = PlantedFixture::bare(Outbox::Table, major);
     let (fixture, mallory) = (&shop.fixture, &shop.mallory);
     let of_table = |words: &[&str]| {

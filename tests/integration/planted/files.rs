@@ -94,7 +94,7 @@ fn does_not_use_a_function_created_after_the_inspection() {
 /// A function of another role that ran earlier in the administrator's session could have prepared
 /// statements with the names of those that the examination runs.
 #[test]
-fn does_not_examine_with_statements_prepared_earlier_in_the_session() {
+fn does_not_use_inspection_statements_prepared_earlier_in_the_session() {
     let shop = PlantedFixture::bare(Outbox::Table, MAJOR);
     shop.attacker.run(
         "CREATE FUNCTION public.walpost_uuidv7() RETURNS uuid LANGUAGE plpgsql AS 'BEGIN RETURN pg_catalog.gen_random_uuid(); END'",

@@ -11,7 +11,7 @@ on_each_version! {
     rejects_a_journal_owned_by_the_outbox_owner
     rejects_a_slot_state_table_owned_by_the_outbox_owner
     rejects_a_table_state_table_owned_by_the_outbox_owner
-    rejects_own_tables_of_the_outbox_owner_in_a_schema_of_a_superuser
+    rejects_walpost_tables_owned_by_the_outbox_owner_in_a_schema_owned_by_a_superuser
 }
 
 /// SQL for a table that another role could plant in place of the journal. It differs from Walpost's
@@ -255,7 +255,7 @@ fn rejects_a_table_state_table_owned_by_the_outbox_owner(major: u32) {
 }
 
 /// The owner of the outbox owns one of Walpost's tables, but not the schema that contains it.
-fn rejects_own_tables_of_the_outbox_owner_in_a_schema_of_a_superuser(major: u32) {
+fn rejects_walpost_tables_owned_by_the_outbox_owner_in_a_schema_owned_by_a_superuser(major: u32) {
     let shop = PlantedFixture::owned_by_attacker(major);
     let (db, mallory) = (&shop.fixture.db, &shop.mallory);
     db.run(&format!("GRANT USAGE ON SCHEMA walpost TO {mallory}"));

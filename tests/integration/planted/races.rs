@@ -17,7 +17,7 @@ on_each_version! {
     does_not_fire_a_delete_trigger_created_and_dropped_concurrently
     runs_no_planted_code_while_schemas_swap_names
     does_not_add_a_table_whose_schema_is_renamed_during_a_lock_wait
-    add_outbox_does_not_read_a_table_that_takes_over_the_name
+    add_outbox_does_not_read_a_table_that_takes_the_name_of_the_given_table
     runs_no_planted_code_while_the_table_is_repeatedly_renamed
     locks_partitions_that_the_lock_table_statement_omits
     inspects_and_locks_the_parent_while_a_table_is_being_detached
@@ -293,7 +293,7 @@ fn does_not_add_a_table_whose_schema_is_renamed_during_a_lock_wait(major: u32) {
 /// from it: if it lacks a column, the column's name could refer to a function such as `row_to_json`,
 /// which calls casts. The test makes the function wait in between by locking a catalog, because the
 /// moment is very short.
-fn add_outbox_does_not_read_a_table_that_takes_over_the_name(major: u32) {
+fn add_outbox_does_not_read_a_table_that_takes_the_name_of_the_given_table(major: u32) {
     let shop = two_schemas(major);
     let (fixture, db) = (&shop.fixture, &shop.fixture.db);
     shop.attacker.run(
@@ -437,7 +437,7 @@ fn does_not_lock_tables_in_the_query_of_a_view(major: u32, replace: &str) {
 }
 
 #[test]
-fn does_not_lock_tables_in_the_query_of_a_view_that_takes_the_name_of_the_table() {
+fn does_not_lock_tables_referenced_by_a_view_that_takes_the_name_of_the_table() {
     for major in [15, 16, 17, 18] {
         does_not_lock_tables_in_the_query_of_a_view(
             major,
@@ -449,7 +449,7 @@ fn does_not_lock_tables_in_the_query_of_a_view_that_takes_the_name_of_the_table(
 /// Up to PostgreSQL 15, creating a rule named `_RETURN` turns an empty table into a view with the
 /// same OID.
 #[test]
-fn does_not_lock_tables_in_the_query_of_a_rule_that_turns_the_table_into_a_view() {
+fn does_not_lock_tables_referenced_by_a_rule_that_turns_the_table_into_a_view() {
     does_not_lock_tables_in_the_query_of_a_view(
         15,
         "CREATE RULE \"_RETURN\" AS ON SELECT TO plot.bare
@@ -460,7 +460,7 @@ fn does_not_lock_tables_in_the_query_of_a_rule_that_turns_the_table_into_a_view(
 
 /// The owner of the schema can drop a superuser's table and put a view in its place.
 #[test]
-fn init_does_not_lock_tables_in_the_query_of_a_view_that_replaces_the_outbox() {
+fn init_does_not_lock_tables_referenced_by_a_view_that_replaces_the_outbox() {
     for major in [15, 16, 17, 18] {
         let shop = PlantedFixture::new(Outbox::Table, major);
         let fixture = &shop.fixture;

@@ -75,7 +75,7 @@ fn rejects_a_schema_created_by_an_outbox_owner(major: u32) {
 }
 
 #[test]
-fn rejects_shared_objects_owned_by_an_outbox_owner() {
+fn rejects_objects_in_the_walpost_schema_that_are_owned_by_an_outbox_owner() {
     for major in [14, 18] {
         let shop = PlantedFixture::of_tenants(major);
         let (db, mallory) = (&shop.fixture.db, &shop.mallory);

@@ -213,7 +213,7 @@ fn tests_in(text: &str) -> Vec<&str> {
 }
 
 #[test]
-fn guarantees_list_every_attack() {
+fn guarantees_refer_to_every_attack_test() {
     // Not attacks.
     let exempt = [
         "halts_if_a_topic_from_the_configuration_is_missing",

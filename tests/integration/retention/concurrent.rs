@@ -98,7 +98,7 @@ fn writers_wait_no_longer_than_the_lock_timeout() {
 /// Inspecting a table that is being dropped blocks no writers, so it may take longer than the lock
 /// timeout, for example if the table has many indexes or the server is busy.
 #[test]
-fn a_slow_inspection_does_not_count_towards_the_time_for_which_writers_wait() {
+fn slow_inspection_does_not_count_toward_the_lock_timeout() {
     let fixture = fixture_with_old_partition(Server::shared(MAJOR), DEFAULT);
     let walpost = fixture.start_and_confirm_one(&fixture.aggregate(1), "k");
     let seconds = LOCK_TIMEOUT.as_secs_f64() * 2.0;
@@ -252,7 +252,7 @@ fn printed_statement<'t>(text: &'t str, introduction: &str) -> &'t str {
 
 /// Every role that can connect can acquire any advisory lock.
 #[test]
-fn names_a_role_that_holds_the_lock_for_maintenance() {
+fn names_the_role_that_holds_the_maintenance_lock() {
     thread::scope(|scope| {
         for major in [14, 15, 18] {
             scope.spawn(move || names_a_role_that_holds_the_lock(major));
@@ -294,7 +294,7 @@ fn names_a_role_that_holds_the_lock(major: u32) {
 /// A prepared transaction keeps its locks without a session, so `pg_stat_activity` does not list
 /// it.
 #[test]
-fn names_a_prepared_transaction_that_holds_the_lock_for_maintenance() {
+fn names_the_prepared_transaction_that_holds_the_maintenance_lock() {
     let fixture = fixture_with_old_partition(Server::shared(MAJOR), DEFAULT);
     let (role, name) = (format!("{}_m", fixture.name), format!("{}'s", fixture.name));
     let quoted = name.replace('\'', "''");
@@ -318,7 +318,7 @@ fn names_a_prepared_transaction_that_holds_the_lock_for_maintenance() {
 /// If two sessions share the lock, Walpost names one of them. Several catalog rows must not be an
 /// error, and neither must a session whose role has been dropped.
 #[test]
-fn names_the_holders_of_a_shared_lock_for_maintenance() {
+fn names_one_holder_of_a_shared_maintenance_lock() {
     let fixture = Fixture::on_servers(Server::shared(MAJOR), Broker::shared());
     let role = format!("{}_m", fixture.name);
     fixture.db.run(&format!("CREATE ROLE {role} LOGIN"));

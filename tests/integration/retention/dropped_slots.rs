@@ -13,7 +13,7 @@ use crate::support::wait::{assert_stays, wait_until};
 
 /// According to the new slot's position alone, everything has been delivered.
 #[test]
-fn keeps_a_partition_whose_rows_a_dropped_slot_left_undelivered_until_a_replay() {
+fn keeps_a_partition_with_rows_not_delivered_by_a_dropped_slot_until_they_are_replayed() {
     let fixture = fixture_with_old_partition(Server::shared(MAJOR), DEFAULT);
     let aggregate = fixture.aggregate(1);
     insert_old(&fixture, &aggregate, "dropped");

@@ -103,7 +103,7 @@ fn run_maintains_each_table_according_to_its_partitioning() {
 
 /// If a table can't be inspected, the remaining tables are still maintained.
 #[test]
-fn locked_table_does_not_stop_maintenance_of_the_others() {
+fn locked_table_does_not_stop_maintenance_of_other_tables() {
     let fixture = fixture(MAJOR);
     let aggregate = fixture.aggregate(1);
     insert(&fixture, "whole", &aggregate, "2 days");

@@ -167,7 +167,7 @@ fn keeps_undelivered_rows_if_the_slot_is_dropped_during_a_maintenance_pass() {
 }
 
 #[test]
-fn keeps_undelivered_rows_after_the_clock_was_set_ahead() {
+fn keeps_undelivered_rows_after_the_clock_has_been_set_ahead() {
     let fixture = fixture_with_old_partition(Server::shared(MAJOR), DEFAULT);
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "first");

@@ -136,7 +136,7 @@ fn postgresql_shuts_down_within_seconds_during_a_snapshot(exactly_once: bool) {
 }
 
 #[test]
-fn exactly_once_mode_resumes_a_killed_snapshot_after_the_last_delivered_row() {
+fn exactly_once_mode_resumes_an_interrupted_snapshot_after_the_last_delivered_row() {
     let columns = "aggregatetype text, aggregateid text, type text, payload jsonb";
     for key in [
         "id uuid PRIMARY KEY".to_owned(),

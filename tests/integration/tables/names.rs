@@ -70,7 +70,7 @@ fn expect_halt(mut walpost: Walpost, fixture: &Fixture, (found, before): (&str, 
 }
 
 #[test]
-fn never_publishes_under_another_name_while_streaming() {
+fn never_publishes_a_table_under_another_name_while_streaming() {
     for major in [14, 15, 17] {
         let fixture = fixture(major);
         let walpost = start(&fixture);
@@ -87,7 +87,7 @@ fn never_publishes_under_another_name_while_streaming() {
 }
 
 #[test]
-fn never_publishes_under_another_name_after_rows_under_the_own_name() {
+fn never_publishes_a_table_under_another_name_after_delivering_rows_under_its_own_name() {
     let fixture = fixture(MAJOR);
     let walpost = start(&fixture);
     insert(&fixture, TABLE, "own");
@@ -98,7 +98,7 @@ fn never_publishes_under_another_name_after_rows_under_the_own_name() {
 }
 
 #[test]
-fn never_publishes_under_a_name_that_a_table_had_while_walpost_was_stopped() {
+fn never_publishes_a_table_under_a_name_it_had_while_walpost_was_stopped() {
     for major in [15, 18] {
         let fixture = fixture(major);
         start(&fixture).terminate().expect_code(0);
@@ -111,7 +111,7 @@ fn never_publishes_under_a_name_that_a_table_had_while_walpost_was_stopped() {
 }
 
 #[test]
-fn never_publishes_a_table_added_while_streaming_under_another_name() {
+fn never_publishes_a_table_under_another_name_if_it_was_added_while_streaming() {
     for major in [15, 18] {
         let fixture = fixture(major);
         let walpost = start(&fixture);
@@ -124,7 +124,7 @@ fn never_publishes_a_table_added_while_streaming_under_another_name() {
 /// Walpost compares the publication with walpost.table_state every 30 seconds and at each start. If
 /// the table has another name at that time, the name must not be accepted because of that.
 #[test]
-fn never_accepts_a_name_because_it_was_recorded() {
+fn never_accepts_a_name_merely_because_it_was_recorded() {
     let fixture = fixture(MAJOR);
     fixture
         .db
@@ -177,7 +177,7 @@ fn publishes_rows_of_a_replaced_table_under_its_former_name() {
 
 /// Without the record, names in older WAL can't be checked, but later names are.
 #[test]
-fn checks_names_from_the_start_on_if_they_are_not_recorded() {
+fn checks_names_used_after_startup_even_if_none_were_recorded() {
     let fixture = fixture(MAJOR);
     insert(&fixture, TABLE, "before");
     fixture.db.run(
@@ -194,7 +194,7 @@ fn checks_names_from_the_start_on_if_they_are_not_recorded() {
 /// The owner of a table gives it the name of a future table, and inserts a row that causes an
 /// error, so that the future table is set aside.
 #[test]
-fn sets_aside_no_future_table_because_of_a_name_of_another_table() {
+fn does_not_set_aside_a_new_table_because_another_table_used_its_name() {
     let settings = format!("{SETTINGS}on_table_error = \"set-aside\"\n");
     // Without table names in records, any name takes effect.
     let settings = settings.replace(", table = \"{table.name}\"", ", table = \"any\"");

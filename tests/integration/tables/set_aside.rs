@@ -174,7 +174,7 @@ fn undeliverable_row_sets_aside_its_own_table_and_no_others(exactly_once: bool) 
 
 /// PostgreSQL sends the definition of a table again after changes that differ between versions.
 #[test]
-fn renamed_table_is_set_aside_on_any_version() {
+fn sets_aside_a_renamed_or_altered_table_on_every_server_version() {
     for major in [14, 16, 17, 18] {
         let fixture = fixture_on(major, SETTINGS, &["tenant_ok.outbox"]);
         let aggregate = fixture.aggregate(1);

@@ -38,7 +38,7 @@ fn verify_finds_no_problem_after_delivery_under_load(exactly_once: bool) {
 }
 
 #[test]
-fn verify_finds_all_records_even_if_the_leader_lags() {
+fn verify_finds_all_records_even_if_the_leader_initially_reports_an_older_end_offset() {
     let broker = Broker::borrowed();
     let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker);
     let aggregate = fixture.aggregate(1);

@@ -293,7 +293,7 @@ fn uses_an_invalid_message_as_payload_unless_it_is_too_large() {
 }
 
 #[test]
-fn handles_oversized_messages_according_to_prefix_and_settings() {
+fn writes_an_oversized_event_as_a_dead_letter_or_halts_and_ignores_other_messages() {
     let large = |transactional, prefix: &str, content_bytes: u32| {
         let mut head = logical(transactional, prefix, b"");
         head.truncate(head.len() - 4);

@@ -200,7 +200,7 @@ fn reports_the_end_and_row_count_of_the_requested_transaction() {
 }
 
 #[test]
-fn records_only_errors_about_a_row_within_a_transaction() {
+fn records_only_errors_that_concern_a_row_and_occur_within_a_transaction() {
     let error = |code: &str, routine: &str| {
         let error = ServerError {
             code: code.to_owned(),

@@ -57,7 +57,7 @@ fn row(oid: u32, values: &[&str]) -> Vec<u8> {
 const COLUMNS: [&str; 4] = ["id", "aggregatetype", "aggregateid", "payload"];
 
 #[test]
-fn maps_each_table_by_its_own_columns_and_indexes_rows_across_tables() {
+fn maps_each_table_using_its_own_columns_and_numbers_rows_across_tables() {
     let mut fixture = several(OutboxSettings {
         topic: "{table.schema}.{table.name}.{aggregatetype}"
             .parse()
@@ -100,7 +100,7 @@ fn maps_each_table_by_its_own_columns_and_indexes_rows_across_tables() {
 }
 
 #[test]
-fn starts_or_stops_delivering_tables_renamed_into_or_out_of_the_outbox() {
+fn delivers_rows_only_while_the_table_name_matches_a_configured_pattern() {
     let mut fixture = several(OutboxSettings::default());
     fixture.process(&described(3, "tenant_a", "outbox", &COLUMNS));
     fixture.process(&described(4, "tenant_a", "other", &COLUMNS));

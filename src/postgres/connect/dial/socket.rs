@@ -193,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn detects_connections_within_the_same_host() {
+    fn detects_connections_to_the_same_host() {
         let is_within = |local: &str, peer: &str| {
             is_within_host(
                 local.parse().expect("an address"),
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn shrinks_the_receive_buffer_only_for_tcp_within_the_same_host() {
+    async fn shrinks_the_receive_buffer_only_for_tcp_connections_to_the_same_host() {
         const BYTES: usize = 96 << 10;
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await;
         let listener = listener.expect("a port");

@@ -115,7 +115,7 @@ fn decodes_messages_from_real_servers() {
 }
 
 #[test]
-fn rejects_truncated_and_extended_messages() {
+fn rejects_messages_with_missing_or_trailing_bytes() {
     for message in VERSIONS.into_iter().flat_map(golden) {
         for end in 0..message.len() {
             assert!(

@@ -82,7 +82,7 @@ async fn verifies_the_certificate_if_sslmode_or_a_root_certificate_requires_it()
 }
 
 #[tokio::test]
-async fn falls_back_to_no_tls_with_sslmode_prefer_if_the_handshake_or_login_fails() {
+async fn falls_back_to_no_encryption_with_sslmode_prefer_if_the_tls_handshake_or_login_fails() {
     let plain = || vec![Untagged, Accept];
     let no_handshake = vec![
         Untagged,
