@@ -61,13 +61,14 @@ impl Walk<'_> {
             false => String::new(),
         };
         let (schema, name) = table.split_once('.').expect("a schema");
-        // Don't replace a table that is itself a replacement and was never published. If it were
-        // renamed before Walpost queried the catalog again, nothing would distinguish it from any
-        // other table: `check` and `run` report its rows only while it has the name of an outbox.
-        let is_lost_sight_of = self.fixture.db.is_true(&format!(
-            "SELECT NOT EXISTS (SELECT FROM pg_publication_rel WHERE prrelid = to_regclass('{table}'))
-             AND EXISTS (SELECT FROM pg_class WHERE relnamespace = to_regnamespace('{schema}') AND relname LIKE 'old\\_%')"
-        ));
+        // Don't replace a table that is not published and that Walpost has not seen published. If it
+        // were renamed, nothing would distinguish it from any other table: `check` and `run` report
+        // its rows only while it has the name of an outbox.
+        let slot = self.slot();
+        let is_lost_sight_of = !self.fixture.db.is_true(&format!(
+            "SELECT EXISTS (SELECT FROM pg_publication_tables
+                 WHERE pubname = '{publication}' AND schemaname = '{schema}' AND tablename = '{name}')"
+        )) && !self.is_recorded(table, &slot);
         if is_lost_sight_of || self.has_unreported_child(table) {
             return;
         }
@@ -76,6 +77,14 @@ impl Walk<'_> {
             "BEGIN; ALTER TABLE {table} RENAME TO {old}; CREATE TABLE {schema}.{name} (LIKE {schema}.{old} INCLUDING ALL);
              {publish} COMMIT"
         ));
+    }
+
+    /// Returns whether Walpost has seen the table published for the slot.
+    fn is_recorded(&self, table: &str, slot: &str) -> bool {
+        let rows = self.fixture.db.try_rows(&format!(
+            "SELECT FROM walpost.table_state WHERE slot = '{slot}' AND relation = to_regclass('{table}')"
+        ));
+        rows.is_ok_and(|rows| !rows.is_empty())
     }
 
     /// Returns whether the table has a child table that Walpost has not reported yet. Walpost

@@ -108,11 +108,15 @@ impl Walk<'_> {
         let Some((_, rest)) = error.and_then(|line| line.split_once(": ALTER TABLE ")) else {
             return init.code == Some(0);
         };
-        let (change, _) = rest.split_once(". ").unwrap_or((rest, ""));
-        let (child, outbox) = change.split_once(" NO INHERIT ").expect("two tables");
+        let (child, rest) = rest.split_once(" NO INHERIT ").expect("two tables");
+        let outbox = rest
+            .split(' ')
+            .next()
+            .expect("a table")
+            .trim_end_matches('.');
         let after = self.end_of_wal();
         let has_moved = self.sql(&format!(
-            "BEGIN; INSERT INTO {outbox} SELECT * FROM ONLY {child}; ALTER TABLE {change}; COMMIT"
+            "BEGIN; INSERT INTO {outbox} SELECT * FROM ONLY {child}; ALTER TABLE {child} NO INHERIT {outbox}; COMMIT"
         ));
         if has_moved {
             self.move_child_events(child, outbox, after);
