@@ -120,8 +120,9 @@ DECLARE
                     CASE WHEN p.proname <> 'lock_and_examine' OR p.proargtypes = '25 25 25'::oidvector THEN p.proname END
                 FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE ($1 && '{read,compare,condition,write,alter}' OR $1 && '{owners}')
                 AND (n.nspname = 'walpost' AND p.proname IN ('publish', 'publish_bytes', 'max_event_bytes', 'add_outbox', 'lock_and_examine')
-                    OR n.nspname = $2 AND p.pronargs = 0 AND p.proname IN ('walpost_uuidv7', 'walpost_no_update')
-                        AND $1 && '{owners}')
+                    -- Since PostgreSQL 18, the built-in function uuidv7() is used instead of walpost_uuidv7().
+                    OR n.nspname = $2 AND p.pronargs = 0 AND $1 && '{owners}' AND (p.proname = 'walpost_no_update'
+                        OR p.proname = 'walpost_uuidv7' AND to_regprocedure('pg_catalog.uuidv7()') IS NULL))
             -- The functions that a column default or a trigger calls are found through that
             -- default or trigger, because the functions may have been renamed.
             UNION ALL SELECT format('function %s, which the default of %s.id calls,', p.oid::regprocedure, outbox.name), p.proowner, true,
@@ -206,9 +207,13 @@ BEGIN
     -- Planning these queries takes several milliseconds, and Walpost runs them before each access to
     -- one of its tables. Therefore, they are prepared, and in its own connections, Walpost keeps the
     -- prepared statements. In other sessions, they are always prepared again, because a function of
-    -- another role could have prepared different queries under these names.
-    IF current_setting('walpost.keep_prepared') <> 'on'
-        OR NOT EXISTS (SELECT FROM pg_prepared_statements WHERE name = 'walpost_additions') THEN
+    -- another role could have prepared different queries under these names. The text is compared as
+    -- well, in case such a function has run in Walpost's own session.
+    IF current_setting('walpost.keep_prepared') <> 'on' OR (SELECT count(*) FROM pg_prepared_statements
+        WHERE statement = CASE name WHEN 'walpost_trusted_roles' THEN 'PREPARE walpost_trusted_roles ' || find_trusted_roles
+            WHEN 'walpost_objects' THEN 'PREPARE walpost_objects ' || find_objects
+            WHEN 'walpost_additions' THEN 'PREPARE walpost_additions ' || find_additions END) < 3
+    THEN
         FOR kept, query IN VALUES ('walpost_trusted_roles'::name, find_trusted_roles), ('walpost_objects', find_objects),
             ('walpost_additions', find_additions)
         LOOP

@@ -7,7 +7,6 @@
 
 use std::collections::BTreeSet;
 
-use postgres_protocol::escape::escape_literal;
 use serde_json::{Value, json};
 use tokio_postgres::Row;
 use tracing::warn;
@@ -17,6 +16,7 @@ use super::journal::{Action, Entry, Written};
 use super::{Catalog, CatalogError};
 use crate::model::dropped_slot::replay_command;
 use crate::model::lsn::Lsn;
+use crate::postgres::sql::text_literal;
 use crate::postgres::table::TableName;
 use crate::postgres::target::Target;
 
@@ -176,11 +176,11 @@ impl Catalog {
         table: &TableName,
     ) -> Result<Vec<Written>, CatalogError> {
         let condition = format!(
-            "j.slot = {} AND j.detail ->> 'table' = {} AND j.detail ? '{PARTITIONS}' AND j.action IN ({}, {})",
-            escape_literal(&target.slot),
-            escape_literal(&table.to_string()),
-            escape_literal(Action::Snapshot.name()),
-            escape_literal(Action::DropSlot.name()),
+            "j.slot = {} AND j.detail ->> 'table'::text = {} AND j.detail ? '{PARTITIONS}'::text AND j.action IN ({}, {})",
+            text_literal(&target.slot),
+            text_literal(&table.to_string()),
+            text_literal(Action::Snapshot.name()),
+            text_literal(Action::DropSlot.name()),
         );
         self.entries(target, &condition).await
     }

@@ -19,7 +19,6 @@
 
 use std::time::{Duration, Instant};
 
-use postgres_protocol::escape::escape_literal;
 use serde_json::json;
 
 use crate::model::dropped_slot::DroppedSlot;
@@ -27,6 +26,7 @@ use crate::model::dropped_slot::DroppedSlot;
 use super::journal::{Action, DROPPED_SLOTS, Entry, LEFT_PUBLICATION, Written};
 use super::{Catalog, CatalogError, SnapshotRecord, synchronous};
 use crate::model::lsn::Lsn;
+use crate::postgres::sql::text_literal;
 use crate::postgres::table::TableName;
 use crate::postgres::target::{Outbox, Target};
 
@@ -54,8 +54,8 @@ const TRANSACTION_IDS: u64 = 1 << 32;
 /// events have not been replayed.
 fn open_condition() -> String {
     format!(
-        "j.action = '{}' AND NOT EXISTS (SELECT FROM walpost.journal c WHERE c.action = 'replay' \
-         AND c.id > j.id AND c.detail ->> 'state' = 'done' AND c.detail -> '{DROPPED_SLOTS}' @> to_jsonb(j.id))",
+        "j.action = '{}'::text AND NOT EXISTS (SELECT FROM walpost.journal c WHERE c.action = 'replay'::text \
+         AND c.id > j.id AND c.detail ->> 'state'::text = 'done'::text AND c.detail -> '{DROPPED_SLOTS}'::text @> to_jsonb(j.id))",
         Action::DropSlot.name()
     )
 }
@@ -63,11 +63,11 @@ fn open_condition() -> String {
 /// Returns an SQL condition that is true if the journal entry `j` is about `target`'s slot. If
 /// several tables share the slot, each table has its own entries.
 fn slot_condition(target: &Target) -> String {
-    let slot = format!("j.slot = {}", escape_literal(&target.slot));
+    let slot = format!("j.slot = {}", text_literal(&target.slot));
     match &target.outbox {
         Outbox::OneOf { table, .. } => format!(
-            "({slot} AND (j.detail ->> 'table' IS NULL OR j.detail ->> 'table' = {}))",
-            escape_literal(&table.to_string())
+            "({slot} AND (j.detail ->> 'table'::text IS NULL OR j.detail ->> 'table'::text = {}))",
+            text_literal(&table.to_string())
         ),
         Outbox::Table(_) | Outbox::Tables(_) | Outbox::Messages { .. } => slot,
     }
@@ -111,15 +111,15 @@ impl Catalog {
         // name has changed in the configuration.
         let owner = match target.outbox.table() {
             Some(table) => format!(
-                "{} OR (j.pipeline = {} AND j.detail ->> 'table' = {})",
+                "{} OR (j.pipeline = {} AND j.detail ->> 'table'::text = {})",
                 slot_condition(target),
-                escape_literal(pipeline),
-                escape_literal(&table.to_string())
+                text_literal(pipeline),
+                text_literal(&table.to_string())
             ),
             None if target.outbox.is_several() => format!(
                 "{} OR j.pipeline = {}",
                 slot_condition(target),
-                escape_literal(pipeline)
+                text_literal(pipeline)
             ),
             None => slot_condition(target),
         };
@@ -138,12 +138,12 @@ impl Catalog {
         table: &TableName,
     ) -> Result<Vec<DroppedSlot>, CatalogError> {
         let owner = format!(
-            "{} OR j.detail ->> 'table' = {}",
+            "{} OR j.detail ->> 'table'::text = {}",
             slot_condition(&Target {
                 outbox: target.outbox.narrow_to(table),
                 ..target.clone()
             }),
-            escape_literal(&table.to_string())
+            text_literal(&table.to_string())
         );
         match self.open_entries(target, &owner).await {
             Err(CatalogError::NoJournal { .. }) => Ok(Vec::new()),

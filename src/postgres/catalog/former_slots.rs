@@ -9,6 +9,7 @@ use super::slot_state::{FoundState, SlotIdentity, is_dropped_at};
 use super::table_state::{DATABASE_OID, SYSTEM_ID, VERSION, grant};
 use super::{Catalog, CatalogError};
 use crate::model::lsn::Lsn;
+use crate::postgres::sql::text_literal;
 use crate::postgres::table::TableName;
 use crate::postgres::target::Target;
 
@@ -64,9 +65,9 @@ impl Catalog {
         let sql = format!(
             "SELECT slot FROM walpost.table_state WHERE slot <> {} AND (table_schema, table_name) = ({}, {}) \
              AND version = {VERSION} AND system_id = {SYSTEM_ID} AND database_oid = {DATABASE_OID}",
-            escape_literal(&target.slot),
-            escape_literal(&table.schema),
-            escape_literal(&table.name)
+            text_literal(&target.slot),
+            text_literal(&table.schema),
+            text_literal(&table.name)
         );
         let rows = self
             .run_on_own_table(OwnTable::TableState, target, "", &sql)
@@ -124,8 +125,8 @@ impl Catalog {
     ) -> Result<Option<String>, CatalogError> {
         let sql = format!(
             "SELECT pipeline FROM walpost.slot_state WHERE slot = {} AND system_id = {} AND database_oid = {DATABASE_OID}",
-            escape_literal(slot),
-            escape_literal(&current.system_id)
+            text_literal(slot),
+            text_literal(&current.system_id)
         );
         let rows = self.run_on_own_table(OwnTable::SlotState, &current.target, "", &sql);
         let rows = rows.await?;
@@ -152,7 +153,7 @@ impl Catalog {
             return Ok(Vec::new());
         }
         let list = |names: &[String]| {
-            let names: Vec<_> = names.iter().map(|name| escape_literal(name)).collect();
+            let names: Vec<_> = names.iter().map(|name| text_literal(name)).collect();
             format!("ARRAY[{}]::text[]", names.join(", "))
         };
         let sql = format!(
@@ -172,8 +173,8 @@ impl Catalog {
             })?;
             let slot = row.get(0).unwrap_or_default().to_owned();
             let condition = format!(
-                "j.slot = {} AND {} AND j.detail ->> 'system_id' = {SYSTEM_ID}",
-                escape_literal(&slot),
+                "j.slot = {} AND {} AND j.detail ->> 'system_id'::text = {SYSTEM_ID}",
+                text_literal(&slot),
                 is_dropped_at(confirmed)
             );
             if self.entries(target, &condition).await?.is_empty() {

@@ -9,13 +9,13 @@
 use std::fmt;
 use std::str::FromStr;
 
-use postgres_protocol::escape::escape_literal;
 use serde_json::Value;
 use tokio_postgres::SimpleQueryRow;
 
 use super::own_table::OwnTable;
 use super::{Catalog, CatalogError};
 use crate::model::lsn::Lsn;
+use crate::postgres::sql::{lsn_literal, text_literal};
 use crate::postgres::target::Target;
 
 /// The kind of operation that a journal entry records.
@@ -90,19 +90,19 @@ pub(crate) struct Entry<'e> {
 impl Entry<'_> {
     /// Returns the entry's values as an SQL list.
     fn values(&self) -> String {
-        let lsn = |lsn: Option<Lsn>| lsn.map_or("NULL".to_owned(), |lsn| format!("'{lsn}'"));
+        let lsn = |lsn: Option<Lsn>| lsn.map_or("NULL::pg_lsn".to_owned(), lsn_literal);
         let mut detail = self.detail.clone();
         if let Some(detail) = detail.as_object_mut() {
             detail.insert("version".to_owned(), VERSION.into());
         }
         format!(
-            "{}, {}, {}, {}, {}, {}",
-            escape_literal(self.pipeline),
-            escape_literal(&self.target.slot),
-            escape_literal(self.action.name()),
+            "{}, {}, {}, {}, {}, {}::jsonb",
+            text_literal(self.pipeline),
+            text_literal(&self.target.slot),
+            text_literal(self.action.name()),
             lsn(self.from),
             lsn(self.to),
-            escape_literal(&detail.to_string()),
+            text_literal(&detail.to_string()),
         )
     }
 
@@ -218,7 +218,7 @@ impl Catalog {
             Ids::FromSequence => format!("{INSERT} VALUES {values} RETURNING id"),
             Ids::AfterLast => format!(
                 "INSERT INTO walpost.journal (id, pipeline, slot, action, from_lsn, to_lsn, detail) OVERRIDING SYSTEM VALUE \
-                 SELECT last.id + row_number() OVER (), pipeline, slot, action, from_lsn::pg_lsn, to_lsn::pg_lsn, detail::jsonb \
+                 SELECT last.id + row_number() OVER (), pipeline, slot, action, from_lsn, to_lsn, detail \
                  FROM (SELECT coalesce(max(id), 0) AS id FROM walpost.journal) AS last, \
                  (VALUES {values}) AS entry (pipeline, slot, action, from_lsn, to_lsn, detail) RETURNING id"
             ),
@@ -239,7 +239,7 @@ impl Catalog {
         pipeline: &str,
         target: &Target,
     ) -> Result<Vec<Written>, CatalogError> {
-        let (pipeline, slot) = (escape_literal(pipeline), escape_literal(&target.slot));
+        let (pipeline, slot) = (text_literal(pipeline), text_literal(&target.slot));
         let condition = format!("j.pipeline = {pipeline} AND j.slot = {slot}");
         self.entries(target, &condition).await
     }

@@ -1,7 +1,6 @@
 //! Stores the reason for a pipeline's last halt in its slot's row in `walpost.slot_state`. The
 //! reason becomes obsolete once a later position is confirmed.
 
-use postgres_protocol::escape::escape_literal;
 use serde::{Deserialize, Serialize};
 
 use super::own_table::{OwnTable, Use};
@@ -9,6 +8,7 @@ use super::slot_state::IN_THIS_DATABASE;
 use super::{Catalog, CatalogError};
 use crate::model::last_halt::LastHalt;
 use crate::model::lsn::Lsn;
+use crate::postgres::sql::text_literal;
 use crate::postgres::target::Target;
 
 /// The contents of the column `halt`.
@@ -39,10 +39,10 @@ impl Catalog {
         let halt = serde_json::to_string(halt)
             .map_err(|error| CatalogError::Unexpected(error.to_string()))?;
         let update = format!(
-            "UPDATE walpost.slot_state SET halt = jsonb_build_object('confirmed', confirmed_lsn, 'halt', {}::jsonb)::text \
+            "UPDATE walpost.slot_state SET halt = jsonb_build_object('confirmed'::text, confirmed_lsn, 'halt'::text, {}::jsonb)::text \
              WHERE slot = {} AND {IN_THIS_DATABASE}",
-            escape_literal(&halt),
-            escape_literal(&target.slot),
+            text_literal(&halt),
+            text_literal(&target.slot),
         );
         let settings = "SET LOCAL synchronous_commit = local; ";
         self.run_on_own_table(OwnTable::SlotState, target, settings, &update)
@@ -66,7 +66,7 @@ impl Catalog {
         }
         let select = format!(
             "SELECT halt, confirmed_lsn FROM walpost.slot_state WHERE slot = {} AND octet_length(halt) < 65536 AND {IN_THIS_DATABASE}",
-            escape_literal(&target.slot),
+            text_literal(&target.slot),
         );
         let rows = self
             .run_on_own_table(OwnTable::SlotState, target, "", &select)

@@ -2,13 +2,12 @@
 //! were renamed, were dropped, were removed from the publication, or could not be added to it. If
 //! the former slot had not delivered all rows of such a table, no slot sends the remaining rows.
 
-use postgres_protocol::escape::escape_literal;
-
 use super::own_table::{OwnTable, Use};
 use super::slot_state::FormerSlot;
 use super::table_state::{DATABASE_OID, SYSTEM_ID, VERSION, grant, text_array};
 use super::{Catalog, CatalogError};
 use crate::model::lsn::Lsn;
+use crate::postgres::sql::text_literal;
 use crate::postgres::table::TableName;
 use crate::postgres::target::{OUTBOX_ROW, Target};
 
@@ -20,7 +19,7 @@ fn recorded(former: &FormerSlot) -> String {
          FROM walpost.table_state s \
          LEFT JOIN pg_class c ON c.oid = s.relation AND s.system_id = {SYSTEM_ID} AND s.database_oid = {DATABASE_OID} \
          LEFT JOIN pg_namespace n ON n.oid = c.relnamespace WHERE s.slot = {} AND s.version = {VERSION}",
-        escape_literal(&former.slot)
+        text_literal(&former.slot)
     )
 }
 
@@ -46,8 +45,8 @@ impl Catalog {
         // slot sent all rows that were committed before the removal.
         let sql = format!(
             "SELECT DISTINCT present_schema, present_name FROM ({}) AS recorded \
-             WHERE (NOT is_out OR out_lsn IS NULL OR out_lsn > '{}') \
-             AND (table_schema, table_name) <> ('{schema}', '{name}') ORDER BY 1, 2",
+             WHERE (NOT is_out OR out_lsn IS NULL OR out_lsn > '{}'::pg_lsn) \
+             AND (table_schema, table_name) <> ('{schema}'::text, '{name}'::text) ORDER BY 1, 2",
             recorded(former),
             former.confirmed
         );
@@ -90,13 +89,13 @@ impl Catalog {
         }
         let sql = format!(
             "INSERT INTO walpost.table_state (slot, table_schema, table_name, version, system_id, database_oid, publication, relation, \
-             memberships, is_out, seen_lsn, seen_xid, out_lsn, at) SELECT DISTINCT ON (present_schema, present_name) {}::text, \
+             memberships, is_out, seen_lsn, seen_xid, out_lsn, at) SELECT DISTINCT ON (present_schema, present_name) {}, \
              present_schema, present_name, version, system_id, database_oid, publication, relation, memberships, true, \
              '{found}'::pg_lsn, NULL::text, '{found}'::pg_lsn, now() FROM ({}) AS recorded \
              WHERE system_id = {SYSTEM_ID} AND database_oid = {DATABASE_OID} \
              AND (present_schema, present_name) IN (SELECT * FROM unnest({}, {})) \
              ON CONFLICT (slot, table_schema, table_name) DO NOTHING",
-            escape_literal(&target.slot),
+            text_literal(&target.slot),
             recorded(former),
             text_array(left.iter().map(|table| table.schema.as_str())),
             text_array(left.iter().map(|table| table.name.as_str())),

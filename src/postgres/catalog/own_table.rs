@@ -7,6 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tokio_postgres::{SimpleQueryMessage, SimpleQueryRow};
 
 use super::{Catalog, CatalogError};
+use crate::postgres::sql::find_untyped_literal;
+#[cfg(doc)]
+use crate::postgres::sql::text_literal;
 use crate::postgres::sql_file::{self, SessionKind};
 use crate::postgres::target::Target;
 
@@ -96,7 +99,9 @@ impl Catalog {
     /// Runs a statement on one of Walpost's tables after `sql/examine.sql` has accepted the table.
     /// PREPARE locks the table without running the statement, so the table can't change between the
     /// examination and the execution. `settings` contains statements to run first, such as SET
-    /// LOCAL. Cancel safe, because all statements are sent in one message and run in one
+    /// LOCAL. Every string literal in `statement` must have a type (see [`text_literal`]): PREPARE
+    /// parses the statement before the table is examined, and would call the input function of a
+    /// column's type for a literal without a type. Cancel safe, because all statements are sent in one message and run in one
     /// transaction.
     pub(super) async fn run_on_own_table(
         &self,
@@ -105,6 +110,7 @@ impl Catalog {
         settings: &str,
         statement: &str,
     ) -> Result<Vec<SimpleQueryRow>, CatalogError> {
+        debug_assert_eq!(find_untyped_literal(statement), None, "{statement}");
         // The name is unique, so that a prepared statement that an error left behind can't conflict
         // with the next one.
         static NUMBER: AtomicU64 = AtomicU64::new(0);

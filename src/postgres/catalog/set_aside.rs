@@ -15,7 +15,7 @@ use super::journal::{Action, Entry, SET_ASIDE, Written};
 use super::{Catalog, CatalogError, synchronous};
 use crate::model::lsn::{Lsn, Position};
 use crate::model::set_aside::{Replayed, SetAside};
-use crate::postgres::sql::escape_literal;
+use crate::postgres::sql::text_literal;
 use crate::postgres::table::TableName;
 use crate::postgres::target::Target;
 
@@ -55,9 +55,9 @@ impl Catalog {
     /// to read it.
     pub(crate) async fn set_aside(&self, target: &Target) -> Result<Vec<SetAside>, CatalogError> {
         let condition = format!(
-            "j.slot = {} AND (j.action = {} OR j.action = 'replay' AND j.detail ->> 'state' = 'done' AND j.detail ? '{SET_ASIDE}')",
-            escape_literal(&target.slot),
-            escape_literal(Action::SetAside.name()),
+            "j.slot = {} AND (j.action = {} OR j.action = 'replay'::text AND j.detail ->> 'state'::text = 'done'::text AND j.detail ? '{SET_ASIDE}'::text)",
+            text_literal(&target.slot),
+            text_literal(Action::SetAside.name()),
         );
         let mut found = collect_set_aside(self.entries(target, &condition).await?)?;
         let oids: Vec<_> = found.iter().map(|entry| entry.relation).collect();

@@ -5,7 +5,6 @@
 
 mod gap;
 
-use postgres_protocol::escape::escape_literal;
 use serde_json::json;
 use tokio_postgres::SimpleQueryRow;
 use tracing::warn;
@@ -19,6 +18,7 @@ use super::journal::{Action, Entry, LEFT_PUBLICATION};
 use super::own_table::{OwnTable, Use};
 use super::{Catalog, CatalogError, SnapshotRecord};
 use crate::model::lsn::Lsn;
+use crate::postgres::sql::{lsn_literal, text_literal};
 use crate::postgres::table::TableName;
 use crate::postgres::table_pattern::TablePatterns;
 use crate::postgres::target::{Outbox, Target};
@@ -202,7 +202,7 @@ impl Catalog {
         identity: &SlotIdentity,
         condition: &str,
     ) -> Result<Vec<SimpleQueryRow>, CatalogError> {
-        let slot = escape_literal(&identity.target.slot);
+        let slot = text_literal(&identity.target.slot);
         self.select_slot_states(identity, &format!("slot = {slot} AND {condition}"))
             .await
     }
@@ -277,7 +277,7 @@ impl Catalog {
         confirmed: Lsn,
         set: &str,
     ) -> Result<(), CatalogError> {
-        let created = created.map_or("NULL".to_owned(), |lsn| format!("'{lsn}'"));
+        let created = created.map_or("NULL::pg_lsn".to_owned(), lsn_literal);
         // Waiting for standbys is not necessary: if a standby without this row is promoted, it has
         // a different timeline, on which the row would be ignored.
         let settings = "SET LOCAL synchronous_commit = local; ";
@@ -285,12 +285,12 @@ impl Catalog {
             "INSERT INTO walpost.slot_state AS s \
              (slot, pipeline, version, system_id, database_oid, timeline, created_lsn, begun, confirmed_lsn, at) \
              SELECT {}, {}, {VERSION}, {}, oid, {}, {created}, \
-             {begun}, '{confirmed}', now() FROM pg_database WHERE datname = current_database() ON CONFLICT (slot) DO UPDATE \
+             {begun}, '{confirmed}'::pg_lsn, now() FROM pg_database WHERE datname = current_database() ON CONFLICT (slot) DO UPDATE \
              SET pipeline = excluded.pipeline, version = excluded.version, system_id = excluded.system_id, \
              database_oid = excluded.database_oid, timeline = excluded.timeline, at = excluded.at, {set}",
-            escape_literal(&identity.target.slot),
-            escape_literal(&identity.pipeline),
-            escape_literal(&identity.system_id),
+            text_literal(&identity.target.slot),
+            text_literal(&identity.pipeline),
+            text_literal(&identity.system_id),
             identity.timeline,
         );
         self.run_on_own_table(OwnTable::SlotState, &identity.target, settings, &sql)
@@ -416,8 +416,8 @@ impl Catalog {
     ) -> Result<Option<FormerSlot>, CatalogError> {
         let condition = format!(
             "pipeline = {} AND slot <> {} AND begun AND {} ORDER BY confirmed_lsn DESC LIMIT 1",
-            escape_literal(&identity.pipeline),
-            escape_literal(&identity.target.slot),
+            text_literal(&identity.pipeline),
+            text_literal(&identity.target.slot),
             same_history_condition(identity),
         );
         let rows = self.select_slot_states(identity, &condition).await?;
@@ -802,10 +802,10 @@ impl Catalog {
         found: Lsn,
     ) -> Result<bool, CatalogError> {
         let condition = format!(
-            "j.slot = {} AND j.detail ->> 'system_id' = {} AND ({} OR j.action = '{}' AND j.from_lsn <= '{confirmed}' \
-             AND j.to_lsn >= '{found}')",
-            escape_literal(&identity.target.slot),
-            escape_literal(&identity.system_id),
+            "j.slot = {} AND j.detail ->> 'system_id'::text = {} AND ({} OR j.action = '{}'::text AND j.from_lsn <= '{confirmed}'::pg_lsn \
+             AND j.to_lsn >= '{found}'::pg_lsn)",
+            text_literal(&identity.target.slot),
+            text_literal(&identity.system_id),
             is_dropped_at(confirmed),
             Action::Skip.name(),
         );
@@ -822,8 +822,8 @@ impl Catalog {
 /// earlier slot and is not selected.
 pub(super) fn is_dropped_at(confirmed: Lsn) -> String {
     format!(
-        "(j.action = '{}' AND NOT j.detail ? '{LEFT_PUBLICATION}' AND j.from_lsn <= '{confirmed}' \
-         AND (j.to_lsn > '{confirmed}' OR j.from_lsn = '{confirmed}'))",
+        "(j.action = '{}'::text AND NOT j.detail ? '{LEFT_PUBLICATION}'::text AND j.from_lsn <= '{confirmed}'::pg_lsn \
+         AND (j.to_lsn > '{confirmed}'::pg_lsn OR j.from_lsn = '{confirmed}'::pg_lsn))",
         Action::DropSlot.name()
     )
 }
@@ -842,7 +842,7 @@ enum HistoryFilter {
 fn same_history_condition(identity: &SlotIdentity) -> String {
     format!(
         "version = {VERSION} AND system_id = {} AND timeline = {} AND {IN_THIS_DATABASE}",
-        escape_literal(&identity.system_id),
+        text_literal(&identity.system_id),
         identity.timeline,
     )
 }

@@ -2,14 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use postgres_protocol::escape::escape_literal;
-
 use super::journal::{Action, Written};
 use super::own_table::OwnTable;
 use super::slot_state;
 use super::table::Rows;
 use super::{Catalog, CatalogError};
 use crate::model::lsn::Lsn;
+use crate::postgres::sql::text_literal;
 use crate::postgres::table::TableName;
 use crate::postgres::target::Target;
 
@@ -165,9 +164,9 @@ impl Catalog {
         // if it records that a copy is due, because in that case its position refers to that
         // cluster's slot.
         let condition = format!(
-            "j.slot = {} AND j.action = {} AND (j.detail ->> '{}' IS DISTINCT FROM '{}' OR j.detail ->> 'system_id' = {SYSTEM_ID})",
-            escape_literal(&target.slot),
-            escape_literal(Action::Snapshot.name()),
+            "j.slot = {} AND j.action = {} AND (j.detail ->> '{}'::text IS DISTINCT FROM '{}'::text OR j.detail ->> 'system_id'::text = {SYSTEM_ID})",
+            text_literal(&target.slot),
+            text_literal(Action::Snapshot.name()),
             SnapshotRecord::STATE,
             SnapshotRecord::DUE
         );
@@ -252,7 +251,7 @@ impl Catalog {
              AND system_id = {SYSTEM_ID} \
              AND database_oid = (SELECT oid FROM pg_database WHERE datname = current_database())",
             slot_state::VERSION,
-            slot = escape_literal(&target.slot),
+            slot = text_literal(&target.slot),
         );
         let found = self.run_on_own_table(OwnTable::SlotState, target, "", &select);
         let rows = match found.await {

@@ -21,7 +21,6 @@ mod uncopied;
 use std::collections::BTreeSet;
 use std::fmt::{Display, Write as _};
 
-use postgres_protocol::escape::escape_literal;
 use serde_json::json;
 use tokio_postgres::SimpleQueryRow;
 use tracing::warn;
@@ -33,6 +32,7 @@ use super::own_table::{OwnTable, Use};
 use super::{Catalog, CatalogError};
 use crate::model::dropped_slot::replay_command;
 use crate::model::lsn::Lsn;
+use crate::postgres::sql::text_literal;
 use crate::postgres::table::TableName;
 use crate::postgres::target::{OUTBOX_ROW, Outbox, Target};
 
@@ -103,7 +103,7 @@ impl SlotProgress {
     /// assignments change nothing if the slot has not reached the recorded position yet. `prefix`
     /// qualifies the columns of the existing row.
     fn assignments_if_seen(self, prefix: &str) -> String {
-        let confirmed = literal(self.confirmed);
+        let confirmed = literal(self.confirmed, "pg_lsn");
         let newer = |column: &str, value: String| {
             format!(
                 "{column} = CASE WHEN {prefix}seen_lsn > {confirmed} THEN {prefix}{column} ELSE {value} END"
@@ -112,7 +112,7 @@ impl SlotProgress {
         format!(
             "{}, {}",
             newer("seen_lsn", confirmed.clone()),
-            newer("seen_xid", literal(self.catalog_xmin))
+            newer("seen_xid", literal(self.catalog_xmin, "text"))
         )
     }
 }
@@ -239,10 +239,10 @@ impl TableObservation {
     /// Returns a condition that selects the table's record unless it has changed since it was read.
     fn condition(&self, target: &Target, stored: &StoredTable) -> String {
         format!(
-            "slot = {} AND table_schema = {} AND table_name = {} AND memberships = '{}' AND is_out = {}",
-            escape_literal(&target.slot),
-            escape_literal(&self.table.schema),
-            escape_literal(&self.table.name),
+            "slot = {} AND table_schema = {} AND table_name = {} AND memberships = '{}'::text AND is_out = {}",
+            text_literal(&target.slot),
+            text_literal(&self.table.schema),
+            text_literal(&self.table.name),
             format_oids(&stored.memberships),
             stored.is_out
         )
@@ -250,14 +250,17 @@ impl TableObservation {
 
     /// Returns the SQL assignments that record the table as not published.
     fn assignments_if_out(&self) -> String {
-        format!("is_out = true, out_lsn = '{}', at = now()", self.slot.end)
+        format!(
+            "is_out = true, out_lsn = '{}'::pg_lsn, at = now()",
+            self.slot.end
+        )
     }
 
     /// Returns the SQL assignments that record the table's current state.
     fn assignments(&self, target: &Target) -> String {
         format!(
-            "publication = {}, relation = {}, memberships = '{}', is_out = false, {}, out_lsn = NULL, at = now(), accepted_for = {}",
-            escape_literal(&target.publication),
+            "publication = {}, relation = {}, memberships = '{}'::text, is_out = false, {}, out_lsn = NULL, at = now(), accepted_for = {}",
+            text_literal(&target.publication),
             self.relation,
             format_oids(&self.memberships),
             self.slot.assignments_if_seen(""),
@@ -268,15 +271,15 @@ impl TableObservation {
     /// Returns the SQL values of a row that records the table's current state.
     fn values(&self, target: &Target) -> String {
         format!(
-            "({}, {}, {}, {VERSION}, {SYSTEM_ID}, {DATABASE_OID}, {}, {}, '{}', false, {}, {}, NULL, now(), {})",
-            escape_literal(&target.slot),
-            escape_literal(&self.table.schema),
-            escape_literal(&self.table.name),
-            escape_literal(&target.publication),
+            "({}, {}, {}, {VERSION}, {SYSTEM_ID}, {DATABASE_OID}, {}, {}, '{}'::text, false, {}, {}, NULL::pg_lsn, now(), {})",
+            text_literal(&target.slot),
+            text_literal(&self.table.schema),
+            text_literal(&self.table.name),
+            text_literal(&target.publication),
             self.relation,
             format_oids(&self.memberships),
-            literal(self.slot.confirmed),
-            literal(self.slot.catalog_xmin),
+            literal(self.slot.confirmed, "pg_lsn"),
+            literal(self.slot.catalog_xmin, "text"),
             self.accepted_for(target, "NULL")
         )
     }
@@ -287,13 +290,16 @@ fn format_oids(memberships: &Memberships) -> String {
     oids.join(",")
 }
 
-fn literal(value: Option<impl Display>) -> String {
-    value.map_or("NULL".to_owned(), |value| format!("'{value}'"))
+fn literal(value: Option<impl Display>, sql_type: &str) -> String {
+    value.map_or_else(
+        || format!("NULL::{sql_type}"),
+        |value| format!("'{value}'::{sql_type}"),
+    )
 }
 
 /// Returns an SQL array of text values.
 pub(super) fn text_array<'t>(values: impl Iterator<Item = &'t str>) -> String {
-    let values: Vec<_> = values.map(escape_literal).collect();
+    let values: Vec<_> = values.map(text_literal).collect();
     format!("ARRAY[{}]::text[]", values.join(", "))
 }
 
@@ -453,8 +459,8 @@ impl Catalog {
                     let set = format!(
                         "{}, memberships = '', seen_lsn = {}, seen_xid = {}",
                         observed.assignments_if_out(),
-                        literal(observed.slot.confirmed),
-                        literal(observed.slot.catalog_xmin)
+                        literal(observed.slot.confirmed, "pg_lsn"),
+                        literal(observed.slot.catalog_xmin, "text")
                     );
                     self.write_table_gap(pipeline, target, observed, stored, (&gap, &set))
                         .await?;
@@ -524,7 +530,7 @@ impl Catalog {
             // recorded for the former slot covers them.
             let set = format!(
                 "is_out = true, seen_xid = NULL, out_lsn = {}, at = now()",
-                literal(observed.slot.confirmed)
+                literal(observed.slot.confirmed, "pg_lsn")
             );
             let children = self.children_of_renamed(target, observed).await?;
             let condition = observed.condition(target, stored);
@@ -658,7 +664,7 @@ impl Catalog {
                     .map(|observed| observed.table.name.as_str())
             ),
             text_array(memberships.iter().map(String::as_str)),
-            escape_literal(&target.slot)
+            text_literal(&target.slot)
         );
         self.write_tables(target, &sql).await?;
         Ok(())
@@ -785,7 +791,7 @@ fn query(target: &Target, wanted: &[TableName], version: i32) -> String {
          SELECT w.schema, w.name, coalesce(f.oid, 0) AS relation, m.memberships, m.xid AS member_xid, \
          present.schema AS present_schema, present.name AS present_name, \
          EXISTS (SELECT FROM published p LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = s.relation \
-         WHERE coalesce(r.oid, CASE WHEN p.puballtables THEN p.oid END)::text = ANY (string_to_array(s.memberships, ','))) \
+         WHERE coalesce(r.oid, CASE WHEN p.puballtables THEN p.oid END)::text = ANY (string_to_array(s.memberships, ','::text))) \
          AS stored_is_published, \
          s.publication, s.relation AS stored_relation, s.memberships AS stored_memberships, s.is_out, s.seen_lsn, s.seen_xid, s.out_lsn, \
          pg_current_wal_lsn() AS wal_end, r.confirmed_flush_lsn AS confirmed, \
@@ -793,14 +799,14 @@ fn query(target: &Target, wanted: &[TableName], version: i32) -> String {
          FROM wanted w CROSS JOIN (SELECT pg_snapshot_xmax(s)::text::int8 AS next, pg_snapshot_xmin(s)::text::int8 AS oldest \
          FROM pg_current_snapshot() AS s) n \
          LEFT JOIN found f ON f.schema = w.schema AND f.name = w.name \
-         LEFT JOIN LATERAL (SELECT string_agg(member.oid::text, ',') AS memberships, min({member_xid}) AS xid \
+         LEFT JOIN LATERAL (SELECT string_agg(member.oid::text, ','::text) AS memberships, min({member_xid}) AS xid \
          FROM member WHERE member.relation = f.oid) m ON true \
          LEFT JOIN stored s ON s.table_schema = w.schema AND s.table_name = w.name \
          LEFT JOIN (SELECT c.oid, n.nspname AS schema, c.relname AS name FROM pg_class c \
          JOIN pg_namespace n ON n.oid = c.relnamespace) present ON present.oid = s.relation \
          LEFT JOIN pg_replication_slots r ON r.slot_name = {slot}::name",
-        publication = escape_literal(&target.publication),
-        slot = escape_literal(&target.slot),
+        publication = text_literal(&target.publication),
+        slot = text_literal(&target.slot),
         schemas = text_array(wanted.iter().map(|table| table.schema.as_str())),
         names = text_array(wanted.iter().map(|table| table.name.as_str())),
         catalog_xmin = full("r.catalog_xmin"),

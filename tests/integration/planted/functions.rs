@@ -331,3 +331,16 @@ fn checks_the_inspection_function_before_calling_it(major: u32) {
         }
     }
 }
+
+/// Since PostgreSQL 18, Walpost uses the built-in function uuidv7() instead of its own.
+#[test]
+fn ignores_a_function_that_is_not_used_on_this_version() {
+    let shop = PlantedFixture::bare(Outbox::Table, 18);
+    shop.attacker.run(
+        "CREATE FUNCTION public.walpost_uuidv7() RETURNS uuid LANGUAGE plpgsql AS
+             'BEGIN PERFORM plot.note(''uuidv7''); RETURN pg_catalog.gen_random_uuid(); END'",
+    );
+    shop.init().finish().expect_code(0);
+    shop.fixture.insert(&shop.fixture.aggregate(1), "k");
+    shop.expect_nothing_ran("init");
+}

@@ -13,12 +13,11 @@
 
 use std::collections::BTreeMap;
 
-use postgres_protocol::escape::escape_literal;
-
 use super::{DATABASE_OID, SYSTEM_ID, TableObservation, VERSION, text_array};
 use crate::model::lsn::Lsn;
 use crate::postgres::catalog::own_table::{OwnTable, Use};
 use crate::postgres::catalog::{Catalog, CatalogError};
+use crate::postgres::sql::text_literal;
 use crate::postgres::table::TableName;
 use crate::postgres::target::Target;
 
@@ -41,9 +40,9 @@ pub(crate) struct AcceptedNames {
 
 /// Returns an SQL expression that appends `oid` to `list`, where both are SQL expressions.
 fn append(list: &str, oid: &str) -> String {
-    let array = format!("string_to_array({list}, ',')");
+    let array = format!("string_to_array({list}, ','::text)");
     format!(
-        "concat_ws(',', array_to_string(({array})[cardinality({array}) - {}:], ','), {oid})",
+        "concat_ws(','::text, array_to_string(({array})[cardinality({array}) - {}:], ','::text), {oid})",
         OIDS_MAX - 2
     )
 }
@@ -63,7 +62,7 @@ fn is_of_slot(target: &Target, alias: &str) -> String {
     format!(
         "{alias}.slot = {} AND {alias}.version = {VERSION} AND {alias}.system_id = {SYSTEM_ID} \
          AND {alias}.database_oid = {DATABASE_OID}",
-        escape_literal(&target.slot)
+        text_literal(&target.slot)
     )
 }
 
@@ -74,10 +73,10 @@ impl TableObservation {
     pub(super) fn accepted_for(&self, target: &Target, list: &str) -> String {
         let oid = self.relation;
         format!(
-            "CASE WHEN EXISTS (SELECT FROM walpost.table_state a WHERE {} AND '{oid}' = ANY (string_to_array(a.accepted_for, ','))) \
+            "CASE WHEN EXISTS (SELECT FROM walpost.table_state a WHERE {} AND '{oid}'::text = ANY (string_to_array(a.accepted_for, ','::text))) \
              THEN {list} ELSE {} END",
             is_of_slot(target, "a"),
-            append(list, &format!("'{oid}'"))
+            append(list, &format!("'{oid}'::text"))
         )
     }
 }
@@ -144,7 +143,7 @@ impl Catalog {
         let oids: Vec<_> = oids.iter().map(u32::to_string).collect();
         let sql = format!(
             "SELECT l.oid, s.table_schema, s.table_name FROM walpost.table_state s, \
-             unnest(string_to_array(s.accepted_for, ',')) AS l (oid) WHERE {} AND l.oid = ANY ({}) ORDER BY s.is_out DESC, s.at",
+             unnest(string_to_array(s.accepted_for, ','::text)) AS l (oid) WHERE {} AND l.oid = ANY ({}) ORDER BY s.is_out DESC, s.at",
             is_of_slot(target, "s"),
             text_array(oids.iter().map(String::as_str))
         );
@@ -176,11 +175,11 @@ impl Catalog {
     ) -> Result<bool, CatalogError> {
         let sql = format!(
             "UPDATE walpost.table_state s SET accepted_for = {} WHERE {} AND s.table_schema = {} AND s.table_name = {} \
-             AND s.relation <> 0 AND NOT coalesce(s.relation::text = ANY (string_to_array(s.accepted_for, ',')), false) RETURNING 1",
+             AND s.relation <> 0 AND NOT coalesce(s.relation::text = ANY (string_to_array(s.accepted_for, ','::text)), false) RETURNING 1",
             append("s.accepted_for", "s.relation::text"),
             is_of_slot(target, "s"),
-            escape_literal(&name.schema),
-            escape_literal(&name.name)
+            text_literal(&name.schema),
+            text_literal(&name.name)
         );
         Ok(!self.write_tables(target, &sql).await?.is_empty())
     }

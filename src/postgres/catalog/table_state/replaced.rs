@@ -10,7 +10,6 @@
 //! before the parent was renamed, the child tables can be found only through the parent's OID in
 //! `walpost.table_state`.
 
-use postgres_protocol::escape::escape_literal;
 use serde_json::json;
 use tracing::warn;
 
@@ -22,6 +21,7 @@ use crate::model::dropped_slot::{replay_command, settle_command};
 use crate::model::lsn::Lsn;
 use crate::postgres::catalog::own_table::OwnTable;
 use crate::postgres::catalog::slot_state;
+use crate::postgres::sql::text_literal;
 use crate::postgres::table::TableName;
 use crate::postgres::target::{OUTBOX_ROW, Outbox, Target};
 
@@ -468,7 +468,7 @@ impl Catalog {
         let sql = format!(
             "SELECT {column} FROM walpost.slot_state WHERE slot = {} AND version = {} AND system_id = {SYSTEM_ID} \
              AND database_oid = {DATABASE_OID}",
-            escape_literal(&target.slot),
+            text_literal(&target.slot),
             slot_state::VERSION
         );
         let rows = self.run_on_own_table(OwnTable::SlotState, target, "", &sql);

@@ -5,14 +5,13 @@
 //! rows, the script records in the journal that a copy is due. If the outbox has been configured
 //! differently by the time of the first run, no run copies these rows.
 
-use postgres_protocol::escape::escape_literal;
-
 use super::{DATABASE_OID, SYSTEM_ID, TableGap, TableObservation, VERSION};
 use crate::model::lsn::Lsn;
 use crate::postgres::catalog::journal::Action;
 use crate::postgres::catalog::own_table::{OwnTable, Use};
 use crate::postgres::catalog::snapshot_history::TableSnapshot;
 use crate::postgres::catalog::{Catalog, CatalogError, Rows, SnapshotRecord};
+use crate::postgres::sql::text_literal;
 use crate::postgres::table::TableName;
 use crate::postgres::target::Target;
 
@@ -185,7 +184,7 @@ impl Catalog {
             "SELECT FROM walpost.table_state s JOIN pg_replication_slots r ON r.slot_name = s.slot::name WHERE s.slot = {} \
              AND s.version = {VERSION} AND s.system_id = {SYSTEM_ID} AND s.database_oid = {DATABASE_OID} AND s.relation = {relation} \
              AND NOT s.is_out AND s.seen_lsn > r.confirmed_flush_lsn",
-            escape_literal(&target.slot),
+            text_literal(&target.slot),
         );
         let rows = self.run_on_own_table(OwnTable::TableState, target, "", &sql);
         Ok(!rows.await?.is_empty())
@@ -199,13 +198,13 @@ impl Catalog {
         copy: &DueCopy,
     ) -> Result<bool, CatalogError> {
         let condition = format!(
-            "j.slot = {} AND j.action = {} AND coalesce(j.from_lsn, '0/0') = '0/0' AND j.to_lsn >= '{}' \
-             AND j.detail ->> 'table' IN ({}, {}) AND j.detail ->> 'system_id' = {SYSTEM_ID}",
-            escape_literal(&target.slot),
-            escape_literal(Action::DropSlot.name()),
+            "j.slot = {} AND j.action = {} AND coalesce(j.from_lsn, '0/0'::pg_lsn) = '0/0'::pg_lsn AND j.to_lsn >= '{}'::pg_lsn \
+             AND j.detail ->> 'table'::text IN ({}, {}) AND j.detail ->> 'system_id'::text = {SYSTEM_ID}",
+            text_literal(&target.slot),
+            text_literal(Action::DropSlot.name()),
             copy.slot_at,
-            escape_literal(&copy.recorded.to_string()),
-            escape_literal(&copy.name().to_string())
+            text_literal(&copy.recorded.to_string()),
+            text_literal(&copy.name().to_string())
         );
         match self.entries(target, &condition).await {
             Err(CatalogError::NoJournal { .. }) => Ok(false),
