@@ -112,6 +112,7 @@ DECLARE
     -- Tables that are not in the publication are left out.
     members oid[];
     holders text;
+    untrusted name;
 BEGIN
     PERFORM set_config('lock_timeout', timeout, true);
     -- At any other isolation level, the snapshot might be older than the lock, and would miss the
@@ -226,6 +227,33 @@ BEGIN
         RAISE EXCEPTION 'permission denied for table walpost.table_state' USING ERRCODE = 'insufficient_privilege',
             HINT = format('Grant it: GRANT SELECT, INSERT, UPDATE ON walpost.table_state TO %I', current_user);
     END IF;
+    -- Walpost's own tables must not run code of other roles either. The second check is made while
+    -- the tables are locked, so that nothing can be added to them until this transaction ends. The
+    -- first one ensures that the lock is not on the tables in the query of a view.
+    FOR checks IN 1..2 LOOP
+        SELECT c.relname INTO untrusted FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace JOIN pg_roles o ON o.oid = c.relowner
+            WHERE n.nspname = 'walpost' AND c.relname IN ('table_state', 'outbox_row')
+            AND (c.relkind <> 'r' OR c.relrowsecurity
+                OR NOT o.rolsuper AND NOT pg_has_role(c.relowner, (SELECT proowner FROM pg_proc
+                    WHERE oid = 'walpost.add_outbox(regclass, name)'::regprocedure), 'MEMBER')
+                OR EXISTS (SELECT FROM pg_trigger WHERE tgrelid = c.oid)
+                OR EXISTS (SELECT FROM pg_rewrite WHERE ev_class = c.oid)
+                -- OIDs from 16384 on belong to objects that users have created.
+                OR EXISTS (SELECT FROM pg_attribute WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped
+                    AND (atttypid >= 16384 OR atthasdef))
+                OR EXISTS (SELECT FROM pg_index WHERE indrelid = c.oid AND (indexprs IS NOT NULL OR indpred IS NOT NULL))
+                OR EXISTS (SELECT FROM pg_constraint WHERE conrelid = c.oid AND contype NOT IN ('p', 'n'))
+                OR EXISTS (SELECT FROM pg_inherits WHERE c.oid IN (inhrelid, inhparent))) LIMIT 1;
+        IF untrusted IS NOT NULL THEN
+            RAISE EXCEPTION 'table walpost.% belongs to an untrusted role, or has an object that sql/% does not create', untrusted,
+                CASE untrusted WHEN 'outbox_row' THEN 'tables.sql' ELSE 'journal.sql' END
+                USING ERRCODE = 'invalid_object_definition', DETAIL = 'It could run code as any role that uses the table. '
+                    'It was not used, and nothing was changed.', HINT = 'To find out what it is: walpost init --config FILE';
+        END IF;
+        IF checks = 1 THEN
+            LOCK TABLE walpost.table_state, walpost.outbox_row IN ROW EXCLUSIVE MODE;
+        END IF;
+    END LOOP;
     EXECUTE format('ALTER PUBLICATION %I ADD TABLE %I.%I', publication, its_schema, its_name);
     -- If a slot of the publication has already sent rows of this table, sending all of them again
     -- would duplicate them. Rows that were committed while the table was not published are recorded

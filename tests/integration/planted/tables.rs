@@ -9,7 +9,11 @@ use crate::init::try_psql;
 use crate::support::postgres::MAJOR;
 use crate::support::reaper;
 
-on_each_version! { rejects_a_schema_created_by_an_outbox_owner }
+on_each_version! {
+    rejects_a_schema_created_by_an_outbox_owner
+    column_types_of_an_untrusted_table_state_run_no_code
+    add_outbox_rejects_walpost_tables_owned_by_another_role
+}
 
 impl PlantedFixture {
     /// Creates a database without Walpost's objects, but with a tenant's schema and table, both
@@ -38,6 +42,95 @@ impl PlantedFixture {
         refused.expect_mentions(words);
         self.expect_nothing_ran(words[0]);
     }
+}
+
+/// Parsing a literal calls the input function of the type of the column with which it is compared,
+/// and the checks of a domain. This happens when a statement is prepared, which is before the table
+/// is examined.
+fn column_types_of_an_untrusted_table_state_run_no_code(major: u32) {
+    let mut shop = PlantedFixture::of_tenants(major);
+    shop.fixture
+        .use_settings("tables = [\"tenant_*.*\"]\nretention = \"1d\"\ndelete_rows = true\n");
+    shop.attacker
+        .run("ALTER TABLE tenant_m.outbox ADD created_at timestamptz NOT NULL DEFAULT now()");
+    shop.init().finish().expect_code(0);
+    shop.add().finish().expect_code(0);
+    let mallory = &shop.mallory;
+    shop.fixture.db.run(&format!(
+        "ALTER TABLE walpost.table_state OWNER TO {mallory}; GRANT USAGE ON SCHEMA walpost TO {mallory}"
+    ));
+    // The table's name is a valid literal of an array type.
+    shop.attacker.run(
+        "CREATE DOMAIN plot.checked AS text CHECK (plot.note(VALUE));
+         ALTER TABLE tenant_m.outbox RENAME TO \"{x}\";
+         ALTER TABLE walpost.table_state DROP CONSTRAINT table_state_pkey;
+         ALTER TABLE walpost.table_state ALTER table_name TYPE plot.checked[] USING '{}'::text[]",
+    );
+    let expected = [&*format!(
+        "table walpost.table_state belongs to role {mallory}"
+    )];
+    let maintain = shop.fixture.invoke("maintain").finish();
+    maintain.expect_mentions(&expected);
+    shop.expect_nothing_ran("maintain");
+    let check = shop.command(&["check"]).finish();
+    check.expect_mentions(&expected);
+    shop.expect_nothing_ran("check");
+}
+
+/// The function is also called without `sql/add_outbox.sql`, which examines the tables first.
+fn add_outbox_rejects_walpost_tables_owned_by_another_role(major: u32) {
+    let shop = PlantedFixture::of_tenants(major);
+    shop.init().finish().expect_code(0);
+    let (db, mallory) = (&shop.fixture.db, &shop.mallory);
+    let add = format!(
+        "SELECT walpost.add_outbox('tenant_m.outbox', '{}')",
+        shop.fixture.slot()
+    );
+    db.run(&format!("GRANT USAGE ON SCHEMA walpost TO {mallory}"));
+    for table in ["table_state", "outbox_row"] {
+        for plant in [
+            format!(
+                "CREATE TRIGGER t BEFORE INSERT OR UPDATE OR DELETE ON walpost.{table} FOR EACH ROW EXECUTE FUNCTION plot.row()"
+            ),
+            format!(
+                "CREATE RULE r AS ON INSERT TO walpost.{table} DO ALSO SELECT plot.note('rule')"
+            ),
+            format!("ALTER TABLE walpost.{table} ADD planted bool DEFAULT plot.note('default')"),
+            format!("CREATE INDEX planted ON walpost.{table} (plot.note('index'))"),
+        ] {
+            db.run(&format!("BEGIN; SAVEPOINT planted; ALTER TABLE walpost.{table} OWNER TO {mallory}; SET ROLE {mallory}; {plant}; RESET ROLE"));
+            for owner in [mallory.as_str(), "CURRENT_USER"] {
+                db.run(&format!(
+                    "ALTER TABLE walpost.{table} OWNER TO {owner}; SAVEPOINT call"
+                ));
+                let error = db.try_rows(&add).expect_err("an error");
+                let error = error.as_db_error().expect("an error").message();
+                assert!(
+                    error.contains(&format!(
+                        "table walpost.{table} belongs to an untrusted role"
+                    )),
+                    "{error}"
+                );
+                db.run("ROLLBACK TO call");
+            }
+            db.run("ROLLBACK");
+            shop.expect_nothing_ran(&plant);
+        }
+    }
+    assert_eq!(db.value(&add).as_deref(), Some("1"));
+}
+
+/// Since PostgreSQL 17, `pg_publication_tables` locks every table in the publication.
+#[test]
+fn init_of_one_table_does_not_wait_for_a_lock_on_another() {
+    let shop = PlantedFixture::of_tenants(18);
+    shop.init().finish().expect_code(0);
+    shop.add().finish().expect_code(0);
+    shop.attacker
+        .run("BEGIN; LOCK TABLE tenant_m.outbox IN ACCESS EXCLUSIVE MODE");
+    shop.fixture.db.run("CREATE SCHEMA tenant_n");
+    let init = shop.init().args(["--table", "tenant_n.outbox"]);
+    init.finish().expect_code(0);
 }
 
 /// The functions in the schema serve the outboxes of all tenants, so no tenant may own them, not
