@@ -83,8 +83,11 @@ BEGIN
                 quote_ident(name) USING HINT = format(
                     'ALTER PUBLICATION %I SET (publish = ''insert'', publish_via_partition_root = true);', name);
         END IF;
-        IF NOT EXISTS (SELECT FROM pg_publication_tables
-            WHERE pubname = name AND schemaname = 'walpost' AND tablename = 'outbox_row') THEN
+        -- pg_publication_tables is not used, because since PostgreSQL 17, this view locks every table
+        -- in the publication. If the publication contains the schema walpost, adding the table as
+        -- well does no harm.
+        IF NOT found.puballtables AND NOT EXISTS (SELECT FROM pg_publication_rel
+            WHERE prpubid = found.oid AND prrelid = to_regclass('walpost.outbox_row')) THEN
             -- The publication was created for a single table, or manually. Raising an error would
             -- also undo the creation of walpost.outbox_row, so the table is added if the role may
             -- do so.
