@@ -4,7 +4,6 @@ use std::env;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
 
 use crate::trusted_path::{self, PathError};
 
@@ -44,19 +43,13 @@ pub(crate) struct LocationError {
     pub error: Box<PathError>,
 }
 
-/// Checks the locations that OpenSSL uses if [`system_bundle`] returns `None`. Once the locations
-/// have passed, they are not checked again, because only trusted users can change them afterwards,
-/// and a folder can contain hundreds of links.
+/// Checks the locations that OpenSSL uses if [`system_bundle`] returns `None`. They are checked each
+/// time: if a location is in a sticky folder and its file is removed, any user can create a new one.
 ///
 /// # Errors
 /// Returns an error if other users can write to a file, or create a file that OpenSSL would use.
 pub(crate) fn check_environment() -> Result<(), LocationError> {
-    static HAVE_PASSED: OnceLock<()> = OnceLock::new();
-    if HAVE_PASSED.get().is_none() {
-        check_locations(|name| env::var_os(name))?;
-        HAVE_PASSED.get_or_init(|| ());
-    }
-    Ok(())
+    check_locations(|name| env::var_os(name))
 }
 
 fn check_locations(env: impl Fn(&str) -> Option<OsString>) -> Result<(), LocationError> {

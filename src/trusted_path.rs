@@ -26,8 +26,10 @@
 //! - The owner of a symbolic link matters only in a sticky folder, because in other folders no
 //!   other user can replace the link.
 
+mod mounts;
+
 use std::ffi::OsString;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -36,12 +38,12 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::LazyLock;
 
 use rustix::fs::{
-    CWD, FileType, Mode, OFlags, Stat, StatVfsMountFlags, fstat, fstatfs, fstatvfs, openat,
-    readlinkat,
+    CWD, FileType, Mode, OFlags, Stat, StatVfsMountFlags, fstat, fstatvfs, openat, readlinkat,
 };
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
+use self::mounts::{fuse_user, is_ambiguous, is_fuse};
 use crate::escape::shell_word;
 
 /// The environment variable that makes Walpost trust files on read-only mounts if its value is
@@ -60,8 +62,6 @@ const INTERPRETER_LINE_BYTES: u64 = 256;
 /// remove or rename the file.
 const STICKY: u32 = 0o1000;
 const WRITABLE_BY_OTHERS: u32 = 0o022;
-/// The type of a FUSE file system; see statfs(2).
-const FUSE_SUPER_MAGIC: u64 = 0x6573_5546;
 
 /// The reason why a file can't or must not be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -106,6 +106,18 @@ pub enum PathError {
         /// An additional remedy if the file system is mounted read-only; empty otherwise.
         read_only: &'static str,
     },
+    /// A component of the path is on a FUSE file system that another user mounted.
+    #[error(
+        "{place} is on a FUSE file system that {user} mounted, expected {expected}. Move the file to a different file system"
+    )]
+    Mounted {
+        /// The file or folder.
+        place: String,
+        /// The user who mounted the file system.
+        user: String,
+        /// The expected users.
+        expected: String,
+    },
     /// Other users can create files in the folder.
     #[error(
         "other users can create files in {place}, because it has mode {mode:04o}. Use a folder that only the user running \
@@ -144,7 +156,10 @@ impl PathError {
     /// Returns whether the file was rejected because other users could have written it. If not, the
     /// file is missing or unsuitable.
     pub(crate) fn is_untrusted(&self) -> bool {
-        matches!(self, Self::Writable { .. } | Self::Shared { .. })
+        matches!(
+            self,
+            Self::Writable { .. } | Self::Mounted { .. } | Self::Shared { .. }
+        )
     }
 }
 
@@ -482,6 +497,7 @@ fn walk_for(path: &Path, server: Option<u32>) -> Result<Walked, PathError> {
     let (mut folder, mut stat) = open_component(CWD, "/")?;
     let mut place = PathBuf::from("/");
     examine(&place, &folder, &stat)?;
+    examine_mount(&place, &folder, &stat)?;
     let mut links = 0;
     while let Some(name) = pending.pop() {
         let (entry, found) = match open_component(&folder, &name) {
@@ -496,6 +512,9 @@ fn walk_for(path: &Path, server: Option<u32>) -> Result<Walked, PathError> {
             b".." => place.parent().unwrap_or(&place).to_owned(),
             _ => place.join(&name),
         };
+        if found.st_dev != stat.st_dev {
+            examine_mount(&at, &entry, &found)?;
+        }
         match FileType::from_raw_mode(found.st_mode) {
             FileType::Symlink => {
                 examine_link(&at, &entry, &found, &stat)?;
@@ -589,7 +608,24 @@ fn denied(action: &'static str, place: &Path, stat: &Stat) -> PathError {
 }
 
 fn examine(place: &Path, entry: impl AsFd, stat: &Stat) -> Result<(), PathError> {
-    distrust(place, entry, fault(stat, own()))
+    distrust(place, entry, fault(stat, trusted_user()))
+}
+
+/// Rejects a FUSE file system that another user mounted, because that user chooses the owner and the
+/// mode of its files.
+fn examine_mount(place: &Path, entry: impl AsFd, stat: &Stat) -> Result<(), PathError> {
+    if !is_fuse(entry)? {
+        return Ok(());
+    }
+    let user = fuse_user(&read_proc("/proc/self/mountinfo")?, stat);
+    if user.is_some_and(|user| user == 0 || user == trusted_user()) {
+        return Ok(());
+    }
+    Err(PathError::Mounted {
+        place: place.display().to_string(),
+        user: user.map_or("an unknown user".to_owned(), |user| format!("uid {user}")),
+        expected: expected_owner(trusted_user()),
+    })
 }
 
 /// Examines a link. A link can't be written to, but users who can write to its folder can replace
@@ -601,7 +637,9 @@ fn examine_link(
     folder: &Stat,
 ) -> Result<(), PathError> {
     let is_shared = folder.st_mode & WRITABLE_BY_OTHERS != 0;
-    let fault = is_shared.then(|| owner_fault(link, own())).flatten();
+    let fault = is_shared
+        .then(|| owner_fault(link, trusted_user()))
+        .flatten();
     distrust(place, entry, fault)
 }
 
@@ -651,8 +689,7 @@ fn is_read_only(entry: impl AsFd) -> Result<bool, PathError> {
     let is_read_only = fstatvfs(entry.as_fd())?
         .f_flag
         .contains(StatVfsMountFlags::RDONLY);
-    let kind = fstatfs(entry)?.f_type;
-    Ok(is_read_only && u64::try_from(kind) != Ok(FUSE_SUPER_MAGIC))
+    Ok(is_read_only && !is_fuse(entry)?)
 }
 
 /// The reason why other users can write to a file or folder.
@@ -679,7 +716,7 @@ fn server_fault(stat: &Stat, parent: &Stat, server: u32, is_last: bool) -> Optio
     let is_server_folder = stat.st_uid == server && parent.st_mode & WRITABLE_BY_OTHERS == 0;
     let owner = match is_server_folder {
         true => None,
-        false => owner_fault(stat, own()),
+        false => owner_fault(stat, trusted_user()),
     };
     owner.or_else(|| mode_fault(stat).filter(|_| !is_last))
 }
@@ -693,11 +730,34 @@ fn mode_fault(stat: &Stat) -> Option<Fault> {
 
 fn owner_fault(stat: &Stat, own: u32) -> Option<Fault> {
     let owner = stat.st_uid;
-    let expected = match own {
+    let expected = expected_owner(own);
+    (owner != 0 && owner != own).then_some(Fault::Owner { owner, expected })
+}
+
+fn expected_owner(own: u32) -> String {
+    match own {
         0 => "root".to_owned(),
         own => format!("root or uid {own}"),
-    };
-    (owner != 0 && owner != own).then_some(Fault::Owner { owner, expected })
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "only the kernel writes to /proc")]
+fn read_proc(path: &str) -> io::Result<String> {
+    fs::read_to_string(path)
+}
+
+/// Returns the user that Walpost runs as, or root if files of unmapped users also appear to belong
+/// to that user.
+fn trusted_user() -> u32 {
+    static TRUSTED: LazyLock<u32> = LazyLock::new(|| {
+        let read = |path| read_proc(path).unwrap_or_default();
+        let [overflow, map] = ["/proc/sys/kernel/overflowuid", "/proc/self/uid_map"].map(read);
+        match is_ambiguous(own(), &overflow, &map) {
+            true => 0,
+            false => own(),
+        }
+    });
+    *TRUSTED
 }
 
 /// Returns the user that Walpost runs as.
