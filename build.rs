@@ -3,7 +3,8 @@
 
 use std::path::PathBuf;
 
-/// librdkafka's public functions that return error codes. The module `error_codes` wraps them.
+/// librdkafka's public functions that return error codes. The module `error_codes` wraps these
+/// functions.
 const RETURN_ERROR_CODES: &[&str] = &[
     "rd_kafka_ConfigEntry_source",
     "rd_kafka_ConfigResource_error",
@@ -57,7 +58,7 @@ fn main() {
 }
 
 /// Redirects calls of a function to its wrapper. The option is spelled with a single dash, because
-/// the linker of `zig cc` does not recognize it with two.
+/// the linker of `zig cc` does not recognize the option with two dashes.
 fn wrap(function: &str) {
     println!("cargo:rustc-link-arg-bins=-Wl,-wrap={function}");
 }

@@ -2,9 +2,9 @@
 //! count exceeds the stored count by more than a margin. Run it with `./dev instructions`.
 //!
 //! Unlike times, instruction counts are repeatable, so they reveal a regression on any machine,
-//! even a busy one. The program runs itself under Valgrind's callgrind. It passes a stream of
-//! replication messages through a pipeline whose sink discards the records. The count of a run that
-//! only prepares the stream is subtracted, so that startup is not included. The socket and
+//! even a busy one. The program runs itself under Valgrind's callgrind. The program passes a stream
+//! of replication messages through a pipeline whose sink discards the records. The count of a run
+//! that only prepares the stream is subtracted, so that startup is not included. The socket and
 //! librdkafka are not included either.
 //!
 //! The counts are stored together with a description of the environment. With a different compiler,

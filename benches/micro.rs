@@ -22,7 +22,7 @@ use walpost::facade::{Lsn, Position};
 use walpost::facade::{Message, Value};
 
 const ROWS: usize = 10_000;
-/// The number of rows per transaction in benchmarks whose results hardly depend on it.
+/// The number of rows per transaction in benchmarks whose results hardly depend on this number.
 const TRANSACTION: usize = 100;
 
 fn main() {

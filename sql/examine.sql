@@ -1,35 +1,37 @@
 -- Rejects existing objects through which another role could run code with the privileges of
--- Walpost's role, or of the role that runs these files. The other files include this one, which
--- changes nothing itself. Walpost also runs it before it accesses walpost.journal or reads the
--- outbox table.
+-- Walpost's role, or of the role that runs these files. The other SQL files include this file,
+-- which changes nothing itself. Walpost also runs this file before it accesses walpost.journal or
+-- reads the outbox table.
 --
 --   psql -v schema=public -v table=outbox -v publication=walpost_outbox -v examine='owners journal' -f sql/examine.sql
 --
 -- The code in a function, a trigger or a view runs with the privileges of the role that calls the
 -- function, writes to the table or reads the view. Therefore, an existing object is used only if it
 -- is owned by a superuser, by the current role, or by a role that can act as the current role.
--- After SET ROLE, its owner must also be able to act as the role that logged in. The publication,
--- and the functions in the outbox table's schema, may also be owned by the owner of that table;
--- since PostgreSQL 15, `walpost run` is stricter about the owner of a publication.
+-- After SET ROLE, the object's owner must also be able to act as the role that logged in. The
+-- publication, and the functions in the outbox table's schema, may also be owned by the owner of
+-- that table; since PostgreSQL 15, `walpost run` is stricter about the owner of a publication.
 -- The variable `examine` selects the checks:
 --   owners      the owners of the schema walpost, of Walpost's functions, and of the functions that
 --               the default of the outbox's id and its trigger call; the owner of the publication,
---               and that its row filters call only functions of PostgreSQL itself
---   journal     the owner of walpost.journal, and that the table has only what journal.sql creates
+--               and whether its row filters call only functions of PostgreSQL itself
+--   journal     the owner of walpost.journal, and whether the table contains only the objects and
+--               columns that journal.sql creates
 --   slot_state, table_state, outbox_row
---               the same for these tables, and that no other role may add a trigger to them
---   read        code of other roles that would run during a SELECT from the outbox table, or while
---               a partition of it is created. The result is stored in the setting
---               walpost.code_of_others and is valid until the transaction ends: see guard.sql
+--               the same for these tables, and whether another role may add a trigger to them
+--   read        whether a SELECT from the outbox table, or the creation of a partition, would run
+--               code of other roles. The result is stored in the setting walpost.code_of_others
+--               and is valid until the transaction ends: see guard.sql
 --   compare     the same for a SELECT with a condition composed by Walpost
 --   condition   the same for a SELECT with a condition written by the operator
 --   write       the same for DELETE
 --   alter       the same for attaching and detaching a partition
---   present     that the schema walpost exists, and so do the tables that the other words name
+--   present     whether the schema walpost and the tables named by the other words exist
 --
 -- Without `present`, a missing object is not an error, since the other files create it. However,
--- any role that may create schemas could create it first. Therefore, the setting walpost.examined
--- lists the objects that were found and accepted, and only these may be used.
+-- any role that may create schemas could create the missing object first. Therefore, the setting
+-- walpost.examined lists the objects that were found and accepted, and only these objects may be
+-- used.
 \set ON_ERROR_STOP on
 \if :{?schema}
 \else
@@ -67,9 +69,9 @@ DECLARE
     in_schema text := current_setting('walpost.schema');
     outbox_name text := current_setting('walpost.table_name');
     own_tables CONSTANT name[] := '{journal,slot_state,table_state,outbox_row}';
-    -- Control characters, and characters that change the direction of text. They are replaced,
-    -- because psql prints messages unchanged, and a name could contain them to disguise the
-    -- message.
+    -- Control characters, and characters that change the direction of text. These characters are
+    -- replaced, because psql prints messages unchanged, and a name that contains such characters
+    -- could disguise the message.
     unprintable CONSTANT text := E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]';
     -- The privilege that is needed to act as another role. Since PostgreSQL 16, being a member is
     -- not sufficient: a member may have none of the role's privileges, or its privileges but not
@@ -81,7 +83,7 @@ DECLARE
     -- is not a superuser. Since PostgreSQL 16, a role can inherit another role's privileges, and so
     -- replace its functions, without being able to act as it. A role from which an untrusted role
     -- inherits in this way is not trusted either.
-    -- These three queries are prepared below. Here, $1 is act_as.
+    -- These three queries are prepared below. In this query, $1 is act_as.
     find_trusted_roles CONSTANT text := $query$(text) AS
         SELECT ARRAY(WITH ours AS (
             SELECT oid, rolsuper FROM pg_roles WHERE rolname IN (current_user, session_user)
@@ -113,8 +115,8 @@ DECLARE
                 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace, aclexplode(relacl)
                 WHERE n.nspname = 'walpost' AND relname = ANY ($4) AND relname = ANY ($1)
                 AND privilege_type IN ('TRIGGER', 'REFERENCES') AND grantee <> relowner
-            -- Objects in the schema walpost serve every outbox in the database, so the owner of one
-            -- outbox is not trusted with them.
+            -- Objects in the schema walpost are used for every outbox in the database, so the owner
+            -- of a single outbox is not trusted with these objects.
             UNION ALL SELECT format('function %s', p.oid::regprocedure), p.proowner, n.nspname <> 'walpost',
                     format('DROP FUNCTION %s', p.oid::regprocedure),
                     CASE WHEN p.proname <> 'lock_and_examine' OR p.proargtypes = '25 25 25'::oidvector THEN p.proname END
@@ -229,7 +231,7 @@ BEGIN
     -- object that was missing. If the query finds the schema and its owner is trusted, no other
     -- role can rename the schema or create objects in it afterwards.
     FOR found IN EXECUTE format('EXECUTE walpost_objects (%L, %L, %L, %L)', what, in_schema, outbox_name, own_tables) LOOP
-        -- The outbox's owner is trusted with objects that serve only that outbox.
+        -- The outbox's owner is trusted with objects that are used only for that outbox.
         IF found.owner = ANY (may_be_us) OR found.owner <> 0 AND found.serves_outbox
             AND coalesce(pg_has_role(found.owner, found.outbox_owner, act_as), false) THEN
             -- Removes null elements: with a null in the array, the conditions with `<> ALL` below

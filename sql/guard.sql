@@ -13,19 +13,19 @@
 --
 -- Until the transaction ends, no other session can change the definition of the table or of the
 -- tables that inherit from it, or rename its schema. Rows can still be read and written, but
--- VACUUM, CREATE INDEX and ALTER TABLE wait. The function fails if the table does not exist.
--- Otherwise, it returns a list of the objects that would run other roles' code as the caller, which
--- is empty if there are none. The third argument is the kind of statement: SELECT or DELETE, whose
--- conditions may use only created_at and the primary key; COMPARE, a SELECT that compares any
--- column with a literal; CONDITION, a SELECT with a condition written by the operator; or ALTER,
--- which attaches or detaches a partition.
+-- VACUUM, CREATE INDEX and ALTER TABLE wait. The function fails if the table does not exist. If the
+-- table exists, the function returns a list of the objects that would run other roles' code as the
+-- caller. The list is empty if there are no such objects. The third argument is the kind of
+-- statement: SELECT or DELETE, whose conditions may use only created_at and the primary key;
+-- COMPARE, a SELECT that compares any column with a literal; CONDITION, a SELECT with a condition
+-- written by the operator; or ALTER, which attaches or detaches a partition.
 --
--- If a column is compared, its type and everything that the type consists of must belong to a
--- trusted role. Otherwise, parsing a literal could evaluate the CHECK of a domain inside an array
--- or a composite type, and PostgreSQL would use casts that the type's owner has added. Except in
--- CONDITION, a column whose type is a domain over a built-in type is compared as the built-in type.
--- Operators of an extension are looked up by name, so the schema that contains them must also
--- belong to a trusted role.
+-- If a column is compared, its type and all types that it consists of must belong to a trusted
+-- role. If an untrusted role owned such a type, parsing a literal could evaluate the CHECK of a
+-- domain inside an array or a composite type, and PostgreSQL would use casts that the type's owner
+-- has added. Except in CONDITION, a column whose type is a domain over a built-in type is compared
+-- as the built-in type. Operators of an extension are looked up by name, so the schema that
+-- contains them must also belong to a trusted role.
 --
 -- If an untrusted role can change the table, its expressions may use only PostgreSQL's own objects.
 -- Even a function that is owned by a superuser can be made to run another role's code: for example,
@@ -35,8 +35,8 @@
 -- functions that it calls are checked too, including those in a type's casts and checks. For DELETE, every rule and
 -- every DELETE trigger is rejected, because even a trigger's condition can contain code, in the form of text that
 -- ts_rewrite() runs as SQL. The internal queries of a foreign key look up the other table, types and operators by name,
--- and run as the owner of that table. Therefore, foreign keys that refer to the table are rejected for DELETE, and all
--- of its foreign keys for ALTER.
+-- and run as the owner of that table. Therefore, foreign keys that refer to the table are rejected for DELETE and
+-- ALTER, and the table's own foreign keys are rejected for ALTER.
 --
 -- Run by: a superuser, because only a superuser can keep another role from renaming its schema. If
 -- another role runs this file, the function rejects tables in schemas that belong to untrusted
@@ -50,7 +50,7 @@
 -- Sets search_path to pg_catalog, pg_temp for the rest of the session.
 \ir session.sql
 BEGIN;
--- The function serves all tables, so the owner of a single table is not trusted with it.
+-- The function is used for all tables, so the owner of a single table is not trusted with it.
 \set table_of_session :table
 \set table ''
 \set examine owners
@@ -77,9 +77,9 @@ DECLARE
     -- not sufficient: a member may have none of the role's privileges, or its privileges but not
     -- its attributes, such as REPLICATION.
     act_as text := CASE WHEN current_setting('server_version_num')::int < 160000 THEN 'MEMBER' ELSE 'SET' END;
-    -- Control characters, and characters that change the direction of text. They are replaced,
-    -- because psql prints messages unchanged, and a name could contain them to disguise the
-    -- message.
+    -- Control characters, and characters that change the direction of text. These characters are
+    -- replaced, because psql prints messages unchanged, and a name that contains such characters
+    -- could disguise the message.
     unprintable CONSTANT text := E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]';
     -- The trusted roles: those that can already act as the caller, or can grant themselves that
     -- right, and can also act as the roles to which RESET ROLE and RESET SESSION AUTHORIZATION
@@ -106,7 +106,7 @@ DECLARE
     table_owner oid;
     schema_oid oid;
     -- A schema that an untrusted role can rename, and that contains the table, a partition or an
-    -- ancestor. Null if there is none.
+    -- ancestor. Null if there is no such schema.
     foreign_schema pg_namespace;
     tables oid[];
     -- The tables that this session has locked.
@@ -169,8 +169,8 @@ BEGIN
         OR EXISTS (SELECT FROM pg_attribute, aclexplode(attacl) WHERE attrelid = ANY (family)
             AND privilege_type = 'REFERENCES' AND grantee <> ALL (trusted));
     -- If the table was dropped after its name was looked up, the queries above found neither its
-    -- owner nor its privileges, and it would wrongly count as trusted. If it still exists now, it
-    -- existed during all of these queries.
+    -- owner nor its privileges, and it would wrongly count as trusted. If the table still exists
+    -- now, it existed during all of these queries.
     IF NOT EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
         WHERE c.oid = outbox AND n.oid = schema_oid AND n.nspname = schema_name AND c.relname = table_name) THEN
         RAISE EXCEPTION 'table %.% was replaced by another one while it was being examined', quote_ident(schema_name),
@@ -179,8 +179,8 @@ BEGIN
     -- A table that only trusted roles can change does not need to be locked.
     IF is_exposed THEN
         IF definer_is_superuser THEN
-            -- Keeps the schema from being renamed. Renaming it would not lock its tables, but would
-            -- update this row.
+            -- Keeps the schema from being renamed. Renaming the schema would not lock its tables,
+            -- but would update this row.
             PERFORM FROM pg_namespace WHERE oid = schema_oid AND nspname = schema_name FOR KEY SHARE;
             IF NOT FOUND THEN
                 RAISE EXCEPTION 'schema % was renamed while table %.% was being examined', quote_ident(schema_name),
@@ -244,8 +244,8 @@ BEGIN
                 BEGIN
                     EXECUTE format('LOCK TABLE ONLY %I.%I IN SHARE UPDATE EXCLUSIVE MODE', missing.nspname, missing.relname);
                 EXCEPTION WHEN undefined_table OR invalid_schema_name THEN
-                    -- The table was dropped or renamed. If it still exists, the next attempt uses
-                    -- its current name.
+                    -- The table was dropped or renamed. If the table still exists, the next attempt
+                    -- uses its current name.
                     NULL;
                 WHEN insufficient_privilege THEN
                     RETURN regexp_replace(format('table %I.%I can be changed by other roles, but role %I, which owns function '
@@ -325,7 +325,7 @@ BEGIN
             -- Omits the dependencies of individual columns: their types and collations and, up to
             -- PostgreSQL 14, the objects that the expressions of generated columns use. Up to PostgreSQL 17, these
             -- expressions are evaluated only by INSERT, UPDATE and the statement that creates the column. Walpost
-            -- runs none of these on the table.
+            -- runs none of these statements on the table.
             AND (class <> 'pg_class'::regclass OR objsubid = 0)
             WHERE deptype IN ('n', 'a')
             AND (class, object, refclassid, refobjid) NOT IN (SELECT class, object, 'pg_type'::regclass, type FROM checks)
@@ -380,9 +380,9 @@ BEGIN
                 format_type(ids[1]::oid, NULL))
             FROM attached CROSS JOIN regexp_matches(expressions, ':[a-z_]*type(?:id)? ([0-9]+)', 'g') AS m (ids)
             WHERE strpos(expressions, '{JSONCONSTRUCTOREXPR ') > 0 AND ids[1]::oid >= 12000
-        -- Some of PostgreSQL's own functions, such as ts_rewrite(), run text as SQL. None of them is immutable.
-        -- Expressions in indexes and partition keys can call only immutable functions, and other constraints are not
-        -- evaluated.
+        -- Some of PostgreSQL's own functions, such as ts_rewrite(), run text as SQL. None of these
+        -- functions is immutable. Expressions in indexes and partition keys can call only immutable
+        -- functions, and other constraints are not evaluated.
         UNION ALL SELECT class, object, format('calls function %s, which is not immutable', p.oid::regprocedure)
             FROM attached CROSS JOIN regexp_matches(expressions, ':(?:funcid|opfuncid) (\d+)', 'g') AS m (ids)
             JOIN pg_proc p ON p.oid = ids[1]::oid WHERE provolatile <> 'i'
@@ -459,8 +459,8 @@ GRANT EXECUTE ON FUNCTION walpost.lock_and_examine(text, text, text) TO PUBLIC;
 COMMENT ON FUNCTION walpost.lock_and_examine(text, text, text)
     IS 'Locks a table and lists the code of other roles that a statement about it would run';
 
--- Examines the objects again, because another role may have created an object that was missing the
--- first time.
+-- Examines the objects again, because another role may have created an object that did not exist
+-- during the first examination.
 \set examine 'owners present'
 \ir examine.sql
 COMMIT;

@@ -15,9 +15,9 @@
 --
 -- Run by: a role with CREATE on the database. Any role may run it again: existing tables are
 -- examined but not changed. All pipelines in the database share the tables. sql/role.sql allows
--- Walpost's role to read the journal and to add entries, but not to change or delete them. The role
--- may also change the rows of walpost.slot_state and walpost.table_state. None of the tables
--- belongs to a publication, because their rows are not events.
+-- Walpost's role to read the journal and to add entries, but not to change or delete entries.
+-- Walpost's role may also change the rows of walpost.slot_state and walpost.table_state. None of
+-- the tables belongs to a publication, because their rows are not events.
 \set ON_ERROR_STOP on
 -- Sets search_path to pg_catalog, pg_temp for the rest of the session.
 \ir session.sql
@@ -66,21 +66,21 @@ BEGIN
             pipeline text NOT NULL,
             -- The version of the format of this row.
             version integer NOT NULL,
-            -- The cluster, database and timeline to which the LSNs belong. They reveal whether the
-            -- row was copied from another database.
+            -- The cluster, database and timeline to which the LSNs belong. These columns reveal
+            -- whether the row was copied from another database.
             system_id text NOT NULL,
             database_oid oid NOT NULL,
             timeline integer NOT NULL,
-            -- The position at which `walpost init` created the slot. NULL if something else created
-            -- it.
+            -- The position at which `walpost init` created the slot. NULL if the slot was created
+            -- in another way.
             created_lsn pg_lsn,
             -- Whether anything has been read from the slot.
             begun boolean NOT NULL,
             -- Walpost has confirmed this position or an earlier one, but not a later one.
             confirmed_lsn pg_lsn NOT NULL,
             at timestamptz NOT NULL,
-            -- Why the pipeline last halted, as JSON that includes the position confirmed at that
-            -- time. If a later position has been confirmed since, the pipeline has resumed.
+            -- The reason why the pipeline last halted, as JSON that includes the position confirmed
+            -- at that time. If a later position has been confirmed since, the pipeline has resumed.
             halt text
         ) WITH (fillfactor = 50);
         COMMENT ON TABLE walpost.slot_state IS 'The confirmed position of each of Walpost''s slots, to detect that a slot was moved or re-created';
@@ -93,8 +93,8 @@ BEGIN
             table_name text NOT NULL,
             -- The version of the format of this row.
             version integer NOT NULL,
-            -- The cluster and database to which the OIDs belong. They reveal whether the row was
-            -- copied from another database.
+            -- The cluster and database to which the OIDs belong. These columns reveal whether the
+            -- row was copied from another database.
             system_id text NOT NULL,
             database_oid oid NOT NULL,
             publication text NOT NULL,
@@ -102,8 +102,8 @@ BEGIN
             -- The OIDs of all entries in pg_publication_rel, pg_publication_namespace and
             -- pg_publication through which the table is published.
             memberships text NOT NULL,
-            -- Whether the table is known to have been unpublished since Walpost last found it
-            -- published.
+            -- Whether the table is known to have been out of the publication at some time since
+            -- Walpost last found it published.
             is_out boolean NOT NULL,
             -- The slot's confirmed position when the table was last seen published, and a
             -- transaction ID (including its epoch). All transactions with lower IDs had been
@@ -114,8 +114,9 @@ BEGIN
             -- the table is published, or if the position is unknown.
             out_lsn pg_lsn,
             at timestamptz NOT NULL,
-            -- The OIDs of the tables whose rows may be published under this name: those that had
-            -- the name when they were first recorded, and those that walpost init --table named.
+            -- The OIDs of the tables whose rows may be published under this name: the tables that
+            -- had this name when they were first recorded, the tables that walpost.add_outbox added
+            -- under this name, and the tables that were passed to walpost init --table.
             accepted_for text,
             PRIMARY KEY (slot, table_schema, table_name)
         ) WITH (fillfactor = 50);
@@ -124,8 +125,8 @@ BEGIN
 END
 $walpost$;
 
--- Examines the objects again, because another role may have created an object that was missing the
--- first time.
+-- Examines the objects again, because another role may have created an object that did not exist
+-- during the first examination.
 \set examine 'journal slot_state table_state present'
 \ir examine.sql
 COMMIT;

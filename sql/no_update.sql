@@ -8,8 +8,8 @@
 -- The trigger is added only to a table that these files created and that the current role owns. On
 -- an existing table, the trigger could break a service that marks rows as processed. For such a
 -- table, only the function is created, and a notice shows the command that adds the trigger.
--- To update rows manually, disable the trigger first: ALTER TABLE ... DISABLE TRIGGER
--- walpost_no_update. Then enable it again.
+-- To update rows manually, disable the trigger first, and enable it again afterwards: ALTER TABLE
+-- ... DISABLE TRIGGER walpost_no_update, and ALTER TABLE ... ENABLE TRIGGER walpost_no_update.
 \set ON_ERROR_STOP on
 \if :{?schema}
 \else
@@ -114,8 +114,8 @@ BEGIN
 END
 $walpost$;
 
--- Examines the objects again, because another role may have created an object that was missing the
--- first time.
+-- Examines the objects again, because another role may have created an object that did not exist
+-- during the first examination.
 \ir examine.sql
 \if :{?outbox_transaction}
 \else

@@ -1,4 +1,5 @@
--- The outbox table. A service inserts its events here, in the transaction that changes its state.
+-- Creates the outbox table. A service inserts its events into this table, in the same transaction
+-- that changes its other data.
 --
 --   psql -v schema=public -v table=outbox -f sql/outbox.sql
 --
@@ -63,9 +64,9 @@ CREATE TABLE IF NOT EXISTS :"schema".:"table" (
     -- producer sends records of at most 1,000,000 bytes (message.max.bytes), and a topic accepts
     -- batches of at most 1,048,588 bytes (max.message.bytes). The default limit leaves 10,000 bytes
     -- for the key, the other headers and Kafka's own fields. To allow larger events, raise both
-    -- Kafka settings first. The check uses the length of the text, because that is what is sent.
-    -- pg_column_size() might return the compressed size. For a payload of one kilobyte, the check
-    -- adds a few microseconds to an insert.
+    -- Kafka settings first. The check uses the length of the text, because payload and headers are
+    -- sent as text. pg_column_size() might return the compressed size. For a payload of one
+    -- kilobyte, the check adds a few microseconds to an insert.
     CONSTRAINT walpost_event_size CHECK (
         coalesce(octet_length(payload::text), 0) + coalesce(octet_length(headers::text), 0) <= :'max_event_bytes'::int8),
     -- These columns become part of the topic name, the key and a header, respectively. A topic name
@@ -101,8 +102,8 @@ END
 $walpost$;
 \ir no_update.sql
 
--- Examines the objects again, because another role may have created an object that was missing the
--- first time.
+-- Examines the objects again, because another role may have created an object that did not exist
+-- during the first examination.
 \set examine owners
 \ir examine.sql
 \unset outbox_transaction

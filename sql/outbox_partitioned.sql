@@ -1,13 +1,13 @@
--- The outbox table, partitioned by day. Old events are removed by dropping a partition, which needs
--- no vacuuming and generates hardly any WAL.
+-- Creates the outbox table, partitioned by day. Old events are removed by dropping a partition,
+-- which needs no vacuuming and generates hardly any WAL.
 --
 --   psql -v schema=public -v table=outbox -f sql/outbox_partitioned.sql
 --
 -- Run by: the role that will own the table, which needs CREATE on the schema. Run guard.sql first.
 -- A superuser can run this file too: new partitions belong to the table's owner. Safe to run again.
--- To always have partitions for today and the next seven days (UTC), run it every day from cron or
--- pg_cron. Alternatively, `walpost maintain`, or `walpost run` with `retention`, can create and
--- drop the partitions.
+-- To always have partitions for today and the next seven days (UTC), run this file every day from
+-- cron or pg_cron. Alternatively, `walpost maintain`, or `walpost run` with `retention`, can create
+-- and drop the partitions.
 -- `walpost init --partitioned` runs the same SQL: uuidv7.sql, this file, no_update.sql.
 --
 -- Drop a day's partition manually only after all of its events have been delivered to Kafka:
@@ -16,7 +16,7 @@
 --   -- wait until confirmed_flush_lsn of the slot in pg_replication_slots is above this LSN, then
 --   DROP TABLE public.outbox_p20251101;
 -- Rows that are detached or dropped before they are delivered are still delivered, because they are
--- read from WAL. However, if the slot is lost, they can't be resent. Set lock_timeout, because
+-- read from WAL. However, if the slot is lost, such rows can't be resent. Set lock_timeout, because
 -- DETACH waits for all transactions that use the table, and inserts queue up behind it.
 \set ON_ERROR_STOP on
 \if :{?schema}
@@ -96,8 +96,8 @@ BEGIN
     -- as the current role. From here until the end of this block, no other session can
     -- change the constraints.
     code_of_others := walpost.lock_and_examine(in_schema, outbox_name, 'ALTER');
-    -- The table must still be the one that was created above: before the table was locked, it could
-    -- have been renamed, and its name given to another table.
+    -- The table must still be the table that was created above: before the table was locked, it
+    -- could have been renamed, and its name given to another table.
     IF current_setting('walpost.table_is_new')::boolean AND code_of_others = '' AND EXISTS (SELECT FROM pg_class
         WHERE oid = to_regclass(format('%I.%I', in_schema, outbox_name))
             AND relowner = (SELECT oid FROM pg_roles WHERE rolname = current_user)) THEN
@@ -144,8 +144,8 @@ BEGIN
         BEGIN
             EXECUTE format('CREATE TABLE %I.%I (LIKE %s INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING GENERATED)',
                 in_schema, partition_name, outbox);
-            -- The partition must belong to the table's owner. That role can add indexes to the
-            -- table, and PostgreSQL builds each index as the owner of the partition.
+            -- The partition must belong to the table's owner. The table's owner can add indexes to
+            -- the table, and PostgreSQL builds each index as the owner of the partition.
             IF table_owner <> current_user THEN
                 EXECUTE format('ALTER TABLE %I.%I OWNER TO %I', in_schema, partition_name, table_owner);
             END IF;
@@ -164,8 +164,8 @@ END
 $walpost$;
 \ir no_update.sql
 
--- Examines the objects again, because another role may have created an object that was missing the
--- first time.
+-- Examines the objects again, because another role may have created an object that did not exist
+-- during the first examination.
 \set examine owners
 \ir examine.sql
 \unset outbox_transaction

@@ -2,9 +2,9 @@
 --
 --   psql -v schema=public -v table=outbox -v owner=shop -f sql/owner.sql
 --
--- Run by: a superuser, or the role that created the table if it can act as the new owner. Run it
--- after the other files, which need the owner's privileges. Only slot.sql and snapshot.sql are run
--- later. Safe to run again. `walpost init --owner shop` runs the same SQL.
+-- Run by: a superuser, or the role that created the table if it can act as the new owner. Run this
+-- file after the other files, which need the owner's privileges. Only slot.sql and snapshot.sql are
+-- run later. Safe to run again. `walpost init --owner shop` runs the same SQL.
 --
 -- Changes the owner of the table that outbox.sql or outbox_partitioned.sql created, and of those
 -- partitions that belong to the current role. A table that belongs to another role, or was created
@@ -12,7 +12,7 @@
 -- walpost_no_update keep their owner: outboxes of other applications in the same schema call them
 -- too, so a new owner could run code as the writers of those outboxes. The publication, the journal
 -- and Walpost's role are not changed either.
--- Nothing here runs code of the new owner: this file never assumes the new owner's role, and
+-- Nothing in this file runs code of the new owner: the file never assumes the new owner's role, and
 -- changing an owner calls no functions.
 \set ON_ERROR_STOP on
 \if :{?schema}

@@ -2,7 +2,7 @@
 --
 --   psql -v slot=walpost_outbox -f sql/prerequisites.sql
 --
--- Run by: the role that will run slot.sql, which also runs this file. `walpost init` runs this file
+-- Run by: the role that will run slot.sql. slot.sql also runs this file, and `walpost init` runs it
 -- before it changes anything. A slot can't be created in a transaction that has written, so the
 -- slot is created last. If only that last step failed, the table, role and publication would
 -- already exist. An existing slot of that name is examined.
@@ -58,7 +58,7 @@ BEGIN
                 USING ERRCODE = 'too_many_connections', HINT = format('List their sessions: SELECT * FROM pg_catalog.pg_stat_replication. '
                     'Or: ALTER SYSTEM SET max_wal_senders = %s; then restart the server.', senders_max + 10);
         END IF;
-        -- Tests whether the role may use slots. The role's attributes do not show that, because on RDS and Aurora the
+        -- Tests whether the role may use slots. The role's attributes do not show this, because on RDS and Aurora the
         -- privilege comes from membership in another role. The call below always fails without moving a slot, because
         -- 0/0 is not a valid position. However, the server checks the privilege first, so the error shows whether the
         -- role has it.

@@ -1,17 +1,18 @@
--- Creates the publication, which selects the tables whose inserts the slot sends. It must exist
--- before the slot is created.
+-- Creates the publication, which selects the tables whose inserts the slot sends. The publication
+-- must exist before the slot is created.
 --
 --   psql -v schema=public -v table=outbox -v publication=walpost_outbox -f sql/publication.sql
 --
 -- Run by: the table's owner, who needs CREATE on the database. Since PostgreSQL 15, `walpost run`
 -- rejects a publication unless its owner is a superuser, may replicate, or can act as Walpost's
 -- role; docs/tables.md explains why. Safe to run again: an existing publication of that name is
--- examined. It is changed only if several=on and it does not contain walpost.outbox_row.
+-- examined. The existing publication is changed only if several=on and it does not contain
+-- walpost.outbox_row.
 --
--- For a message outbox, which has no table, set -v table= to create an empty publication. pgoutput
--- requires one anyway.
--- With -v several=on, the publication is for several outboxes. At first, it contains only
--- walpost.outbox_row (see tables.sql). add_outbox.sql then adds each outbox.
+-- For a message outbox, which has no table, set -v table= to create an empty publication, because
+-- pgoutput always requires a publication.
+-- With -v several=on, the publication is for several outboxes. At first, such a publication
+-- contains only walpost.outbox_row (see tables.sql). add_outbox.sql then adds each outbox.
 -- Only inserts are published, because events never change, and deleting an old event is not itself
 -- an event. With publish_via_partition_root, the rows of all partitions, including those created
 -- later, are sent under the name of the partitioned table.
@@ -52,9 +53,9 @@ DECLARE
     several boolean := current_setting('walpost.several')::boolean;
     found pg_publication;
     child text;
-    -- Control characters, and characters that change the direction of text. They are replaced,
-    -- because psql prints messages unchanged, and a name could contain them to disguise the
-    -- message.
+    -- Control characters, and characters that change the direction of text. These characters are
+    -- replaced, because psql prints messages unchanged, and a name that contains such characters
+    -- could disguise the message.
     unprintable CONSTANT text := E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]';
     -- A row of pg_publication_tables, as JSON because its columns depend on the PostgreSQL version.
     entry jsonb;
@@ -137,7 +138,7 @@ BEGIN
 END
 $walpost$;
 
--- Examines the objects again, because another role may have created an object that was missing the
--- first time.
+-- Examines the objects again, because another role may have created an object that did not exist
+-- during the first examination.
 \ir examine.sql
 COMMIT;

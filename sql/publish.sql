@@ -1,4 +1,4 @@
--- An outbox without a table: walpost.publish() writes events only to WAL.
+-- Creates the functions for an outbox without a table: walpost.publish() writes events only to WAL.
 --
 --   psql -f sql/publish.sql
 --
@@ -22,8 +22,8 @@
 -- reports that, along with the statements that revoke the privilege.
 --
 -- Events can be forged: these functions call pg_logical_emit_message(), which PostgreSQL allows
--- every role to call. A role that may call it can write any event, and messages that are not
--- events, with any prefix. Therefore, revoke the privilege from PUBLIC as a superuser, in each
+-- every role to call. A role that may call this function can write any event, and messages that are
+-- not events, with any prefix. Therefore, revoke the privilege from PUBLIC as a superuser, in each
 -- database with a message outbox. Writers keep the privilege, because sql/writer.sql grants it to
 -- them:
 --   REVOKE EXECUTE ON FUNCTION pg_catalog.pg_logical_emit_message(boolean, text, text),
@@ -32,9 +32,10 @@
 -- (boolean, text, bytea, boolean).
 --
 -- The functions run with the caller's search_path. Therefore, every function, operator and type in
--- their bodies is qualified with its schema. Otherwise, a function of the same name in another
--- schema could be called instead, if its argument types matched better. SET search_path would
--- prevent that too, but then `publish` could not be inlined into the calling statement.
+-- their bodies is qualified with its schema. If a function were not qualified, a function of the
+-- same name in another schema could be called instead, if its argument types matched better. SET
+-- search_path would prevent such calls too, but then `publish` could not be inlined into the
+-- calling statement.
 \set ON_ERROR_STOP on
 \if :{?table}
 \else
@@ -73,8 +74,8 @@ BEGIN
             RETURN (%L::pg_catalog.int8)
             $ddl$, coalesce(max_event_bytes, 990000));
     END IF;
-    -- Privileges are revoked only from new functions, so that existing ones keep those that were
-    -- granted on them.
+    -- Privileges are revoked only on new functions, so that existing functions keep the privileges
+    -- that were granted on them.
     PERFORM pg_catalog.set_config('walpost.publish_is_new', (NOT EXISTS (SELECT FROM pg_catalog.pg_proc
         WHERE pronamespace = 'walpost'::pg_catalog.regnamespace
         AND proname IN ('publish', 'publish_bytes')))::pg_catalog.text, false);
@@ -83,11 +84,11 @@ $walpost$;
 
 -- Publishes a payload other than JSON, such as Avro, Protobuf, or text converted with
 -- convert_to(..., 'UTF8'). The payload can also be NULL.
--- `prefix` selects the event's outbox. It must match a pipeline's `prefix`, which by default is
--- walpost_ followed by the pipeline's name. If no pipeline has this prefix, the event is not
+-- `prefix` selects the event's outbox. The value must match a pipeline's `prefix`, which by default
+-- is walpost_ followed by the pipeline's name. If no pipeline has this prefix, the event is not
 -- delivered, and no error is reported.
--- The envelope is documented in src/outbox/envelope.rs. For speed, it is built in a single
--- expression, and the message's LSN is assigned to a variable. Every PL/pgSQL statement adds
+-- The envelope is documented in src/outbox/envelope.rs. For speed, the envelope is built in a
+-- single expression, and the message's LSN is assigned to a variable. Every PL/pgSQL statement adds
 -- overhead, and PERFORM adds the most.
 CREATE OR REPLACE FUNCTION walpost.publish_bytes(
     aggregatetype pg_catalog.text, aggregateid pg_catalog.text, type pg_catalog.text, payload pg_catalog.bytea,
@@ -146,7 +147,7 @@ COMMENT ON FUNCTION walpost.publish_bytes(text, text, text, bytea, jsonb, uuid, 
     IS 'Writes an event into WAL, and returns its id';
 
 -- Publishes a JSON payload. PostgreSQL inlines an SQL function of this form into the calling
--- statement, at no extra cost. Its body is parsed when the function is created.
+-- statement, at no extra cost. The function's body is parsed when the function is created.
 CREATE OR REPLACE FUNCTION walpost.publish(
     aggregatetype pg_catalog.text, aggregateid pg_catalog.text, type pg_catalog.text, payload pg_catalog.jsonb,
     headers pg_catalog.jsonb DEFAULT NULL, id pg_catalog.uuid DEFAULT pg_catalog.gen_random_uuid(),
@@ -167,8 +168,8 @@ BEGIN
 END
 $walpost$;
 
--- Examines the objects again, because another role may have created an object that was missing the
--- first time.
+-- Examines the objects again, because another role may have created an object that did not exist
+-- during the first examination.
 \set examine 'owners present'
 \ir examine.sql
 COMMIT;

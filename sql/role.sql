@@ -1,26 +1,26 @@
--- The role that `walpost run` connects as, with no more privileges than it needs.
+-- Creates the role that `walpost run` connects as, with no more privileges than the role needs.
 --
 --   psql -v schema=public -v table=outbox -v role=walpost -f sql/role.sql
 --
 -- Run by: a superuser, or a role that owns the outbox and the journal and has CREATEROLE and
 -- REPLICATION. Run journal.sql first. Up to PostgreSQL 15, only a superuser may grant REPLICATION.
--- However, if Walpost's role already exists and has REPLICATION, the owner can run this file. Safe
--- to run again. The role is created without a password: set one with \password in psql, or
--- configure peer, cert or another authentication method in pg_hba.conf.
+-- However, if Walpost's role already exists and has REPLICATION, the owner of the outbox and the
+-- journal can run this file. Safe to run again. The role is created without a password: set one
+-- with \password in psql, or configure peer, cert or another authentication method in pg_hba.conf.
 --
 -- On Amazon RDS and Aurora, replication requires membership in the role rds_replication rather than
 -- the attribute REPLICATION, so Walpost's role becomes a member of rds_replication.
 --
 -- Reading a slot requires REPLICATION, which is a powerful privilege: the role can read the whole
 -- database from WAL. Configure pg_hba.conf so that the role can connect only from Walpost's
--- address. A logical slot needs only an entry for its own database there, not one for
+-- address. For a logical slot, pg_hba.conf needs only an entry for the slot's database, not one for
 -- `replication`.
 -- Reading rows from WAL requires no privilege on the outbox. The role needs SELECT for rows that
 -- are older than the slot, and for commands that compare or send the table's rows, such as `walpost
 -- verify`. For a message outbox, which has no table, set -v table=.
 -- The role can read the journal and add entries to it, but the server fills in who added an entry
--- and when. The role stores the positions that it has confirmed in walpost.slot_state, and how
--- tables are published in walpost.table_state.
+-- and when. In walpost.slot_state, the role stores the positions that it has confirmed. In
+-- walpost.table_state, it stores how tables are published.
 \set ON_ERROR_STOP on
 \if :{?schema}
 \else
@@ -84,8 +84,8 @@ BEGIN
             quote_ident(name), quote_ident(name),
             regexp_replace(members, E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]', '?', 'g');
     END IF;
-    -- By default, every role has the privilege CONNECT through PUBLIC. In that case, the grant is
-    -- skipped if the current role may not grant the privilege.
+    -- By default, every role has the privilege CONNECT through PUBLIC. The grant is skipped if
+    -- Walpost's role already has the privilege and the current role may not grant it.
     IF has_database_privilege(current_user, current_database(), 'CONNECT WITH GRANT OPTION')
         OR NOT has_database_privilege(name, current_database(), 'CONNECT') THEN
         EXECUTE format('GRANT CONNECT ON DATABASE %I TO %I', current_database(), name);

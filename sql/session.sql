@@ -1,8 +1,9 @@
--- Prepares the session. All other files run this file first. It changes nothing in the database.
+-- Prepares the session. All other files run this file first. This file changes nothing in the
+-- database.
 \set ON_ERROR_STOP on
--- These settings apply to the whole session. Without them, a function or operator in another schema
--- of search_path could be called instead of the one in pg_catalog (CVE-2018-1058), and reading a
--- table could call the functions in its row-level security policies.
+-- These settings apply to the whole session. Without these settings, a function or operator in
+-- another schema of search_path could be called instead of the one in pg_catalog (CVE-2018-1058),
+-- and reading a table could call the functions in its row-level security policies.
 SET search_path = pg_catalog, pg_temp;
 SET row_security = off;
 -- If psql does not run in a terminal, it uses a client encoding that the database's owner can
@@ -25,7 +26,7 @@ SET default_transaction_read_only = off;
 -- every table that is read.
 SET constraint_exclusion = partition;
 -- With ALTER DATABASE ... SET role, the database's owner can make every session start as another
--- role, whose objects would then be trusted. That setting is undone here. A role that was set
+-- role, whose objects would then be trusted. Such a setting is undone here. A role that was set
 -- within the session is kept.
 DO $walpost$
 BEGIN

@@ -3,9 +3,9 @@
 --
 --   PGOPTIONS='-c lock_timeout=10s' psql -v publication=walpost_outbox -v slot=walpost_outbox -f sql/slot.sql
 --
--- Run by: a superuser or a role with REPLICATION. It must be connected to the outbox's database,
--- and must not be in a transaction that has written. Safe to run again: an existing slot of that
--- name is examined but never changed.
+-- Run by: a superuser or a role with REPLICATION. The session must be connected to the outbox's
+-- database, and must not be in a transaction that has written. Safe to run again: an existing slot
+-- of that name is examined but never changed.
 --
 -- The publication must exist first, because the server looks it up as of the time of each change.
 -- If the slot is older than the publication, the server also decodes changes from before the
@@ -13,8 +13,8 @@
 -- Creating a slot waits for all open transactions to end. If lock_timeout expires first, the
 -- command fails and leaves nothing behind.
 -- Since PostgreSQL 17, -v failover=', failover => true' makes standbys keep a copy of the slot, so
--- that it survives a failover. docs/standby.md describes what else is required. `walpost init` does
--- this unless --no-failover is given.
+-- that it survives a failover. docs/standby.md describes what else is required. `walpost init`
+-- creates such a slot unless --no-failover is given.
 -- Once the slot exists, the server retains WAL until Walpost has confirmed it. Limit the amount
 -- with max_slot_wal_keep_size, and drop the slot with teardown.sql when Walpost is no longer used.
 \set ON_ERROR_STOP on
@@ -34,8 +34,8 @@
 -- Sets search_path to pg_catalog, pg_temp for the rest of the session.
 \ir session.sql
 
--- The objects are examined and used in one transaction. It must not write anything, because a slot
--- can't be created in a transaction that has written.
+-- The objects are examined and used in one transaction. This transaction must not write anything,
+-- because a slot can't be created in a transaction that has written.
 BEGIN;
 \ir prerequisites.sql
 \set examine 'slot_state'
@@ -53,9 +53,9 @@ DECLARE
     only_tables text;
     add_again text;
     was_made boolean := false;
-    -- Control characters, and characters that change the direction of text. They are replaced,
-    -- because psql prints messages unchanged, and a name could contain them to disguise the
-    -- message.
+    -- Control characters, and characters that change the direction of text. These characters are
+    -- replaced, because psql prints messages unchanged, and a name that contains such characters
+    -- could disguise the message.
     unprintable CONSTANT text := E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]';
 BEGIN
     IF EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = name) THEN
@@ -78,9 +78,9 @@ BEGIN
     END IF;
     -- If a slot existed before, under this name or another, the events that it had not delivered
     -- have been recorded, and `walpost replay` can resend them. This file can't determine which
-    -- slots a pipeline has had, so any row in walpost.slot_state counts. That table is not read
-    -- unless it was examined: if it did not exist at that time, any role could have created it
-    -- since.
+    -- slots a pipeline has had, so any row in walpost.slot_state counts. walpost.slot_state is not
+    -- read unless it was examined: if the table did not exist when the objects were examined, any
+    -- role could have created it since.
     IF 'slot_state' = ANY (string_to_array(current_setting('walpost.examined'), ' ')) THEN
         IF NOT has_table_privilege('walpost.slot_state', 'SELECT') THEN
             RAISE EXCEPTION 'role % can''t read walpost.slot_state, which shows whether a slot existed before',

@@ -9,10 +9,10 @@
 -- The slot's stream does not contain rows that were committed before the slot was created. Unless
 -- snapshot = "never", `walpost run` first copies these rows, together with all rows committed by
 -- the time it starts. If the table is empty when the slot has just been created, there is nothing
--- to copy, and all events come from the stream, in commit order. The same applies if the slot has
--- already been streamed from. This file adds a journal entry that states whether rows have to be
--- copied. Until they have been copied, `walpost run` rejects a pipeline definition that would skip
--- them.
+-- to copy, and all events come from the stream, in commit order. Nothing is copied either if the
+-- slot has already been streamed from. This file adds a journal entry that states whether rows have
+-- to be copied. Until these rows have been copied, `walpost run` rejects a pipeline definition that
+-- would skip them.
 \set ON_ERROR_STOP on
 \if :{?pipeline}
 \else
@@ -77,8 +77,8 @@ BEGIN
     ELSE
         SELECT coalesce(sum(pg_relation_size(relid)), 0) > 0 INTO has_rows FROM (
             SELECT outbox::regclass AS relid UNION SELECT relid FROM pg_partition_tree(outbox::regclass)) AS parts;
-        -- If querying the table could run other roles' code as the current role, it is not queried.
-        -- `walpost run` will examine it later.
+        -- If querying the table could run other roles' code as the current role, the table is not
+        -- queried. `walpost run` will examine the table later.
         IF has_rows AND current_setting('walpost.code_of_others') = '' THEN
             EXECUTE format('SELECT EXISTS (SELECT FROM %s AS t)', outbox) INTO has_rows;
         END IF;
@@ -86,8 +86,8 @@ BEGIN
             RAISE NOTICE 'table % has rows that may be older than slot %: walpost run delivers these rows first', outbox, its_slot
                 USING HINT = 'If they were already delivered, or must not be delivered, set snapshot = "never".';
             -- The OIDs and the position are valid only in this cluster, but the journal may later be restored in
-            -- another one. The partitions are recorded because the copy can't include any that are detached before it
-            -- starts.
+            -- another cluster. The partitions are recorded, because the copy can't include partitions that are detached
+            -- before it starts.
             its_detail := its_detail || jsonb_build_object('state', 'due', 'relation', outbox::regclass::oid::text,
                 'partitions', (WITH RECURSIVE descendant (oid) AS (
                     SELECT inhrelid FROM pg_inherits WHERE inhparent = outbox::regclass AND NOT inhdetachpending

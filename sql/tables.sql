@@ -1,4 +1,4 @@
--- Several outboxes on one slot: walpost.add_outbox adds an outbox table to a publication.
+-- Creates walpost.add_outbox, which adds an outbox table to a publication for several outboxes.
 --
 --   psql -f sql/tables.sql
 --
@@ -6,16 +6,17 @@
 --
 -- After this call, the table's events are delivered, whether Walpost is already running or is
 -- started later. The rows that the table already contains are delivered first, as part of the same
--- transaction. To get them into WAL exactly once, and before anything that the table receives
--- later, the function writes them to walpost.outbox_row, which is in the publication, and deletes
--- them again. It returns the number of these rows, or NULL if the table was already in the
+-- transaction. To write these rows to WAL exactly once, and before any row that is inserted later,
+-- the function inserts them into walpost.outbox_row, which is in the publication, and deletes them
+-- again. The function returns the number of these rows, or NULL if the table was already in the
 -- publication. If a table was removed from the publication earlier, it is added again without its
--- rows, since most of them have been delivered. Walpost records the rows that were committed in
--- between as missing until `walpost replay --dropped-slots` sends them.
+-- rows, since most of them have been delivered. Rows that were committed while the table was not
+-- published are recorded as missing until `walpost replay --dropped-slots` sends them.
 --
 -- The function waits until all transactions that have written to the table end, and it blocks other
--- writers until its own transaction ends. It writes each row to WAL once more. If the table is too
--- large for that, add it with ALTER PUBLICATION, and send its rows with `walpost replay`.
+-- writers until its own transaction ends. Each existing row is written to WAL once more. If the
+-- table is too large for that, add it with ALTER PUBLICATION, and send its rows with `walpost
+-- replay`.
 --
 -- Run by: a role with CREATE on the database. Run guard.sql and journal.sql first. Safe to run
 -- again as the same role: an existing table is examined, the function is replaced, and both keep
@@ -42,7 +43,7 @@
 -- Sets search_path to pg_catalog, pg_temp for the rest of the session.
 \ir session.sql
 BEGIN;
--- The function serves all tables, so the owner of a single table is not trusted with it.
+-- The function is used for all tables, so the owner of a single table is not trusted with it.
 \set table_of_session :table
 \set table ''
 \set examine 'owners outbox_row table_state'
@@ -95,9 +96,9 @@ DECLARE
     longest int;
     code_of_others text;
     related text;
-    -- Control characters, and characters that change the direction of text. They are replaced,
-    -- because psql prints messages unchanged, and a name could contain them to disguise the
-    -- message.
+    -- Control characters, and characters that change the direction of text. These characters are
+    -- replaced, because psql prints messages unchanged, and a name that contains such characters
+    -- could disguise the message.
     unprintable CONSTANT text := E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]';
     -- This database's values for the columns system_id and database_oid of walpost.table_state.
     system text := (SELECT system_identifier::text FROM pg_control_system());
@@ -188,8 +189,8 @@ BEGIN
             quote_ident(its_schema), quote_ident(its_name) USING ERRCODE = 'object_not_in_prerequisite_state',
                 HINT = 'Create it: walpost init --config FILE; or run sql/slot.sql of Walpost in this database. Then add the table';
     END IF;
-    -- If another table inherits from this one, PostgreSQL would send its rows under the other
-    -- table's name.
+    -- If another table inherits from this table, PostgreSQL would send the other table's rows under
+    -- the name of that other table.
     SELECT regexp_replace(format('%I.%I', n.nspname, c.relname), unprintable, '?', 'g') INTO related
         FROM pg_inherits JOIN pg_class c ON c.oid = inhrelid JOIN pg_namespace n ON n.oid = c.relnamespace
         WHERE inhparent = outbox AND NOT c.relispartition LIMIT 1;
@@ -349,8 +350,8 @@ BEGIN
 END
 $walpost$;
 
--- Examines the objects again, because another role may have created an object that was missing the
--- first time.
+-- Examines the objects again, because another role may have created an object that did not exist
+-- during the first examination.
 \set examine 'owners outbox_row present'
 \ir examine.sql
 COMMIT;

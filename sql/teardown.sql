@@ -1,13 +1,13 @@
 -- Stops the replication of an outbox: drops the slot, then the publication. This file is meant for
--- operators. Walpost never runs it.
+-- operators. Walpost never runs this file.
 --
 --   psql -v schema=public -v table=outbox -v publication=walpost_outbox -v slot=walpost_outbox -v role=walpost \
 --        -f sql/teardown.sql
 --
 -- Stop `walpost run` first. Events that have not been delivered yet stay in the table, but will
--- never be delivered: a new slot delivers only events that are committed after it is created. This
--- can't be undone. In a message outbox (-v table=), undelivered events are lost together with the
--- slot. Safe to run again.
+-- never be delivered: a new slot delivers only events that are committed after it is created.
+-- Dropping the slot can't be undone. In a message outbox (-v table=), undelivered events are lost
+-- together with the slot. Safe to run again.
 -- Run by: a superuser, or the owner of the publication if it may also drop slots (REPLICATION).
 \set ON_ERROR_STOP on
 \if :{?schema}
@@ -57,7 +57,7 @@ BEGIN
         RAISE NOTICE 'slot % dropped; it was confirmed up to %, and WAL ended at %',
             name, found.confirmed_flush_lsn, pg_current_wal_lsn();
     END IF;
-    -- If the slot's row in walpost.slot_state remained, Walpost would report that something else
+    -- If the slot's row in walpost.slot_state remained, Walpost would report that another program
     -- had moved a new slot of the same name.
     FOR kept IN SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = 'walpost'
         AND c.relname IN ('slot_state', 'table_state')

@@ -54,8 +54,8 @@ BEGIN
 END
 $walpost$;
 
--- Examines the objects again, because another role may have created an object that was missing the
--- first time.
+-- Examines the objects again, because another role may have created an object that did not exist
+-- during the first examination.
 \ir examine.sql
 \if :{?outbox_transaction}
 \else

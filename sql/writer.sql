@@ -1,11 +1,12 @@
--- Allows a service's role to send events. Superusers and the outbox's owner do not need this.
+-- Allows a service's role to send events. Superusers and the outbox's owner already have the
+-- required privileges.
 --
 --   psql -v schema=public -v table=outbox -v writer=shop -f sql/writer.sql
 --
 -- Run by: the owner of the outbox. For a message outbox (-v table=), run publish.sql first. Then,
 -- this file can be run by the owner of the functions or, once PUBLIC may no longer call
--- pg_logical_emit_message(), only by a superuser. Run it once for each role. Safe to run again.
--- `walpost init --writer shop` runs the same SQL. This file revokes nothing.
+-- pg_logical_emit_message(), only by a superuser. Run this file once for each role. Safe to run
+-- again. `walpost init --writer shop` runs the same SQL. This file revokes nothing.
 --
 -- For a table, the role is granted INSERT and the other privileges that inserting requires. For a
 -- message outbox, it may call walpost.publish, walpost.publish_bytes and the functions that these

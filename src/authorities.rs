@@ -11,8 +11,8 @@ use crate::trusted_path::{self, PathError};
 /// folders separated by colons.
 const VARIABLES: [&str; 2] = ["SSL_CERT_FILE", "SSL_CERT_DIR"];
 
-/// The files in which common distributions store the trusted CA certificates. They must be passed
-/// to OpenSSL, because a statically linked OpenSSL searches other locations.
+/// The files in which common distributions store the trusted CA certificates. These files must be
+/// passed to OpenSSL, because a statically linked OpenSSL searches other locations.
 const BUNDLES: [&str; 5] = [
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
@@ -35,11 +35,11 @@ pub(crate) fn system_bundle() -> Option<&'static Path> {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{variable}: {}: {error}", path.display())]
 pub(crate) struct LocationError {
-    /// The environment variable.
+    /// The environment variable that contains the location.
     pub variable: &'static str,
-    /// The file or folder.
+    /// The file or folder at the location.
     pub path: PathBuf,
-    /// The reason.
+    /// The reason why the location must not be used.
     pub error: Box<PathError>,
 }
 

@@ -36,7 +36,7 @@ use crate::trusted_path;
 
 /// Maximum number of pipelines queried concurrently.
 const CONCURRENT_QUERIES_MAX: usize = 8;
-/// With more pipelines than this, commands print a summary before the details.
+/// Maximum number of pipelines for which commands print the details without a summary.
 const SHORT_LIST_MAX: usize = 3;
 
 /// Examples shown after the program's help.
@@ -224,7 +224,8 @@ fn variable(name: &str) -> Option<String> {
 }
 
 fn variables() -> impl Iterator<Item = (String, String)> {
-    // Variables that are not valid Unicode can be skipped, because they can't be Walpost's.
+    // Skip variables whose names or values are not valid Unicode, because Walpost does not use such
+    // variables.
     std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
 }

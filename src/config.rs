@@ -57,9 +57,9 @@ pub(crate) struct Given<'a> {
 #[derive(Clone, Copy)]
 pub(crate) enum GivenSink {
     /// The command delivers events or checks their delivery. It uses this sink or, if `None`, the
-    /// one in the configuration file. The sink must support the pipeline's delivery mode.
+    /// sink in the configuration file. The sink must support the pipeline's delivery mode.
     ForDelivery(Option<SinkName>),
-    /// The command does not deliver events. It uses this sink instead of the one in the
+    /// The command does not deliver events. It uses this sink instead of the sink in the
     /// configuration file, regardless of the pipeline's delivery mode.
     Instead(SinkName),
 }

@@ -3,7 +3,7 @@
 //! A server's error message, an ID, a key or a table name can contain anything: escape sequences
 //! for terminals, line feeds that start a forged log line, and characters that change the displayed
 //! order of the text. All output is escaped where it is written, so that individual messages do not
-//! have to be.
+//! have to be escaped.
 //!
 //! Control characters (C0, DEL, C1), line and paragraph separators, and the formatting characters
 //! for bidirectional text (Unicode 16, UAX #9, table 4) are displayed as escapes. All other

@@ -25,19 +25,21 @@
 //!   systemd. Starts, stops and replaces individual pipelines when their definitions change or on requests from the control
 //!   socket.
 //! - [`observe`]: monitors a running process. [`observe::status`] is a snapshot of the counters in [`delivery::stats`];
-//!   metrics, readiness, `walpost status` and the status page are derived from it. [`observe::watchdog`] checks it once
-//!   a second, and [`observe::problem`] contains the messages about problems. No pipeline stage depends on this module.
+//!   metrics, readiness, `walpost status` and the status page are derived from it. [`observe::watchdog`] checks this
+//!   snapshot once a second, and [`observe::problem`] contains the messages about problems. No pipeline stage depends
+//!   on this module.
 //! - [`replay`]: resends rows of the outbox table while the pipeline runs. [`verify`]: compares the table with the
 //!   topics after delivery. [`skip`]: advances a slot past events that the operator chooses to skip.
-//! - [`retention`]: creates partitions in advance and drops those whose rows have been delivered. This layer is below
-//!   [`replay`], which needs the list of detached partitions.
+//! - [`retention`]: creates partitions in advance and drops partitions whose rows have been delivered. This layer is
+//!   below [`replay`], which needs the list of detached partitions.
 //! - [`pipeline`]: the loop of one pipeline. [`pipeline::session`] starts a session and streams over one connection.
 //!   [`pipeline::decode`] turns frames into records (pure); every row passes through [`pipeline::decode::delivery`],
 //!   including rows sent by a replay. Each stage defines its errors in its own `error.rs`. [`pipeline::error`] combines
-//!   them where stages meet, and [`pipeline::recovery`] maps each error to a remedy. Features have their own modules:
-//!   [`pipeline::snapshot`] copies rows that are older than the slot, [`pipeline::exactly_once`] omits events that are
-//!   already in Kafka and commits transactions with a checkpoint, and [`pipeline::wal_budget`] limits the WAL that the
-//!   slot retains. `pipeline::sim`, which exists only in tests, runs the whole pipeline against simulated servers.
+//!   these errors where stages meet, and [`pipeline::recovery`] maps each error to a remedy. Features have their own
+//!   modules: [`pipeline::snapshot`] copies rows that are older than the slot, [`pipeline::exactly_once`] omits events
+//!   that are already in Kafka and commits transactions with a checkpoint, and [`pipeline::wal_budget`] limits the WAL
+//!   that the slot retains. `pipeline::sim`, which exists only in tests, runs the whole pipeline against simulated
+//!   servers.
 //! - [`postgres`]: all code specific to PostgreSQL. [`postgres::connect`] opens connections, [`postgres::wire`] contains
 //!   pure codecs, [`postgres::replication`] is the replication connection, [`postgres::catalog`] runs SQL queries and never
 //!   streams, and [`postgres::provision`] runs the files in `sql/`. No other module uses tokio-postgres or
@@ -99,26 +101,26 @@
 //! it to the sink ([`sink::Sink::produce`]). If no record can be created, or the record is too large for the sink, the
 //! result is an error or, depending on the settings, a dead letter ([`outbox::dead_letter::Writer::write`]), which
 //! takes the same path. librdkafka copies the record, sends it, and calls
-//! [`delivery::watermark::Deliveries::delivered`]. Once every record of a transaction and of all earlier ones is
-//! delivered, [`delivery::watermark::Watermark::confirmed`] advances and [`postgres::replication::Connection::confirm`]
-//! reports the position to PostgreSQL.
+//! [`delivery::watermark::Deliveries::delivered`]. Once every record of a transaction and of all earlier transactions
+//! is delivered, [`delivery::watermark::Watermark::confirmed`] advances and
+//! [`postgres::replication::Connection::confirm`] reports the position to PostgreSQL.
 //!
 //! # Invariants
 //!
-//! 1. An LSN is confirmed only when every record of every transaction that ends at or before it is durable in the sink and,
-//!    for exactly-once delivery, a checkpoint that covers it is durable too. `Confirmed` has no constructor outside
-//!    `watermark`.
-//! 2. On one connection, the confirmed LSN never decreases and never exceeds the position received. A new connection starts
-//!    from the position that the slot reports. Release builds check this, too.
-//! 3. Data that can't be decoded, mapped, routed or produced stops the pipeline with an error that identifies it. If the
-//!    settings allow it, an event that can't be routed, or whose record is too large, is replaced by a dead letter, to which
-//!    these invariants apply as to any other record. Nothing is skipped silently.
+//! 1. An LSN is confirmed only when every record of every transaction that ends at or before this LSN is durable in the
+//!    sink and, for exactly-once delivery, a checkpoint that covers the LSN is durable too. `Confirmed` has no
+//!    constructor outside `watermark`.
+//! 2. On one connection, the confirmed LSN never decreases and never exceeds the position received. A new connection
+//!    starts from the position that the slot reports. Release builds check these conditions, too.
+//! 3. Data that can't be decoded, mapped, routed or produced stops the pipeline with an error that identifies the data.
+//!    If the settings allow it, an event that can't be routed, or whose record is too large, is replaced by a dead
+//!    letter, which is subject to these invariants like any other record. Nothing is skipped silently.
 //! 4. Within a partition, records appear in commit order, and within a transaction in insert order.
 //! 5. Memory is bounded by configuration (`window_bytes`, `window_records`, `max_row_bytes`), regardless of the size of the
 //!    backlog, the size of a transaction or the duration of an outage.
-//! 6. Payload bytes are copied once, into the producer. Before that, a bytea payload is decoded once, and a payload
-//!    whose format is not the column's text is encoded once. Payloads are never parsed unless `expand_payload` requires
-//!    it, and are never logged.
+//! 6. Payload bytes are copied once, into the producer. Before that copy is made, a bytea payload is decoded once, and
+//!    a payload whose format is not the column's text is encoded once. Payloads are never parsed unless
+//!    `expand_payload` requires it, and are never logged.
 //! 7. A slot, a publication or a topic is never dropped or moved unless the operator asked for it, on the command line
 //!    or, for a slot that retains more WAL than allowed, in the configuration. The events that are lost when a slot is
 //!    dropped are recorded in the journal beforehand and listed until they are resent, and no rows are removed from the
@@ -157,8 +159,8 @@ mod supervisor;
 mod trusted_path;
 mod verify;
 
-/// The items that the program, its tests and its benchmarks use. This is not a stable API, because the crate is not
-/// meant to be used as a library.
+/// The items that the program, its tests and its benchmarks use. The facade is not a stable API, because the crate is
+/// not meant to be used as a library.
 #[doc(hidden)]
 pub mod facade {
     pub use crate::cli::main;

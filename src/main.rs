@@ -48,7 +48,7 @@ mod wakeup {
     /// Returns whether a batch is ready, and lowers `next` to the time when the thread must check
     /// its queue again. If a batch is ready, the thread checks again after [`SLEEP_MICROS`] instead
     /// of immediately.
-    /// The linker replaces librdkafka's function with this one, as configured in `build.rs`.
+    /// The linker replaces librdkafka's function with this function, as configured in `build.rs`.
     #[unsafe(no_mangle)]
     unsafe extern "C" fn __wrap_rd_kafka_msgq_allow_wakeup_at(
         queue: *mut c_void,
@@ -86,7 +86,7 @@ mod wakeup {
 /// The bindings declare the codes as a Rust enum, so any other number is undefined behavior and can
 /// crash the process with all its pipelines. As configured in `build.rs`, the linker replaces
 /// librdkafka's functions with the functions in this module, for both rdkafka and this crate. No
-/// other function returns a broker's error code to Rust.
+/// other function of librdkafka returns a broker's error code to Rust.
 #[cfg(target_os = "linux")]
 mod error_codes {
     use std::ffi::{c_char, c_int, c_void};
@@ -194,8 +194,8 @@ mod error_codes {
         }
     }
 
-    /// Returns the next message, with its error code replaced. The code is the first member of a
-    /// message.
+    /// Returns the next message, with its error code replaced. The error code is the first field of
+    /// a message.
     #[unsafe(no_mangle)]
     unsafe extern "C" fn __wrap_rd_kafka_event_message_next(event: *mut c_void) -> *mut c_int {
         // SAFETY: the caller's argument is passed on unchanged, and the event owns the message.

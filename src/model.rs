@@ -1,5 +1,5 @@
-//! Plain values shared by every module. Nothing here performs I/O or imports another module of this crate, apart from
-//! [`crate::escape`].
+//! Plain values shared by every module. Nothing in this module performs I/O or imports another module of this crate,
+//! apart from [`crate::escape`].
 
 pub(crate) mod commands;
 pub(crate) mod dead_letters;

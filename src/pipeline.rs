@@ -316,8 +316,8 @@ async fn with_rejection(error: PipelineError, core: &Core) -> PipelineError {
     if !matches!(error.cause(), Cause::Sink(SinkError::Broken(_))) {
         return error;
     }
-    // If the producer failed only because a connection broke, the wait times out, because records
-    // stay in flight until they expire, and their expiry takes longer than the timeout.
+    // If the producer failed only because a connection broke, the wait times out: the records stay
+    // in flight until they expire, which takes longer than this timeout.
     let _ = timeout(PRODUCER_ERROR_TIMEOUT, core.delivery.watermark.empty()).await;
     match core.delivery.watermark.deliveries().failure() {
         Some(failure) => StreamError::Delivery(failure).into(),

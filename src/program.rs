@@ -1,9 +1,10 @@
 //! Runs a configured program that prints a secret: a password or a token.
 //!
-//! The program runs without a shell and with a time limit. Its standard output is returned to the
-//! caller and not used for anything else. Its standard error is discarded instead of being included
-//! in error messages, because these appear in the log and on the unauthenticated status page, and
-//! standard error may contain the secret, in any encoding, or the program's own credentials.
+//! The program runs without a shell and with a time limit. The program's standard output is
+//! returned to the caller and not used for anything else. The program's standard error is discarded
+//! instead of being included in error messages, because error messages appear in the log and on the
+//! unauthenticated status page, and standard error may contain the secret, in any encoding, or the
+//! program's own credentials.
 //!
 //! The permissions of the program and of every folder in its path are checked before each run,
 //! because they may change at any time after Walpost has read its configuration.
@@ -146,7 +147,8 @@ impl Program {
         let mut child = self.spawn().map_err(start_error)?;
         let mut output = Output::new(child.stdout.take());
         let status = match wait_for_exit(&mut child, &mut output, until) {
-            // From here on, the program's ID may belong to another process, so it is not killed.
+            // From here on, the program's process ID may belong to another process, so no process
+            // is killed.
             Ok(Some(status)) => status,
             ended => {
                 kill(&mut child);
@@ -175,7 +177,7 @@ impl Program {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::null());
-        // SAFETY: `isolate` only makes system calls. It neither allocates memory nor acquires a
+        // SAFETY: `isolate` only makes system calls: it neither allocates memory nor acquires a
         // lock that another thread might have held at the time of the fork.
         unsafe { command.pre_exec(isolate) };
         command.spawn()
@@ -184,10 +186,11 @@ impl Program {
 
 /// Prepares the new process for the program.
 ///
-/// The process gets its own session, without a terminal on which it could prompt. It adopts
-/// descendants whose parent ends, so that [`kill`] finds them regardless of the session or process
-/// group to which they have moved. It inherits only the standard streams: librdkafka and other C
-/// libraries open descriptors without `O_CLOEXEC`.
+/// The process gets its own session, without a terminal on which it could prompt. The process
+/// adopts descendants whose parent ends, so that [`kill`] finds them regardless of the session or
+/// process group to which they have moved. The process inherits only the standard streams. All
+/// other descriptors are marked close-on-exec, because librdkafka and other C libraries open
+/// descriptors without `O_CLOEXEC`.
 fn isolate() -> io::Result<()> {
     setsid()?;
     set_child_subreaper(Some(getpid()))?;
@@ -251,10 +254,10 @@ fn wait_for_exit(
     }
 }
 
-/// Kills the program and every process that it started, including those that have left its session.
-/// The program must not have been reaped, because its ID could then belong to another process.
-/// Processes that it runs as another user, for example through sudo, survive, because Walpost is
-/// not permitted to signal them.
+/// Kills the program and every process that it started, including processes that have left its
+/// session. The program must not have been reaped, because its ID could then belong to another
+/// process. Processes that the program runs as another user, for example through sudo, survive,
+/// because Walpost is not permitted to signal them.
 fn kill(child: &mut Child) {
     let Some(root) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) else {
         return;
@@ -403,7 +406,7 @@ mod tests {
             .map_err(|error| error.to_string())
     }
 
-    /// Returns whether a process has ended. It may not have been reaped yet.
+    /// Returns whether a process has ended, even if it has not been reaped yet.
     fn has_ended(pid: &str) -> bool {
         let state = fs::read_to_string(format!("/proc/{pid}/stat"));
         state.map_or(true, |state| state.contains(") Z "))
@@ -439,8 +442,8 @@ mod tests {
         }
     }
 
-    /// If waiting returned an error after the program was reaped, its ID would be used to kill a
-    /// process.
+    /// If waiting returned an error after the program was reaped, the caller would kill the process
+    /// that has the program's process ID by then.
     #[test]
     fn waiting_does_not_fail_once_the_program_has_been_reaped() {
         let mut child = shell("exit 0").spawn().expect("a process");

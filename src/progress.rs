@@ -47,8 +47,8 @@ impl Progress {
         }
     }
 
-    /// Advances by `count` items. Reads the clock, so call it once per batch if processing an item
-    /// is fast.
+    /// Advances by `count` items. Reads the clock, so call this function once per batch if
+    /// processing an item is fast.
     pub(crate) fn advance(&mut self, count: u64) {
         match &self.bar {
             Some(bar) => {

@@ -10,10 +10,10 @@
 //! `walpost-replay`, with the ID of the run, instead of `walpost-position`. A row that can't be
 //! delivered becomes a dead letter if the settings enable dead letters for the stream.
 //!
-//! The journal records the progress of a run. It contains an entry written when the run starts, an
-//! entry written when it ends, and occasional entries in between. Each entry in between contains
-//! the key of a row; this row and all preceding rows are in Kafka. When a run is resumed, rows that
-//! were sent after the last of these entries are sent twice.
+//! The journal records the progress of a run: one entry is written when the run starts, one when
+//! the run ends, and occasional entries in between. Each entry in between contains the key of a
+//! row; this row and all preceding rows are in Kafka. When a run is resumed, rows that were sent
+//! after the last of these entries are sent twice.
 //!
 //! [`ReplayPlan::for_dropped_slots`] sends rows that may be missing after slots were dropped. When
 //! the run ends, the journal entries about these slots are closed.
@@ -80,7 +80,7 @@ pub(crate) enum ReplayError {
          application has to publish the events again"
     )]
     NoTable(Outbox),
-    /// The outbox has several tables, but a replay requires a single one.
+    /// The outbox has several tables, but a replay requires a single table.
     #[error(
         "the outbox has several tables ({0}), but replay sends events of a single table. Specify the table: --table \
          SCHEMA.TABLE"
@@ -114,7 +114,7 @@ pub(crate) enum ReplayError {
         flag: &'static str,
         /// The value of the flag.
         text: String,
-        /// Why the value is not an ID.
+        /// The reason why the value is not an ID.
         error: Box<ServerError>,
     },
     /// A flag specifies a position that no record has.
@@ -125,7 +125,7 @@ pub(crate) enum ReplayError {
     NoRecord {
         position: Position,
         flag: &'static str,
-        /// Why the record was not found.
+        /// The reason why the record was not found.
         reason: String,
     },
     /// The topics can't be read.
@@ -244,7 +244,7 @@ pub(crate) enum ReplayError {
     )]
     OtherCondition {
         run: Uuid,
-        /// The role that started the run, and when.
+        /// The role that started the run, and the start time.
         begun: Box<Begun>,
         /// The condition in the journal.
         expected: Option<String>,
@@ -260,7 +260,7 @@ pub(crate) enum ReplayError {
     )]
     OtherTopic {
         run: Uuid,
-        /// The role that started the run, and when.
+        /// The role that started the run, and the start time.
         begun: Box<Begun>,
         /// The topic in the settings.
         found: String,
@@ -290,7 +290,7 @@ pub(crate) enum ReplayError {
     #[error("entry {id} of the journal can't be read: {reason}")]
     Entry {
         id: i64,
-        /// Why the entry can't be read.
+        /// The reason why the entry can't be read.
         reason: String,
     },
     /// An object in the database does not meet the requirements.
@@ -330,7 +330,7 @@ pub(crate) enum ReplayError {
         row: String,
         /// The sink's error.
         error: Box<SinkError>,
-        /// Why a dead letter was sent.
+        /// The reason why a dead letter was sent.
         reason: String,
     },
     /// The sink failed.
@@ -465,7 +465,7 @@ impl<'s> ReplayPlan<'s> {
         plan.with_row_count().await
     }
 
-    /// Starts a new run. Its rows are determined later.
+    /// Starts a new run, whose rows are determined later.
     async fn start_run(
         settings: &'s PipelineSettings,
         table: &'s TableName,
@@ -653,7 +653,7 @@ impl<'s> ReplayPlan<'s> {
         }
         copy::prepare(reader.client()).await?;
         // All rows are read from one snapshot, in a read-only transaction. The module `condition`
-        // describes what functions in a condition can do despite this.
+        // describes what functions in a condition can do despite these restrictions.
         let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
         let begun = reader.client().batch_execute(begin).await;
         begun.map_err(CatalogError::from)?;
@@ -688,8 +688,8 @@ impl<'s> ReplayPlan<'s> {
         })
     }
 
-    /// Returns whether journal entries are closed when the run ends. If so, the end is recorded
-    /// even if the run has no rows.
+    /// Returns whether journal entries are closed when the run ends. The end of such a run is
+    /// recorded even if the run has no rows.
     #[must_use]
     pub(crate) fn closes(&self) -> bool {
         !self.closes.is_empty() || self.is_for_set_aside_table()

@@ -9,7 +9,7 @@
 //! period, the partition is detached and marked with the current WAL position: even a long-running
 //! transaction that inserted into the partition must have been committed before this position. Once
 //! the slots have passed this position as well, the partition is dropped. See [`mark`] for the
-//! format of marks, and [`plan`] for how they determine the next step.
+//! format of marks, and [`plan`] for how marks determine the next step.
 //!
 //! Writers never wait for Walpost longer than [`LOCK_TIMEOUT`]: a statement that holds or waits for
 //! a conflicting lock is canceled after this timeout and retried.
@@ -177,7 +177,7 @@ pub(crate) enum RetentionError {
         table: TableName,
         /// The command that resends the events.
         replay: String,
-        /// Why the events may be missing.
+        /// The reason why the events may be missing.
         cause: &'static str,
         /// The events that may be missing.
         what: String,
@@ -266,7 +266,7 @@ pub(crate) async fn pass(
 }
 
 /// Returns a target for each of the outbox's tables. If the outbox can consist of several tables,
-/// only those in the publication are included.
+/// only the tables in the publication are included.
 ///
 /// # Errors
 /// Returns an error if a catalog query fails.
@@ -510,8 +510,8 @@ impl RetentionStep {
 
 /// The statements that perform a [`RetentionStep`].
 struct StepStatements {
-    /// Statements that block no writers, so that their duration is not limited: the inspection of
-    /// the table to drop, or CREATE TABLE. Empty, or ends with a semicolon.
+    /// Statements that block no writers, so their duration is not limited: the inspection of the
+    /// table to drop, or CREATE TABLE. Empty, or ends with a semicolon.
     preparation: String,
     /// The statements that lock a table.
     locking: String,
@@ -527,12 +527,12 @@ struct Pass<'a> {
     outbox: &'a MaintainedTable,
     /// How long to wait for slots to reach the WAL position in a mark. The timeout is shorter if
     /// the maintenance pass covers many tables. A timeout does no harm, because the next pass
-    /// continues where this one stopped.
+    /// continues where this pass stopped.
     slot_timeout: Duration,
     report: &'a mut RetentionReport,
     /// Whether this maintenance pass has verified that none of the table's events are missing from
-    /// the stream. This is checked only once: rows that are inserted later are too recent to be
-    /// removed in this pass.
+    /// the stream. The check is performed only once, because rows that are inserted later are too
+    /// recent to be removed in this pass.
     is_complete: bool,
 }
 
@@ -549,9 +549,9 @@ impl Pass<'_> {
     }
 
     /// Returns the slot with the lowest position, and that position. If another process has moved a
-    /// slot, the last position that Walpost confirmed is used in place of the slot's current one.
-    /// Returns `None` if the slots don't show which rows were delivered, for example because a slot
-    /// was dropped.
+    /// slot, the last position that Walpost confirmed is used in place of the slot's current
+    /// position. Returns `None` if the slots don't show which rows were delivered, for example
+    /// because a slot was dropped.
     async fn slowest(&mut self, target: &Target) -> Result<Option<(String, Lsn)>, CatalogError> {
         let table = &self.outbox.name;
         let readers = self
@@ -716,8 +716,8 @@ impl Pass<'_> {
         }
     }
 
-    /// Performs the steps and adds the results to the report. Returns true if at least one of them
-    /// was performed.
+    /// Performs the steps and adds the results to the report. Returns true if at least one of the
+    /// steps was performed.
     async fn perform_steps(&mut self, steps: &[RetentionStep]) -> Result<bool, CatalogError> {
         let (marks, others): (Vec<_>, Vec<_>) = steps.iter().partition(|step| step.is_mark());
         let mut has_progress = self.perform_in_batches(&marks).await?;
@@ -728,7 +728,7 @@ impl Pass<'_> {
     }
 
     /// Performs the steps, several in each transaction, and adds the results to the report. Returns
-    /// true if at least one of them was performed.
+    /// true if at least one of the steps was performed.
     async fn perform_in_batches(&mut self, steps: &[&RetentionStep]) -> Result<bool, CatalogError> {
         let mut has_progress = false;
         let mut remaining = steps;
@@ -851,8 +851,8 @@ impl Pass<'_> {
         self.run(&table, &lock).await
     }
 
-    /// Runs statements on a table in one transaction. If they fail, adds the error to the report
-    /// and returns false.
+    /// Runs statements on a table in one transaction. If the statements fail, adds the error to the
+    /// report and returns false.
     async fn run(&mut self, table: &TableName, sql: &str) -> Result<bool, CatalogError> {
         let failed = self.attempt(&bounded(sql)).await?;
         if failed.is_none() {
@@ -873,7 +873,7 @@ impl Pass<'_> {
         false
     }
 
-    /// Begins a transaction that locks the table against changes by other sessions. If this fails,
+    /// Begins a transaction that locks the table against changes by other sessions. On failure,
     /// adds the reason to the report and returns false.
     async fn begin_locked(&mut self) -> Result<bool, CatalogError> {
         let table = self.outbox.name.clone();
@@ -925,7 +925,7 @@ impl Pass<'_> {
             .lock_and_examine(&self.outbox.name, self.outbox.statement())
             .await?;
         // Lock the table explicitly. Examining the table locks it only if an untrusted role can
-        // change it, but a trusted role could transfer it to an untrusted one.
+        // change it, but a trusted role could transfer the table to an untrusted role.
         if self.outbox.partitioning.is_some() {
             let table = self.outbox.name.quoted();
             let lock = format!("LOCK TABLE ONLY {table} IN SHARE UPDATE EXCLUSIVE MODE");
@@ -942,7 +942,7 @@ impl Pass<'_> {
 
     fn step_error(&self, step: &RetentionStep, failed: Failed) -> RetentionError {
         match (step, failed.code.as_str(), &self.outbox.default) {
-            // SQLSTATE check_violation: rows in the default partition belong in the new one.
+            // SQLSTATE check_violation: rows in the default partition belong in the new partition.
             (RetentionStep::Create(name, range), "23514", Some(default)) => {
                 RetentionError::DefaultHasRows {
                     partition: name.clone(),
@@ -1005,7 +1005,8 @@ fn drop_sql(table: &Detached) -> String {
         escape_literal(&name.quoted())
     );
     let block = escape_literal(&block);
-    // Lock the detached table itself. The lock on the outbox does not prevent changes to it.
+    // Lock the detached table itself. The lock on the outbox does not prevent changes to the
+    // detached table.
     format!(
         "LOCK TABLE {name} IN ACCESS EXCLUSIVE MODE; DO {block}; DROP TABLE {name}",
         name = name.quoted(),

@@ -105,7 +105,7 @@ pub enum Prepared {
     /// The topic exists.
     Usable { partitions: usize },
     /// The topic can't be used, and the pipeline is configured to turn the topic's events into dead
-    /// letters. Otherwise, the preparation would fail with an error.
+    /// letters. Without this setting, the preparation would fail with an error.
     Unusable,
 }
 
@@ -202,7 +202,7 @@ pub enum SinkError {
         at: Position,
         cause: RefusalCause,
     },
-    /// The topic has no such partition.
+    /// The topic does not have the partition that the row specifies.
     #[error(
         "topic {topic:?} does not have partition {partition}, which is the value of the partition column. Add \
          partitions to the topic, or correct the program that writes the column"
@@ -227,7 +227,7 @@ pub enum SinkError {
         pipeline: String,
         /// The topic and offset of the record.
         place: String,
-        /// Why the record is not valid.
+        /// The reason why the record is not valid.
         error: CheckpointError,
     },
     /// The checkpoint topic's settings could cause a checkpoint to be lost.
@@ -239,7 +239,7 @@ pub enum SinkError {
         /// The command that corrects the setting.
         remedy: String,
     },
-    /// Another producer for the same pipeline has fenced this one.
+    /// Another producer for the same pipeline has fenced this producer.
     #[error("another instance of this pipeline has taken over (its producer fenced this one): {0}")]
     Fenced(String),
     /// The principal is not authorized to use transactions.

@@ -28,8 +28,8 @@ use crate::postgres::target::Outbox;
 use crate::postgres::wire::frame::Frame;
 use crate::sink::{Sink, SinkError};
 
-/// The size limit for rows. No row can be larger, because this is PostgreSQL's own limit for a
-/// message.
+/// The size limit for rows. No row can be larger, because PostgreSQL limits messages to the same
+/// size.
 const ROW_BYTES_MAX: usize = 1 << 30;
 
 /// How often to check whether the server has released the slot.
@@ -138,7 +138,7 @@ pub(crate) struct SkipPlan {
     pub(crate) confirmed: Lsn,
     pub(crate) to: Lsn,
     pub(crate) found: PreviewReport,
-    /// The existing checkpoint and the new one; set only with exactly-once delivery.
+    /// The existing checkpoint and the new checkpoint; set only with exactly-once delivery.
     pub(crate) checkpoint: Option<(Checkpoint, Checkpoint)>,
     /// Whether another program has already advanced the slot to this position.
     pub(crate) is_moved: bool,
@@ -332,8 +332,8 @@ async fn plan(
         preview.describe_columns(HashMap::clone(&facts));
         Ok::<_, SkipError>(preview)
     };
-    // The commit record of the transaction to skip may start at the requested position. In that
-    // case, the end of the record is greater than the position, so read past the position.
+    // The commit record of the transaction to skip may start at the requested position. The end of
+    // such a record is greater than the position, so read past the position.
     let end_lsn = end.min(Lsn(to.lsn().0 + 1));
     let preview = preview_events(settings, catalog, to, end_lsn, new_preview).await?;
     let to = match (to, preview.end) {

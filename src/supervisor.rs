@@ -34,11 +34,12 @@ pub(crate) mod watched_files;
 /// How often the pipelines' state is sampled.
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Runs the pipelines in `first`, and any that `definitions` returns later, until all have ended.
+/// Runs the pipelines in `first`, and any pipelines that `definitions` returns later, until all of
+/// them have ended.
 ///
 /// `watched` is the state of the configuration files before `first` was read. The pipelines' state
 /// is served over HTTP on `listener`, and requests that arrive on `control` are carried out. The
-/// first SIGTERM or SIGINT drains the pipelines, and a second one stops the process immediately.
+/// first SIGTERM or SIGINT drains the pipelines, and a second signal stops the process immediately.
 /// SIGHUP reloads the definitions. A pipeline that halts is reported and does not affect the other
 /// pipelines.
 #[must_use]
@@ -186,8 +187,8 @@ impl<D: PartialEq> Supervisor<D> {
         let _ = self.reload_tx.send(request);
     }
 
-    /// Applies a reloaded configuration. Rejects one that would remove most of a source's
-    /// pipelines, unless the request explicitly accepts this.
+    /// Applies a reloaded configuration. Rejects a configuration that would remove most of a
+    /// source's pipelines, unless the request explicitly accepts this.
     fn apply_reload(&mut self, ReloadResult { request, result }: ReloadResult<D>) {
         let cause = request.cause;
         let mut response = Answer::default();

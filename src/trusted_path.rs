@@ -14,8 +14,8 @@
 //!
 //! There are three exceptions:
 //! - In a sticky folder, other users can create files but can't replace files that belong to root
-//!   or to the current user. A sticky folder may therefore be part of a path, but not a folder in
-//!   which Walpost lists files or a library looks them up.
+//!   or to the current user. Therefore, a path may lead through a sticky folder, but a sticky
+//!   folder is rejected if Walpost lists its files or a library looks up files in it.
 //! - In a container, only the administrator of the machine can have mounted a read-only file
 //!   system. For example, Kubernetes mounts ConfigMaps read-only, with folders whose mode allows
 //!   every user to write. The image therefore sets [`TRUST_READ_ONLY_MOUNTS`]. Outside of
@@ -46,9 +46,9 @@ use rustix::process::geteuid;
 use self::mounts::{fuse_user, is_ambiguous, is_fuse};
 use crate::escape::shell_word;
 
-/// The environment variable that makes Walpost trust files on read-only mounts if its value is
-/// `true`. This does not weaken the check, because a user who can set the variable can also choose
-/// which program runs.
+/// The environment variable that makes Walpost accept files on read-only mounts if its value is
+/// `true`. The variable does not weaken the check, because a user who can set the variable can also
+/// choose which program runs.
 const TRUST_READ_ONLY_MOUNTS: &str = "WALPOST_TRUST_READ_ONLY_MOUNTS";
 /// Maximum size of a file that is read.
 pub(crate) const MAX_FILE_BYTES: u64 = 16 << 20;
@@ -56,7 +56,8 @@ pub(crate) const MAX_FILE_BYTES: u64 = 16 << 20;
 const MAX_LINKS: u32 = 40;
 /// Maximum number of nested interpreters of a script; the same as in the kernel (execve(2)).
 const MAX_INTERPRETERS: u32 = 5;
-/// How many bytes at the start of a script the kernel searches for the name of an interpreter.
+/// The number of bytes at the start of a script in which the kernel searches for the name of an
+/// interpreter.
 const INTERPRETER_LINE_BYTES: u64 = 256;
 /// The sticky bit. In a folder with this bit, only the owner of a file, or of the folder, can
 /// remove or rename the file.
@@ -153,8 +154,8 @@ impl PathError {
         matches!(self, Self::Io { kind, .. } if *kind == ErrorKind::NotFound)
     }
 
-    /// Returns whether the file was rejected because other users could have written it. If not, the
-    /// file is missing or unsuitable.
+    /// Returns whether the file was rejected because other users could have written it, rather than
+    /// because it is missing or unsuitable.
     pub(crate) fn is_untrusted(&self) -> bool {
         matches!(
             self,
@@ -555,7 +556,7 @@ fn walk_for(path: &Path, server: Option<u32>) -> Result<Walked, PathError> {
     Ok(Walked::Found(Resolved::folder(folder, stat, place)))
 }
 
-/// Pushes the components onto the stack, so that the first one is on top. The root folder is
+/// Pushes the components onto the stack, so that the first component is on top. The root folder is
 /// omitted.
 fn push_components(pending: &mut Vec<OsString>, path: &Path) {
     let components = path
@@ -629,7 +630,7 @@ fn examine_mount(place: &Path, entry: impl AsFd, stat: &Stat) -> Result<(), Path
 }
 
 /// Examines a link. A link can't be written to, but users who can write to its folder can replace
-/// it. In a sticky folder, only the owner of the link or of the folder can do so.
+/// it. In a sticky folder, only the owner of the link or of the folder can replace the link.
 fn examine_link(
     place: &Path,
     entry: impl AsFd,

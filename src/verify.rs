@@ -7,7 +7,7 @@
 //! topics ─record▶ spill ─┘                     └─ event's first record ─▶ journal ──▶ order, gaps
 //! ```
 //!
-//! Each row and record is reduced to a few bytes. These are kept in memory until a limit is
+//! Each row and record is reduced to a few bytes, which are kept in memory until a limit is
 //! reached, and in temporary files after that. Neither the table nor the topics have to fit into
 //! memory, and both are read only once. The table is read first, because its rows determine the
 //! topics.
@@ -51,8 +51,8 @@ mod topics;
 /// How much earlier the time of a record may be than the time of its row, because the clocks of the
 /// two machines may differ.
 const CLOCK_SKEW_MAX: Duration = Duration::from_secs(600);
-/// The note that is added if these settings do not enable dead letters. If `walpost run` uses
-/// settings that do, events that became dead letters may be counted as missing.
+/// The note that is added if these settings do not enable dead letters. If the settings of `walpost
+/// run` enable dead letters, events that became dead letters may be counted as missing.
 const UNKNOWN_DEAD_LETTERS: &str = "dead letters are not enabled in these settings. If walpost run uses other settings \
  (on_oversize, on_unroutable, dead_letter_topic), events that became dead letters may be counted as missing: run verify \
  with the same settings, preferably from the same file";
@@ -340,8 +340,8 @@ struct JournalFindings {
     /// Descriptions of events that were intentionally not delivered. The rows of these events can't
     /// be identified, because the WAL position of a row is unknown.
     undelivered: Vec<String>,
-    /// The commit positions of copied rows. If a copy was restarted, this includes the position
-    /// used by the previous attempt, whose records remain in the topics.
+    /// The commit positions of copied rows. If a copy was restarted, the positions include the
+    /// position used by the previous attempt, whose records remain in the topics.
     copies: Vec<Lsn>,
 }
 
@@ -427,8 +427,9 @@ impl DatabaseReader<'_> {
         Ok(journal)
     }
 
-    /// Adds notes about settings that cause rows to be omitted, or a transaction's event numbers to
-    /// have gaps. Returns the commit position after which a gap means that an event is missing.
+    /// Adds notes about settings that cause rows to be omitted, or that leave gaps in the event
+    /// numbers of a transaction. Returns the commit position after which a gap means that an event
+    /// is missing.
     fn note_omissions(&self, observed: &Observed, reporter: &mut Reporter<'_>) -> Lsn {
         let target = &self.settings.target;
         let Some(publication) = &observed.publication else {

@@ -50,8 +50,8 @@ fn main() -> ExitCode {
         }),
         test("transactions_of_one_row_allocate_nothing", move || {
             // The first third of the stream contains more transactions than the window can hold in
-            // flight, so every slot of the watermark has been used before counting starts. A slot's
-            // memory is allocated when the slot is first used.
+            // flight, so every transaction slot of the watermark has been used before counting
+            // starts. A slot's memory is allocated when the slot is first used.
             let stream = Stream::rows(Kind::Plain, 2 * ROWS, 1);
             streamed(Kind::Plain, defaults(), &stream);
         }),
@@ -220,9 +220,9 @@ async fn receive(connection: &mut Connection, core: &mut Core, sink: &mut NullSi
     }
 }
 
-/// Like [`streamed`], but delivers to librdkafka's mock broker. Allocations made by librdkafka
-/// itself, in C, are not counted, but those in the Rust code that handles its delivery reports are.
-/// rdkafka allocates twice for each batch of reports, regardless of the number of records in the
+/// Like [`streamed`], but delivers to librdkafka's mock broker. Counts the allocations made by the
+/// Rust code that handles delivery reports, but not the allocations that librdkafka itself makes in
+/// C. rdkafka allocates twice for each batch of reports, regardless of the number of records in the
 /// batch.
 fn produced(stream: &Stream) {
     const TOPIC: &str = "outbox.event.order";

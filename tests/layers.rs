@@ -33,7 +33,8 @@ const RANKS: &[&[&str]] = &[
     &["delivery"],
     &["outbox"],
     &["model"],
-    // These modules deal only with text and numbers, not with any of Walpost's own types.
+    // The modules of this rank deal only with text and numbers, not with any of Walpost's own
+    // types.
     &["authorities", "file_error", "program", "progress"],
     // Every other module must read files through trusted_path.
     &["trusted_path"],
@@ -220,7 +221,7 @@ fn path(
     at
 }
 
-/// Resolves a path in the given module to one that starts at the crate's root.
+/// Resolves a path in the given module to a path that starts at the crate's root.
 fn resolve(module: &[String], path: &[String]) -> Vec<String> {
     let mut base = Vec::new();
     let mut rest = path.iter().peekable();
@@ -565,7 +566,7 @@ fn only_the_owning_module_refers_to_a_restricted_crate() {
     assert_eq!(check("pipeline.rs", fields), 0);
 }
 
-/// Subcommands that messages can tell operators to run.
+/// Subcommands that messages may instruct operators to run.
 const SUBCOMMANDS: &[&str] = &[
     "check",
     "checkpoint",
@@ -579,7 +580,8 @@ const SUBCOMMANDS: &[&str] = &[
     "verify",
 ];
 
-/// Collects the string literals and their line numbers, except those in documentation and tests.
+/// Collects the string literals and their line numbers, except for literals in documentation and
+/// tests.
 fn literals(tokens: TokenStream, found: &mut Vec<(usize, String)>) {
     let tokens: Vec<_> = tokens.into_iter().collect();
     let mut at = 0;
@@ -618,8 +620,8 @@ fn literals(tokens: TokenStream, found: &mut Vec<(usize, String)>) {
     }
 }
 
-/// Returns whether the text tells the operator to run a Walpost command but lacks the options that
-/// select a configuration. A command after a colon or with a flag is meant to be run, whereas
+/// Returns whether the text instructs the operator to run a Walpost command but omits the options
+/// that select a configuration. A command after a colon or with a flag is meant to be run, whereas
 /// `walpost run` within a sentence is only a name.
 fn suggests_bare_command(text: &str) -> bool {
     if ["--config", "--http"]

@@ -45,7 +45,7 @@ const RETIRED: &[&str] = &[
     "whoever watches",
 ];
 
-/// Phrases that readers stumble over, in lower case, and what to write instead.
+/// Phrases that readers stumble over, in lower case, and their replacements.
 ///
 /// Up to 12 occurrences of each phrase in commit e37a5d4 were judged by a reader. The comments give
 /// the number of occurrences that the reader rejected.
@@ -56,10 +56,10 @@ const PHRASES: &[(&str, &str)] = &[
     ("anew", "again"),
     // 1 of 1.
     ("in vain", "without success"),
-    // Rejected: all 12 occurrences of each.
+    // The reader rejected all 12 occurrences of each of these phrases.
     ("amid", "during, or in the middle of"),
     ("beside", "next to, besides, or in addition to"),
-    // Rejected: 10 of 12, 11 of 12 and 7 of 7 occurrences.
+    // The reader rejected 10 of 12, 11 of 12 and 7 of 7 occurrences.
     ("somebody", "the process, role or person"),
     ("whoever", "anyone who, or the caller"),
     ("stranger", "another user"),
@@ -101,7 +101,7 @@ const PHRASES: &[(&str, &str)] = &[
     ("is there already", "already exists"),
 ];
 
-/// Parts of names, in lower case, that don't describe what they name.
+/// Words, in lower case, that are too vague to be part of a name.
 const NAME_PARTS: &[&str] = &[
     "amid",
     "anew",
@@ -235,7 +235,7 @@ fn no_file_contains_a_retired_word() {
     assert!(back.is_empty(), "retired words:\n{}", back.join("\n"));
 }
 
-/// Returns the names in Rust code that don't describe what they name.
+/// Returns the names in Rust code that are too vague, with their line numbers.
 fn vague_names(text: &str) -> Vec<(usize, String)> {
     let mut vague = Vec::new();
     for (number, line) in (1..).zip(text.lines()) {

@@ -31,10 +31,10 @@ pub(crate) struct Args {
     /// Also measure another program. Can be repeated.
     ///
     /// The command must run in the foreground until SIGTERM, and send each insert into the table to
-    /// the topic with acks=all. Its environment contains WALPOST_BENCH_CONNINFO (key=value pairs)
-    /// and the same values separately: _HOST, _PORT, _USER and _DATABASE. It also contains _SLOT (an
-    /// existing slot for pgoutput), _PUBLICATION, _TABLE, _TOPIC (an existing topic), _BOOTSTRAP and
-    /// _FOLDER (an empty directory for the program).
+    /// the topic with acks=all. The command's environment contains WALPOST_BENCH_CONNINFO
+    /// (key=value pairs) and the same values separately: _HOST, _PORT, _USER and _DATABASE. The
+    /// environment also contains _SLOT (an existing slot for pgoutput), _PUBLICATION, _TABLE,
+    /// _TOPIC (an existing topic), _BOOTSTRAP and _FOLDER (an empty directory for the program).
     #[arg(long, value_name = "NAME=COMMAND", value_parser = peer)]
     peer: Vec<Program>,
     /// Use only a few rows, to check that the benchmark works. The results are meaningless

@@ -20,8 +20,8 @@ const EMPTY_PUBLICATION: &str = "walpost_log";
 /// The message prefix that `walpost.publish` uses by default.
 const PREFIX: &str = "walpost_outbox";
 
-/// A slot that is never advanced. Each measurement reads from a copy of it, so that all of them
-/// read the same backlog.
+/// A slot that is never advanced. Each measurement reads from a copy of this slot, so that all
+/// measurements read the same backlog.
 const ORIGIN: &str = "origin";
 
 /// Creates rows like those of an online shop, with 10,000 keys and payloads of about 220 bytes. If
@@ -67,11 +67,11 @@ DECLARE at bigint := 1; last bigint; BEGIN
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Kind {
-    /// A table.
     Table,
     /// Logical decoding messages, written with `walpost.publish`.
     Messages,
-    /// The outbox tables of the `tables` part. Transactions are distributed among them round-robin.
+    /// The outbox tables of the `tables` part, among which transactions are distributed
+    /// round-robin.
     Tables,
 }
 

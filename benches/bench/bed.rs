@@ -16,7 +16,7 @@ use crate::topic::TopicSettings;
 
 pub(crate) const DATABASE: &str = "postgres";
 
-/// PostgreSQL settings: as durable as in production, but with checkpoints so rare that none
+/// PostgreSQL settings that are as durable as in production, but make checkpoints so rare that none
 /// disturbs a measurement.
 pub(crate) const POSTGRES_SETTINGS: &str = "fsync = on
 shared_buffers = 256MB
@@ -75,8 +75,8 @@ impl TestBed {
     }
 
     /// Runs drains and discards their results until the broker's JVM has compiled its hot code.
-    /// Before that, the broker uses several times as much CPU time, which slows down other
-    /// processes on the same cores.
+    /// Until its hot code is compiled, the broker uses several times as much CPU time, which slows
+    /// down other processes on the same cores.
     fn warm_up(&self, args: &Args) {
         eprintln!("warming up:");
         let backlog = backlog::fill(&self.db, Shape::with_rows(args.scaled(WARM_UP_ROWS)));

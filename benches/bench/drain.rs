@@ -289,8 +289,8 @@ impl Arrivals {
     }
 
     /// Returns the number of rows per second, measured from the first sample at which anything had
-    /// arrived. Returns `None` if at least half had arrived by then, because the remainder is too
-    /// small to measure.
+    /// arrived. Returns `None` if at least half of the total had arrived by that sample, because
+    /// the remainder is too small to measure.
     fn per_second(&self, rows: usize) -> Option<f64> {
         let ((first, early), (last, all)) = (self.first?, self.last);
         let part = (all - early) as f64 / all as f64;

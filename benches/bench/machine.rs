@@ -20,7 +20,7 @@ pub(crate) struct Machine {
     pub(crate) kernel: String,
 }
 
-/// The versions of all programs involved. Empty for a program that is not installed.
+/// The versions of all programs involved. A version is empty if the program is not installed.
 #[derive(PartialEq, Serialize, Deserialize)]
 pub(crate) struct Versions {
     pub(crate) walpost: String,

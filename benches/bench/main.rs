@@ -1,6 +1,6 @@
-//! Measures Walpost's throughput, latency and cost, and compares them with those of the database
-//! alone and of other programs. See `./dev bench --help` for usage and `docs/benchmarks.md` for the
-//! results.
+//! Measures Walpost's throughput, latency and cost, and compares the results with those of the
+//! database alone and of other programs. See `./dev bench --help` for usage and
+//! `docs/benchmarks.md` for the results.
 //!
 //! [`bed`] starts the servers, [`backlog`] writes the rows, [`topic`] counts the records that
 //! arrive, [`program`] starts the measured program and [`usage`] reads its resource usage. Each
@@ -66,7 +66,7 @@ fn main() {
 }
 
 /// Measures the selected parts. The results of each part are printed, and stored if requested, as
-/// soon as it is complete.
+/// soon as the part is complete.
 fn measure(args: &Args, results: &mut Results) {
     let bed = TestBed::new(args);
     for part_name in args.parts() {

@@ -20,7 +20,8 @@ use crate::topic::{Topic, TopicSettings};
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Profile {
     pub(crate) rows: usize,
-    /// The root frame, which represents the process. Its callees are the threads, by name.
+    /// The root frame, which represents the process. The callees of the root frame are the threads,
+    /// by name.
     pub(crate) process: Frame,
 }
 
@@ -39,8 +40,8 @@ const FREQUENCY: &str = "999";
 /// Frames with less than this share of all samples are omitted, because they would be too narrow to
 /// see in the chart.
 const SHARE_MIN: f64 = 0.002;
-/// Functions with these prefixes are omitted from stacks. They start threads and call closures, and
-/// would only add depth to the chart.
+/// Functions with these prefixes are omitted from stacks. Such functions start threads and call
+/// closures, and would only add depth to the chart.
 const SCAFFOLDING: [&str; 9] = [
     "std::",
     "core::",

@@ -33,8 +33,8 @@ pub(crate) enum Link {
 /// A program to measure.
 #[derive(Clone, Debug)]
 pub(crate) enum Program {
-    /// `pg_recvlogical` writing to /dev/null. It receives decoded events without processing them,
-    /// so no program that delivers the events can be faster.
+    /// `pg_recvlogical` writing to /dev/null. `pg_recvlogical` receives decoded events without
+    /// processing them, so no program that delivers the events can be faster.
     Limit {
         link: Link,
     },
@@ -83,7 +83,8 @@ impl<'a> Task<'a> {
 }
 
 impl Program {
-    /// Returns Debezium on Kafka Connect. `./dev bench --peers` downloads both.
+    /// Returns the program that runs Debezium on Kafka Connect. `./dev bench --peers` downloads
+    /// Debezium and Kafka Connect.
     pub(crate) fn debezium() -> Self {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/debezium");
         Self::Peer {
@@ -121,8 +122,8 @@ impl Program {
         matches!(self, Self::Walpost { .. })
     }
 
-    /// Returns whether the program uses Kafka transactions. If so, offsets can't be used to count
-    /// records, because transaction markers occupy offsets too.
+    /// Returns whether the program uses Kafka transactions. With transactions, offsets can't be
+    /// used to count records, because transaction markers occupy offsets too.
     pub(crate) fn has_transactions(&self) -> bool {
         matches!(
             self,
@@ -169,7 +170,8 @@ impl Program {
                     arguments.extend(["--config", file.to_str().unwrap()]);
                 }
                 if *exactly_once {
-                    // Checkpoints are stored per pipeline, so each measurement needs its own.
+                    // Checkpoints are stored per pipeline, so each measurement needs its own
+                    // pipeline.
                     arguments.extend(["--pipeline", task.slot]);
                     adopt_checkpoint(bed, *link, task, &arguments);
                     arguments.extend(["--delivery", "exactly-once"]);
@@ -231,8 +233,8 @@ pub(crate) enum Running {
 }
 
 impl Running {
-    /// Starts Walpost with the pipelines defined in `text`, in the syntax of walpost.toml. All of
-    /// them use the test bed's broker.
+    /// Starts Walpost with the pipelines defined in `text`, in the syntax of walpost.toml. All
+    /// pipelines use the test bed's broker.
     pub(crate) fn start_pipelines(bed: &TestBed, text: &str) -> Self {
         let file = config_file(format!(
             "[kafka]\n\"bootstrap.servers\" = \"{}\"\n{text}",
@@ -298,7 +300,7 @@ impl Running {
     }
 }
 
-/// The process of a program other than Walpost. It is stopped when this value is dropped.
+/// The process of a program other than Walpost. The process is stopped when this value is dropped.
 pub(crate) struct Peer {
     name: String,
     folder: PathBuf,

@@ -40,7 +40,7 @@ pub(crate) struct Part<T> {
     pub(crate) data: T,
 }
 
-/// The part `drain`.
+/// The results of the part `drain`.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Comparison {
     pub(crate) drains: Vec<Drain>,
@@ -52,8 +52,8 @@ pub(crate) struct Comparison {
 pub(crate) struct Drain {
     /// The name of the series to which the drain belongs.
     pub(crate) series: String,
-    /// The value of the parameter that varies in the series. Empty for pg_recvlogical if one
-    /// measurement serves all values.
+    /// The value of the parameter that varies in the series. Empty for pg_recvlogical if a single
+    /// measurement is used for all values.
     pub(crate) point: String,
     pub(crate) round: usize,
     pub(crate) program: String,
@@ -107,7 +107,7 @@ pub(crate) struct Outage {
     pub(crate) records: usize,
 }
 
-/// The part `latency`.
+/// The results of the part `latency`.
 #[derive(Default, Serialize, Deserialize)]
 pub(crate) struct Latency {
     /// The latency from a producer directly to the consumer: a lower bound for every program.
@@ -155,14 +155,14 @@ pub(crate) struct Percentiles {
     pub(crate) max: f64,
 }
 
-/// The part `tables`.
+/// The results of the part `tables`.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Tables {
     pub(crate) drains: Vec<Drain>,
     /// How long it took to add an empty table and deliver its first event to Kafka, in seconds for
     /// each table.
     pub(crate) added_seconds: Vec<f64>,
-    /// Results with one slot and with many, while rows are written to a table that is not an
+    /// Results with one slot and with many slots, while rows are written to a table that is not an
     /// outbox.
     pub(crate) fleets: Vec<Fleet>,
     /// The result while nothing is written.
@@ -179,9 +179,9 @@ pub(crate) struct Fleet {
     /// The number of rows written to a table that is not an outbox.
     pub(crate) rows: usize,
     pub(crate) walsenders_cpu: f64,
-    /// Walpost's CPU time. Like the walsenders' CPU time, it is measured from before the first row
-    /// is written until all walsenders have reached the end of the WAL. If no rows are written, it
-    /// is measured for `seconds`.
+    /// Walpost's CPU time, measured over the same period as the walsenders' CPU time: from before
+    /// the first row is written until all walsenders have reached the end of the WAL, or for
+    /// `seconds` if no rows are written.
     pub(crate) program_cpu: f64,
     /// Time from the last row until all walsenders have reached the end of the WAL. If no rows are
     /// written, the duration of the measurement.
@@ -211,7 +211,7 @@ pub(crate) struct Shards {
     pub(crate) most_at_half: f64,
 }
 
-/// How much load one delivery method puts on the database.
+/// The load that one delivery method puts on the database.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Cost {
     pub(crate) way: String,

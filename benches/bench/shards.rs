@@ -1,5 +1,5 @@
 //! The `shards` part compares a process that delivers the backlogs of many databases concurrently
-//! with one that delivers the same number of rows from a single database.
+//! with a process that delivers the same number of rows from a single database.
 
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};

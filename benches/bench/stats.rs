@@ -1,7 +1,7 @@
 //! Calculates medians, spreads and percentiles.
 
-/// Returns the median of the values, or `None` if there are none. For an even number of values,
-/// this is the mean of the two middle ones.
+/// Returns the median of the values, or `None` if there are no values. For an even number of
+/// values, the median is the mean of the two middle values.
 pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     let mut values: Vec<f64> = values.into_iter().collect();
     values.sort_by(f64::total_cmp);

@@ -1,5 +1,5 @@
 //! The `tables` part compares many outbox tables that share one slot with a single table and with
-//! one slot per table. It also measures many idle pipelines.
+//! one slot per table. The part also measures many idle pipelines.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -23,7 +23,7 @@ pub(crate) const SERIES: &str = "tables";
 const UNRELATED: usize = 300_000;
 /// The number of tables that are added to the publication while Walpost is running.
 const ADDED: usize = 10;
-/// How long idle pipelines are measured.
+/// How long the resource usage of idle pipelines is measured.
 const IDLE: Duration = Duration::from_secs(30);
 
 /// The pipeline settings that select all outbox tables of the benchmark.
@@ -134,8 +134,8 @@ fn remove(bed: &TestBed, all: usize) {
         .run(&format!("DROP PUBLICATION {TABLES_PUBLICATION}"));
 }
 
-/// Adds several tables, one at a time. Returns the time from the start of adding each table until
-/// its first event was in Kafka, in seconds.
+/// Adds several tables, one at a time. For each table, returns the time from the start of adding
+/// the table until its first event was in Kafka, in seconds.
 fn measure_added_tables(bed: &TestBed, walpost: &Program, many: usize) -> Vec<f64> {
     let slot = Slot::at_end(&bed.db);
     let topic = Topic::new(bed, &TopicSettings::default());
@@ -177,8 +177,8 @@ struct Pipelines<'a> {
 }
 
 impl<'a> Pipelines<'a> {
-    /// Starts one pipeline per slot. If there is only one pipeline, it reads all tables. Otherwise,
-    /// each pipeline reads one table.
+    /// Starts one pipeline per slot. If there is only one pipeline, it reads all tables. If there
+    /// are several pipelines, each of them reads one table.
     fn start(bed: &'a TestBed, slots: usize, tables: usize) -> Self {
         let slots: Vec<_> = (0..slots).map(|_| Slot::at_end(&bed.db)).collect();
         let mut text = String::new();

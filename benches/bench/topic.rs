@@ -20,7 +20,8 @@ use crate::support::wait::wait_for;
 /// The topics to create, and how records sent to them are compressed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct TopicSettings {
-    /// The number of topics. If there are several, the aggregate type determines a record's topic.
+    /// The number of topics. If there are several topics, the aggregate type determines a record's
+    /// topic.
     pub(crate) topics: usize,
     /// The number of partitions of each topic.
     pub(crate) partitions: i32,
@@ -38,7 +39,8 @@ impl Default for TopicSettings {
     }
 }
 
-/// The topics of one measurement, usually just one. They are deleted when this value is dropped.
+/// The topics of one measurement, usually a single topic. The topics are deleted when this value is
+/// dropped.
 pub(crate) struct Topic<'a> {
     bed: &'a TestBed,
     /// The topic setting of the measured program: the name of the topic, or a template if there are
@@ -83,8 +85,8 @@ impl<'a> Topic<'a> {
         records(&[self]).iter().sum()
     }
 
-    /// Counts the committed records by reading them. If they were written in transactions, offsets
-    /// can't be used to count them, because transaction markers occupy offsets too.
+    /// Counts the committed records by reading them. Offsets can't be used to count records that
+    /// were written in transactions, because transaction markers occupy offsets too.
     pub(crate) fn committed_records(&self) -> usize {
         let reader = self.bed.broker.reader();
         reader

@@ -81,8 +81,8 @@ pub(crate) fn family(pid: u32) -> Vec<u32> {
     family
 }
 
-/// Returns whether a child process has exited. Unlike `Child::try_wait`, this does not reap the
-/// process, so its CPU time and written bytes can still be read.
+/// Returns whether a child process has exited. Unlike `Child::try_wait`, this function does not
+/// reap the process, so its CPU time and written bytes can still be read.
 pub(crate) fn has_ended(pid: u32) -> bool {
     let stat = process(pid).and_then(|process| process.stat().ok());
     stat.is_none_or(|stat| stat.state == 'Z')
@@ -98,8 +98,8 @@ fn process(pid: u32) -> Option<Process> {
     Process::new(i32::try_from(pid).ok()?).ok()
 }
 
-/// Tracks the resource usage of a slot's walsender, including that of earlier walsenders if the
-/// client has reconnected.
+/// Tracks the resource usage of a slot's walsender, including the usage of earlier walsenders if
+/// the client has reconnected.
 pub(crate) struct Walsender<'a> {
     db: &'a Session,
     slot: String,

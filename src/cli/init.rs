@@ -194,8 +194,8 @@ fn log_next(settings: &PipelineSettings, args: &InitArgs) {
     );
 }
 
-/// Prints the SQL scripts for psql, including those for each table that `init` would add to the
-/// publication.
+/// Prints the SQL scripts for psql, including the scripts for each table that `init` would add to
+/// the publication.
 ///
 /// # Errors
 /// Returns an error if the tables can't be listed.
@@ -445,7 +445,7 @@ fn event_size(text: &str) -> Result<u64, String> {
     }
 }
 
-/// Warns if the table already existed with a limit other than the one requested, because `init`
+/// Warns if the table already existed with a limit other than the requested limit, because `init`
 /// does not change existing tables.
 async fn warn_of_unchanged_limit(provision: &Provision, catalog: &Catalog) {
     let (Some(requested), Some(table)) = (

@@ -1,4 +1,4 @@
-//! `walpost maintain`: creates partitions in advance, and drops those that are older than the
+//! `walpost maintain`: creates partitions in advance, and drops partitions that are older than the
 //! retention period.
 
 use clap::Args;
@@ -64,7 +64,7 @@ async fn pass(settings: &PipelineSettings, dry_run: bool) -> Result<RetentionRep
     retention::pass(&catalog, settings, dry_run).await
 }
 
-/// Prints what a maintenance pass did.
+/// Prints the changes that a maintenance pass made.
 fn print_report(settings: &PipelineSettings, report: &RetentionReport) -> Exit {
     let name = &settings.name;
     let target = &settings.target;

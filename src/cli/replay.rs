@@ -399,9 +399,10 @@ async fn send(
     }
 }
 
-/// Called after all rows of a table that was set aside have been sent. Waits a limited time until
-/// the pipeline has recorded whether the stream resumes delivering the table. Returns an error if
-/// the pipeline has recorded that the table remains set aside, but not if it has recorded nothing.
+/// Waits for a limited time until the pipeline has recorded whether the stream resumes delivering a
+/// table that was set aside. Must be called after all rows of the table have been sent. Returns an
+/// error if the pipeline has recorded that the table remains set aside, but not if the pipeline has
+/// recorded nothing.
 async fn hand_over(plan: &ReplayPlan<'_>, name: &str) -> Result<ReplayEnd, Failure> {
     match plan.hand_over().await? {
         SetAsideOutcome::Resumed => {

@@ -37,7 +37,7 @@ use crate::postgres::catalog::{Catalog, CatalogError};
 const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
 /// Timeout for database queries.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(5);
-/// Printed in place of an unknown value.
+/// The text that is printed in place of an unknown value.
 const UNKNOWN: &str = "-";
 
 /// Flags of `walpost status`.
@@ -148,7 +148,8 @@ struct Database {
     /// Dropped slots whose events have not been resent. `None` if the journal does not exist or
     /// can't be read.
     dropped_slots: Option<Vec<DroppedSlot>>,
-    /// Tables that are set aside. `None` if the journal does not exist or can't be read.
+    /// Tables that are set aside after an error, so that their rows are not delivered. `None` if
+    /// the journal does not exist or can't be read.
     set_aside: Option<Vec<SetAside>>,
 }
 
@@ -407,8 +408,8 @@ fn problems(
         remedy: String::new(),
         since: None,
     };
-    // If the database was queried successfully, its results take precedence over what the process
-    // reported.
+    // If the database was queried successfully, its results take precedence over the process's
+    // report.
     let queried = database.filter(|database| database.error.is_none());
     match (status, &connector.address) {
         (Some(pipeline), _) => {

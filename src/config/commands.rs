@@ -55,7 +55,7 @@ pub(super) fn commands(
     Commands::new(Options { common, records })
 }
 
-/// Returns the connection string without passwords. A connection string that contains none is
+/// Returns the connection string without passwords. A connection string without a password is
 /// returned unchanged.
 fn without_passwords(url: &str) -> String {
     match Conninfo::contains_password(url) {

@@ -37,17 +37,19 @@ pub(super) struct ValidRow {
 /// The rows of one source, each of which is valid by itself.
 #[derive(Default)]
 pub(super) struct SourceRows {
-    /// The rows of the current result. If this result can't be used, the rows of the previous one.
+    /// The rows of the current result or, if this result can't be used, the rows of the previous
+    /// result.
     pub rows: Vec<ValidRow>,
-    /// The rows that were in use before. Their pipelines may be running.
+    /// The rows that were in use before the current result was read. The pipelines that these rows
+    /// define may be running.
     pub previous: Vec<ValidRow>,
-    /// Why a row that was in use before is no longer valid.
+    /// The reason why a row in `previous` is no longer valid.
     pub previous_failure: Option<String>,
     /// The reasons why rows were rejected.
     pub rejected: Vec<String>,
 }
 
-/// Rows that were in use before can't be used with the current files.
+/// The error returned if the previous rows of a source can't be used with the current files.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Conflict {
     /// The index of the source.
@@ -100,7 +102,8 @@ impl fmt::Display for ExclusiveResource {
 }
 
 impl ValidRow {
-    /// Returns an error message if the row's pipeline uses a resource that excludes one in `taken`.
+    /// Returns an error message if the row's pipeline uses a resource that conflicts with a
+    /// resource in `taken`.
     fn conflict(&self, taken: &HashSet<ExclusiveResource>) -> Option<String> {
         let is_taken = |resource: &&ExclusiveResource| {
             let mut excluded = resource.excluded().into_iter();
@@ -126,8 +129,8 @@ impl SourceRows {
         }
     }
 
-    /// Replaces the rows with the previous ones if any row was rejected. Returns an error message if
-    /// that is not possible, because a previous row is no longer valid.
+    /// Replaces the rows with the previous rows if any row was rejected. Returns an error message
+    /// if a previous row is no longer valid, so that the rows can't be replaced.
     pub(super) fn replace_if_rejected(&mut self) -> Option<String> {
         if self.rejected.is_empty() {
             return None;
@@ -153,8 +156,8 @@ impl SourceRows {
         previous.any(|previous| previous.pipeline.name() == row.pipeline.name())
     }
 
-    /// Splits the rows into those that use only resources of rows that were in use before, and
-    /// others.
+    /// Splits the rows into two lists: rows that use only resources of the previous rows, and all
+    /// other rows.
     fn split_by_use(&self) -> (Vec<&ValidRow>, Vec<&ValidRow>) {
         let previous = self.previous.iter().flat_map(|row| &row.resources);
         let previous: HashSet<_> = previous.collect();
@@ -165,17 +168,18 @@ impl SourceRows {
     }
 }
 
-/// Rejects rows whose pipelines need resources that belong to others: first to the pipelines in
-/// files, whose resources are in `in_files`, and then to rows that were in use before. If several
-/// rows need a resource that was not in use before, all of them are rejected, so that no role can
-/// take over the slot and the checkpoint of another source's pipeline with a row of its own.
+/// Rejects rows whose pipelines need resources of other pipelines. The pipelines in files, whose
+/// resources are in `in_files`, take precedence over all rows, and rows that were already in use
+/// take precedence over new rows. If several rows need a resource that was not already in use, all
+/// of these rows are rejected, so that no role can take over the slot and the checkpoint of another
+/// source's pipeline with a row of its own.
 ///
-/// If this would reject a row whose pipeline was in use before, all of its source's rows are
-/// replaced with the previous ones, so that no pipeline is removed because of a conflict.
+/// If a row of a pipeline that was already in use would be rejected, all rows of its source are
+/// replaced with the source's previous rows, so that no pipeline is removed because of a conflict.
 ///
 /// # Errors
-/// Returns an error if rows that were in use before conflict with the files, or must replace the
-/// current rows but are no longer valid.
+/// Returns an error if rows that were already in use conflict with the files, or if the previous
+/// rows must replace the current rows but are no longer valid.
 pub(super) fn resolve_conflicts(
     sources: &mut [SourceRows],
     in_files: &HashSet<ExclusiveResource>,

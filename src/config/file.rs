@@ -136,7 +136,7 @@ pub(crate) enum Origin {
         /// The file that contains the query.
         file: PathBuf,
         row: Arc<DefiningRow>,
-        /// Distinguishes the query from other queries in the same file.
+        /// Text that distinguishes the query from other queries in the same file.
         source: String,
     },
 }
@@ -470,7 +470,7 @@ impl FilePipeline {
 }
 
 impl Given<'_> {
-    /// Overrides the file's values with those of flags and environment variables.
+    /// Overrides the file's values with the values of flags and environment variables.
     pub(super) fn overlay(&self, file: &mut FilePipeline) {
         fn overlay<T: Clone>(file: &mut Option<T>, given: Option<&T>) {
             if let Some(given) = given {

@@ -198,7 +198,8 @@ fn endpoint(
     endpoint.map_err(|reason| reader.error("kafka", reason))
 }
 
-/// Returns the pipeline's properties from the file, including those that apply to all pipelines.
+/// Returns the pipeline's properties from the file, including properties that apply to all
+/// pipelines.
 fn file_properties(kafka: &BTreeMap<String, file::Scalar>, pipeline: &FilePipeline) -> Properties {
     let own = pipeline.kafka.iter().flatten();
     kafka

@@ -59,8 +59,8 @@ impl QuerySource {
         }
     }
 
-    /// Returns what distinguishes the source from all others in the file, even after changes to
-    /// passwords.
+    /// Returns an ID that distinguishes the source from all other sources in the file. Changing a
+    /// password does not change the ID.
     pub(super) fn id(&self) -> SourceId {
         SourceId {
             query: self.query.clone(),
@@ -213,9 +213,10 @@ impl DefiningRow {
 pub(super) struct DefiningRows(BTreeMap<String, Weak<DefiningRow>>);
 
 impl DefiningRows {
-    /// Stores the row that defines the pipeline. Existing pipelines of this name use the new row
-    /// when they read their credentials again, unless their row is from another one of the file's
-    /// sources, whose credentials they must not mix up.
+    /// Stores the row that defines the pipeline. Existing pipelines with this name use the new row
+    /// when they read their credentials again, unless their current row comes from another source
+    /// in the file. In that case, they keep their current row, because they must not use the
+    /// credentials of the wrong source.
     pub(super) fn set(
         &mut self,
         pipeline: &str,
@@ -237,7 +238,7 @@ impl DefiningRows {
         added
     }
 
-    /// Forgets rows to which no pipeline refers.
+    /// Removes rows to which no pipeline refers.
     pub(super) fn remove_unused(&mut self) {
         self.0.retain(|_, row| row.strong_count() > 0);
     }
@@ -354,7 +355,8 @@ mod tests {
         let same = rows.set("running", id("SELECT 2"), &new, &[id("SELECT 2")]);
         assert!(Arc::ptr_eq(&running, &same));
         assert_eq!(running.get(), (id("SELECT 2"), new.clone()));
-        // Another source of the same file defines another pipeline, even if the names are equal.
+        // Another source of the same file defines another pipeline, even if both pipelines have the
+        // same name.
         let sources = [id("SELECT 2"), id("SELECT 3")];
         let other = rows.set("running", id("SELECT 3"), &old, &sources);
         assert_eq!(running.get(), (id("SELECT 2"), new));

@@ -56,8 +56,8 @@ impl QueryResults {
     /// errors about sources and rows that could not be used.
     ///
     /// If a source can't be used, its previous rows remain in use. At startup, rows that can't be
-    /// used are skipped. [`resolve_conflicts`] determines which row may use a name, a slot or a topic
-    /// that several rows need; rows can't use those in `in_files`.
+    /// used are skipped. [`resolve_conflicts`] determines which row may use a name, a slot or a
+    /// topic that several rows need; rows can't use the resources in `in_files`.
     ///
     /// # Errors
     /// Returns an error if a source that was added in a reload can't be used, or if rows that define

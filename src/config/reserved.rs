@@ -1,5 +1,5 @@
 //! Prevents each pipeline's rows from being routed to any pipeline's checkpoint or dead-letter
-//! topic, so that a row of one pipeline can't forge another's checkpoint.
+//! topic, so that a row of one pipeline can't forge another pipeline's checkpoint.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -105,8 +105,8 @@ fn fill_at(place: Place<'_>, key: &str, value: &mut Value, row: &TextRow) -> Res
     Ok(())
 }
 
-/// Checks that the template inserts row values only in places that allow them, whatever the values
-/// are.
+/// Checks that the template inserts row values only in places that allow row values. The values
+/// themselves are not checked.
 ///
 /// # Errors
 /// Returns an error that names the first place that does not allow row values.
@@ -321,7 +321,7 @@ fn parameters(segments: &[Segment<'_>]) -> Result<Vec<&'static str>, String> {
     columns.map(parameter).collect()
 }
 
-/// Fills in values, each of which must be a name or part of one. A value can't be a pattern or
+/// Fills in values, each of which must be a name or part of a name. A value can't be a pattern or
 /// consist of several names.
 fn table(text: &str, row: &TextRow) -> Result<String, String> {
     if let Some(name) = sole_column(text) {

@@ -7,7 +7,7 @@ use super::error::ConfigError;
 use super::file::{self, File, FilePipeline, Origin};
 
 /// Returns the selected pipelines of the file. Without a file, returns pipelines with no settings
-/// but their names: one for each requested name, or a single unnamed pipeline.
+/// except their names: one for each requested name, or a single unnamed pipeline.
 pub(super) fn choose(
     file: File,
     requested: &[String],

@@ -110,8 +110,9 @@ fn setting_location(key: &str) -> Option<&'static str> {
     }
 }
 
-/// Extracts the unknown key or value from serde's message, and the known ones, which the message
-/// quotes in backticks. Returns the known key or value that is most similar to the unknown one.
+/// Extracts the unknown key or value from serde's message, and the known keys or values, which the
+/// message quotes in backticks. Returns the known key or value that is most similar to the unknown
+/// key or value.
 fn nearest_known(message: &str) -> Option<&str> {
     let is_unknown =
         message.starts_with("unknown field ") || message.starts_with("unknown variant ");

@@ -35,10 +35,10 @@ pub struct Checkpoint {
     /// All transactions that end at or before this LSN are in Kafka, so this LSN may be confirmed
     /// to PostgreSQL.
     pub safe_lsn: Lsn,
-    /// The row messages that have been processed; `None` if there are none.
+    /// The row messages that have been processed; `None` if no row message has been processed.
     pub delivered: Option<Delivered>,
-    /// Each topic's number of partitions when its first record was sent. If there are very many
-    /// topics, some are missing: see [`Checkpoint::record_partitions`].
+    /// Each topic's number of partitions when its first record was sent. If there are too many
+    /// topics to store, some are omitted: see [`Checkpoint::record_partitions`].
     pub partitions: BTreeMap<String, usize>,
     /// Progress of the copy of existing rows. `None` if no rows were copied, or once the stream has
     /// passed the LSNs of the copy's snapshots.
@@ -46,7 +46,7 @@ pub struct Checkpoint {
     pub snapshot: Option<CopyProgress>,
 }
 
-/// The row messages that are already in Kafka, although the server may resend them.
+/// The row messages that are already in Kafka but may be resent by the server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Delivered {
@@ -102,7 +102,7 @@ pub struct ServerState {
     pub flushed: Lsn,
 }
 
-/// The switch from a timeline to a later one.
+/// The switch from a timeline to a later timeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Switch {
     pub timeline: u32,
@@ -203,7 +203,7 @@ pub enum HistoryError {
         /// The LSN in the checkpoint up to which all events have been delivered.
         safe: Lsn,
     },
-    /// The WAL ends before the position up to which it has already been read.
+    /// The server's WAL ends before a position up to which Walpost has already read WAL.
     #[error(
         "the server's WAL ends at {flushed}, but Walpost has already read WAL up to {reach} on the same timeline: the \
          database was restored to an earlier state (a snapshot of its disk or machine, or a base backup that was \
@@ -219,7 +219,8 @@ pub enum HistoryError {
         /// The slot's confirmed LSN.
         confirmed: Lsn,
     },
-    /// The transaction at the checkpoint's position is not the one that was published.
+    /// The transaction at the checkpoint's position differs from the transaction that was
+    /// published.
     #[error(
         "the transaction with commit LSN {commit} has {what} {found}, but had {expected} when it was published: the WAL \
          of this server has diverged from the delivered WAL. {SECOND_SERVER_HINT}"
@@ -478,7 +479,7 @@ impl Checkpoint {
     }
 
     /// Returns the LSN at which the checkpoint's timeline ended; `None` if that timeline is still
-    /// the current one.
+    /// current.
     fn timeline_end(&self, server: &ServerState) -> Result<Option<Lsn>, HistoryError> {
         if self.timeline == server.timeline {
             return Ok(None);

@@ -46,7 +46,7 @@ pub struct RefusedRecord {
     pub reason: String,
 }
 
-/// Returns a hash of a record's content, to distinguish the record from another one at the same
+/// Returns a hash of a record's content, to distinguish the record from another record at the same
 /// position.
 #[must_use]
 pub(crate) fn content(key: Option<&[u8]>, payload: Option<&[u8]>) -> u64 {

@@ -81,7 +81,7 @@ impl Isolation {
         }
         let until = failure.refused_until.unwrap_or(record.at).max(record.at);
         match &self.suspects {
-            // The record was produced alone, so it must be the cause.
+            // The record was produced alone, so it must be the cause of the rejection.
             Some(suspects) if suspects.start().in_copy_of(record.at) <= record.at => {
                 if in_flight.records != 1 {
                     return false;
@@ -90,8 +90,8 @@ impl Isolation {
                 self.batching.single = false;
                 self.suspects = None;
             }
-            // No search is in progress, or the rejected record precedes the suspected ones. Start a
-            // search at the rejected record.
+            // No search is in progress, or the rejected record precedes the suspected records.
+            // Start a search at the rejected record.
             _ => {
                 self.batching.single = true;
                 self.suspects = Some(record.at..=until);
@@ -253,8 +253,8 @@ mod tests {
         };
         let mut isolation = Isolation::default();
         assert!(isolation.record_failure(&refused(0x200, 5), in_flight(40)));
-        // This record has a lower number than the suspects, so it becomes the first suspect. The
-        // consistent points of the two copies differ, but are not compared.
+        // The second rejected record has a lower number than the suspects, so it becomes the first
+        // suspect. The consistent points of the two copies differ, but are not compared.
         assert!(isolation.record_failure(&refused(0x300, 2), in_flight(40)));
         assert!(isolation.record_failure(&refused(0x400, 7), in_flight(1)));
         assert_eq!(isolation.suspects(), None);

@@ -278,7 +278,7 @@ impl PipelineStats {
         }
     }
 
-    /// Records the current limits for records in flight.
+    /// Stores the current limits for records in flight.
     pub fn record_window(&self, window: Window) {
         store(&self.session.window_events, window.records);
         store(&self.session.window_bytes, window.bytes);
@@ -319,7 +319,7 @@ impl PipelineStats {
         store(&session.oldest_micros, 0);
     }
 
-    /// Records that a checkpoint has become durable, and how long its commit took.
+    /// Records a checkpoint that has just become durable, and how long its commit took.
     pub fn checkpointed(&self, took: Duration) {
         store(&self.checkpointed_micros, unix_micros());
         let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
@@ -409,7 +409,7 @@ impl PipelineStats {
         });
     }
 
-    /// Records values that were queried from the database.
+    /// Stores values that were queried from the database.
     pub fn record_database_state(&self, vitals: Vitals) {
         self.lifecycle().database = Some((vitals, unix_micros()));
     }

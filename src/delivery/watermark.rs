@@ -3,9 +3,9 @@
 //!
 //! Each transaction with records has a counter of records in flight. Each delivery decrements the
 //! counter; deliveries that are reported together are subtracted in one step. The LSN to confirm is
-//! the end of the last transaction for which this counter, and those of all earlier transactions,
-//! are zero. Keepalives and transactions without records do not need a counter: they raise the end
-//! LSN recorded for the preceding transaction.
+//! the end of the last transaction for which this counter and the counters of all earlier
+//! transactions are zero. Keepalives and transactions without records do not need a counter: they
+//! raise the end LSN recorded for the preceding transaction.
 //!
 //! Only this module can create a [`Confirmed`], so no other module can cause an LSN to be confirmed
 //! to PostgreSQL.
@@ -380,11 +380,11 @@ impl Watermark {
     }
 
     /// Records a durable checkpoint that covers all transactions up to `lsn`. After the first call,
-    /// no LSN above the last checkpoint's is confirmed.
+    /// no LSN higher than the LSN of the last checkpoint is confirmed.
     ///
     /// # Panics
-    /// Panics if the checkpoint covers less than the preceding one. This would be a bug, and events
-    /// would be delivered twice.
+    /// Panics if `lsn` is lower than the preceding checkpoint's LSN. This would be a bug, and
+    /// events would be delivered twice.
     pub fn record_checkpoint(&mut self, lsn: Lsn) {
         let before = self.checkpointed.replace(lsn);
         assert!(
@@ -740,9 +740,10 @@ impl Slot {
     }
 }
 
-/// Maximum number of adjacent transactions whose durations are computed from the times at which the
-/// first of them was committed and read, if they become durable together. Reading the times of each
-/// transaction would take as long as counting its records.
+/// Maximum number of adjacent transactions that share the times of the first transaction. If the
+/// transactions become durable together, all their durations are computed from the times at which
+/// the first transaction was committed and read. Reading the times of each transaction would take
+/// as long as counting its records.
 const SHARED_TIMES_MAX: u64 = 16;
 
 /// Records the durations of transactions that become durable together.

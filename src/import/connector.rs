@@ -371,7 +371,7 @@ fn literal(pattern: &str) -> Option<(String, String)> {
 }
 
 /// Returns the only table whose records the predicate accepts, or `None` if the predicate may
-/// accept those of several tables.
+/// accept records from several tables.
 fn filtered_table(prefix: Option<&str>, filter: Option<&Filter>) -> Option<Table> {
     let filter = filter.filter(|filter| !filter.is_negated())?;
     let rest = filter.java.trim_start_matches('^');
@@ -408,7 +408,8 @@ pub(super) fn slot(source: &mut Source, report: &mut Report) -> String {
     slot.to_owned()
 }
 
-/// Writes the setting that determines whether rows older than the slot are delivered.
+/// Writes the setting that determines whether rows that were committed before the slot was created
+/// are delivered.
 pub(super) fn snapshot(source: &mut Source, section: &mut Section, report: &mut Report) {
     let taken = source.take_property("snapshot.mode", report);
     let mode = taken.as_ref().map_or("initial", |taken| taken.value.trim());

@@ -66,7 +66,7 @@ const KNOWN: &[KnownProperty] = &[
     KnownProperty("admin.override.*", &[], WithoutEffect),
     KnownProperty("topic.creation.enable", &[], WithoutEffect),
     KnownProperty("topic.creation.*", &[], TOPICS),
-    // The slot and the publication.
+    // Properties of the slot and the publication.
     KnownProperty("plugin.name", &[], WithoutEffect),
     KnownProperty(
         "slot.drop.on.stop",
@@ -278,12 +278,12 @@ const KNOWN: &[KnownProperty] = &[
     ),
     KnownProperty("topic.heartbeat.prefix", &[], WithoutEffect),
     KnownProperty("topic.heartbeat.name", &[], WithoutEffect),
-    // Topic names, which don't matter because the router replaces them.
+    // Properties of topic names, which have no effect because the router replaces the names.
     KnownProperty("topic.naming.strategy", &[], WithoutEffect),
     KnownProperty("topic.delimiter", &[], WithoutEffect),
     KnownProperty("topic.cache.size", &[], WithoutEffect),
     KnownProperty("topic.transaction", &[], WithoutEffect),
-    // Queues, threads and metrics.
+    // Properties of queues, threads and metrics.
     KnownProperty("max.batch.size", &[], WithoutEffect),
     KnownProperty("max.queue.size", &[], WithoutEffect),
     KnownProperty("max.queue.size.in.bytes", &[], WithoutEffect),
@@ -306,7 +306,7 @@ const KNOWN: &[KnownProperty] = &[
     KnownProperty("multi.partition.mode", &[], WithoutEffect),
     KnownProperty("table.mapping.storage.*", &[], WithoutEffect),
     KnownProperty("internal.*", &[], WithoutEffect),
-    // Debezium Server and its engine.
+    // Properties of Debezium Server and its engine.
     KnownProperty("offset.storage*", &[], WithoutEffect),
     KnownProperty("offset.flush.*", &[], WithoutEffect),
     KnownProperty("offset.commit.policy", &[], WithoutEffect),
@@ -401,7 +401,7 @@ pub(super) const OBSOLETE: &[(&str, &str)] = &[
 ];
 
 /// Current and former names of properties. A property that is set under its former name is imported
-/// unless it is also set under the current one.
+/// unless it is also set under its current name.
 pub(super) const FORMER_NAMES: &[(&str, &str)] = &[
     ("table.include.list", "table.whitelist"),
     ("schema.include.list", "schema.whitelist"),
@@ -434,8 +434,8 @@ pub(super) fn report_remaining(source: &mut Source, report: &mut Report) {
     }
 }
 
-/// Returns the members of the given list properties. The members are prefixes of other properties'
-/// names.
+/// Returns the members of the comma-separated lists in the given properties. The members are
+/// prefixes of other properties' names.
 fn list_members(source: &Source, lists: &[&str]) -> Vec<String> {
     let lists = source
         .unrequested()

@@ -425,7 +425,8 @@ fn from_properties(text: &str, report: &mut Report) -> Result<Source, ImportErro
         return Ok(source);
     }
     source.kind = Kind::Server;
-    // Properties with a profile take precedence over those without one, regardless of their order.
+    // Properties with a profile take precedence over properties without a profile, regardless of
+    // their order.
     let (profiles, plain): (Vec<_>, Vec<_>) =
         all.into_iter().partition(|(name, _)| name.starts_with('%'));
     for (written, value) in plain.into_iter().chain(profiles) {
@@ -477,7 +478,8 @@ fn server_names(name: &str) -> Vec<String> {
                 _ => {}
             }
         }
-        // This setting applies to all converters that don't have their own.
+        // A setting without `key`, `value` or `header` in its name applies to all converters that
+        // don't have their own setting.
         return vec![format!("converter.{rest}")];
     }
     for (prefix, to) in [

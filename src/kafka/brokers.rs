@@ -27,8 +27,8 @@ pub(super) struct Brokers {
     loss: Mutex<Loss>,
 }
 
-/// When the list of brokers became empty or `bootstrap.servers` was last added, and the delay until
-/// `bootstrap.servers` is added again.
+/// The time at which the list of brokers became empty or `bootstrap.servers` was last added, and
+/// the delay until `bootstrap.servers` is added again.
 struct Loss {
     since: Instant,
     delay: Duration,

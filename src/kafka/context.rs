@@ -126,11 +126,11 @@ impl Context {
         self.credentials.tokens()
     }
 
-    /// Handles a failure to obtain a token; librdkafka will request another one later.
+    /// Handles a failure to obtain a token; librdkafka will request another token later.
     pub(super) fn record_no_token(&self, reason: &str) {
         let is_valid = |tokens: &Tokens| tokens.is_last_valid();
         match self.tokens().is_some_and(is_valid) {
-            // Existing connections remain open until the last token that was obtained expires.
+            // Existing connections remain open until the most recently obtained token expires.
             true => self.broker_failed(reason),
             false => self.record_unreachable(reason),
         }
@@ -149,7 +149,7 @@ impl Context {
             .with_credentials(self.credentials.clone(), Login::for_config(config))
     }
 
-    /// Returns the current login if it differs from the one last passed to the producer.
+    /// Returns the current login if it differs from the login last passed to the producer.
     pub(super) fn new_login(&self) -> Option<Login> {
         let mut known = lock(&self.login);
         let before = known.as_ref()?;
@@ -303,9 +303,9 @@ impl Context {
 
     /// Handles a record that librdkafka reports as durable although no broker has acknowledged it.
     ///
-    /// librdkafka infers that the record is durable because a later one was accepted. However, a
+    /// librdkafka infers that the record is durable because a later record was accepted. However, a
     /// broker that has no state for the producer yet accepts the later record even if it has just
-    /// rejected the earlier one (librdkafka #4134).
+    /// rejected the earlier record (librdkafka #4134).
     pub(super) fn record_unacknowledged(&self, record: &UndeliveredRecord) {
         self.assumed.store(true, Ordering::SeqCst);
         self.deliveries.report_failure(DeliveryFailure {
@@ -345,7 +345,7 @@ impl Context {
                 self.broker_failed(reason);
                 self.log_rejected_credentials(reason);
             }
-            // librdkafka now reports every queued record as failed, starting with the one that
+            // librdkafka now reports every queued record as failed, starting with the record that
             // caused the error. If no records are queued, the next call to produce a record fails.
             Code::Fatal => {
                 warn!(pipeline = self.pipeline, reason, "Kafka producer failed");

@@ -94,7 +94,7 @@ impl Credentials {
         }))
     }
 
-    /// Returns a warning, with its remedy, if the connection to the token source can be
+    /// Returns a warning, including the remedy, if the connection to the token source can be
     /// intercepted.
     #[must_use]
     pub(crate) fn warning(&self) -> Option<String> {
@@ -111,7 +111,7 @@ impl Credentials {
     /// called again. Blocks until the token is obtained.
     ///
     /// # Errors
-    /// Returns an error if no token could be obtained, or if librdkafka does not accept it.
+    /// Returns an error if no token could be obtained, or if librdkafka does not accept the token.
     pub(super) fn set_token<C: ClientContext>(&self, client: &Client<C>) -> Result<(), TokenError> {
         let Some(tokens) = self.tokens() else {
             return Ok(());
@@ -142,7 +142,7 @@ impl Credentials {
         &self.0.origin
     }
 
-    /// Records that a broker has accepted the credentials.
+    /// Marks the credentials as accepted by a broker.
     pub(super) fn record_accepted(&self) {
         self.0.was_accepted.store(true, Ordering::Relaxed);
     }

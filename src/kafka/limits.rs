@@ -149,8 +149,8 @@ impl BatchLimit {
 struct TopicSettings {
     /// Maximum size, in bytes, of a batch that the topic accepts.
     batch_bytes: Option<u32>,
-    /// Whether the topic is compacted, so that Kafka removes a record when a later one has the same
-    /// key.
+    /// Whether the topic is compacted, that is, whether Kafka removes a record if a later record
+    /// has the same key.
     is_compacted: bool,
 }
 
@@ -165,8 +165,8 @@ fn query_topic<C: ClientContext>(client: &Client<C>, topic: &str) -> Result<Topi
         [TOPIC_LIMIT_SETTING, "cleanup.policy"],
         REQUEST_TIMEOUT,
     )?;
-    // Replace 0, which is not a valid `batch.size`. Nothing can be sent to a topic with this limit
-    // anyway.
+    // Replace 0, which is not a valid `batch.size`. Nothing can be sent to a topic with a limit of
+    // 0 anyway.
     let bytes = bytes.and_then(|bytes| bytes.parse().ok());
     Ok(TopicSettings {
         batch_bytes: bytes.map(|bytes: u32| bytes.max(1)),
@@ -174,8 +174,8 @@ fn query_topic<C: ClientContext>(client: &Client<C>, topic: &str) -> Result<Topi
     })
 }
 
-/// Returns the warning for a compacted topic if `null_payload` is not set: NULL payloads then
-/// become tombstones, which delete earlier records.
+/// Returns the warning to report for a compacted topic if the user has not set `null_payload`. By
+/// default, NULL payloads become tombstones, which delete earlier records.
 pub(crate) fn compaction_warning(topic: &str) -> String {
     format!(
         "topic {topic:?} is compacted, but null_payload is not set: an event whose payload is NULL becomes a tombstone, which deletes \
@@ -223,8 +223,8 @@ impl Limits {
         }
     }
 
-    /// Returns a warning, with its remedy, if rows of up to `row_bytes_max` bytes can result in
-    /// records that the topic rejects.
+    /// Returns a warning, including the remedy, if rows of up to `row_bytes_max` bytes can result
+    /// in records that the topic rejects.
     #[must_use]
     pub(crate) fn warning(&self, topic: &str, row_bytes_max: usize) -> Option<String> {
         let limit = *self.topic.as_ref().ok()?;

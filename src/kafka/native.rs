@@ -366,8 +366,8 @@ impl Drop for AdminEvent {
     }
 }
 
-/// Returns whether the principal may write to the topic. Returns true if the broker does not report
-/// permissions, because brokers older than Apache Kafka 2.3 never do (KIP-430).
+/// Returns whether the principal may write to the topic. Also returns true if the broker does not
+/// report permissions, as is the case for brokers older than Apache Kafka 2.3 (KIP-430).
 ///
 /// # Safety
 /// `topic` must point to a valid description.
@@ -540,8 +540,8 @@ pub(super) fn cluster_id<C: ClientContext>(client: &Client<C>) -> Option<String>
 /// Queries the metadata of several topics with one request. Topics that the response omits are
 /// omitted from the result. Blocks until a broker responds or the request times out.
 ///
-/// Unlike a metadata request, this request does not create topics, and does not make `client` store
-/// the names for the rest of its lifetime.
+/// Unlike a metadata request, this request does not create topics, and does not store the names in
+/// `client` for the rest of the client's lifetime.
 ///
 /// # Errors
 /// Returns an error if no broker responds in time, or if the request fails as a whole.
@@ -585,14 +585,14 @@ pub(super) fn describe_topics<C: ClientContext>(
 }
 
 /// Returns the names and values of a record's headers, in order. Omits headers whose names are not
-/// UTF-8, because no header that Walpost reads has such a name. rdkafka would panic at such a name,
-/// which any producer can send.
+/// UTF-8, because no header that Walpost reads has such a name. rdkafka would panic on such a name,
+/// and any producer can send one.
 pub(super) fn headers<'r>(
     record: &'r BorrowedMessage<'r>,
 ) -> impl Iterator<Item = (&'r str, Option<&'r [u8]>)> {
     let mut list = null_mut();
     // SAFETY: the record is valid. It owns the list, which stays null if there are no headers. The
-    // result contains only librdkafka's own codes, which the enumeration contains.
+    // call returns only librdkafka's own codes, all of which are in the enumeration.
     let code = unsafe { rd_kafka_message_headers(record.ptr(), &raw mut list) };
     let list = NonNull::new(list).filter(|_| result(code).is_ok());
     let all = list.into_iter().flat_map(move |list| {

@@ -1,5 +1,5 @@
-//! Sets a client's SASL/OAUTHBEARER token from any thread. rdkafka sets tokens only while it polls
-//! the client itself. The functions are declared as in `src/rdkafka.h` of librdkafka 2.12.
+//! Sets a client's SASL/OAUTHBEARER token from any thread. rdkafka sets tokens only while rdkafka
+//! itself polls the client. The functions are declared as in `src/rdkafka.h` of librdkafka 2.12.
 #![expect(unsafe_code, reason = "calls librdkafka, which is a C library")]
 
 use std::ffi::CString;

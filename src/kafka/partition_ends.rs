@@ -55,8 +55,8 @@ impl<'c, C: ConsumerContext + 'static> PartitionEnds<'c, C> {
         }
     }
 
-    /// Must be called for each record that is received, so that a partition that still returns
-    /// records is not considered finished.
+    /// Marks the partition as still returning records, so that it is not considered finished. Must
+    /// be called for each record received.
     pub(super) fn record(&mut self, partition: i32) {
         if !self.again.is_empty()
             && let Some(again) = self.again.get_mut(&partition)
@@ -68,8 +68,8 @@ impl<'c, C: ConsumerContext + 'static> PartitionEnds<'c, C> {
     /// Handles a reported end of a partition whose actual end is known to be `end`. Returns whether
     /// everything before `end` has been read.
     ///
-    /// If the function returns false, the consumer reads again from the reported end, and will
-    /// report the end once more. `start` is the offset at which reading started. Blocks while the
+    /// If the function returns false, the consumer reads again from the reported end, and then
+    /// reports an end again. `start` is the offset at which reading started. Blocks while the
     /// brokers are queried.
     ///
     /// # Errors

@@ -76,7 +76,7 @@ pub struct KafkaSink {
     comparison: Comparison,
 }
 
-/// Compares the IDs of the topics in use with those recorded earlier, to detect topics that were
+/// Compares the current IDs of the topics in use with the recorded IDs, to detect topics that were
 /// re-created.
 struct Comparison {
     seen: SeenTopics,
@@ -248,7 +248,7 @@ impl KafkaSink {
     }
 
     /// Creates a sink for a pipeline. The sink uses the given batching, keeps batches within
-    /// `limit`, and compares topics with those that earlier sinks recorded in `seen`.
+    /// `limit`, and compares topic IDs with the IDs that earlier sinks recorded in `seen`.
     ///
     /// # Errors
     /// See [`KafkaSink::new`].
@@ -297,8 +297,8 @@ impl KafkaSink {
 
     fn with_config(topics: Topics, flush: bool, context: Context) -> Result<Self, SinkError> {
         check_files(topics.config()).map_err(|error| match error.is_untrusted() {
-            // Return an error that is retried, so that a change to a file's mode does not halt a
-            // running pipeline.
+            // Return an error that leads to a retry, so that a change to a file's mode does not
+            // halt a running pipeline.
             true => SinkError::Broken(error.to_string()),
             false => SinkError::Configuration(error.to_string()),
         })?;
@@ -333,8 +333,8 @@ impl KafkaSink {
         })
     }
 
-    /// Replaces the producer if a topic does not accept batches as large as the producer's, and
-    /// returns whether the producer was replaced. The new producer has no open topics.
+    /// Replaces the producer if a topic does not accept batches as large as the producer's batches,
+    /// and returns whether the producer was replaced. The new producer has no open topics.
     ///
     /// # Errors
     /// Returns an error if replacing the producer would lose records or a transaction.
@@ -573,8 +573,8 @@ impl Sink for KafkaSink {
         })
     }
 
-    /// During an outage, checks whether it has ended. If there are no records to deliver, nothing
-    /// else detects the end.
+    /// Checks whether an ongoing outage has ended. If there are no records to deliver, nothing else
+    /// detects the end of the outage.
     fn tend(&mut self) {
         if !self.producer.context().is_down() {
             self.comparison.start_if_due(&self.producer, &self.known);

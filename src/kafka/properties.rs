@@ -1,4 +1,5 @@
-//! librdkafka properties: which ones users can set, and which ones Walpost requires or rejects.
+//! The librdkafka properties that users can set, and the properties that Walpost requires or
+//! rejects.
 //!
 //! See librdkafka 2.12, `CONFIGURATION.md`.
 
@@ -136,8 +137,8 @@ fn code_action(name: &str) -> Option<&'static str> {
             Some("load an OpenSSL engine")
         }
         "ssl.providers" => Some("load OpenSSL providers"),
-        // librdkafka substitutes the other Kerberos properties into the kinit command, which is run
-        // by a shell.
+        // librdkafka inserts the other Kerberos properties into the kinit command, which a shell
+        // runs.
         name if name.starts_with("sasl.kerberos.") => Some("run a command in a shell"),
         _ => None,
     }
@@ -222,9 +223,9 @@ pub fn client_config(properties: &Properties, client_id: &str) -> ClientConfig {
     }
     config.set("enable.idempotence", "true");
     config.set("acks", "all");
-    // Without this property, librdkafka would continue to deliver records after the broker
-    // permanently rejected one. The rejected record would then be out of order when a new producer
-    // resent it.
+    // Without this property, librdkafka would continue to deliver later records after the broker
+    // permanently rejected a record. The rejected record would then be out of order when a new
+    // producer resent it.
     config.set("enable.gapless.guarantee", "true");
     // A broker that has no state for the producer yet accepts a batch even if the broker
     // temporarily rejected the preceding one, and librdkafka then treats the rejected batch as
@@ -240,15 +241,16 @@ pub fn client_config(properties: &Properties, client_id: &str) -> ClientConfig {
     config
 }
 
-/// Returns the configuration of a transactional producer, based on one from [`client_config`].
+/// Returns the configuration of a transactional producer, based on a configuration from
+/// [`client_config`].
 #[must_use]
 pub(crate) fn transactional(mut config: ClientConfig, transactional_id: &str) -> ClientConfig {
     config.set("transactional.id", transactional_id);
     // Several requests may be in flight, because a transaction in which records were reordered is
     // not committed: see `Context::record_unacknowledged`.
     config.set(IN_FLIGHT, "5");
-    // These properties are not needed: if a record expires or is rejected, its whole transaction is
-    // aborted.
+    // Remove properties that transactions make unnecessary: if a record expires or is rejected, its
+    // whole transaction is aborted.
     config.remove("message.timeout.ms");
     config.remove("delivery.timeout.ms");
     config.remove("enable.gapless.guarantee");
@@ -260,7 +262,8 @@ pub(crate) fn transactional(mut config: ClientConfig, transactional_id: &str) ->
     config
 }
 
-/// Returns the configuration of a client that is not a producer, based on a producer's.
+/// Returns the configuration of a client that is not a producer, based on a producer's
+/// configuration.
 #[must_use]
 pub(crate) fn leave_producers(mut config: ClientConfig) -> ClientConfig {
     for name in [
@@ -315,9 +318,9 @@ pub(super) fn is_probe(path: &Path) -> bool {
     path == Path::new(PROBE)
 }
 
-/// Checks the files that the configuration names, or the environment if OpenSSL's default
-/// authorities are used. A user who can write to these files controls
-/// which brokers are trusted, and librdkafka would block on a FIFO.
+/// Checks the files that the configuration names and, if OpenSSL's default authorities are used,
+/// the files that OpenSSL's environment variables name. A user who can write to these files
+/// controls which brokers are trusted, and librdkafka would block on a FIFO.
 ///
 /// # Errors
 /// Returns an error if a file is writable by other users, is missing, or is not a regular file.
@@ -371,8 +374,8 @@ impl FileError {
     }
 }
 
-/// Performs the checks that librdkafka omits, and those for which librdkafka's errors don't name
-/// the file or the environment variable.
+/// Performs the checks that librdkafka omits, and the checks for which librdkafka's errors don't
+/// name the file or the environment variable.
 fn check_before_creation(config: &ClientConfig) -> KafkaResult<()> {
     check_files(config).map_err(|error| KafkaError::ClientCreation(error.to_string()))?;
     match invalid_login(|name| config.get(name)) {
@@ -483,7 +486,7 @@ pub(crate) fn brokers(config: &ClientConfig) -> String {
         .to_owned()
 }
 
-/// Returns a warning, with its remedy, for each way in which `properties` expose data to the
+/// Returns a warning, including the remedy, for each way in which `properties` expose data to the
 /// network or to other users of this machine.
 #[must_use]
 pub(crate) fn warnings(properties: &Properties) -> Vec<String> {
@@ -542,7 +545,7 @@ fn network_warnings(properties: &Properties) -> Vec<String> {
     )]
 }
 
-/// Returns a warning, with its remedy, if these brokers are known not to support a property.
+/// Returns a warning, including the remedy, if these brokers are known not to support a property.
 #[must_use]
 pub(crate) fn unsuitable(properties: &Properties) -> Option<String> {
     const EVENT_HUBS: [&str; 4] = [

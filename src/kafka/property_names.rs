@@ -1,4 +1,5 @@
-//! The names of librdkafka's properties, used to suggest the correct name for a misspelled one.
+//! The names of librdkafka's properties, used to suggest the correct name for a misspelled
+//! property.
 //!
 //! librdkafka has no complete list: its dump of a configuration omits aliases, such as `linger.ms`,
 //! and properties without a value, such as `ssl.ca.location`.

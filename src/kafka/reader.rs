@@ -60,7 +60,7 @@ pub(crate) struct Span {
     pub partition: i32,
     /// The first offset to read.
     pub start: i64,
-    /// The offset after the last one to read.
+    /// The offset after the last offset to read.
     pub end: i64,
     /// Whether records before the first offset have been removed.
     pub is_cut: bool,
@@ -335,7 +335,8 @@ impl TopicReader {
         let mut last_progress = Instant::now();
         let mut last_error = KafkaError::MessageConsumption(Code::OperationTimedOut);
         while !open.is_empty() {
-            // Check this even if records arrive, because they may belong to other ranges.
+            // Check the timeout even if records arrive, because the records may belong to other
+            // ranges.
             if last_progress.elapsed() > record_timeout {
                 return Err(self.broken(topic, &last_error).into());
             }
@@ -436,7 +437,7 @@ mod tests {
     const TOPIC: &str = "t";
     const TIMEOUT: Duration = Duration::from_secs(3);
 
-    /// While a partition can't be read, the other one receives records all the time.
+    /// One partition can't be read, while the other partition keeps receiving records.
     #[test]
     fn times_out_on_a_partition_without_progress_while_another_partition_receives_records() {
         let cluster: MockCluster<'static, DefaultProducerContext> =

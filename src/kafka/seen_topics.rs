@@ -1,4 +1,5 @@
-//! Detects when a topic, or the whole cluster, is no longer the one that a pipeline delivered to.
+//! Detects when a topic, or the whole cluster, is not the same topic or cluster that a pipeline
+//! delivered to before.
 //!
 //! A topic that is deleted and re-created keeps its name but gets a new ID. Records continue to be
 //! delivered to the topic, so only comparing the IDs reveals that its earlier records are lost.
@@ -15,7 +16,7 @@ use tracing::{debug, warn};
 use super::context::Context;
 use super::native::{self, Description, TopicId};
 
-/// How often the IDs of the topics in use are compared with those recorded earlier.
+/// How often the current IDs of the topics in use are compared with the recorded IDs.
 pub(super) const COMPARE_INTERVAL: Duration = Duration::from_secs(10);
 /// How often the IDs of new topics are looked up until they are known.
 pub(super) const LOOKUP_INTERVAL: Duration = Duration::from_secs(1);
@@ -176,8 +177,8 @@ impl NewTopics {
         self.topics.is_empty()
     }
 
-    /// Returns the topics to look up now, and removes those that have been seen or looked up
-    /// [`MAX_LOOKUPS`] times.
+    /// Returns the topics to look up now. Removes topics that have been seen, and topics that have
+    /// been looked up [`MAX_LOOKUPS`] times.
     pub(super) fn next_lookups(&mut self, seen: &SeenTopics) -> Vec<String> {
         self.topics
             .retain(|(topic, lookups)| *lookups < MAX_LOOKUPS && !seen.contains(topic));

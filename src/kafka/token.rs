@@ -102,7 +102,7 @@ const LIFETIME: [&str; 2] = ["lifetime", "expires_in"];
 
 impl Token {
     /// Parses the output of the program or the response of the endpoint: a JWT, or JSON that
-    /// contains a token. `extensions` are added to those in the JSON.
+    /// contains a token. `extensions` are added to the SASL extensions in the JSON.
     pub(super) fn parse(
         output: &[u8],
         extensions: &[(String, String)],
@@ -141,7 +141,8 @@ impl Token {
         Ok(token)
     }
 
-    /// Returns the expiry time to pass to librdkafka; it is earlier than the real one.
+    /// Returns the expiry time to pass to librdkafka, which is earlier than the token's real expiry
+    /// time.
     ///
     /// librdkafka requests a new token after four fifths of the lifetime that Walpost passes.
     /// librdkafka checks only once a second whether a new token is due, and the program also takes

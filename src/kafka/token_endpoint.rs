@@ -215,7 +215,8 @@ impl Endpoint {
         &self.extensions
     }
 
-    /// Returns a warning, with its remedy, if the connection to the endpoint can be intercepted.
+    /// Returns a warning, including the remedy, if the connection to the endpoint can be
+    /// intercepted.
     #[must_use]
     pub(crate) fn warning(&self) -> Option<String> {
         let host = self.uri.authority()?.as_str();

@@ -185,7 +185,7 @@ impl TopicLookup {
         for (name, reason) in other_reasons {
             self.unusable.insert(&name, reason, now);
         }
-        // Insert this topic last, so that inserting the others can't evict it.
+        // Insert this topic last, so that inserting the other topics can't evict it.
         if let Some(reason) = topic_reason {
             self.unusable.insert(&pending.topic, reason, now);
         }

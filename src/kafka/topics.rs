@@ -120,9 +120,9 @@ pub(crate) struct Wanted {
 pub(crate) enum Lookup {
     /// The topic exists and has this many partitions.
     Present(usize),
-    /// The topic does not exist, or has not been created yet.
+    /// The topic does not exist, or its creation is not complete.
     Missing,
-    /// Access is denied; contains the reason.
+    /// Access is denied, or the broker rejects the topic's name; contains the reason.
     Denied(String),
 }
 

@@ -386,7 +386,8 @@ impl Checkpoints {
     }
 
     /// Returns the last committed checkpoint of the pipeline. Creates readers if none were passed.
-    /// If the readers fail, retries with new ones for a while, unless `is_abandoned` returns true.
+    /// If the readers fail, retries with new readers for a while, unless `is_abandoned` returns
+    /// true.
     fn read(
         &self,
         mut readers: Option<Readers>,
@@ -592,7 +593,7 @@ fn begin_transaction(producer: &BaseProducer<Context>) -> Result<(), SinkError> 
 }
 
 /// Returns the error for a session that ended while a call was in progress. The pipeline's next
-/// producer fences this one, which aborts the open transaction.
+/// producer fences this producer, which aborts the open transaction.
 fn abandoned() -> SinkError {
     SinkError::Broken("the session ended before the Kafka transaction was committed".to_owned())
 }

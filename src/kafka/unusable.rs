@@ -15,10 +15,10 @@ const RESPONSE_LIFETIME: Duration = Duration::from_secs(5);
 /// Maximum number of responses in each of `recent` and `earlier`.
 const RESPONSES_MAX: usize = 5000;
 /// How long brokers must report that a topic is missing before Walpost treats it as missing. Some
-/// brokers may not know about a topic that was just created.
+/// brokers may not have received the metadata of a topic that was just created.
 const MISSING_AFTER: Duration = Duration::from_secs(2);
-/// Minimum time that is used instead of [`MISSING_AFTER`] when the wait budget is used up. This is
-/// long enough to receive a second response.
+/// The time that replaces [`MISSING_AFTER`] when the wait budget is used up; long enough to receive
+/// a second response.
 const MISSING_AFTER_MIN: Duration = Duration::from_millis(20);
 /// Maximum wait budget: the time that can be spent waiting for topics that turn out to be missing.
 /// The budget grows by a tenth of the elapsed time, up to this maximum.
@@ -48,8 +48,8 @@ pub(super) const NAME_NOT_ACCEPTED: &str = "the broker does not accept the name"
 /// The brokers' responses about topics that can't be used.
 #[derive(Debug)]
 pub(super) struct UnusableTopics {
-    /// This topic is never treated as unusable, because dead letters could not be delivered without
-    /// it.
+    /// The topic for dead letters. It is never treated as unusable, because dead letters could not
+    /// be delivered without it.
     dead_letter_topic: String,
     state: Mutex<UnusableState>,
 }

@@ -10,7 +10,7 @@ use crate::escape::shell_word_on_one_line;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Commands(Arc<Options>);
 
-/// The options that determine the configuration. None of them is a secret.
+/// The options that determine the configuration. None of these options is a secret.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Options {
     /// Flags that every command accepts, with their values.
@@ -51,8 +51,9 @@ impl Commands {
         Self::new(options)
     }
 
-    /// Returns the commands to run after `init`. With a configuration file, these are [`Self::without_administrator`].
-    /// Without one, they connect as `role`, and contain a placeholder for the brokers if none were specified.
+    /// Returns the commands to run after `init`. With a configuration file, these are the commands from
+    /// [`Self::without_administrator`]. Without a configuration file, the commands connect as `role`, and contain a
+    /// placeholder for the brokers if no brokers were specified.
     #[must_use]
     pub(crate) fn after_init(&self, role: Option<&str>) -> Self {
         let commands = self.without_administrator();

@@ -31,6 +31,6 @@ pub struct LastDeadLetter {
     pub position: String,
     /// The dead-letter topic.
     pub topic: String,
-    /// Why the event could not be delivered.
+    /// The reason why the event could not be delivered.
     pub reason: String,
 }

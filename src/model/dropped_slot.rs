@@ -17,8 +17,8 @@ pub struct DroppedSlot {
     /// is 0/0 if older rows were still being copied, and `None` if the slot belonged to a different
     /// history of the database, for example because the database has been restored from a backup.
     pub from: Option<Lsn>,
-    /// The end of the WAL when the slot was dropped. Events that were committed after that, but before a new slot
-    /// existed, are missing too.
+    /// The end of the WAL when the slot was dropped. Events that were committed after this position, but before a new
+    /// slot existed, are missing too.
     pub to: Option<Lsn>,
     /// The table, if several tables shared the slot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -26,7 +26,7 @@ pub struct DroppedSlot {
     /// True if no slot was dropped, but the table was absent from the publication for a while.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub left_publication: bool,
-    /// True if no slot was dropped, but this table was replaced with another.
+    /// True if no slot was dropped, but this table was replaced with another table.
     #[serde(
         default,
         rename = "replaced",
@@ -65,7 +65,7 @@ impl DroppedSlot {
         )
     }
 
-    /// Returns why the events may be missing.
+    /// Returns the reason why the events may be missing.
     #[must_use]
     pub fn cause(&self) -> &'static str {
         match self.left_publication {

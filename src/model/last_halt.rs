@@ -8,7 +8,7 @@ use super::time::unix_micros;
 /// Maximum length of a stored reason; longer reasons are truncated.
 const MAX_REASON_BYTES: usize = 4096;
 
-/// When, where and why a pipeline halted.
+/// A description of a pipeline's halt, with the time, the host and the reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct LastHalt {
     /// When the pipeline halted, in RFC 3339 format.

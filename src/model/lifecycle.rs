@@ -164,7 +164,7 @@ pub struct Failure {
 pub struct Omission {
     /// When the change was detected, in microseconds since 1970.
     pub since_micros: u64,
-    /// Which events are not delivered, and why.
+    /// A description of the events that are not delivered, with the reason.
     pub what: String,
     /// The command that restores the delivery of these events.
     pub remedy: String,

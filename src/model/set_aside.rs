@@ -25,8 +25,8 @@ pub struct SetAside {
     /// The rows that a replay has sent. `None` unless a replay has finished and the stream has yet to resume delivery.
     #[serde(skip)]
     pub(crate) replayed: Option<Replayed>,
-    /// The LSN from which delivery resumed: rows with a commit LSN at or after it are delivered. `None` while the entry is
-    /// open.
+    /// The LSN from which delivery resumed: rows with a commit LSN at or after this LSN are delivered. `None` while the
+    /// entry is open.
     #[serde(skip)]
     pub(crate) until: Option<Lsn>,
     /// The first transaction whose rows may be missing; `None` if any row may be missing.
@@ -36,7 +36,8 @@ pub struct SetAside {
     /// in `since` belong.
     #[serde(skip)]
     pub(crate) cluster: Option<String>,
-    /// Whether `table` is a name that was accepted for the OID in `relation`.
+    /// Whether rows of the table with the OID in `relation` may be published under the name in
+    /// `table`.
     #[serde(skip)]
     pub(crate) is_accepted_name: bool,
 }
@@ -55,8 +56,9 @@ impl SetAside {
     /// Returns whether this entry is about the table with the given name, or with the given OID in the given cluster.
     /// The name still matches after the table has been re-created, and the OID still matches after it has been renamed.
     ///
-    /// In the cluster in which the entry was written, the name matches only if it was accepted for the table. Otherwise,
-    /// the owner of a table could stop delivery of a future table by giving its own table the name of the future table.
+    /// In the cluster in which the entry was written, the name matches only if rows of the recorded table may be
+    /// published under this name. If the name always matched, the owner of a table could stop delivery of a future
+    /// table by giving its own table the name of the future table.
     #[must_use]
     pub(crate) fn is_about(&self, table: &str, relation: u32, cluster: &str) -> bool {
         let is_same_cluster = self.cluster.as_deref() == Some(cluster);

@@ -8,8 +8,8 @@ use crate::delivery::stats::{LifecycleSnapshot, Totals};
 use crate::model::lifecycle::{ErrorKind, Failure, KAFKA_DOWN_REMEDY, Omission, Outage, State};
 use crate::model::rounded;
 
-/// How long events may be in flight without any becoming durable before the pipeline counts as not
-/// ready.
+/// How long events may be in flight, without any of them becoming durable, before the pipeline
+/// counts as not ready.
 const DELIVERY_STALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long the session's event loop may go without an iteration. The loop normally iterates at
 /// least every ten seconds.
@@ -173,7 +173,7 @@ pub(crate) fn not_ready_since(
     }
 }
 
-/// Returns whether events have been in flight for too long without any becoming durable.
+/// Returns whether events have been in flight for too long without any of them becoming durable.
 #[must_use]
 pub(crate) fn is_stuck(totals: &Totals) -> bool {
     totals.waits && totals.since_last_progress >= DELIVERY_STALL_TIMEOUT

@@ -2,7 +2,7 @@
 //! `/history`.
 //!
 //! The server runs on the supervisor's thread and only reads the pipelines' statistics, so a slow
-//! client can't delay a pipeline. A client can't keep others from connecting either: see
+//! client can't delay a pipeline. A client can't prevent other clients from connecting either: see
 //! `connection_limit`. Requests from other sites' pages are rejected: see [`hosts`].
 
 use std::convert::Infallible;
@@ -311,8 +311,8 @@ fn route_request(
         response.headers_mut().insert(ALLOW, allowed);
         return response;
     }
-    // This path is served for any host name, because probes may use arbitrary names and the
-    // response reveals only that the process is alive.
+    // Serve `/healthz` for any host name, because probes may use arbitrary names and the response
+    // reveals only that the process is alive.
     if uri.path() == "/healthz" {
         return respond(StatusCode::OK, TEXT, "alive\n");
     }
@@ -400,8 +400,8 @@ fn respond(code: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> Resp
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    // Prevents other sites' pages from embedding the response. Without this header, they could
-    // embed it, even though they could not read it.
+    // Prevents other sites' pages from embedding the response. Without this header, such pages
+    // could embed the response, even though they could not read it.
     headers.insert(
         HeaderName::from_static("cross-origin-resource-policy"),
         HeaderValue::from_static("same-origin"),

@@ -23,7 +23,7 @@ const FLUSH_STALL_TIMEOUT: Duration = Duration::from_secs(1);
 /// [`LogQueue::flush`] returns after this time even if lines are still being written.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Determines which lines are dropped first.
+/// The importance of a line, which determines whether the line is dropped before others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Importance {
     /// DEBUG and TRACE.
@@ -209,8 +209,8 @@ mod tests {
         }
     }
 
-    /// Creates a queue. The first receiver yields the written lines, and the second one the
-    /// reported numbers of dropped lines.
+    /// Creates a queue. The first receiver yields the written lines, and the second receiver yields
+    /// the reported numbers of dropped lines.
     fn queue() -> (&'static LogQueue, Receiver<Vec<u8>>, Receiver<u64>) {
         let queue: &'static LogQueue = Box::leak(Box::default());
         let (lines, read) = sync_channel(0);

@@ -1,6 +1,6 @@
 //! Logs to standard error, as text or JSON. Every event is written as a single line, regardless of
-//! what its message and fields contain. A line contains no terminal control sequences other than
-//! those for the colors that this module sets. [`log_queue`](super::log_queue) writes the lines.
+//! what its message and fields contain. A line contains no terminal control sequences except for
+//! the colors that this module sets. [`log_queue`](super::log_queue) writes the lines.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::fmt::{self, Write as _};

@@ -50,7 +50,7 @@ pub enum Kind {
     SlotUnreserved,
     /// The slot is close to the limit at which its WAL is removed.
     SlotInDanger,
-    /// The table's last partition ends soon.
+    /// The time range of the table's last partition ends soon.
     PartitionsRunOut,
     /// The publication was changed while the pipeline was running, and no longer includes all
     /// events.
@@ -240,8 +240,8 @@ pub(crate) fn unread(slot: &str) -> Problem {
     )
 }
 
-/// Returns how many more bytes of WAL may be retained for the slot, and the total limit. `None` if
-/// WAL retention is unlimited.
+/// Returns how many more bytes of WAL may be retained for the slot, and the total limit. Returns
+/// `None` if WAL retention is unlimited.
 #[must_use]
 pub(crate) fn remaining_wal(vitals: &Vitals) -> Option<(u64, u64)> {
     let safe = u64::try_from(vitals.slot.as_ref()?.safe_wal_bytes?).unwrap_or_default();

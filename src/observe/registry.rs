@@ -13,9 +13,9 @@ use crate::delivery::stats::PipelineStats;
 use crate::model::time::seconds;
 use crate::model::time::unix_micros;
 
-/// Maximum number of points in the history of all pipelines, which is ten minutes of 50 pipelines.
-/// The supervisor's thread, which also notifies systemd's watchdog, creates the response, and must
-/// not be busy with requests for many seconds.
+/// Maximum number of points in the history of all pipelines; enough for ten minutes of 50
+/// pipelines. The supervisor's thread, which also notifies systemd's watchdog, creates the
+/// response, and must not be busy with requests for many seconds.
 const HISTORY_POINTS_MAX: usize = 30_000;
 
 /// All pipelines of the process, regardless of their state.

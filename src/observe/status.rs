@@ -75,19 +75,20 @@ pub struct PipelineStatus {
     pub positions: Positions,
     /// The state of the slot, or `None` until the database has been queried.
     pub slot_health: Option<SlotHealth>,
-    /// The snapshot of the rows that are older than the slot, if a snapshot has been started since
-    /// startup.
+    /// The snapshot of the rows that were committed before the slot was created, if a snapshot has
+    /// been started since startup.
     pub snapshot: Option<Snapshot>,
     /// Number of snapshot rows read since startup.
     pub snapshot_rows: u64,
     /// Dropped slots whose events have not been replayed. `None` if the journal does not exist or
     /// cannot be read.
     pub dropped_slots: Option<Vec<DroppedSlot>>,
-    /// Tables that are set aside. `None` if the journal does not exist or cannot be read.
+    /// Tables that are set aside after an error, so that their rows are not delivered. `None` if
+    /// the journal does not exist or cannot be read.
     #[serde(default)]
     pub set_aside: Option<Vec<SetAside>>,
-    /// Number of rows omitted since startup because their tables are set aside. A row that is
-    /// received twice is counted twice.
+    /// Number of rows omitted since startup because their tables are set aside after an error. A
+    /// row that is received twice is counted twice.
     #[serde(default)]
     pub left_out_rows: u64,
     /// Number of partitions of the outbox table, if it is partitioned.
@@ -192,7 +193,7 @@ pub struct SlotHealth {
     pub catalog_xmin_age: Option<i64>,
 }
 
-/// A snapshot of the rows that are older than the slot.
+/// A snapshot of the rows that were committed before the slot was created.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Snapshot {
     pub phase: SnapshotPhase,

@@ -84,7 +84,7 @@ impl Summary {
     ///
     /// If the pipeline is not ready, `not_ready` contains the reason and the time when the pipeline
     /// became unready. `problems` were found by the watchdog, `dropped` are the dropped slots that
-    /// have not been replayed, and `set_aside` are the tables that are set aside.
+    /// have not been replayed, and `set_aside` are the tables that are set aside after an error.
     #[must_use]
     pub fn new(
         commands: &Commands,
@@ -151,15 +151,16 @@ pub(crate) fn add(reasons: &mut Vec<Reason>, reason: Reason) {
     }
 }
 
-/// Returns why the pipeline is not ready, or `None` if the name of its state explains it.
+/// Returns why the pipeline is not ready, or `None` if the name of the pipeline's state already
+/// explains the reason.
 fn unready(
     not_ready: &NotReady,
     lifecycle: &LifecycleSnapshot,
     problems: &[Lasting],
 ) -> Option<Reason> {
     let mut problems = problems.iter();
-    // If the watchdog has already reported the problem, use its remedy, which also states the
-    // consequence.
+    // If the watchdog has already reported the problem, use the watchdog's remedy, which also
+    // states the consequence.
     let lasting = problems.find(|seen| seen.problem.kind.explains_unreadiness());
     let severity = match (lifecycle.state, lasting) {
         (State::Starting | State::Reconnecting, None) => Severity::Warning,
@@ -200,7 +201,7 @@ pub(crate) fn add_dropped_slots(
     }
 }
 
-/// Adds a reason for each table that is set aside.
+/// Adds a reason for each table that is set aside after an error.
 pub(crate) fn add_set_aside(
     reasons: &mut Vec<Reason>,
     commands: &Commands,

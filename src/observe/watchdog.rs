@@ -30,8 +30,8 @@ const DISCONNECTED_THRESHOLD: Duration = Duration::from_secs(60);
 /// How long WAL may be pending while nothing is delivered or confirmed. This is long enough for
 /// PostgreSQL to decode a transaction of several gigabytes.
 const STALL_THRESHOLD: Duration = Duration::from_secs(300);
-/// A smaller amount of pending WAL is ignored, because even an idle database writes some WAL. This
-/// is the size of one WAL segment.
+/// Minimum amount of pending WAL for a pipeline to be reported, which is the size of one WAL
+/// segment. Smaller amounts are ignored, because even an idle database writes some WAL.
 const PENDING_WAL_BYTES_MIN: u64 = 16 << 20;
 /// Query results older than this are considered outdated.
 const QUERY_AGE_MAX: Duration = Duration::from_secs(30);
@@ -113,7 +113,7 @@ pub(crate) struct Watchdog {
     open: BTreeMap<Kind, OpenProblem>,
 }
 
-/// The pipeline's progress, and when the pipeline last advanced or was idle.
+/// The pipeline's progress, and the last time at which the pipeline advanced or was idle.
 #[derive(Debug)]
 struct ProgressMark {
     confirmed: Lsn,

@@ -1,5 +1,5 @@
 //! Templates and columns that have been bound to a table, that is, resolved to the locations of
-//! their values in a row. Also expands templates for a row.
+//! their values in a row. This module also expands templates for a row.
 
 use std::ops::Range;
 
@@ -44,8 +44,8 @@ pub(super) enum Piece {
     Time(Source, TimestampType),
 }
 
-/// The result of expanding a template: its range in the scratch space, the number of columns, and
-/// the number of nulls among them.
+/// The result of expanding a template: its range in the scratch space, the number of columns in the
+/// template, and the number of these columns that are null.
 pub(super) struct Appended {
     span: Range<usize>,
     columns: usize,

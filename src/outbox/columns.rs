@@ -49,7 +49,7 @@ pub(crate) struct SourceTable<'a> {
 /// The settings, with column names resolved to the columns of a table.
 #[derive(Debug)]
 pub struct Mapping {
-    /// The table's name in SQL syntax, or `None` for events sent as messages.
+    /// The table's name in SQL syntax, or `None` for events sent as logical decoding messages.
     table: Option<Box<str>>,
     /// For each column of the table, the slot of the column's value in a [`Row`], or `None` if the
     /// settings do not refer to the column.
@@ -141,7 +141,7 @@ pub enum MappingError {
         /// The suitable types.
         expected: &'static str,
     },
-    /// A configured column does not exist in events sent as messages.
+    /// A configured column does not exist in events sent as logical decoding messages.
     #[error(
         "events sent as messages have no column {column:?}, which {setting} refers to; they have: {found}. \
          Use one of these in {setting}"
@@ -154,7 +154,8 @@ pub enum MappingError {
         /// The existing columns.
         found: String,
     },
-    /// A column of events sent as messages can't be used for the setting that refers to it.
+    /// A column of events sent as logical decoding messages can't be used for the setting that
+    /// refers to the column.
     #[error(
         "column {column:?} of events sent as messages can't be used for {setting}, which requires {expected}. \
          Use another column in {setting}, or remove the setting"
@@ -239,8 +240,8 @@ impl MappingError {
 }
 
 impl Mapping {
-    /// Binds the columns in `settings` to those of `table`, whose name must not require quoting in
-    /// SQL.
+    /// Binds the columns in `settings` to the columns of `table`, whose name must not require
+    /// quoting in SQL.
     ///
     /// # Errors
     /// Returns an error if a configured column does not exist or has an unsuitable type.
@@ -258,8 +259,8 @@ impl Mapping {
         Self::bind_to(settings, Some(table), columns, &[])
     }
 
-    /// Like [`Mapping::bind`], but also uses the properties of columns in `facts`, which come from
-    /// the catalog.
+    /// Like [`Mapping::bind`], but also uses the column properties in `facts`, which come from the
+    /// catalog.
     ///
     /// # Errors
     /// Returns an error if a configured column does not exist or has an unsuitable type.
@@ -404,7 +405,8 @@ impl Mapping {
         })
     }
 
-    /// Returns the table's name in SQL syntax, or `None` for events sent as messages.
+    /// Returns the table's name in SQL syntax, or `None` for events sent as logical decoding
+    /// messages.
     #[must_use]
     pub(crate) fn table(&self) -> Option<&str> {
         self.table.as_deref()
@@ -429,7 +431,8 @@ impl Mapping {
         self.id.and_then(|id| id.value_in(row))
     }
 
-    /// Describes a row for use in error messages, by its column `id` if the table has one.
+    /// Describes a row for use in error messages. If the table has a column `id`, the description
+    /// contains the value of that column.
     #[must_use]
     pub fn describe(&self, row: &Row<'_>) -> String {
         match self.id(row) {
@@ -488,7 +491,7 @@ fn timestamp_type(oid: u32) -> Option<TimestampType> {
 }
 
 struct Binder<'a> {
-    /// The table, or `None` for events sent as messages.
+    /// The table, or `None` for events sent as logical decoding messages.
     table: Option<SourceTable<'a>>,
     columns: &'a [TableColumn<'a>],
     /// Properties of the columns, from the catalog.

@@ -94,7 +94,7 @@ fn push_column(
     Ok(())
 }
 
-/// Appends the bytes that a bytea value's text form represents, in base64.
+/// Appends the base64 encoding of the bytes that a bytea value's text form represents.
 fn push_base64_of_hex(text: &[u8], out: &mut Vec<u8>) -> Result<(), RouteError> {
     // The number of hexadecimal digits per part. The base64 encoding of a full part needs no
     // padding, so the encoded parts can be concatenated.
@@ -232,7 +232,7 @@ pub(super) struct ValueForm {
 #[derive(Debug, Default)]
 struct Envelope {
     members: Vec<Member>,
-    /// The first part of the schema's name. It is followed by the value of the column that
+    /// The first part of the schema's name, which is followed by the value of the column that
     /// determines the topic, and by `.Value`.
     name: Box<[u8]>,
     routed: Option<Source>,
@@ -241,7 +241,7 @@ struct Envelope {
 #[derive(Debug)]
 struct Member {
     name: Box<str>,
-    /// The escaped name of the member.
+    /// The escaped name of the JSON member.
     label: Box<[u8]>,
     value: Converted,
 }
@@ -301,7 +301,7 @@ impl ValueForm {
         self.form == Form::Json
     }
 
-    /// Returns whether the payload is a member of the value.
+    /// Returns whether the value is an object that contains the payload and additional columns.
     pub(super) fn has_envelope(&self) -> bool {
         self.envelope.is_some()
     }

@@ -36,7 +36,8 @@ pub const TRUNCATED: &str = "walpost-truncated";
 
 /// Maximum length of the key and of each header value in a truncated dead letter.
 const PART_BYTES_MAX: usize = 1024;
-/// Headers with longer names are omitted from a truncated dead letter.
+/// Maximum length of a header's name in a truncated dead letter. Headers with longer names are
+/// omitted.
 const NAME_BYTES_MAX: usize = 256;
 /// Maximum total size of the event's headers in a truncated dead letter. Further headers are
 /// omitted.
@@ -57,7 +58,7 @@ pub enum Extent {
     /// Like [`Extent::NoPayload`], but with a truncated key and truncated headers, and without a
     /// timestamp.
     CutWithoutPayload,
-    /// Only the data that identifies the event. This record is small enough for any topic.
+    /// Only the data that identifies the event, so that the record is small enough for any topic.
     Reference,
 }
 

@@ -1,6 +1,6 @@
 //! Version 1 of the envelope in which an event is sent as a logical decoding message.
-//! `walpost.publish` (`sql/publish.sql`) writes it with `pg_logical_emit_message`. This module only
-//! decodes envelopes. The resulting [`Envelope`] borrows from the encoded bytes.
+//! `walpost.publish` (`sql/publish.sql`) writes the envelope with `pg_logical_emit_message`. This
+//! module only decodes envelopes. The resulting [`Envelope`] borrows from the encoded bytes.
 //!
 //! | Bytes | Field | Contents |
 //! |---|---|---|
@@ -34,8 +34,9 @@ pub(crate) const PUBLISHED_BYTES_MAX: usize = 16 << 20;
 /// The supported version of the envelope.
 pub(crate) const VERSION: u8 = 1;
 
-/// The columns of an event sent as a message, with the same types as in the outbox table that
-/// `init` creates. The payload is passed on as raw bytes, so a bytea payload is not decoded.
+/// The columns of an event sent as a logical decoding message, with the same types as in the outbox
+/// table that `walpost init` creates. The payload is passed on as raw bytes, so a bytea payload is
+/// not decoded.
 pub(crate) const COLUMNS: [TableColumn<'static>; 7] = [
     column("id", 2950),
     column("aggregatetype", 25),
@@ -55,7 +56,8 @@ const ID: usize = 0;
 const CREATED_AT: usize = 6;
 
 impl Mapping {
-    /// Binds the columns in `settings` to those of an event sent as a message.
+    /// Binds the columns in `settings` to the columns of an event sent as a logical decoding
+    /// message.
     ///
     /// # Errors
     /// Returns an error if a configured column does not exist or has an unsuitable type.

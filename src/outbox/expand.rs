@@ -931,8 +931,8 @@ mod tests {
                 objects(100_000, &|at| format!("{{\"m\":{at},\"n\":\"x\"}}")),
                 true,
             ),
-            // In the schema, the name of each nested struct contains the outermost member's name of
-            // 1 MiB.
+            // In the schema, the name of each nested struct contains the name of the outermost
+            // member, which is 1 MiB long.
             (nested(900), false),
             (nested(10), true),
         ] {

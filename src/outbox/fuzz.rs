@@ -207,7 +207,7 @@ fn expand(template: &Template, values: &Values<'_>) -> Result<Option<Vec<u8>>, (
                 is_null &= value.is_none();
                 text.extend(value.unwrap_or_default());
             }
-            // The column `at` is the only one that `Mapping` accepts as a time.
+            // The column `at` is the only column that `Mapping` accepts as a time.
             Part::Time(_) => {
                 is_null &= values[AT].is_none();
                 text.extend(values[AT].map(time).transpose()?.unwrap_or_default());

@@ -194,7 +194,7 @@ impl Case {
                 (_, Format::Json) => HeaderFormat::Json,
                 (_, Format::JsonSchema) => HeaderFormat::JsonSchema,
                 // Debezium writes dates and booleans in Java's format. The output of the header
-                // format "simple" is closer to Java's format than that of "string".
+                // format "simple" is closer to Java's format than the output of "string".
                 _ => HeaderFormat::Simple,
             },
             headers_column: HeadersColumn::Off,

@@ -63,8 +63,8 @@ const CONTEXT: [&str; 4] = [
     "__debezium.context.runId",
 ];
 
-/// Appends the headers that Debezium adds before the event's own headers: those that describe its
-/// connector, and the trace context.
+/// Appends the headers that Debezium adds before the event's own headers: the headers that describe
+/// its connector, and the trace context.
 pub(super) fn append_context(
     mapping: &Mapping,
     row: &Row<'_>,

@@ -45,7 +45,7 @@ pub(crate) fn parse(text: &str) -> Result<Vec<(String, String)>, BadEscape> {
 }
 
 /// Calls `found` with the names and values of the trace context in the text, in the order of
-/// [`NAMES`]. Does not call it if Java would reject the text.
+/// [`NAMES`]. Does not call `found` if Java would reject the text.
 pub(super) fn trace_context(text: &str, mut found: impl FnMut(&str, &str)) {
     let pairs = parse(text).unwrap_or_default();
     for known in NAMES {

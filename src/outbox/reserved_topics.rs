@@ -2,8 +2,8 @@
 //! This module performs no I/O.
 //!
 //! If the settings derive the topic from a column, any role that can insert into the outbox can
-//! choose the topic. Without this check, a row could forge a checkpoint of another pipeline or a
-//! dead letter.
+//! choose the topic. If the topic were not checked, a row could forge a checkpoint of another
+//! pipeline or a dead letter.
 //!
 //! Kafka rejects a new topic whose name differs from that of an existing topic only in `.` and `_`.
 //! Names are therefore compared as if these characters were equal. Otherwise, a row could cause a

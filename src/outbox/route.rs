@@ -24,8 +24,8 @@ const TOPIC_BYTES_MAX: usize = 249;
 /// allocate.
 #[derive(Debug, Default)]
 pub struct Router {
-    /// The last topic name that was found to be valid, or empty if there is none. It is not checked
-    /// again for the next row, which usually has the same topic.
+    /// The last topic name that was found to be valid, or empty if there is none. The name is not
+    /// checked again for the next row, which usually has the same topic.
     topic: String,
     /// The text from which a regular expression derived `topic`, or empty if `topic` comes from a
     /// template.

@@ -3,7 +3,7 @@
 use super::reserved_topics::TopicUse;
 
 /// Maximum number of characters of a row's value that an error quotes. A value can be as large as
-/// the row, and is up to six times as long with its characters escaped.
+/// the row, and becomes up to six times as long when its characters are escaped.
 const QUOTED_CHARS_MAX: usize = 1000;
 
 /// An error for a row that can't be converted to a record. Never contains a payload.

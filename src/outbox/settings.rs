@@ -331,7 +331,7 @@ pub enum EmptyPayload {
     #[default]
     Value,
     /// An empty or blank payload becomes a tombstone, unless its column is a bytea. With this
-    /// setting, a null payload becomes a tombstone as well, as with Debezium's
+    /// setting, a null payload also becomes a tombstone, as it does with Debezium's
     /// `route.tombstone.on.empty.payload`.
     Tombstone,
 }
@@ -368,14 +368,14 @@ impl OutboxSettings {
         ))
     }
 
-    /// Returns whether the headers have not been changed from the default.
+    /// Returns whether the configured headers are equal to the default headers.
     #[must_use]
     pub fn has_default_headers(&self) -> bool {
         self.headers == default_headers()
     }
 
-    /// Returns the setting that adds the name of a row's table or schema to records, formatted with
-    /// its value. If several settings do this, prefers the topic.
+    /// Returns the name and value of the setting that adds the name of a row's table or schema to
+    /// records. If several settings add such a name, the topic takes precedence.
     #[must_use]
     pub(crate) fn setting_with_table_name(&self) -> Option<String> {
         let topic = match &self.topic {
@@ -415,7 +415,7 @@ impl OutboxSettings {
             && self.envelope.is_empty()
     }
 
-    /// Decodes `value`, the value of a header whose text came from a template. Returns the text.
+    /// Decodes the value of a header whose text came from a template, and returns the text.
     #[must_use]
     pub(crate) fn header_text(&self, value: &[u8]) -> Option<String> {
         let json = match self.header_format {

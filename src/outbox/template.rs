@@ -72,11 +72,11 @@ impl Template {
     }
 
     /// Returns a character in `text` that also separates the part at `index` from its neighbors, or
-    /// `None` if there is none. If `text` contains a separator, the expansion is ambiguous: `a.b`
-    /// and `c` produce the same topic as `a` and `b.c`.
+    /// `None` if there is no such character. If `text` contains a separator, the expansion is
+    /// ambiguous: `a.b` and `c` produce the same topic as `a` and `b.c`.
     ///
-    /// A dot always counts as a separator, unless this is the only part that varies. Letters,
-    /// digits and `_` are never separators.
+    /// A dot always counts as a separator, unless the part at `index` is the only part that varies.
+    /// Letters, digits and `_` are never separators.
     #[must_use]
     pub(crate) fn separator_in(&self, index: usize, text: &str) -> Option<char> {
         let is_literal = |part: &Part| matches!(part, Part::Literal(_));

@@ -14,7 +14,7 @@ pub(super) enum TimestampType {
 }
 
 /// Converts a value printed with `DateStyle=ISO` to milliseconds since 1970-01-01 UTC. Returns
-/// `None` if it can't be represented (`infinity`, years BC).
+/// `None` if the value can't be represented (`infinity`, years BC).
 pub(super) fn millis(text: &[u8], kind: TimestampType) -> Option<i64> {
     let text = std::str::from_utf8(text).ok()?;
     match kind {
@@ -49,7 +49,8 @@ pub(super) fn micros_of_day(text: &str) -> Option<i64> {
     Some(whole * 1_000_000 + number(digits.get(..6)?)?)
 }
 
-/// Appends a timestamp in RFC 3339 format, in UTC. Returns false if it can't be represented.
+/// Appends a timestamp in RFC 3339 format, in UTC. Returns false if the timestamp can't be
+/// represented.
 pub(super) fn push_rfc3339(text: &[u8], kind: TimestampType, out: &mut Vec<u8>) -> bool {
     let Ok(text) = std::str::from_utf8(text) else {
         return false;

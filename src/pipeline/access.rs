@@ -1,8 +1,8 @@
 //! Detects when connections fail to a server that has accepted connections before. If the server
 //! refuses the role, an administrator is usually making a change: rotating a password, reassigning
 //! privileges, or disallowing connections to a database for a few seconds. If the server does not
-//! prove its identity, another program may be responding in its place, for example at the path of
-//! its socket while it restarts.
+//! prove its identity, another program may be responding in its place, for example at the server's
+//! socket path while the server restarts.
 //!
 //! This module performs no I/O, and takes the current time as an argument.
 
@@ -29,13 +29,13 @@ pub(super) struct Access {
 }
 
 impl Access {
-    /// Records that the server accepted a catalog connection. It may still refuse a replication
-    /// connection.
+    /// Notes that the server accepted a catalog connection. The server may still refuse a
+    /// replication connection.
     pub(super) fn record_catalog_access(&mut self) {
         self.was_accepted = true;
     }
 
-    /// Records that the server accepted both the catalog connection and the replication connection.
+    /// Notes that the server accepted both the catalog connection and the replication connection.
     pub(super) fn record_full_access(&mut self) {
         self.was_granted = true;
         self.refused_since = None;
@@ -102,8 +102,8 @@ fn infer_change(error: &DialError, postgres: &Conninfo) -> Option<Change> {
 }
 
 /// Returns whether a program other than the server could have caused `error`. Such a program can be
-/// on the network path, or listen at the server's address while the server is down. It must not be
-/// able to halt a pipeline.
+/// on the network path, or listen at the server's address while the server is down. Such a program
+/// must not be able to halt a pipeline.
 fn may_be_from_another_program(error: &DialError) -> bool {
     matches!(
         error.decisive(),

@@ -1,15 +1,15 @@
 //! Prevents a session from confirming a position to PostgreSQL before that position has been
 //! written to the table `walpost.slot_state`.
 //!
-//! As a result, the slot's position is never ahead of the position in the table. If the next
-//! process to acquire the slot finds that the slot is ahead, something other than Walpost must have
-//! advanced the slot, or dropped and re-created it.
+//! Because `walpost.slot_state` is updated first, the slot's position is never ahead of the
+//! position in that table. If the next process to acquire the slot finds that the slot is ahead,
+//! something other than Walpost must have advanced the slot, or dropped and re-created it.
 //!
-//! Each write generates WAL, and confirming that WAL requires another write, so the writes would
-//! never stop. To break this cycle, new positions are written promptly only while events arrive.
-//! Without events, a write waits until enough WAL has accumulated; when activity stops, a few more
-//! writes follow at increasing intervals. Other Walpost commands can also request a write; see
-//! `Catalog::request_position`.
+//! Each write to `walpost.slot_state` generates WAL, and confirming that WAL requires another
+//! write, so the writes would never stop. To break this cycle, new positions are written promptly
+//! only while events arrive. Without events, a write waits until enough WAL has accumulated; when
+//! activity stops, a few more writes follow at increasing intervals. Other Walpost commands can
+//! also request a write; see `Catalog::request_position`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,8 +31,8 @@ const IDLE_INTERVAL: Duration = Duration::from_secs(1);
 /// twice the delay, and so on. One write is not enough, because PostgreSQL removes old WAL only
 /// after several confirmations.
 const IDLE_BACKOFF_START: Duration = Duration::from_secs(2);
-/// Number of writes after activity stops. The delay before the first one is [`IDLE_BACKOFF_START`],
-/// and doubles for each further write.
+/// Number of writes after activity stops. The delay before the first write is
+/// [`IDLE_BACKOFF_START`], and doubles with each further write.
 const IDLE_BACKOFF_STEPS: u32 = 8;
 /// After activity stops and [`IDLE_BACKOFF_STEPS`] writes have followed, the position is written
 /// only when this much WAL has accumulated and [`QUIET_INTERVAL`] has passed since the last write.
@@ -55,9 +55,9 @@ struct WriteRequests {
     /// The last position requested, if its write is not yet known to have finished.
     pending: Option<Confirmed>,
     requested_at: Instant,
-    /// The last position known to be written, which is the highest that may be confirmed.
+    /// The last position known to be written, which is the highest position that may be confirmed.
     confirmable: Confirmed,
-    /// Number of writes requested since the last one that was triggered by events or by
+    /// Number of writes requested since the last write that was triggered by events or by
     /// [`IDLE_WAL_BYTES`].
     idle_writes: u32,
     /// Notified by [`SlotStateWriter::request`].
@@ -191,8 +191,8 @@ impl ConfirmationGate {
     }
 
     /// Waits until `durable` is written to the table, and returns the position that may be
-    /// confirmed. It is lower than `durable` only if the writer was dropped before the write
-    /// finished.
+    /// confirmed. This position is lower than `durable` only if the writer was dropped before the
+    /// write finished.
     pub(super) async fn flush(&mut self, durable: Confirmed) -> Confirmed {
         let Some(writing) = &mut self.writing else {
             return durable;
@@ -248,7 +248,7 @@ impl SlotStateWriter {
         }
     }
 
-    /// Records that a command is waiting for the position to be confirmed.
+    /// Notes that a command is waiting for the position to be confirmed.
     pub(super) fn request(&self) {
         self.requests.notify_one();
     }

@@ -2,8 +2,8 @@
 //! terminates all sessions and runs crash recovery. If decoding crashes at some position in the
 //! WAL, every attempt to reconnect therefore takes down the whole server.
 //!
-//! A restart by an operator or by Patroni is not counted, because it starts a new postmaster. This
-//! module performs no I/O.
+//! A restart by an operator or by Patroni is not counted as a crash, because it starts a new
+//! postmaster. This module performs no I/O.
 
 use super::session::error::SlotError;
 use crate::model::lsn::Lsn;
@@ -26,12 +26,12 @@ pub(crate) struct Crashes {
 }
 
 impl Crashes {
-    /// Records that the server is about to start reading the slot.
+    /// Notes that the server is about to start reading the slot.
     pub(crate) fn begin_reading(&mut self) {
         self.has_read = true;
     }
 
-    /// Records that the stream has reached this position: a commit record, or the end of the WAL
+    /// Records the position that the stream has reached: a commit record, or the end of the WAL
     /// that the server has decoded.
     pub(crate) fn record_position(&mut self, position: Lsn) {
         self.reached = self.reached.max(position);

@@ -58,7 +58,7 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
         target: &Target,
     ) -> impl Future<Output = Result<Observed, CatalogError>> + Send;
 
-    /// Returns those of `tables` that exist, in any order, with the columns that `publication`
+    /// Returns the tables in `tables` that exist, in any order, with the columns that `publication`
     /// publishes.
     fn tables(
         &self,
@@ -94,7 +94,7 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
         oids: &[u32],
     ) -> impl Future<Output = Result<Vec<AcceptedNames>, CatalogError>> + Send;
 
-    /// Queries the state of the slot, and which slots the pipeline has dropped.
+    /// Queries the state of the slot, and lists the slots that the pipeline has dropped.
     fn vitals(
         &self,
         pipeline: &str,
@@ -127,15 +127,15 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
         copies: bool,
     ) -> impl Future<Output = Result<Outcome, CatalogError>> + Send;
 
-    /// Returns whether the target's slot has been read before, what the journal records about the
-    /// snapshot of the target's table, and the approximate number of rows in `table`.
+    /// Returns whether the target's slot has been read before, the journal's record of the snapshot
+    /// of the target's table, and the approximate number of rows in `table`.
     fn snapshot_history(
         &self,
         target: &Target,
         table: &TableName,
     ) -> impl Future<Output = Result<SnapshotHistory, CatalogError>> + Send;
 
-    /// Returns what the journal records about the snapshot of the target's table.
+    /// Returns the journal's record of the snapshot of the target's table.
     fn snapshot_record(
         &self,
         target: &Target,
@@ -148,7 +148,8 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
         target: &Target,
     ) -> impl Future<Output = Result<Vec<TableSnapshot>, CatalogError>> + Send;
 
-    /// Returns the tables that used to be the outbox and whose older rows were never copied.
+    /// Returns the tables that used to be the outbox and whose rows older than the slot were never
+    /// copied.
     fn uncopied_tables(
         &self,
         target: &Target,
@@ -183,14 +184,15 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
         entry: &Entry<'_>,
     ) -> impl Future<Output = Result<(), CatalogError>> + Send;
 
-    /// Returns the journal entries about the slot's set-aside tables.
+    /// Returns the slot's journal entries about tables that are set aside (not delivered because of
+    /// an error).
     fn set_aside(
         &self,
         target: &Target,
     ) -> impl Future<Output = Result<Vec<SetAside>, CatalogError>> + Send;
 
-    /// Records in the journal that a table is set aside, stays set aside or is delivered again. In
-    /// the first two cases, returns the new journal entry.
+    /// Writes a journal entry stating that a table is set aside, remains set aside or is delivered
+    /// again. In the first two cases, returns the new entry.
     fn write_set_aside(
         &self,
         pipeline: &str,
@@ -204,7 +206,8 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
         slot: &SlotIdentity,
     ) -> impl Future<Output = Result<FoundState, CatalogError>> + Send;
 
-    /// Records in `walpost.slot_state` that no position above `confirmed` has been confirmed yet.
+    /// Records `confirmed` in `walpost.slot_state` as the highest position that may have been
+    /// confirmed so far.
     fn write_slot_state(
         &self,
         slot: &SlotIdentity,
@@ -230,8 +233,9 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
         first_start: FirstStart,
     ) -> impl Future<Output = Result<(), CatalogError>> + Send;
 
-    /// Compares the publication's tables with the recorded ones, and records any changes and any
-    /// events that may be missing because of them. If nothing can be recorded, returns the reason.
+    /// Compares the publication's tables with the previously recorded tables, and records any
+    /// changes and any events that may be missing because of these changes. If nothing can be
+    /// recorded, returns the reason.
     fn record_tables(
         &self,
         pipeline: &str,

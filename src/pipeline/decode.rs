@@ -73,13 +73,13 @@ pub struct Core {
     pub delivery: Delivery,
 }
 
-/// Counts of logical decoding messages that are not events of this outbox. If the server resends a
-/// message, it is counted again.
+/// Counts of logical decoding messages that are not events of this outbox. A message that the
+/// server resends is counted again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IgnoredCounts {
     /// Transactional messages whose prefix is not the outbox's.
     pub foreign: u64,
-    /// Non-transactional messages, whatever their prefix.
+    /// Non-transactional messages, regardless of their prefix.
     pub nontransactional: u64,
 }
 
@@ -94,8 +94,9 @@ pub enum Step {
     Full,
     /// The sink has to prepare this topic. The caller must pass the same frame again afterwards.
     NewTopic(String),
-    /// The column descriptions and accepted names of the table with this OID are required. The
-    /// caller must pass them to [`Core::describe_table`], and then pass the same frame again.
+    /// The descriptions of the columns of the table with this OID are required, and so are the
+    /// names under which the table's rows may be published. The caller must pass both to
+    /// [`Core::describe_table`], and then pass the same frame again.
     NewTable(u32),
     /// The row's table must be set aside. The caller must pass the same frame again after
     /// [`Core::apply_note`].
@@ -106,8 +107,9 @@ impl Core {
     /// Creates a core for the events of `outbox`.
     ///
     /// # Errors
-    /// Returns an error if the outbox uses messages and the settings name a column that events in
-    /// messages do not have. The columns of a table are checked when the server describes them.
+    /// Returns an error if the outbox consists of logical decoding messages and the settings refer
+    /// to a column that such events do not have. The columns of a table are checked when the server
+    /// describes them.
     pub fn new(
         outbox: Outbox,
         settings: OutboxSettings,
@@ -181,8 +183,8 @@ impl Core {
         }
     }
 
-    /// Returns whether [`Core::accept_names`] has an effect, because records contain the names of
-    /// tables.
+    /// Returns whether the names of tables must be checked because records contain them. If not,
+    /// [`Core::accept_names`] has no effect.
     pub(crate) fn checks_table_names(&self) -> bool {
         match &self.source {
             Source::Table(source) => source.names().is_enabled(),
@@ -298,7 +300,8 @@ impl Core {
         }
     }
 
-    /// Returns the counts of messages that are not events of this outbox, or `None` for a table.
+    /// Returns the counts of messages that are not events of this outbox, or `None` if the outbox
+    /// consists of tables.
     #[must_use]
     pub fn ignored_counts(&self) -> Option<IgnoredCounts> {
         match &self.source {
@@ -322,7 +325,7 @@ impl Core {
         }
     }
 
-    /// Removes and returns the table names, for use by the core that replaces this one.
+    /// Removes and returns the table names, for use by the core that replaces this core.
     pub(crate) fn take_table_names(&mut self) -> Option<TableNames> {
         match &mut self.source {
             Source::Table(source) => Some(source.replace_names(TableNames::default())),
@@ -330,7 +333,7 @@ impl Core {
         }
     }
 
-    /// Restores the table names taken from the core that this one replaces.
+    /// Restores the table names taken from the core that this core replaces.
     pub(crate) fn restore_table_names(&mut self, names: Option<TableNames>) {
         if let (Source::Table(source), Some(names)) = (&mut self.source, names) {
             source.replace_names(names);
@@ -374,7 +377,7 @@ impl Core {
 
     /// Processes one frame completely, or leaves the state unchanged and returns what the caller
     /// must wait for. Unless the result is [`Step::Done`], the caller must pass it to
-    /// [`Core::or_set_aside`] and act on the step returned from there.
+    /// [`Core::or_set_aside`] and act on the step that `or_set_aside` returns.
     ///
     /// # Errors
     /// Returns an error if the frame can't be decoded, mapped, routed or produced.
@@ -587,8 +590,8 @@ impl Core {
 
     /// Processes a message of which only the beginning was read, because it exceeds the size limit.
     /// An oversized logical decoding message must not block the stream, because any role can write
-    /// one. The exception is a message that `walpost.publish` could have written: it is an event,
-    /// so skipping it would lose the event.
+    /// such a message. The exception is a message that `walpost.publish` could have written: this
+    /// message is an event, so skipping it would lose the event.
     fn process_large_message(
         &mut self,
         head: &[u8],

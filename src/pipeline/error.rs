@@ -63,7 +63,7 @@ pub(crate) enum PipelineError {
      changed, or another program may be responding in its place"
 )]
 pub(crate) struct NotTheServer {
-    /// The error of the last connection attempt.
+    /// The error from the last connection attempt.
     pub(super) error: Box<PipelineError>,
 }
 
@@ -135,7 +135,7 @@ impl From<SnapshotError> for PipelineError {
     }
 }
 
-/// The component that caused an error, whichever stage returned it.
+/// The component that caused an error, regardless of which stage returned the error.
 pub(super) enum Cause<'e> {
     Connection(&'e ConnectionError),
     Catalog(&'e CatalogError),
@@ -145,7 +145,8 @@ pub(super) enum Cause<'e> {
 }
 
 impl PipelineError {
-    /// Returns the error message. If a command resolves the error, the message includes it.
+    /// Returns the error message. If a command resolves the error, the message includes that
+    /// command.
     pub(crate) fn message(&self, commands: &Commands) -> String {
         match self.resolution(commands) {
             Some((why, command)) => format!("{self}. {why}: {command}"),

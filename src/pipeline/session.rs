@@ -2,7 +2,7 @@
 //!
 //! [`startup`] checks the pipeline's requirements and starts the stream, [`monitor`] queries the
 //! database in the background, [`keepalive`] confirms durable positions, [`drain`] shuts the
-//! session down gracefully, and [`state`] contains what must outlive the session.
+//! session down gracefully, and [`state`] contains the state that must outlive the session.
 //! [`Session::stream`] is the loop that connects these modules.
 
 use std::pin::Pin;
@@ -76,7 +76,7 @@ pub(super) struct Session<'s> {
     settings: &'s PipelineSettings,
     connection: Connection,
     resume: Lsn,
-    /// The task that monitors the slot and the publication. It is aborted when the session is
+    /// The task that monitors the slot and the publication, which is aborted when the session is
     /// dropped.
     slot_monitor: JoinSet<MonitorEvent>,
     confirmation_gate: ConfirmationGate,
@@ -104,8 +104,8 @@ enum Wait {
     Room,
     /// The sink must prepare the topic.
     Topic(String, Preparation),
-    /// The column descriptions and accepted names of the table with this OID must be read from the
-    /// database.
+    /// The descriptions of the columns of the table with this OID, and the names under which the
+    /// table's rows may be published, must be read from the database.
     Table(u32, Description),
     /// The note about a set-aside table must be written to the journal.
     Journal(Box<TableNote>, Recording),
@@ -129,8 +129,8 @@ type Described = (Vec<ColumnFacts>, Vec<AcceptedNames>);
 
 impl Session<'_> {
     /// Streams until the pipeline is asked to drain. If a transaction is open at that time,
-    /// continues to its end, so that it does not have to be resent. Only a server shutdown cuts the
-    /// transaction short. Returns the deadline for the drain.
+    /// continues to the end of that transaction, so that it does not have to be resent. Only a
+    /// server shutdown cuts the transaction short. Returns the deadline for the drain.
     ///
     /// # Errors
     /// Returns an error if the stream can't continue.
@@ -182,8 +182,8 @@ impl Session<'_> {
                 true => has_room,
                 false => reads,
             };
-            // After the server has aborted the stream, it remains silent, and its error is
-            // processed only after the data that precedes it.
+            // After aborting the stream, the server sends nothing more, and its error is processed
+            // only after the data that precedes the error.
             let is_blocked = !matches!(wait, Wait::Nothing) || self.is_committing();
             if !receives || self.connection.is_aborted() && is_blocked {
                 self.connection.pause();
@@ -222,7 +222,7 @@ impl Session<'_> {
             self.end_copy(core, database, session_state).await;
             sink.tend();
             // If a topic is being prepared, the rows that follow may need new topics as well, so
-            // don't commit after each of them.
+            // don't commit after each row.
             let more_to_come = busy || matches!(wait, Wait::Topic(..));
             if let Some(committer) = &mut self.committer
                 && let Some(due) = committer.commit_if_due(core, sink, now, more_to_come)
@@ -421,7 +421,7 @@ impl Session<'_> {
         }
     }
 
-    /// Records that the copy is complete, if all of its rows are durable.
+    /// Marks the copy as complete if all of its rows are durable.
     async fn end_copy(
         &mut self,
         core: &Core,
@@ -468,7 +468,7 @@ impl Session<'_> {
             .is_some_and(TransactionCommitter::is_committing)
     }
 
-    /// Returns whether the session has confirmed a position above the one that it started at.
+    /// Returns whether the session has confirmed a position above its starting position.
     pub(super) fn has_progressed(&self) -> bool {
         self.reported
             .is_some_and(|reported| reported.lsn() > self.resume)

@@ -109,7 +109,8 @@ impl PipelineSettings {
         }
     }
 
-    /// Returns the topics that are reserved for the pipeline's own use, and what each is used for.
+    /// Returns the topics that are reserved for the pipeline's own use, and the purpose of each
+    /// topic.
     pub(crate) fn own_topics(&self) -> impl Iterator<Item = (&str, TopicUse)> {
         let checkpoints = match &self.delivery {
             Delivery::AtLeastOnce => None,
@@ -244,7 +245,7 @@ impl PipelineSettings {
 pub(crate) struct Retention {
     /// How long a partition is kept after its rows have been delivered; `None` means indefinitely.
     pub keep: Option<Duration>,
-    /// Number of partitions to create ahead of the current one.
+    /// Number of partitions to create ahead of the current partition.
     pub ahead: u32,
     /// Whether rows may be deleted if the table is not partitioned.
     pub delete_rows: bool,

@@ -1,15 +1,15 @@
 //! Runs the whole pipeline against simulated PostgreSQL and Kafka servers, in simulated time.
 //!
-//! Only the two servers are simulated. Everything else is production code: [`run`] with its error
-//! handling, the session, the replication protocol, the core, the watermark and the checkpoints. A
-//! seed determines which transactions are committed and which faults occur. Connections are cut at
-//! arbitrary bytes. Walpost and PostgreSQL crash, failovers lose commits, and Kafka has outages.
-//! Deliveries and commits fail, or their responses are lost. Links are too slow for the window.
-//! Instances freeze for so long that they are considered dead, and then continue. The database is
-//! restored from a backup, or the slot is re-created. The brokers reject batches because of a
-//! single record or because of the batch's size. Some events can't be delivered and become dead
-//! letters, and some outboxes have rows that are older than the slot. Invariants are checked during
-//! the run and at its end.
+//! Only PostgreSQL and Kafka are simulated. Everything else is production code: [`run`] with its
+//! error handling, the session, the replication protocol, the core, the watermark and the
+//! checkpoints. A seed determines which transactions are committed and which faults occur.
+//! Connections are cut at arbitrary bytes. Walpost and PostgreSQL crash, failovers lose commits,
+//! and Kafka has outages. Deliveries and commits fail, or their responses are lost. Links are too
+//! slow for the window. Instances freeze for so long that they are considered dead, and then
+//! continue. The database is restored from a backup, or the slot is re-created. The brokers reject
+//! batches because of a single record or because of the batch's size. Some events can't be
+//! delivered and become dead letters, and some outboxes have rows that are older than the slot.
+//! Invariants are checked during the run and at its end.
 //!
 //! `./dev sim --seed 42` repeats the run with one seed, and `./dev sim --seeds 100000 --from 5000`
 //! runs more seeds.

@@ -120,7 +120,7 @@ pub(super) struct Plan {
     key: Vec<(String, KeyType)>,
     /// Progress of the interrupted copy that this copy resumes; `None` for a new copy.
     before: Option<CopyProgress>,
-    /// What the journal recorded about the snapshot when the copy was planned.
+    /// The journal's record of the snapshot when the copy was planned.
     record: SnapshotRecord,
     /// The slot's position when the copy was planned.
     confirmed: Lsn,
@@ -494,8 +494,8 @@ pub(super) struct Known {
     pub(super) copied: Option<CopyProgress>,
 }
 
-/// Records in the journal that no rows have to be copied. A failure to write the entry is only
-/// logged, because the next run reaches the same conclusion.
+/// Writes a journal entry stating that no rows have to be copied. A failure to write the entry is
+/// only logged, because the next run reaches the same conclusion.
 ///
 /// # Errors
 /// Returns an error if Walpost fails to determine, or to record, which partitions were detached
@@ -614,7 +614,8 @@ fn entry<'s>(settings: &'s PipelineSettings, snapshot_lsn: Lsn, state: &str) -> 
     }
 }
 
-/// Records in the journal that a copy of the table is starting, and which partitions the table has.
+/// Writes a journal entry stating that a copy of the table is starting, and which partitions the
+/// table has.
 async fn write_begun(
     settings: &PipelineSettings,
     catalog: &impl CatalogQueries,
@@ -924,8 +925,8 @@ impl Copying {
         !self.reads() && confirmed >= self.snapshot_lsn && confirmed > self.resumed
     }
 
-    /// Records in the journal that the copy is complete. A failure is only logged, because the next
-    /// run can infer from the confirmed position that the copy is complete.
+    /// Writes a journal entry stating that the copy is complete. A failure is only logged, because
+    /// the next run can infer from the confirmed position that the copy is complete.
     pub(super) async fn record_completion(
         &self,
         settings: &PipelineSettings,

@@ -43,10 +43,10 @@ pub(super) async fn stream_end_error(connection: &mut Connection) -> Option<Pipe
 
 /// If `error` is about a row that the server can't send, advances the slot to the last confirmed
 /// position. The server has aborted the stream at the row, so the events that precede the row could
-/// not be confirmed in the stream, although they have been delivered. If the slot were not advanced,
-/// these events would be delivered again after each restart, and `walpost skip` would list them. The
-/// slot must be free. The server may have to read much WAL to advance the slot, so the wait is
-/// limited to `drain_timeout`.
+/// not be confirmed in the stream, although they have been delivered. If the slot were not
+/// advanced, these events would be delivered again after each restart, and `walpost skip` would
+/// list them. The slot must be free. The server may have to read a large amount of WAL to advance
+/// the slot, so the wait is limited to `drain_timeout`.
 pub(super) async fn confirm_preceding_events(
     error: &PipelineError,
     settings: &PipelineSettings,

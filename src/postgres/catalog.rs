@@ -247,8 +247,7 @@ impl Catalog {
     /// Waits for the connection to close.
     pub(crate) async fn closed(&mut self) {
         if !self.driver.is_finished() {
-            // The task returns an error only if it panics, in which case the connection is closed
-            // as well.
+            // The task returns an error only if it panics, and then the connection is closed too.
             let _ = (&mut self.driver).await;
         }
     }
@@ -281,13 +280,13 @@ impl Catalog {
         error
     }
 
-    /// Verifies that Walpost's functions and the publication are owned by roles that the current
-    /// role trusts to run code on its behalf. The outbox's owner may also own the objects that
-    /// serve only this outbox. If `journal_only` is true, checks the journal instead.
+    /// Verifies that the owners of Walpost's functions and of the publication are trusted to run
+    /// code as the current role. The outbox's owner may also own the objects that serve only this
+    /// outbox. If `journal_only` is true, checks the journal instead.
     ///
     /// # Errors
-    /// Returns an error that names the object if any other role owns one of the objects, or an
-    /// error if the query fails.
+    /// Returns an error that names the object if a role that is not trusted owns one of the
+    /// objects, or an error if the query fails.
     pub(crate) async fn examine_owners(
         &self,
         target: &Target,
@@ -412,8 +411,8 @@ impl Catalog {
         Ok(found.pop().map(|(_, table)| table))
     }
 
-    /// Returns those of the given tables that exist, in no particular order. Each table has only
-    /// the columns that the publication sends.
+    /// Returns the given tables that exist, in no particular order. Each table has only the columns
+    /// that the publication sends.
     ///
     /// # Errors
     /// Returns an error if the query fails.

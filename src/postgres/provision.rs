@@ -77,7 +77,7 @@ pub(crate) struct Script {
     pub sql: String,
 }
 
-/// A step failed.
+/// The failure of a step.
 #[derive(Debug, thiserror::Error)]
 #[error("{step}: {reason}")]
 pub(crate) struct ProvisionError {
@@ -260,8 +260,8 @@ impl Provision {
 
     /// Runs the steps. Existing objects are left unchanged. If a table is added to a slot that
     /// several tables share, `fits` checks whether the table is compatible with the settings, and
-    /// returns the reason if it isn't. This must happen before the commit, because an incompatible
-    /// table would halt the pipeline for all tables.
+    /// returns the reason if it is not compatible. The check must happen before the commit, because
+    /// an incompatible table would halt the pipeline for all tables.
     ///
     /// # Errors
     /// Returns an error if a step fails. The error states which objects exist after the failure.
@@ -275,7 +275,7 @@ impl Provision {
         let locked = catalog.lock_init(self.lock_timeout).await;
         locked.map_err(failed("lock of walpost init", LeftTables::Nothing))?;
         let applied = self.apply_separately(catalog, fits).await;
-        // Without an explicit unlock, the session would hold the lock until the server notices that
+        // Without an explicit unlock, the session would hold the lock until the server detects that
         // the connection was closed.
         catalog.unlock_init().await;
         applied
@@ -329,7 +329,7 @@ impl Provision {
             } else {
                 LeftTables::LastStep
             };
-            // Record how the tables are published after each of these steps: after the slot is
+            // After each of these steps, record how the tables are published: after the slot is
             // created, because walpost.add_outbox looks up the slot in walpost.table_state, and
             // after walpost.add_outbox, because that function may have omitted rows.
             let recorded = self.record_tables(catalog).await;
@@ -339,7 +339,8 @@ impl Provision {
         accepted.map_err(failed("record of the accepted name", LeftTables::LastStep))
     }
 
-    /// Accepts the current name of the table that the operator specified, in case it was renamed.
+    /// Records that rows may be published under the current name of the table that the operator
+    /// specified, in case the table was renamed.
     async fn accept_name(&self, catalog: &Catalog) -> Result<(), CatalogError> {
         let Outbox::OneOf { table, .. } = &self.target.outbox else {
             return Ok(());
@@ -761,7 +762,8 @@ mod tests {
     #[test]
     fn statements_on_walpost_tables_examine_the_tables_first() {
         let listed = [
-            // The condition is part of a query on the journal, which is in catalog/journal.rs.
+            // Contains a condition for queries on the journal. The queries are in
+            // catalog/journal.rs.
             "catalog/drop_slot.rs",
             // An error message.
             "src/replay.rs",
@@ -792,8 +794,8 @@ mod tests {
         words.filter(|word| !word.is_empty()).collect()
     }
 
-    /// Another role could create an object in the schema walpost before Walpost does, or obtain an
-    /// existing one.
+    /// Another role could create an object in the schema walpost before Walpost does, or become the
+    /// owner of an existing object.
     #[test]
     fn every_object_in_the_walpost_schema_is_examined() {
         let tables = examined("own_tables CONSTANT name[] := '{", '}');
@@ -852,7 +854,8 @@ mod tests {
             "catalog/table.rs",
             // Used only in a transaction that examines the table first.
             "retention/rows.rs",
-            // DDL only if the current user owns the table, or after `lock_and_examine` with `ALTER`.
+            // Runs DDL only if the current user owns the table, or after `lock_and_examine` with
+            // `ALTER`.
             "src/retention.rs",
             "retention/ahead.rs",
             // The table is locked while the server parses the statement, which is never planned.

@@ -50,7 +50,7 @@ const PUBLICATION_SKIPPED: &str = "55000";
 /// SQLSTATE of the error that a replication command causes in a session that is not in replication
 /// mode.
 const SYNTAX_ERROR: &str = "42601";
-/// Returns the values of [`ServerProcess`].
+/// A query that returns the values of [`ServerProcess`].
 pub(crate) const SERVER_PROCESS_QUERY: &str =
     "SELECT pg_catalog.pg_backend_pid(), extract(epoch FROM pg_catalog.pg_postmaster_start_time())";
 const NO_REPLICATION_HINT: &str = "This is not a replication session: a connection pooler such as PgCat or Supavisor is between Walpost and PostgreSQL, and does not \
@@ -428,8 +428,7 @@ impl Connection {
         loop {
             self.await_message(ANSWER_BYTES_MAX).await?;
             if self.buffer.unread()[0] == b'W' {
-                // This is CopyBothResponse. The column formats that it contains don't apply to
-                // pgoutput.
+                // The message is a CopyBothResponse, whose column formats don't apply to pgoutput.
                 self.buffer.consume(self.wanted);
                 return Ok(());
             }
@@ -593,7 +592,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Returns the next bytes that the thread has read ahead, or `None` if it is not reading.
+    /// Returns the next bytes that the thread has read ahead, or `None` if the thread is not
+    /// reading.
     async fn next_chunk(&mut self) -> Result<Option<Buffer>, ConnectionError> {
         if let (Transport::Written(_), Ahead::Reader { reader, .. }) =
             (&self.transport, &self.ahead)

@@ -48,7 +48,7 @@ pub(super) enum SessionKind {
     /// One of Walpost's own connections, in which `sql/examine.sql` can rely on the queries that it
     /// has prepared earlier.
     Own,
-    /// Any session, possibly of an administrator who runs printed statements.
+    /// Any session, for example the session of an administrator who runs printed statements.
     Any,
 }
 

@@ -77,8 +77,8 @@ pub(super) async fn rows(
     Ok((entries.iter().map(|entry| entry.id).collect(), condition))
 }
 
-/// Verifies that the existing slot, whose position is `confirmed`, is not one that a journal entry
-/// marks to be dropped.
+/// Verifies that the existing slot, whose position is `confirmed`, is not a slot that a journal
+/// entry marks to be dropped.
 pub(super) fn expect_dropped(
     entries: &[DroppedSlot],
     slot: &str,

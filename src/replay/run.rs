@@ -64,8 +64,8 @@ pub(super) enum RunState {
 }
 
 /// The rows of a run, as recorded when the run starts. Any role that can add entries to the journal
-/// may have written this record, so the role that resumes the run uses only values from it, and
-/// never runs SQL from it.
+/// may have written the entry, so the role that resumes the run uses only values from the entry,
+/// and never runs SQL from it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct PlannedRows {
     pub(super) table: String,
@@ -120,7 +120,7 @@ impl EntryId {
     }
 }
 
-/// The role that started a run, and when.
+/// The role that started a run, and the start time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Begun {
     /// The role, as recorded by the server.
@@ -134,7 +134,7 @@ pub(crate) struct Begun {
 impl RecordedRun {
     /// Finds the run in the journal. Uses only entries written by the role that started the run or
     /// by this session's role, so that other roles that can add entries to the journal can't change
-    /// the rows that a run sends, or make it look complete.
+    /// the rows that a run sends, or make the run look complete.
     pub(super) async fn find(
         writer: &Catalog,
         settings: &PipelineSettings,
@@ -319,7 +319,7 @@ mod tests {
         let mut notes = 0;
         for line in lines.filter(|line| line.kind == "journal replay") {
             let detail = &line.value["detail"];
-            // An entry that was written by --already-delivered, which does not send rows.
+            // Skip entries that were written by --already-delivered, which does not send rows.
             if detail.get(ALREADY_DELIVERED).is_some() {
                 continue;
             }

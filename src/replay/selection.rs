@@ -28,8 +28,8 @@ pub(crate) enum Bound {
 impl FromStr for Bound {
     type Err = String;
 
-    /// Parses text that starts like a date as a time, text in the format of a position as a
-    /// position, and other text as an ID.
+    /// Parses a bound. Text that starts like a date is a time, text in the format of a position is
+    /// a position, and any other text is an ID.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let begins_with = |pattern: &str| {
             text.len() >= pattern.len()
@@ -92,9 +92,9 @@ pub(crate) struct Selection {
     pub ids: Vec<String>,
 }
 
-/// A resolved selection, which is stored in a journal entry. It contains only values, except for
-/// the operator's condition. Unknown members are rejected, because ignoring them would select more
-/// rows.
+/// A resolved selection, which is stored in a journal entry. The selection contains only values,
+/// except for the operator's condition. Unknown fields are rejected, because ignoring an unknown
+/// field would select more rows.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Selected {
@@ -177,8 +177,8 @@ impl Selected {
         }
     }
 
-    /// Returns whether the start or end of the range has a different number of values than the key
-    /// has columns.
+    /// Returns whether the number of values in the start or end of the range differs from the
+    /// number of key columns.
     pub(super) fn has_other_key_length(&self, key_columns: usize) -> bool {
         let mut edges = [&self.from, &self.to].into_iter().flatten();
         edges.any(|edge| matches!(edge, Edge::Key(values) if values.len() != key_columns))

@@ -42,7 +42,7 @@ pub(super) struct Sender<'p, S, F> {
     /// The key of the last accepted row.
     latest_key: Vec<String>,
     /// Rows that can be recorded in the journal once Kafka has acknowledged them: the one-based
-    /// number and the key of each.
+    /// number and the key of each row.
     marks: VecDeque<(u64, Vec<String>)>,
     /// The number of rows that Kafka has acknowledged, counted up to the first unacknowledged row.
     pub(super) acknowledged: u64,

@@ -104,7 +104,7 @@ pub(crate) async fn claim(client: &Client, table: &MaintainedTable) -> Result<bo
     lock(client, "pg_try_advisory_lock", table).await
 }
 
-/// Returns the error for a failed [`claim`]. Names what has claimed the table if it can't be
+/// Returns the error for a failed [`claim`]. Names the holder of the lock if the holder can't be
 /// another Walpost process, because its role lacks the privileges of the table's owner.
 pub(crate) async fn claim_error(
     catalog: &Catalog,
@@ -244,8 +244,8 @@ async fn partitions(client: &Client, origin: &Origin) -> Result<Vec<Partition>, 
 
 /// Returns tables whose comments show that they were partitions of the outbox. Any role can write
 /// such a comment on its own table, so a table is included only if its owner could attach a
-/// partition to the outbox, or owns a current partition. The latter is necessary because `ALTER
-/// TABLE ... OWNER TO` does not change the owners of partitions.
+/// partition to the outbox, or owns a current partition. Owners of current partitions are accepted
+/// because `ALTER TABLE ... OWNER TO` does not change the owners of partitions.
 async fn detached(client: &Client, origin: &Origin) -> Result<Vec<Detached>, CatalogError> {
     let rows = client
         .query(
@@ -350,11 +350,10 @@ fn slots_sql(version: i32) -> String {
     )
 }
 
-/// Returns the slots that may read the table, with their positions. These are the pipeline's own
-/// slot and, if another publication also contains the table, all other pgoutput slots of this
-/// database: the server does not record which publication a slot is used with. Slots named in
-/// `readers` are also included if they exist. Returns no slots if the pipeline's own slot does not
-/// exist.
+/// Returns the slots that may read the table, with their positions: the pipeline's own slot and, if
+/// another publication also contains the table, all other pgoutput slots of this database, because
+/// the server does not record which publication a slot is used with. Slots named in `readers` are
+/// also included if they exist. Returns no slots if the pipeline's own slot does not exist.
 pub(crate) async fn slots(
     client: &Client,
     target: &Target,

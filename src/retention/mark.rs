@@ -28,7 +28,7 @@ pub(crate) enum PartitionMark {
 }
 
 /// Identifies the table to which a mark belongs. Marks from a different cluster, such as those in a
-/// restored dump, are ignored because their LSNs and OIDs have no meaning in this one.
+/// restored dump, are ignored because their LSNs and OIDs have no meaning in this cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Origin {
     /// The OID of the outbox table.
@@ -87,8 +87,8 @@ impl PartitionMark {
 }
 
 /// Returns SQL for the end of the comment on the table with OID `oid`. The result is long enough to
-/// contain a mark. The rest of the comment is not read: a table's owner can write a comment of many
-/// megabytes, which must not make the query that reads all tables' comments fail.
+/// contain a mark. The rest of the comment is not read, because a table's owner can write a comment
+/// of many megabytes, which could make the query that reads all tables' comments fail.
 #[must_use]
 pub(crate) fn end_of_comment(oid: &str) -> String {
     format!("right(obj_description({oid}, 'pg_class'), {LINE_CHARS_MAX})")

@@ -23,8 +23,8 @@ pub(crate) struct RetentionFacts {
     pub partitions: Vec<Partition>,
     /// Detached partitions, which are identified by the marks in their comments.
     pub detached: Vec<Detached>,
-    /// The slot that is furthest behind among those that read the table, and its position. `None`
-    /// if nothing may be removed.
+    /// The slot with the lowest position among the slots that read the table, and that position.
+    /// `None` if nothing may be removed.
     pub slot: Option<(String, Lsn)>,
 }
 
@@ -148,8 +148,8 @@ pub(crate) enum RemovalWait {
     Pending { table: TableName },
 }
 
-/// Returns steps that create missing partitions of `table`, so that there is one for the current
-/// time and `ahead` more for the time after that.
+/// Returns steps that create missing partitions of `table`, so that a partition exists for the
+/// current time, and `ahead` more partitions for the time after that.
 #[must_use]
 pub(crate) fn plan_missing(
     table: &TableName,
@@ -269,7 +269,7 @@ impl Partition {
 }
 
 /// Returns the range from which to derive the ranges of new partitions: the latest range that has
-/// started or, if none has, the first range.
+/// started or, if no range has started, the first range.
 fn model(found: &RetentionFacts) -> Option<TimeRange> {
     let ranges = || found.partitions.iter().filter_map(Partition::range);
     ranges()

@@ -4,11 +4,11 @@
 //!
 //! As with partitions, removal depends on WAL positions. The table is marked with the current time
 //! and WAL position; rows created before this time form a generation. Once the slots have passed
-//! the position, the mark is extended with the time at which this was observed. When the retention
-//! period has elapsed since that time, the generation's rows are deleted and the next generation
-//! starts, so a row is kept for one to two retention periods. A long-running transaction may commit
-//! a row of the generation after the table was marked. Therefore, each batch is deleted only after
-//! the slots have passed the WAL position that was current when the batch was read.
+//! the position, the current time is added to the mark. When the retention period has elapsed since
+//! that time, the generation's rows are deleted and the next generation starts, so a row is kept
+//! for one to two retention periods. A long-running transaction may commit a row of the generation
+//! after the table was marked. Therefore, each batch is deleted only after the slots have passed
+//! the WAL position that was current when the batch was read.
 
 use std::time::Instant;
 
@@ -27,7 +27,7 @@ use crate::postgres::target::Target;
 const BATCH_ROWS: i64 = 5_000;
 
 /// The locations (`ctid`) of rows to delete, and the transactions that inserted them (`xmin`). The
-/// latter are needed because a location can be reused for another row.
+/// transactions are needed because a location can be reused for another row.
 struct Batch {
     locations: Vec<String>,
     writers: Vec<String>,
@@ -44,7 +44,8 @@ enum SlotWait {
 }
 
 impl Pass<'_> {
-    /// Advances the deletion of the table's current generation of rows as far as possible.
+    /// Performs as many steps as possible toward the deletion of the rows that the table's mark
+    /// covers.
     pub(crate) async fn delete_rows(
         &mut self,
         target: &Target,
@@ -113,8 +114,8 @@ impl Pass<'_> {
         }
     }
 
-    /// Deletes rows that were created before the given time. Returns false if some of them have to
-    /// be kept for now.
+    /// Deletes rows that were created before the given time. Returns false if some of the rows have
+    /// to be kept for now.
     async fn delete_created_before(
         &mut self,
         target: &Target,

@@ -1,5 +1,5 @@
-//! Creates a sink only when it is needed. This saves threads: each Kafka client has several, and if
-//! a process runs hundreds of pipelines, most of them are idle.
+//! Creates a sink only when it is needed, which saves threads: each Kafka client has several
+//! threads, and if a process runs hundreds of pipelines, most of the pipelines are idle.
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};

@@ -82,8 +82,8 @@ impl Sink for StdoutSink {
         if self.lines.tags.is_empty() {
             return Ok(());
         }
-        // Sending fails only if the thread has ended. In that case, the thread has already reported
-        // the failure to `deliveries`.
+        // Sending fails only if the thread has ended, which it does after it has reported a failure
+        // to `deliveries`.
         let _ = self.writer.send(std::mem::take(&mut self.lines));
         Ok(())
     }
@@ -125,9 +125,9 @@ fn write(lines: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns whether standard output was closed when the process started. If so, Rust's standard
-/// library has opened /dev/null in its place, for reading and writing. (A shell's `> /dev/null`
-/// opens it for writing only.)
+/// Returns whether standard output was closed when the process started. If standard output was
+/// closed, Rust's standard library has opened /dev/null in place of standard output, for reading
+/// and writing. (A shell's `> /dev/null` opens /dev/null for writing only.)
 fn was_closed() -> bool {
     let is_null = fstat(stdout()).is_ok_and(|found| {
         FileType::from_raw_mode(found.st_mode) == FileType::CharacterDevice

@@ -13,11 +13,11 @@ use super::watched_files::{POLL_INTERVAL, WatchedFiles};
 
 /// A request to reload the configuration.
 pub(super) struct ReloadRequest {
-    /// Why the reload was requested. Written to the log.
+    /// The reason why the reload was requested, which is logged.
     pub cause: &'static str,
     /// Whether the operator has agreed to the removal of most of a source's pipelines.
     pub is_accepted: bool,
-    /// Where to send the result, if a response is expected.
+    /// The channel to which the result is sent, if a response is expected.
     pub answer: Option<oneshot::Sender<Answer>>,
 }
 

@@ -29,7 +29,7 @@ const RESPONSE_BYTES_MAX: u64 = 64 << 20;
 /// How long a client may take to send its request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a client may take to read its response. A client that is suspended, for example, would
-/// otherwise keep others from connecting.
+/// otherwise keep other clients from connecting.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum number of clients served concurrently. Further clients have to wait.
 const CLIENTS_MAX: usize = 16;
@@ -46,7 +46,7 @@ pub(crate) enum Request {
     Stop(Vec<String>),
     Start(Vec<String>),
     Restart(Vec<String>),
-    /// Reloads the configuration. If `accept` is true, this may remove most of a source's
+    /// Reloads the configuration. If `accept` is true, the reload may remove most of a source's
     /// pipelines.
     Reload {
         accept: bool,
@@ -57,7 +57,7 @@ pub(crate) enum Request {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Answer {
     pub done: Vec<String>,
-    /// The parts of the request that were not carried out, and why.
+    /// The parts of the request that were not carried out, with the reasons.
     pub refused: Vec<String>,
 }
 
@@ -103,8 +103,9 @@ fn make_folder(path: &Path) -> String {
 pub(crate) struct Control {
     listener: std::os::unix::net::UnixListener,
     path: PathBuf,
-    /// The device and inode of the socket's file. Used to avoid removing another process's socket:
-    /// once this process has stopped listening, another one may replace the file.
+    /// The device and inode of the socket's file, which are used to avoid removing another
+    /// process's socket: once this process has stopped listening, another process may replace the
+    /// file.
     file: (u64, u64),
 }
 

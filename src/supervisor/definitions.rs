@@ -8,8 +8,8 @@ use crate::pipeline::settings::PipelineSettings;
 
 /// A source of pipeline definitions. Methods may block on a file system or a server.
 pub(crate) trait Definitions: Send + 'static {
-    /// A pipeline's definition, which is compared with the previous one on reload. If it is
-    /// unchanged, the pipeline keeps running.
+    /// A pipeline's definition, which is compared with the previous definition on reload. If the
+    /// definition is unchanged, the pipeline keeps running.
     type Definition: PartialEq + Send + 'static;
 
     /// Reads all definitions.
@@ -30,8 +30,8 @@ pub(crate) trait Definitions: Send + 'static {
 #[derive(Debug)]
 pub(crate) struct Reading<D> {
     pub defined: Vec<Defined<D>>,
-    /// The sources that can't be used at the moment, and why. Pipelines from these sources keep
-    /// their previous definitions.
+    /// The sources that can't be used at the moment, with the reasons. Pipelines from these sources
+    /// keep their previous definitions.
     pub failures: Vec<String>,
 }
 
@@ -57,7 +57,7 @@ pub(super) struct Changes {
     pub doubtful: Option<SuspectRemoval>,
 }
 
-/// A source's pipelines that would be removed, and the number of those that would be kept.
+/// A source's pipelines that would be removed, and the number of its pipelines that would be kept.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct SuspectRemoval {
     pub source: String,
@@ -73,7 +73,8 @@ pub(super) struct Known<'a, D> {
 }
 
 impl Changes {
-    /// Returns the changes that lead from the existing pipelines in `current` to those in `next`.
+    /// Returns the changes that lead from the existing pipelines in `current` to the pipelines in
+    /// `next`.
     pub(super) fn between<D: PartialEq>(current: &[Known<'_, D>], next: &[Defined<D>]) -> Self {
         let mut changes = Self::default();
         for defined in next {

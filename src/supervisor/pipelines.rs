@@ -1,5 +1,5 @@
 //! Manages the pipelines of the process. Each pipeline runs on its own thread, and can be started,
-//! stopped and replaced without affecting the others.
+//! stopped and replaced without affecting other pipelines.
 
 use std::sync::Arc;
 use std::thread;
@@ -39,9 +39,9 @@ pub(super) enum Ended {
 /// The number that a pipeline was assigned when it was started, and how it ended.
 pub(super) type EndedStart = (u64, Ended);
 
-/// Number of pipelines that create their Kafka client at startup, so that problems with it are
-/// detected before the first event. The other pipelines create their clients only when they need
-/// them, which saves threads.
+/// Number of pipelines that create their Kafka client at startup, so that problems with the client
+/// are detected before the first event. The other pipelines create their clients only when they
+/// need them, which saves threads.
 const EAGER_PIPELINES: usize = 10;
 
 /// The error returned for requests that arrive during shutdown.
@@ -322,7 +322,8 @@ impl<D: PartialEq> Pipelines<D> {
         names.join(", ")
     }
 
-    /// Drains the pipeline if it has not ended yet, and performs the step `then` once it has.
+    /// Drains the pipeline if it has not ended yet, and performs the step `then` once the pipeline
+    /// has ended.
     fn end_pipeline(
         &mut self,
         index: usize,
@@ -376,9 +377,9 @@ impl<D: PartialEq> Pipelines<D> {
         }
     }
 
-    /// Records that a pipeline has ended. If it was draining, performs the requested step, such as
-    /// a restart. If it halted while it was being stopped, sends an error to the waiting requests
-    /// instead.
+    /// Records that a pipeline has ended. If the pipeline was draining, performs the requested
+    /// step, such as a restart. If the pipeline halted while it was being stopped, sends an error
+    /// to the waiting requests instead.
     pub(super) fn handle_ended(&mut self, (start, ended): EndedStart) {
         let Some(index) = self.all.iter().position(|entry| entry.start == start) else {
             return;
@@ -458,14 +459,15 @@ impl<D: PartialEq> Pipelines<D> {
     }
 }
 
-/// Returns whether the sink must be created before the first record. This is the case for
-/// exactly-once delivery, where the sink has to fence earlier producers.
+/// Returns whether the sink must be created before the first record. With exactly-once delivery,
+/// the sink must be created at startup, because it has to fence earlier producers.
 fn needs_eager_sink(delivery: &Delivery) -> bool {
     *delivery != Delivery::AtLeastOnce
 }
 
 /// Returns whether the copy of rows that are older than the slot must finish before the settings
-/// change from `before` to `now`. Otherwise, the copy would start over or fail to resume.
+/// change from `before` to `now`. If the settings changed during the copy, the copy would start
+/// over or fail to resume.
 fn waits_for_copy(before: &PipelineSettings, now: &PipelineSettings) -> bool {
     let has_same_slot = before.target.slot == now.target.slot
         && before.postgres.describe() == now.postgres.describe();

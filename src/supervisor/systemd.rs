@@ -113,7 +113,7 @@ fn open_socket(address: &OsStr) -> io::Result<(UnixDatagram, SocketAddr)> {
     Ok((socket, address))
 }
 
-/// Determines the next message to systemd, depending on the previous ones. Does no I/O.
+/// Determines the next message to systemd, depending on the previous messages. Does no I/O.
 #[derive(Debug)]
 struct Reporter {
     started_at: Instant,

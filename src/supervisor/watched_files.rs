@@ -17,8 +17,8 @@ struct FileVersion {
     metadata: Option<(u64, u64, u64, [i64; 4])>,
 }
 
-/// Files and folders to watch for changes. Their metadata, and that of the files in the folders, is
-/// recorded as of the time when the files were read.
+/// Files and folders to watch for changes. The metadata of these files and folders, and of the
+/// files in the folders, is recorded as of the time when the files were read.
 #[derive(Debug, Default)]
 pub(crate) struct WatchedFiles {
     paths: Vec<PathBuf>,

@@ -119,7 +119,7 @@ fn rejects_a_link_in_a_folder_that_other_users_can_write_to() {
         set_mode(&app, 0o777);
         assert_eq!(expect_writable(&path).0, fixture.real("app"));
         set_mode(&app, 0o755);
-        // In this chain of links, other users can replace only the last one.
+        // In this chain of links, other users can replace only the last link.
         let first = fixture.link("app/current/password", "first");
         let second = fixture.link(&first, "second");
         expect_text(&second, "text");
@@ -230,7 +230,7 @@ fn limits_the_size_of_a_file() {
     assert!(matches!(read(&file), Err(PathError::TooLarge { .. })));
 }
 
-/// The file that is read must be the one that was examined.
+/// The file that is read must be the file that was examined.
 #[test]
 fn rejects_a_file_that_is_replaced_between_the_check_and_the_open() {
     let fixture = Fixture::new();

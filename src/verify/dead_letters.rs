@@ -93,10 +93,10 @@ impl DeadLetters {
     }
 }
 
-/// Returns the event's IDs in a dead letter: the value of the configured header `id`, and that of
-/// the column `id`. Headers from the headers column, whose contents are chosen by the role that
-/// inserts the row, must not be mistaken for these. Headers from that column follow the header with
-/// the event's position, and can't have the name `EVENT_ID`.
+/// Returns the event's IDs in a dead letter: the value of the configured header `id`, and the value
+/// of the column `id`. Headers from the headers column, whose contents are chosen by the role that
+/// inserts the row, must not be mistaken for these IDs. Headers from the headers column follow the
+/// header with the event's position, and can't have the name `EVENT_ID`.
 fn event_ids<'h>(
     headers: impl Iterator<Item = (&'h str, Option<&'h [u8]>)>,
     id: &str,

@@ -92,7 +92,7 @@ fn order(kind: &EntryKind) -> (bool, u64) {
 /// All rows and records of one event.
 struct Event<'e> {
     id: &'e [u8],
-    /// The rows of the event. There is more than one if the table allows duplicate IDs.
+    /// The rows of the event, which can be several if the table allows duplicate IDs.
     rows: Vec<Row>,
     /// The records that were not sent by a replay.
     records: Vec<Record>,
@@ -259,8 +259,8 @@ impl<'e> Event<'e> {
                 None
             }
         };
-        // A record that matches any of the rows is correct. Otherwise, the first row determines the
-        // expected location.
+        // A record that matches any of the rows is correct. If the record matches no row, the first
+        // row determines the expected location.
         let Some(differs) = self
             .rows
             .iter()

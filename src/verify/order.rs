@@ -22,7 +22,7 @@ const TRANSACTIONS: Contents = Contents {
 
 /// Checks whether the records in `journal`, which are in the order in which they were read, are in
 /// commit order. `firsts` contains the first record of each event in the table. Only these records
-/// are checked, because the origin of the others is unknown.
+/// are checked, because the origin of other records is unknown.
 pub(super) fn check_order(
     journal: Journal,
     firsts: &RecordSet,

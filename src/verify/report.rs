@@ -67,7 +67,7 @@ pub(crate) enum Finding {
         #[serde(serialize_with = "as_ranges")]
         missing: Vec<RangeInclusive<u64>>,
     },
-    /// A record whose topic, key or partition differs from the one that its row specifies.
+    /// A record whose topic, key or partition does not match its row.
     Misplaced {
         /// The ID of the event.
         id: String,
@@ -75,13 +75,13 @@ pub(crate) enum Finding {
         at: RecordLocation,
         /// The topic to which the event belongs.
         topic: String,
-        /// Which of these differs: `topic`, `key` or `partition`.
+        /// The property that does not match: `topic`, `key` or `partition`.
         differs: &'static str,
     },
     /// A row that can't be converted to a record.
     Unroutable {
         row: String,
-        /// Why the row can't be converted to a record.
+        /// The reason why the row can't be converted to a record.
         reason: String,
     },
     /// A record whose event is not in the table.
@@ -187,7 +187,7 @@ pub(crate) struct Counts {
     pub out_of_order: u64,
     /// Transactions with missing events.
     pub gaps: u64,
-    /// Records whose topic, key or partition differs from the one that their row specifies.
+    /// Records whose topic, key or partition does not match their row.
     pub misplaced: u64,
     /// Rows that can't be converted to a record.
     pub unroutable: u64,

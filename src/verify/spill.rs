@@ -1,4 +1,4 @@
-//! Stores entries that may not fit into memory. Entries are partitioned by hash. They are kept in
+//! Stores entries that may not fit into memory. Entries are partitioned by hash, and are kept in
 //! memory until a limit is reached, and on disk after that. The temporary files have no names, so
 //! none are left behind however the process terminates.
 
@@ -103,7 +103,7 @@ pub(super) struct Spill {
 /// A description of the entries in a [`Spill`].
 #[derive(Clone, Copy)]
 pub(super) struct Contents {
-    /// The entries that have the same hash, for an error.
+    /// A description of the entries that have the same hash, for use in an error message.
     pub(super) group: &'static str,
     /// The memory that an entry requires in addition to its bytes while it is being processed.
     pub(super) entry_overhead_bytes: u64,
@@ -147,8 +147,8 @@ impl Spill {
             let size = part.bytes + entries * entry_overhead_bytes;
             let mut file = part.into_file()?;
             let count = size.div_ceil(self.portion_bytes);
-            // Each portion consists of the entries whose hash, divided by the first number, has the
-            // second number as its remainder.
+            // Each portion is represented by a divisor and a remainder. The portion consists of the
+            // entries whose hash has this remainder when it is divided by the divisor.
             let mut portions: Vec<_> = (0..count).map(|remainder| (count, remainder)).collect();
             while let Some((divisor, remainder)) = portions.pop() {
                 let mut portion = Portion::default();

@@ -119,8 +119,8 @@ impl Plan {
         reporter: &mut Reporter<'_>,
     ) -> Result<Read, VerifyError> {
         let snapshot = Snapshot::begin(catalog).await?;
-        // The lock ensures that the names and types of columns are still the ones for which the
-        // statement was composed.
+        // The lock ensures that the names and types of columns have not changed since the statement
+        // was composed.
         let locked = catalog.lock_table(&self.version, Statement::Select).await?;
         let rows = catalog.select(locked, &self.columns, &self.rest).await?;
         let topics = self.route(rows, &mut progress, into, reporter).await?;

@@ -168,8 +168,9 @@ impl Plan<'_> {
         topic: u32,
         read: &mut Read,
     ) {
-        // The removed records precede the first remaining record. If no record remains, their
-        // transactions and times are unknown, so assume the latest possible ones.
+        // The removed records precede the first remaining record. If no record remains, the
+        // transactions and times of the removed records are unknown, so assume the latest possible
+        // values.
         read.complete_after = match (span.start < span.end, first.commit) {
             (true, Some(commit)) => read.complete_after.max(commit),
             _ => Lsn(u64::MAX),

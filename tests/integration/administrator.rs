@@ -45,7 +45,7 @@ impl TwoPipelines {
     }
 
     /// Returns which of the two pipelines have a publication and a slot. Asserts that neither
-    /// database contains those of the other pipeline.
+    /// database contains the other pipeline's publication or slot.
     fn created(&self) -> [bool; 2] {
         self.fixtures.each_ref().map(|fixture| {
             let found = fixture.db.rows(

@@ -23,7 +23,8 @@ in_both_modes! {
     replays_events_lost_with_dropped_slots_even_if_killed_under_load
 }
 
-/// Sets a WAL budget of 1 byte, which every slot exceeds, so Walpost drops the slot immediately.
+/// Flags that set a WAL budget of 1 byte, which every slot exceeds, so Walpost drops the slot
+/// immediately.
 pub(crate) const DROP_SLOT: [&str; 4] =
     ["--wal-budget-max", "1", "--wal-budget-on-max", "drop-slot"];
 
@@ -195,7 +196,7 @@ fn lists_a_dropped_slot_until_its_events_are_replayed(exactly_once: bool) {
         "{output:?}"
     );
 
-    // While there is no slot, every command reports the dropped one, and nothing is sent.
+    // While there is no slot, every command reports the dropped slot, and nothing is sent.
     fixture.insert(&aggregate, "between");
     let listed = [
         "was dropped",

@@ -5,7 +5,7 @@ use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, MAJORS, Server};
 use crate::support::walpost::{Finished, Invocation, config_file};
 
-/// Returns what the named check reports. `mark` is the expected level, such as `WARNING`.
+/// Returns the line that the named check prints. `mark` is the expected level, such as `WARNING`.
 fn finding<'f>(finished: &'f Finished, mark: &str, check: &str) -> Option<&'f str> {
     let label = format!(": {check}: ");
     let mut lines = finished.stdout.lines();

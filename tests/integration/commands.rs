@@ -128,7 +128,7 @@ fn check_reports_an_unresponsive_broker() {
     finished.expect_mentions(&["127.0.0.1:9"]);
 }
 
-/// `check` takes longest to fail if the address accepts connections but never responds.
+/// `check` takes longest to fail if a server accepts connections but never responds.
 #[test]
 fn check_times_out_promptly_if_no_broker_responds() {
     let fixture = Fixture::new();

@@ -55,7 +55,7 @@ fn dockerfile_creates_a_file_for_each_target_in_cargo_toml() {
     }
 }
 
-/// Anyone who can send events chooses the contents of records.
+/// Anyone who can send events controls the contents of records.
 #[test]
 fn demo_prints_no_control_characters_from_records() {
     let folder = tempfile::tempdir().unwrap();
@@ -102,7 +102,7 @@ fn images() -> Vec<String> {
     bases.chain(services).collect()
 }
 
-/// Tags can be moved to another image, but a digest always identifies the same one.
+/// Tags can be moved to another image, but a digest always identifies the same image.
 #[test]
 fn pins_each_image_to_one_tag_and_digest_everywhere() {
     let mut digests = BTreeMap::new();
@@ -221,8 +221,7 @@ fn workflows_call_existing_dev_subcommands_and_match_the_dockerfile_rust_version
     }
 }
 
-/// This test checks only the versions. `./dev chart` compares the rendered chart with the
-/// manifests.
+/// Compares only the version numbers. `./dev chart` compares the rendered chart with the manifests.
 #[test]
 fn chart_version_matches_the_crate_version() {
     let chart = read("deploy/helm/Chart.yaml");
@@ -363,7 +362,7 @@ fn dashboard_panels_do_not_overlap_and_have_unique_ids() {
 
 #[test]
 fn prometheus_accepts_every_dashboard_query() {
-    // Rewrites the queries as recording rules, because promtool can check those.
+    // Rewrites the queries as recording rules, because promtool can check such rules.
     let mut rules = "groups: [{name: dashboard, rules: [".to_owned();
     for panel in panels() {
         for target in panel["targets"].as_array().into_iter().flatten() {

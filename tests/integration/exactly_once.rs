@@ -189,8 +189,8 @@ fn does_not_confirm_events_before_their_kafka_transaction_commits() {
 /// Under heavy load, records are acknowledged long before their transaction is committed.
 #[test]
 fn confirmed_position_is_never_ahead_of_the_checkpoint() {
-    // Uses a broker of its own: on a shared one, other pipelines' open transactions would hide
-    // checkpoints.
+    // Uses a separate broker, because on a shared broker, the open transactions of other pipelines
+    // would hide checkpoints.
     let broker = Broker::borrowed();
     let fixture =
         Fixture::with_outbox_on(Outbox::Table, Server::shared(MAJOR), &broker).exactly_once();
@@ -230,7 +230,8 @@ fn halts_without_a_checkpoint_until_one_is_adopted() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     fixture.insert(&aggregate, "k");
-    // Without this row, Walpost can't tell whether events have already been read from the slot.
+    // Without the row in walpost.slot_state, Walpost can't determine whether events have already
+    // been read from the slot.
     fixture.db.run("DELETE FROM walpost.slot_state");
     let run = || fixture.run().arg("--exactly-once");
     run().finish().expect_code(3).expect_mentions(&[
@@ -327,7 +328,7 @@ fn halts_if_the_cleanup_policy_of_the_checkpoint_topic_deletes_records() {
 }
 
 /// All pipelines share the checkpoint topic, so the last checkpoint of an idle pipeline can be
-/// followed by many checkpoints of others.
+/// followed by many checkpoints of other pipelines.
 #[test]
 fn finds_a_checkpoint_followed_by_many_checkpoints_of_other_pipelines() {
     let broker = Broker::private();
@@ -390,7 +391,7 @@ fn waits_until_the_open_transaction_of_another_producer_ends() {
 }
 
 /// Brokers can lose a transaction marker, which leaves the transaction open indefinitely. The error
-/// tells the operator how to abort it.
+/// message explains how to abort it.
 #[test]
 fn reports_the_command_that_aborts_a_hanging_transaction() {
     let broker = Broker::private();
@@ -467,8 +468,8 @@ fn finds_the_last_checkpoint_even_if_the_leader_initially_reports_an_older_end_o
     };
     copy_slot(&slot, &copy);
     deliver("second");
-    // Restores the slot's position to what it would be after a crash before the second event was
-    // confirmed.
+    // Moves the slot back to the position that it would have after a crash before the second event
+    // was confirmed.
     drop_slot(&slot);
     copy_slot(&copy, &slot);
     drop_slot(&copy);

@@ -1,4 +1,4 @@
-//! A PostgreSQL standby is promoted. Its slots are copies of the primary's, which slot
+//! A PostgreSQL standby is promoted. Its slots are copies of the primary's slots, which slot
 //! synchronization (PostgreSQL 17 and later) keeps up to date.
 
 use std::collections::HashSet;
@@ -37,7 +37,7 @@ fn fixtures(primary: &Server) -> [Fixture<'_>; 2] {
     // A standby can copy a slot only if the standby still has all the WAL and catalog rows that the
     // slot needs. Until Walpost reads from the slots that `walpost init` created, these slots need
     // the WAL that `init` wrote after creating them. A new slot would also need everything that the
-    // existing slots need, so drop those first.
+    // existing slots need, so drop the existing slots first.
     primary
         .session("postgres")
         .run("SELECT pg_catalog.pg_drop_replication_slot(slot_name) FROM pg_replication_slots");

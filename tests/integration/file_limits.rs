@@ -7,7 +7,7 @@ use crate::support::reaper;
 use crate::support::walpost::Invocation;
 use crate::verify::advance_slot;
 
-/// Sets RLIMIT_FSIZE to 0: files must remain empty.
+/// Arguments of `ulimit` that set RLIMIT_FSIZE to 0, so that files must remain empty.
 const ZERO_FILE_SIZE_LIMIT: &str = "-f 0";
 
 const REMEDY_TEXTS: [&str; 3] = [

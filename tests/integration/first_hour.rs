@@ -328,8 +328,8 @@ fn check_suggests_granting_only_the_missing_schema_privilege() {
         .run(&format!("DROP OWNED BY {role}; DROP ROLE {role}"));
 }
 
-/// Exactly-once delivery requires a Kafka sink. These commands don't need one, because they access
-/// only the database.
+/// Exactly-once delivery requires a Kafka sink, but commands that access only the database work
+/// without one.
 #[test]
 fn database_only_commands_accept_an_exactly_once_pipeline() {
     let fixture = Fixture::new();

@@ -126,7 +126,7 @@ fn check_requires_attaching_a_detached_partition_before_replay() {
     walpost.terminate().expect_code(0);
 }
 
-/// The other partition contains a row, so that the snapshot has something to copy.
+/// A row in another partition gives the snapshot something to copy.
 #[test]
 fn reports_a_detached_partition_even_if_another_partition_was_copied() {
     let mut fixture = Fixture::with_table(PARTITIONED);

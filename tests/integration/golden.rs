@@ -44,8 +44,8 @@ const SESSION: [&str; 9] = [
      SELECT pg_replication_origin_session_reset()",
 ];
 
-/// Writes the same events to three outbox tables: one with a jsonb payload of about 190 bytes, one
-/// that also has a headers column, as in sql/outbox.sql, and one with a bytea payload.
+/// SQL that writes the same events to three outbox tables: one with a jsonb payload of about 190
+/// bytes, one that also has a headers column, as in sql/outbox.sql, and one with a bytea payload.
 const OUTBOXES: &str = "
 CREATE TABLE outbox_plain (id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb);
 CREATE TABLE outbox_headers (LIKE outbox_plain, headers jsonb, created_at timestamptz);
@@ -78,7 +78,7 @@ const EVENTS: [(&str, &str); 3] = [
     ),
 ];
 
-/// Writes the events of outbox_headers as logical decoding messages.
+/// SQL that writes the events of outbox_headers as logical decoding messages.
 const LOG_EVENTS: &str = "
 SELECT walpost.publish(aggregatetype, aggregateid, type, payload,
     jsonb_build_object('tenant', 'tenant-' || n % 10, 'traceparent',

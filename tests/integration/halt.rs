@@ -198,7 +198,7 @@ fn halts_if_the_slot_was_dropped_while_walpost_was_stopped(outbox: Outbox) {
 }
 
 /// Commits a row of the given size between two small rows, and asserts that Walpost halts when it
-/// reaches the large one.
+/// reaches the large row.
 fn oversize(arguments: &[&str], bytes: usize, texts: &[&str]) {
     let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text)",

@@ -126,7 +126,7 @@ fn copies_rows_older_than_the_slot_after_a_kafka_outage_at_startup() {
 }
 
 /// Initializing a transactional producer fences the previous one, so only the process that holds
-/// the slot may do that.
+/// the slot may initialize a producer.
 #[test]
 fn standby_does_not_fence_the_producer_of_the_slot_holder() {
     let fixture = Fixture::new().exactly_once();
@@ -174,7 +174,7 @@ fn reports_not_ready_while_another_program_holds_the_slot() {
         "SELECT active_pid FROM pg_replication_slots WHERE slot_name = '{}'",
         fixture.slot()
     ));
-    // This role lacks the privileges to see details of other roles' sessions.
+    // Create a role that lacks the privileges to see details of other roles' sessions.
     let role = format!("{}_r", fixture.name);
     fixture.db.run(&format!(
         "CREATE ROLE {role} LOGIN REPLICATION; GRANT SELECT ON outbox TO {role};
@@ -216,7 +216,7 @@ fn reports_not_ready_while_another_program_holds_the_slot() {
         .run(&format!("DROP OWNED BY {role}; DROP ROLE {role}"));
 }
 
-/// Events that another instance of the pipeline confirmed have been delivered. Those that another
+/// Events that another instance of the pipeline confirmed have been delivered. Events that another
 /// program confirmed may be lost.
 fn halts_if_another_program_consumed_events_from_the_slot(exactly_once: bool) {
     let fixture = Fixture::new().in_mode(exactly_once);

@@ -336,7 +336,7 @@ fn topic_that_brokers_refuse_to_create_does_not_delay_other_topics() {
     drop_attacker(&fixture, attacker);
 }
 
-/// The configuration names the topic, so only the operator can correct the mistake.
+/// The configuration names a topic that does not exist, so only the operator can fix the problem.
 #[test]
 fn halts_if_a_topic_from_the_configuration_is_missing() {
     let fixture = Fixture::with_table(TABLE);
@@ -369,7 +369,7 @@ fn outbox_table_limits_the_length_of_its_text_columns() {
         };
         insert(236, 1024, 1024).unwrap();
         // A column has a limit if a CHECK constraint on it mentions its length. Columns of a fixed
-        // size need none.
+        // size need no limit.
         let without_limit = fixture.db.value(
             "SELECT string_agg(attname, ', ') FROM pg_attribute AS a
                  WHERE attrelid = 'outbox'::regclass AND attnum > 0 AND NOT attisdropped AND attlen = -1
@@ -445,7 +445,8 @@ fn expands_payloads_with_many_members_within_the_memory_limit_of_the_deploy_mani
     // This is a test build, which uses more memory than a release build.
     let peak = walpost.peak_memory();
     assert!(peak < 200 << 20, "Walpost used {peak} bytes");
-    // These payloads require the most memory per byte. The largest one almost fills a row.
+    // Arrays of arrays require the most memory per byte. The larger payload is almost as large as
+    // the default `max_row_bytes` permits.
     for bytes in [16_000_000, 60_000_000] {
         session.run(&format!(
             "INSERT INTO outbox VALUES (3, '{aggregate}', 'k', ('{{\"a\": [' || repeat('[1],', {bytes} / 4) || '1]}}')::json)"

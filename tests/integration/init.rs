@@ -28,7 +28,7 @@ pub(crate) fn objects(fixture: &Fixture) -> Vec<Vec<Option<String>>> {
     )
 }
 
-/// Inserts a journal entry.
+/// A statement that inserts a journal entry.
 pub(crate) const WRITE: &str =
     "INSERT INTO walpost.journal (pipeline, slot, action, from_lsn, to_lsn, detail)
      VALUES ('shop', 'shop', 'skip', '0/1', '0/2', '{\"events\": 1}')";

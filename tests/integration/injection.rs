@@ -270,7 +270,7 @@ fn escapes_event_ids_in_all_output() {
     fixture
         .db
         .run(&format!("UPDATE outbox SET aggregatetype = '{aggregate}'"));
-    // Without the slot's row in walpost.slot_state, Walpost does not notice that the slot was
+    // Without the slot's row in walpost.slot_state, Walpost does not detect that the slot was
     // moved.
     fixture.db.run("DELETE FROM walpost.slot_state");
     fixture.db.rows(&format!(

@@ -104,7 +104,7 @@ fn writes_a_rejected_record_as_a_dead_letter_and_delivers_the_others(exactly_onc
     assert_eq!(ids(&fixture, &dead), BTreeSet::from([LARGE_BYTES]));
 }
 
-/// Commits rows to a compacted topic, which rejects the one row without a key. The topic has a
+/// Commits rows to a compacted topic, which rejects the only row without a key. The topic has a
 /// single partition, so that the rejected record is in a batch with others.
 fn commit_row_without_key(fixture: &Fixture) -> String {
     let aggregate = format!("{}-compacted", fixture.name);
@@ -176,8 +176,8 @@ fn delivers_smaller_batches_after_a_topic_limit_is_lowered(exactly_once: bool) {
     assert_eq!(ids(&fixture, &topic), (1..=3000).collect());
 }
 
-/// Asserts that Walpost delivered the ids 1 to `last` in order. No batch may have been rejected,
-/// and no producer may have been abandoned with records in flight.
+/// Asserts that Walpost delivered the ids 1 to `last` in order. Also asserts that no batch was
+/// rejected, and that no producer was abandoned with records in flight.
 fn expect_no_rejection(fixture: &Fixture, topic: &str, log: &str, last: usize) {
     for trouble in ["rejected", "did not accept", "reconnecting"] {
         assert!(!log.contains(trouble), "{log}");
@@ -219,7 +219,8 @@ fn commit_for_wide_and_limited_topics(fixture: &Fixture) -> [String; 2] {
 fn keeps_batches_within_the_size_limit_of_a_topic_that_appears_while_streaming() {
     let fixture = Fixture::with_table(TABLE);
     let [wide, limited] = commit_for_wide_and_limited_topics(&fixture);
-    // How long librdkafka waits for more records before it sends the last batch to the first topic.
+    // `linger.ms` is the time that librdkafka waits for more records before it sends the last batch
+    // to the first topic.
     let walpost = fixture.start_with(&[&NO_COMPRESSION[..], &["-X", "linger.ms=1000"]].concat());
     fixture.wait_until_confirmed();
     let log = walpost.terminate().expect_code(0).stderr;
@@ -227,8 +228,7 @@ fn keeps_batches_within_the_size_limit_of_a_topic_that_appears_while_streaming()
     expect_no_rejection(&fixture, &limited, &log, 3000);
 }
 
-/// Like the test above, but with Kafka transactions: the open transaction is aborted before any
-/// record is rejected.
+/// In exactly-once mode, the open Kafka transaction is aborted before any record is rejected.
 #[test]
 fn retries_a_transaction_in_smaller_batches_if_a_topic_has_a_lower_limit() {
     let fixture = Fixture::with_table(TABLE).exactly_once();

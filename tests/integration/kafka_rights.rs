@@ -50,7 +50,8 @@ impl RestrictedBroker {
     }
 
     /// Runs a command that fails because of a missing permission, then grants the permission as the
-    /// error message suggests. Returns what was granted.
+    /// error message suggests. Returns the granted operation and its resource, as arguments of
+    /// kafka-acls.sh.
     fn grant_missing_right(&self, words: &[&str]) -> String {
         let finished = self.command(words).finish().expect_code(3);
         let command = command_in(&finished);

@@ -455,7 +455,8 @@ fn check_and_run_warn_about_unverified_brokers() {
     }
 }
 
-/// Anyone who can write to one of these files can choose which brokers Walpost trusts.
+/// Anyone who can write to a file with certificates or keys can choose which brokers Walpost
+/// trusts.
 #[test]
 fn rejects_librdkafka_files_writable_by_other_users() {
     use std::fs::{Permissions, set_permissions};

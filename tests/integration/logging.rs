@@ -13,7 +13,7 @@ use crate::support::wait::wait_until;
 use crate::support::walpost::Walpost;
 
 const DROPPED_METRIC: &str = "walpost_log_lines_dropped_total";
-/// These properties make librdkafka log many lines for each request.
+/// Flags that make librdkafka log many lines for each request.
 const VERBOSE_FLAGS: [&str; 4] = ["--log-level", "trace", "-X", "debug=all"];
 
 /// Starts Walpost with a pipe as its standard error.

@@ -1,4 +1,4 @@
-//! How columns are mapped to a record's topic, key, headers, timestamp and partition.
+//! The mapping of columns to a record's topic, key, headers, timestamp and partition.
 
 use crate::support::fixture::Fixture;
 use crate::support::records::Record;
@@ -82,7 +82,7 @@ fn adds_trace_context_columns_as_headers_by_default() {
     assert_eq!(records[1].header_names(), names);
     assert_eq!(records[2].header_names(), ["id", "walpost-position"]);
     walpost.terminate().expect_code(0);
-    // If any headers are configured, only those are set.
+    // If any headers are configured, Walpost sets only the configured headers.
     let walpost = fixture.start_with(&["--header", "about={aggregateid}"]);
     insert(4, &format!("'{TRACE}', 'vendor=1'"));
     let records = fixture.wait_for_records(4);
@@ -115,8 +115,8 @@ fn templates_combine_columns_and_literal_text() {
     walpost.terminate().expect_code(0);
 }
 
-/// Covers both a row that is older than the slot and one from the stream. `verify` and `replay`
-/// must recognize both.
+/// Covers a row that is older than the slot and a row from the stream. `verify` and `replay` must
+/// recognize both rows.
 #[test]
 fn kafka_connect_formats_include_column_metadata_from_the_catalog() {
     let fixture = Fixture::with_table(

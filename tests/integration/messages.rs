@@ -1,5 +1,5 @@
-//! How the behavior of a message outbox differs from that of an outbox table. The tests of
-//! delivery, order, crashes and outages cover both.
+//! The differences between a message outbox and an outbox table. The tests of delivery, order,
+//! crashes and outages cover both kinds of outbox.
 
 use crate::support::event::Outbox;
 use crate::support::fixture::Fixture;

@@ -183,7 +183,7 @@ fn tries_the_next_postgresql_host_if_one_does_not_respond(exactly_once: bool) {
     near.set_mode(ProxyMode::Silence);
     fixture.insert(&aggregate, "k");
     walpost.wait_for_log("no response from PostgreSQL for 2s");
-    // The server keeps the slot active until it notices, after its own timeout, that the
+    // The server keeps the slot active until it detects, after its own timeout, that the
     // walsender's client is gone.
     near.cut();
     walpost.wait_for_logs("streaming", 2);

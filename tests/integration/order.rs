@@ -158,8 +158,8 @@ fn delivers_a_complete_transaction_with_many_savepoints(fixture: Fixture) {
     assert_eq!(summary.committed, SAVEPOINTS / 2 + 1);
 }
 
-/// All events that are confirmed before the long transaction commits were inserted after that
-/// transaction's rows.
+/// Events are confirmed while the long transaction is open, although all of them were inserted
+/// after that transaction's rows.
 fn long_transaction_does_not_delay_other_events(fixture: Fixture) {
     let aggregate = fixture.aggregate(1);
     let long = fixture.server.session(&fixture.name);
@@ -180,7 +180,7 @@ fn long_transaction_does_not_delay_other_events(fixture: Fixture) {
 }
 
 /// Each transaction starts at the byte where the previous one ended. If a position were off by one
-/// transaction, Walpost would skip or resend one.
+/// transaction, Walpost would skip or resend a transaction.
 fn delivers_adjacent_transactions_when_killed_between_them(fixture: Fixture) {
     const ROWS_EACH: usize = 20;
     let aggregate = fixture.aggregate(1);
@@ -245,7 +245,7 @@ fn delete_and_truncate_produce_no_events() {
 
 #[test]
 fn maps_keys_to_the_same_partitions_as_the_java_client() {
-    // These hashes are taken from UtilsTest.testMurmur2 in Apache Kafka.
+    // Hashes taken from UtilsTest.testMurmur2 in Apache Kafka.
     const HASHES: [(&str, i32); 5] = [
         ("21", -973_932_308),
         ("foobar", -790_332_482),

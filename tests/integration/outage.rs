@@ -243,8 +243,8 @@ fn uses_little_cpu_while_brokers_are_slow_to_respond() {
         fixture.insert(&aggregate, "k");
         fixture.wait_for_records(1);
         broker.freeze();
-        // The first messages are sent in one request. Those that follow have to wait longer than
-        // linger.ms.
+        // The first messages are sent in one request. The messages that follow have to wait longer
+        // than linger.ms.
         for count in [10, 1_000] {
             fixture
                 .db

@@ -16,7 +16,7 @@ in_both_modes! {
 const TABLE: &str =
     "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text, shard int)";
 
-/// This warning is logged at startup in exactly-once mode, because the checkpoint contains the
+/// A warning that is logged at startup in exactly-once mode, because the checkpoint contains the
 /// previous number of partitions.
 const CHANGE_WARNING: &str = "the topic's number of partitions has changed";
 

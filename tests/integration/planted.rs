@@ -142,7 +142,7 @@ impl PlantedFixture {
         }
     }
 
-    /// Makes Walpost treat every event as delivered, without running it.
+    /// Makes Walpost treat every event as delivered, without running Walpost.
     fn confirm_all_events(&self) {
         let (db, slot) = (&self.fixture.db, self.fixture.slot());
         let end = db.value("SELECT pg_current_wal_lsn()").expect("an LSN");
@@ -154,7 +154,7 @@ impl PlantedFixture {
         }
     }
 
-    /// Runs maintenance passes until a dry run reports that the next pass would do `step`.
+    /// Runs maintenance passes until a dry run reports that the next pass would perform `step`.
     fn maintain_until_due(&self, maintain: impl Fn(&[&str]) -> Invocation, step: &str) {
         wait_until(step, || {
             self.confirm_all_events();

@@ -195,8 +195,8 @@ fn does_not_load_the_openssl_configuration_file() {
     check.expect_code(0);
 }
 
-/// Anyone who can write to one of these files can choose which server Walpost trusts or which
-/// credentials it uses.
+/// Anyone who can write to the password file, or to a certificate or key file, can choose which
+/// credentials Walpost uses or which server it trusts.
 #[test]
 fn rejects_connection_files_writable_by_other_users() {
     use std::fs::{Permissions, set_permissions};
@@ -470,7 +470,7 @@ fn keeps_reconnecting_while_an_attacker_answers_in_place_of_the_server() {
     fixture.insert(&aggregate, "k");
     fixture.wait_for_records(1);
     fixture.settle(walpost, &[], Resends::AtMost(1));
-    // At startup, the same reply is more likely caused by the configuration.
+    // When Walpost starts, the same reply is more likely to be caused by the configuration.
     set_reply(Some(b"N"));
     let run = fixture.with_conninfo(&conninfo).run().finish();
     run.expect_code(3)

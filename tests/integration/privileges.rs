@@ -10,7 +10,7 @@ use crate::support::postgres::{MAJOR, MAJORS, Server};
 use crate::support::walpost::Invocation;
 use crate::support::walpost_role::WalpostRole;
 
-/// The name contains characters that must be quoted in SQL.
+/// Creates a role whose name contains characters that must be quoted in SQL.
 fn walpost_role<'s>(fixture: &'s Fixture<'s>) -> WalpostRole<'s> {
     WalpostRole::new(fixture, format!("{}-Clerk", fixture.name))
 }

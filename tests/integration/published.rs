@@ -67,7 +67,7 @@ fn reports_and_replays_rows_left_unpublished_while_walpost_was_stopped(exactly_o
     fixture.insert(&aggregate, "between");
     alter(&fixture, "ADD TABLE outbox");
     // `check` detects that the table was temporarily not published, even though Walpost has not
-    // recorded it yet.
+    // recorded the gap yet.
     let check = fixture.check().finish().expect_code(3);
     assert!(check.stdout.contains(GAP), "{}", check.stdout);
     let walpost = start_after_the_gap(&fixture);
@@ -261,8 +261,8 @@ fn ignores_table_state_from_a_different_database_or_cluster() {
         let walpost = fixture.start();
         walpost.terminate().expect_code(0);
         assert_eq!(gaps(&fixture), 0, "{other}");
-        // Walpost replaces the row for a different cluster or database with a row for this
-        // database.
+        // In walpost.table_state, Walpost replaces the row for a different cluster or database with
+        // a row for this database.
         let ours = "SELECT count(*) = 1 FROM walpost.table_state t JOIN pg_database d ON d.oid = t.database_oid
              WHERE d.datname = current_database() AND t.memberships <> '1'";
         assert!(fixture.db.is_true(ours), "{other}");

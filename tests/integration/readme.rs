@@ -19,8 +19,8 @@ use crate::support::session::Session;
 use crate::support::wait::{avoid_utc_midnight, wait_until};
 use crate::support::walpost::Invocation;
 
-/// Defines the examples that tests run. If a page or a heading is renamed, only its line here has
-/// to change.
+/// Defines the examples that tests run. If a page or a heading is renamed, only its line in this
+/// list has to change.
 macro_rules! examples {
     ($($name:ident = $page:literal, $heading:literal, $language:ident;)*) => {
         $(const $name: Example = Example {
@@ -210,7 +210,7 @@ fn documented_configuration_files_match_the_objects_created_by_init() {
     db.run(&format!(
         "CREATE ROLE walpost LOGIN REPLICATION PASSWORD '{SECRET}'"
     ));
-    // Create a table with both the usual columns and those that the examples add.
+    // Create a table that has the usual columns and the columns that the examples add.
     for (database, table) in [("shop", "public.outbox"), ("billing", "accounts.outbox")] {
         server.session(database).run(&format!(
             "CREATE SCHEMA IF NOT EXISTS accounts;
@@ -361,7 +361,7 @@ fn run_maintains_partitions_as_documented() {
     let made = format!("SELECT to_regclass('{last}') IS NOT NULL");
     wait_until("the last partition to be created", || db.is_true(&made));
 
-    // These rows were written before a partition for them was created.
+    // Insert a row whose time range has no partition yet.
     let sql = MOVE_ROWS.one();
     environment.sql(&EVENT.one());
     let insert = "INSERT INTO outbox (aggregatetype, aggregateid, type, created_at) VALUES ('order', 'k', 't', '2025-11-01 12:00+00')";
@@ -424,7 +424,7 @@ fn pipelines_can_be_changed_as_documented() {
     let late = format!("[[pipeline]]{}", pipeline.replace("orders", "late"));
     environment.write("pipelines.d/late.toml", &late);
     walpost.wait_for_log("1 added (late)");
-    // As the page says, the pipeline halts because its publication does not exist yet.
+    // As the documentation says, the pipeline halts because its publication does not exist yet.
     walpost.wait_for_log("halted");
     environment.sh(&PIPELINES
         .one()

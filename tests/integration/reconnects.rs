@@ -160,7 +160,7 @@ fn database_timeouts_do_not_end_sessions_during_a_kafka_outage() {
 }
 
 /// Between two connections, the address is moved to another server. The state of the slot on the
-/// first server must not be applied to the second.
+/// first server must not be applied to the second server.
 #[test]
 fn confirms_no_undelivered_event_if_the_server_address_moves_to_another_server() {
     let (old, new) = (Server::private(MAJOR, ""), Server::private(MAJOR, ""));

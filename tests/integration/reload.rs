@@ -341,8 +341,8 @@ fn with_parts() -> (PathBuf, PathBuf) {
     (folder, parts)
 }
 
-/// Anyone who can write to the directory could otherwise make Walpost send its passwords to any
-/// server.
+/// Anyone who can write to the directory of pipeline definitions could make Walpost send its
+/// passwords to any server.
 #[test]
 fn sends_no_password_for_pipelines_in_a_directory_writable_by_other_users() {
     let (folder, parts) = with_parts();

@@ -39,8 +39,8 @@ pub(crate) fn forged(fixture: &Fixture) -> String {
 
 /// Returns the number of records with the given key in the checkpoint topic.
 fn checkpoints_of(fixture: &Fixture, key: &str) -> usize {
-    // Wait first, because records that follow an open transaction, possibly of another pipeline,
-    // can't be read yet.
+    // Wait first, because records that follow an open transaction, which may belong to another
+    // pipeline, can't be read yet.
     fixture.broker.wait_for_markers(CHECKPOINTS);
     let records = fixture.broker.read(&[CHECKPOINTS.to_owned()]);
     records.iter().filter(|record| record.key() == key).count()
@@ -126,7 +126,7 @@ fn writes_a_row_for_a_reserved_topic_as_a_dead_letter(outbox: Outbox) {
     let others = format!("{good}.other");
     let reserved = RESERVED.map(|(topic, _)| topic);
     // Kafka treats `.` and `_` as equal when it checks whether the name of a new topic collides
-    // with an existing one, so these names are also reserved.
+    // with the name of an existing topic, so these names are also reserved.
     let colliding = [&letters, &checkpoints, &others].map(|topic| topic.replace('.', "_"));
     let [first, second, third] = &colliding;
     let reserved = [
@@ -250,8 +250,8 @@ fn rejects_a_reserved_topic_in_the_configuration() {
     }
 }
 
-/// Kafka does not create a topic whose name collides with that of an existing one, and treats `.`
-/// and `_` as equal in this check.
+/// Kafka does not create a topic whose name collides with the name of an existing topic, and treats
+/// `.` and `_` as equal in this check.
 #[test]
 fn row_cannot_create_a_topic_that_collides_with_a_reserved_one() {
     let mut fixture = Fixture::new();

@@ -83,7 +83,7 @@ impl<'a> Restored<'a> {
         }
     }
 
-    /// Asserts that Walpost halts with a message that contains the expected texts, and that it
+    /// Asserts that Walpost halts with a message that contains each of `expected`, and that it
     /// confirmed and delivered nothing.
     fn expect_halt(&self, expected: &[&str]) {
         let confirmed = self.fixture.confirmed();
@@ -175,7 +175,7 @@ fn halts_if_init_recreated_the_slot_in_a_restored_database() {
     restored.insert_new();
     restored.fixture.init().finish().expect_code(0);
     restored.expect_halt(&["ends at", "was restored to an earlier state"]);
-    // The new slot's position is lower than those of the records in Kafka.
+    // The new slot's position is lower than the positions of the records in Kafka.
     restored.write_past_discarded_history();
     restored.expect_halt(&["the last published transaction", "is missing from the WAL"]);
     restored.fixture.insert(&restored.aggregate, "seen");
@@ -199,8 +199,8 @@ fn halts_if_the_database_is_restored_while_the_pipeline_runs() {
     restored.adopt(NEW_EVENTS);
 }
 
-/// Even without a restore, the slot may be at an old position: that of PostgreSQL's last
-/// checkpoint. The server then resends everything delivered since.
+/// Even without a restore, a server crash can return the slot to the position that PostgreSQL last
+/// saved. The server then resends everything that was delivered since.
 #[test]
 fn confirms_the_position_again_after_a_server_crash_without_new_events() {
     let server = Server::private(MAJOR, "");

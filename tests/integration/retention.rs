@@ -84,8 +84,8 @@ fn tables(fixture: &Fixture) -> Vec<Vec<Option<String>>> {
     )
 }
 
-/// Returns whether a table with the given name exists and, depending on `partition`, is or is not a
-/// partition.
+/// Returns whether a table with the given name exists and is a partition or, if `partition` is
+/// false, exists and is not a partition.
 fn is(fixture: &Fixture, table: &str, partition: bool) -> bool {
     fixture.db.is_true(&format!(
         "SELECT EXISTS (SELECT FROM pg_class WHERE relname = '{table}' AND relispartition = {partition})"

@@ -130,7 +130,7 @@ fn server_shuts_down_while_a_pipeline_drains(exactly_once: bool) {
 }
 
 /// Exceeding the WAL budget must not end a drain. The monitor that detects the excess must still
-/// notice that the server is shutting down.
+/// detect that the server is shutting down.
 #[test]
 fn server_shuts_down_while_a_pipeline_that_exceeds_its_wal_budget_drains() {
     with_servers(MAJOR, |server, broker, proxy| {

@@ -2,11 +2,11 @@
 //! `./dev soak --shapes`.
 //!
 //! Each step creates, alters, drops or replaces something that Walpost depends on: tables,
-//! publications, slots, definitions, topics, privileges, or the server itself. In between, Walpost
-//! is started, stopped and killed. At the end, the test follows the remedies in Walpost's messages,
-//! as an operator would, until Walpost delivers again. Every committed event must then have been
-//! delivered or reported as possibly missing. In exactly-once mode, no event may have been
-//! delivered twice.
+//! publications, slots, definitions, topics, privileges, or the server itself. Between steps,
+//! Walpost is started, stopped and killed. At the end, the test follows the remedies in Walpost's
+//! messages, as an operator would, until Walpost delivers again. Every committed event must then
+//! have been delivered or reported as possibly missing. In exactly-once mode, no event may have
+//! been delivered twice.
 //!
 //! The environment variable `WALPOST_SHAPES_WITHOUT` lists groups of steps to omit: slot,
 //! publication, definition, topic, access, server.

@@ -37,7 +37,7 @@ fn journal(fixture: &Fixture) -> Vec<Vec<Option<String>>> {
     )
 }
 
-/// Asserts that a command changes nothing, exits with the given code, and prints the given texts.
+/// Asserts that a command changes nothing, exits with the given code, and prints each of `texts`.
 fn refused(fixture: &Fixture, invocation: Invocation, code: i32, texts: &[&str]) {
     let before = (fixture.confirmed(), journal(fixture));
     invocation.finish().expect_code(code).expect_mentions(texts);
@@ -169,7 +169,7 @@ fn rejects_positions_that_cannot_be_skipped_and_changes_nothing() {
         2,
         &["is after the end of the WAL"],
     );
-    // No row has this position, because the LSN is not that of a commit record.
+    // No row has this position, because the LSN is not the LSN of a commit record.
     let end = fixture.history()[0].end;
     refused(
         &fixture,

@@ -31,7 +31,7 @@ fn written(fixture: &Fixture) -> u64 {
     read_recorded_position(&fixture.db, fixture)
 }
 
-/// Same as [`written`], but reads the position in the given session.
+/// Like [`written`], but reads the position in the given session.
 fn read_recorded_position(session: &Session, fixture: &Fixture) -> u64 {
     let text = session.value(&format!(
         "SELECT confirmed_lsn FROM walpost.slot_state WHERE slot = '{}'",
@@ -140,8 +140,8 @@ fn skip_recorded_by_a_different_cluster_does_not_permit_a_slot_move() {
     expect_halt(&fixture, fixture.run().start(), 1);
 }
 
-/// If two instances write their positions, the one that lags behind must not overwrite the other's
-/// position.
+/// If two instances write their positions, the instance that lags behind must not overwrite the
+/// other instance's position.
 #[test]
 fn recorded_position_never_decreases() {
     let fixture = Fixture::new();
@@ -305,8 +305,8 @@ pub(crate) fn copy_database(fixture: &Fixture, to: &Server, copied: CopyScope) {
     assert!(output.status.success(), "{output:?}");
 }
 
-/// Replays the events that precede the new slot and may be missing. Asserts that none are reported
-/// afterwards.
+/// Replays the events that precede the new slot and may be missing. Asserts that no events are
+/// reported as missing afterwards.
 fn replay_missing_events(fixture: &Fixture) {
     let walpost = fixture.start();
     fixture
@@ -642,7 +642,7 @@ fn logs_a_missing_slot_state_table_once_and_continues_delivery() {
     assert!(written(&fixture) >= fixture.confirmed());
 }
 
-/// Another session holds a lock on the row while its transaction is idle.
+/// Another session holds a lock on the row in walpost.slot_state while its transaction is idle.
 #[test]
 fn locked_slot_state_row_delays_confirmation_and_is_reported() {
     let fixture = Fixture::new();
@@ -681,7 +681,8 @@ fn delivers_and_confirms_in_a_database_that_is_read_only_by_default() {
     }
 }
 
-/// A row written on a different cluster, database or timeline says nothing about the current slot.
+/// A row of walpost.slot_state that was written on a different cluster, database or timeline says
+/// nothing about the current slot.
 #[test]
 fn ignores_slot_state_from_a_different_cluster_database_or_timeline() {
     let fixture = Fixture::new();

@@ -108,7 +108,8 @@ struct RoundTargets<'a> {
 /// One of a round's two pipelines.
 struct SoakPipeline<'a> {
     fixture: Fixture<'a>,
-    /// The aggregate types of the events. The topic of the last one accepts only small batches.
+    /// The aggregate types of the events. The topic of the last aggregate type accepts only small
+    /// batches.
     aggregates: [String; 3],
     is_exactly_once: bool,
 }
@@ -528,7 +529,8 @@ impl RoundTargets<'_> {
         assert_eq!(fixture.records().len(), delivered);
     }
 
-    /// Waits until a pipeline has confirmed everything, and then checks what it delivered.
+    /// Waits until a pipeline has confirmed everything, and then checks the events that the
+    /// pipeline delivered.
     fn check_delivery(&self, pipeline: &mut SoakPipeline, mut walpost: Walpost) -> DeliverySummary {
         let fixture = &mut pipeline.fixture;
         fixture.reconnect();
@@ -579,7 +581,7 @@ impl RoundLog {
         }
     }
 
-    /// Records that the fault `what` is being injected into `target`.
+    /// Adds the fault `what`, which is being injected into `target`, to the list of faults.
     fn fault(&self, what: &'static str, target: &str) {
         lock(&self.faults).push(InjectedFault {
             at: self.started.elapsed(),

@@ -439,7 +439,7 @@ fn schema_is_renamed(major: u32, exactly_once: bool) {
     let is_forged =
         |record: &&Record| record.topic.contains("tenant_2") && record.key() == "forged";
     assert_eq!(fixture.records().iter().filter(is_forged).count(), 0);
-    // A restart alone does not accept the schema's new name.
+    // A restart alone does not make Walpost accept the schema's new name.
     let mut walpost = fixture.start();
     wait_until("the pipeline to halt again", || !walpost.is_running());
     walpost.finish().expect_code(3);

@@ -184,7 +184,8 @@ fn sends_no_secret_to_an_endpoint_with_an_invalid_certificate() {
     assert_eq!((endpoint.calls(), endpoint.rejected_clients()), (calls, 0));
 }
 
-/// A broker closes a connection when its token expires, unless the client has presented a new one.
+/// A broker closes a connection when its token expires, unless the client has presented a new
+/// token.
 #[test]
 fn renews_tokens_from_a_program_under_load_and_retries_if_the_program_fails() {
     let (server, broker) = (Server::shared(MAJOR), Broker::shared());
@@ -202,8 +203,8 @@ fn renews_tokens_from_a_program_under_load_and_retries_if_the_program_fails() {
     });
     let before = issuers.each_ref().map(Issuer::calls);
 
-    // Also run a third pipeline, whose token command fails at first. This must not count as a
-    // rejection by Kafka, which would halt the pipeline.
+    // Also run a third pipeline, whose token command fails at first. The failure must not count as
+    // a rejection by Kafka, which would halt the pipeline.
     let fixture = Fixture::new();
     let away = Issuer::new(60);
     away.start_failing();

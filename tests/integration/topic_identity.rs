@@ -1,5 +1,5 @@
-//! While `run` delivers to a topic, the topic is deleted, re-created, or replaced by one on another
-//! cluster.
+//! While `run` delivers to a topic, the topic is deleted, re-created, or replaced by a topic on
+//! another cluster.
 
 use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;

@@ -51,7 +51,7 @@ fn check_topics(fixture: &Fixture, walpost: Walpost, topics: &[String]) {
     let ends = fixture.broker.ends(topics);
     assert_eq!(ends.len(), TOPICS);
     // In exactly-once mode, a marker record follows the event, because each Kafka transaction ends
-    // with one.
+    // with a marker.
     let expected = if fixture.is_exactly_once() { 2 } else { 1 };
     for (place, end) in ends {
         assert_eq!(end, expected, "{place:?}");

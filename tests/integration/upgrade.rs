@@ -53,7 +53,8 @@ fn form(value: &Value) -> Value {
             let forms = members.map(|(name, value)| (name.clone(), form(value)));
             Value::Object(forms.collect())
         }
-        // Equal forms are combined, so that the result does not depend on the number of elements.
+        // Equal structures are combined, so that the result does not depend on the number of
+        // elements.
         Value::Array(items) => {
             let forms: BTreeSet<_> = items.iter().map(|item| form(item).to_string()).collect();
             forms.into_iter().collect()
@@ -65,7 +66,7 @@ fn form(value: &Value) -> Value {
     }
 }
 
-/// The distinct forms that each kind of persistent state has.
+/// The distinct structures of each kind of persistent state.
 type Forms = BTreeMap<String, BTreeSet<String>>;
 
 /// Returns persistent state of every kind that a pipeline can write.
@@ -147,8 +148,8 @@ fn kafka_state(fixture: &Fixture) -> Vec<(String, Value)> {
         .filter(|record| record.key() == fixture.name);
     let checkpoint = |text: &str| -> Value { serde_json::from_str(&named(fixture, text)).unwrap() };
     let checkpoints = ours.map(|record| checkpoint(record.text()));
-    // Leave out checkpoints written between the last row and the end of a copy, because not every
-    // run writes such a checkpoint.
+    // Leave out checkpoints written after the last row of a copy but before the end of the copy,
+    // because not every run writes such a checkpoint.
     let is_between = |checkpoint: &Value| {
         let chunks = checkpoint["snapshot"]["chunks"].as_array();
         chunks.is_some_and(|chunks| chunks.iter().any(|chunk| chunk["upto"].is_null()))

@@ -11,9 +11,10 @@ use super::lag::{receive, send, varint};
 
 /// The API key of Metadata requests.
 const METADATA: u8 = 3;
-/// The first version whose responses have the format that [`without_brokers`] parses.
+/// The first version of Metadata requests whose responses have the format that [`without_brokers`]
+/// parses.
 const FLEXIBLE_VERSION: i16 = 9;
-/// The first version in which topics have IDs.
+/// The first version of Metadata requests in which topics have IDs.
 const TOPIC_ID_VERSION: i16 = 10;
 /// The offset of the broker array, which follows the correlation ID, the tags and the throttle
 /// time.

@@ -152,8 +152,8 @@ fn find_missing(
     found.extend(missing.map(|number| Violation::Missing(history[number].id.clone())));
 }
 
-/// Checks the positions. A commit LSN is the start of the commit record, so it must lie between the
-/// end of the preceding commit record and the end of its own.
+/// Checks the positions of events. A commit LSN is the start of a commit record, so it must lie
+/// between the end of the preceding commit record and the end of its own record.
 fn find_wrong_positions(
     history: &[CommittedEvent],
     known: &[(usize, &DeliveredRecord)],

@@ -1,4 +1,4 @@
-//! HTTP requests to a running Walpost. Every response is searched for secrets.
+//! HTTP requests to a running Walpost process. Every response is searched for secrets.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};

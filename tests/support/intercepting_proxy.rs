@@ -1,5 +1,5 @@
-//! A man in the middle between Walpost and PostgreSQL. It claims that the server does not support
-//! TLS, and then either forwards the traffic or impersonates the server.
+//! A man-in-the-middle proxy between Walpost and PostgreSQL. It claims that the server does not
+//! support TLS, and then either forwards the traffic or impersonates the server.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};

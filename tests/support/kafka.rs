@@ -57,8 +57,8 @@ pub(crate) struct Broker {
     pub(super) readers: Mutex<Vec<BaseConsumer>>,
 }
 
-/// A session timeout so long that a broker's own controller does not fence it after both were
-/// frozen, or on a busy machine.
+/// A session timeout long enough that a broker is not fenced by its own controller after both were
+/// frozen, or if the machine is busy.
 const LONG_BROKER_SESSION: &str = "broker.session.timeout.ms=3600000\n";
 
 /// Brokers that are kept for other tests. They are frozen, because even an idle broker uses 2% of a
@@ -259,8 +259,8 @@ impl Broker {
             command.arg(shared_classes());
         }
         if self.is_shared() {
-            // A broker reads the keys for verifying tokens only from URLs that a system property
-            // lists.
+            // A broker reads the keys for verifying tokens only from URLs that are listed in a
+            // system property.
             let keys = format!("file://{}", KEYS.display());
             command.arg(format!(
                 "-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={keys}"

@@ -1,6 +1,6 @@
 //! Simulates how consumers see a Kafka partition leader shortly after its election. Until its high
-//! watermark has caught up with that of the previous leader, the new leader may return fewer
-//! records than the previous leader did.
+//! watermark has caught up with the previous leader's high watermark, the new leader may return
+//! fewer records than the previous leader did.
 
 use std::collections::HashSet;
 use std::io::{self, Read, Write};
@@ -18,7 +18,7 @@ const EMPTY_FETCH_WAIT: Duration = Duration::from_millis(10);
 
 /// The API key of Fetch requests.
 const FETCH: u8 = 1;
-/// The first version in which topics have an ID instead of a name.
+/// The first version of Fetch requests in which topics have an ID instead of a name.
 const TOPIC_ID_VERSION: i16 = 13;
 /// Offsets within a response at which the topic count and the first topic's partition count are
 /// stored.
@@ -105,8 +105,8 @@ impl Lag {
         }
     }
 
-    /// Returns the response without the records that follow the apparent end. Supports only
-    /// responses for a single partition.
+    /// Returns the response without the records that follow the apparent end of the partition.
+    /// Supports only responses for a single partition.
     fn shorten(&self, response: &[u8]) -> Option<Vec<u8>> {
         if PARTITION_COUNTS
             .iter()

@@ -1,10 +1,10 @@
-//! Fixtures that run real servers, and tools that check what Walpost does with them.
+//! Fixtures that run real servers, and tools that check how Walpost behaves with these servers.
 //!
 //! [`postgres`] and [`kafka`] start servers; [`fixture`] combines a database, topics and a
 //! pipeline; [`under_load`] streams under load in both delivery modes; [`event`] writes events to
-//! either kind of outbox; [`walpost`] runs the built binary; [`oracle`] records what was committed,
-//! and [`checker`] compares that with what was delivered. When the test process ends, the
-//! [`reaper`] ends every process that was started here, even if the test process was killed.
+//! either kind of outbox; [`walpost`] runs the built binary; [`oracle`] lists the committed events,
+//! and [`checker`] compares them with the delivered events. When the test process ends, the
+//! [`reaper`] ends every process that the tests started, even if the test process was killed.
 //!
 //! `benches/` includes these files through `#[path]`.
 #![allow(

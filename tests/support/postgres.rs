@@ -21,7 +21,7 @@ use super::wait::{WAIT_TIMEOUT, wait_for, wait_until};
 /// Every major version that Walpost supports.
 pub(crate) const MAJORS: [u32; 5] = [14, 15, 16, 17, 18];
 
-/// The major version for tests that don't depend on the version: the one packaged by Debian.
+/// The major version for tests that don't depend on the version. Debian packages this version.
 pub(crate) const MAJOR: u32 = 15;
 
 /// The authority that signs the servers' certificates. They are valid for `localhost` but not for
@@ -497,7 +497,7 @@ fn initialise(major: u32) -> PathBuf {
 }
 
 /// If the tests run as root, returns the user and group that run the servers, because PostgreSQL
-/// refuses to run as root. The user is the one that PostgreSQL's package created.
+/// refuses to run as root. PostgreSQL's package creates this user.
 fn server_account() -> Option<(u32, u32)> {
     (effective_user() == 0).then(|| account("postgres").expect("an account postgres"))
 }

@@ -40,8 +40,8 @@ pub(crate) fn try_signal(pid: u32, name: &str) -> bool {
     status.expect("a shell").success()
 }
 
-/// Returns whether a process has installed a handler for SIGHUP. Without one, the signal would end
-/// it.
+/// Returns whether a process has installed a handler for SIGHUP. Without a handler, the signal
+/// would terminate the process.
 pub(crate) fn handles_hangup(pid: u32) -> bool {
     let process = Process::new(i32::try_from(pid).unwrap());
     let status = process.and_then(|process| process.status());

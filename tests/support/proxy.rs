@@ -165,8 +165,8 @@ impl Proxy {
         self.shared.lock().hidden = topic.map(str::to_owned);
     }
 
-    /// Makes Kafka's partitions temporarily seem to end at `end`. Affects only new connections, and
-    /// disables other faults for these.
+    /// Makes Kafka's partitions temporarily seem to end at `end`. Affects only new connections, for
+    /// which all other faults are disabled.
     pub(crate) fn lag_behind(&self, end: i64) -> Arc<Lag> {
         let lag = Arc::new(Lag::ending_at(end));
         self.shared.lock().lag = Some(Arc::clone(&lag));
@@ -174,7 +174,7 @@ impl Proxy {
     }
 
     /// Returns a handle that can make Kafka's brokers seem to have left the cluster. Affects only
-    /// new connections, and disables other faults for these.
+    /// new connections, for which all other faults are disabled.
     pub(crate) fn remove_brokers(&self) -> Arc<BrokerRemoval> {
         let broker_removal = Arc::new(BrokerRemoval::default());
         self.shared.lock().broker_removal = Some(Arc::clone(&broker_removal));
@@ -182,14 +182,14 @@ impl Proxy {
     }
 
     /// Returns a handle that can replace error codes in Kafka's responses. Affects only new
-    /// connections, and disables other faults for these.
+    /// connections, for which all other faults are disabled.
     pub(crate) fn error_codes(&self) -> Arc<ErrorCodes> {
         let codes = Arc::new(ErrorCodes::default());
         self.shared.lock().error_codes = Some(Arc::clone(&codes));
         codes
     }
 
-    /// After this many more connections, forwards new ones to the port `target` instead.
+    /// After this many more connections, forwards new connections to the port `target` instead.
     pub(crate) fn move_after(&self, connections: usize, target: u16) {
         self.shared.lock().next = Some((connections, ([127, 0, 0, 1], target).into()));
     }

@@ -155,7 +155,7 @@ fn read_topic(consumer: &BaseConsumer, topic: &String) -> Vec<Record> {
     while !remaining.is_empty() {
         let message = consumer.poll(WAIT_TIMEOUT).expect("the remaining records");
         match message {
-            // The last offset may be that of a transaction marker, which is not returned as a
+            // The last offset may belong to a transaction marker, which is not returned as a
             // record.
             Err(KafkaError::PartitionEOF(partition)) => {
                 remaining.remove(&partition);
@@ -192,8 +192,8 @@ fn end_offsets(consumer: &BaseConsumer, topics: &[String]) -> HashMap<TopicParti
         return HashMap::new();
     }
     // Request all offsets at once, because tests do this often and querying partitions one by one
-    // takes two requests each. Retry, because a broker might not know yet that it leads a partition
-    // that was just created.
+    // takes two requests per partition. Retry, because a broker may not have become the leader of a
+    // newly created partition yet.
     wait_for("offsets", || {
         let ends = consumer
             .offsets_for_times(requested.clone(), TIMEOUT)

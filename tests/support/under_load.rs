@@ -86,8 +86,8 @@ impl<'a> UnderLoad<'a> {
     }
 }
 
-/// Stops both streams, and checks what each of them delivered. `failures` is the number of failures
-/// that the test has injected.
+/// Stops both streams, and checks the events that each of them delivered. `failures` is the number
+/// of failures that the test has injected.
 pub(crate) fn settle(streams: [UnderLoad; 2], failures: usize) {
     for stream in streams {
         stream.settle(failures);

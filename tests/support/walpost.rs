@@ -168,7 +168,7 @@ impl Invocation {
         self.wrapped_in(command)
     }
 
-    /// Runs the command in a terminal of the given size, and captures what it writes there.
+    /// Runs the command in a terminal of the given size, and captures its output.
     pub(crate) fn on_terminal(self, columns: usize, rows: usize) -> Self {
         let words = self.shell_words();
         let line = format!("stty columns {columns} rows {rows}; exec {words}");
@@ -461,7 +461,7 @@ impl Finished {
         output.contains(&text.to_lowercase())
     }
 
-    /// Asserts that standard output or the log contains each of the texts, ignoring case.
+    /// Asserts that standard output or the log contains each of the strings, ignoring case.
     pub(crate) fn expect_mentions(self, texts: &[&str]) -> Self {
         let missing: String = texts.iter().filter(|text| !self.mentions(text)).fold(
             String::new(),

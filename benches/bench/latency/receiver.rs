@@ -103,8 +103,8 @@ impl Receiver {
     }
 }
 
-/// Measures the latency from a producer to the consumer at the given rate, in milliseconds. This is
-/// the lowest latency that a program can achieve, because no database is involved.
+/// Measures the latency from a producer to the consumer at the given rate, in milliseconds. No
+/// program can achieve a lower latency, because no database is involved.
 pub(super) fn floor(bed: &TestBed, topic: &Topic<'_>, per_second: u32, times: Times) -> Vec<f64> {
     let producer: ThreadedProducer<DefaultProducerContext> = bed
         .broker

@@ -1,5 +1,5 @@
-//! Sessions that commit on a fixed schedule. A delayed commit does not postpone the ones scheduled
-//! after it.
+//! Sessions that commit on a fixed schedule. A delayed commit does not postpone the commits that
+//! are scheduled after it.
 
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -56,9 +56,10 @@ impl Schedule {
         Writers((0..SESSIONS).map(session).collect())
     }
 
-    /// Commits one session's transactions and returns how long each took, in milliseconds. After a
-    /// stall, the session commits overdue transactions without pausing. They keep their scheduled
-    /// times, so the stall shows in the latency of every transaction that it delayed.
+    /// Commits one session's transactions and returns how long each commit took, in milliseconds.
+    /// After a stall, the session commits overdue transactions without pausing. Overdue
+    /// transactions keep their scheduled times, so the stall shows in the latency of every
+    /// transaction that it delayed.
     fn write(&self, session: u32, db: &Session) -> Vec<f64> {
         db.run(PREPARE);
         let mut commits = Vec::new();
@@ -78,7 +79,8 @@ impl Schedule {
 pub(super) struct Writers(Vec<JoinHandle<Vec<f64>>>);
 
 impl Writers {
-    /// Waits until all transactions are committed. Returns how long each took, in milliseconds.
+    /// Waits until all transactions are committed. Returns how long each commit took, in
+    /// milliseconds.
     pub(super) fn join(self) -> Vec<f64> {
         let sessions = self.0.into_iter();
         sessions

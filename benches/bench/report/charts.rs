@@ -1,5 +1,5 @@
-//! Draws the charts as SVG files. They have an opaque background, so that they are readable on both
-//! light and dark pages.
+//! Draws the charts as SVG files. The charts have an opaque background, so that they are readable
+//! on both light and dark pages.
 
 mod bars;
 mod flame;
@@ -121,8 +121,9 @@ fn grown(drains: &[Drain], series: &str, title: &str) -> Bars {
     }
 }
 
-/// Returns the bar that shows the rate of one group. Its colour depends on which programs occur in
-/// `all`. Multiplying the number of rows per second by `weight` converts it to the chart's unit.
+/// Returns the bar that shows the rate of one group. The bar's colour depends on which programs
+/// occur in `all`. Multiplying the number of rows per second by `weight` converts it to the chart's
+/// unit.
 fn rate_bar(label: String, group: &Drains<'_>, all: &[Drains<'_>], weight: f64) -> Bar {
     let rates = group
         .rounds

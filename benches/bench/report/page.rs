@@ -273,7 +273,7 @@ fn database(page: &mut Page, results: &Results) {
     page.add(PROTECTION);
 }
 
-/// Measured by hand.
+/// A section with figures that were measured by hand.
 const PROTECTION: &str = "
 ### What protection against attacks costs the database
 

@@ -1,4 +1,4 @@
-//! Groups results by what was measured, so that each group contains all rounds.
+//! Groups the results of the same measurement, so that each group contains all rounds.
 
 use crate::program::{LIMIT, Link, WALPOST};
 use crate::results::{Cost, Drain, Steady};

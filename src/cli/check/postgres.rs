@@ -107,7 +107,8 @@ pub(super) async fn postgres(
     if problems.is_empty() {
         match snapshot::predict_snapshot(settings, &catalog, &observed).await {
             Ok(Some(outlook)) => {
-                // Copying rows that are older than the slot requires a temporary slot.
+                // A temporary slot is needed to copy rows that were committed before the slot was
+                // created.
                 needs_slot |= matches!(outlook, Outlook::Copies(_));
                 report.add("older rows", Outcome::Ok, outlook);
             }

@@ -41,7 +41,7 @@ fn import_with(text: &str, worker: Option<&str>) -> Imported {
 }
 
 /// Returns a complete connector configuration, in which the properties in `overrides` replace or
-/// extend the default ones. The value `-` removes a property.
+/// extend the default properties. The value `-` removes a property.
 fn connector(overrides: &[(&str, &str)]) -> String {
     let mut config: serde_json::Map<_, _> = [
         (

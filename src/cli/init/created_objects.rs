@@ -4,9 +4,9 @@ use crate::postgres::catalog::Observed;
 use crate::postgres::table::identifier;
 use crate::postgres::target::Target;
 
-/// Lists a pipeline's objects on one line, grouped into those that `init` created, those that it
-/// changed and those that already existed. `role` contains the role's name, and whether the role
-/// already existed.
+/// Lists a pipeline's objects on one line, in three groups: objects that `init` created, objects
+/// that `init` changed, and objects that already existed. `role` contains the role's name, and
+/// whether the role already existed.
 pub(super) fn describe_created(
     target: &Target,
     role: Option<(&str, bool)>,

@@ -20,8 +20,8 @@ fn row(name: &str, slot: &str) -> ValidRow {
     }
 }
 
-/// Creates a source from the names of its current and previous rows, each of which has a slot of the
-/// same name, or `name/slot`.
+/// Creates a source from its current and previous rows. Each row is given as `name/slot`, or only
+/// as `name` if the pipeline and its slot have the same name.
 fn source(rows: &[&str], previous: &[&str]) -> SourceRows {
     let rows_of = |names: &[&str]| {
         let parts = names
@@ -99,7 +99,7 @@ fn a_pipeline_can_move_to_another_source() {
     assert_eq!(used, [vec!["a", "moves"], vec!["b"]]);
 }
 
-/// If the changed pipeline were only rejected, it would be removed because of another row.
+/// If only the changed row were rejected, its pipeline would be removed because of another row.
 #[test]
 fn keeps_the_previous_rows_of_a_source_if_a_changed_pipeline_needs_a_slot_already_in_use() {
     let mut sources = [source(&["a/b", "c"], &["a"]), source(&["b"], &["b"])];

@@ -571,9 +571,9 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A simple model of the watermark. It contains the transactions and keepalives since the
-/// connection started, in order, each with the LSN that can be confirmed once it is durable, and
-/// its number of records in flight.
+/// A simple model of the watermark. The queue contains the transactions and keepalives since the
+/// connection started, in order. Each entry consists of the LSN that can be confirmed once the
+/// entry is durable, and its number of records in flight.
 #[derive(Default)]
 struct Model {
     queue: Vec<(u64, usize)>,

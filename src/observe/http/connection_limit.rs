@@ -53,12 +53,12 @@ impl ConnectionLimit {
 }
 
 impl ConnectionSlot {
-    /// Records that a response of `bytes` bytes was queued for this connection.
+    /// Adds a response of `bytes` bytes to this connection's unread responses.
     pub(super) fn add_response(&self, bytes: usize) {
         self.limit.connections().add_response(self.number, bytes);
     }
 
-    /// Records that the client has received all responses.
+    /// Marks all responses of this connection as received by the client.
     pub(super) fn mark_responses_received(&self) {
         self.limit
             .connections()
@@ -95,8 +95,8 @@ struct OpenConnections<E> {
 #[derive(Debug)]
 struct OpenConnection<E> {
     network: IpAddr,
-    /// When the connection was opened or was last sent a response, as the value of a counter, so
-    /// that the order does not depend on the system clock.
+    /// When the connection was opened or a response was last queued for it. The value comes from a
+    /// counter, so that the order does not depend on the system clock.
     since: u64,
     /// Total size of the responses that the client has not received yet.
     unread: usize,
@@ -143,8 +143,8 @@ impl<E> OpenConnections<E> {
         while self.unread_bytes() > UNREAD_BYTES_MAX {
             let others = self.by_number.iter().filter(|(other, _)| **other != number);
             let largest = largest_network(others.map(|(_, open)| (open, open.unread)));
-            // If no other connection has unread responses, those of this connection are allowed to
-            // exceed the limit.
+            // If no other connection has unread responses, this connection's unread responses are
+            // allowed to exceed the limit.
             let Some((network, _)) = largest.filter(|(_, bytes)| *bytes > 0) else {
                 return;
             };

@@ -34,9 +34,9 @@ pub(crate) struct HostError(String);
 
 impl Hosts {
     /// Accepts `localhost`, addresses, and the names in `named`. `is_local` is true if the listener
-    /// is reachable only from this machine. If it is false, names without a dot and names with a
-    /// private suffix are accepted too: scrapers use these names for a service in a container, and
-    /// a site on the internet can't have one.
+    /// is reachable only from this machine. If `is_local` is false, names without a dot and names
+    /// with a private suffix are accepted too: scrapers use such names for a service in a
+    /// container, and a site on the internet can't have such a name.
     ///
     /// # Errors
     /// Returns an error if a name is invalid.

@@ -83,7 +83,8 @@ impl AsyncWrite for Stream {
         self.tcp.is_write_vectored()
     }
 
-    /// Called when all data has been written.
+    /// Clears the deadline and marks all responses as received. hyper calls this method when all
+    /// data has been written.
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.deadline = None;
         self.slot.mark_responses_received();

@@ -1,4 +1,5 @@
-//! Checks the decoder for events sent as messages, whose content any database user can write.
+//! Checks the decoder for events sent as logical decoding messages, whose content any database user
+//! can write.
 
 use super::super::settings::OutboxSettings;
 use super::*;

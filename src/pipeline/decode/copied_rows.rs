@@ -86,8 +86,7 @@ impl SnapshotRows {
         read(&self.from, &self.slots, line, lines)
     }
 
-    /// Records that the sink has accepted the row in `line`, which must be the most recently read
-    /// line.
+    /// Marks the row in `line` as accepted by the sink. `line` must be the most recently read line.
     pub(crate) fn mark_accepted(&mut self, line: &[u8]) {
         self.rows += 1;
         if self.last.is_empty() {

@@ -1,5 +1,5 @@
-//! Handles events that can't be delivered: depending on the settings, an event is replaced by a
-//! dead letter, or halts the pipeline.
+//! Handles events that can't be delivered: depending on the settings, such an event is replaced by
+//! a dead letter or halts the pipeline.
 
 use std::time::Instant;
 
@@ -24,7 +24,7 @@ use crate::sink::{Sink, SinkError};
 const REASON_BYTES_MAX: usize = 1000;
 
 /// Why an event can't be delivered. Each kind has its own setting, except `BadTimestamp`, which
-/// shares that of `Unroutable`.
+/// uses the setting for `Unroutable`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Oversize,
@@ -76,7 +76,7 @@ pub(super) struct Failure {
 }
 
 impl Failure {
-    /// Creates a failure for a message that is not a valid event.
+    /// Returns a [`Failure`] for a message that is not a valid event.
     pub(super) fn malformed(error: &EnvelopeError) -> Self {
         Self {
             kind: Kind::Malformed,
@@ -84,8 +84,8 @@ impl Failure {
         }
     }
 
-    /// Creates a failure if an event was not delivered because of its contents or its topic.
-    /// Returns `None` if the error has a different cause.
+    /// Returns a [`Failure`] for an event that was not delivered because of its contents or its
+    /// topic. Returns `None` if the error has a different cause.
     pub(super) fn from_undelivered(error: &Undelivered) -> Option<Self> {
         match error {
             Undelivered::Route(error) => Some(Self {

@@ -43,7 +43,7 @@ impl Delivery {
     }
 
     /// Passes an event of the stream (or its dead letter) to the sink, unless the duplicate filter
-    /// finds that Kafka already contains it.
+    /// finds that Kafka already contains the event.
     #[inline]
     pub(super) fn event(
         &mut self,

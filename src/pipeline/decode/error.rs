@@ -33,7 +33,7 @@ pub enum CoreError {
     /// The table's columns don't match the settings.
     #[error("{error}{hint}", hint = columns_hint(error, at))]
     Mapping {
-        /// Position of the first row with these columns.
+        /// Position of the first row that has the mismatched columns.
         at: String,
         error: Box<MappingError>,
     },

@@ -122,8 +122,8 @@ impl Preview {
     /// already been processed, according to the pipeline's checkpoint.
     ///
     /// # Errors
-    /// Returns an error if the outbox uses messages and the settings name a column that events in
-    /// messages do not have.
+    /// Returns an error if the outbox consists of logical decoding messages and the settings refer
+    /// to a column that such events do not have.
     pub(crate) fn new(
         outbox: Outbox,
         settings: OutboxSettings,

@@ -60,7 +60,7 @@ impl Range {
 }
 
 impl SetAsideTables {
-    /// Forgets the relations that the previous connection described.
+    /// Discards the relations that the previous connection described.
     pub(super) fn reconnected(&mut self) {
         self.relations.clear();
         self.unmapped.clear();
@@ -108,8 +108,8 @@ impl SetAsideTables {
         matching.map(|(index, _)| index).collect()
     }
 
-    /// Records that the table's columns do not match the settings. This becomes an error only if
-    /// one of the table's rows arrives.
+    /// Stores the error for a table whose columns do not match the settings. The error is reported
+    /// only if one of the table's rows arrives.
     pub(super) fn unmapped(&mut self, relation: u32, table: TableName, error: MappingError) {
         self.unmapped.insert(relation, (table, error));
     }
@@ -181,9 +181,9 @@ impl SetAsideTables {
         self.rows.store(rows + 1, Ordering::Relaxed);
     }
 
-    /// Compares the entries now in the journal with the loaded ones. If the journal contains a
-    /// completed replay that this session hasn't processed yet, returns the note to record about
-    /// it.
+    /// Compares the entries now in the journal with the entries loaded earlier. If the journal
+    /// contains a completed replay that this session hasn't processed yet, returns the note to
+    /// record about it.
     pub(super) fn replay_note(&self, found: &[SetAside]) -> Option<TableNote> {
         let is_open = |entry: &&SetAside| {
             let mut ranges = self.entries.iter();

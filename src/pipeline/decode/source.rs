@@ -76,7 +76,7 @@ impl Source {
                 (true, false) => Meaning::Foreign,
             },
             // The server sends logical decoding messages only if the session requests them, and
-            // sessions for outbox tables do not.
+            // sessions for outbox tables do not request them.
             (Message::Logical { .. }, Self::Table(_))
             | (Message::Truncate { .. } | Message::Origin { .. } | Message::Type { .. }, _) => {
                 Meaning::Ignored
@@ -90,7 +90,7 @@ pub(super) enum Meaning<'s, 'm, 't> {
     Begin(&'m Begin),
     Commit(&'m Commit),
     Relation(&'m Relation<'t>),
-    /// An inserted row. It belongs to an outbox table if the publication is set up correctly.
+    /// An inserted row. The row belongs to an outbox table if the publication is set up correctly.
     Row {
         source: &'s TableSource,
         relation: u32,

@@ -67,8 +67,8 @@ impl Core {
         }
     }
 
-    /// Records that the sink can't produce to `topic`. The next row for that topic then fails with
-    /// `error`.
+    /// Makes the next row for `topic` fail with `error`, because the sink can't produce to that
+    /// topic.
     pub(crate) fn refuse_topic(&mut self, topic: String, error: SinkError) {
         self.refused_topic = Some((topic, error));
     }

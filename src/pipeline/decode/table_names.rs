@@ -1,14 +1,14 @@
 //! Ensures that the rows of a table are published only under names that were accepted for it.
 //!
-//! With `topic = "{table.schema}.{aggregatetype}"`, a tenant that owns its schema could otherwise
-//! give the schema the name of a former tenant's schema, and write to the former tenant's topics.
-//! The tenant could do so at any time, for example while Walpost does not run, and restore the name
-//! before Walpost reads the rows. Therefore, neither the current name in the catalog nor the names
-//! in WAL can be trusted.
+//! If names were not checked, a tenant that owns its schema could give the schema the name of a
+//! former tenant's schema and, with `topic = "{table.schema}.{aggregatetype}"`, write to the former
+//! tenant's topics. The tenant could do so at any time, for example while Walpost does not run, and
+//! restore the name before Walpost reads the rows. Therefore, neither the current name in the
+//! catalog nor the names in WAL can be trusted.
 //!
-//! Tables are identified by OID. The accepted names of each OID are recorded in
-//! `walpost.table_state`; [`AcceptedNames`] describes how a name becomes accepted. A table that was
-//! added while the pipeline was running is looked up when the stream describes it.
+//! Tables are identified by OID. `walpost.table_state` records the names that have been accepted
+//! for each OID; [`AcceptedNames`] describes how a name is accepted. A table that was added while
+//! the pipeline was running is looked up when the stream describes it.
 //!
 //! If no name is recorded for a table, because Walpost's role can't use `walpost.table_state`, the
 //! name in the catalog is accepted instead. In this case, the names in WAL from before the start of
@@ -24,11 +24,11 @@ use crate::postgres::catalog::table_state::AcceptedNames;
 use crate::postgres::table::{TableName, identifier};
 use crate::postgres::target::Outbox;
 
-/// Maximum number of tables remembered. When it is exceeded, tables that are not published are
-/// forgotten.
+/// Maximum number of tables to keep. When it is exceeded, tables that are not published are
+/// removed.
 const NAMES_MAX: usize = 20_000;
 
-/// The accepted names of tables, by OID.
+/// The names under which the rows of tables may be published, by OID.
 #[derive(Default)]
 pub(crate) struct TableNames {
     /// The setting that adds table names to records; quoted in error messages. If it is `None`,
@@ -40,7 +40,8 @@ pub(crate) struct TableNames {
 
 #[derive(Default)]
 struct KnownNames {
-    /// The accepted names. If the list is empty, the first name in the stream is accepted.
+    /// The names under which the table's rows may be published. If the list is empty, the first
+    /// name in the stream is accepted.
     accepted: Vec<TableName>,
     /// Rows of transactions that committed before this position are published under any name.
     unchecked_before: Lsn,
@@ -60,7 +61,7 @@ impl TableNames {
         }
     }
 
-    /// Returns whether names are checked.
+    /// Returns whether the names of tables are checked.
     pub(super) fn is_enabled(&self) -> bool {
         self.setting.is_some()
     }
@@ -70,8 +71,8 @@ impl TableNames {
         self.commands = commands.clone();
     }
 
-    /// Sets the accepted names of the published tables. If no name is recorded for a table, the
-    /// table keeps the names that it had when it was last set.
+    /// Sets the names under which the rows of the published tables may be published. If no name is
+    /// recorded for a table, any names from an earlier call are kept.
     pub(super) fn add(&mut self, tables: Vec<AcceptedNames>) {
         if !self.is_enabled() {
             return;
@@ -93,8 +94,9 @@ impl TableNames {
         }
     }
 
-    /// Sets the accepted names of a table that was not published when the pipeline started. `found`
-    /// is empty if the table does not exist and no name is recorded for it.
+    /// Sets the names under which the rows of a table may be published, for a table that was not
+    /// published when the pipeline started. `found` is empty if the table does not exist and no
+    /// name is recorded for it.
     pub(super) fn add_new_table(&mut self, oid: u32, found: Vec<AcceptedNames>) {
         if self.is_enabled() {
             let names = found.into_iter().flat_map(|table| table.names);
@@ -102,13 +104,13 @@ impl TableNames {
         }
     }
 
-    /// Returns whether the accepted names of the table must be looked up before [`Self::check`].
+    /// Returns whether the names accepted for the table must be looked up before [`Self::check`].
     pub(super) fn lacks(&self, oid: u32) -> bool {
         self.is_enabled() && !self.known.contains_key(&oid)
     }
 
-    /// Returns `name` if it is accepted for the table, and otherwise the table's most recent
-    /// accepted name. Another table may have the name that is not accepted.
+    /// Returns `name` if it is accepted for the table, and otherwise the name that was last
+    /// accepted for the table. A name that is not accepted may belong to another table.
     pub(super) fn accepted_name(&self, oid: u32, name: TableName) -> TableName {
         let accepted = self.known.get(&oid).map(|known| &known.accepted);
         match accepted.filter(|names| !names.contains(&name)) {
@@ -226,7 +228,7 @@ mod tests {
         }
         assert_eq!(check(&mut names, "tenant_a.outbox"), Ok(()));
         assert!(check(&mut names, "tenant_b.box").is_err());
-        // The table is set aside under its accepted name.
+        // The table is set aside under the name that was accepted for it.
         let name = names.accepted_name(7, table("tenant_b.box"));
         assert_eq!(name, table("tenant_a.outbox"));
     }
@@ -250,7 +252,7 @@ mod tests {
         assert!(names.lacks(7));
         names.add_new_table(7, accepted(&["tenant_a.outbox"], 0x200));
         assert!(!names.lacks(7));
-        // Unlike at the start, earlier names are not accepted.
+        // Unlike at startup, earlier names of the table are not accepted.
         assert!(check(&mut names, "tenant_b.outbox").is_err());
         assert_eq!(check(&mut names, "tenant_a.outbox"), Ok(()));
     }
@@ -263,7 +265,8 @@ mod tests {
         assert_eq!(check_at(&mut names, "tenant_b.outbox", 0x1ff), Ok(()));
         assert!(check_at(&mut names, "tenant_a.outbox", 0x200).is_err());
         assert_eq!(check_at(&mut names, "tenant_b.outbox", 0x200), Ok(()));
-        // When Walpost reconnects, the name in the catalog does not replace the known name.
+        // When Walpost reconnects, the name in the catalog does not replace the name that was
+        // accepted before.
         names.add(accepted(&["tenant_c.outbox"], 0x300));
         assert!(check_at(&mut names, "tenant_c.outbox", 0x200).is_err());
     }

@@ -42,7 +42,8 @@ pub(crate) struct TableSource {
     tables: Vec<Table>,
     /// The names under which tables may be published, if the outbox consists of several tables.
     names: TableNames,
-    /// The publication whose older rows are read, if the outbox consists of several tables.
+    /// The publication for whose tables older rows are read, if the outbox consists of several
+    /// tables.
     publication: Option<String>,
     /// The table `walpost.outbox_row`, which contains older rows. `None` until the stream has
     /// described it.
@@ -104,8 +105,8 @@ impl TableSource {
         }
     }
 
-    /// Also delivers the rows that a table already contained when it was added to this publication.
-    /// Applies only to an outbox of several tables.
+    /// Enables delivery of the rows that a table already contained when it was added to this
+    /// publication. Applies only to an outbox of several tables.
     pub(crate) fn read_older_rows_of(&mut self, publication: &str) {
         let is_several = self.outbox.is_several();
         self.publication = is_several.then(|| publication.to_owned());
@@ -174,8 +175,8 @@ impl TableSource {
             && self.outbox.includes(relation.namespace, relation.name)
     }
 
-    /// Returns whether the relation is an outbox table whose accepted names are required but have
-    /// not been loaded.
+    /// Returns whether the relation is an outbox table, and the names under which its rows may be
+    /// published are required but have not been loaded.
     pub(super) fn lacks_names(&self, relation: &Relation<'_>) -> bool {
         self.names.lacks(relation.oid) && self.outbox.includes(relation.namespace, relation.name)
     }
@@ -278,8 +279,9 @@ impl TableSource {
         described < TABLES_MAX || self.oids.binary_search(&oid).is_ok()
     }
 
-    /// Processes a relation message at `position`, which `at` describes; later rows of the relation
-    /// have the columns it describes. Returns whether the relation is an outbox table.
+    /// Processes a relation message at `position`, which `at` describes. The columns in the message
+    /// apply to all later rows of the relation. Returns whether the relation is an outbox table or
+    /// `walpost.outbox_row`.
     pub(crate) fn relation(
         &mut self,
         relation: &Relation<'_>,

@@ -719,7 +719,7 @@ fn reports_an_open_transaction_from_begin_to_commit() {
 }
 
 /// Keepalives that the server sends in the middle of a transaction contain a position after that
-/// transaction, although its remaining rows are yet to arrive.
+/// transaction, although the transaction's remaining rows have yet to arrive.
 #[test]
 fn keepalive_within_a_repeated_transaction_does_not_mark_the_wal_as_verified() {
     let delivered = |fixture: &mut Fixture, last: Option<Last>| {

@@ -16,7 +16,7 @@ use crate::sink::{Commit, Sink, SinkError};
 
 /// Commits the Kafka transactions of one session.
 pub(crate) struct TransactionCommitter {
-    /// The last checkpoint, from which the next one is derived.
+    /// The last checkpoint, from which the next checkpoint is derived.
     checkpoint: Checkpoint,
     schedule: CommitSchedule,
     in_progress: Option<CommitInProgress>,
@@ -72,8 +72,8 @@ impl TransactionCommitter {
         }
     }
 
-    /// Records that the server has requested a status update, so that the next checkpoint is
-    /// written soon.
+    /// Notes that the server has requested a status update, so that the next checkpoint is written
+    /// soon.
     pub(crate) fn request_checkpoint(&mut self) {
         self.schedule.request_checkpoint();
     }
@@ -158,8 +158,8 @@ impl TransactionCommitter {
         self.has_advanced(core) || self.schedule.has_records(core.delivery.watermark.sent())
     }
 
-    /// Returns whether a new checkpoint would allow a higher LSN to be confirmed than the last one
-    /// did. Always false until the WAL has been verified.
+    /// Returns whether a new checkpoint would allow a higher LSN to be confirmed than the last
+    /// checkpoint did. Always false until the WAL has been verified.
     fn has_advanced(&self, core: &Core) -> bool {
         core.is_verified() && core.delivery.watermark.received() > self.checkpoint.safe_lsn
     }

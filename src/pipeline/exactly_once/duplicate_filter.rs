@@ -60,7 +60,7 @@ impl DuplicateFilter {
         }
     }
 
-    /// Records that the sink has accepted the event at position `at`.
+    /// Notes that the sink has accepted the event at position `at`.
     pub(crate) fn record_delivered(&mut self, at: Position, id: Option<&[u8]>) {
         self.last = self.begin.map(|begin| (at, begin));
         self.last_id.clear();
@@ -71,7 +71,7 @@ impl DuplicateFilter {
 
     /// Processes the end of a transaction, at LSN `end`. `next` is the position that one more row
     /// of the transaction would have had. If this completes the verification of the WAL, returns
-    /// the safe LSN: the one up to which all transactions had already been processed when the
+    /// the safe LSN: the LSN up to which all transactions had already been processed when the
     /// filter was created.
     pub(crate) fn commit(&mut self, next: Position, end: Lsn) -> Result<Option<Lsn>, HistoryError> {
         let has_ended = match &mut self.overlap {

@@ -18,7 +18,8 @@ const COMMIT_INTERVAL_MIN: Duration = Duration::from_millis(5);
 const BUSY_COMMIT_INTERVAL: Duration = Duration::from_millis(250);
 /// How often a checkpoint is written if the position advances without new records.
 const IDLE_CHECKPOINT_INTERVAL: Duration = Duration::from_secs(10);
-/// Replaces [`IDLE_CHECKPOINT_INTERVAL`] if the server has requested a status update.
+/// The delay that replaces [`IDLE_CHECKPOINT_INTERVAL`] if the server has requested a status
+/// update.
 const REQUESTED_CHECKPOINT_DELAY: Duration = Duration::from_millis(100);
 /// A transaction that reaches this size is committed immediately.
 const TRANSACTION_MAX: Window = Window {
@@ -51,7 +52,7 @@ impl CommitSchedule {
         }
     }
 
-    /// Records that the server has requested a status update, so that the next checkpoint is due
+    /// Notes that the server has requested a status update, so that the next checkpoint is due
     /// sooner.
     pub(crate) fn request_checkpoint(&mut self) {
         self.is_requested = true;
@@ -92,7 +93,7 @@ impl CommitSchedule {
         })
     }
 
-    /// Records that a commit starts now. The commit covers all records sent so far, whose total
+    /// Notes that a commit starts now. The commit covers all records sent so far, whose total
     /// number and size is `sent`.
     pub(crate) fn begin(&mut self, now: Instant, sent: Window) {
         *self = Self::new(now, sent);

@@ -61,7 +61,7 @@ pub(super) async fn monitor_until_lost(
 ///
 /// PostgreSQL 18 also reports in the stream that it skips a missing publication, which is enough to
 /// halt the pipeline, so querying the catalog is an additional check. Shutdowns can't be detected
-/// from the stream, because it is not read while Kafka is down.
+/// from the stream, because the stream is not read while Kafka is down.
 pub(super) async fn monitor_slot<D: Database>(
     database: D,
     watched: Watched,

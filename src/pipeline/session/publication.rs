@@ -36,8 +36,8 @@ struct PublicationSeen {
     has_warned: bool,
 }
 
-/// Minimum interval between recordings of the published tables, to be multiplied by the number of
-/// tables, because each table requires a write.
+/// Minimum interval, per table, between recordings of the published tables. The interval is
+/// multiplied by the number of tables, because each table requires a write.
 const REFRESH_INTERVAL_PER_TABLE: Duration = Duration::from_millis(100);
 
 impl WatchedPublication {
@@ -99,8 +99,8 @@ impl WatchedPublication {
 
 impl PublicationSeen {
     /// Returns whether to record now that the tables are still published. Recording is unnecessary
-    /// if no events have been delivered since the last time, because a replay that starts from the
-    /// time recorded then can't send any row twice.
+    /// if no events have been delivered since the last time, because a replay that starts at the
+    /// previously recorded time can't send any row twice.
     fn refresh(&mut self, now: Instant, delivered: u64) -> Refresh {
         let pause =
             REFRESH_INTERVAL_PER_TABLE * u32::try_from(self.tables.len()).unwrap_or(u32::MAX);
@@ -143,7 +143,7 @@ impl PublicationSeen {
                 ),
             ));
         }
-        // A table's filter can't be read while the table is locked. Compare it next time.
+        // A table's filter can't be read while the table is locked. Compare the filter next time.
         if publication.has_locked_filter {
             return None;
         }

@@ -94,9 +94,9 @@ impl<D: Database> Startup<'_, '_, D> {
         let from = copy_end.unwrap_or(Lsn::ZERO);
         let taken = link.take_slot(self.settings, catalog, from, Abort::Unexpected);
         let resume = match taken.await {
-            // The server aborted the stream at this row before Walpost had checked that the slot
-            // is in use. Start again, to deliver the events that precede the row. A copy, however,
-            // requires the slot to remain in use.
+            // The server aborted the stream at a row that it can't send, before Walpost had checked
+            // that the slot is in use. Start again, to deliver the events that precede the row. A
+            // copy, however, requires the slot to remain in use.
             Err(error) if unsendable::is_unsendable(&error) && copy_end.is_none() => {
                 // Close this connection first, because the server may not have a free walsender for
                 // another one.

@@ -93,7 +93,7 @@ impl SessionState {
         self.adaptive_window.window()
     }
 
-    /// Records that a Kafka transaction was abandoned. `in_flight` is the number and size of the
+    /// Notes that a Kafka transaction was abandoned. `in_flight` is the number and size of the
     /// records that were in flight at that time.
     pub(crate) fn record_abandoned_transaction(&mut self, in_flight: Window) {
         self.adaptive_window.record_abandoned_transaction(in_flight);
@@ -118,7 +118,7 @@ impl SessionState {
         &self.postmaster_start
     }
 
-    /// Records that another process has used the slot, and may legitimately have moved it.
+    /// Notes that another process has used the slot, and may legitimately have moved it.
     pub(crate) fn record_other_owner(&mut self) {
         self.another_owner = true;
     }

@@ -45,9 +45,11 @@ struct Producer {
 
 #[derive(Default)]
 struct State {
-    /// Records that the producer has accepted but the brokers have not appended yet, by partition.
+    /// The records that the producer has accepted but the brokers have not appended yet, by
+    /// partition.
     queued: [VecDeque<Queued>; PARTITIONS],
-    /// Records that the brokers have appended but the producer has not reported as delivered yet.
+    /// The records that the brokers have appended but the producer has not reported as delivered
+    /// yet.
     appended: Vec<Tag>,
     /// With exactly-once delivery: this producer's epoch; zero until it has taken over.
     epoch: u64,

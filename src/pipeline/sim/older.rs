@@ -54,7 +54,7 @@ impl World {
         self.database.open_ids.push(id);
     }
 
-    /// Returns what the journal records about the snapshot.
+    /// Returns the journal's record of the snapshot.
     pub(super) fn record(&self) -> SnapshotRecord {
         let journal = &self.database.journal;
         let done = journal
@@ -142,7 +142,7 @@ impl World {
     /// Creates a snapshot of the table.
     pub(super) fn snapshot(&mut self) -> Snapshot {
         // The server writes a WAL record that lists the open transactions. The consistent point is
-        // after it.
+        // after this record.
         self.database.end.0 += 0x30;
         let log = self.database.log.iter();
         let mut rows: Vec<_> = log.flat_map(|t| &t.events).copied().collect();
@@ -153,7 +153,7 @@ impl World {
         }
     }
 
-    /// Records that a snapshot is being copied, and returns its rows with IDs above `after`.
+    /// Starts a copy of the snapshot, and returns the snapshot's rows with IDs above `after`.
     pub(super) fn copy(&mut self, snapshot: Snapshot, after: u64) -> Vec<Event> {
         if self.is_copied() {
             let text = format!(

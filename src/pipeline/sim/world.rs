@@ -352,7 +352,8 @@ impl World {
 
     /// Restores the backup, if one was made. The timeline stays the same, but transactions that
     /// were committed since the backup no longer exist. Some new transactions are committed before
-    /// any instance connects. If the slot is re-created, this happens after these transactions.
+    /// any instance connects. If the slot is re-created, the re-creation happens after these
+    /// transactions.
     pub(super) fn restore_earlier_state(
         &mut self,
         dice: &mut fastrand::Rng,

@@ -64,7 +64,7 @@ pub(crate) enum SnapshotError {
         adopt: String,
     },
     /// A copy that was started with a different definition of the pipeline can't be resumed with
-    /// the current one.
+    /// the current definition.
     #[error(
         "the copy of the older rows of table {table} is not complete, but {outbox} has replaced it in the \
          configuration: rows of {table} that were committed before {snapshot_lsn} may be missing from Kafka. To \

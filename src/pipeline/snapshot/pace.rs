@@ -96,7 +96,7 @@ impl Pace {
         }
     }
 
-    /// Records that the connection's receive buffer is small.
+    /// Notes that the connection's receive buffer is small.
     pub(crate) fn record_small_buffer(&mut self) {
         self.small_buffer = Some(SmallBuffer {
             pause: ACCUMULATION_DELAY,
@@ -104,12 +104,12 @@ impl Pace {
         });
     }
 
-    /// Records that a frame has arrived.
+    /// Counts a frame that has arrived.
     pub(crate) fn record_frame(&mut self) {
         self.frames = self.frames.saturating_add(1);
     }
 
-    /// Records that a read returned `bytes` bytes.
+    /// Notes that a read returned `bytes` bytes.
     pub(crate) fn record_bytes(&mut self, bytes: u64) {
         self.bytes += bytes;
         if let Some(buffer) = &mut self.small_buffer
@@ -272,8 +272,8 @@ mod tests {
             .chain([FULL_READ_BYTES / 10; 12])
             .collect();
         assert_eq!(with_small_buffer(&little), most);
-        // The largest read is forgotten gradually, because how much a full buffer contains depends
-        // on the size of the rows.
+        // The size of the largest read decays gradually, because the amount of data in a full
+        // buffer depends on the size of the rows.
         let smaller: Vec<_> = std::iter::once(FULL_READ_BYTES)
             .chain([FULL_READ_BYTES / 2; 200])
             .collect();

@@ -189,10 +189,10 @@ fn continues_an_unfinished_copy_only_for_the_same_table() {
             assert!(found.is_none(), "{outbox}");
         }
     }
-    // An entry without a table name applies to whichever table is the outbox.
+    // An entry without a table name applies to the table that is currently the outbox.
     assert!(continues(&[begun(None)], &table("public.a")));
     assert!(!continues(&[begun(None)], &Outbox::Tables(patterns())));
-    // If there are several unfinished copies, the one that can't be continued is found first.
+    // If there are several unfinished copies, a copy that can't be continued is found first.
     let both = [begun(Some("public.a")), begun(Some("public.b"))];
     assert!(!continues(&both, &table("public.a")));
 }

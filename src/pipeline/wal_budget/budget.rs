@@ -74,7 +74,7 @@ impl Budget {
             if self.limits.on_max == OnMax::DropSlot {
                 return Finding::Drop;
             }
-            // `warn_bytes` is still exceeded as well, but this is not logged separately.
+            // `warn_bytes` is exceeded too, but this is not logged separately.
             return log_elapsed(&mut self.held, now).map_or(Finding::None, Finding::Held);
         }
         let held = self.held.end(now);
@@ -87,7 +87,7 @@ impl Budget {
     }
 }
 
-/// Records that a limit is exceeded. If a message about it is due, returns how long the limit has
+/// Notes that a limit is exceeded. If a message about it is due, returns how long the limit has
 /// been exceeded.
 fn log_elapsed(outage: &mut Outage, now: Instant) -> Option<Duration> {
     match outage.failed(now) {

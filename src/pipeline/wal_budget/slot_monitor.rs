@@ -59,7 +59,7 @@ impl Watched {
         self.is_over_budget.send_replace(false);
     }
 
-    /// Records that the slot must be dropped.
+    /// Notes that the slot must be dropped.
     pub(crate) fn mark_over_budget(&self) {
         self.is_over_budget.send_replace(true);
     }
@@ -91,7 +91,7 @@ impl Watched {
             .or_else(|| observed.publisher_problem(&self.target))
     }
 
-    /// Like [`Watched::new`], but never drops the slot, whatever the settings.
+    /// Like [`Watched::new`], but never drops the slot, regardless of the settings.
     pub(crate) fn holding(settings: &PipelineSettings, stats: &Arc<PipelineStats>) -> Self {
         let limits = WalBudget {
             on_max: OnMax::Hold,

@@ -162,8 +162,8 @@ impl Catalog {
         let entries = entries.into_iter().map(|entry| {
             let table = entry.detail["table"].as_str().map(str::to_owned);
             let dropped = DroppedSlot::from(entry);
-            // If the pipeline had only one table when the entry was written, the entry is not
-            // marked as belonging to one of several tables, but it still names the table.
+            // An entry that was written while the pipeline had only one table names that table, but
+            // is not marked as belonging to one of several tables.
             let table = dropped.table.clone().or(table.filter(|_| is_several));
             DroppedSlot { table, ..dropped }
         });
@@ -172,8 +172,8 @@ impl Catalog {
 
     /// Drops the pipeline's slot if no process uses it and it retains more than `max_bytes` of WAL.
     /// Records the slot in the journal first. `copies` is true if the pipeline also delivers rows
-    /// that are older than its slot; if these rows have not been copied yet, all rows may be
-    /// missing.
+    /// that are older than its slot; if these rows have not been copied yet, the entry records that
+    /// all rows may be missing.
     ///
     /// # Errors
     /// Returns an error if a query fails. In this case, the slot still exists. If the journal entry
@@ -218,7 +218,8 @@ impl Catalog {
         };
         let table = target.outbox.table().map(TableName::to_string);
         if record.is_not_started() {
-            // Without this entry, the whole table would be copied when a new slot is created.
+            // Without an entry for a completed snapshot, the whole table would be copied when a new
+            // slot is created.
             let detail = json!({ SnapshotRecord::STATE: SnapshotRecord::DONE, "table": table, "why": "dropped slot" });
             self.write_journal(&entry(Action::Snapshot, None, detail))
                 .await?;

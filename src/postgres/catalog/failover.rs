@@ -36,7 +36,7 @@ pub(crate) struct Failover {
     transaction_timeout: Option<String>,
 }
 
-/// A message to the operator about these settings.
+/// A message to the operator about the settings in [`Failover`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Note {
     /// The settings need no change.

@@ -1,4 +1,4 @@
-//! Finds slots that Walpost used to read but that no pipeline reads any longer.
+//! Finds slots that Walpost used to read but that no pipeline reads now.
 
 use std::fmt;
 
@@ -50,7 +50,8 @@ impl Catalog {
     /// journal records the events after that position.
     ///
     /// # Errors
-    /// Returns an error if a query fails, or if Walpost's tables are unreadable or untrusted.
+    /// Returns an error if a query fails, or if Walpost's tables are unreadable or are rejected by
+    /// `sql/examine.sql`.
     pub(crate) async fn slots_of_table(
         &self,
         pipeline: &str,
@@ -138,7 +139,8 @@ impl Catalog {
     /// of `pipelines`. `target` belongs to one of the configured pipelines in this database.
     ///
     /// # Errors
-    /// Returns an error if a query fails, or if Walpost's tables are unreadable or untrusted.
+    /// Returns an error if a query fails, or if Walpost's tables are unreadable or are rejected by
+    /// `sql/examine.sql`.
     pub(crate) async fn vanished_slots(
         &self,
         target: &Target,

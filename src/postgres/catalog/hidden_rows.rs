@@ -19,12 +19,12 @@ pub(crate) struct HiddenRows {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// A child table that inherits from the outbox and is not a partition. If PostgreSQL sends its
-    /// rows at all, it sends them under the child table's name.
+    /// A child table that inherits from the outbox and is not a partition. If PostgreSQL sends the
+    /// child table's rows at all, it sends them under the child table's name.
     Child,
-    /// The partition's rows are not in WAL.
+    /// An unlogged partition, whose rows are not written to WAL.
     UnloggedPartition,
-    /// The partition's rows are on another server.
+    /// A foreign partition, whose rows are stored on another server.
     ForeignPartition,
 }
 

@@ -14,7 +14,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// key to lock a table, but the table's OID as the second key.
 const LOCK_KEY: &str = "x'77616c70'::int, 0";
 
-/// Selects the lock among those in `pg_locks`.
+/// A condition on `pg_locks` that selects the lock.
 const IS_INIT_LOCK: &str = "classid = x'77616c70'::int::oid AND objid = 0 AND objsubid = 2";
 
 impl Catalog {

@@ -135,20 +135,20 @@ pub struct Written {
 /// The version of the entry format, stored in `detail`. An entry without a version has version 1.
 const VERSION: u64 = 1;
 
-/// In a replay's `detail` and plan, the key for the list of entries about dropped slots that the
-/// replay covers.
+/// Key for the list of entries about dropped slots that a replay covers, in the replay's `detail`
+/// and plan.
 pub(crate) const DROPPED_SLOTS: &str = "dropped_slots";
 
-/// In a replay's `detail`, the key for a flag. The flag is set if nothing was sent because an
-/// operator stated that the events had already been delivered.
+/// Key for a flag in a replay's `detail`. The flag is set if nothing was sent because an operator
+/// stated that the events had already been delivered.
 pub(crate) const ALREADY_DELIVERED: &str = "already_delivered";
 
-/// In a replay's `detail` and plan, the key for the list of entries about a set-aside table.
+/// Key for the list of entries about a table that was set aside, in a replay's `detail` and plan.
 pub(crate) const SET_ASIDE: &str = "set_aside";
 
-/// A key in the `detail` of an [`Action::DropSlot`] entry. If the key is present, no slot was
-/// dropped. Instead, the table was temporarily missing from the publication that the key's value
-/// names.
+/// Key for the name of the publication in the `detail` of an [`Action::DropSlot`] entry. If the key
+/// is present, no slot was dropped. Instead, rows may be missing because the publication did not
+/// contain their table.
 pub(crate) const LEFT_PUBLICATION: &str = "left_publication";
 
 /// The beginning of the statement that writes an entry.
@@ -176,7 +176,8 @@ impl Catalog {
     /// Adds an entry, and returns its ID.
     ///
     /// # Errors
-    /// Returns an error if the query fails, or if the journal does not exist or is not trusted.
+    /// Returns an error if the query fails, the journal does not exist, or `sql/examine.sql`
+    /// rejects the journal.
     pub(crate) async fn write_journal(&self, entry: &Entry<'_>) -> Result<i64, CatalogError> {
         let ids = self.write_journal_entries(std::slice::from_ref(entry));
         let id = ids.await?.first().copied();
@@ -232,8 +233,8 @@ impl Catalog {
     /// Returns the entries about a pipeline and its slot, oldest first.
     ///
     /// # Errors
-    /// Returns an error if the query fails, or the journal does not exist, is not trusted or
-    /// contains an unexpected value.
+    /// Returns an error if the query fails, or if the journal does not exist, is rejected by
+    /// `sql/examine.sql` or contains an unexpected value.
     pub(crate) async fn journal(
         &self,
         pipeline: &str,

@@ -20,11 +20,11 @@ struct StoredHalt {
 }
 
 impl Catalog {
-    /// Records a halt. If the table is not writable, returns the reason. Does nothing if the slot
-    /// has no row.
+    /// Records a halt. If Walpost can't write to the table, returns the reason. Does nothing if the
+    /// slot has no row.
     ///
     /// # Errors
-    /// Returns an error if a query fails, or if the table is not trusted.
+    /// Returns an error if a query fails, or if `sql/examine.sql` rejects the table.
     pub(crate) async fn record_halt(
         &self,
         target: &Target,
@@ -53,7 +53,7 @@ impl Catalog {
     /// Returns the last halt, or `None` if a later position has been confirmed since.
     ///
     /// # Errors
-    /// Returns an error if a query fails, or if the table is not trusted.
+    /// Returns an error if a query fails, or if `sql/examine.sql` rejects the table.
     pub(crate) async fn last_halt(
         &self,
         target: &Target,

@@ -28,7 +28,8 @@ impl Catalog {
     /// `target`'s publication.
     ///
     /// # Errors
-    /// Returns an error if a query fails, or if `walpost.table_state` is unreadable or untrusted.
+    /// Returns an error if a query fails, or if `walpost.table_state` is unreadable or is rejected
+    /// by `sql/examine.sql`.
     pub(super) async fn left_tables(
         &self,
         target: &Target,
@@ -72,8 +73,8 @@ impl Catalog {
     /// recorded as missing.
     ///
     /// # Errors
-    /// Returns an error if a query fails, or if `walpost.table_state` is not writable or not
-    /// trusted.
+    /// Returns an error if a query fails, or if `walpost.table_state` is not writable or is
+    /// rejected by `sql/examine.sql`.
     pub(super) async fn record_left_tables(
         &self,
         target: &Target,

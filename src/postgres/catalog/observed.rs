@@ -140,7 +140,7 @@ pub(crate) struct ObservedPublication {
     pub via_root: bool,
     /// Whether the publication contains the outbox table.
     pub has_table: bool,
-    /// If the outbox consists of several tables, the ones that the publication contains.
+    /// The outbox's tables that the publication contains, if the outbox consists of several tables.
     pub tables: Vec<TableName>,
     /// Whether the publication contains `walpost.outbox_row`. When a table is added to an outbox of
     /// several tables, its existing rows are written to `walpost.outbox_row`, so that the slot
@@ -155,16 +155,15 @@ pub(crate) struct ObservedPublication {
     pub unsafe_filter: Option<UnsafeFilter>,
     /// Whether a row filter could not be read because its table is locked.
     pub has_locked_filter: bool,
-    /// The publication's owner, if the current role does not trust the owner. An untrusted owner
-    /// could add a row filter and remove it again, and the filter would still run code as the role
-    /// that reads the slot.
+    /// The publication's owner, if the owner is not trusted to run code as the current role. An
+    /// untrusted owner could add a row filter and remove it again, and the filter would still run
+    /// code as the role that reads the slot.
     pub untrusted_owner: Option<String>,
 }
 
 impl ObservedPublication {
     /// Returns the outbox's table, even if it is not published. If the outbox consists of several
-    /// tables, returns those that are published. If the outbox uses logical messages, returns no
-    /// tables.
+    /// tables, returns the published ones. If the outbox uses logical messages, returns no tables.
     #[must_use]
     pub(crate) fn outbox_tables(&self, outbox: &Outbox) -> Vec<TableName> {
         match outbox.table() {
@@ -330,8 +329,8 @@ impl Observed {
         }
     }
 
-    /// Returns a problem if the current role must not read the slot because the role does not trust
-    /// the publication's owner.
+    /// Returns a problem if the current role must not read the slot because the publication's owner
+    /// is not trusted.
     #[must_use]
     pub(crate) fn publisher_problem(&self, target: &Target) -> Option<Problem> {
         let owner = self.publication.as_ref()?.untrusted_owner.clone()?;
@@ -412,15 +411,15 @@ impl ObservedPublication {
                 dropped: replay_command(&target.commands, Some("TABLE")),
             })
         } else if !self.via_root {
-            // This setting is required even if no table is partitioned now, because a partitioned
-            // table may be added later.
+            // `publish_via_partition_root` is required even if no table is partitioned now, because
+            // a partitioned table may be added later.
             Some(Problem::NotViaRoot {
                 publication,
                 outbox,
             })
         } else if !self.other_tables.is_empty() {
-            // Checked last, because this problem does not halt a pipeline with
-            // `on_table_error = "set-aside"`.
+            // Tables that do not belong to the outbox are checked last, because they do not halt a
+            // pipeline with `on_table_error = "set-aside"`.
             Some(Problem::OtherTables {
                 publication,
                 init: target.init(&["--publication", "NAME"]),

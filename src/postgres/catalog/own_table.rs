@@ -22,7 +22,8 @@ const LOCK_TIMEOUT: &str = "2s";
 pub(super) enum OwnTable {
     Journal,
     SlotState,
-    /// `walpost.table_state` and the journal, because the same statement may write to both.
+    /// `walpost.table_state` together with the journal. Both are examined because the same
+    /// statement may write to both.
     TableState,
 }
 
@@ -82,7 +83,8 @@ impl Catalog {
             )));
         };
         if found.try_get(2)? {
-            // On a standby, even reading is useless: the rows describe the primary's slots.
+            // On a standby, there is no point in reading the table either, because its rows
+            // describe the primary's slots.
             let reason = "the server is a standby in recovery, which does not accept writes";
             return Ok(Some(reason.to_owned()));
         }
@@ -111,8 +113,8 @@ impl Catalog {
         statement: &str,
     ) -> Result<Vec<SimpleQueryRow>, CatalogError> {
         debug_assert_eq!(find_untyped_literal(statement), None, "{statement}");
-        // The name is unique, so that a prepared statement that an error left behind can't conflict
-        // with the next one.
+        // The name is unique, so that a prepared statement left behind by an error can't conflict
+        // with the next statement.
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let name = format!("walpost_{}", NUMBER.fetch_add(1, Ordering::Relaxed));
         let sql = format!(

@@ -3,7 +3,7 @@
 //! Before a position is confirmed, it is recorded in `walpost.slot_state`, which generates WAL. To
 //! avoid generating WAL indefinitely on an idle server, `walpost run` stops recording positions
 //! after a while, which leaves the slot a few hundred bytes before the end of WAL. A command that
-//! needs to know whether everything up to a position was delivered therefore first requests that
+//! must determine whether everything up to a position was delivered therefore first requests that
 //! the position be confirmed. NOTIFY requires no privilege, so any role can send requests. This is
 //! harmless: a request only causes `run` to confirm a position whose events are already durable,
 //! and no more often than it does while events arrive.

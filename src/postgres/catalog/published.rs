@@ -36,16 +36,17 @@ const UNSAFE_FUNCTIONS: &str = "SELECT coalesce(p.oid, called.oid)::regprocedure
      OR p.prolang <> (SELECT oid FROM pg_language WHERE lanname = 'internal') \
      OR p.oid = 'pg_catalog.satisfies_hash_partition(oid, integer, integer, \"any\")'::regprocedure) LIMIT 1";
 
-/// A query that returns the owner of publication `b` if the current role does not trust the owner.
-/// The server evaluates row filters with the privileges of the role that reads the slot, and uses
-/// the filters that were defined when a row was written. Therefore, the owner controls which code
-/// this session runs. A role is trusted if it can act as the current role anyway. If the current
-/// role is not a superuser, roles with the REPLICATION privilege are also trusted, because they can
-/// read all WAL and drop the slot. On Amazon RDS, members of the role rds_replication have this
-/// privilege. Membership is taken into account only if the current role is a member as well,
-/// because on other servers, any role that is allowed to create roles could create one with that
-/// name. Since PostgreSQL 16, a role can inherit the owner's privileges, and therefore change the
-/// publication, without being able to act as the owner. Such roles must be trusted as well.
+/// A query that returns the owner of publication `b` if the owner is not trusted to run code as the
+/// current role. The server evaluates row filters with the privileges of the role that reads the
+/// slot, and uses the filters that were defined when a row was written. Therefore, the owner
+/// controls which code this session runs. A role is trusted if it can act as the current role
+/// anyway. If the current role is not a superuser, roles with the REPLICATION privilege are also
+/// trusted, because they can read all WAL and drop the slot. On Amazon RDS, members of the role
+/// rds_replication have this privilege. Membership is taken into account only if the current role
+/// is also a member, because on other servers, any role that is allowed to create roles could
+/// create one with that name. Since PostgreSQL 16, a role can inherit the owner's privileges, and
+/// therefore change the publication, without being able to act as the owner. Such roles must be
+/// trusted as well.
 pub(super) const UNTRUSTED_OWNER: &str = "SELECT pg_get_userbyid(b.pubowner)::text FROM pg_roles o \
      WHERE (o.oid = b.pubowner OR o.oid IN (SELECT member FROM pg_auth_members) AND pg_has_role(o.oid, b.pubowner, 'USAGE') \
          AND NOT pg_has_role(o.oid, b.pubowner, CASE WHEN current_setting('server_version_num')::int < 160000 THEN 'MEMBER' ELSE 'SET' END) \
@@ -236,8 +237,8 @@ mod tests {
         assert!(examine.contains(&condition), "{condition}");
     }
 
-    /// `lock_and_examine` runs as its owner, so it can't share the query with `sql/examine.sql`.
-    /// Instead, it contains a copy of the query.
+    /// `lock_and_examine` runs as its owner, so it can't share the query for trusted roles with
+    /// `sql/examine.sql`. Instead, the function contains a copy of the query.
     #[test]
     fn guard_sql_and_examine_sql_trust_the_same_roles() {
         let trusted_roles = |text: &'static str| {

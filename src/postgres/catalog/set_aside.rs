@@ -1,11 +1,11 @@
-//! Reads and writes the journal entries that record that a table was set aside (its rows are no
-//! longer delivered because of an error), and the later entries that record that the omitted rows
-//! were replayed.
+//! Reads and writes the journal entries about tables that were set aside. Rows of such a table are
+//! no longer delivered because of an error. Later entries record that the omitted rows were
+//! replayed.
 //!
 //! When a row can't be delivered, its table is set aside: an entry is written before any part of
 //! the row's transaction is confirmed, and no rows of the table are delivered from the row's
 //! position onward. A replay reads the omitted rows from the table, sends them, and records the LSN
-//! before which all rows have been sent. The pipeline then adds an entry that settles the old one.
+//! before which all rows have been sent. The pipeline then adds an entry that closes the old entry.
 //! If the stream has already omitted rows after this LSN, the new entry sets the table aside again,
 //! from this LSN onward; otherwise, the stream resumes delivering the table.
 
@@ -48,7 +48,7 @@ pub enum TableNote {
 
 impl Catalog {
     /// Returns the journal entries that record that tables of this slot were set aside, oldest
-    /// first. Includes entries that a later entry has settled.
+    /// first. Includes entries that a later entry has closed.
     ///
     /// # Errors
     /// Returns an error if the query fails, the journal does not exist, or the role is not allowed
@@ -190,9 +190,9 @@ fn first_position(entries: &[SetAside]) -> Lsn {
     first.unwrap_or_default()
 }
 
-/// Returns the entries that record that a table was set aside. Each of them includes what later
-/// entries record about it: the latest replay, and the position at which delivery resumed or from
-/// which a newer entry sets the table aside again.
+/// Returns the entries that record that a table was set aside. Each result also contains
+/// information from later entries: the latest replay, and the position at which delivery resumed or
+/// from which a newer entry sets the table aside again.
 fn collect_set_aside(written: Vec<Written>) -> Result<Vec<SetAside>, CatalogError> {
     let mut found: Vec<SetAside> = Vec::new();
     for entry in written {

@@ -125,7 +125,7 @@ impl Catalog {
     /// Examines the table with `sql/examine.sql`, and returns the state of a slot.
     ///
     /// # Errors
-    /// Returns an error if a query fails, or if the table is not trusted.
+    /// Returns an error if a query fails, or if `sql/examine.sql` rejects the table.
     pub(crate) async fn slot_state(
         &self,
         identity: &SlotIdentity,
@@ -139,8 +139,8 @@ impl Catalog {
     /// Walpost confirms in the meantime could look like a move.
     ///
     /// # Errors
-    /// Returns an error if a query fails, the role is not allowed to read the table, or the table
-    /// or journal is not trusted.
+    /// Returns an error if a query fails, the role is not allowed to read the table, or
+    /// `sql/examine.sql` rejects the table or the journal.
     pub(crate) async fn moved(
         &self,
         identity: &SlotIdentity,
@@ -169,7 +169,7 @@ impl Catalog {
     /// cluster and timeline.
     ///
     /// # Errors
-    /// Returns an error if a query fails, or if the table is not trusted.
+    /// Returns an error if a query fails, or if `sql/examine.sql` rejects the table.
     pub(super) async fn has_slot_state(
         &self,
         identity: &SlotIdentity,
@@ -238,8 +238,8 @@ impl Catalog {
         identity: &SlotIdentity,
         confirmed: Lsn,
     ) -> Result<(), CatalogError> {
-        // If two instances are running, the one that lags behind must not overwrite the other's
-        // later position.
+        // If two instances are running, the instance that lags behind must not overwrite the later
+        // position of the other instance.
         let same = "s.version = excluded.version AND s.system_id = excluded.system_id AND s.timeline = excluded.timeline \
              AND s.database_oid = excluded.database_oid";
         self.upsert(
@@ -304,7 +304,7 @@ impl Catalog {
     /// the first run will deliver all existing rows.
     ///
     /// # Errors
-    /// Returns an error if a query fails, or if Walpost's tables are not trusted.
+    /// Returns an error if a query fails, or if `sql/examine.sql` rejects one of Walpost's tables.
     pub(crate) async fn record_new_slot(
         &self,
         pipeline: &str,
@@ -348,7 +348,7 @@ impl Catalog {
     /// the events that may be missing. The next write of the slot state replaces the row.
     ///
     /// # Errors
-    /// Returns an error if a query fails, or if Walpost's tables are not trusted.
+    /// Returns an error if a query fails, or if `sql/examine.sql` rejects one of Walpost's tables.
     pub(crate) async fn record_gap_of_other_history(
         &self,
         identity: &SlotIdentity,
@@ -386,7 +386,7 @@ impl Catalog {
     /// for example from before a restore, or because the pipeline previously used a different slot.
     ///
     /// # Errors
-    /// Returns an error if a query fails, or if Walpost's tables are not trusted.
+    /// Returns an error if a query fails, or if `sql/examine.sql` rejects one of Walpost's tables.
     pub(crate) async fn gap_of_other_history(
         &self,
         identity: &SlotIdentity,
@@ -793,8 +793,8 @@ impl Catalog {
     /// different cluster, which a restored dump can contain.
     ///
     /// # Errors
-    /// Returns an error if a query fails, or if the journal is not trusted or contains an
-    /// unexpected value.
+    /// Returns an error if a query fails, or if the journal is rejected by `sql/examine.sql` or
+    /// contains an unexpected value.
     pub(crate) async fn is_accounted_for(
         &self,
         identity: &SlotIdentity,

@@ -119,7 +119,7 @@ impl SnapshotRecord {
         }
     }
 
-    /// Returns whether no run of the pipeline has started to copy the table.
+    /// Returns true if no run of the pipeline has started to copy the table yet.
     #[must_use]
     pub(crate) fn is_not_started(self) -> bool {
         matches!(self, Self::Nothing | Self::Due { .. })
@@ -217,8 +217,9 @@ impl Catalog {
             {
                 Rows::None
             }
-            // If the journal does not exist, neither does the function that must examine the table
-            // before rows are read. Therefore, check only whether the table has any storage.
+            // If the journal does not exist, the function that must examine the table before rows
+            // are read does not exist either. Therefore, check only whether the table has any
+            // storage.
             SnapshotRecord::NoJournal if self.has_storage(table).await? => Rows::About(0),
             SnapshotRecord::NoJournal => Rows::None,
             _ => self.rows(table).await?,
@@ -230,8 +231,8 @@ impl Catalog {
         })
     }
 
-    /// Returns whether the slot has been read. The server's statistics show this until a crash
-    /// deletes them. After a crash, `walpost.slot_state` shows it.
+    /// Returns whether the slot has been read, according to the server's statistics or
+    /// `walpost.slot_state`. A crash of the server deletes the statistics but not the table.
     pub(super) async fn has_streamed(&self, target: &Target) -> Result<bool, CatalogError> {
         let sent = self
             .client()

@@ -24,8 +24,8 @@ pub(crate) enum Rows {
 }
 
 /// Returns the table with an alias, for use in FROM. The alias prevents a condition from referring
-/// to a whole row by the table's name. A whole row would be unsafe, because the table's owner also
-/// owns its row type and can add casts from that type at any time.
+/// to a whole row by the table's name. A reference to a whole row would be unsafe, because the
+/// table's owner also owns its row type and can add casts from that type at any time.
 pub(super) fn from_item(table: &TableName) -> String {
     format!("{} AS walpost_row", table.quoted())
 }
@@ -43,11 +43,11 @@ mod oid {
 /// with this name that is NOT NULL and has a timestamp type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CreatedAt {
-    /// First, so that the rows of any time range are consecutive. A table without a primary key has
-    /// no order, because `created_at` alone does not distinguish rows.
+    /// `created_at` comes first, so that the rows of any time range are consecutive. A table
+    /// without a primary key has no order, because `created_at` alone does not distinguish rows.
     First,
-    /// First, unless the primary key itself increases over time, in which case its index already
-    /// returns rows in this order.
+    /// `created_at` comes first, unless the primary key itself increases over time, in which case
+    /// the key's index already returns rows in this order.
     UnlessKeyAscends,
 }
 

@@ -95,7 +95,8 @@ impl Catalog {
             .await?;
         let state = match found {
             Some(row) => row.try_get(0)?,
-            // The caller's attempt to lock the table will report that it does not exist.
+            // The caller then tries to lock the table, and that attempt reports that the table does
+            // not exist.
             None => String::new(),
         };
         Ok(TableVersion::new(table.clone(), state))

@@ -1,12 +1,12 @@
-//! Keeps a record, in the table `walpost.table_state`, of how the tables that a slot delivers are
-//! published. `sql/journal.sql` creates this table.
+//! Maintains the table `walpost.table_state`, which records how the tables that a slot delivers are
+//! published. `sql/journal.sql` creates `walpost.table_state`.
 //!
 //! Rows that are committed while a table is not in the publication are never sent, even if the
 //! table is added again later. To detect this, Walpost records the OIDs of the objects that publish
 //! the table: its row in `pg_publication_rel`, which gets a different OID if the table is removed
 //! and added again; the row that publishes its schema; or the publication, if it is FOR ALL TABLES.
-//! If none of these objects still publishes the table, Walpost adds an entry to the journal, which
-//! a replay with `--dropped-slots` settles.
+//! If none of these objects still publishes the table, Walpost adds a journal entry, which stays
+//! open until a replay with `--dropped-slots`.
 //!
 //! The record also contains the `catalog_xmin` that the slot had when Walpost last found the table
 //! in the publication. Rows inserted by older transactions have been delivered (see
@@ -83,7 +83,7 @@ struct TableObservation {
     relation: u32,
     /// The catalog rows that publish the table; empty if it is not published.
     memberships: Memberships,
-    /// The transaction that created the oldest of these catalog rows.
+    /// The transaction that created the oldest catalog row that publishes the table.
     member_xid: Option<u64>,
     stored: Option<StoredTable>,
     slot: SlotProgress,
@@ -138,7 +138,7 @@ struct StoredTable {
 /// The result of comparing a table with its record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum TableChange {
-    /// The table is neither published nor recorded, or is recorded as not published.
+    /// The table is not published, and is either recorded as not published or not recorded at all.
     Nothing,
     /// The table is published as recorded.
     Same,
@@ -317,7 +317,8 @@ impl Catalog {
     /// descriptions if this can't be determined.
     ///
     /// # Errors
-    /// Returns an error if a query fails, or if `walpost.table_state` is unreadable or untrusted.
+    /// Returns an error if a query fails, or if `walpost.table_state` is unreadable or is rejected
+    /// by `sql/examine.sql`.
     pub(crate) async fn unrecorded_gaps(
         &self,
         target: &Target,
@@ -407,7 +408,8 @@ impl Catalog {
     /// reason.
     ///
     /// # Errors
-    /// Returns an error if a query fails, or if Walpost's tables are not trusted or not writable.
+    /// Returns an error if a query fails, or if Walpost's tables are not writable or are rejected
+    /// by `sql/examine.sql`.
     pub(crate) async fn record_tables(
         &self,
         pipeline: &str,

@@ -46,7 +46,7 @@ impl Catalog {
     /// slots in `used`. `target` belongs to one of the configured pipelines in this database.
     ///
     /// # Errors
-    /// Returns an error if a query fails, or if `walpost.slot_state` is not trusted.
+    /// Returns an error if a query fails, or if `sql/examine.sql` rejects `walpost.slot_state`.
     pub(crate) async fn unused_slots(
         &self,
         target: &Target,

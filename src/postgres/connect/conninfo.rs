@@ -52,7 +52,7 @@ pub struct Conninfo {
     pub(crate) hosts: Vec<Host>,
     pub(crate) shuffle_hosts: bool,
     pub(crate) user: String,
-    /// Whether no user is configured, so that `user` is the name of the operating system user.
+    /// Whether `user` is the name of the operating system user, because no user is configured.
     pub(crate) is_default_user: bool,
     pub(crate) dbname: String,
     pub(crate) application_name: String,
@@ -529,7 +529,7 @@ impl Conninfo {
         hosts.join(",")
     }
 
-    /// Returns this connection string with its database replaced by the one that `other` names.
+    /// Returns this connection string with its database replaced by the database of `other`.
     #[must_use]
     pub fn with_database_of(&self, other: &Conninfo) -> Conninfo {
         Conninfo {
@@ -603,8 +603,8 @@ impl Conninfo {
         None
     }
 
-    /// Returns the password for one of the hosts. It is taken from the connection string or
-    /// PGPASSWORD if set, or else from the password file.
+    /// Returns the password for one of the hosts. The password is taken from the connection string
+    /// or PGPASSWORD if set, or else from the password file.
     pub(crate) fn password(&self, host: &Host) -> Option<Secret> {
         match self.reread() {
             Some(now) => now.password_for(host),

@@ -377,7 +377,7 @@ impl Attempt<'_> {
             // because the connection is not secure. This error is more useful than the reason why
             // TLS failed.
             Ok(Err(kept @ DialError::Exposed { .. })) => Err(kept),
-            // Report the TLS error, because it is the one that the operator has to fix.
+            // Report the TLS error, because its cause is the problem that the operator has to fix.
             Ok(Err(_)) | Err(_) => Err(error),
         }
     }

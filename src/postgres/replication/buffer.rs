@@ -170,7 +170,7 @@ mod tests {
         assert_eq!(spare.bytes.len(), HEAD_BYTES);
         assert_eq!(buffer.bytes.as_ptr(), place);
         assert_eq!(buffer.unread(), [&[1; HEAD_BYTES][..], &[2; 10]].concat());
-        // The unread bytes are one byte more than fit in front of the chunk.
+        // There is one unread byte more than fits in front of the chunk.
         let mut buffer = Buffer::from_unread(&[1; HEAD_BYTES + 1]);
         let spare = buffer.append_chunk(chunk(&[2; 10], spare), 0);
         assert_eq!(spare.bytes.len(), CHUNK_BYTES);

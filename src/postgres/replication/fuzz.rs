@@ -178,7 +178,7 @@ impl Plain {
 }
 
 /// Runs a connection in `CopyBoth` mode. The first byte of `data` determines how many bytes the
-/// server sends at a time, and the other bytes are what it sends.
+/// server sends at a time, and the other bytes are the data that it sends.
 ///
 /// # Panics
 /// Panics if the result depends on how the bytes are split, if the frames differ from the expected

@@ -21,9 +21,9 @@ const REQUEST_INTERVAL: Duration = Duration::from_millis(200);
 
 impl Connection {
     /// Passes the output plugin's messages to `visit` until `visit` returns false or the server has
-    /// sent everything before `upto`. Of a message that exceeds the connection's size limit, only
-    /// the beginning is passed, as [`Frame::LargeMessage`]. The connection must already be
-    /// streaming. Does not change the slot's position.
+    /// sent everything before `upto`. If a message exceeds the connection's size limit, only its
+    /// beginning is passed, as [`Frame::LargeMessage`]. The connection must already be streaming.
+    /// Does not change the slot's position.
     ///
     /// # Errors
     /// Returns an error if the server aborts the stream or does not respond for `limit`.

@@ -119,8 +119,8 @@ impl Reader {
     /// been returned. Cancel safe.
     ///
     /// # Errors
-    /// If reading from the socket failed, returns the error after all bytes that were read before
-    /// it have been returned.
+    /// Returns an error if reading from the socket failed, after all bytes that were read before
+    /// the failure have been returned.
     pub(super) async fn next_chunk(&self) -> io::Result<Option<Buffer>> {
         loop {
             {

@@ -176,7 +176,7 @@ struct ReadCounts {
 fn receives_rows_once_and_in_order_in_every_read_mode() {
     const RUNS_MAX: u32 = 50;
     let mut total = ReadCounts::default();
-    // Which modes a run uses depends on timing, so repeat runs until each mode has been used.
+    // The modes that a run uses depend on timing, so repeat runs until each mode has been used.
     for _ in 0..RUNS_MAX {
         let seed = fastrand::u64(..);
         println!("seed {seed}");

@@ -59,8 +59,8 @@ impl Transport {
         Ok(())
     }
 
-    /// Resumes reading from this handle. The caller must ensure that no other handle is used for
-    /// reading any longer.
+    /// Resumes reading from this handle. The caller must ensure that no other handle is still used
+    /// for reading.
     ///
     /// # Errors
     /// Returns an error if the process or system is out of file descriptors.

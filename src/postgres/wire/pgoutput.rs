@@ -1,8 +1,8 @@
 //! Decoder for version 1 of the `pgoutput` protocol. Decoded messages borrow from the read buffer.
 //!
-//! PostgreSQL 18, "54.9. Logical Replication Message Formats". The decoder never panics, whatever
-//! bytes it is given: every length is checked before it is used, trailing bytes are rejected, and
-//! errors name the field.
+//! PostgreSQL 18, "54.9. Logical Replication Message Formats". The decoder never panics, regardless
+//! of its input: every length is checked before it is used, trailing bytes are rejected, and errors
+//! name the field.
 
 use crate::model::lsn::Lsn;
 

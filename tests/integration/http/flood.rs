@@ -1,4 +1,4 @@
-//! Misbehaving clients must not prevent others from being served.
+//! Misbehaving clients must not prevent other clients from being served.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -165,8 +165,8 @@ fn has_ended(client: Option<&mut TcpStream>, behavior: FloodBehavior, sends_data
     }
 }
 
-/// Asserts that health probes succeed during a flood from the same address, which may be that of a
-/// proxy or of the local host. A limit on connections per address must not lock out well-behaved
+/// Asserts that health probes succeed during a flood from the same address, which may belong to a
+/// proxy or to the local host. A limit on connections per address must not lock out well-behaved
 /// clients that share the address.
 fn expect_health_during_flood(behavior: FloodBehavior) {
     let fixture = Fixture::new();

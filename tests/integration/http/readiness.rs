@@ -1,4 +1,4 @@
-//! Whether a pipeline is reported as ready, and the reason if it is not.
+//! Tests whether a pipeline is reported as ready, and which reason is reported if it is not.
 
 use super::ANY_PORT;
 use crate::support::fixture::Fixture;

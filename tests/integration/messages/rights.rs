@@ -1,4 +1,4 @@
-//! Which roles may publish events and which may not.
+//! Tests which roles may publish events and which may not.
 
 use super::{TestRoles, message_fixture, publish};
 use crate::support::event::Outbox;

@@ -35,7 +35,7 @@ const CASTS: &str = "CREATE TYPE plot.pair AS (a text);
 /// A domain with a CHECK constraint written by the attacker.
 const DOMAIN: &str = "CREATE DOMAIN plot.checked AS text CHECK (plot.note('domain'));";
 
-/// Returns whether a session waits for a lock on the outbox.
+/// A query that returns whether a session waits for a lock on the outbox.
 const WAITS: &str =
     "SELECT EXISTS (SELECT FROM pg_locks WHERE relation = 'public.outbox'::regclass AND NOT granted
     AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))";
@@ -118,8 +118,8 @@ fn verify_calls_no_cast_for_a_time_column_that_is_replaced_during_a_lock_wait(ma
     }
 }
 
-/// The owner of a schema can swap its name with that of another schema. Looking up an operator by
-/// its schema's name may then find a different operator.
+/// The owner of a schema can rename it and then create another schema with the old name. Looking up
+/// an operator by its schema's name may then find a different operator.
 fn does_not_call_an_operator_in_a_schema_owned_by_another_role(major: u32) {
     let shop = PlantedFixture::bare(Outbox::Table, major);
     let db = &shop.fixture.db;
@@ -243,7 +243,7 @@ fn maintenance_runs_no_planted_code_after_the_time_column_is_renamed(major: u32)
         "BEGIN; ALTER TABLE {NAMESAKE_TABLE} RENAME created_at TO aside"
     ));
     let command = maintain(&[]).start();
-    // The first wait is before `maintain` looks for the column. The second is in the transaction
+    // `maintain` waits for the lock twice: before it looks for the column, and in the transaction
     // that reads the rows.
     shop.wait_until_second_lock_wait(NAMESAKE_TABLE);
     holder.run("COMMIT");
@@ -253,7 +253,7 @@ fn maintenance_runs_no_planted_code_after_the_time_column_is_renamed(major: u32)
 }
 
 /// `maintain` reads a batch of rows, waits until the slots have passed them, and deletes them in
-/// another transaction. It holds no lock in between.
+/// another transaction. It holds no lock while it waits.
 fn maintenance_does_not_fire_a_delete_trigger_created_while_it_waits_for_slots(major: u32) {
     let shop = PlantedFixture::new(Outbox::Table, major);
     let fixture = &shop.fixture;
@@ -269,8 +269,8 @@ fn maintenance_does_not_fire_a_delete_trigger_created_while_it_waits_for_slots(m
         shop.command_as("postgres", &words).args(more)
     };
     shop.maintain_until_due(maintain, "would delete rows");
-    // The log of statements shows when `maintain` has read the batch. Because of the WAL of the new
-    // table, the slot has not passed the batch yet.
+    // The log of statements shows when `maintain` has read the batch. Creating a table generates
+    // WAL, so the slot has not passed the batch yet.
     fixture.db.run(&format!(
         "ALTER DATABASE {} SET log_statement = 'all'",
         fixture.name
@@ -341,7 +341,7 @@ fn maintenance_runs_no_code_created_before_it_detaches_a_partition(major: u32) {
 }
 
 /// `run` copies rows that are older than the slot. To plan the copy, the server would evaluate the
-/// index or the statistics.
+/// expressions of any index or statistics on the table.
 fn snapshot_evaluates_no_indexes_or_statistics_created_during_a_lock_wait(major: u32) {
     for planted in [
         "CREATE INDEX i ON public.outbox (id) WHERE plot.note('index')",

@@ -21,8 +21,8 @@ on_each_version! {
 const DOMAIN: &str = "CREATE DOMAIN plot.checked AS text CHECK (plot.note('domain'));
     CREATE TYPE plot.pair AS (a plot.checked);";
 
-/// Evaluates the CHECK constraint of the domain through a function of hstore, which belongs to the
-/// superuser who created the extension.
+/// An SQL condition that evaluates the CHECK constraint of the domain through a function of hstore,
+/// which belongs to the superuser who created the extension.
 const POPULATED: &str = "(public.populate_record(NULL::plot.pair, 'a=>1'::public.hstore) IS NULL)";
 
 impl PlantedFixture {
@@ -31,8 +31,8 @@ impl PlantedFixture {
         self.fixture.db.run(&create);
     }
 
-    /// Returns what `walpost.lock_and_examine` reports for the given statement on the table when a
-    /// superuser calls it.
+    /// Calls `walpost.lock_and_examine` as a superuser for the given statement on the table, and
+    /// returns its result.
     pub(super) fn examined(&self, statement: &str) -> String {
         let examine = format!("SELECT walpost.lock_and_examine('public', 'outbox', '{statement}')");
         self.fixture.db.value(&examine).expect("a text")

@@ -92,7 +92,7 @@ fn does_not_use_a_function_created_after_the_inspection() {
 }
 
 /// A function of another role that ran earlier in the administrator's session could have prepared
-/// statements with the names of those that the examination runs.
+/// statements under the names that the inspection uses for its own prepared statements.
 #[test]
 fn does_not_use_inspection_statements_prepared_earlier_in_the_session() {
     let shop = PlantedFixture::bare(Outbox::Table, MAJOR);

@@ -131,7 +131,7 @@ fn does_not_delete_rows_referenced_by_a_foreign_key(major: u32) {
 }
 
 /// Some of PostgreSQL's built-in functions run SQL that they receive as text, or evaluate the
-/// partition key of a table that they receive as an OID. Such calls don't appear as dependencies.
+/// partition key of a table whose OID they receive. Such calls don't appear as dependencies.
 fn does_not_fire_a_delete_trigger_created_by_a_former_owner(major: u32) {
     let shop = PlantedFixture::owned_by_attacker(major);
     shop.attacker.run(
@@ -303,8 +303,8 @@ fn escapes_control_characters_in_role_names(major: u32) {
     assert!(!message.contains('\u{1b}'), "{message:?}");
 }
 
-/// A session that was started by a superuser can reset its session authorization, and so can any
-/// code that it calls after SET SESSION AUTHORIZATION.
+/// A superuser's session can reset its session authorization even after SET SESSION AUTHORIZATION,
+/// and so can any code that the session runs.
 fn code_owned_by_other_roles_cannot_reset_session_authorization(major: u32) {
     let mut shop = PlantedFixture::bare(Outbox::Table, major);
     shop.fixture

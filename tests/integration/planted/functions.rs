@@ -135,7 +135,7 @@ fn never_calls_function_overloads_owned_by_another_role(major: u32) {
         .command(&["run", "--http=127.0.0.1:0"])
         .start_streaming();
     let id = "INSERT INTO public.outbox (aggregatetype, aggregateid, type) VALUES";
-    // Unlike Walpost's search_path, the application's includes public.
+    // The application's search_path includes public, whereas Walpost's does not.
     fixture
         .server
         .session(&fixture.name)
@@ -277,7 +277,7 @@ fn init_replaces_functions_that_call_planted_functions() {
 }
 
 /// With ALTER DATABASE ... SET role, the database owner can make psql start as a different role. If
-/// Walpost trusted the current role, it would trust that role's objects.
+/// Walpost treated the current role as trusted, it would also accept that role's objects.
 #[test]
 fn sql_files_refuse_to_run_if_the_database_sets_a_different_role() {
     for major in [14, 18] {

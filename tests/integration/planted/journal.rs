@@ -23,8 +23,7 @@ const JOURNAL: &str = "CREATE SCHEMA IF NOT EXISTS walpost;
         to_lsn pg_lsn, by_role text NOT NULL DEFAULT session_user, detail jsonb NOT NULL DEFAULT '{}');
     GRANT USAGE ON SCHEMA walpost TO PUBLIC; GRANT ALL ON walpost.journal TO PUBLIC;";
 
-/// Each of these objects runs the journal owner's code as the role that writes or reads the
-/// journal.
+/// Objects that run the journal owner's code as the role that writes or reads the journal.
 const PLANTED_CODE: [(&str, &str); 10] = [
     (
         "trigger",

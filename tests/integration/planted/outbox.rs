@@ -402,7 +402,7 @@ fn new_table_owner_cannot_run_code_as_the_role_that_transfers_ownership(major: u
 }
 
 /// Walpost recognizes a former partition by a comment with the OID of its parent and the system
-/// identifier. Any role can read both numbers, so it could forge the comment.
+/// identifier. Any role can read both numbers, and could therefore forge such a comment.
 #[test]
 fn does_not_treat_a_table_as_a_partition_because_of_its_comment() {
     let shop = PlantedFixture::new(Outbox::Table, MAJOR);

@@ -78,7 +78,8 @@ fn warning_about_partitions_owned_by_other_roles_links_to_the_documentation(majo
     assert!(!check().contains(what));
 }
 
-/// Walpost reads the table's owner before it locks the table, so the owner may change in between.
+/// Walpost reads the table's owner before it locks the table, so the owner may change before the
+/// table is locked.
 fn new_partition_does_not_belong_to_a_former_table_owner(major: u32) {
     let shop = PlantedFixture::bare(Outbox::Table, major);
     let (fixture, mallory) = (&shop.fixture, &shop.mallory);

@@ -80,7 +80,7 @@ fn printed_statements_do_not_evaluate_an_index_created_while_they_run() {
             "CREATE INDEX i ON public.outbox (id) WHERE plot.note('index')",
         );
         let printed = shop.print();
-        // The attacker strikes after the table is inspected but before the DO block reads it.
+        // The attacker acts after the table is inspected but before the DO block reads it.
         let marker = "\nSET walpost.pipeline = ";
         let (before, after) = printed.rsplit_once(marker).expect("the place");
         let output = shop.pipe_into_psql(&format!("{before}\n{attack}{}{after}", &marker[1..]));
@@ -92,8 +92,8 @@ fn printed_statements_do_not_evaluate_an_index_created_while_they_run() {
     }
 }
 
-/// The owner of a matching table chooses its name, which a terminal must not interpret. A line feed
-/// in the name must not end a comment or a statement.
+/// The owner of a table that matches the pattern chooses its name, so control characters in the
+/// name must not reach the terminal. A line feed in the name must not end a comment or a statement.
 #[test]
 fn printed_statements_contain_no_control_characters_from_names() {
     let mut shop = PlantedFixture::bare(Outbox::Table, MAJORS[0]);

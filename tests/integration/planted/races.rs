@@ -213,7 +213,7 @@ fn runs_no_planted_code_while_schemas_swap_names(major: u32) {
             let add = format!("SELECT walpost.add_outbox('tenant_m.outbox', '{publication}')");
             let _ = db.try_run(&add);
             shop.expect_nothing_ran("add_outbox");
-            // Remove the table, so that the next command reads its rows again.
+            // Remove the table from the publication, so that the next command reads its rows again.
             for schema in ["tenant_m", "aside"] {
                 let _ = db.try_run(&format!(
                     "ALTER PUBLICATION {publication} DROP TABLE {schema}.outbox"
@@ -288,11 +288,11 @@ fn does_not_add_a_table_whose_schema_is_renamed_during_a_lock_wait(major: u32) {
     assert_eq!(db.number(published), 0);
 }
 
-/// `add_outbox` determines the name of the table before it examines the table of that name. If
-/// another table takes over the name in between, the columns of the original table must not be read
-/// from it: if it lacks a column, the column's name could refer to a function such as `row_to_json`,
-/// which calls casts. The test makes the function wait in between by locking a catalog, because the
-/// moment is very short.
+/// `add_outbox` determines the name of the table before it examines the table of that name. If a
+/// different table has the name by then, `add_outbox` must not read the original table's columns
+/// from it: if a column does not exist there, its name could refer to a function such as
+/// `row_to_json`, which calls casts. The interval between the two steps is very short, so the test
+/// makes the function wait there by locking a catalog.
 fn add_outbox_does_not_read_a_table_that_takes_the_name_of_the_given_table(major: u32) {
     let shop = two_schemas(major);
     let (fixture, db) = (&shop.fixture, &shop.fixture.db);
@@ -542,8 +542,8 @@ fn locks_partitions_that_the_lock_table_statement_omits(major: u32) {
     examiner.run("COMMIT");
 }
 
-/// Leaves the partition partially detached, by canceling the statement while it waits for another
-/// transaction.
+/// Leaves the partition partially detached, by canceling the DETACH statement while it waits for
+/// another transaction.
 fn detach_partially(session: &Session, other: &Session, parent: &str, partition: &str) {
     other.run(&format!(
         "BEGIN; LOCK TABLE ONLY {parent} IN ACCESS SHARE MODE"

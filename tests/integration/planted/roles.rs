@@ -31,8 +31,8 @@ fn init_ignores_a_role_set_by_the_database_owner() {
     }
 }
 
-/// The database owner resets the role setting after the DBA connects but before the file's first
-/// statement runs. The role of the session must still not be trusted.
+/// The database owner resets the role setting after the DBA connects but before the first statement
+/// of the SQL file runs. Walpost must still not treat the role of the session as trusted.
 #[test]
 fn does_not_trust_a_session_role_set_by_alter_database() {
     for major in MAJORS {
@@ -97,8 +97,8 @@ fn session_sql_ignores_a_database_role_setting_longer_than_the_identifier_limit(
     }
 }
 
-/// A member granted the role WITH SET FALSE can't act as the role, so it must not be trusted like
-/// the role.
+/// A role that was granted membership WITH SET FALSE can't act as the granted role, so it must not
+/// be treated as equally trusted.
 #[test]
 fn does_not_trust_role_members_that_lack_the_set_option() {
     for major in MAJORS.into_iter().filter(|major| *major >= 16) {

@@ -81,9 +81,14 @@ fn column_types_of_an_untrusted_table_state_run_no_code(major: u32) {
 fn add_outbox_rejects_walpost_tables_owned_by_another_role(major: u32) {
     let shop = PlantedFixture::of_tenants(major);
     shop.init().finish().expect_code(0);
+    // The other table has been added by `init`.
+    shop.attacker.run(
+        "CREATE TABLE tenant_m.later (LIKE tenant_m.outbox INCLUDING ALL);
+         INSERT INTO tenant_m.later SELECT * FROM tenant_m.outbox",
+    );
     let (db, mallory) = (&shop.fixture.db, &shop.mallory);
     let add = format!(
-        "SELECT walpost.add_outbox('tenant_m.outbox', '{}')",
+        "SELECT walpost.add_outbox('tenant_m.later', '{}')",
         shop.fixture.slot()
     );
     db.run(&format!("GRANT USAGE ON SCHEMA walpost TO {mallory}"));
@@ -236,7 +241,7 @@ fn only_the_owner_can_add_a_table_whose_indexes_call_planted_functions() {
         let shop = PlantedFixture::of_tenants(major);
         shop.attacker
             .run("CREATE INDEX planted ON tenant_m.outbox ((plot.note(type)))");
-        // Test both an `init` that adds every table and one that adds only this table.
+        // Test both an `init` that adds every table and an `init` that adds only this table.
         for init in [shop.init(), shop.add()] {
             shop.expect_refused(
                 init,

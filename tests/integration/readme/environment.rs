@@ -72,7 +72,7 @@ impl ExampleEnvironment {
         self.folder.join(name)
     }
 
-    /// Replaces names in an example with those that the test uses.
+    /// Replaces names in an example with the names that the test uses.
     pub(super) fn fill_in(&self, example: &str) -> String {
         let broker = Broker::shared();
         let (socket, port) = (self.server.socket.display(), self.server.port);

@@ -125,8 +125,7 @@ impl Page {
     }
 
     /// Returns the table rows under a heading, without header rows. Each row is a list of cells. A
-    /// cell is represented by the texts in backticks that it contains or, if there are none, by its
-    /// whole text.
+    /// cell is represented by its code spans or, if it contains none, by its whole text.
     pub(super) fn tables(&self, heading: &str) -> Vec<Vec<Vec<String>>> {
         let mut rows = Vec::new();
         let under = |line: &PageLine| line.heading == heading && !line.is_fenced;

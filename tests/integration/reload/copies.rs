@@ -265,15 +265,15 @@ fn renamed_pipeline_redelivers_nothing_after_a_server_crash() {
     let walpost = renamed(&fixture).start_streaming();
     fixture.insert(&aggregate, "newer");
     fixture.wait_until_confirmed();
-    // The crash also set back the slot's confirmed position, so the first event may be resent, but
-    // the table must not be copied.
+    // The crash also moved the slot's confirmed position back, so the first event may be resent,
+    // but the table must not be copied.
     assert_eq!(walpost.logged("snapshot started"), 0, "{}", walpost.log());
     walpost.terminate().expect_code(0);
     expect_all(&fixture, 2, false);
 }
 
-/// The journal records which events the dropped slot had not delivered. They include the remaining
-/// older rows.
+/// The journal records which events the dropped slot had not delivered. These events include the
+/// older rows that had not been copied yet.
 #[test]
 fn replays_rows_left_uncopied_when_the_slot_is_recreated_during_a_snapshot() {
     let (fixture, aggregate) = fixture_with_older_rows(TABLE, ROWS, false);

@@ -247,8 +247,9 @@ fn rejects_a_row_that_duplicates_a_pipeline_name_at_startup() {
     process.walpost.terminate().expect_code(0);
 }
 
-/// Otherwise, anyone who can add a row to one source could block changes to all sources and files, or
-/// take over the slot of another source's pipeline.
+/// A pipeline must not be displaced by a row of another source. If it could be, anyone who can add
+/// a row to one source could block changes to all sources and files, or take over the slot of
+/// another source's pipeline.
 #[test]
 fn a_new_row_does_not_displace_the_pipeline_of_another_source() {
     let [own, victim, added, in_file] = std::array::from_fn(|_| Fixture::new());
@@ -274,7 +275,7 @@ fn a_new_row_does_not_displace_the_pipeline_of_another_source() {
     let file = process.file();
     process.walpost.terminate().expect_code(0);
 
-    // At startup, neither of the two rows is used.
+    // At startup, neither of the two conflicting rows is used.
     let mut again = Invocation::new(["run", "--config"]).arg(&file).start();
     let line = again.wait_for_log("pipelines are missing");
     assert_eq!(line.matches(&expected).count(), 2, "{line}");

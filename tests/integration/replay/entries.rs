@@ -186,7 +186,7 @@ fn rejects_a_condition_that_closes_its_parenthesis_or_adds_sql() {
         finished.expect_code(2).expect_mentions(&["--where"]);
     }
     assert!(journal(&fixture).is_empty());
-    // This condition contains characters that only appear to end it.
+    // The characters in this condition only appear to end the condition.
     let harmless = "aggregateid <> ')' AND '\n(' <> $x$)]$x$ /* ) */ AND (ARRAY[true])[1] -- )";
     let replay = walpost_role.replay(&["--yes", "--id", &one, "--where", harmless]);
     replay.finish().expect_code(0);

@@ -29,7 +29,7 @@ fn rejects_invalid_replay_requests_and_sends_nothing() {
     let check = |arguments: &[&str], code: i32, texts: &[&str]| {
         refused(&fixture, yes(arguments), code, texts);
     };
-    // The operator first gives no answer to the prompt, and then a wrong one.
+    // The operator first gives no answer to the prompt, and then a wrong answer.
     refused(
         &fixture,
         fixture.replay(&["--all"]),

@@ -32,7 +32,7 @@ fn sends_every_row_and_repeats_few_when_resumed_after_a_kill() {
     replay.kill();
     let before = fixture.records().len();
     assert!(before < ROWS, "the replay was not interrupted");
-    // These rows are newer than the replay, so resuming it must not send them.
+    // Resuming the replay must not send rows that are newer than the replay.
     fixture.db.run(&many);
     let resumed = fixture.replay(&["--yes", "--resume", &run]).finish();
     resumed

@@ -102,7 +102,7 @@ fn slow_inspection_does_not_count_toward_the_lock_timeout() {
     let fixture = fixture_with_old_partition(Server::shared(MAJOR), DEFAULT);
     let walpost = fixture.start_and_confirm_one(&fixture.aggregate(1), "k");
     let seconds = LOCK_TIMEOUT.as_secs_f64() * 2.0;
-    // Slows down the inspection of every other table than the outbox itself.
+    // Slows down the inspection of every table except the outbox itself.
     fixture.db.run(&format!(
         "ALTER FUNCTION walpost.lock_and_examine(text, text, text) RENAME TO lock_and_examine_quickly;
          CREATE FUNCTION walpost.lock_and_examine(text, text, text) RETURNS text LANGUAGE plpgsql AS $$ BEGIN
@@ -315,8 +315,8 @@ fn names_the_prepared_transaction_that_holds_the_maintenance_lock() {
     fixture.db.drop_role(&role);
 }
 
-/// If two sessions share the lock, Walpost names one of them. Several catalog rows must not be an
-/// error, and neither must a session whose role has been dropped.
+/// If two sessions share the lock, Walpost names one of them. Walpost must not fail because the
+/// catalog query returns several rows, or because a session's role has been dropped.
 #[test]
 fn names_one_holder_of_a_shared_maintenance_lock() {
     let fixture = Fixture::on_servers(Server::shared(MAJOR), Broker::shared());

@@ -33,8 +33,8 @@ fn creates_future_partitions_with_the_layout_of_existing_ones() {
             "{finished:?}"
         );
         assert_eq!(fixture.db.number(partitions), 12);
-        // The new partitions must match those that `init` creates: `init` finds nothing to add, and
-        // all partitions have the same properties.
+        // The new partitions must match the partitions that `init` creates: `init` finds nothing to
+        // add, and all partitions have the same properties.
         fixture.init().arg("--partitioned").finish().expect_code(0);
         assert_eq!(fixture.db.number(partitions), 12);
         let kinds = "SELECT count(DISTINCT (SELECT string_agg(conname::text, ',' ORDER BY conname)
@@ -232,7 +232,8 @@ fn creates_several_partitions_in_one_transaction() {
         "SELECT count(DISTINCT xmin::text) FROM pg_class WHERE relispartition AND relkind = 'r'
         AND relname ~ '^outbox_p[0-9]+$'";
     // `init` uses one transaction. Then, two transactions create twenty partitions each. The last
-    // batch fails and is divided into five. On a busy machine, other batches may be divided as well.
+    // batch fails and is divided into five transactions. On a busy machine, other batches may be
+    // divided as well.
     let transactions = fixture.db.number(transactions);
     assert!((8..30).contains(&transactions), "{transactions}");
 }

@@ -83,7 +83,8 @@ fn suggests_a_remedy_if_a_partition_cannot_be_created() {
         "docs/retention.md#",
         "created for",
     ]);
-    // Walpost created the other partitions and left no trace of the one that failed.
+    // Walpost created the other partitions, and left no trace of the partition that could not be
+    // created.
     assert_eq!(
         fixture.db.number("SELECT count(*) FROM pg_class WHERE relkind = 'r' AND relname ~ '_p20' AND NOT relispartition"),
         0
@@ -155,7 +156,8 @@ fn missing_privileges_error_contains_the_grant_statement() {
     fixture.db.run(&format!(
         "{grant}; GRANT CREATE ON SCHEMA public TO {owner}"
     ));
-    // Without these privileges, Walpost can't determine which rows are delivered.
+    // Without the privilege to read these two tables, Walpost can't determine which rows are
+    // delivered.
     for (table, expected) in [("table_state", "created for"), ("slot_state", "")] {
         let grant = format!("GRANT SELECT ON walpost.{table} TO \"{role}\"");
         maintain()

@@ -87,7 +87,7 @@ fn advance(fixture: &Fixture, slot: &str) {
     }
 }
 
-/// The slot passes rows that were not published, so the table holds the only copy.
+/// The slot passes rows that were not published, so the table contains the only copy of these rows.
 #[test]
 fn keeps_rows_of_an_unpublished_table_after_the_slot_has_passed_them() {
     let fixture = Fixture::new();
@@ -110,7 +110,7 @@ fn keeps_rows_of_an_unpublished_table_after_the_slot_has_passed_them() {
 }
 
 /// A maintenance pass determines which rows are old, waits until the slot has passed their commits,
-/// and then deletes them. Meanwhile, a new row may be stored at the ctid of an old one.
+/// and then deletes them. Meanwhile, a new row may be stored at the ctid of an old row.
 #[test]
 fn keeps_a_new_row_that_reuses_the_ctid_of_an_old_one() {
     const ARGUMENTS: [&str; 3] = ["--retention", "1s", "--delete-rows"];

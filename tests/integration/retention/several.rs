@@ -75,7 +75,8 @@ fn run_maintains_each_table_according_to_its_partitioning() {
             insert(&fixture, tenant, &aggregate, "2 days");
         }
         insert(&fixture, "cut", &aggregate, "0");
-        // No event has been delivered yet, so `walpost maintain` must not remove any, however old.
+        // No event has been delivered yet, so `walpost maintain` must not remove any of them,
+        // however old they are.
         let (old, whole) = ("outbox_old", "whole");
         assert_stays("what is not delivered", Duration::from_secs(4), || {
             let finished = maintain(&fixture, &[]);

@@ -130,8 +130,8 @@ impl Walk<'_> {
             9 if self.has_only_own_table() => return self.toggle_tables_during_copy(),
             9 => self.toggle_tables(),
             3..=4 => self.definition.has_other_topic = !self.definition.has_other_topic,
-            // These changes leave a checkpoint that does not match the new pipeline, slot or mode,
-            // so events may be repeated.
+            // The remaining changes leave a checkpoint that does not match the new pipeline, slot
+            // or mode, so events may be repeated.
             other => {
                 self.exclude_from_repeat_check();
                 match other {
@@ -177,8 +177,8 @@ impl Walk<'_> {
         }
     }
 
-    /// Returns whether the first table is the only one, so that the definition can switch between
-    /// one table and several.
+    /// Returns whether the first table is the only table, so that the definition can switch between
+    /// one table and several tables.
     fn has_only_own_table(&self) -> bool {
         self.tables == [TABLES[0]]
     }

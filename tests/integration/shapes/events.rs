@@ -58,8 +58,8 @@ impl Walk<'_> {
         (sql, events)
     }
 
-    /// Records events that were committed after the WAL position `after` and before the current
-    /// one.
+    /// Adds the given events to `written`. The events were committed after the WAL position `after`
+    /// and before the current position.
     fn record_events(&mut self, events: Vec<(String, String)>, after: u64, is_certain: bool) {
         let by = position(&self.fixture.db).unwrap_or(u64::MAX);
         let era = self.era;
@@ -209,8 +209,8 @@ impl BackgroundWriter {
         !self.lock().tables.is_empty()
     }
 
-    /// Changes the tables that the session writes to; an empty list pauses it. Waits until the
-    /// current transaction has ended.
+    /// Changes the tables that the session writes to; an empty list pauses the session. Waits until
+    /// the current transaction has ended.
     pub(super) fn write_to(&self, tables: Vec<String>) {
         self.lock().tables = tables;
     }

@@ -61,9 +61,9 @@ impl Walk<'_> {
             false => String::new(),
         };
         let (schema, name) = table.split_once('.').expect("a schema");
-        // Don't replace a table that is not published and that Walpost has not seen published. If it
-        // were renamed, nothing would distinguish it from any other table: `check` and `run` report
-        // its rows only while it has the name of an outbox.
+        // Don't replace a table that is not published and that Walpost has not seen published. If
+        // such a table were renamed, nothing would distinguish it from any other table: `check` and
+        // `run` report its rows only while it has the name of an outbox.
         let slot = self.slot();
         let is_lost_sight_of = !self.fixture.db.is_true(&format!(
             "SELECT EXISTS (SELECT FROM pg_publication_tables

@@ -36,7 +36,7 @@ impl Walk<'_> {
         self.walpost = Some((walpost, file));
     }
 
-    /// Records the log of the process if it has exited by itself.
+    /// Saves the log of the process if it has exited by itself.
     pub(super) fn check_process(&mut self) {
         if let Some((walpost, _)) = &mut self.walpost
             && !walpost.is_running()

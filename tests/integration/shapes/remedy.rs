@@ -124,8 +124,8 @@ impl Walk<'_> {
         has_moved
     }
 
-    /// Records that the child table's events now belong to the outbox, into which their rows were
-    /// inserted after the WAL position `after`.
+    /// Assigns the child table's events to the outbox, into which their rows were inserted after
+    /// the WAL position `after`.
     fn move_child_events(&mut self, child: &str, outbox: &str, after: u64) {
         let (era, by) = (self.era, self.end_of_wal());
         for event in self

@@ -28,8 +28,8 @@ impl Walk<'_> {
         ));
     }
 
-    /// Does nothing while the walk has open transactions, because creating a slot would wait until
-    /// they end.
+    /// Creates the slot unless the walk has open transactions, because creating a slot would wait
+    /// until they end.
     fn create_slot(&mut self) {
         if self.open.is_empty() {
             let slot = self.slot();

@@ -1,5 +1,5 @@
-//! Evaluates a finished random walk: compares the committed events with those delivered and those
-//! that Walpost reported.
+//! Evaluates a finished random walk: compares the committed events with the delivered events and
+//! with the events that Walpost reported as possibly missing.
 
 use std::collections::HashSet;
 use std::fmt;

@@ -17,7 +17,8 @@ use super::server::{OlderCopy, Servers};
 /// The outbox tables that a random walk uses, each in its own schema.
 pub(super) const TABLES: [&str; 3] = ["tenant_1.outbox", "tenant_2.outbox", "tenant_3.outbox"];
 
-/// Limits how long a step waits for locks held by the walk's own open transactions.
+/// A statement that limits how long a step waits for locks held by the walk's own open
+/// transactions.
 pub(super) const LOCK_TIMEOUT: &str = "SET lock_timeout = '300ms'";
 
 /// Groups of steps that can be omitted from a walk; see [`super`].
@@ -257,7 +258,8 @@ impl<'s> Walk<'s> {
         self.command(words, &all)
     }
 
-    /// Chooses a table at random among those that the definition includes and `init` has accepted.
+    /// Chooses a table at random among the tables that the definition includes and `init` has
+    /// accepted.
     pub(super) fn table(&mut self) -> Option<&'static str> {
         let covered: Vec<_> = self
             .tables

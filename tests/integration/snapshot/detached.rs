@@ -104,7 +104,8 @@ fn reports_every_partition_of_a_table_whose_partitions_were_all_detached() {
     expect_replay(&fixture, &[0, 1]);
 }
 
-/// Found by a random walk of `./dev soak --shapes` with seed 114732207607622.
+/// Regression test for a problem found by a random walk of `./dev soak --shapes` with seed
+/// 114732207607622.
 fn reports_a_partition_detached_while_it_is_being_copied(exactly_once: bool) {
     let (fixture, _) = fixture_with_older_rows(&partitioned_table(), 20_000, exactly_once);
     let walpost = start_and_copy_some(&fixture);

@@ -229,8 +229,8 @@ fn kill_and_resume(fixture: &Fixture, aggregate: &str, key: &str) {
     let verdict = checker::check(&rest, &streamed, &[], Resends::Never);
     verdict.unwrap_or_else(|violations| panic!("{key}: {violations}"));
 
-    // The stream left out the rows that had been copied. These must not be sent after the restart
-    // either, whereas new rows must be delivered.
+    // The stream left out the rows that had been copied. Those rows must not be sent after the
+    // restart either, whereas new rows must be delivered.
     let walpost = fixture.start();
     fill(fixture, aggregate, 10);
     settle(fixture, walpost);

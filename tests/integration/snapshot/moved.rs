@@ -37,7 +37,8 @@ fn create_slot(fixture: &Fixture<'_>) {
     ));
 }
 
-/// Found by a random walk of `./dev soak --shapes` with seed 214938665290757.
+/// Regression test for a problem found by a random walk of `./dev soak --shapes` with seed
+/// 214938665290757.
 #[test]
 fn reports_uncopied_rows_of_a_table_replaced_before_the_database_is_moved() {
     let next = next_server();
@@ -119,8 +120,8 @@ fn reports_a_replaced_table_whose_events_the_new_slot_may_lack() {
     expect_replay(&fixture);
 }
 
-/// A replay of missing events reads the table that has the recorded name when the replay starts.
-/// That might no longer be the original table.
+/// A replay of missing events reads the table that has the recorded name when the replay starts. By
+/// then, another table may have that name.
 #[test]
 fn reports_a_table_replaced_before_its_missing_events_are_replayed() {
     let fixture = Fixture::with_table(TABLE);

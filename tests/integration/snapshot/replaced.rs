@@ -50,7 +50,8 @@ pub(super) fn expect_replay(fixture: &Fixture<'_>) {
     assert!(!check.stdout.contains(&command), "{}", check.stdout);
 }
 
-/// Found by a random walk of `./dev soak --shapes` with seed 63464281601446.
+/// Regression test for a problem found by a random walk of `./dev soak --shapes` with seed
+/// 63464281601446.
 #[test]
 fn reports_uncopied_rows_of_a_table_replaced_before_the_first_run() {
     let fixture = fixture_before_init(TABLE);
@@ -116,7 +117,7 @@ fn reports_uncopied_rows_of_a_table_dropped_before_its_snapshot() {
     fixture.check().finish().expect_code(0);
 }
 
-/// The former slot's position says nothing about rows that had yet to be copied.
+/// The former slot's position says nothing about rows that had not been copied yet.
 #[test]
 fn reports_uncopied_rows_if_the_slot_is_recreated_during_a_snapshot() {
     let (fixture, _) = fixture_with_older_rows(TABLE, 20_000, false);
@@ -132,7 +133,8 @@ fn reports_uncopied_rows_if_the_slot_is_recreated_during_a_snapshot() {
     fixture.check().finish().expect_code(0);
 }
 
-/// Found by a random walk of `./dev soak --shapes` with seed 229154967828336.
+/// Regression test for a problem found by a random walk of `./dev soak --shapes` with seed
+/// 229154967828336.
 #[test]
 fn reports_uncopied_rows_if_the_slot_is_recreated_after_switching_to_several_tables() {
     let mut fixture = fixture_before_init(TABLE);

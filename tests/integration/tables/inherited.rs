@@ -51,7 +51,8 @@ fn expect_replay(fixture: &mut Fixture<'_>) {
     assert!(!check.stdout.contains(&command), "{}", check.stdout);
 }
 
-/// Found by random walks of `./dev soak --shapes` with seeds 164992341767450 and 110022328567302.
+/// Regression test for problems found by random walks of `./dev soak --shapes` with seeds
+/// 164992341767450 and 110022328567302.
 #[test]
 fn reports_rows_of_a_child_table_if_its_parent_is_replaced_before_the_first_check() {
     let mut fixture = fixture_with_child();

@@ -61,7 +61,8 @@ fn rename_publication(fixture: &mut Fixture<'_>) {
     fixture.use_settings(&settings);
 }
 
-/// Found by a random walk of `./dev soak --shapes` with seed 78103886014793.
+/// Regression test for a problem found by a random walk of `./dev soak --shapes` with seed
+/// 78103886014793.
 #[test]
 fn reports_a_table_rejected_by_init_if_the_slot_is_replaced() {
     let (mut fixture, aggregate) = fixture_with_delivered_tables(|fixture| fixture.aggregate(1));
@@ -145,7 +146,7 @@ fn reports_a_table_missing_from_the_publication_when_a_new_slot_is_created() {
         "ALTER PUBLICATION {former} DROP TABLE public.outbox"
     ));
     expect_gap(&fixture, "public.outbox", "between");
-    // Events that are committed after the end of this gap belong to the next one.
+    // Events that are committed after the end of this gap belong to the next gap.
     insert(&fixture, "public.outbox", &aggregate, "later");
     fixture.db.run(&format!(
         "ALTER PUBLICATION {former} ADD TABLE public.outbox"
@@ -214,7 +215,8 @@ fn check_fails_until_an_unpublished_table_is_added_again_or_renamed() {
     fixture.check().finish().expect_code(0);
 }
 
-/// Found by a random walk of `./dev soak --shapes` with seed 143740483105104.
+/// Regression test for a problem found by a random walk of `./dev soak --shapes` with seed
+/// 143740483105104.
 #[test]
 fn check_fails_if_a_published_table_has_been_replaced() {
     let (fixture, _) = fixture_with_delivered_tables(|fixture| fixture.aggregate(1));
@@ -229,7 +231,7 @@ fn check_fails_if_a_published_table_has_been_replaced() {
 }
 
 /// The rows committed while the table was not published are in the former table. Replaying the
-/// table that has taken over the name would not send them.
+/// table that has taken over the name would not send those rows.
 #[test]
 fn reports_an_unpublished_table_that_was_replaced_by_another() {
     let (mut fixture, aggregate) = fixture_with_delivered_tables(|fixture| fixture.aggregate(1));

@@ -77,7 +77,8 @@ fn never_publishes_a_table_under_another_name_while_streaming() {
         // The table has not sent a row yet.
         forge(&fixture, "ob_a", "ob_gone", "forged");
         expect_halt(walpost, &fixture, ("ob_gone", "ob_a"));
-        // A restart does not accept the name, even if the table has it.
+        // A restart does not make Walpost accept the forged name, even if the table really has that
+        // name.
         expect_halt(fixture.run().start(), &fixture, ("ob_gone", "ob_a"));
         fixture
             .db
@@ -104,7 +105,8 @@ fn never_publishes_a_table_under_a_name_it_had_while_walpost_was_stopped() {
         start(&fixture).terminate().expect_code(0);
         forge(&fixture, "ob_a", "ob_gone", "forged");
         expect_halt(fixture.run().start(), &fixture, ("ob_gone", "ob_a"));
-        // The table's own rows are delivered if the forged row is deleted by dropping the table.
+        // The forged row is still in WAL after its table is dropped, so the pipeline must halt
+        // again.
         fixture.db.run("DROP TABLE tenant_1.ob_a");
         expect_halt(fixture.run().start(), &fixture, ("ob_gone", "ob_a"));
     }
@@ -122,7 +124,7 @@ fn never_publishes_a_table_under_another_name_if_it_was_added_while_streaming() 
 }
 
 /// Walpost compares the publication with walpost.table_state every 30 seconds and at each start. If
-/// the table has another name at that time, the name must not be accepted because of that.
+/// the table has a different name at that time, Walpost records that name but must not accept it.
 #[test]
 fn never_accepts_a_name_merely_because_it_was_recorded() {
     let fixture = fixture(MAJOR);
@@ -175,7 +177,8 @@ fn publishes_rows_of_a_replaced_table_under_its_former_name() {
     walpost.terminate().expect_code(0);
 }
 
-/// Without the record, names in older WAL can't be checked, but later names are.
+/// If no name was recorded, Walpost can't check the names in older WAL, but it must check the names
+/// used after it starts.
 #[test]
 fn checks_names_used_after_startup_even_if_none_were_recorded() {
     let fixture = fixture(MAJOR);
@@ -196,7 +199,7 @@ fn checks_names_used_after_startup_even_if_none_were_recorded() {
 #[test]
 fn does_not_set_aside_a_new_table_because_another_table_used_its_name() {
     let settings = format!("{SETTINGS}on_table_error = \"set-aside\"\n");
-    // Without table names in records, any name takes effect.
+    // Without table names in records, Walpost accepts any table name.
     let settings = settings.replace(", table = \"{table.name}\"", ", table = \"any\"");
     for major in [15, 18] {
         let fixture = fixture_on(major, &settings, &[TABLE]);

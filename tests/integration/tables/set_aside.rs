@@ -249,8 +249,8 @@ fn sets_aside_a_renamed_or_altered_table_on_every_server_version() {
     }
 }
 
-/// If the pipeline started, it would deliver new events of the set-aside table before those that
-/// were left out.
+/// If the pipeline started, it would deliver new events of the set-aside table before the events
+/// that were left out.
 #[test]
 fn does_not_start_if_the_only_table_is_set_aside() {
     const TABLE: &str = "tenant_1.outbox";
@@ -463,7 +463,7 @@ fn retention_keeps_the_rows_of_a_set_aside_table() {
 }
 
 /// A replay of set-aside events reads the table that has the recorded name when the replay starts.
-/// That might no longer be the original table.
+/// By then, another table may have that name.
 #[test]
 fn reports_a_table_replaced_while_it_is_set_aside() {
     let fixture = fixture(&["tenant_1.outbox"], false);

@@ -139,8 +139,8 @@ fn verify_formats_values_like_the_replication_stream() {
     let file = file.display().to_string();
     let verdict = verify_with(&fixture, &["--config", &file]);
     assert_eq!(verdict.counts(), "rows 10, records 10, delivered 10");
-    // Change one row so that it has no topic, and another so that it selects a different partition
-    // than the one that contains its record.
+    // Change one row so that it has no topic, and change the partition number of another row so
+    // that it differs from the partition of its record.
     fixture.db.run("UPDATE outbox SET \"order\" = NULL WHERE id = 1; UPDATE outbox SET shard = 1 - shard WHERE id = 2");
     let verdict = verify_with(&fixture, &["--config", &file]);
     assert_eq!(

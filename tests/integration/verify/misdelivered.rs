@@ -187,7 +187,7 @@ fn verify_counts_unexpected_records_as_errors_only_on_request() {
     walpost.terminate().expect_code(0);
 }
 
-/// Any producer can send such a record.
+/// Any producer can send a record whose header names are not valid UTF-8.
 #[test]
 fn reads_records_whose_headers_have_names_that_are_not_utf8() {
     let fixture = Fixture::new();

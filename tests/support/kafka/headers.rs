@@ -1,4 +1,4 @@
-//! Produces records whose headers have any bytes as their names. rdkafka accepts only UTF-8.
+//! Produces records with arbitrary bytes as header names. rdkafka accepts only UTF-8 names.
 #![expect(unsafe_code, reason = "calls librdkafka, which is a C library")]
 
 use std::ffi::CString;

@@ -6,11 +6,11 @@ use super::super::process::free_port;
 pub(crate) struct Ports {
     pub(super) plain: u16,
     pub(super) sasl: u16,
-    /// A listener that accepts unsigned tokens.
+    /// The port of a listener that accepts unsigned tokens.
     pub(super) unsecured: u16,
     pub(super) tls: u16,
-    /// A listener that the broker advertises with the port `proxy`. A proxy that forwards to the
-    /// listener uses that port.
+    /// The port of a listener that the broker advertises with the port `proxy` instead. A proxy on
+    /// that port forwards connections to the listener.
     pub(super) proxied: u16,
     pub(super) proxy: u16,
     pub(super) expired: u16,

@@ -1,4 +1,4 @@
-//! The files that a broker's directory contains before it starts.
+//! The files that a broker's directory contains before the broker starts.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -24,8 +24,8 @@ logger.t.name=kafka.coordinator.transaction
 logger.t.level=INFO
 ";
 
-/// Returns a formatted data directory that brokers can copy. Formatting each one would require
-/// starting a Java virtual machine.
+/// Returns a formatted data directory that brokers can copy. Formatting a directory for each broker
+/// would require starting a Java virtual machine.
 pub(super) fn formatted() -> PathBuf {
     static FORMATTED: OnceLock<PathBuf> = OnceLock::new();
     FORMATTED

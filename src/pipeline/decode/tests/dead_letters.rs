@@ -250,7 +250,7 @@ fn counts_a_retried_dead_letter_once() {
     assert_eq!(fixture.counts(), (0, 1));
     assert_eq!(fixture.core.delivery.watermark.in_flight().records, 1);
 
-    // When another core replaces this one, the counts continue from the previous values.
+    // A new core continues counting from the previous core's values.
     let mut next = Fixture::new().with_dead_letters(true, true);
     next.core.resume_counts(None, fixture.core.dead_letters());
     assert_eq!(next.counts(), (0, 1));

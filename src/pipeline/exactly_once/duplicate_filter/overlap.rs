@@ -43,8 +43,8 @@ impl Overlap {
     /// Processes the beginning of a transaction.
     ///
     /// # Errors
-    /// Returns an error if the transaction differs from the published one at the same position, or
-    /// if the last published transaction should have arrived before this one.
+    /// Returns an error if the transaction differs from the published transaction at the same
+    /// position, or if the last published transaction should have arrived before this one.
     pub(crate) fn begin(&mut self, begin: &Begin) -> Result<(), HistoryError> {
         self.check_reached(begin.commit)?;
         if let Some(Delivered::UpTo(last)) = &self.delivered
@@ -59,7 +59,7 @@ impl Overlap {
     /// Returns whether the event at position `at` is already in Kafka. `id` returns the event's ID.
     ///
     /// # Errors
-    /// Returns an error if the event is the last published one but its ID has changed, or if the
+    /// Returns an error if the event is the last published event but its ID has changed, or if the
     /// event should be in Kafka but is not.
     pub(crate) fn is_delivered<'r>(
         &mut self,

@@ -127,7 +127,8 @@ impl<C: CatalogQueries> Checked<C> {
             return Err(SlotInUse { slot, pid }.into());
         }
         start.session_state.record_tables(&catalog).await;
-        // Must happen after the tables are recorded, because this accepts the names of new tables.
+        // Read the accepted names only after the tables have been recorded, because recording a new
+        // table accepts its name.
         if start.core.checks_table_names() {
             let names = catalog.accepted_names(target, &oids).await?;
             start.core.accept_names(names, &target.commands);
@@ -202,8 +203,9 @@ impl<C: CatalogQueries> Checked<C> {
         })
     }
 
-    /// Acquires the slot if the catalog alone shows that no older rows have to be copied.
-    /// Otherwise, a copy may require the stream to start at a different position.
+    /// Acquires the slot if the catalog alone shows that no older rows have to be copied. If a copy
+    /// might be needed, does not acquire the slot, because the copy may require the stream to start
+    /// at a different position.
     async fn take_slot_if_nothing_is_copied<D: Database<Catalog = C>>(
         &self,
         start: &mut Startup<'_, '_, D>,

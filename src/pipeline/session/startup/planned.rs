@@ -22,7 +22,7 @@ pub(super) struct Planned<C> {
 
 impl<C: CatalogQueries> Planned<C> {
     /// Starts replication unless it has started already, and compares the slot's position with the
-    /// recorded one.
+    /// recorded position.
     pub(super) async fn take_slot<D: Database<Catalog = C>>(
         self,
         start: &mut Startup<'_, '_, D>,
@@ -30,7 +30,8 @@ impl<C: CatalogQueries> Planned<C> {
         let (link, resume) = match self.link.resume {
             Some(resume) => (self.link, resume),
             None => {
-                // Makes the server skip transactions that the snapshot contains.
+                // Starting at this position makes the server skip transactions that the snapshot
+                // contains.
                 let copy_end = match &self.older {
                     OlderRows::Copy(snapshot) => Some(snapshot.stream_from()),
                     OlderRows::Nothing | OlderRows::Settled(_) => None,
@@ -41,9 +42,9 @@ impl<C: CatalogQueries> Planned<C> {
         let state = start.slot_state(&self.catalog, &self.slot_identity).await?;
         if self.checkpoint.is_none() {
             // Without a checkpoint, compare the slot with its recorded position. A checkpoint would
-            // be more reliable, because it also reflects what other instances have delivered.
-            // Ignore the recorded position if the older rows are copied, because nothing is lost
-            // then, even if the slot was moved or replaced.
+            // be more reliable, because it also reflects deliveries by other instances. Ignore the
+            // recorded position if the older rows are copied, because nothing is lost then, even if
+            // the slot was moved or replaced.
             let is_copied = matches!(self.older, OlderRows::Copy(_));
             let recorded = state.flatten().filter(|_| !is_copied);
             let recorded = recorded.map(|state| state.confirmed);

@@ -1,5 +1,5 @@
-//! The fourth phase of startup: the slot is acquired. What remains is to start the copy or the
-//! stream.
+//! The fourth phase of startup: the slot is acquired. The remaining step is to start the copy or
+//! the stream.
 
 use tokio::task::JoinSet;
 use tokio::time::Instant;

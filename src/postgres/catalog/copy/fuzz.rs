@@ -21,7 +21,8 @@ pub fn copy(data: &[u8]) {
         .map(|index| values.get(index).map(<[u8]>::to_vec))
         .collect();
     let written = encode_line(&values);
-    // The parser also accepts these characters unescaped, although the server always escapes them.
+    // The parser also accepts some control characters unescaped, although the server always escapes
+    // them.
     let raw = |byte: &u8| matches!(byte, 0x08 | 0x0b | 0x0c | b'\r');
     if !line.iter().any(raw) {
         assert_eq!(written, line);

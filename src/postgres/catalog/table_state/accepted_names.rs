@@ -9,7 +9,7 @@
 //!
 //! Accepted names are never removed, because WAL that has yet to be read can contain rows from
 //! before a rename. The column is a list, because the name of a table can be reused by another
-//! table while rows of the former one are still in WAL.
+//! table while rows of the former table are still in WAL.
 
 use std::collections::BTreeMap;
 
@@ -30,8 +30,8 @@ const OIDS_MAX: usize = 100;
 pub(crate) struct AcceptedNames {
     /// The table's OID.
     pub(crate) oid: u32,
-    /// The accepted names, the most recently recorded one last. If no name is recorded for the
-    /// table, contains the table's current name, or nothing if the table does not exist.
+    /// The names recorded for the table, ending with the most recent one. If no name is recorded,
+    /// contains the table's current name.
     pub(crate) names: Vec<TableName>,
     /// If no name is recorded for the table: the position in WAL at which the table had the name in
     /// `names`. Otherwise zero.
@@ -68,8 +68,8 @@ fn is_of_slot(target: &Target, alias: &str) -> String {
 
 impl TableObservation {
     /// Returns an SQL expression for the new value of `accepted_for`, whose current value is the
-    /// SQL expression `list`. The table's name is accepted only if no name has been accepted for the
-    /// table yet.
+    /// SQL expression `list`. The new value also contains the table's OID, unless one of the slot's
+    /// rows already contains it.
     pub(super) fn accepted_for(&self, target: &Target, list: &str) -> String {
         let oid = self.relation;
         format!(
@@ -82,11 +82,11 @@ impl TableObservation {
 }
 
 impl Catalog {
-    /// Returns the accepted names of the tables with these OIDs.
+    /// Returns the names under which rows of the tables with these OIDs may be published.
     ///
     /// # Errors
-    /// Returns an error if a query fails. If `walpost.table_state` can't be used, no names are
-    /// recorded.
+    /// Returns an error if a query fails. If `walpost.table_state` can't be used, returns each
+    /// table's current name, as if no names were recorded.
     pub(crate) async fn accepted_names(
         &self,
         target: &Target,
@@ -163,8 +163,8 @@ impl Catalog {
         Ok(names)
     }
 
-    /// Accepts the name of the table that was last recorded under `name`. Returns whether the name
-    /// had not been accepted for this table.
+    /// Records that rows of the table that was last recorded under `name` may be published under
+    /// this name. Returns false if this was already recorded.
     ///
     /// # Errors
     /// See [`Catalog::record_tables`].

@@ -42,15 +42,15 @@ pub(super) struct ReplacedTable {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum MissingEvents {
-    /// Some or all rows that are older than the slot, because the copy of these rows was not
-    /// completed. Newer rows may be missing as well.
+    /// Some or all rows that are older than the slot are missing, because these rows were not
+    /// copied completely. Newer rows may be missing as well.
     Copy,
-    /// Rows that were inserted while the table was not published.
+    /// Rows that were inserted while the table was not published are missing.
     Publication(MissingRows),
     /// Rows that the journal records as missing or set aside under the former name. A replay would
     /// look for them in the table that has this name now.
     Replay(MissingRows),
-    /// All rows of a child table, because only its parent was published.
+    /// All rows of a child table are missing, because only its parent was published.
     Child { parent: TableName },
 }
 
@@ -102,8 +102,8 @@ impl ReplacedTable {
     ) -> Option<Self> {
         let stored = observed.stored.as_ref()?;
         let unpublished = match observed.evaluate(&target.publication) {
-            // If the former table has been published all the time, none of its rows are missing:
-            // the gap is only in the current table.
+            // If the former table has been published without interruption, none of its rows are
+            // missing: the gap is only in the current table.
             TableChange::Gap(gap) if !stored.is_published || stored.is_out => Some(MissingRows {
                 from: gap.from,
                 since: gap.since,
@@ -298,8 +298,8 @@ impl Catalog {
             .map(|entry| rows(entry.from, entry.since, entry.cluster.as_ref()));
         let relation = observed.stored.as_ref().map_or(0, |stored| stored.relation);
         let mut aside = self.set_aside_of_table(target, &name, relation).await?;
-        // Keep the entries about the former table. They contain its former name, but a replay would
-        // read the table that has this name now.
+        // Keep the entries about the former table. These entries contain the former name, but a
+        // replay would read the table that has this name now.
         aside.retain(|entry| entry.table == name && entry.relation == relation);
         let aside = aside.iter().map(|entry| {
             rows(

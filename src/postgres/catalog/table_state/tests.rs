@@ -107,7 +107,8 @@ fn reports_missing_rows_of_a_replaced_table_unless_it_was_always_published() {
         slot: "tenants".to_owned(),
         commands: Default::default(),
     };
-    // If the current table is published, its membership differs from the former table's.
+    // If the current table is published, it is published through a different catalog row than the
+    // former table was.
     let has_missing_rows = |memberships: &[u32], is_published, is_out| {
         let former = StoredTable {
             name: Some("tenant_a.former".parse().expect("a table")),

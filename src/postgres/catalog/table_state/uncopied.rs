@@ -54,7 +54,7 @@ impl Catalog {
     /// the configured outbox table.
     ///
     /// # Errors
-    /// Returns an error if a query fails, or if Walpost's tables are not trusted.
+    /// Returns an error if a query fails, or if `sql/examine.sql` rejects one of Walpost's tables.
     pub(crate) async fn uncopied_tables(
         &self,
         target: &Target,

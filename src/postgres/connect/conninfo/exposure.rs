@@ -18,10 +18,11 @@ pub enum Exposure {
         /// The user that owns the listening process, or `None` if the kernel does not report it.
         uid: Option<u32>,
     },
-    /// TLS, and the server has proven its identity: either a trusted authority signed its
-    /// certificate, or the server has shown that it knows the password.
+    /// A TLS connection on which the server has proven its identity: either a trusted authority
+    /// signed its certificate, or the server has shown that it knows the password.
     Proven,
-    /// TLS with an unverified certificate, so the server's identity is not known.
+    /// A TLS connection whose server certificate was not verified. The server's identity is not
+    /// known.
     Unproven,
     /// Unencrypted TCP.
     Clear,

@@ -39,7 +39,7 @@ pub fn conninfo(data: &[u8]) {
             }
         }
     }
-    // If the password is quoted, any password must be parsed correctly.
+    // Any password that is quoted must be parsed correctly.
     let quoted = written(&[("password".to_owned(), format!("{text}{PASSWORD}"))]);
     if let Some(parsed) = quoted.and_then(|text| parsed(&text).ok()) {
         let Secret(password) = parsed.password.expect("a password");

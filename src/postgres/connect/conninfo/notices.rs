@@ -47,8 +47,8 @@ impl NoticeLimit {
         }
     }
 
-    /// Counts a notice, and returns whether it should be logged. If so, and if notices were
-    /// suppressed before it, logs how many.
+    /// Counts a notice, and returns whether it should be logged. If it should be logged and earlier
+    /// notices were suppressed, first logs their number.
     pub(in crate::postgres) fn admits(&self, now: Instant) -> bool {
         let suppressed = self.admit(now);
         if let Some(suppressed @ 1..) = suppressed {

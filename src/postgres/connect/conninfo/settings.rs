@@ -55,7 +55,8 @@ impl Settings {
             .filter(|value| !value.is_empty())
     }
 
-    /// Returns the environment variable that set the value, or `None` if the connection string did.
+    /// Returns the environment variable that set the value, or `None` if no environment variable
+    /// set it.
     pub(crate) fn variable(&self, key: &str) -> Option<&'static str> {
         self.0
             .get(key)

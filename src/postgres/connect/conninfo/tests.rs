@@ -399,7 +399,7 @@ fn reads_the_password_from_the_string_then_the_environment_then_the_password_fil
     }
 }
 
-/// Returns the connection string `text` as read from a file. `now` is what the file contains when
+/// Returns the connection string `text` as read from a file. `now` is the content of the file when
 /// it is reread.
 fn from_changed_file(text: &str, now: Result<&str, &str>) -> Conninfo {
     let now = now.map(str::to_owned).map_err(str::to_owned);

@@ -1,5 +1,5 @@
-//! Limits how much data an SQL client accepts from a server. tokio-postgres trusts the length in a
-//! message header and allocates memory before the message has arrived, so this module checks the
+//! Limits how much data an SQL client accepts from a server. tokio-postgres allocates as much
+//! memory as a message header specifies, before the message has arrived, so this module checks the
 //! length first. tokio-postgres also keeps the last value of every parameter that the server
 //! reports, so this module removes these reports.
 //!
@@ -52,7 +52,7 @@ pub(crate) struct ResponseLimit {
     limits: SqlLimits,
     /// Number of bytes still missing from the message whose header was read last.
     body_bytes: usize,
-    /// Whether the message whose header was read last is removed.
+    /// Whether to remove the message whose header was read last.
     is_removed: bool,
     /// The bytes of a header that has not arrived completely yet.
     cut: Vec<u8>,

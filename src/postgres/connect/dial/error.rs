@@ -285,7 +285,7 @@ pub enum DialError {
         /// The user to log in as.
         user: String,
     },
-    /// The program that should print the password did not do so.
+    /// The program that should print the password did not supply one.
     #[error("{host}: the server requests a password, but password_command {program} {error}")]
     PasswordCommand {
         /// The host that was tried.

@@ -26,11 +26,11 @@ const PASSWORD: &str = "q7Zr0vT2mXw9";
 const ROW_MAX: usize = 10_000;
 
 /// Runs a client against a server. The first byte of `data` determines how many bytes the server
-/// sends at a time, and the other bytes are what it sends.
+/// sends at a time, and the other bytes are the data that it sends.
 ///
 /// # Panics
-/// Panics if the result depends on how the bytes are split, if the password is revealed, or if a
-/// server is trusted without having proven that it knows the password.
+/// Panics if the result depends on how the bytes are split, if the password is revealed, or if the
+/// client accepts a server that has not proven that it knows the password.
 pub fn startup(data: &[u8]) {
     let Some((&room, sent)) = data.split_first() else {
         return;
@@ -236,7 +236,7 @@ fn proof(received: &[u8], sent_bytes: &[u8]) -> Option<Vec<u8>> {
 
     let message = [b"n=,r=", nonce, b",", first, b",c=biws,", last].concat();
     let mut salted = [0; 32];
-    // The client does not accept more iterations than this.
+    // The client rejects a higher iteration count.
     let count = count.clamp(1, 100_000);
     pbkdf2_hmac(
         PASSWORD.as_bytes(),

@@ -91,8 +91,8 @@ impl Handover {
         }
     }
 
-    /// Replaces what would be read next with an ErrorResponse, followed by the end of the stream, so
-    /// that the pending query fails with this error. A read error would reach only the task that
+    /// Replaces the data that would be read next with an ErrorResponse and the end of the stream,
+    /// so that the pending query fails with this error. A read error would reach only the task that
     /// polls the connection.
     fn refuse(&mut self, reason: &str) {
         // 54000 is program_limit_exceeded. The error is not temporary: a retry would fail in the
@@ -186,8 +186,8 @@ impl AsyncWrite for Handover {
         if !self.is_requested {
             return Poll::Ready(Ok(buf.len()));
         }
-        // tokio-postgres buffers each message as a whole, so `buf` contains the complete statement
-        // the first time.
+        // tokio-postgres buffers each message as a whole, so the first write of a statement
+        // contains the complete statement.
         if buf
             .windows(TYPE_LOOKUP.len())
             .any(|part| part == TYPE_LOOKUP)

@@ -25,8 +25,9 @@ const OVERFLOW_UID: u32 = 65534;
 /// The file in which user names are looked up.
 const PASSWD_FILE: &str = "/etc/passwd";
 
-/// Determines which user owns the other end of a connected socket, and how well this protects the
-/// connection. `directory` contains the socket, or starts with `@` and names an abstract socket.
+/// Determines which user owns the other end of a connected socket, and therefore how well the
+/// connection is protected from other users. `directory` contains the socket, or starts with `@`
+/// and names an abstract socket.
 ///
 /// # Errors
 /// Returns an error if `required`, which is the value of `requirepeer`, is not the peer's user or

@@ -6,17 +6,17 @@
 use crate::postgres::connect::conninfo::exposure::Exposure;
 
 /// Maximum number of iterations. The client computes two hashes per iteration before the server has
-/// proven its identity, so an attacker could otherwise keep it busy. postgres-protocol has the same
-/// limit.
+/// proven its identity, so an attacker could otherwise keep the client busy. postgres-protocol has
+/// the same limit.
 const ITERATIONS_MAX: u32 = 100_000;
 
 /// Minimum number of iterations. With fewer, an attacker who obtains the proof could guess the
 /// password faster than intended.
 const ITERATIONS_MIN: u32 = 4096;
 
-/// Returns the reason if `answer`, the server's first message, must be rejected. `initial` is the
-/// client's message that it replies to. Returns `None` if the message is acceptable, or if it can't
-/// be parsed, which postgres-protocol detects.
+/// If `answer`, the server's first message, must be rejected, returns the reason. `initial` is the
+/// client's message that `answer` replies to. Returns `None` if the message is acceptable, or if it
+/// can't be parsed, which postgres-protocol detects.
 pub(crate) fn check_first_message(
     initial: &[u8],
     answer: &[u8],

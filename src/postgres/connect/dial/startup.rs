@@ -23,7 +23,8 @@ use crate::postgres::connect::conninfo::{AuthMethod, ChannelBinding, Conninfo, H
 
 /// Maximum length of a message during startup. PostgreSQL's messages are much shorter.
 const MESSAGE_BYTES_MAX: usize = 64 * 1024;
-/// Maximum total length of a startup. Everything before ReadyForQuery is kept in memory.
+/// Maximum total length of the server's messages during startup. All messages before ReadyForQuery
+/// are kept in memory.
 const STARTUP_BYTES_MAX: usize = 1024 * 1024;
 
 /// The type of the message that a server sends if it does not support the requested protocol
@@ -405,8 +406,8 @@ impl<'a> Wire<'a> {
                     let what = "NegotiateProtocolVersion in reply to version 3.0 without options";
                     return Err(self.protocol(what));
                 }
-                // Parse only complete messages, because the parser trusts the length in the header
-                // and allocates that much memory.
+                // Parse only complete messages, because the parser allocates as much memory as the
+                // header specifies.
                 if self.buffer.len() > message_bytes {
                     let message = Message::parse(&mut self.buffer);
                     let message = message.map_err(|error| self.protocol(error))?;

@@ -27,8 +27,8 @@ fn golden(version: u32) -> Vec<Vec<u8>> {
 
 const VERSIONS: [u32; 5] = [14, 15, 16, 17, 18];
 
-/// Formats a message, omitting what differs between captures: LSNs, times, transaction IDs and
-/// OIDs.
+/// Formats a message, omitting the values that differ between captures: LSNs, times, transaction
+/// IDs and OIDs.
 fn shown(message: &Message<'_>) -> String {
     let row = |tuple: &Tuple<'_>| {
         let values = tuple.values().map(|value| match value {

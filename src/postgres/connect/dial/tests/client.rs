@@ -158,8 +158,8 @@ async fn logs_a_limited_number_of_notices_from_a_server() {
 /// The number of nested type lookups after which the test's server stops.
 const NESTED_TYPES: u32 = 100;
 
-/// Describes a statement with one parameter of type oid, or none, and result columns of the given
-/// types.
+/// Returns the description of a statement that has one parameter of type oid or no parameters, and
+/// result columns of the given types.
 fn described(has_parameter: bool, columns: &[u32]) -> Vec<u8> {
     let parameters: &[u8] = match has_parameter {
         true => &[0, 1, 0, 0, 0, 26],
@@ -172,7 +172,7 @@ fn described(has_parameter: bool, columns: &[u32]) -> Vec<u8> {
     [message(b't', parameters), message(b'T', &body)].concat()
 }
 
-/// Replies to every query for a type that the type is an array of another unknown type, up to
+/// Replies to each type lookup with an array type whose element type is also unknown, up to
 /// [`NESTED_TYPES`] times.
 async fn nest_types(client: tokio::io::DuplexStream) -> io::Result<()> {
     let mut client: Box<dyn Stream> = Box::new(client);
@@ -219,7 +219,7 @@ async fn nest_types(client: tokio::io::DuplexStream) -> io::Result<()> {
     }
 }
 
-/// With more nested lookups, the stack would overflow.
+/// A sufficient number of nested lookups would overflow the stack.
 #[tokio::test]
 async fn does_not_look_up_types_that_are_not_built_in() {
     let (client, server) = tokio::io::duplex(1 << 16);

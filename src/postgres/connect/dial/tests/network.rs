@@ -87,7 +87,7 @@ async fn sends_no_password_over_a_network_to_an_unauthenticated_server() {
                 assert!(!format!("{received:?}").contains(&format!("{:?}", b"secret")));
                 assert_eq!(received[0].len(), 2, "the password is not sent");
             }
-            // A list of disallowed methods does not count as naming the remaining methods.
+            // A list of disallowed methods does not explicitly allow the remaining methods.
             let parameters = "password=secret require_auth=!none";
             let (done, _) =
                 dial_external(address, is_replication, parameters, without(requests())).await;
