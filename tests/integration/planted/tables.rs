@@ -138,8 +138,8 @@ fn init_of_one_table_does_not_wait_for_a_lock_on_another() {
     init.finish().expect_code(0);
 }
 
-/// The functions in the schema serve the outboxes of all tenants, so no tenant may own them, not
-/// even in a command that adds only this tenant's table.
+/// The functions in the schema serve the outboxes of all tenants, so no tenant may own them, even
+/// if a command adds only that tenant's table.
 fn rejects_a_schema_created_by_an_outbox_owner(major: u32) {
     let shop = PlantedFixture::of_tenants(major);
     shop.attacker.run(
