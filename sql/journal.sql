@@ -63,6 +63,8 @@ BEGIN
         -- Half of each page is left free for HOT updates, which add no index entries.
         CREATE TABLE walpost.slot_state (
             slot text PRIMARY KEY,
+            -- The pipeline that the slot belongs to. A pipeline that is defined by a row of a query
+            -- uses only slots that belong to it.
             pipeline text NOT NULL,
             -- The version of the format of this row.
             version integer NOT NULL,

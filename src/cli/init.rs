@@ -65,6 +65,10 @@ pub(crate) struct InitArgs {
     /// Don't enable the slot for failover
     #[arg(long)]
     no_failover: bool,
+    /// Let the pipeline use a slot that belongs to another pipeline, or that walpost init did not
+    /// create. Stop the other pipeline first. Pipelines that are defined in files don't need this
+    #[arg(long, requires = "pipeline", conflicts_with = "print")]
+    take_slot: bool,
     /// Maximum size of an event's payload and headers in a new outbox. Kafka must also accept events
     /// of this size [default: 990000]
     #[arg(long, env = "WALPOST_MAX_EVENT_BYTES", value_name = "SIZE")]
@@ -145,6 +149,8 @@ pub(crate) fn run(args: &InitArgs) -> Exit {
     for settings in &pipelines {
         let provision = Provision {
             pipeline: settings.name.clone(),
+            defined_by: settings.defined_by,
+            takes_slot: args.take_slot,
             target: settings.target.clone(),
             partitioned: args.partitioned,
             role: (!args.no_role).then(|| args.role.clone()),

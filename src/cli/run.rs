@@ -109,6 +109,8 @@ pub(crate) fn run(args: &RunArgs) -> Exit {
 fn init_as_own_role(settings: &PipelineSettings) -> Result<(), Exit> {
     let provision = Provision {
         pipeline: settings.name.clone(),
+        defined_by: settings.defined_by,
+        takes_slot: false,
         target: settings.target.clone(),
         partitioned: false,
         // The role already exists, because this connection uses it.

@@ -18,6 +18,7 @@ use crate::outbox::settings::{EmptyPayload, Format, HeaderFormat, NullPayload};
 use crate::pipeline::settings::SnapshotMode;
 use crate::pipeline::settings::{OnTableError, Undeliverable};
 use crate::pipeline::wal_budget::budget::OnMax;
+use crate::postgres::catalog::slot_owner::DefinedBy;
 use crate::postgres::connect::conninfo::Conninfo;
 use crate::trusted_path::{self, PathError};
 
@@ -174,6 +175,14 @@ impl fmt::Display for Origin {
 }
 
 impl Origin {
+    /// Returns who defines the pipeline.
+    pub(super) fn defined_by(&self) -> DefinedBy {
+        match self {
+            Self::Row { .. } => DefinedBy::Row,
+            Self::Nowhere | Self::File(_) | Self::Part(_) => DefinedBy::Operator,
+        }
+    }
+
     /// Returns the name of the source. A source may define several pipelines, and is invalid if any
     /// of them is invalid.
     pub(super) fn source(&self) -> String {

@@ -106,6 +106,7 @@ pub(super) fn settings(
     };
     let mut settings = PipelineSettings {
         name,
+        defined_by: file.origin.defined_by(),
         postgres,
         target,
         outbox,

@@ -276,6 +276,7 @@ mod tests {
     use super::*;
     use crate::delivery::watermark::Watermark;
     use crate::model::window::Window;
+    use crate::postgres::catalog::slot_owner::DefinedBy;
     use crate::postgres::target::{Outbox, Target};
 
     fn durable(lsn: u64) -> Confirmed {
@@ -286,6 +287,7 @@ mod tests {
         let now = Instant::now();
         let slot = SlotIdentity {
             pipeline: "p".to_owned(),
+            defined_by: DefinedBy::Operator,
             target: Target {
                 outbox: Outbox::Table("public.outbox".parse().expect("table")),
                 publication: "p".to_owned(),

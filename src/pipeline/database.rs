@@ -200,6 +200,15 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
         note: &TableNote,
     ) -> impl Future<Output = Result<Option<SetAside>, CatalogError>> + Send;
 
+    /// Checks that the slot belongs to a pipeline that is defined by a row; see
+    /// [`Catalog::check_slot_owner`].
+    fn check_slot_owner(
+        &self,
+        pipeline: &str,
+        target: &Target,
+        must_be_recorded: bool,
+    ) -> impl Future<Output = Result<(), CatalogError>> + Send;
+
     /// Returns the state of the slot that is recorded in `walpost.slot_state`.
     fn slot_state(
         &self,
@@ -410,6 +419,15 @@ impl CatalogQueries for Catalog {
         note: &TableNote,
     ) -> Result<Option<SetAside>, CatalogError> {
         Catalog::write_set_aside(self, pipeline, target, note).await
+    }
+
+    async fn check_slot_owner(
+        &self,
+        pipeline: &str,
+        target: &Target,
+        must_be_recorded: bool,
+    ) -> Result<(), CatalogError> {
+        Catalog::check_slot_owner(self, pipeline, target, must_be_recorded).await
     }
 
     async fn slot_state(&self, slot: &SlotIdentity) -> Result<FoundState, CatalogError> {

@@ -19,7 +19,13 @@ pub(crate) async fn record_halt(settings: &PipelineSettings, reason: &str) {
     let halt = LastHalt::now(reason);
     let recorded = async {
         let catalog = settings.postgres.catalog().await?;
-        catalog.record_halt(&settings.target, &halt).await
+        let PipelineSettings {
+            name,
+            defined_by,
+            target,
+            ..
+        } = settings;
+        catalog.record_halt(name, *defined_by, target, &halt).await
     };
     let why = match timeout(RECORD_TIMEOUT, recorded).await {
         Ok(Ok(None)) => return,

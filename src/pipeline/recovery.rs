@@ -63,6 +63,9 @@ type Classification = (ErrorKind, Remedy);
 fn classify(error: &PipelineError) -> Classification {
     match error {
         PipelineError::Connection(error) => (ErrorKind::Postgres, connection_remedy(error)),
+        PipelineError::Catalog(CatalogError::ForeignSlot { .. }) => {
+            (ErrorKind::Setup, Remedy::Halt)
+        }
         PipelineError::Catalog(error) => (ErrorKind::Postgres, catalog_remedy(error)),
         PipelineError::Problem(error) => (ErrorKind::Setup, problem_remedy(error)),
         PipelineError::Refused(refused) if refused.lasts < REFUSED_LOGIN_TIMEOUT => {
@@ -179,6 +182,7 @@ pub(crate) fn catalog_remedy(error: &CatalogError) -> Remedy {
         | CatalogError::ForeignCode { .. }
         | CatalogError::RowSecurity { .. }
         | CatalogError::Unfit(_)
+        | CatalogError::ForeignSlot { .. }
         | CatalogError::InitRuns { .. }
         | CatalogError::Unexpected(_) => Remedy::Halt,
     }

@@ -15,6 +15,7 @@ use crate::kafka::transaction::Checkpoints;
 use crate::outbox::columns::{Mapping, MappingError, TableColumn};
 use crate::outbox::reserved_topics::{DEFAULT_DEAD_LETTER_TOPIC, TopicUse};
 use crate::outbox::settings::OutboxSettings;
+use crate::postgres::catalog::slot_owner::DefinedBy;
 use crate::postgres::catalog::slot_state::FirstStart;
 use crate::postgres::catalog::{CatalogError, Observed, ObservedTable, Problem};
 use crate::postgres::connect::conninfo::Conninfo;
@@ -27,6 +28,8 @@ pub(crate) struct PipelineSettings {
     /// Name of the pipeline. Used in logs, and to derive the default names of its slot and other
     /// objects.
     pub name: String,
+    /// Who defines the pipeline, which determines which slots it may use.
+    pub defined_by: DefinedBy,
     pub postgres: Conninfo,
     /// The outbox, the publication and the slot.
     pub target: Target,

@@ -52,6 +52,7 @@ use crate::outbox::settings::OutboxSettings;
 use crate::postgres::catalog::drop_slot::Outcome;
 use crate::postgres::catalog::journal::Entry;
 use crate::postgres::catalog::set_aside::TableNote;
+use crate::postgres::catalog::slot_owner::DefinedBy;
 use crate::postgres::catalog::slot_state::{FirstStart, FoundState, SlotIdentity, SlotState};
 use crate::postgres::catalog::table_state::{AcceptedNames, Refresh, UncopiedTable};
 use crate::postgres::catalog::{
@@ -379,6 +380,11 @@ impl CatalogQueries for SimDatabase {
         Err(CatalogError::missing_journal(target))
     }
 
+    /// Only pipelines defined by rows have to own their slots.
+    async fn check_slot_owner(&self, _: &str, _: &Target, _: bool) -> Result<(), CatalogError> {
+        Ok(())
+    }
+
     async fn slot_state(&self, slot: &SlotIdentity) -> Result<FoundState, CatalogError> {
         let world = self.shared.lock();
         let state = world
@@ -454,6 +460,7 @@ pub(crate) fn settings(
 ) -> PipelineSettings {
     PipelineSettings {
         name: "sim".to_owned(),
+        defined_by: DefinedBy::Operator,
         postgres: Conninfo::parse("host=/nowhere user=sim dbname=sim", &|_| None)
             .expect("conninfo"),
         target: Target {

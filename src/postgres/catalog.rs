@@ -70,6 +70,7 @@ mod public_privileges;
 mod published;
 mod refusal;
 pub(crate) mod set_aside;
+pub(crate) mod slot_owner;
 pub(crate) mod slot_state;
 pub(crate) mod snapshot;
 mod snapshot_history;
@@ -172,6 +173,19 @@ pub enum CatalogError {
         holder: String,
         /// The statement that releases the lock.
         release: String,
+    },
+    /// A pipeline that is defined by a row has a slot that does not belong to it.
+    #[error(
+        "{found}, but pipeline {pipeline:?} is defined by a row of a query, and such a pipeline may use only a slot that is \
+         recorded as its own. Correct the row; or, to let the pipeline continue from the slot's position, stop the pipeline \
+         that uses the slot, if there is one, and run: {take}"
+    )]
+    ForeignSlot {
+        /// What is known about the slot.
+        found: String,
+        pipeline: String,
+        /// The command with which an operator assigns the slot to the pipeline.
+        take: String,
     },
     /// The server returned a value that can't be interpreted.
     #[error("PostgreSQL's catalog has an unexpected value: {0}")]

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use super::catalog::slot_owner::DefinedBy;
 use super::catalog::slot_state::FirstStart;
 use super::catalog::table_state::Refresh;
 use super::catalog::{Catalog, CatalogError, ObservedTable};
@@ -35,6 +36,10 @@ const ATTEMPTS: u32 = 5;
 pub(crate) struct Provision {
     /// The pipeline's name.
     pub pipeline: String,
+    /// Who defines the pipeline.
+    pub defined_by: DefinedBy,
+    /// Whether the pipeline may use the slot even if it belongs to another pipeline.
+    pub takes_slot: bool,
     /// The outbox, publication and slot.
     pub target: Target,
     /// Whether the table is partitioned by day.
@@ -291,6 +296,8 @@ impl Provision {
         let is_new = found
             .map_err(failed(&format!("slot {slot}"), LeftTables::Nothing))?
             .is_none();
+        let checked = self.check_slot_owner(catalog, is_new).await;
+        checked.map_err(failed(&format!("slot {slot}"), LeftTables::Nothing))?;
         let version = catalog.version().await;
         let version = version.map_err(failed("version of the server", LeftTables::Nothing))?;
         if self.failover == Some(true) && version < FAILOVER_SINCE {
@@ -323,6 +330,10 @@ impl Provision {
                 let step = "record of the slot";
                 let recorded = self.record_other_history(catalog).await;
                 recorded.map_err(failed(step, LeftTables::LastStep))?;
+                if self.takes_slot {
+                    let taken = catalog.take_slot(&self.pipeline, &self.target).await;
+                    taken.map_err(failed(step, LeftTables::LastStep))?;
+                }
             }
             left = if is_new {
                 LeftTables::Slot
@@ -337,6 +348,21 @@ impl Provision {
         }
         let accepted = self.accept_name(catalog).await;
         accepted.map_err(failed("record of the accepted name", LeftTables::LastStep))
+    }
+
+    /// If the pipeline is defined by a row, checks that the slot belongs to it, unless an operator
+    /// has decided otherwise. A new slot must not have belonged to another pipeline either.
+    async fn check_slot_owner(&self, catalog: &Catalog, is_new: bool) -> Result<(), CatalogError> {
+        if self.takes_slot || self.defined_by == DefinedBy::Operator {
+            return Ok(());
+        }
+        let checked = catalog.check_slot_owner(&self.pipeline, &self.target, !is_new);
+        match checked.await {
+            // A missing privilege is not an error here: without it, nothing can be recorded about
+            // the slot, and `run` halts unless the slot is recorded as the pipeline's own.
+            Err(CatalogError::Server(error)) if error.code == "42501" => Ok(()),
+            checked => checked,
+        }
     }
 
     /// Records that rows may be published under the current name of the table that the operator
@@ -511,6 +537,8 @@ mod tests {
     fn provision() -> Provision {
         Provision {
             pipeline: "it's".to_owned(),
+            defined_by: DefinedBy::Operator,
+            takes_slot: false,
             target: Target {
                 outbox: Outbox::Table("\"My Shop\".\"out'box\"".parse().expect("table")),
                 publication: "pub".to_owned(),

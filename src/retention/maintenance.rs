@@ -11,6 +11,7 @@ use super::{RetentionError, RetentionReport, pass_of_table};
 use crate::model::outage::{Outage, OutageMessage};
 use crate::model::rounded::Elapsed;
 use crate::pipeline::settings::PipelineSettings;
+use crate::postgres::catalog::slot_owner::DefinedBy;
 use crate::postgres::catalog::{Catalog, CatalogError};
 
 /// Maximum interval between two maintenance passes. The interval is shorter if the retention period
@@ -55,6 +56,12 @@ pub(crate) fn start(settings: &PipelineSettings) -> Option<Maintenance> {
 async fn pass(settings: &PipelineSettings) -> Vec<String> {
     let opened = async {
         let catalog = Catalog::open(&settings.postgres).await?;
+        // Whether rows have been delivered is determined by the slot.
+        if settings.defined_by == DefinedBy::Row {
+            catalog
+                .check_slot_owner(&settings.name, &settings.target, true)
+                .await?;
+        }
         let tables = super::tables(&catalog, &settings.target).await?;
         Ok((catalog, tables))
     };

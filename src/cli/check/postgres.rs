@@ -10,6 +10,7 @@ use crate::pipeline::settings::{Delivery, PipelineSettings};
 use crate::pipeline::snapshot::{self, Outlook};
 use crate::pipeline::wal_budget::budget::OnMax;
 use crate::postgres::catalog::failover::Note;
+use crate::postgres::catalog::slot_owner::DefinedBy;
 use crate::postgres::catalog::{
     Catalog, CatalogError, EventLimit, GuardFunction, Limit, Observed, Problem, PublicPrivileges,
     Statement, format_some, hidden_rows_warning, left_publication_error, unpublished_warning,
@@ -133,6 +134,7 @@ pub(super) async fn postgres(
     set_aside(settings, &catalog, report).await;
     risks(settings, &observed, report);
     failover(settings, &catalog, report).await;
+    check_owner(settings, &observed, &catalog, report).await;
     check_moved(settings, &observed, &catalog, report).await;
     unrecorded_gaps(settings, &observed, &catalog, report).await;
     if matches!(settings.target.outbox, Outbox::Messages { .. }) {
@@ -637,6 +639,23 @@ async fn unrecorded_gaps(
         // Only a warning is reported, because the pipeline can run without the table state.
         Err(error @ CatalogError::Server(_)) => report.add(SUBJECT, Outcome::Warning, error),
         Err(error) => report.add(SUBJECT, outcome_of(recovery::catalog_remedy(&error)), error),
+    }
+}
+
+/// Reports whether the slot of a pipeline that is defined by a row belongs to the pipeline.
+async fn check_owner(
+    settings: &PipelineSettings,
+    observed: &Observed,
+    catalog: &Catalog,
+    report: &mut Report<'_>,
+) {
+    if settings.defined_by == DefinedBy::Operator {
+        return;
+    }
+    let must_be_recorded = observed.has_readable_slot(&settings.target);
+    let checked = catalog.check_slot_owner(&settings.name, &settings.target, must_be_recorded);
+    if let Err(error) = checked.await {
+        report.add("slot", outcome_of(recovery::catalog_remedy(&error)), error);
     }
 }
 

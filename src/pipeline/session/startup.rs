@@ -21,6 +21,7 @@ use crate::pipeline::settings::PipelineSettings;
 use crate::pipeline::snapshot::{Settlement, Snapshot};
 use crate::pipeline::unsendable;
 use crate::postgres::catalog::CatalogError;
+use crate::postgres::catalog::slot_owner::DefinedBy;
 use crate::postgres::catalog::slot_state::{FoundState, SlotIdentity, SlotState};
 use crate::sink::Sink;
 
@@ -109,7 +110,28 @@ impl<D: Database> Startup<'_, '_, D> {
         };
         self.core.delivery.checks_texts = link.connection.has_unchecked_texts();
         self.core.reconnected(resume);
+        // Another pipeline may have used the slot since the last check. It can't do so from now on,
+        // because this connection holds the slot.
+        self.check_slot_owner(catalog, true).await?;
         Ok((link, resume))
+    }
+
+    /// If the pipeline is defined by a row, checks that the slot belongs to it. With
+    /// `must_be_recorded`, it must be known to whom the slot belongs.
+    async fn check_slot_owner(
+        &self,
+        catalog: &D::Catalog,
+        must_be_recorded: bool,
+    ) -> Result<(), CatalogError> {
+        let PipelineSettings { name, target, .. } = self.settings;
+        match self.settings.defined_by {
+            DefinedBy::Operator => Ok(()),
+            DefinedBy::Row => {
+                catalog
+                    .check_slot_owner(name, target, must_be_recorded)
+                    .await
+            }
+        }
     }
 
     /// Returns the state of the slot that is recorded in `walpost.slot_state`. Returns `Some(None)`

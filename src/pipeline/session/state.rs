@@ -169,6 +169,7 @@ impl SessionState {
         self.timeline = found.timeline;
         SlotIdentity {
             pipeline: settings.name.clone(),
+            defined_by: settings.defined_by,
             target: settings.target.clone(),
             system_id: found.system_id.clone(),
             timeline: found.timeline,

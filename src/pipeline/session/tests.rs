@@ -29,6 +29,7 @@ fn session_state() -> (SessionState, SlotIdentity) {
     session_state.confirmed = Some(Watermark::new(WINDOW, CONFIRMED).confirmed());
     let slot = SlotIdentity {
         pipeline: settings.name,
+        defined_by: settings.defined_by,
         target: settings.target,
         system_id: "one".to_owned(),
         timeline: 1,

@@ -4,6 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::own_table::{OwnTable, Use};
+use super::slot_owner::DefinedBy;
 use super::slot_state::IN_THIS_DATABASE;
 use super::{Catalog, CatalogError};
 use crate::model::last_halt::LastHalt;
@@ -21,12 +22,15 @@ struct StoredHalt {
 
 impl Catalog {
     /// Records a halt. If Walpost can't write to the table, returns the reason. Does nothing if the
-    /// slot has no row.
+    /// slot has no row, or if the pipeline is defined by a row and the slot belongs to another
+    /// pipeline.
     ///
     /// # Errors
     /// Returns an error if a query fails, or if `sql/examine.sql` rejects the table.
     pub(crate) async fn record_halt(
         &self,
+        pipeline: &str,
+        defined_by: DefinedBy,
         target: &Target,
         halt: &LastHalt,
     ) -> Result<Option<String>, CatalogError> {
@@ -38,9 +42,13 @@ impl Catalog {
         }
         let halt = serde_json::to_string(halt)
             .map_err(|error| CatalogError::Unexpected(error.to_string()))?;
+        let condition = match defined_by {
+            DefinedBy::Operator => String::new(),
+            DefinedBy::Row => format!(" AND pipeline = {}", text_literal(pipeline)),
+        };
         let update = format!(
             "UPDATE walpost.slot_state SET halt = jsonb_build_object('confirmed'::text, confirmed_lsn, 'halt'::text, {}::jsonb)::text \
-             WHERE slot = {} AND {IN_THIS_DATABASE}",
+             WHERE slot = {} AND {IN_THIS_DATABASE}{condition}",
             text_literal(&halt),
             text_literal(&target.slot),
         );

@@ -262,6 +262,13 @@ impl Observed {
         Some(Problem::InRecovery { slot, found })
     }
 
+    /// Returns whether the slot exists in this database and can be read on this server.
+    #[must_use]
+    pub(crate) fn has_readable_slot(&self, target: &Target) -> bool {
+        let is_here = |slot: &ObservedSlot| slot.database.as_ref() == Some(&self.database);
+        self.slot.as_ref().is_some_and(is_here) && self.recovery_problem(target).is_none()
+    }
+
     /// Returns a problem with the publication, if any, that would cause rows to be omitted.
     #[must_use]
     pub(crate) fn publication_problem(&self, target: &Target) -> Option<Problem> {

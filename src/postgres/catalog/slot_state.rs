@@ -16,6 +16,7 @@ use self::gap::{Copied, FORMER_SLOT, GapTable};
 use super::drop_slot::DETACHED_PARTITIONS;
 use super::journal::{Action, Entry, LEFT_PUBLICATION};
 use super::own_table::{OwnTable, Use};
+use super::slot_owner::DefinedBy;
 use super::{Catalog, CatalogError, SnapshotRecord};
 use crate::model::lsn::Lsn;
 use crate::postgres::sql::{lsn_literal, text_literal};
@@ -29,10 +30,15 @@ pub(super) const VERSION: i32 = 1;
 pub(super) const IN_THIS_DATABASE: &str =
     "database_oid = (SELECT oid FROM pg_database WHERE datname = current_database())";
 
+/// The assignments that replace the pipeline, the cluster and the timeline of a row.
+const SET_HISTORY: &str = "pipeline = excluded.pipeline, version = excluded.version, system_id = excluded.system_id, \
+     database_oid = excluded.database_oid, timeline = excluded.timeline, at = excluded.at";
+
 /// A pipeline's slot, and the cluster and timeline in which its LSNs are valid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SlotIdentity {
     pub pipeline: String,
+    pub defined_by: DefinedBy,
     /// The outbox and slot of the pipeline.
     pub target: Target,
     /// The cluster's system identifier.
@@ -216,23 +222,27 @@ impl Catalog {
             "SELECT slot, created_lsn, begun, confirmed_lsn, system_id, timeline, {IN_THIS_DATABASE} AS is_same_database \
              FROM walpost.slot_state WHERE {condition}"
         );
-        self
-            .run_on_own_table(OwnTable::SlotState, &identity.target, "", &select)
+        self.run_on_own_table(OwnTable::SlotState, &identity.target, "", &select)
             .await
-            .map_err(|error| {
-                self.with_grant(error, |role| {
-                    format!(
-                        "GRANT USAGE ON SCHEMA walpost TO {role}; GRANT SELECT ON walpost.slot_state TO {role}"
-                    )
-                })
-            })
+            .map_err(|error| self.with_slot_state_grant(error))
+    }
+
+    /// Adds the statement that allows the role to read `walpost.slot_state` to the error, if the
+    /// role lacks this privilege.
+    pub(super) fn with_slot_state_grant(&self, error: CatalogError) -> CatalogError {
+        self.with_grant(error, |role| {
+            format!(
+                "GRANT USAGE ON SCHEMA walpost TO {role}; GRANT SELECT ON walpost.slot_state TO {role}"
+            )
+        })
     }
 
     /// Records `confirmed` as the highest position that may have been confirmed for a slot. The row
     /// is durable when this function returns. Cancel safe.
     ///
     /// # Errors
-    /// Returns an error if the query fails.
+    /// Returns an error if the query fails, or if the pipeline is defined by a row and the slot now
+    /// belongs to another pipeline.
     pub(crate) async fn write_slot_state(
         &self,
         identity: &SlotIdentity,
@@ -248,7 +258,7 @@ impl Catalog {
             true,
             confirmed,
             &format!(
-                "begun = true, confirmed_lsn = CASE WHEN {same} THEN greatest(s.confirmed_lsn, excluded.confirmed_lsn) \
+                "{SET_HISTORY}, begun = true, confirmed_lsn = CASE WHEN {same} THEN greatest(s.confirmed_lsn, excluded.confirmed_lsn) \
                  ELSE excluded.confirmed_lsn END, created_lsn = CASE WHEN {same} THEN s.created_lsn END"
             ),
         )
@@ -264,11 +274,33 @@ impl Catalog {
         identity: &SlotIdentity,
         created: Lsn,
     ) -> Result<(), CatalogError> {
-        let set = "begun = false, confirmed_lsn = excluded.confirmed_lsn, created_lsn = excluded.created_lsn";
-        self.upsert(identity, Some(created), false, created, set)
+        let set = format!(
+            "{SET_HISTORY}, begun = false, confirmed_lsn = excluded.confirmed_lsn, created_lsn = excluded.created_lsn"
+        );
+        self.upsert(identity, Some(created), false, created, &set)
             .await
     }
 
+    /// Records that a slot belongs to the pipeline, which an operator has requested. Leaves the
+    /// recorded position unchanged.
+    ///
+    /// # Errors
+    /// Returns an error if a query fails.
+    pub(crate) async fn take_slot(
+        &self,
+        pipeline: &str,
+        target: &Target,
+    ) -> Result<(), CatalogError> {
+        let Some(slot) = self.slot(&target.slot).await? else {
+            return Ok(());
+        };
+        let identity = self.slot_identity(pipeline, target).await?;
+        let set = "pipeline = excluded.pipeline";
+        self.upsert(&identity, None, false, slot.confirmed, set)
+            .await
+    }
+
+    /// Inserts the slot's row, or changes it as `set` states if it exists.
     async fn upsert(
         &self,
         identity: &SlotIdentity,
@@ -281,21 +313,31 @@ impl Catalog {
         // Waiting for standbys is not necessary: if a standby without this row is promoted, it has
         // a different timeline, on which the row would be ignored.
         let settings = "SET LOCAL synchronous_commit = local; ";
+        let condition = match identity.defined_by {
+            DefinedBy::Operator => "",
+            DefinedBy::Row => " WHERE s.pipeline = excluded.pipeline",
+        };
         let sql = format!(
             "INSERT INTO walpost.slot_state AS s \
              (slot, pipeline, version, system_id, database_oid, timeline, created_lsn, begun, confirmed_lsn, at) \
              SELECT {}, {}, {VERSION}, {}, oid, {}, {created}, \
              {begun}, '{confirmed}'::pg_lsn, now() FROM pg_database WHERE datname = current_database() ON CONFLICT (slot) DO UPDATE \
-             SET pipeline = excluded.pipeline, version = excluded.version, system_id = excluded.system_id, \
-             database_oid = excluded.database_oid, timeline = excluded.timeline, at = excluded.at, {set}",
+             SET {set}{condition} RETURNING slot",
             text_literal(&identity.target.slot),
             text_literal(&identity.pipeline),
             text_literal(&identity.system_id),
             identity.timeline,
         );
-        self.run_on_own_table(OwnTable::SlotState, &identity.target, settings, &sql)
+        let rows = self
+            .run_on_own_table(OwnTable::SlotState, &identity.target, settings, &sql)
             .await?;
-        Ok(())
+        match rows.is_empty() {
+            true => {
+                self.check_slot_owner(&identity.pipeline, &identity.target, true)
+                    .await
+            }
+            false => Ok(()),
+        }
     }
 
     /// Records a slot that was just created. If a slot with the same name existed before, even on a
@@ -780,6 +822,8 @@ impl Catalog {
         let timeline: i64 = row.try_get(1)?;
         Ok(SlotIdentity {
             pipeline: pipeline.to_owned(),
+            // Commands that write the slot's row check beforehand whether they may do so.
+            defined_by: DefinedBy::Operator,
             target: target.clone(),
             system_id: row.try_get(0)?,
             timeline: u32::try_from(timeline)

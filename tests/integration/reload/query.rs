@@ -31,16 +31,28 @@ impl Shards {
     }
 
     fn source(&self) -> String {
-        let server = self.fixture.server;
+        let socket = self.fixture.server.socket.display().to_string();
+        self.source_with("name = '{name}'", &socket)
+    }
+
+    /// Like [`Self::source`], but the names of the pipelines begin with `prefix`, and they connect
+    /// to `host`.
+    fn source_with_prefix(&self, prefix: &str, host: &str) -> String {
+        let names = format!(
+            "name = '{prefix}{{name}}', slot = 'walpost_{{name}}', publication = 'walpost_{{name}}'"
+        );
+        self.source_with(&names, host)
+    }
+
+    fn source_with(&self, names: &str, host: &str) -> String {
         format!(
             "[[fleet.source]]
              postgres = \"{}\"
              query = 'SELECT name, dbname FROM public.shards WHERE active'
              every = '1s'
-             template = {{ name = '{{name}}', postgres = 'postgresql://postgres@/{{dbname}}?host={}&port={}' }}\n",
+             template = {{ {names}, postgres = 'postgresql://postgres@/{{dbname}}?host={host}&port={}' }}\n",
             self.fixture.conninfo(),
-            server.socket.display(),
-            server.port
+            self.fixture.server.port
         )
     }
 
@@ -247,45 +259,155 @@ fn rejects_a_row_that_duplicates_a_pipeline_name_at_startup() {
     process.walpost.terminate().expect_code(0);
 }
 
-/// A pipeline must not be displaced by a row of another source. If it could be, anyone who can add
-/// a row to one source could block changes to all sources and files, or take over the slot of
-/// another source's pipeline.
-#[test]
-fn a_new_row_does_not_displace_the_pipeline_of_another_source() {
-    let [own, victim, added, in_file] = std::array::from_fn(|_| Fixture::new());
-    let [shards, others] = [Shards::new(), Shards::new()];
-    shards.add(&own);
-    others.add(&victim);
-    let text = others.source() + &pipeline(&in_file, "");
-    let mut process = shards.start(&text, 3);
-    let fixtures = [&own, &victim];
-    let senders = fixtures.map(walsender);
-    shards.add(&victim);
-    let line = process.walpost.wait_for_log(FAILED_MESSAGE);
-    let expected = format!("row of pipeline {:?}: another pipeline", victim.name);
-    assert!(line.contains(&expected), "{line}");
-    // Changes to the sources and to files still take effect.
-    others.add(&added);
-    wait_until_streaming(&added);
-    let changed = head() + &shards.source() + &others.source();
-    let changed = changed + &pipeline(&in_file, "window_records = 500");
-    replace(&process.file(), &changed);
-    process.walpost.wait_for_log("1 changed");
-    assert_eq!(fixtures.map(walsender), senders);
-    let file = process.file();
-    process.walpost.terminate().expect_code(0);
+/// The end of the error about a slot that belongs to another pipeline.
+const FOREIGN_SLOT: &str = "init --take-slot";
 
-    // At startup, neither of the two conflicting rows is used.
-    let mut again = Invocation::new(["run", "--config"]).arg(&file).start();
-    let line = again.wait_for_log("pipelines are missing");
-    assert_eq!(line.matches(&expected).count(), 2, "{line}");
-    again.wait_for_logs("streaming", 3);
-    shards.run(&format!(
-        "DELETE FROM shards WHERE name = '{}'",
-        victim.name
-    ));
-    wait_until_streaming(&victim);
-    again.terminate().expect_code(0);
+/// A row's pipeline has the slot of another pipeline, and connects to its server at another address.
+/// It must not wait for the slot, and must not use it while the other pipeline is not running,
+/// whatever the reason.
+#[test]
+fn a_row_does_not_take_over_the_slot_of_another_pipeline() {
+    let [of_row, in_file] = [Fixture::bare(), Fixture::new()];
+    let [own, others] = [Shards::new(), Shards::new()];
+    own.add(&of_row);
+    let folder = reaper::folder("config");
+    let file = folder.join("walpost.toml");
+    let socket = of_row.server.socket.display().to_string();
+    let sources = own.source_with_prefix("a_", &socket);
+    let sources = sources + &others.source_with_prefix("b_", "127.0.0.1");
+    replace(&file, &(head() + &sources + &pipeline(&in_file, "")));
+    let init = |pipeline: &str, flags: &[&str]| {
+        let init = Invocation::new(["init", "--no-role", "--pipeline", pipeline, "--config"]);
+        init.arg(&file).args(flags).finish()
+    };
+    let [owner, intruder] = ["a_", "b_"].map(|prefix| format!("{prefix}{}", of_row.name));
+    init(&owner, &[]).expect_code(0);
+    let mut process = Process::start_in(folder, 2);
+    let fixtures = [&of_row, &in_file];
+    let senders = fixtures.map(walsender);
+    others.add(&of_row);
+    others.add(&in_file);
+    process.walpost.wait_for_logs(FOREIGN_SLOT, 2);
+    for (fixture, owner) in [(&of_row, &owner), (&in_file, &in_file.name)] {
+        let expected = format!(
+            "slot {:?} belongs to pipeline {owner:?} according to walpost.slot_state",
+            fixture.slot()
+        );
+        assert!(process.walpost.log().contains(&expected), "{expected}");
+    }
+    // Editing the query does not affect the pipelines either.
+    let changed = std::fs::read_to_string(&file).unwrap();
+    replace(
+        &file,
+        &changed.replacen("WHERE active", "WHERE active = true", 1),
+    );
+    process.walpost.wait_for_log(": 4 unchanged");
+    assert_eq!(fixtures.map(walsender), senders);
+    for fixture in fixtures {
+        assert!(fixture.end_walsender());
+    }
+    process.walpost.wait_for_logs("streaming", 4);
+
+    // At startup, the registry of the slot's pipeline can't be read.
+    own.run("ALTER TABLE shards RENAME TO away");
+    let Process { folder, walpost } = process;
+    walpost.terminate().expect_code(3);
+    let aggregate = of_row.aggregate(1);
+    of_row.insert(&aggregate, "k");
+    let run = Invocation::new(["run", "--http", "127.0.0.1:0", "--config"]);
+    let walpost = run.arg(&file).start();
+    let mut process = Process { folder, walpost };
+    process.walpost.wait_for_log("pipelines are missing");
+    process.walpost.wait_for_logs(FOREIGN_SLOT, 2);
+    process.walpost.wait_for_log("streaming");
+    assert!(!of_row.slot_is_active());
+    own.run("ALTER TABLE away RENAME TO shards");
+    of_row.wait_for_records(1);
+
+    // The row is removed and added again.
+    own.run("UPDATE shards SET active = false");
+    process.walpost.wait_for_log(NOT_RELOADED);
+    let accept = process.pipeline_command(&["reload", "--accept"]);
+    accept.expect_code(0).expect_mentions(&["1 removed"]);
+    wait_until("the slot to be released", || !of_row.slot_is_active());
+    process.pipeline_command(&["restart", &intruder]);
+    process.walpost.wait_for_logs(FOREIGN_SLOT, 3);
+    assert!(!of_row.slot_is_active());
+    own.run("UPDATE shards SET active = true");
+    wait_until_streaming(&of_row);
+    of_row.insert(&aggregate, "k");
+    of_row.wait_for_records(2);
+    let summary = of_row.check_delivered(&[], Resends::Never);
+    assert_eq!((summary.committed, summary.repeated), (2, 0));
+    process.walpost.terminate().expect_code(3);
+}
+
+/// `init` does not create a slot for a row's pipeline if the slot belonged to another pipeline, nor
+/// does it record the pipeline for the slot, unless the operator requests this.
+#[test]
+fn an_operator_can_assign_a_slot_to_the_pipeline_of_a_row() {
+    let fixture = Fixture::new();
+    let shards = Shards::new();
+    shards.add(&fixture);
+    let pipeline = format!("b_{}", fixture.name);
+    let file = reaper::folder("config").join("walpost.toml");
+    replace(
+        &file,
+        &(head() + &shards.source_with_prefix("b_", "127.0.0.1")),
+    );
+    let command = |words: &[&str]| {
+        let command = Invocation::new(words).args(["--pipeline", &pipeline, "--config"]);
+        command.arg(&file)
+    };
+    let expect_rejection = || {
+        for words in [
+            &["init", "--no-role"][..],
+            &["run"],
+            &["run", "--init"],
+            &["check"],
+        ] {
+            let rejected = command(words).finish().expect_code(3);
+            let expected = format!("belongs to pipeline {:?}", fixture.name);
+            rejected.expect_mentions(&[&expected, FOREIGN_SLOT]);
+        }
+    };
+    expect_rejection();
+    fixture.drop_slot();
+    expect_rejection();
+    assert_eq!(slot_count(&fixture), "0");
+    fixture.init().finish().expect_code(0);
+    // A slot that is not recorded may have been created for something else.
+    fixture.db.run("DELETE FROM walpost.slot_state");
+    for words in [&["init", "--no-role"][..], &["run"]] {
+        let rejected = command(words).finish().expect_code(3);
+        rejected.expect_mentions(&["does not record which pipeline", FOREIGN_SLOT]);
+    }
+    command(&["init", "--no-role", "--take-slot"])
+        .finish()
+        .expect_code(0);
+    let aggregate = fixture.aggregate(1);
+    let mut walpost = command(&["run"]).start();
+    walpost.wait_for_log("streaming");
+    fixture.insert(&aggregate, "k");
+    fixture.wait_for_records(1);
+    // If the slot is assigned to another pipeline, nothing more is confirmed.
+    fixture
+        .db
+        .run("UPDATE walpost.slot_state SET pipeline = 'other'");
+    fixture.insert(&aggregate, "k");
+    let line = walpost.wait_for_log("failed to record the delivered position");
+    assert!(line.contains("belongs to pipeline"), "{line}");
+    assert!(fixture.end_walsender());
+    walpost.finish().expect_code(3);
+    let owner = fixture.db.value("SELECT pipeline FROM walpost.slot_state");
+    assert_eq!(owner.as_deref(), Some("other"));
+}
+
+/// Returns the number of slots in the fixture's database.
+fn slot_count(fixture: &Fixture) -> String {
+    let slots =
+        "SELECT count(*)::text FROM pg_replication_slots WHERE database = current_database()";
+    fixture.db.value(slots).unwrap()
 }
 
 /// Returns a row that defines a pipeline, as JSON. Entries in `values` override the defaults.

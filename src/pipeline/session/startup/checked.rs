@@ -56,6 +56,10 @@ impl<C: CatalogQueries> Checked<C> {
         let catalog = start.database.catalog().await?;
         start.session_state.access.record_catalog_access();
         let observed = catalog.observe(target).await?;
+        // Must happen before anything is written about the slot, and before the pipeline stands by
+        // for it.
+        let must_be_recorded = observed.has_readable_slot(target);
+        start.check_slot_owner(&catalog, must_be_recorded).await?;
         let session_state = &mut *start.session_state;
         session_state
             .crashes

@@ -1,0 +1,155 @@
+//! The pipeline that a slot belongs to, according to `walpost.slot_state`.
+//!
+//! Rows of a query can define pipelines, and anyone who can write such a row chooses the pipeline's
+//! slot. A pipeline that is defined by a row may therefore use only a slot that is recorded as its
+//! own. The record is in the database of the slot, so it does not matter how a row spells the
+//! address of the server, or which sources could be read.
+
+use super::own_table::{OwnTable, Use};
+use super::{Catalog, CatalogError};
+use crate::postgres::sql::text_literal;
+use crate::postgres::target::Target;
+
+/// Who defines a pipeline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DefinedBy {
+    /// An operator, in a file or on the command line. The pipeline may use any slot, because an
+    /// operator may rename a pipeline.
+    Operator,
+    /// A row of a query's result.
+    Row,
+}
+
+/// The pipeline that a slot belongs to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum SlotOwner {
+    /// The pipeline that used the slot last, or for which `walpost init` created it.
+    Pipeline(String),
+    /// The table has no row for the slot.
+    Unrecorded,
+    /// The table can't be used, for the given reason.
+    Unknown(String),
+}
+
+impl SlotOwner {
+    /// Checks that the slot belongs to the pipeline. With `must_be_recorded`, it must also be known
+    /// to whom it belongs.
+    fn check(
+        &self,
+        pipeline: &str,
+        target: &Target,
+        must_be_recorded: bool,
+    ) -> Result<(), CatalogError> {
+        let slot = &target.slot;
+        let found = match self {
+            Self::Pipeline(owner) if owner == pipeline => return Ok(()),
+            Self::Pipeline(owner) => {
+                format!(
+                    "slot {slot:?} belongs to pipeline {owner:?} according to walpost.slot_state"
+                )
+            }
+            _ if !must_be_recorded => return Ok(()),
+            Self::Unrecorded => {
+                format!(
+                    "walpost.slot_state does not record which pipeline slot {slot:?} belongs to"
+                )
+            }
+            Self::Unknown(why) => {
+                format!("Walpost can't find out which pipeline slot {slot:?} belongs to ({why})")
+            }
+        };
+        Err(CatalogError::ForeignSlot {
+            found,
+            pipeline: pipeline.to_owned(),
+            take: target.init(&["--take-slot"]),
+        })
+    }
+}
+
+impl Catalog {
+    /// Checks that the slot belongs to a pipeline that is defined by a row. With
+    /// `must_be_recorded`, the check fails if it is not known to whom the slot belongs.
+    ///
+    /// # Errors
+    /// Returns an error if the slot does not belong to the pipeline, the query fails, the role is
+    /// not allowed to read the table, or the table is not trusted.
+    pub(crate) async fn check_slot_owner(
+        &self,
+        pipeline: &str,
+        target: &Target,
+        must_be_recorded: bool,
+    ) -> Result<(), CatalogError> {
+        let owner = self.slot_owner(target).await?;
+        owner.check(pipeline, target, must_be_recorded)
+    }
+
+    /// Returns the pipeline that the slot belongs to. Considers rows of all versions, clusters and
+    /// timelines, because a failover or a restored dump does not change to whom a slot belongs.
+    async fn slot_owner(&self, target: &Target) -> Result<SlotOwner, CatalogError> {
+        if let Some(reason) = self
+            .unusable(target, OwnTable::SlotState, Use::Read)
+            .await?
+        {
+            return Ok(SlotOwner::Unknown(reason));
+        }
+        let select = format!(
+            "SELECT pipeline FROM walpost.slot_state WHERE slot = {}",
+            text_literal(&target.slot)
+        );
+        let rows = self
+            .run_on_own_table(OwnTable::SlotState, target, "", &select)
+            .await
+            .map_err(|error| self.with_slot_state_grant(error))?;
+        let owner = rows.first().and_then(|row| row.get("pipeline"));
+        Ok(owner.map_or(SlotOwner::Unrecorded, |owner| {
+            SlotOwner::Pipeline(owner.to_owned())
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::commands::Commands;
+    use crate::postgres::target::Outbox;
+
+    fn check(owner: &SlotOwner, must_be_recorded: bool) -> Result<(), String> {
+        let target = Target {
+            outbox: Outbox::Table("public.outbox".parse().expect("table")),
+            publication: "p".to_owned(),
+            slot: "s".to_owned(),
+            commands: Commands::for_pipeline("row"),
+        };
+        let checked = owner.check("row", &target, must_be_recorded);
+        checked.map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_pipeline_of_a_row_uses_only_a_slot_that_is_recorded_as_its_own() {
+        let own = SlotOwner::Pipeline("row".to_owned());
+        let other = SlotOwner::Pipeline("other".to_owned());
+        let unknown = SlotOwner::Unknown("the reason".to_owned());
+        for must_be_recorded in [false, true] {
+            assert_eq!(check(&own, must_be_recorded), Ok(()));
+            let error = check(&other, must_be_recorded).expect_err("another pipeline");
+            for text in [
+                "slot \"s\" belongs to pipeline \"other\"",
+                "pipeline \"row\"",
+            ] {
+                assert!(error.contains(text), "{text} in {error}");
+            }
+            assert!(
+                error.ends_with("walpost init --take-slot --pipeline row"),
+                "{error}"
+            );
+        }
+        for (owner, expected) in [
+            (SlotOwner::Unrecorded, "does not record"),
+            (unknown, "the reason"),
+        ] {
+            assert_eq!(check(&owner, false), Ok(()));
+            let error = check(&owner, true).expect_err("no known owner");
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+}
