@@ -38,6 +38,7 @@ use self::selection::{choose, names};
 use crate::kafka::credentials::Credentials;
 use crate::outbox::reserved_topics::ReservedTopics;
 use crate::pipeline::settings::PipelineSettings;
+use crate::postgres::catalog::slot_owner::DefinedBy;
 use crate::postgres::connect::conninfo::Conninfo;
 use crate::supervisor::definitions::{Defined, Definitions, Reading};
 
@@ -494,20 +495,26 @@ fn check_unique_files(pipelines: &[FilePipeline]) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Checks that no two pipelines share an exclusive resource.
+/// Checks that no two pipelines share an exclusive resource. Pipelines that are defined by rows may
+/// share a slot: the slot's database determines which of them may use it.
 fn check_exclusive_resources(settings: &[&PipelineSettings]) -> Result<(), ConfigError> {
-    let mut taken: HashMap<ExclusiveResource, &str> = HashMap::new();
+    let mut taken: HashMap<ExclusiveResource, &PipelineSettings> = HashMap::new();
     for second in settings {
         for resource in exclusive_resources(second) {
+            let may_share = |first: &PipelineSettings| {
+                let definers = [first.defined_by, second.defined_by];
+                resource.is_slot() && definers == [DefinedBy::Row; 2]
+            };
             let excluded = resource.excluded();
-            if let Some(first) = excluded.iter().find_map(|other| taken.get(other)) {
+            let first = excluded.iter().find_map(|other| taken.get(other));
+            if let Some(first) = first.filter(|first| !may_share(first)) {
                 return Err(ConfigError::Twice {
-                    first: (*first).to_owned(),
+                    first: first.name.clone(),
                     second: second.name.clone(),
                     what: resource.description(),
                 });
             }
-            taken.insert(resource, &second.name);
+            taken.insert(resource, second);
         }
     }
     Ok(())

@@ -1,5 +1,10 @@
-//! Resources that two pipelines must not share, and the rows that may use them if several sources
-//! define pipelines.
+//! Resources that two pipelines must not share. Pipelines in files have precedence over those of
+//! rows, and all rows of a source that need the same resource are rejected.
+//!
+//! Rows of different sources can't need the same name, because the configuration is rejected if
+//! their templates allow it. They can need the same slot. In this case, the slot's database
+//! determines which of the pipelines may use it (see
+//! [`DefinedBy`](crate::postgres::catalog::slot_owner::DefinedBy)).
 
 use std::collections::HashSet;
 use std::fmt;
@@ -40,21 +45,12 @@ pub(super) struct SourceRows {
     /// The rows of the current result or, if this result can't be used, the rows of the previous
     /// result.
     pub rows: Vec<ValidRow>,
-    /// The rows that were in use before the current result was read. The pipelines that these rows
-    /// define may be running.
-    pub previous: Vec<ValidRow>,
-    /// The reason why a row in `previous` is no longer valid.
+    /// The rows that were in use before. `None` if the source is new or its query was changed.
+    pub previous: Option<Vec<ValidRow>>,
+    /// Why a row that was in use before is no longer valid.
     pub previous_failure: Option<String>,
     /// The reasons why rows were rejected.
     pub rejected: Vec<String>,
-}
-
-/// The error returned if the previous rows of a source can't be used with the current files.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Conflict {
-    /// The index of the source.
-    pub source: usize,
-    pub reason: String,
 }
 
 impl ExclusiveResource {
@@ -71,6 +67,10 @@ impl ExclusiveResource {
                 })
                 .collect(),
         }
+    }
+
+    pub(super) fn is_slot(&self) -> bool {
+        matches!(self, Self::Slot { .. })
     }
 
     /// Returns a description of the resource, for an error about two pipelines that share it.
@@ -129,14 +129,51 @@ impl SourceRows {
         }
     }
 
-    /// Replaces the rows with the previous rows if any row was rejected. Returns an error message
-    /// if a previous row is no longer valid, so that the rows can't be replaced.
+    /// Replaces the rows with the previous ones, if there are any, if any row was rejected. Returns
+    /// an error message if that is not possible, because a previous row is no longer valid.
     pub(super) fn replace_if_rejected(&mut self) -> Option<String> {
-        if self.rejected.is_empty() {
-            return None;
+        match &self.previous {
+            Some(previous) if !self.rejected.is_empty() => {
+                self.rows.clone_from(previous);
+                self.previous_failure.clone()
+            }
+            _ => None,
         }
-        self.rows.clone_from(&self.previous);
-        self.previous_failure.clone()
+    }
+
+    /// Rejects rows that need a resource of a pipeline in a file. `in_files` contains these
+    /// resources, and `running` the names of all pipelines that rows have defined so far.
+    ///
+    /// If this would reject a row whose pipeline is running, all rows are replaced with the previous
+    /// ones, so that no pipeline is removed because of a conflict.
+    ///
+    /// # Errors
+    /// Returns an error message if a row whose pipeline is running conflicts with the files, and
+    /// there are no previous rows that don't.
+    pub(super) fn reject_conflicts(
+        &mut self,
+        in_files: &HashSet<ExclusiveResource>,
+        running: &HashSet<String>,
+    ) -> Result<(), String> {
+        let is_running = |row: &&ValidRow| running.contains(row.pipeline.name());
+        let mut rows = self.rows.iter().filter(is_running);
+        if let Some(reason) = rows.find_map(|row| row.conflict(in_files)) {
+            if self.previous.is_none() {
+                return Err(reason);
+            }
+            self.rejected = vec![reason];
+            if let Some(reason) = self.replace_if_rejected() {
+                return Err(reason);
+            }
+        }
+        for row in std::mem::take(&mut self.rows) {
+            match row.conflict(in_files) {
+                Some(reason) if is_running(&&row) => return Err(reason),
+                Some(reason) => self.rejected.push(reason),
+                None => self.rows.push(row),
+            }
+        }
+        Ok(())
     }
 
     /// Returns why rows were rejected.
@@ -150,92 +187,6 @@ impl SourceRows {
             )),
         }
     }
-
-    fn has_previous(&self, row: &ValidRow) -> bool {
-        let mut previous = self.previous.iter();
-        previous.any(|previous| previous.pipeline.name() == row.pipeline.name())
-    }
-
-    /// Splits the rows into two lists: rows that use only resources of the previous rows, and all
-    /// other rows.
-    fn split_by_use(&self) -> (Vec<&ValidRow>, Vec<&ValidRow>) {
-        let previous = self.previous.iter().flat_map(|row| &row.resources);
-        let previous: HashSet<_> = previous.collect();
-        let is_in_use = |resource| previous.contains(resource);
-        self.rows
-            .iter()
-            .partition(|row| row.resources.iter().all(is_in_use))
-    }
-}
-
-/// Rejects rows whose pipelines need resources of other pipelines. The pipelines in files, whose
-/// resources are in `in_files`, take precedence over all rows, and rows that were already in use
-/// take precedence over new rows. If several rows need a resource that was not already in use, all
-/// of these rows are rejected, so that no role can take over the slot and the checkpoint of another
-/// source's pipeline with a row of its own.
-///
-/// If a row of a pipeline that was already in use would be rejected, all rows of its source are
-/// replaced with the source's previous rows, so that no pipeline is removed because of a conflict.
-///
-/// # Errors
-/// Returns an error if rows that were already in use conflict with the files, or if the previous
-/// rows must replace the current rows but are no longer valid.
-pub(super) fn resolve_conflicts(
-    sources: &mut [SourceRows],
-    in_files: &HashSet<ExclusiveResource>,
-) -> Result<(), Conflict> {
-    loop {
-        let rejected = find_conflicts(sources, in_files)?;
-        let is_running = |(source, row, _): &(usize, ValidRow, String)| {
-            let source: &SourceRows = &sources[*source];
-            source.has_previous(row)
-        };
-        let Some((index, _, reason)) = rejected.iter().find(|found| is_running(found)) else {
-            for (source, row, reason) in rejected {
-                let source = &mut sources[source];
-                let name = row.pipeline.name();
-                source.rows.retain(|other| other.pipeline.name() != name);
-                source.rejected.push(reason);
-            }
-            return Ok(());
-        };
-        let source = &mut sources[*index];
-        source.rejected = vec![reason.clone()];
-        if let Some(reason) = source.replace_if_rejected() {
-            let source = *index;
-            return Err(Conflict { source, reason });
-        }
-    }
-}
-
-/// Returns the rows that conflict with files or with other rows, each with the index of its source
-/// and an error message.
-fn find_conflicts(
-    sources: &[SourceRows],
-    in_files: &HashSet<ExclusiveResource>,
-) -> Result<Vec<(usize, ValidRow, String)>, Conflict> {
-    let mut taken = in_files.clone();
-    let mut added = Vec::new();
-    for (source, rows) in sources.iter().enumerate() {
-        let (in_use, others) = rows.split_by_use();
-        for row in &in_use {
-            if let Some(reason) = row.conflict(in_files) {
-                return Err(Conflict { source, reason });
-            }
-        }
-        taken.extend(in_use.iter().flat_map(|row| row.resources.clone()));
-        added.extend(others.into_iter().map(|row| (source, row)));
-    }
-    let shared = duplicates(added.iter().map(|(_, row)| *row));
-    let mut rejected = Vec::new();
-    for (source, row) in added {
-        let conflict = row.conflict(&taken).or_else(|| row.conflict(&shared));
-        match conflict {
-            Some(reason) => rejected.push((source, row.clone(), reason)),
-            None => taken.extend(row.resources.iter().cloned()),
-        }
-    }
-    Ok(rejected)
 }
 
 /// Returns the names and slots that occur in several rows, all of which are rejected. If the first

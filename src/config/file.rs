@@ -61,24 +61,21 @@ pub(crate) enum FileSource {
     Query(QuerySource),
 }
 
-/// Rejects two sources with the same ID, because a pipeline could then use the credentials of the
-/// wrong source.
+/// Rejects two sources that could define pipelines with the same name. Otherwise, a row of one source
+/// could take over a pipeline of the other, whose credentials and slot it must not use.
 fn distinct_sources<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Vec<FileSource>, D::Error> {
     let sources = Vec::<FileSource>::deserialize(deserializer)?;
-    let mut ids = Vec::new();
+    let mut queries: Vec<&QuerySource> = Vec::new();
     for source in &sources {
         let FileSource::Query(source) = source else {
             continue;
         };
-        if ids.contains(&source.id()) {
-            return Err(de::Error::custom(
-                "found two sources with the same query, database and template name, which would define the same pipelines; \
-                 delete one of them",
-            ));
+        for other in &queries {
+            query::check_distinct(other, source).map_err(de::Error::custom)?;
         }
-        ids.push(source.id());
+        queries.push(source);
     }
     Ok(sources)
 }

@@ -8,9 +8,10 @@ use std::time::Duration;
 use toml::{Table, Value};
 
 use super::Env;
-use super::row_values::{self, Place};
+use super::row_values::{self, Place, can_be_equal};
 use super::values::{PASSWORD_COMMAND, TOKEN_COMMAND, parse_duration};
 use crate::kafka::properties::is_secret;
+use crate::outbox::reserved_topics::collision_key;
 use crate::postgres::connect::conninfo::Conninfo;
 use crate::postgres::text_rows::{TextRow, TextRows, text_rows};
 use crate::program::Program;
@@ -67,6 +68,20 @@ impl QuerySource {
             database: Conninfo::without_passwords(&self.postgres),
             name: self.template.get("name").map(Value::to_string),
         }
+    }
+
+    /// Returns the template for the pipelines' names.
+    fn name(&self) -> &str {
+        let name = self.template.get("name").and_then(Value::as_str);
+        name.unwrap_or_default()
+    }
+
+    fn checkpoint_topic(&self) -> Option<&str> {
+        self.template.get("checkpoint")?.get("topic")?.as_str()
+    }
+
+    fn dead_letter_topic(&self) -> Option<&str> {
+        self.template.get("dead_letter_topic")?.as_str()
     }
 
     /// Returns descriptions of the keys whose values are, or contain, passwords.
@@ -150,6 +165,37 @@ impl QuerySource {
     }
 }
 
+/// Checks that two sources of a file can't define pipelines with the same name, so that the name of a
+/// pipeline determines its source, and that no topic can be used for different purposes.
+///
+/// # Errors
+/// Returns an error that names the setting that could have the same value in both sources.
+pub(super) fn check_distinct(first: &QuerySource, second: &QuerySource) -> Result<(), String> {
+    let (names, topics) = (
+        (first.name(), second.name()),
+        [(first, second), (second, first)],
+    );
+    if can_be_equal(names.0, names.1) {
+        return Err(format!(
+            "found two sources whose pipelines could have the same name, because their templates have name = {:?} and name = {:?}. \
+             Begin the names of each source's pipelines with different text, like \"shard_{{name}}\" and \"tenant_{{name}}\"",
+            names.0, names.1
+        ));
+    }
+    for (first, second) in topics {
+        if let (Some(checkpoints), Some(dead_letters)) =
+            (first.checkpoint_topic(), second.dead_letter_topic())
+            && can_be_equal(&collision_key(checkpoints), &collision_key(dead_letters))
+        {
+            return Err(format!(
+                "found a source with checkpoint.topic = {checkpoints:?} and one with dead_letter_topic = {dead_letters:?} in its \
+                 template, which could be the same topic. Begin them with different text"
+            ));
+        }
+    }
+    Ok(())
+}
+
 /// Checks the requirements that a template must meet regardless of the rows' values.
 ///
 /// # Errors
@@ -175,8 +221,7 @@ pub(super) fn check_template(template: &Table) -> Result<(), String> {
     row_values::check(template)
 }
 
-/// Identifies a `[[fleet.source]]` that contains a query. Sources with the same ID would define
-/// pipelines with the same names, so a file can't contain two of them.
+/// Identifies a `[[fleet.source]]` that contains a query.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SourceId {
     query: String,
@@ -213,25 +258,18 @@ impl DefiningRow {
 pub(super) struct DefiningRows(BTreeMap<String, Weak<DefiningRow>>);
 
 impl DefiningRows {
-    /// Stores the row that defines the pipeline. Existing pipelines with this name use the new row
-    /// when they read their credentials again, unless their current row comes from another source
-    /// in the file. In that case, they keep their current row, because they must not use the
-    /// credentials of the wrong source.
+    /// Stores the row that defines the pipeline. Existing pipelines of this name use the new row
+    /// when they read their credentials again. Only one source can define pipelines of this name.
     pub(super) fn set(
         &mut self,
         pipeline: &str,
         source: SourceId,
         row: &TextRow,
-        in_file: &[SourceId],
     ) -> Arc<DefiningRow> {
         let current = self.0.get(pipeline).and_then(Weak::upgrade);
         if let Some(current) = current {
-            let mut defining = current.lock();
-            if defining.0 == source || !in_file.contains(&defining.0) {
-                *defining = (source, row.clone());
-                drop(defining);
-                return current;
-            }
+            *current.lock() = (source, row.clone());
+            return current;
         }
         let added = Arc::new(DefiningRow(Mutex::new((source, row.clone()))));
         self.0.insert(pipeline.to_owned(), Arc::downgrade(&added));
@@ -347,20 +385,14 @@ mod tests {
         let id = |query| source("postgresql://h/shards", query, "{a}").id();
         let [old, new] = ["1", "2"].map(|value| row(&[("a", Some(value))]));
         let mut rows = DefiningRows::default();
-        let running = rows.set("running", id("SELECT 1"), &old, &[id("SELECT 1")]);
-        drop(rows.set("removed", id("SELECT 1"), &old, &[id("SELECT 1")]));
+        let running = rows.set("running", id("SELECT 1"), &old);
+        drop(rows.set("removed", id("SELECT 1"), &old));
         rows.remove_unused();
         assert_eq!(rows.0.keys().collect::<Vec<_>>(), ["running"]);
         // A changed query continues to define its pipelines.
-        let same = rows.set("running", id("SELECT 2"), &new, &[id("SELECT 2")]);
+        let same = rows.set("running", id("SELECT 2"), &new);
         assert!(Arc::ptr_eq(&running, &same));
-        assert_eq!(running.get(), (id("SELECT 2"), new.clone()));
-        // Another source of the same file defines another pipeline, even if both pipelines have the
-        // same name.
-        let sources = [id("SELECT 2"), id("SELECT 3")];
-        let other = rows.set("running", id("SELECT 3"), &old, &sources);
         assert_eq!(running.get(), (id("SELECT 2"), new));
-        assert_eq!(other.get(), (id("SELECT 3"), old));
     }
 
     #[test]

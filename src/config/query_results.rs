@@ -8,7 +8,7 @@ use tracing::warn;
 
 use super::Env;
 use super::error::ConfigError;
-use super::exclusive::{Conflict, ExclusiveResource, SourceRows, ValidRow, resolve_conflicts};
+use super::exclusive::{ExclusiveResource, SourceRows, ValidRow};
 use super::file::{File, FilePipeline, Origin};
 use super::query::{DefiningRows, QuerySource};
 use crate::postgres::text_rows::TextRow;
@@ -17,6 +17,8 @@ use crate::postgres::text_rows::TextRow;
 #[derive(Default)]
 pub(crate) struct QueryResults {
     queried: Vec<QueriedSource>,
+    /// The names of the pipelines that the rows in use define.
+    running: HashSet<String>,
     /// The rows that define pipelines.
     rows: DefiningRows,
     /// Whether the file was read successfully before. If so, a new query that fails causes the
@@ -56,8 +58,7 @@ impl QueryResults {
     /// errors about sources and rows that could not be used.
     ///
     /// If a source can't be used, its previous rows remain in use. At startup, rows that can't be
-    /// used are skipped. [`resolve_conflicts`] determines which row may use a name, a slot or a
-    /// topic that several rows need; rows can't use the resources in `in_files`.
+    /// used are skipped. Rows can't use the names, slots and topics in `in_files`.
     ///
     /// # Errors
     /// Returns an error if a source that was added in a reload can't be used, or if rows that define
@@ -80,17 +81,20 @@ impl QueryResults {
             .iter()
             .map(|source| query_rows(source, self.previous(source).is_none(), env))
             .collect();
-        let used = self.choose_rows(&sources, &results, validate, in_files);
-        let used = used.map_err(|Conflict { source, reason }| {
-            self.retry_at = Some(Instant::now() + sources[source].every);
-            ConfigError::Source {
-                name: sources[source].describe(env),
-                reason,
-            }
-        })?;
-        let ids: Vec<_> = sources.iter().map(|source| source.id()).collect();
+        let mut used = Vec::with_capacity(sources.len());
+        for (source, result) in sources.iter().zip(&results) {
+            let rows = self.choose_rows(source, result, validate, in_files);
+            used.push(rows.map_err(|reason| {
+                self.retry_at = Some(Instant::now() + source.every);
+                ConfigError::Source {
+                    name: source.describe(env),
+                    reason,
+                }
+            })?);
+        }
         let (mut pipelines, mut failures) = (Vec::new(), Vec::new());
         self.queried.clear();
+        self.running.clear();
         for ((source, last), used) in sources.into_iter().zip(results).zip(used) {
             let failure = used.failure();
             failures.extend(failure.map(|reason| format!("{}: {reason}", source.describe(env))));
@@ -101,9 +105,10 @@ impl QueryResults {
             {
                 pipeline.origin = Origin::Row {
                     file: path.to_owned(),
-                    row: self.rows.set(pipeline.name(), source.id(), &row, &ids),
+                    row: self.rows.set(pipeline.name(), source.id(), &row),
                     source: format!("{}: {}", source.describe(env), source.query),
                 };
+                self.running.insert(pipeline.name().to_owned());
                 pipelines.push(pipeline);
                 rows.push(row);
             }
@@ -119,45 +124,39 @@ impl QueryResults {
         Ok((pipelines, failures))
     }
 
-    /// Returns the rows to use from each source, given the results of their queries.
+    /// Returns the rows to use from a source, given the result of its query.
     ///
     /// # Errors
-    /// Returns the same errors as [`Self::read`].
+    /// Returns the reason for the errors of [`Self::read`].
     fn choose_rows(
         &self,
-        sources: &[&QuerySource],
-        results: &[Result<Vec<TextRow>, String>],
+        source: &QuerySource,
+        result: &Result<Vec<TextRow>, String>,
         validate: Validate<'_>,
         in_files: &HashSet<ExclusiveResource>,
-    ) -> Result<Vec<SourceRows>, Conflict> {
-        let mut used = Vec::with_capacity(sources.len());
-        for (index, (source, result)) in sources.iter().zip(results).enumerate() {
-            let mut found = match result {
-                Ok(rows) => fill_rows(source, rows, validate),
-                Err(reason) => SourceRows {
-                    rejected: vec![reason.clone()],
-                    ..SourceRows::default()
-                },
-            };
-            let fatal = match self.previous(source) {
-                Some(previous) => {
-                    let previous = fill_rows(source, &previous.rows, validate);
-                    (found.previous_failure, found.previous) = (previous.failure(), previous.rows);
-                    found.replace_if_rejected()
-                }
-                None if self.was_read => found.failure(),
-                None => None,
-            };
-            if let Some(reason) = fatal {
-                return Err(Conflict {
-                    source: index,
-                    reason,
-                });
+    ) -> Result<SourceRows, String> {
+        let mut found = match result {
+            Ok(rows) => fill_rows(source, rows, validate),
+            Err(reason) => SourceRows {
+                rejected: vec![reason.clone()],
+                ..SourceRows::default()
+            },
+        };
+        let fatal = match self.previous(source) {
+            Some(previous) => {
+                let previous = fill_rows(source, &previous.rows, validate);
+                found.previous_failure = previous.failure();
+                found.previous = Some(previous.rows);
+                found.replace_if_rejected()
             }
-            used.push(found);
+            None if self.was_read => found.failure(),
+            None => None,
+        };
+        if let Some(reason) = fatal {
+            return Err(reason);
         }
-        resolve_conflicts(&mut used, in_files)?;
-        Ok(used)
+        found.reject_conflicts(in_files, &self.running)?;
+        Ok(found)
     }
 
     /// Returns the last results of the source's query.

@@ -151,6 +151,57 @@ fn has_values(text: &str) -> bool {
         .any(|segment| matches!(segment, Segment::Column(_)))
 }
 
+/// Returns whether two texts can be equal once their columns have been replaced by values.
+pub(super) fn can_be_equal(first: &str, second: &str) -> bool {
+    let (first, second) = (
+        Literal::from_template(first),
+        Literal::from_template(second),
+    );
+    let ends_agree = |first: &Literal, second: &Literal| {
+        first.prefix.starts_with(&second.prefix) && first.suffix.ends_with(&second.suffix)
+    };
+    match (first.is_whole, second.is_whole) {
+        (true, true) => first.prefix == second.prefix,
+        (true, false) => second.len() <= first.prefix.len() && ends_agree(&first, &second),
+        (false, true) => first.len() <= second.prefix.len() && ends_agree(&second, &first),
+        (false, false) => {
+            let prefixes = (&first.prefix, &second.prefix);
+            let suffixes = (&first.suffix, &second.suffix);
+            (prefixes.0.starts_with(prefixes.1) || prefixes.1.starts_with(prefixes.0))
+                && (suffixes.0.ends_with(suffixes.1) || suffixes.1.ends_with(suffixes.0))
+        }
+    }
+}
+
+/// The literal text around the columns of a template.
+struct Literal {
+    prefix: String,
+    suffix: String,
+    /// Whether the template contains no columns. The prefix and the suffix are then the whole text.
+    is_whole: bool,
+}
+
+impl Literal {
+    fn from_template(text: &str) -> Self {
+        // A text with unmatched braces is rejected together with each row. Until then, it counts as
+        // a text that can have any value.
+        let segments = segments(text).unwrap_or_default();
+        let literal = |segment: Option<&Segment<'_>>| match segment {
+            Some(Segment::Text(text)) => text.clone(),
+            Some(Segment::Column(_)) | None => String::new(),
+        };
+        Self {
+            prefix: literal(segments.first()),
+            suffix: literal(segments.last()),
+            is_whole: segments.len() == 1,
+        }
+    }
+
+    fn len(&self) -> usize {
+        self.prefix.len() + self.suffix.len()
+    }
+}
+
 /// Returns whether the text contains anything besides columns.
 fn has_text(text: &str) -> bool {
     let segments = segments(text).unwrap_or_default();

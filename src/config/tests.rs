@@ -833,50 +833,89 @@ fn error_suggests_double_brackets_for_arrays_of_tables() {
     assert!(reason.contains("write [[fleet.source]]"), "{reason}");
 }
 
-/// A row's pipeline reads its credentials again from the template of its own source, even if another
-/// source's template would give the pipeline the same name.
+/// A row's pipeline reads its credentials again from the template of its own source.
 #[test]
 fn rereads_credentials_from_the_source_that_defined_the_row() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let path = folder.path().join("walpost.toml");
-    let source = |query: &str, password: &str| {
+    let source = |name: &str| {
         format!(
-            "[[fleet.source]]\npostgres = \"postgresql://r@h/d\"\nquery = \"{query}\"\n\
-             template = {{ name = \"{{a}}\", kafka = {{ \"sasl.password\" = \"{password}\" }} }}\n"
+            "[[fleet.source]]\npostgres = \"postgresql://r@h/d\"\nquery = \"SELECT 1\"\n\
+             template = {{ name = \"{name}_{{a}}\", kafka = {{ \"sasl.password\" = \"{name}\" }} }}\n"
         )
     };
-    let text = source("SELECT 1", "first") + &source("SELECT 2", "second");
-    std::fs::write(&path, text).expect("a file");
+    std::fs::write(&path, source("first") + &source("second")).expect("a file");
     let file = file::read(&path).expect("a valid file");
     let ids: Vec<_> = file.queries().map(query::QuerySource::id).collect();
     let values = BTreeMap::from([("a".to_owned(), Some("p".to_owned()))]);
     for (id, expected) in ids.iter().zip(["first", "second"]) {
-        let row = query::DefiningRows::default().set("p", id.clone(), &values, &ids);
+        let name = format!("{expected}_p");
+        let row = query::DefiningRows::default().set(&name, id.clone(), &values);
         let origin = file::Origin::Row {
             file: path.clone(),
             row,
             source: String::new(),
         };
-        let (_, pipeline) = selection::read_again(&path, &origin, "p").expect("a pipeline");
+        let (_, pipeline) = selection::read_again(&path, &origin, &name).expect("a pipeline");
         let kafka = pipeline.kafka.expect("Kafka properties");
         assert_eq!(kafka["sasl.password"].to_string(), expected);
     }
 }
 
+/// Otherwise, a row of one source could take over the pipeline of another source's row.
 #[test]
-fn rejects_two_sources_that_would_define_the_same_pipelines() {
-    let source = |query: &str, name: &str| {
-        format!(
-            "[[fleet.source]]\npostgres = \"postgresql://r:{name}@h/d\"\nquery = \"{query}\"\ntemplate = {{ name = \"{name}\" }}\n"
-        )
+fn rejects_two_sources_whose_pipelines_could_have_the_same_name() {
+    let parse = |first: &str, second: &str| {
+        let source = |query: &str, template: &str| {
+            format!(
+                "[[fleet.source]]\npostgres = \"postgresql://r@h/d\"\nquery = \"{query}\"\ntemplate = {{ {template} }}\n"
+            )
+        };
+        let text = source("SELECT 1", first) + &source("SELECT 2", second);
+        super::syntax::parse::<super::File>(&text).map_err(|(_, reason)| reason)
     };
-    let parse = |sources: [String; 2]| super::syntax::parse::<super::File>(&sources.concat());
-    let (_, reason) =
-        parse([source("SELECT 1", "{a}"), source("SELECT 1", "{a}")]).expect_err("an error");
-    assert!(
-        reason.contains("found two sources with the same query"),
-        "{reason}"
-    );
-    parse([source("SELECT 1", "{a}"), source("SELECT 2", "{a}")]).expect("two queries");
-    parse([source("SELECT 1", "{a}"), source("SELECT 1", "b_{a}")]).expect("two templates");
+    let name = |name: &str| format!("name = \"{name}\"");
+    for (first, second) in [
+        ("{a}", "{a}"),
+        ("{a}", "b_{a}"),
+        ("a_{a}", "a_{b}_{c}"),
+        ("a{a}", "a_{a}"),
+        ("{a}_x", "b_{a}"),
+        ("{a}_x", "{a}_{b}_x"),
+        ("a_{a}", "a_b"),
+        ("a_b", "a_b"),
+        ("{source.a}", "{a}"),
+    ] {
+        for (first, second) in [(first, second), (second, first)] {
+            let reason = parse(&name(first), &name(second)).expect_err(first);
+            for text in [
+                "could have the same name",
+                &format!("{first:?}"),
+                &format!("{second:?}"),
+            ] {
+                assert!(reason.contains(text), "{text} in {reason}");
+            }
+        }
+    }
+    for (first, second) in [
+        ("a_{a}", "b_{a}"),
+        ("{a}_x", "{a}_y"),
+        ("a_{a}", "ab_{a}"),
+        ("a_{a}_x", "a_{a}_y"),
+        ("a_{a}", "a"),
+        ("a_{a}_b", "a_b"),
+        ("a", "aa"),
+    ] {
+        for (first, second) in [(first, second), (second, first)] {
+            parse(&name(first), &name(second)).expect(first);
+        }
+    }
+    let checkpoints = "name = \"a_{a}\", checkpoint = { topic = \"own.{a}\" }";
+    let dead_letters = |topic| format!("name = \"b_{{a}}\", dead_letter_topic = \"{topic}\"");
+    for topic in ["own.{a}", "own_{a}.dead", "{a}.dead", "own.dead"] {
+        let reason = parse(checkpoints, &dead_letters(topic)).expect_err(topic);
+        assert!(reason.contains("could be the same topic"), "{reason}");
+        parse(&dead_letters(topic), checkpoints).expect_err(topic);
+    }
+    parse(checkpoints, &dead_letters("dead.{a}")).expect("two topics");
 }

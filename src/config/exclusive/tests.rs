@@ -20,100 +20,73 @@ fn row(name: &str, slot: &str) -> ValidRow {
     }
 }
 
-/// Creates a source from its current and previous rows. Each row is given as `name/slot`, or only
-/// as `name` if the pipeline and its slot have the same name.
-fn source(rows: &[&str], previous: &[&str]) -> SourceRows {
-    let rows_of = |names: &[&str]| {
-        let parts = names
-            .iter()
-            .map(|row| row.split_once('/').unwrap_or((row, row)));
-        parts.map(|(name, slot)| row(name, slot)).collect()
-    };
+/// Returns rows from their names. Each has a slot of the same name, or `name/slot`.
+fn rows(names: &[&str]) -> Vec<ValidRow> {
+    let parts = names
+        .iter()
+        .map(|row| row.split_once('/').unwrap_or((row, row)));
+    parts.map(|(name, slot)| row(name, slot)).collect()
+}
+
+/// Creates a source from the names of its current and previous rows.
+fn source(current: &[&str], previous: Option<&[&str]>) -> SourceRows {
     SourceRows {
-        rows: rows_of(rows),
-        previous: rows_of(previous),
+        rows: rows(current),
+        previous: previous.map(rows),
         ..SourceRows::default()
     }
 }
 
-fn resolve(sources: &mut [SourceRows], in_files: &[&str]) -> Result<Vec<Vec<String>>, Conflict> {
-    let in_files = in_files.iter().map(|name| row(name, name));
-    let in_files = in_files.flat_map(|row| row.resources).collect();
-    resolve_conflicts(sources, &in_files)?;
-    let names = |source: &SourceRows| {
-        let rows = source.rows.iter();
-        rows.map(|row| row.pipeline.name().to_owned()).collect()
-    };
-    Ok(sources.iter().map(names).collect())
-}
-
-#[test]
-fn new_row_does_not_displace_an_existing_pipeline_of_a_later_source() {
-    for added in ["victim", "other/victim"] {
-        let mut sources = [
-            source(&["a", added, "new"], &["a"]),
-            source(&["victim", "next"], &["victim"]),
-        ];
-        let used = resolve(&mut sources, &[]).expect("a result");
-        assert_eq!(used, [["a", "new"], ["victim", "next"]]);
-        let failure = sources[0].failure().expect("a rejected row");
-        assert!(failure.contains("another pipeline"), "{failure}");
-        assert_eq!(sources[1].failure(), None);
-    }
+/// Rejects conflicts with a pipeline in a file, and returns the names of the remaining rows.
+fn resolve(
+    source: &mut SourceRows,
+    in_file: &str,
+    running: &[&str],
+) -> Result<Vec<String>, String> {
+    let in_files = row(in_file, in_file).resources.into_iter().collect();
+    let running = running.iter().map(|name| (*name).to_owned()).collect();
+    source.reject_conflicts(&in_files, &running)?;
+    let names = source.rows.iter().map(|row| row.pipeline.name().to_owned());
+    Ok(names.collect())
 }
 
 #[test]
 fn a_row_does_not_displace_a_pipeline_defined_in_a_file() {
-    let mut sources = [source(&["a", "file"], &[])];
-    assert_eq!(
-        resolve(&mut sources, &["file"]),
-        Ok(vec![vec!["a".to_owned()]])
-    );
-    assert!(sources[0].failure().is_some());
-    let mut sources = [source(&["a", "file"], &["file"])];
-    let conflict = resolve(&mut sources, &["file"]).expect_err("a conflict");
-    assert_eq!(conflict.source, 0);
-}
-
-#[test]
-fn rejects_new_rows_from_different_sources_that_define_the_same_pipeline_name() {
-    let mut sources = [source(&["a", "both"], &[]), source(&["both", "b"], &["b"])];
-    let used = resolve(&mut sources, &[]).expect("a result");
-    assert_eq!(used, [["a"], ["b"]]);
-    for source in &sources {
-        let failure = source.failure().expect("a rejected row");
-        assert!(
-            failure.starts_with("row both: another pipeline"),
-            "{failure}"
-        );
+    for added in ["file", "other/file"] {
+        for previous in [None, Some(&["a"][..])] {
+            let mut source = source(&["a", added], previous);
+            let names = resolve(&mut source, "file", &["a"]);
+            assert_eq!(names, Ok(vec!["a".to_owned()]));
+            let failure = source.failure().expect("a rejected row");
+            assert!(failure.contains("another pipeline"), "{failure}");
+        }
     }
+    // A pipeline in a file does not displace the running pipeline of a row either.
+    let mut in_use = source(&["a", "file"], Some(&["a", "file"]));
+    resolve(&mut in_use, "file", &["a", "file"]).expect_err("a conflict");
+    let mut changed_query = source(&["a", "file"], None);
+    resolve(&mut changed_query, "file", &["a", "file"]).expect_err("a conflict");
 }
 
-#[test]
-fn a_pipeline_can_move_to_another_source() {
-    let mut sources = [
-        source(&["a", "moves"], &["a"]),
-        source(&["b"], &["b", "moves"]),
-    ];
-    let used = resolve(&mut sources, &[]).expect("a result");
-    assert_eq!(used, [vec!["a", "moves"], vec!["b"]]);
-}
-
-/// If only the changed row were rejected, its pipeline would be removed because of another row.
+/// If the changed pipeline were only rejected, it would be removed because of another pipeline.
 #[test]
 fn keeps_the_previous_rows_of_a_source_if_a_changed_pipeline_needs_a_slot_already_in_use() {
-    let mut sources = [source(&["a/b", "c"], &["a"]), source(&["b"], &["b"])];
-    let used = resolve(&mut sources, &[]).expect("a result");
-    assert_eq!(used, [["a"], ["b"]]);
-    let mut sources = [source(&["a/b"], &["a"]), source(&["b"], &["b"])];
-    sources[0].previous_failure = Some("invalid".to_owned());
-    let conflict = resolve(&mut sources, &[]).expect_err("a conflict");
-    assert_eq!(conflict.reason, "invalid");
+    let mut rows = source(&["a/file", "c"], Some(&["a"]));
+    assert_eq!(resolve(&mut rows, "file", &["a"]), Ok(vec!["a".to_owned()]));
+    assert!(rows.failure().is_some());
+    let mut rows = source(&["a/file"], Some(&["a"]));
+    rows.previous_failure = Some("invalid".to_owned());
+    assert_eq!(
+        resolve(&mut rows, "file", &["a"]),
+        Err("invalid".to_owned())
+    );
+    let mut changed_query = source(&["a/file", "c"], None);
+    resolve(&mut changed_query, "file", &["a"]).expect_err("a conflict");
 }
 
 #[test]
 fn rejects_all_rows_of_a_source_that_have_the_same_name() {
-    let mut rows = source(&["a", "twice", "twice/b"], &[]);
+    let mut rows = source(&["a", "twice", "twice/b"], None);
     rows.remove_duplicates();
     assert_eq!(rows.rows.len(), 1);
     let failure = rows.failure().expect("rejected rows");
