@@ -17,7 +17,7 @@ pub enum RouteError {
     TopicNull,
     /// The expanded topic template is not a valid topic name.
     #[error(
-        "{:?} is not a valid topic name: expected 1 to 249 characters from a-z A-Z 0-9 . _ - and neither . nor .. alone. Use \
+        "{:?} is not a valid topic name: expected 1 to 249 characters from [a-zA-Z0-9._-], other than \".\" and \"..\". Use \
          another column in the topic setting",
         beginning(.0)
     )]

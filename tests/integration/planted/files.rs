@@ -272,7 +272,7 @@ fn database_settings_do_not_hide_rows_from_a_replay() {
 
 /// With ALTER DATABASE ... SET, the database owner can change settings for the DBA's sessions.
 #[test]
-fn database_settings_do_not_hide_warnings_or_change_inspections() {
+fn database_settings_do_not_hide_warnings_or_change_the_result_of_a_check() {
     for major in MAJORS {
         let shop = PlantedFixture::bare(Outbox::Table, major);
         let (fixture, mallory, walpost) = (&shop.fixture, &shop.mallory, &shop.walpost);
