@@ -208,6 +208,11 @@ pub enum MappingError {
     TooManyColumns(String),
 }
 
+/// Maximum number of names in the result of [`list_names`].
+const LISTED_NAMES_MAX: usize = 20;
+/// Maximum number of characters in the list of [`list_names`].
+const LISTED_CHARS_MAX: usize = 1000;
+
 /// The OIDs of built-in types, from `src/include/catalog/pg_type.dat` in PostgreSQL 18.
 mod oid {
     pub(super) const BYTEA: u32 = 17;
@@ -477,6 +482,28 @@ fn topic_setting(topic: &Topic) -> String {
     format!("{key} = \"{topic}\"")
 }
 
+/// Returns a list of names that is short enough for an error, which may be kept for each of many
+/// tables. Omitted names are counted.
+pub(crate) fn list_names<'n>(names: impl ExactSizeIterator<Item = &'n str>) -> String {
+    let total = names.len();
+    let (mut list, mut chars, mut listed) = (String::new(), 0, 0);
+    for name in names.take(LISTED_NAMES_MAX) {
+        let separator = if listed == 0 { "" } else { ", " };
+        chars += separator.len() + name.chars().count();
+        if chars > LISTED_CHARS_MAX {
+            break;
+        }
+        list.push_str(separator);
+        list.push_str(name);
+        listed += 1;
+    }
+    match (listed, total - listed) {
+        (_, 0) => list,
+        (0, omitted) => format!("{omitted} columns with long names"),
+        (_, omitted) => format!("{list} and {omitted} more"),
+    }
+}
+
 fn is_integer(oid: u32) -> bool {
     matches!(oid, oid::INT2 | oid::INT4 | oid::INT8)
 }
@@ -527,8 +554,8 @@ impl Binder<'_> {
     }
 
     fn missing_column(&self, column: &str, setting: &str) -> MappingError {
-        let names: Vec<_> = self.columns.iter().map(|column| column.name).collect();
-        let (column, setting, found) = (column.to_owned(), setting.to_owned(), names.join(", "));
+        let found = list_names(self.columns.iter().map(|column| column.name));
+        let (column, setting) = (column.to_owned(), setting.to_owned());
         match self.table {
             Some(table) => MappingError::MissingColumn {
                 table: table.sql_name.to_owned(),
@@ -750,6 +777,33 @@ mod tests {
         let mut settings = OutboxSettings::default();
         change(&mut settings);
         Mapping::bind(&settings, "public.outbox", &columns())
+    }
+
+    #[test]
+    fn lists_a_limited_number_of_names_and_characters() {
+        let list = |names: &[&str]| list_names(names.iter().copied());
+        assert_eq!(list(&["id", "type"]), "id, type");
+        assert_eq!(list(&[]), "");
+        let many = list(&["column"; 1600]);
+        assert_eq!(many, format!("{} and 1580 more", ["column"; 20].join(", ")));
+        let long = "\u{e4}".repeat(400);
+        let some = list(&[&long[..], &long, &long, "id"]);
+        assert_eq!(some, format!("{long}, {long} and 2 more"));
+        let longest = "x".repeat(1001);
+        assert_eq!(list(&[&longest[..], "id"]), "2 columns with long names");
+    }
+
+    #[test]
+    fn error_about_a_missing_column_does_not_grow_with_the_number_of_columns() {
+        let name = "x".repeat(1000);
+        let column = TableColumn {
+            name: &name,
+            type_oid: 25,
+        };
+        let columns = vec![column; 1600];
+        let error = Mapping::bind(&OutboxSettings::default(), "public.outbox", &columns);
+        let length = error.expect_err("no column").to_string().len();
+        assert!(length < 2000, "{length}");
     }
 
     #[test]

@@ -46,6 +46,14 @@ pub(crate) struct ColumnFacts {
     pub(crate) default: Option<String>,
 }
 
+impl ColumnFacts {
+    /// Returns the memory that the value uses.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        let default = self.default.as_ref().map_or(0, String::capacity);
+        size_of::<Self>() + self.name.capacity() + default
+    }
+}
+
 /// A domain. Its values are encoded like those of its base type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Domain {

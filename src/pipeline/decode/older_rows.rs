@@ -3,7 +3,7 @@
 //! transaction that adds the table. They therefore appear in the stream like any other rows, and
 //! before all later rows of the table.
 
-use crate::outbox::columns::{COLUMNS_MAX, Mapping, MappingError, Row, TableColumn};
+use crate::outbox::columns::{COLUMNS_MAX, Mapping, MappingError, Row, TableColumn, list_names};
 use crate::postgres::table::TableName;
 use crate::postgres::target::OUTBOX_ROW;
 use crate::postgres::wire::pgoutput::{Relation, Tuple, Value};
@@ -46,7 +46,7 @@ impl RowTable {
                     table: Self::name().to_string(),
                     column: name.to_owned(),
                     setting: "walpost.add_outbox".to_owned(),
-                    found: columns.collect::<Vec<_>>().join(", "),
+                    found: list_names(columns),
                 }
             })?;
         }

@@ -27,6 +27,11 @@ use crate::postgres::target::Outbox;
 /// Maximum number of tables to keep. When it is exceeded, tables that are not published are
 /// removed.
 const NAMES_MAX: usize = 20_000;
+/// Limit for the memory used by the names of tables that were not published when the pipeline
+/// started.
+const NEW_NAMES_BYTES_MAX: usize = 64 << 20;
+/// Estimated memory used by an entry of the hash map, in addition to the names.
+const ENTRY_BYTES: usize = 100;
 
 /// The names under which the rows of tables may be published, by OID.
 #[derive(Default)]
@@ -35,6 +40,8 @@ pub(crate) struct TableNames {
     /// table names have no effect and need not be checked.
     setting: Option<String>,
     known: HashMap<u32, KnownNames>,
+    /// The memory used by the names added by [`Self::add_new_table`] since [`Self::add`] was called.
+    new_bytes: usize,
     commands: Commands,
 }
 
@@ -77,6 +84,7 @@ impl TableNames {
         if !self.is_enabled() {
             return;
         }
+        self.new_bytes = 0;
         if self.known.len() > NAMES_MAX {
             let oids: HashSet<_> = tables.iter().map(|table| table.oid).collect();
             self.known.retain(|oid, _| oids.contains(oid));
@@ -100,8 +108,15 @@ impl TableNames {
     pub(super) fn add_new_table(&mut self, oid: u32, found: Vec<AcceptedNames>) {
         if self.is_enabled() {
             let names = found.into_iter().flat_map(|table| table.names);
+            let names: Vec<_> = names.collect();
+            self.new_bytes += ENTRY_BYTES + names.iter().map(memory_bytes).sum::<usize>();
             self.known.entry(oid).or_default().accepted.extend(names);
         }
+    }
+
+    /// Returns `false` if the names of no more tables may be added before the next connection.
+    pub(super) fn has_room(&self) -> bool {
+        self.new_bytes < NEW_NAMES_BYTES_MAX
     }
 
     /// Returns whether the names accepted for the table must be looked up before [`Self::check`].
@@ -155,6 +170,10 @@ impl TableNames {
             ),
         })
     }
+}
+
+fn memory_bytes(name: &TableName) -> usize {
+    size_of::<TableName>() + name.schema.capacity() + name.name.capacity()
 }
 
 /// Returns the SQL statements that restore a table's previous name.

@@ -27,6 +27,12 @@ use crate::postgres::wire::pgoutput::{Relation, Tuple, Value};
 /// re-created counts once for each definition.
 pub(crate) const TABLES_MAX: usize = 10_000;
 
+/// Limit for the memory used by the catalog's descriptions of columns. If another description would
+/// exceed it, all previous ones are discarded and queried again when they are needed.
+const FACTS_BYTES_MAX: usize = 64 << 20;
+/// Estimated memory used by an entry of a hash map, in addition to the text in its value.
+const ENTRY_BYTES: usize = 100;
+
 /// The outbox tables that the stream has described.
 pub(crate) struct TableSource {
     outbox: Outbox,
@@ -34,6 +40,8 @@ pub(crate) struct TableSource {
     /// The catalog's description of each table's columns, by table OID; empty for a table that no
     /// longer exists.
     facts: HashMap<u32, Vec<ColumnFacts>>,
+    /// The memory used by the descriptions that were added since [`Self::describe`] was called.
+    facts_bytes: usize,
     /// The OIDs of `tables`, in ascending order. Kept in a separate array, so that a search touches
     /// few cache lines.
     oids: Vec<u32>,
@@ -96,6 +104,7 @@ impl TableSource {
             outbox,
             settings: Box::new(settings),
             facts: HashMap::new(),
+            facts_bytes: 0,
             oids: Vec::new(),
             tables: Vec::new(),
             publication: None,
@@ -118,7 +127,7 @@ impl TableSource {
 
     /// Sets the catalog's description of each table's columns, by table OID.
     pub(crate) fn describe(&mut self, facts: HashMap<u32, Vec<ColumnFacts>>) {
-        self.facts = facts;
+        (self.facts, self.facts_bytes) = (facts, 0);
     }
 
     pub(super) fn names(&self) -> &TableNames {
@@ -144,6 +153,13 @@ impl TableSource {
         facts: Vec<ColumnFacts>,
         names: Vec<AcceptedNames>,
     ) {
+        let facts_bytes = facts.iter().map(ColumnFacts::memory_bytes).sum::<usize>() + ENTRY_BYTES;
+        if self.facts_bytes + facts_bytes > FACTS_BYTES_MAX {
+            // A table's description is used only when the stream describes the table.
+            self.facts = HashMap::new();
+            self.facts_bytes = 0;
+        }
+        self.facts_bytes += facts_bytes;
         self.facts.insert(oid, facts);
         self.names.add_new_table(oid, names);
     }
@@ -272,11 +288,11 @@ impl TableSource {
         self.table(oid).map(|table| &table.name)
     }
 
-    /// Returns `false` if [`TABLES_MAX`] has been reached and the stream has not described this
-    /// relation before.
+    /// Returns `false` if the stream has not described this relation before and [`TABLES_MAX`], or the
+    /// limit for the memory used by tables' names, has been reached.
     pub(crate) fn has_room_for(&self, oid: u32) -> bool {
         let described = self.oids.len() + self.set_aside.relations();
-        described < TABLES_MAX || self.oids.binary_search(&oid).is_ok()
+        described < TABLES_MAX && self.names.has_room() || self.oids.binary_search(&oid).is_ok()
     }
 
     /// Processes a relation message at `position`, which `at` describes. The columns in the message
@@ -502,4 +518,61 @@ fn fill_row<'a>(
         };
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::lsn::Lsn;
+    use crate::postgres::table_pattern::TablePatterns;
+
+    fn source(topic: &str) -> TableSource {
+        let patterns = TablePatterns::new(&["*.outbox".to_owned()]).expect("a pattern");
+        let settings = OutboxSettings {
+            topic: topic.parse().expect("a topic"),
+            ..OutboxSettings::default()
+        };
+        TableSource::new(Outbox::Tables(patterns), settings)
+    }
+
+    #[test]
+    fn limits_the_memory_for_descriptions_of_columns() {
+        let mut source = source("{aggregatetype}");
+        let facts = |bytes| ColumnFacts {
+            default: Some("x".repeat(bytes)),
+            ..ColumnFacts::default()
+        };
+        let used_bytes = |source: &TableSource| {
+            let facts = source.facts.values().flatten();
+            facts.map(ColumnFacts::memory_bytes).sum::<usize>()
+        };
+        for oid in 0..200 {
+            source.describe_table(oid, vec![facts(1 << 20)], Vec::new());
+            assert!(source.facts.contains_key(&oid));
+            assert!(used_bytes(&source) <= FACTS_BYTES_MAX, "after table {oid}");
+        }
+        // Tables without columns use memory too.
+        let tables_max = u32::try_from(FACTS_BYTES_MAX / ENTRY_BYTES).expect("few");
+        for oid in 0..=tables_max {
+            source.describe_table(oid, Vec::new(), Vec::new());
+        }
+        assert!(source.facts.len() < FACTS_BYTES_MAX / ENTRY_BYTES);
+    }
+
+    #[test]
+    fn requires_a_new_connection_if_the_names_of_tables_use_too_much_memory() {
+        let mut source = source("{table.schema}.{aggregatetype}");
+        let names = |oid| AcceptedNames {
+            oid,
+            names: vec![TableName::from_catalog(&"x".repeat(1 << 20), "outbox")],
+            unchecked_before: Lsn::ZERO,
+        };
+        let described = (0..100).take_while(|oid| {
+            source.describe_table(*oid, Vec::new(), vec![names(*oid)]);
+            source.has_room_for(1000)
+        });
+        assert_eq!(described.count(), 63);
+        source.accept_names(Vec::new(), &Commands::default());
+        assert!(source.has_room_for(1000));
+    }
 }
