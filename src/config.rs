@@ -160,7 +160,7 @@ fn read_sources(
     let mut all = files.next().unwrap_or_default();
     all.pipeline.extend(files.flat_map(|part| part.pipeline));
     let from_env = kafka_properties(env_vars.iter().cloned());
-    let in_files = NamedTopics::from_files(&all.pipeline);
+    let in_files = NamedTopics::from_files(&all);
     let validate = |pipeline: &FilePipeline| {
         let settings = settings(
             pipeline.clone(),
@@ -450,7 +450,7 @@ fn load_file(
     let file = read.map(|(_, file)| file).unwrap_or_default();
     let kafka = file.kafka.clone();
     let from_env = kafka_properties(env_vars);
-    let named = NamedTopics::from_pipelines(&file.pipeline);
+    let named = NamedTopics::from_files(&file);
     let chosen = choose(file, &given.connection.pipeline, path.is_some())?;
     if chosen.len() > 1 && given.is_for_one_pipeline() {
         return Err(ConfigError::Several(names(&chosen)));
@@ -468,7 +468,7 @@ fn load_file(
         .collect::<Result<_, ConfigError>>()?;
     let all: Vec<_> = defined.iter().map(|defined| &defined.settings).collect();
     check_exclusive_resources(&all)?;
-    reserved::reserve(named, &mut defined)?;
+    reserved::reserve(&named, &mut defined)?;
     Ok(defined)
 }
 

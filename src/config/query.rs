@@ -541,6 +541,7 @@ mod tests {
             ),
             ("dead_letter_topic = '{x}'", "'{x}.walpost'"),
             ("checkpoint = { topic = '{x}{y}' }", "checkpoint.topic"),
+            ("checkpoint = { topic = '{x}._-{y}' }", "a letter or digit"),
         ] {
             let text = format!("name = '{{x}}'\n{template}");
             let error = check_template(&text.parse().expect("TOML")).expect_err(template);

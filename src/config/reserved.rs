@@ -1,40 +1,53 @@
 //! Prevents each pipeline's rows from being routed to any pipeline's checkpoint or dead-letter
-//! topic, so that a row of one pipeline can't forge another pipeline's checkpoint.
+//! topic, so that a row of one pipeline can't forge another
+//! pipeline's checkpoint.
+//!
+//! The topics of pipelines that are defined by rows of a query's result are reserved with the
+//! template's text, whatever the rows are. Otherwise, these topics would not be reserved while the
+//! query fails, and each added row would restart other pipelines.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Definition;
 use super::error::ConfigError;
-use super::file::{FilePipeline, Origin};
+use super::file::{File, FilePipeline, Origin};
 use super::reader::Reader;
-use crate::outbox::reserved_topics::{ReservedTopics, TopicUse, collision_key};
-use crate::outbox::settings::OutboxSettings;
+use super::row_values;
+use crate::outbox::reserved_topics::{ReservedTopics, TopicPattern, TopicUse, collision_key};
+use crate::outbox::settings::{OutboxSettings, Topic};
 use crate::outbox::template::Template;
 use crate::pipeline::settings::PipelineSettings;
 use crate::supervisor::definitions::Defined;
 
-/// Topics named in pipelines' settings, keyed by [`collision_key`].
+/// Topics named in the settings of pipelines in the files and in the templates of sources.
 #[derive(Default)]
 pub(super) struct NamedTopics {
-    /// Topics for checkpoints or dead letters.
+    /// Topics of pipelines in the files for checkpoints or dead letters, keyed by
+    /// [`collision_key`].
     own: BTreeMap<String, TopicUse>,
-    /// Event topics whose names depend on neither a row's values nor its table.
+    /// Topics of templates for checkpoints or dead letters.
+    patterns: Vec<TopicPattern>,
+    /// Event topics whose names depend on neither a row's values nor its table, as
+    /// [`collision_key`]s.
     constant: BTreeSet<String>,
+    /// The topics in `own` and `patterns`.
+    reserved: ReservedTopics,
 }
 
 impl NamedTopics {
-    /// Collects the topics of all pipelines in the files, including pipelines that were not
-    /// selected.
-    pub(super) fn from_files(pipelines: &[FilePipeline]) -> Self {
-        let pipelines = pipelines.iter();
-        pipelines
-            .filter(|pipeline| !pipeline.origin.is_row())
-            .fold(Self::default(), Self::with_topics_of)
-    }
-
-    /// Collects the topics of all pipelines.
-    pub(super) fn from_pipelines(pipelines: &[FilePipeline]) -> Self {
-        pipelines.iter().fold(Self::default(), Self::with_topics_of)
+    /// Collects the topics of all pipelines and sources in the files, including pipelines that were
+    /// not selected. Ignores pipelines defined by rows, whose topics match a template.
+    pub(super) fn from_files(file: &File) -> Self {
+        let pipelines = file.pipeline.iter();
+        let pipelines = pipelines.filter(|pipeline| !pipeline.origin.is_row());
+        let named = pipelines.fold(Self::default(), Self::with_topics_of);
+        let templates = file.queries().map(|source| &source.template);
+        let patterns: Vec<_> = templates.flat_map(topic_patterns).collect();
+        Self {
+            reserved: ReservedTopics::new(named.own.clone()).with_patterns(patterns.clone()),
+            patterns,
+            ..named
+        }
     }
 
     fn with_topics_of(mut self, pipeline: &FilePipeline) -> Self {
@@ -54,7 +67,7 @@ impl NamedTopics {
     }
 
     /// Returns an error message if a pipeline defined by a row conflicts with the pipelines in the
-    /// files.
+    /// files, or if all its events would be written to reserved topics.
     pub(super) fn conflict(&self, row_pipeline: &PipelineSettings) -> Option<String> {
         let mut own = row_pipeline.own_topics();
         if let Some((topic, usage)) =
@@ -64,9 +77,43 @@ impl NamedTopics {
                 "topic {topic:?} is used for {usage}, but another pipeline writes its events to this topic; choose another topic"
             ));
         }
-        let constant = row_pipeline.outbox.topic.constant()?;
-        let usage = self.own.get(&collision_key(constant))?;
-        Some(reserved_error(constant, *usage))
+        constant_topic_error(&row_pipeline.outbox.topic, &self.reserved)
+    }
+
+    /// Rejects a pipeline's own topic if a source's template reserves it for a different purpose.
+    /// Otherwise, the pipeline could write a dead letter that a pipeline of the source mistakes for
+    /// a checkpoint.
+    ///
+    /// # Errors
+    /// Returns an error that names the setting and the template.
+    fn reject_reserved_for_others(&self, settings: &PipelineSettings) -> Result<(), ConfigError> {
+        let defaults = ReservedTopics::default();
+        for (topic, usage) in settings.own_topics() {
+            let is_reserved_for_others =
+                |pattern: &&TopicPattern| pattern.usage() != usage && pattern.matches(topic);
+            let pattern = self.patterns.iter().find(is_reserved_for_others);
+            let Some(pattern) = pattern.filter(|_| defaults.find(topic).is_none()) else {
+                continue;
+            };
+            let key = match usage {
+                TopicUse::Checkpoints => "checkpoint",
+                TopicUse::DeadLetters | TopicUse::KafkaInternal => "dead_letter_topic",
+            };
+            let reason = format!(
+                "topic {topic:?} is used for {usage}, but it matches {:?} in the template of a fleet.source, which is reserved for \
+                 {}; choose another topic",
+                pattern.text(),
+                pattern.usage()
+            );
+            return Err(reader(settings).error(key, reason));
+        }
+        Ok(())
+    }
+}
+
+fn reader(settings: &PipelineSettings) -> Reader {
+    Reader {
+        pipeline: settings.name.clone(),
     }
 }
 
@@ -74,17 +121,25 @@ impl NamedTopics {
 /// be routed to them.
 ///
 /// # Errors
-/// Returns an error if a pipeline writes all events to one topic, and this topic is reserved.
+/// Returns an error if a pipeline writes all events to reserved topics, or if its own topic is
+/// reserved for a different purpose.
 pub(super) fn reserve(
-    named: NamedTopics,
+    named: &NamedTopics,
     defined: &mut [Defined<Definition>],
 ) -> Result<(), ConfigError> {
-    let mut own = named.own;
+    // The own topics of pipelines defined by rows match a template, unless a flag overrides the
+    // template. Adding these topics would restart other pipelines whenever a row is added.
+    let is_covered = |topic: &str| {
+        let mut patterns = named.patterns.iter();
+        patterns.any(|pattern| pattern.matches(topic))
+    };
+    let mut own = named.own.clone();
     for pipeline in &*defined {
         let topics = pipeline.settings.own_topics();
-        own.extend(topics.map(|(topic, usage)| (topic.to_owned(), usage)));
+        let topics = topics.filter(|(topic, _)| !is_covered(topic));
+        own.extend(topics.map(|(topic, usage)| (collision_key(topic), usage)));
     }
-    let all = ReservedTopics::new(own);
+    let all = ReservedTopics::new(own).with_patterns(named.patterns.clone());
     for pipeline in defined {
         let outbox = &mut pipeline.settings.outbox;
         outbox.reserved_topics = all.clone();
@@ -94,34 +149,57 @@ pub(super) fn reserve(
         // If the topic comes from a row of a query's result, it must not make the whole file
         // invalid. Instead, the events of that row's pipeline are treated as unroutable.
         if !pipeline.definition.pipeline.origin.is_row() {
-            let reader = Reader {
-                pipeline: pipeline.settings.name.clone(),
-            };
-            reject_constant_topic(&reader, &pipeline.settings.outbox)?;
+            let settings = &pipeline.settings;
+            reject_constant_topic(&reader(settings), &settings.outbox)?;
+            named.reject_reserved_for_others(settings)?;
         }
     }
     Ok(())
 }
 
-/// Rejects settings that route all events to a reserved topic.
+/// Rejects settings that route all events to reserved topics.
 ///
 /// # Errors
-/// Returns an error if all events would be written to a reserved topic.
+/// Returns an error if all events would be written to reserved topics.
 pub(super) fn reject_constant_topic(
     reader: &Reader,
     outbox: &OutboxSettings,
 ) -> Result<(), ConfigError> {
-    let Some(topic) = outbox.topic.constant() else {
-        return Ok(());
-    };
-    match outbox.reserved_topics.find(topic) {
+    match constant_topic_error(&outbox.topic, &outbox.reserved_topics) {
         None => Ok(()),
-        Some(usage) => Err(reader.error("topic", reserved_error(topic, usage))),
+        Some(reason) => Err(reader.error("topic", reason)),
     }
 }
 
-fn reserved_error(topic: &str, usage: TopicUse) -> String {
-    format!("topic {topic:?} is reserved for {usage}; choose another topic")
+/// Returns an error message if all events would be written to reserved topics.
+fn constant_topic_error(topic: &Topic, reserved: &ReservedTopics) -> Option<String> {
+    if let Some(pattern) = topic
+        .outline()
+        .and_then(|outline| reserved.find_pattern(&outline))
+    {
+        return Some(format!(
+            "\"{topic}\" always produces topics that match {:?} in the template of a fleet.source, which is reserved for {}; \
+             choose another topic, or add text to the template",
+            pattern.text(),
+            pattern.usage()
+        ));
+    }
+    let constant = topic.constant()?;
+    let usage = reserved.find(constant)?;
+    Some(format!(
+        "topic {constant:?} is reserved for {usage}; choose another topic"
+    ))
+}
+
+/// Returns the topics for checkpoints and dead letters that pipelines of a source can use, whatever
+/// the rows of its query are.
+fn topic_patterns(template: &toml::Table) -> impl Iterator<Item = TopicPattern> {
+    let topics = row_values::own_topics(template).into_iter();
+    topics.filter_map(|(_, usage, text)| {
+        // If the template contains unmatched braces, no row is valid.
+        let literals = row_values::literals(text).ok()?;
+        Some(TopicPattern::new(text, usage, &literals))
+    })
 }
 
 impl Origin {

@@ -7,6 +7,8 @@
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use toml::{Table, Value};
 
+use crate::outbox::columns::list_names;
+use crate::outbox::reserved_topics::TopicUse;
 use crate::outbox::route::is_topic_name;
 use crate::outbox::template::{Template, TemplateError};
 use crate::postgres::connect::conninfo::{Conninfo, is_host, is_port};
@@ -117,20 +119,11 @@ pub(super) fn check(template: &Table) -> Result<(), String> {
     {
         parameters(&segments).map_err(|reason| format!("template: postgres: {reason}"))?;
     }
-    let checkpoint = template.get("checkpoint");
-    let checkpoint = checkpoint.and_then(|checkpoint| checkpoint.get("topic"));
-    let own_topics = [
-        ("dead_letter_topic", template.get("dead_letter_topic")),
-        ("checkpoint.topic", checkpoint),
-    ];
-    for (key, value) in own_topics {
-        if let Some(text) = value.and_then(Value::as_str)
-            && has_values(text)
-            && !has_text(text)
-        {
+    for (key, _, text) in own_topics(template) {
+        if has_values(text) && !has_text(text) {
             return Err(format!(
                 "template: {key}: with {text:?}, a row could choose a topic to which another pipeline writes its events; \
-                 add literal text, like '{text}.walpost'"
+                 add literal text with a letter or digit, like '{text}.walpost'"
             ));
         }
     }
@@ -202,12 +195,40 @@ impl Literal {
     }
 }
 
-/// Returns whether the text contains anything besides columns.
+/// Returns whether the text outside columns contains a letter or a digit. Templates for topics that
+/// contain only punctuation would reserve most topics.
 fn has_text(text: &str) -> bool {
-    let segments = segments(text).unwrap_or_default();
-    segments
-        .iter()
-        .any(|segment| matches!(segment, Segment::Text(text) if !text.is_empty()))
+    let literals = literals(text).unwrap_or_default();
+    let mut literals = literals.iter();
+    literals.any(|text| text.contains(char::is_alphanumeric))
+}
+
+/// Returns the template's topics for checkpoints and dead letters, with their keys. They may contain
+/// columns to be replaced with a row's values.
+pub(super) fn own_topics(template: &Table) -> Vec<(&'static str, TopicUse, &str)> {
+    let checkpoint = template.get("checkpoint");
+    let checkpoint = checkpoint.and_then(|checkpoint| checkpoint.get("topic"));
+    let dead_letters = template.get("dead_letter_topic");
+    [
+        ("dead_letter_topic", TopicUse::DeadLetters, dead_letters),
+        ("checkpoint.topic", TopicUse::Checkpoints, checkpoint),
+    ]
+    .into_iter()
+    .filter_map(|(key, usage, value)| Some((key, usage, value?.as_str()?)))
+    .collect()
+}
+
+/// Returns the literal text before the first column, between columns and after the last one.
+///
+/// # Errors
+/// Returns an error if the text contains unmatched braces.
+pub(super) fn literals(text: &str) -> Result<Vec<String>, String> {
+    let segments = segments(text)?.into_iter();
+    let literals = segments.filter_map(|segment| match segment {
+        Segment::Text(text) => Some(text),
+        Segment::Column(_) => None,
+    });
+    Ok(literals.collect())
 }
 
 impl Place<'_> {
@@ -305,13 +326,10 @@ fn value<'r>(name: &str, row: &'r TextRow) -> Result<&'r str, String> {
         )),
         Some(Some(value)) => Ok(value),
         Some(None) => Err(format!("column {column} is NULL")),
-        None => {
-            let names: Vec<_> = row.keys().map(String::as_str).collect();
-            Err(format!(
-                "the query has no column {column}; its columns are {}",
-                names.join(", ")
-            ))
-        }
+        None => Err(format!(
+            "the query has no column {column}; its columns are {}",
+            list_names(row.keys().map(String::as_str))
+        )),
     }
 }
 

@@ -919,3 +919,106 @@ fn rejects_two_sources_whose_pipelines_could_have_the_same_name() {
     }
     parse(checkpoints, &dead_letters("dead.{a}")).expect("two topics");
 }
+
+/// A file with a pipeline whose rows choose the topic, and a source whose database does not exist.
+/// `template` is part of the source's template.
+fn file_with_source(pipeline: &str, template: &str) -> String {
+    format!(
+        "{MINIMAL}\nname = \"b\"\n{pipeline}\n[[fleet.source]]\npostgres = \"postgresql://r@127.0.0.1:1/d\"\n\
+         query = \"SELECT 1\"\n\
+         template = {{ name = \"shard_{{name}}\", postgres = \"postgresql://u@h/{{name}}\", {template} }}\n"
+    )
+}
+
+#[test]
+fn reserves_topics_of_a_template_while_its_query_fails() {
+    let template = "delivery = \"exactly-once\", checkpoint = { topic = \"shards.cp\" }, \
+                    on_unroutable = \"dead-letter\", dead_letter_topic = \"{name}.dead\"";
+    let text = file_with_source("topic = \"{aggregatetype}\"", template);
+    let [b] = &from_toml(&text).expect("loads")[..] else {
+        panic!("expected only the pipeline in the file");
+    };
+    let find = |topic: &str| b.outbox.reserved_topics.find(topic);
+    for topic in ["shards.cp", "shards_cp"] {
+        assert_eq!(find(topic), Some(TopicUse::Checkpoints), "{topic}");
+    }
+    for topic in ["a.dead", "b_dead"] {
+        assert_eq!(find(topic), Some(TopicUse::DeadLetters), "{topic}");
+    }
+    assert_eq!(find("shards.events"), None);
+}
+
+#[test]
+fn rejects_pipelines_that_use_the_topics_of_a_template() {
+    let template =
+        "checkpoint = { topic = \"outbox.{name}.cp\" }, dead_letter_topic = \"dead-{name}\"";
+    let exactly_once = "delivery = \"exactly-once\"\ncheckpoint = { topic = \"dead-x\" }";
+    let dead = "on_unroutable = \"dead-letter\"\ndead_letter_topic = \"outbox.x.cp\"";
+    for (pipeline, words) in [
+        ("topic = \"dead-a\"", ["topic: ", "for dead letters"]),
+        (
+            "topic = \"outbox_x_cp\"",
+            ["topic: ", "\"outbox.{name}.cp\""],
+        ),
+        (
+            "topic = \"dead-{aggregatetype}\"",
+            ["always produces", "\"dead-{name}\""],
+        ),
+        (
+            "topic = \"outbox.{table.name}.{aggregatetype}.cp\"",
+            ["always produces", "for checkpoints"],
+        ),
+        (exactly_once, ["checkpoint: ", "\"dead-{name}\""]),
+        (dead, ["dead_letter_topic: ", "\"outbox.{name}.cp\""]),
+    ] {
+        let text = error(&file_with_source(pipeline, template));
+        for word in words {
+            assert!(text.contains(word), "{word:?} in {text:?}");
+        }
+    }
+    // The default topics can be used, whatever the template is.
+    let template = "checkpoint = { topic = \"walpost-{name}\" }";
+    let loaded = from_toml(&file_with_source("topic = \"x-{aggregatetype}\"", template));
+    assert_eq!(loaded.expect("loads").len(), 1);
+}
+
+/// Returns the definition of the pipeline in the file of [`file_with_source`], whose query returned
+/// rows with these names.
+fn definition_with_rows(template: &str, rows: &[&str]) -> Definition {
+    let text = file_with_source("topic = \"{aggregatetype}\"", template);
+    let path = std::path::Path::new("walpost.toml");
+    let mut file: File = super::syntax::parse(&text).expect("a file");
+    let source = file.queries().next().expect("a source").clone();
+    for name in rows {
+        let row = BTreeMap::from([("name".to_owned(), Some((*name).to_owned()))]);
+        let filled = source.fill_template(&row).expect("filled");
+        let mut pipeline = FilePipeline::from_template(filled).expect("a pipeline");
+        let ids = [source.id()];
+        pipeline.origin = file::Origin::Row {
+            file: path.to_owned(),
+            row: query::DefiningRows::default().set(name, source.id(), &row, &ids),
+            source: String::new(),
+        };
+        file.pipeline.push(pipeline);
+    }
+    let given = Given {
+        connection: &ConnectionArgs::default(),
+        records: None,
+        sink: GivenSink::ForDelivery(None),
+        accepts_single_table: false,
+    };
+    let defined = load_file(Some((path, file)), &given, &|_| None, std::iter::empty());
+    defined.expect("loads").remove(0).definition
+}
+
+/// Otherwise, a role that can add rows could restart the pipelines in the file at any time.
+#[test]
+fn added_rows_do_not_change_the_definitions_of_other_pipelines() {
+    let template = "delivery = \"exactly-once\", checkpoint = { topic = \"{name}.cp\" }, \
+                    on_unroutable = \"dead-letter\", dead_letter_topic = \"{name}.dead\"";
+    let before = definition_with_rows(template, &[]);
+    assert!(before == definition_with_rows(template, &["a"]));
+    assert!(before == definition_with_rows(template, &["a", "b"]));
+    let other_template = "on_unroutable = \"dead-letter\", dead_letter_topic = \"{name}.other\"";
+    assert!(before != definition_with_rows(other_template, &[]));
+}

@@ -10,7 +10,7 @@
 //! topic with a similar name to be created first, which would prevent the reserved topic from being
 //! created.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ pub(crate) const DEFAULT_DEAD_LETTER_TOPIC: &str = "walpost-dead-letters";
 const INTERNAL_PREFIX: &str = "__";
 
 /// The purpose of a reserved topic.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum TopicUse {
     Checkpoints,
     DeadLetters,
@@ -48,10 +48,15 @@ pub(crate) fn collision_key(topic: &str) -> String {
 }
 
 /// Returns the bytes of [`collision_key`] without allocating.
-fn collision_bytes(topic: &str) -> impl Iterator<Item = u8> {
+fn collision_bytes(topic: &[u8]) -> impl Iterator<Item = u8> {
     topic
-        .bytes()
-        .map(|byte| if byte == b'.' { b'_' } else { byte })
+        .iter()
+        .map(|&byte| if byte == b'.' { b'_' } else { byte })
+}
+
+/// Returns whether [`collision_key`] of the text is `key`.
+fn has_collision_key(text: &[u8], key: &str) -> bool {
+    text.len() == key.len() && collision_bytes(text).eq(key.bytes())
 }
 
 /// The reserved names and their purposes. If `internal` is true, all names that begin with `__` are
@@ -60,7 +65,78 @@ fn collision_bytes(topic: &str) -> impl Iterator<Item = u8> {
 pub struct ReservedTopics {
     /// The names as [`collision_key`]s, sorted.
     names: Arc<[(String, TopicUse)]>,
+    /// The names that templates can produce, sorted.
+    patterns: Arc<[TopicPattern]>,
     internal: bool,
+}
+
+/// The names of topics that a template for several pipelines can produce, such as `{name}.dead`.
+/// The values inserted into the template are unknown, so a placeholder matches any text.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct TopicPattern {
+    /// The template.
+    text: String,
+    usage: TopicUse,
+    /// The text before the first placeholder, between placeholders and after the last one, as
+    /// [`collision_key`]s. A template without placeholders has only one part.
+    literals: Vec<String>,
+}
+
+impl TopicPattern {
+    /// Creates a pattern for the template `text`, whose literal text consists of `literals`: the
+    /// text before the first placeholder, between placeholders and after the last one.
+    pub(crate) fn new(text: &str, usage: TopicUse, literals: &[String]) -> Self {
+        Self {
+            text: text.to_owned(),
+            usage,
+            literals: literals.iter().map(|text| collision_key(text)).collect(),
+        }
+    }
+
+    /// Returns the template.
+    pub(crate) fn text(&self) -> &str {
+        &self.text
+    }
+
+    pub(crate) fn usage(&self) -> TopicUse {
+        self.usage
+    }
+
+    /// Returns the text with which each name begins, as a [`collision_key`].
+    pub(super) fn prefix(&self) -> &str {
+        self.literals.first().map_or("", String::as_str)
+    }
+
+    /// Returns the text with which each name ends, as a [`collision_key`].
+    pub(super) fn suffix(&self) -> &str {
+        self.literals.last().map_or("", String::as_str)
+    }
+
+    /// Returns whether Kafka allows only one of `topic` and a topic that the template can produce
+    /// to exist.
+    pub(crate) fn matches(&self, topic: &str) -> bool {
+        let topic = topic.as_bytes();
+        let [prefix, middle @ .., suffix] = &self.literals[..] else {
+            let constant = self.literals.first();
+            return constant.is_some_and(|constant| has_collision_key(topic, constant));
+        };
+        let (Some((start, _)), Some(middle_max)) = (
+            topic.split_at_checked(prefix.len()),
+            topic.len().checked_sub(prefix.len() + suffix.len()),
+        ) else {
+            return false;
+        };
+        let (mut rest, end) = topic[prefix.len()..].split_at(middle_max);
+        // The first match of each part leaves the most text for the parts that follow.
+        for literal in middle.iter().filter(|literal| !literal.is_empty()) {
+            let mut windows = rest.windows(literal.len());
+            let Some(at) = windows.position(|text| has_collision_key(text, literal)) else {
+                return false;
+            };
+            rest = &rest[at + literal.len()..];
+        }
+        has_collision_key(start, prefix) && has_collision_key(end, suffix)
+    }
 }
 
 impl Default for ReservedTopics {
@@ -82,7 +158,18 @@ impl ReservedTopics {
         let names: BTreeMap<_, _> = names.map(|(name, of)| (collision_key(&name), of)).collect();
         Self {
             names: names.into_iter().collect(),
+            patterns: Arc::default(),
             internal: true,
+        }
+    }
+
+    /// Also reserves all names that match one of the patterns.
+    #[must_use]
+    pub(crate) fn with_patterns(self, patterns: impl IntoIterator<Item = TopicPattern>) -> Self {
+        let patterns: BTreeSet<_> = patterns.into_iter().collect();
+        Self {
+            patterns: patterns.into_iter().collect(),
+            ..self
         }
     }
 
@@ -90,27 +177,39 @@ impl ReservedTopics {
     #[inline]
     #[must_use]
     pub(crate) fn find(&self, topic: &str) -> Option<TopicUse> {
-        let prefix = collision_bytes(topic).take(INTERNAL_PREFIX.len());
+        let bytes = topic.as_bytes();
+        let prefix = collision_bytes(bytes).take(INTERNAL_PREFIX.len());
         if self.internal && prefix.eq(INTERNAL_PREFIX.bytes()) {
             return Some(TopicUse::KafkaInternal);
         }
-        let compare = |(name, _): &(String, TopicUse)| name.bytes().cmp(collision_bytes(topic));
-        let found = self.names.binary_search_by(compare).ok()?;
-        self.names.get(found).map(|(_, of)| *of)
+        let compare = |(name, _): &(String, TopicUse)| name.bytes().cmp(collision_bytes(bytes));
+        match self.names.binary_search_by(compare) {
+            Ok(found) => self.names.get(found).map(|(_, of)| *of),
+            Err(_) => self.find_pattern(topic).map(TopicPattern::usage),
+        }
     }
 
-    /// Keeps only the names for which `can_be` returns true. Names that begin with `__` remain
-    /// reserved if `can_begin_with` returns true for that prefix. Both functions receive a
-    /// [`collision_key`].
+    /// Returns a pattern that reserves `topic`, or `None` if there is none.
+    #[must_use]
+    pub(crate) fn find_pattern(&self, topic: &str) -> Option<&TopicPattern> {
+        self.patterns.iter().find(|pattern| pattern.matches(topic))
+    }
+
+    /// Keeps only the names and patterns for which `can_be` and `can_match` return true. Names that
+    /// begin with `__` remain reserved if `can_begin_with` returns true for that prefix. `can_be`
+    /// and `can_begin_with` receive a [`collision_key`].
     #[must_use]
     pub(super) fn filter(
         &self,
         can_be: impl Fn(&str) -> bool,
+        can_match: impl Fn(&TopicPattern) -> bool,
         can_begin_with: impl Fn(&str) -> bool,
     ) -> Self {
         let names = self.names.iter().filter(|(name, _)| can_be(name));
+        let patterns = self.patterns.iter().filter(|pattern| can_match(pattern));
         Self {
             names: names.cloned().collect(),
+            patterns: patterns.cloned().collect(),
             internal: self.internal && can_begin_with(INTERNAL_PREFIX),
         }
     }
@@ -157,5 +256,57 @@ mod tests {
         ] {
             check(free, None);
         }
+    }
+
+    fn pattern(literals: &[&str]) -> TopicPattern {
+        let literals: Vec<_> = literals.iter().map(|&text| text.to_owned()).collect();
+        TopicPattern::new(&literals.join("{x}"), TopicUse::Checkpoints, &literals)
+    }
+
+    #[test]
+    fn pattern_matches_each_name_that_its_template_can_produce() {
+        let check = |literals: &[&str], topic: &str, expected| {
+            let found = pattern(literals).matches(topic);
+            assert_eq!(found, expected, "{literals:?} and {topic:?}");
+        };
+        for topic in ["shards.cp", "shards_cp"] {
+            check(&["shards.cp"], topic, true);
+        }
+        for topic in ["shards.cp2", "xshards.cp", "shards", ""] {
+            check(&["shards.cp"], topic, false);
+        }
+        for topic in ["a.dead", "a_dead", "a.dead.dead", "\u{e4}.dead", ".dead"] {
+            check(&["", ".dead"], topic, true);
+        }
+        for topic in ["a.deadly", "a-dead", "dead", "\u{e4}"] {
+            check(&["", ".dead"], topic, false);
+        }
+        for topic in ["cp.a", "cp_", "cp.a.b"] {
+            check(&["cp.", ""], topic, true);
+        }
+        for topic in ["xcp.a", "cp", "Cp.a"] {
+            check(&["cp.", ""], topic, false);
+        }
+        for topic in ["a.b-x.c", "a.b-.c", "a_x-b--x_c", "a.-.c"] {
+            check(&["a.", "-", ".c"], topic, true);
+        }
+        // The parts must not overlap.
+        for topic in ["a.c", "a.b.c", "a-.c", "a.-c", "a._c"] {
+            check(&["a.", "-", ".c"], topic, false);
+        }
+        check(&["ab", "ba"], "aba", false);
+        check(&["ab", "ba"], "abba", true);
+        check(&["a", "", "b"], "ab", true);
+    }
+
+    #[test]
+    fn reserves_names_that_match_a_pattern() {
+        let reserved = all().with_patterns([pattern(&["", ".cp"]), pattern(&["shards"])]);
+        assert_eq!(reserved.find("x.cp"), Some(TopicUse::Checkpoints));
+        assert_eq!(reserved.find("shards"), Some(TopicUse::Checkpoints));
+        assert_eq!(reserved.find("b.dead"), Some(TopicUse::DeadLetters));
+        assert_eq!(reserved.find("x.events"), None);
+        let found = reserved.find_pattern("x.cp").map(TopicPattern::text);
+        assert_eq!(found, Some("{x}.cp"));
     }
 }

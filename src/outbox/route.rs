@@ -286,11 +286,16 @@ fn topic_name<'b>(bytes: &'b [u8], mapping: &Mapping) -> Result<&'b str, RouteEr
         .ok()
         .filter(|name| is_topic_name(name))
         .ok_or_else(|| RouteError::TopicInvalid(String::from_utf8_lossy(bytes).into_owned()))?;
-    match mapping.topic_rule.reserved.find(name) {
+    let reserved = &mapping.topic_rule.reserved;
+    match reserved.find(name) {
         None => Ok(name),
         Some(usage) => Err(RouteError::TopicReserved {
             topic: name.to_owned(),
             usage,
+            template: reserved
+                .find_pattern(name)
+                .filter(|pattern| pattern.usage() == usage)
+                .map(|pattern| pattern.text().to_owned()),
             setting: mapping.topic_rule.setting.clone(),
         }),
     }
@@ -307,7 +312,7 @@ pub(crate) fn is_topic_name(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::super::columns::{COLUMNS_MAX, TableColumn};
-    use super::super::reserved_topics::TopicUse;
+    use super::super::reserved_topics::{ReservedTopics, TopicPattern, TopicUse};
     use super::super::settings::{
         DebeziumHeaders, Format, HeadersColumn, OutboxSettings, Route, Topic,
     };
@@ -700,6 +705,7 @@ mod tests {
             let expected = RouteError::TopicReserved {
                 topic: name.to_owned(),
                 usage,
+                template: None,
                 setting,
             };
             assert_eq!(error, Err(expected));
@@ -725,6 +731,27 @@ mod tests {
         refused(topic(), &tenant(offsets), offsets, TopicUse::KafkaInternal);
         let split = template("_{tenant}").into();
         refused(split, &tenant("_x"), "__x", TopicUse::KafkaInternal);
+    }
+
+    #[test]
+    fn rejects_topics_that_match_a_reserved_pattern() {
+        let literals = ["shard_".to_owned(), ".cp".to_owned()];
+        let text = "shard_{name}.cp";
+        let pattern = TopicPattern::new(text, TopicUse::Checkpoints, &literals);
+        for (topic, tenant) in [("{tenant}", "shard_a.cp"), ("{tenant}_cp", "shard.b")] {
+            let settings = |s: &mut OutboxSettings| {
+                s.topic = template(topic).into();
+                s.reserved_topics = ReservedTopics::default().with_patterns([pattern.clone()]);
+            };
+            let error = route(settings, &with(&[("tenant", tenant)])).expect_err("reserved");
+            let error = error.to_string();
+            assert!(
+                error.contains("for checkpoints, because it matches \"shard_{name}.cp\""),
+                "{error}"
+            );
+            let other = route(settings, &with(&[("tenant", "a.events")]));
+            assert!(other.is_ok(), "{other:?}");
+        }
     }
 
     #[test]

@@ -24,13 +24,17 @@ pub enum RouteError {
     TopicInvalid(String),
     /// The topic is reserved for Walpost or Kafka.
     #[error(
-        "topic {topic:?} is reserved for {usage}: events must not be written to it. Names that differ only in . and _ are treated as equal, \
+        "topic {topic:?} is reserved for {usage}{}: events must not be written to it. Names that differ only in . and _ are treated as equal, \
          because Kafka creates only one of them. The topic comes from {setting}. Correct the program that writes the column, or begin \
-         the topic with literal text, as in topic = \"outbox.event.{{aggregatetype}}\""
+         the topic with literal text, as in topic = \"outbox.event.{{aggregatetype}}\"",
+        matched(template.as_deref())
     )]
     TopicReserved {
         topic: String,
         usage: TopicUse,
+        /// The template of a source that reserves the topic, or `None` if the topic is reserved
+        /// under its own name.
+        template: Option<String>,
         /// The setting and its value.
         setting: String,
     },
@@ -80,6 +84,13 @@ impl RouteError {
     pub(super) fn time(text: &[u8]) -> Self {
         Self::Time(String::from_utf8_lossy(text).into_owned())
     }
+}
+
+/// Returns text about the template of a source that reserves the topic.
+fn matched(template: Option<&str>) -> String {
+    template.map_or_else(String::new, |template| {
+        format!(", because it matches {template:?} in the template of a fleet.source")
+    })
 }
 
 /// Returns the part of a row's value that an error quotes.

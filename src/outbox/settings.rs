@@ -5,7 +5,7 @@ use std::fmt;
 
 use regex::Regex;
 
-use super::reserved_topics::{ReservedTopics, collision_key};
+use super::reserved_topics::{ReservedTopics, TopicPattern, collision_key};
 use super::template::{Part, Template, TemplateError};
 
 /// How rows become records. The defaults suit an unmodified Debezium outbox table.
@@ -73,8 +73,48 @@ impl Topic {
     pub(crate) fn reachable(&self, reserved: &ReservedTopics) -> ReservedTopics {
         reserved.filter(
             |name| self.can_be(name),
+            |pattern| self.can_match(pattern),
             |prefix| self.can_begin_with(prefix),
         )
+    }
+
+    /// Returns the topic with NUL, which no topic contains, in place of all text that depends on a
+    /// row or a table. If a reserved pattern matches this text, it matches the topics of all rows.
+    /// Returns `None` if a regular expression produces the topic.
+    #[must_use]
+    pub(crate) fn outline(&self) -> Option<String> {
+        let Self::Template(template) = self else {
+            return None;
+        };
+        let parts = template.parts().iter().map(|part| match part {
+            Part::Literal(text) => text.as_str(),
+            Part::Column(_) | Part::Time(_) | Part::TableSchema | Part::TableName => "\0",
+        });
+        Some(parts.collect())
+    }
+
+    /// Returns the literal text at the beginning and the end of the template, as
+    /// [`collision_key`]s.
+    fn ends(template: &Template) -> [String; 2] {
+        let (first, last) = (template.parts().first(), template.parts().last());
+        [first, last].map(|part| match part {
+            Some(Part::Literal(text)) => collision_key(text),
+            _ => String::new(),
+        })
+    }
+
+    /// Returns whether a row's topic could match the pattern, based on the literal text at both ends
+    /// of the template and of the pattern.
+    #[must_use]
+    fn can_match(&self, pattern: &TopicPattern) -> bool {
+        let Self::Template(template) = self else {
+            return true;
+        };
+        let [begin, end] = Self::ends(template);
+        let (prefix, suffix) = (pattern.prefix(), pattern.suffix());
+        let begins = begin.starts_with(prefix) || prefix.starts_with(&begin);
+        let ends = end.ends_with(suffix) || suffix.ends_with(&end);
+        begins && ends
     }
 
     /// Returns whether a row could have a topic with this [`collision_key`], based on the literal
@@ -84,15 +124,8 @@ impl Topic {
         let Self::Template(template) = self else {
             return true;
         };
-        let begins = match template.parts().first() {
-            Some(Part::Literal(text)) => name.starts_with(&collision_key(text)),
-            _ => true,
-        };
-        let ends = match template.parts().last() {
-            Some(Part::Literal(text)) => name.ends_with(&collision_key(text)),
-            _ => true,
-        };
-        begins && ends
+        let [begin, end] = Self::ends(template);
+        name.starts_with(&begin) && name.ends_with(&end)
     }
 
     /// Returns whether a row could have a topic whose [`collision_key`] begins with `prefix`.
@@ -101,13 +134,8 @@ impl Topic {
         let Self::Template(template) = self else {
             return true;
         };
-        match template.parts().first() {
-            Some(Part::Literal(text)) => {
-                let text = collision_key(text);
-                text.starts_with(prefix) || prefix.starts_with(&text)
-            }
-            _ => true,
-        }
+        let [begin, _] = Self::ends(template);
+        begin.starts_with(prefix) || prefix.starts_with(&begin)
     }
 
     /// Returns the columns that determine the topic.
@@ -538,5 +566,36 @@ mod tests {
             Some(TopicUse::DeadLetters),
         );
         check(Topic::Route(route), "__x", internal);
+    }
+
+    #[test]
+    fn ignores_reserved_patterns_that_a_topic_template_cannot_produce() {
+        let pattern = |literals: [&str; 2]| {
+            let literals = literals.map(str::to_owned);
+            TopicPattern::new(&literals.join("{x}"), TopicUse::DeadLetters, &literals)
+        };
+        let all = ReservedTopics::default();
+        let all = all.with_patterns([pattern(["b.", ".dead"]), pattern(["", ".cp"])]);
+        let check = |topic: &str, name: &str, expected| {
+            let topic: Topic = topic.parse().expect("a template");
+            let found = topic.reachable(&all).find(name);
+            assert_eq!(found.is_some(), expected, "{topic} and {name}");
+        };
+        for topic in [
+            "{a}",
+            "b{a}",
+            "b.{a}",
+            "b_x{a}",
+            "{a}.dead",
+            "{a}d",
+            "{a}x.dead",
+        ] {
+            check(topic, "b.x.dead", true);
+        }
+        for topic in ["c.{a}", "{a}.event", "b.{a}.cp", "x"] {
+            check(topic, "b.x.dead", false);
+        }
+        check("{a}{b}", "x.cp", true);
+        check("b.{a}.cp", "b.x.cp", true);
     }
 }
