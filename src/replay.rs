@@ -128,6 +128,20 @@ pub(crate) enum ReplayError {
         /// The reason why the record was not found.
         reason: String,
     },
+    /// Records with different IDs have the position that a flag specifies. Only one of them can be
+    /// from the stream.
+    #[error(
+        "{flag}: records with different ids have position {position}: {first} and {other}. At least one of them was not produced by \
+         this pipeline, or the database was restored from a backup in the meantime. Specify a time, or the id of a row"
+    )]
+    AmbiguousPosition {
+        position: Position,
+        flag: &'static str,
+        /// The ID and location of one record.
+        first: String,
+        /// The ID and location of a record with a different ID.
+        other: String,
+    },
     /// The topics can't be read.
     #[error(transparent)]
     Topics(#[from] ReadError),

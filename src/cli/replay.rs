@@ -199,6 +199,7 @@ fn exit(reason: &ReplayError) -> Exit {
         | ReplayError::NoRow { .. }
         | ReplayError::NoBound { .. }
         | ReplayError::NoRecord { .. }
+        | ReplayError::AmbiguousPosition { .. }
         | ReplayError::Wrong { .. }
         | ReplayError::NoRun { .. }
         | ReplayError::NoDroppedSlots { .. }

@@ -1,6 +1,5 @@
 //! Prevents each pipeline's rows from being routed to any pipeline's checkpoint or dead-letter
-//! topic, so that a row of one pipeline can't forge another
-//! pipeline's checkpoint.
+//! topic, so that a row of one pipeline can't forge another pipeline's checkpoint.
 //!
 //! The topics of pipelines that are defined by rows of a query's result are reserved with the
 //! template's text, whatever the rows are. Otherwise, these topics would not be reserved while the

@@ -1,6 +1,7 @@
 //! Finds the row whose record has a given WAL position. The table does not contain the position,
 //! but records in Kafka do.
 
+use std::fmt;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,7 +22,13 @@ use crate::postgres::table::TableName;
 /// How long to wait for open transactions in a topic.
 const OPEN_TRANSACTION_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Maximum number of characters of an ID that an error quotes.
+const QUOTED_ID_CHARS: usize = 100;
+
 /// Returns the ID of the row whose record has the given position.
+///
+/// # Errors
+/// Returns an error if no record has the position, or if records with different IDs have it.
 pub(super) async fn find_row_id(
     settings: &PipelineSettings,
     catalog: &Catalog,
@@ -63,12 +70,21 @@ pub(super) async fn find_row_id(
     // Errors from the task itself, such as a panic, also end the command.
     let found = tokio::task::spawn_blocking(move || search.run()).await;
     let found = found.map_err(|error| ReadError::from(std::io::Error::other(error)))?;
-    match found {
-        Ok(Some(id)) => Ok(id),
-        Ok(None) => Err(no_record(format!(
+    let found = match found {
+        Ok(found) => found,
+        Err(error) => return Err(reader.explain(error).await.into()),
+    };
+    match (found.first, found.other) {
+        (Some(first), None) => Ok(first.id),
+        (Some(first), Some(other)) => Err(ReplayError::AmbiguousPosition {
+            position,
+            flag,
+            first: first.to_string(),
+            other: other.to_string(),
+        }),
+        (None, _) => Err(no_record(format!(
             "no record in these topics has this position, or the record has expired: {topics}"
         ))),
-        Err(error) => Err(reader.explain(error).await.into()),
     }
 }
 
@@ -131,16 +147,64 @@ struct Search {
     position: Position,
 }
 
+/// A record with the position.
+#[derive(Debug, PartialEq, Eq)]
+struct FoundRecord {
+    id: String,
+    topic: String,
+    partition: i32,
+    offset: i64,
+}
+
+impl fmt::Display for FoundRecord {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let id: String = self.id.chars().take(QUOTED_ID_CHARS).collect();
+        write!(
+            f,
+            "{id:?} (topic {:?}, partition {}, offset {})",
+            self.topic, self.partition, self.offset
+        )
+    }
+}
+
+/// The records with the position. Any principal with WRITE on a topic can produce a record with the
+/// position of an event and the ID of another. If the first record were used, such a record in
+/// another partition could cause rows to be omitted from the replay.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct FoundRecords {
+    first: Option<FoundRecord>,
+    /// The first record with a different ID.
+    other: Option<FoundRecord>,
+}
+
+impl FoundRecords {
+    /// Adds a record. Returns `Break` if the result can't change any more, because records have
+    /// different IDs.
+    fn add(&mut self, record: FoundRecord) -> ControlFlow<()> {
+        match &self.first {
+            None => self.first = Some(record),
+            Some(first) if first.id != record.id => {
+                self.other = Some(record);
+                return ControlFlow::Break(());
+            }
+            // At-least-once delivery can repeat a record.
+            Some(_) => {}
+        }
+        ControlFlow::Continue(())
+    }
+}
+
 impl Search {
-    fn run(&self) -> Result<Option<String>, ReadError> {
+    /// Reads all topics to their ends, unless records with different IDs are found.
+    fn run(&self) -> Result<FoundRecords, ReadError> {
         let reader = &self.reader;
         let deadline = Instant::now() + OPEN_TRANSACTION_TIMEOUT;
+        let mut found = FoundRecords::default();
         for topic in &self.topics {
             let Some(partitions) = reader.partitions(topic)? else {
                 continue;
             };
             let spans = reader.spans(topic, &partitions, None, deadline)?;
-            let mut found = None;
             reader.read(topic, &spans, |message| {
                 let value = |name: &str| {
                     let mut headers = message.headers();
@@ -149,20 +213,50 @@ impl Search {
                 if value(POSITION_HEADER) != Some(&self.position.text()[..]) {
                     return Ok(ControlFlow::Continue(()));
                 }
-                found = value(&self.header).and_then(|id| self.outbox.header_text(id));
-                Ok(ControlFlow::Break(()))
+                let id = value(&self.header).and_then(|id| self.outbox.header_text(id));
+                let Some(id) = id else {
+                    return Ok(ControlFlow::Continue(()));
+                };
+                Ok(found.add(FoundRecord {
+                    id,
+                    topic: message.topic().to_owned(),
+                    partition: message.partition(),
+                    offset: message.offset(),
+                }))
             })?;
-            if found.is_some() {
-                return Ok(found);
+            if found.other.is_some() {
+                break;
             }
         }
-        Ok(None)
+        Ok(found)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn finds_records_with_the_same_position_and_different_ids() {
+        let record = |id: &str, offset| FoundRecord {
+            id: id.to_owned(),
+            topic: "orders".to_owned(),
+            partition: 1,
+            offset,
+        };
+        let mut found = FoundRecords::default();
+        assert_eq!(found.add(record("a", 3)), ControlFlow::Continue(()));
+        assert_eq!(found.add(record("a", 5)), ControlFlow::Continue(()));
+        assert_eq!(found.first, Some(record("a", 3)));
+        assert_eq!(found.other, None);
+        assert_eq!(found.add(record("b", 7)), ControlFlow::Break(()));
+        assert_eq!(found.other, Some(record("b", 7)));
+        assert_eq!(
+            record("b", 7).to_string(),
+            "\"b\" (topic \"orders\", partition 1, offset 7)"
+        );
+        assert!(record(&"b".repeat(10_000), 7).to_string().len() < 200);
+    }
 
     #[test]
     fn converts_a_template_to_an_sql_expression() {
