@@ -14,8 +14,8 @@ use tracing::{error, info, warn};
 
 use self::configuration::{ReloadRequest, ReloadResult};
 use self::control::{Answer, Control, ControlRequest, Request};
-use self::definitions::{Defined, Definitions, Reading};
-use self::pipelines::{Pipelines, RequestResult, STOPPING};
+use self::definitions::{Defined, Definitions, Reading, SuspectRemoval};
+use self::pipelines::{Pipelines, STOPPING};
 use self::systemd::Systemd;
 use self::watched_files::WatchedFiles;
 use crate::model::exit::Exit;
@@ -179,7 +179,7 @@ impl<D: PartialEq> Supervisor<D> {
             error!("some pipelines are missing because their sources can't be used: {failures}");
             self.registry.reloaded(Some(failures));
         }
-        self.pipelines.apply(defined);
+        self.pipelines.apply(defined, Vec::new());
     }
 
     fn request_reload(&self, request: ReloadRequest) {
@@ -187,8 +187,9 @@ impl<D: PartialEq> Supervisor<D> {
         let _ = self.reload_tx.send(request);
     }
 
-    /// Applies a reloaded configuration. Rejects a configuration that would remove most of a
-    /// source's pipelines, unless the request explicitly accepts this.
+    /// Applies a reloaded configuration. If this would remove most of a source's pipelines, all
+    /// pipelines of this source are kept unchanged, unless the request explicitly accepts the
+    /// removal.
     fn apply_reload(&mut self, ReloadResult { request, result }: ReloadResult<D>) {
         let cause = request.cause;
         let mut response = Answer::default();
@@ -197,10 +198,17 @@ impl<D: PartialEq> Supervisor<D> {
             failed = failures;
             self.apply(defined, request.is_accepted)
         }) {
-            Ok(changes) => {
+            Ok((changes, doubtful)) => {
                 info!("configuration reloaded after {cause}: {changes}");
                 for failure in &failed {
                     error!("{failure}; its running pipelines are kept");
+                }
+                for removal in doubtful {
+                    error!(
+                        "configuration not reloaded from {}; its running pipelines are kept: {removal}",
+                        removal.source
+                    );
+                    failed.push(removal.to_string());
                 }
                 response.done.push(changes);
             }
@@ -219,23 +227,27 @@ impl<D: PartialEq> Supervisor<D> {
         }
     }
 
-    fn apply(&mut self, next: Vec<Defined<D>>, is_accepted: bool) -> RequestResult {
+    /// Returns a description of the changes, and the sources whose pipelines were kept unchanged.
+    fn apply(
+        &mut self,
+        mut next: Vec<Defined<D>>,
+        is_accepted: bool,
+    ) -> Result<(String, Vec<SuspectRemoval>), String> {
         if self.pipelines.is_stopping() {
             return Err(STOPPING.to_owned());
         }
         let changes = self.pipelines.changes(&next);
-        if let Some(doubtful) = changes.doubtful.as_ref().filter(|_| !is_accepted) {
-            return Err(format!(
-                "{} pipelines would be removed ({}), leaving {} from {}. To apply this anyway, run walpost pipeline reload \
-                 --accept",
-                doubtful.removed.len(),
-                doubtful.removed.join(", "),
-                doubtful.left,
-                doubtful.source
-            ));
+        if is_accepted || changes.doubtful.is_empty() {
+            self.pipelines.apply(next, Vec::new());
+            return Ok((changes.to_string(), Vec::new()));
         }
-        self.pipelines.apply(next);
-        Ok(changes.to_string())
+        let doubtful = changes.doubtful;
+        let Some((kept, changes)) = self.pipelines.postpone_doubtful(&mut next, &doubtful) else {
+            let reasons: Vec<_> = doubtful.iter().map(ToString::to_string).collect();
+            return Err(reasons.join("; "));
+        };
+        self.pipelines.apply(next, kept);
+        Ok((changes.to_string(), doubtful))
     }
 
     fn handle_request(&mut self, (request, answer): ControlRequest) {

@@ -52,9 +52,9 @@ pub(super) struct Changes {
     pub changed: Vec<String>,
     pub removed: Vec<String>,
     pub unchanged: usize,
-    /// The first source that would lose more pipelines than it keeps. The cause may be a partially
+    /// The sources that would lose more pipelines than they keep. The cause may be a partially
     /// written file, an unmounted folder or a query on the wrong table.
-    pub doubtful: Option<SuspectRemoval>,
+    pub doubtful: Vec<SuspectRemoval>,
 }
 
 /// A source's pipelines that would be removed, and the number of its pipelines that would be kept.
@@ -65,9 +65,22 @@ pub(super) struct SuspectRemoval {
     pub left: usize,
 }
 
+impl fmt::Display for SuspectRemoval {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} pipelines would be removed ({}), leaving {} from {}. To apply this anyway, run walpost pipeline reload --accept",
+            self.removed.len(),
+            self.removed.join(", "),
+            self.left,
+            self.source
+        )
+    }
+}
+
 /// An existing pipeline and its definition.
 pub(super) struct Known<'a, D> {
-    pub name: &'a str,
+    pub settings: &'a PipelineSettings,
     pub definition: &'a D,
     pub source: &'a str,
 }
@@ -79,7 +92,7 @@ impl Changes {
         let mut changes = Self::default();
         for defined in next {
             let name = &defined.settings.name;
-            match current.iter().find(|known| known.name == name) {
+            match current.iter().find(|known| known.settings.name == *name) {
                 None => changes.added.push(name.clone()),
                 Some(known) if *known.definition != defined.definition => {
                     changes.changed.push(name.clone());
@@ -94,24 +107,76 @@ impl Changes {
         let mut sources: BTreeMap<&str, SuspectRemoval> = BTreeMap::new();
         for known in current {
             let source = sources.entry(known.source).or_default();
-            if kept.contains(known.name) {
+            let name = &known.settings.name;
+            if kept.contains(name.as_str()) {
                 source.left += 1;
             } else {
-                source.removed.push(known.name.to_owned());
-                changes.removed.push(known.name.to_owned());
+                source.removed.push(name.clone());
+                changes.removed.push(name.clone());
             }
         }
         let is_doubtful =
             |(_, removal): &(&str, SuspectRemoval)| removal.removed.len() > removal.left;
         changes.doubtful = sources
             .into_iter()
-            .find(is_doubtful)
+            .filter(is_doubtful)
             .map(|(source, removal)| SuspectRemoval {
                 source: source.to_owned(),
                 ..removal
-            });
+            })
+            .collect();
         changes
     }
+
+    /// Returns whether the changes would leave everything as it is.
+    pub(super) fn is_empty(&self) -> bool {
+        [&self.added, &self.changed, &self.removed]
+            .iter()
+            .all(|names| names.is_empty())
+    }
+}
+
+/// Removes the pipelines of the doubtful sources from `next`. Returns the names of the existing
+/// pipelines that must be kept in their place, or `None` if these can't run together with the
+/// remaining pipelines.
+pub(super) fn postpone_doubtful<D>(
+    current: &[Known<'_, D>],
+    next: &mut Vec<Defined<D>>,
+    doubtful: &[SuspectRemoval],
+) -> Option<Vec<String>> {
+    let is_doubtful = |source: &str| doubtful.iter().any(|removal| removal.source == source);
+    let names = |next: &[Defined<D>]| -> HashSet<_> {
+        let names = next.iter().map(|defined| defined.settings.name.clone());
+        names.collect()
+    };
+    let before = names(next);
+    next.retain(|defined| !is_doubtful(&defined.source));
+    let after = names(next);
+    // This includes pipelines that a doubtful source would take over from another source.
+    let is_kept = |known: &&Known<'_, D>| {
+        let name = &known.settings.name;
+        !after.contains(name) && (is_doubtful(known.source) || before.contains(name))
+    };
+    let kept: Vec<_> = current.iter().filter(is_kept).collect();
+    let mut pairs = kept
+        .iter()
+        .flat_map(|known| next.iter().map(|next| (known.settings, &next.settings)));
+    let are_compatible = pairs.all(|(known, next)| are_compatible(known, next));
+    let kept = kept.iter().map(|known| known.settings.name.clone());
+    are_compatible.then(|| kept.collect())
+}
+
+/// Returns whether the pipelines use different slots, and neither can write its events to the topics
+/// of the other for checkpoints and dead letters. This was not checked if the pipelines belong to
+/// different versions of the configuration.
+fn are_compatible(one: &PipelineSettings, other: &PipelineSettings) -> bool {
+    let slots = [one, other].map(|one| (&one.target.slot, one.postgres.describe()));
+    let reserves_topics_of = |one: &PipelineSettings, other: &PipelineSettings| {
+        let reserved = &one.outbox.reserved_topics;
+        let mut own = other.own_topics();
+        own.all(|(topic, usage)| reserved.find(topic) == Some(usage))
+    };
+    slots[0] != slots[1] && reserves_topics_of(one, other) && reserves_topics_of(other, one)
 }
 
 impl fmt::Display for Changes {
@@ -126,5 +191,96 @@ impl fmt::Display for Changes {
             }
         }
         write!(f, "{} unchanged", self.unchanged)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::outbox::reserved_topics::{DEFAULT_DEAD_LETTER_TOPIC, ReservedTopics, TopicUse};
+    use crate::pipeline::sim;
+
+    type Pipeline = (&'static str, &'static str, u32);
+
+    fn settings(name: &str) -> PipelineSettings {
+        let mut settings = sim::settings(false, false, &mut fastrand::Rng::with_seed(0));
+        settings.name = name.to_owned();
+        settings.dead_letters.topic = DEFAULT_DEAD_LETTER_TOPIC.to_owned();
+        settings.target.slot = format!("slot_{name}");
+        settings
+    }
+
+    fn next(pipelines: &[Pipeline]) -> Vec<Defined<u32>> {
+        let defined = pipelines.iter().map(|&(source, name, definition)| Defined {
+            settings: settings(name),
+            definition,
+            source: source.to_owned(),
+        });
+        defined.collect()
+    }
+
+    /// Returns the names of the pipelines that remain unchanged, and of those in the next version,
+    /// or `None` if the change must be rejected as a whole.
+    fn postponed(
+        current: &[Pipeline],
+        mut next: Vec<Defined<u32>>,
+    ) -> Option<(Vec<String>, Vec<String>)> {
+        let existing = self::next(current);
+        let current: Vec<_> = existing
+            .iter()
+            .map(|defined| Known {
+                settings: &defined.settings,
+                definition: &defined.definition,
+                source: &defined.source,
+            })
+            .collect();
+        let doubtful = Changes::between(&current, &next).doubtful;
+        let kept = postpone_doubtful(&current, &mut next, &doubtful)?;
+        let next = next.into_iter().map(|defined| defined.settings.name);
+        Some((kept, next.collect()))
+    }
+
+    const CURRENT: [Pipeline; 5] = [
+        ("rows", "a", 1),
+        ("rows", "b", 1),
+        ("rows", "c", 1),
+        ("file", "d", 1),
+        ("file", "e", 1),
+    ];
+
+    fn names(names: &[&str]) -> Vec<String> {
+        names.iter().map(|&name| name.to_owned()).collect()
+    }
+
+    #[test]
+    fn source_that_loses_most_pipelines_does_not_block_changes_to_others() {
+        let changed = next(&[("rows", "a", 2), ("file", "d", 2), ("file", "f", 1)]);
+        let expected = (names(&["a", "b", "c"]), names(&["d", "f"]));
+        assert_eq!(postponed(&CURRENT, changed), Some(expected));
+        // The source that loses most pipelines would also take over one of another source.
+        let changed = next(&[("rows", "d", 2), ("file", "e", 2)]);
+        let expected = (names(&["a", "b", "c", "d"]), names(&["e"]));
+        assert_eq!(postponed(&CURRENT, changed), Some(expected));
+        // A pipeline that moved to another source is not removed.
+        let changed = next(&[("file", "a", 1), ("file", "d", 1), ("file", "e", 1)]);
+        let expected = (names(&["b", "c"]), names(&["a", "d", "e"]));
+        assert_eq!(postponed(&CURRENT, changed), Some(expected));
+    }
+
+    #[test]
+    fn rejects_all_changes_if_new_pipelines_conflict_with_those_to_be_kept() {
+        let changed = || next(&[("file", "d", 1), ("file", "e", 1), ("file", "f", 1)]);
+        assert!(postponed(&CURRENT, changed()).is_some());
+        let mut same_slot = changed();
+        same_slot[2].settings.target.slot = "slot_a".to_owned();
+        assert_eq!(postponed(&CURRENT, same_slot), None);
+        // The existing pipelines could write their events to the new pipeline's dead-letter topic.
+        let mut new_topic = changed();
+        new_topic[2].settings.dead_letters.topic = "f.dead".to_owned();
+        for defined in &mut new_topic {
+            let own = [("f.dead".to_owned(), TopicUse::DeadLetters)];
+            defined.settings.outbox.reserved_topics = ReservedTopics::new(own);
+        }
+        assert_eq!(postponed(&CURRENT, new_topic), None);
     }
 }

@@ -7,7 +7,7 @@ use std::thread;
 use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{error, info, warn};
 
-use super::definitions::{Changes, Defined, Known};
+use super::definitions::{Changes, Defined, Known, SuspectRemoval, postpone_doubtful};
 use super::runtime;
 use crate::delivery::isolation::Batching;
 use crate::delivery::stats::PipelineStats;
@@ -130,25 +130,50 @@ impl<D: PartialEq> Pipelines<D> {
 
     /// Returns the changes that [`Self::apply`] would make.
     pub(super) fn changes(&self, next: &[Defined<D>]) -> Changes {
+        Changes::between(&self.known(), next)
+    }
+
+    /// Removes the pipelines of the doubtful sources from `next`. Returns the names of the pipelines
+    /// that must be kept in their place, and the remaining changes. Returns `None` if nothing else
+    /// changes, or if the pipelines to be kept can't run together with those in `next`.
+    pub(super) fn postpone_doubtful(
+        &self,
+        next: &mut Vec<Defined<D>>,
+        doubtful: &[SuspectRemoval],
+    ) -> Option<(Vec<String>, Changes)> {
+        let known = self.known();
+        let kept = postpone_doubtful(&known, next, doubtful)?;
+        let is_kept = |name: &String| kept.contains(name);
+        let others = known.into_iter();
+        let others: Vec<_> = others
+            .filter(|known| !is_kept(&known.settings.name))
+            .collect();
+        let mut changes = Changes::between(&others, next);
+        changes.unchanged += kept.len();
+        (!changes.is_empty()).then_some((kept, changes))
+    }
+
+    /// Returns all pipelines, except those that are being removed.
+    fn known(&self) -> Vec<Known<'_, D>> {
         let is_removed = |entry: &&Entry<D>| entry.phase == Phase::Draining(NextStep::Remove);
         let remaining = self.all.iter().filter(|entry| !is_removed(entry));
-        let current: Vec<_> = remaining
+        remaining
             .map(|entry| Known {
-                name: &entry.settings.name,
+                settings: &entry.settings,
                 definition: &entry.definition,
                 source: &entry.source,
             })
-            .collect();
-        Changes::between(&current, next)
+            .collect()
     }
 
     /// Starts added pipelines, drains removed ones, and restarts changed ones. Unchanged pipelines
-    /// keep running.
-    pub(super) fn apply(&mut self, next: Vec<Defined<D>>) {
-        let names: Vec<_> = next
+    /// keep running, and so do those in `kept`, which must not be in `next`.
+    pub(super) fn apply(&mut self, next: Vec<Defined<D>>, kept: Vec<String>) {
+        let mut names: Vec<_> = next
             .iter()
             .map(|defined| defined.settings.name.clone())
             .collect();
+        names.extend(kept);
         for index in 0..self.all.len() {
             let name = &self.all[index].settings.name;
             if !names.contains(name) {
