@@ -59,11 +59,16 @@ impl Shards {
     /// Starts a process and waits until `pipelines` pipelines are streaming, including those
     /// defined by `in_file`.
     fn start(&self, in_file: &str, pipelines: usize) -> Process {
-        let folder = reaper::folder("config");
-        let text = head() + &self.source() + in_file;
-        replace(&folder.join("walpost.toml"), &text);
-        Process::start_in(folder, pipelines)
+        start(&(self.source() + in_file), pipelines)
     }
+}
+
+/// Starts a process with these sources and pipelines, and waits until `pipelines` pipelines are
+/// streaming.
+fn start(sources: &str, pipelines: usize) -> Process {
+    let folder = reaper::folder("config");
+    replace(&folder.join("walpost.toml"), &(head() + sources));
+    Process::start_in(folder, pipelines)
 }
 
 fn wait_until_failed(http: &Http, expected: f64) {
@@ -232,6 +237,88 @@ fn starts_other_pipelines_while_a_registry_database_is_down() {
     wait_until_streaming(&of_row);
     wait_until_failed(&http, 0.0);
     assert_eq!(walsender(&in_file), sender);
+    process.walpost.terminate().expect_code(0);
+}
+
+/// The pipelines of the source would use the topic once the registry is available again, so a forged
+/// checkpoint in it would make them skip events.
+#[test]
+fn no_event_reaches_the_checkpoint_topic_of_a_source_while_its_registry_is_down() {
+    let in_file = Fixture::new();
+    let shards = Shards::new();
+    let checkpoints = format!("{}.cp", in_file.name);
+    let source = shards.source().replace(
+        "template = {",
+        &format!(
+            "template = {{ delivery = 'exactly-once', checkpoint = {{ topic = '{checkpoints}' }},"
+        ),
+    );
+    shards.run("ALTER TABLE shards RENAME TO away");
+    in_file.topic(&checkpoints, 1, &[]);
+    let in_file_text = pipeline(&in_file, "topic = '{aggregatetype}'");
+    let mut process = start(&(source + &in_file_text), 1);
+    in_file.insert(&checkpoints, "shard_a");
+    let position = in_file.history()[0].end;
+    let line = process.walpost.wait_for_log("is reserved for checkpoints");
+    assert!(line.contains(&checkpoints), "{line}");
+    assert!(in_file.confirmed() < position);
+}
+
+/// Otherwise, anyone who can add rows could restart the pipelines in the file at any time.
+#[test]
+fn added_rows_with_own_topics_do_not_restart_other_pipelines() {
+    let [of_row, in_file] = [Fixture::new(), Fixture::new()];
+    let shards = Shards::new();
+    let template = "template = { on_unroutable = 'dead-letter', dead_letter_topic = '{name}.dead',";
+    let source = shards.source().replace("template = {", template);
+    let mut process = start(
+        &(source + &pipeline(&in_file, "topic = '{aggregatetype}'")),
+        1,
+    );
+    let sender = walsender(&in_file);
+    shards.add(&of_row);
+    let line = process.walpost.wait_for_log(RELOADED);
+    assert!(
+        line.contains("1 added") && line.contains("1 unchanged"),
+        "{line}"
+    );
+    wait_until_streaming(&of_row);
+    assert_eq!(walsender(&in_file), sender);
+    process.walpost.terminate().expect_code(0);
+}
+
+/// Otherwise, anyone who can remove rows of one source could block changes to all sources and files.
+#[test]
+fn removing_most_rows_of_a_source_does_not_block_changes_to_others() {
+    let [one, other, in_file, added] = std::array::from_fn(|_| Fixture::new());
+    let shards = Shards::new();
+    shards.add(&one);
+    shards.add(&other);
+    let mut process = shards.start(&pipeline(&in_file, ""), 3);
+    let http = process.walpost.http();
+    let fixtures = [&one, &other];
+    let senders = fixtures.map(walsender);
+    shards.run("UPDATE shards SET active = false");
+    process.walpost.wait_for_log(NOT_RELOADED);
+    let changed = head() + &shards.source() + &pipeline(&in_file, "window_records = 500");
+    replace(&process.file(), &(changed + &pipeline(&added, "")));
+    let line = process.walpost.wait_for_log(RELOADED);
+    for word in ["1 added", "1 changed", "2 unchanged"] {
+        assert!(line.contains(word), "{word} in {line}");
+    }
+    let line = process.walpost.wait_for_logs(NOT_RELOADED, 2);
+    assert!(
+        line.contains("2 pipelines would be removed") && line.contains(FAILED_MESSAGE),
+        "{line}"
+    );
+    wait_until_streaming(&added);
+    assert_eq!(http.metrics()["walpost_config_reload_failed"], 1.0);
+    assert_eq!(fixtures.map(walsender), senders);
+    let accepted = process
+        .pipeline_command(&["reload", "--accept"])
+        .expect_code(0);
+    accepted.expect_mentions(&["2 removed", "2 unchanged"]);
+    wait_until_failed(&http, 0.0);
     process.walpost.terminate().expect_code(0);
 }
 

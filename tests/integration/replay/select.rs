@@ -2,8 +2,12 @@
 
 use std::collections::HashSet;
 
+use rdkafka::message::{Header, OwnedHeaders};
+use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
+
 use super::{is_replayed, journal, keys_of, keys_to_stdout, walpost_role};
 use crate::support::fixture::Fixture;
+use crate::support::wait::WAIT_TIMEOUT;
 
 #[test]
 fn selects_rows_by_record_position() {
@@ -46,6 +50,54 @@ fn selects_rows_by_record_position() {
         .expect_code(2)
         .expect_mentions(&[&last, "--to", "the sink is stdout"]);
     assert_eq!(journal(&fixture).len(), before);
+}
+
+/// A record with the position of one event and the id of a later one would cause the rows in between
+/// to be omitted, if it were read first.
+#[test]
+fn rejects_a_position_that_records_with_different_ids_have() {
+    let fixture = Fixture::new();
+    let aggregate = fixture.aggregate(2);
+    for number in 0..4 {
+        fixture.insert(&aggregate, &number.to_string());
+    }
+    let walpost = fixture.start();
+    let records = fixture.wait_for_records(4);
+    fixture.wait_until_confirmed();
+    walpost.terminate().expect_code(0);
+    let find = |key: &str| records.iter().find(|record| record.key() == key).unwrap();
+    let (first, last) = (find("0"), find("3"));
+    let (position, id) = (first.header("walpost-position"), last.header("id"));
+    let producer: BaseProducer = fixture.broker.client().create().unwrap();
+    let header = |key, value| Header {
+        key,
+        value: Some(value),
+    };
+    let headers = OwnedHeaders::new()
+        .insert(header("id", id))
+        .insert(header("walpost-position", position));
+    let forged = BaseRecord::to(&first.topic)
+        .partition(1 - first.partition)
+        .key("forged")
+        .payload("{}")
+        .headers(headers);
+    producer.send(forged).map_err(|(error, _)| error).unwrap();
+    producer.flush(WAIT_TIMEOUT).expect("a delivered record");
+
+    let before = journal(&fixture).len();
+    let found = fixture.replay(&["--yes", "--from", position]).finish();
+    found.expect_code(2).expect_mentions(&[
+        "--from: records with different ids",
+        position,
+        first.header("id"),
+        id,
+        &format!("partition {}", first.partition),
+        &format!("partition {}", 1 - first.partition),
+    ]);
+    assert_eq!(journal(&fixture).len(), before);
+    let found = fixture.replay(&["--yes", "--from", first.header("id")]);
+    found.finish().expect_code(0);
+    fixture.wait_for_records(4 + 1 + 4);
 }
 
 #[test]
