@@ -30,8 +30,8 @@ const WAKEUP: &str = "rd_kafka_msgq_allow_wakeup_at";
 /// The librdkafka header that declares [`WAKEUP`].
 const WAKEUP_HEADER: &str = "src/rdkafka_msg.h";
 
-/// The declaration of [`WAKEUP`] for which `wakeup` was written. If librdkafka declares the
-/// function differently, it may also behave differently, so it is not replaced.
+/// The declaration of [`WAKEUP`] for which `wakeup` was written. If the declaration in librdkafka's
+/// header is different, the function may also behave differently, so it is not replaced.
 const WAKEUP_DECLARATION: &str = "rd_bool_t rd_kafka_msgq_allow_wakeup_at(\
     rd_kafka_msgq_t *rkmq, const rd_kafka_msgq_t *dest_rkmq, rd_ts_t *next_wakeup, rd_ts_t now, \
     rd_ts_t linger_us, int32_t batch_msg_cnt, int64_t batch_msg_bytes);";
@@ -63,7 +63,7 @@ fn wrap(function: &str) {
     println!("cargo:rustc-link-arg-bins=-Wl,-wrap={function}");
 }
 
-/// Checks that the linked version of librdkafka declares [`WAKEUP`] as `wakeup` expects.
+/// Checks that the linked version of librdkafka contains [`WAKEUP_DECLARATION`].
 fn check_wakeup() -> Result<(), String> {
     let root =
         std::env::var("DEP_RDKAFKA_ROOT").map_err(|_| "its source is not known".to_owned())?;

@@ -150,8 +150,8 @@ fn message_bytes(body: &[u8]) -> &[u8] {
     }
 }
 
-/// Returns the stream's rows as a pipeline would pass them to the router, and the mapping of their
-/// columns.
+/// Returns the rows in the stream, in the form in which a pipeline passes them to the router, and
+/// the mapping of their columns.
 fn rows<'s>(stream: &'s Stream, kind: Kind, settings: &OutboxSettings) -> (Mapping, Vec<Row<'s>>) {
     let mut mapping = None;
     let mut rows = Vec::new();

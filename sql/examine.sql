@@ -69,13 +69,13 @@ DECLARE
     in_schema text := current_setting('walpost.schema');
     outbox_name text := current_setting('walpost.table_name');
     own_tables CONSTANT name[] := '{journal,slot_state,table_state,outbox_row}';
-    -- Control characters, and characters that change the direction of text. These characters are
-    -- replaced, because psql prints messages unchanged, and a name that contains such characters
-    -- could disguise the message.
+    -- Characters to replace in error messages: control characters, and characters that change the
+    -- direction of text. psql prints messages unchanged, so a name that contains such characters
+    -- could make a message look like a different one.
     unprintable CONSTANT text := E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]';
-    -- The privilege that is needed to act as another role. Since PostgreSQL 16, being a member is
-    -- not sufficient: a member may have none of the role's privileges, or its privileges but not
-    -- its attributes, such as REPLICATION.
+    -- The privilege that is needed to act as another role. Since PostgreSQL 16, membership is not
+    -- sufficient: it may grant none of the role's privileges, or grant the privileges but not the
+    -- use of attributes such as REPLICATION.
     act_as text := CASE WHEN current_setting('server_version_num')::int < 160000 THEN 'MEMBER' ELSE 'SET' END;
     -- The trusted roles: those that can already act as the current role, or can grant themselves
     -- that right, and can also act as the roles to which RESET ROLE and RESET SESSION AUTHORIZATION
@@ -115,8 +115,8 @@ DECLARE
                 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace, aclexplode(relacl)
                 WHERE n.nspname = 'walpost' AND relname = ANY ($4) AND relname = ANY ($1)
                 AND privilege_type IN ('TRIGGER', 'REFERENCES') AND grantee <> relowner
-            -- Objects in the schema walpost are used for every outbox in the database, so the owner
-            -- of a single outbox is not trusted with these objects.
+            -- Objects in the schema walpost are used for every outbox in the database, so they must
+            -- not belong to a role that is trusted only because it owns one outbox.
             UNION ALL SELECT format('function %s', p.oid::regprocedure), p.proowner, n.nspname <> 'walpost',
                     format('DROP FUNCTION %s', p.oid::regprocedure),
                     CASE WHEN p.proname <> 'lock_and_examine' OR p.proargtypes = '25 25 25'::oidvector THEN p.proname END
@@ -125,8 +125,8 @@ DECLARE
                     -- Since PostgreSQL 18, the built-in function uuidv7() is used instead of walpost_uuidv7().
                     OR n.nspname = $2 AND p.pronargs = 0 AND $1 && '{owners}' AND (p.proname = 'walpost_no_update'
                         OR p.proname = 'walpost_uuidv7' AND to_regprocedure('pg_catalog.uuidv7()') IS NULL))
-            -- The functions that a column default or a trigger calls are found through that
-            -- default or trigger, because the functions may have been renamed.
+            -- Looks up each function through the column default or trigger that calls it, because
+            -- the function may have been renamed.
             UNION ALL SELECT format('function %s, which the default of %s.id calls,', p.oid::regprocedure, outbox.name), p.proowner, true,
                     format('ALTER TABLE %s ALTER id SET DEFAULT ...; DROP FUNCTION %s', outbox.name, p.oid::regprocedure), NULL
                 FROM outbox JOIN pg_attribute a ON a.attrelid = outbox.oid AND a.attname = 'id'
@@ -206,11 +206,12 @@ DECLARE
     wrong text;
     made_by text;
 BEGIN
-    -- Planning these queries takes several milliseconds, and Walpost runs them before each access to
-    -- one of its tables. Therefore, they are prepared, and in its own connections, Walpost keeps the
-    -- prepared statements. In other sessions, they are always prepared again, because a function of
-    -- another role could have prepared different queries under these names. The text is compared as
-    -- well, in case such a function has run in Walpost's own session.
+    -- Planning these queries takes several milliseconds, and Walpost runs them before each access
+    -- to one of its tables. Therefore, the queries are prepared, and Walpost keeps the prepared
+    -- statements in its own connections. In other sessions, the queries are always prepared again,
+    -- because a function of another role could have prepared different queries under these names.
+    -- The text of each prepared statement is also compared, in case such a function has run in one
+    -- of Walpost's own sessions.
     IF current_setting('walpost.keep_prepared') <> 'on' OR (SELECT count(*) FROM pg_prepared_statements
         WHERE statement = CASE name WHEN 'walpost_trusted_roles' THEN 'PREPARE walpost_trusted_roles ' || find_trusted_roles
             WHEN 'walpost_objects' THEN 'PREPARE walpost_objects ' || find_objects
@@ -231,7 +232,8 @@ BEGIN
     -- object that was missing. If the query finds the schema and its owner is trusted, no other
     -- role can rename the schema or create objects in it afterwards.
     FOR found IN EXECUTE format('EXECUTE walpost_objects (%L, %L, %L, %L)', what, in_schema, outbox_name, own_tables) LOOP
-        -- The outbox's owner is trusted with objects that are used only for that outbox.
+        -- An object that is used only for this outbox may also belong to a role that can act as the
+        -- outbox's owner.
         IF found.owner = ANY (may_be_us) OR found.owner <> 0 AND found.serves_outbox
             AND coalesce(pg_has_role(found.owner, found.outbox_owner, act_as), false) THEN
             -- Removes null elements: with a null in the array, the conditions with `<> ALL` below

@@ -12,10 +12,10 @@
 --   SELECT walpost.lock_and_examine('public', 'outbox', 'SELECT');
 --
 -- Until the transaction ends, no other session can change the definition of the table or of the
--- tables that inherit from it, or rename its schema. Rows can still be read and written, but
--- VACUUM, CREATE INDEX and ALTER TABLE wait. The function fails if the table does not exist. If the
--- table exists, the function returns a list of the objects that would run other roles' code as the
--- caller. The list is empty if there are no such objects. The third argument is the kind of
+-- tables that inherit from it, or rename the table's schema. Rows can still be read and written,
+-- but VACUUM, CREATE INDEX and ALTER TABLE wait. The function fails if the table does not exist. If
+-- the table exists, the function returns a list of the objects that would run other roles' code as
+-- the caller. The list is empty if there are no such objects. The third argument is the kind of
 -- statement: SELECT or DELETE, whose conditions may use only created_at and the primary key;
 -- COMPARE, a SELECT that compares any column with a literal; CONDITION, a SELECT with a condition
 -- written by the operator; or ALTER, which attaches or detaches a partition.
@@ -38,10 +38,10 @@
 -- and run as the owner of that table. Therefore, foreign keys that refer to the table are rejected for DELETE and
 -- ALTER, and the table's own foreign keys are rejected for ALTER.
 --
--- Run by: a superuser, because only a superuser can keep another role from renaming its schema. If
--- another role runs this file, the function rejects tables in schemas that belong to untrusted
--- roles. Safe to run again: the function is replaced.
--- `walpost init` runs the same SQL.
+-- Run by: a superuser, because only a superuser can prevent another role from renaming a schema
+-- that the role owns. If another role runs this file, the function rejects tables in schemas that
+-- belong to untrusted roles. Safe to run again: the function is replaced. `walpost init` runs the
+-- same SQL.
 \set ON_ERROR_STOP on
 \if :{?table}
 \else
@@ -50,7 +50,8 @@
 -- Sets search_path to pg_catalog, pg_temp for the rest of the session.
 \ir session.sql
 BEGIN;
--- The function is used for all tables, so the owner of a single table is not trusted with it.
+-- The function is used for all tables, so it must not belong to a role that is trusted only because
+-- it owns one of them.
 \set table_of_session :table
 \set table ''
 \set examine owners
@@ -73,13 +74,13 @@ SET search_path = pg_catalog, pg_temp SET standard_conforming_strings = on SET r
 AS $walpost$
 DECLARE
     caller name := CASE current_setting('role') WHEN 'none' THEN session_user ELSE current_setting('role') END;
-    -- The privilege that is needed to act as another role. Since PostgreSQL 16, being a member is
-    -- not sufficient: a member may have none of the role's privileges, or its privileges but not
-    -- its attributes, such as REPLICATION.
+    -- The privilege that is needed to act as another role. Since PostgreSQL 16, membership is not
+    -- sufficient: it may grant none of the role's privileges, or grant the privileges but not the
+    -- use of attributes such as REPLICATION.
     act_as text := CASE WHEN current_setting('server_version_num')::int < 160000 THEN 'MEMBER' ELSE 'SET' END;
-    -- Control characters, and characters that change the direction of text. These characters are
-    -- replaced, because psql prints messages unchanged, and a name that contains such characters
-    -- could disguise the message.
+    -- Characters to replace in error messages: control characters, and characters that change the
+    -- direction of text. psql prints messages unchanged, so a name that contains such characters
+    -- could make a message look like a different one.
     unprintable CONSTANT text := E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]';
     -- The trusted roles: those that can already act as the caller, or can grant themselves that
     -- right, and can also act as the roles to which RESET ROLE and RESET SESSION AUTHORIZATION
@@ -119,7 +120,8 @@ DECLARE
     is_exposed boolean;
     calls text;
 BEGIN
-    -- At any other isolation level, the queries below would see the catalogs as of a time before the table was locked.
+    -- At isolation level REPEATABLE READ or SERIALIZABLE, the queries below would see the catalogs as of a time before
+    -- the table was locked.
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE EXCEPTION 'walpost.lock_and_examine was called in a transaction with isolation level %, expected read committed',
             current_setting('transaction_isolation') USING ERRCODE = 'active_sql_transaction';
@@ -148,7 +150,8 @@ BEGIN
         AND has_table_privilege(caller, to_regclass('walpost.slot_state'), 'UPDATE'), false)
         AND EXISTS (SELECT FROM pg_class WHERE (oid = outbox OR oid = ANY (family) AND oid <> ALL (tables))
             AND NOT (has_table_privilege(caller, oid, 'UPDATE, DELETE, TRUNCATE') OR pg_has_role(caller, relowner, 'USAGE'))) THEN
-        -- The role can read the table, but lacks the privilege that identifies Walpost's role.
+        -- The role can read the table, but lacks the privilege by which Walpost's role is
+        -- recognized: UPDATE on walpost.slot_state.
         IF has_table_privilege(caller, outbox, 'SELECT') THEN
             RAISE EXCEPTION 'permission denied for table walpost.slot_state' USING ERRCODE = 'insufficient_privilege',
                 HINT = format('GRANT USAGE ON SCHEMA walpost TO %1$I; GRANT SELECT, INSERT, UPDATE ON walpost.slot_state TO %1$I', caller);
@@ -304,7 +307,7 @@ BEGIN
             WHERE is_ordering AND NOT is_part AND t.typnamespace <> 'pg_catalog'::regnamespace AND statement NOT IN ('DELETE', 'ALTER')
     ), checks (class, object, expressions, type) AS (
         -- The CHECK constraints that are evaluated when a literal is parsed. If a column's own type is a domain, the
-        -- literal is parsed as the domain's base type, except in CONDITION.
+        -- literal is parsed as the domain's base type, unless the kind of statement is CONDITION.
         SELECT DISTINCT 'pg_constraint'::regclass, c.oid, conbin::text, type FROM compared JOIN pg_type t ON t.oid = type
             JOIN pg_constraint c ON contypid = type WHERE is_part OR statement = 'CONDITION'
     ), attached (class, object, expressions, is_strict) AS (
@@ -340,8 +343,9 @@ BEGIN
             JOIN pg_operator o ON used_class = 'pg_operator'::regclass AND o.oid = used_object
             JOIN pg_proc p ON p.oid = o.oprcode
     ), called_by_types (attname, type, part, function) AS MATERIALIZED (
-        -- A type can still call code of a role that formerly owned it. Without MATERIALIZED, the
-        -- planner might evaluate this query once for each function that an untrusted role owns.
+        -- The functions that a type uses may still belong to a role that formerly owned the type.
+        -- Without MATERIALIZED, the planner might evaluate this query once for each function that
+        -- an untrusted role owns.
         SELECT attname, type, part, function FROM (SELECT DISTINCT attname, type FROM compared) AS types CROSS JOIN LATERAL (
             SELECT format('cast from %s to %s', format_type(castsource, NULL), format_type(casttarget, NULL)), castfunc
                 -- Casts to a type that belongs to an untrusted role are ignored.
@@ -369,8 +373,8 @@ BEGIN
             FROM used JOIN attached USING (class, object) JOIN pg_type t ON used_class = 'pg_type'::regclass AND t.oid = used_object
             LEFT JOIN pg_type e ON e.oid = t.typelem
             WHERE NOT is_strict AND coalesce(e.typtype, t.typtype) NOT IN ('b', 'e')
-        -- satisfies_hash_partition evaluates the partition key of a table that is passed as an OID,
-        -- which pg_depend does not record.
+        -- satisfies_hash_partition evaluates the partition key of a table that is passed as an OID. pg_depend does not
+        -- record this dependency.
         UNION ALL SELECT class, object, 'calls function satisfies_hash_partition' FROM attached
             WHERE strpos(expressions, format(':funcid %s ',
                 'pg_catalog.satisfies_hash_partition(oid, integer, integer, "any")'::regprocedure::oid)) > 0

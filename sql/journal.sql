@@ -104,12 +104,12 @@ BEGIN
             -- The OIDs of all entries in pg_publication_rel, pg_publication_namespace and
             -- pg_publication through which the table is published.
             memberships text NOT NULL,
-            -- Whether the table is known to have been out of the publication at some time since
-            -- Walpost last found it published.
+            -- Whether the table is known to have been unpublished at some time since Walpost last
+            -- found it published.
             is_out boolean NOT NULL,
-            -- The slot's confirmed position when the table was last seen published, and a
-            -- transaction ID (including its epoch). All transactions with lower IDs had been
-            -- delivered at that time. NULL if unknown.
+            -- The slot's confirmed position when Walpost last found the table published, and a
+            -- transaction ID (including its epoch): at that time, all transactions with lower IDs
+            -- had been delivered. NULL if unknown.
             seen_lsn pg_lsn,
             seen_xid text,
             -- A position at which the table had already been removed from the publication. NULL if

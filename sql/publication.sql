@@ -53,9 +53,9 @@ DECLARE
     several boolean := current_setting('walpost.several')::boolean;
     found pg_publication;
     child text;
-    -- Control characters, and characters that change the direction of text. These characters are
-    -- replaced, because psql prints messages unchanged, and a name that contains such characters
-    -- could disguise the message.
+    -- Characters to replace in error messages: control characters, and characters that change the
+    -- direction of text. psql prints messages unchanged, so a name that contains such characters
+    -- could make a message look like a different one.
     unprintable CONSTANT text := E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]';
     -- A row of pg_publication_tables, as JSON because its columns depend on the PostgreSQL version.
     entry jsonb;

@@ -48,7 +48,8 @@
 -- Sets search_path to pg_catalog, pg_temp for the rest of the session.
 \ir session.sql
 BEGIN;
--- The functions do not belong to a table, so the owner of a table is not trusted with them.
+-- The functions are not specific to one table, so they must not belong to a role that is trusted
+-- only because it owns a table.
 \set table_of_session :table
 \set table ''
 \set examine owners

@@ -13,13 +13,13 @@ SET row_security = off;
 SET client_encoding = 'UTF8';
 SET backslash_quote = 'safe_encoding';
 -- The literals in these files are written for standard_conforming_strings = on. With
--- quote_all_identifiers = off, the server quotes names only if necessary, as the checks that
--- compare names expect.
+-- quote_all_identifiers = off, the server quotes names only if necessary. The checks that compare
+-- names rely on that.
 SET standard_conforming_strings = on;
 SET quote_all_identifiers = off;
 SET datestyle = 'ISO';
--- At any other isolation level, examine.sql would see the catalogs as of the start of the
--- transaction.
+-- At isolation level REPEATABLE READ or SERIALIZABLE, examine.sql would see the catalogs as of the
+-- start of the transaction.
 SET default_transaction_isolation = 'read committed';
 SET default_transaction_read_only = off;
 -- With constraint_exclusion = on, the planner would evaluate the partition keys of all ancestors of

@@ -66,7 +66,8 @@ BEGIN
     END IF;
     SELECT confirmed_flush_lsn INTO STRICT confirmed FROM pg_replication_slots WHERE slot_name = its_slot;
     was_read := EXISTS (SELECT FROM pg_stat_replication_slots WHERE slot_name = its_slot AND total_txns > 0);
-    -- If `walpost run` failed before it confirmed any position, the slot is unchanged since `walpost init` created it.
+    -- If `walpost run` failed before it confirmed any position, the slot has not changed since
+    -- `walpost init` created it.
     IF was_read AND has_table_privilege('walpost.slot_state', 'SELECT') THEN
         was_read := NOT EXISTS (SELECT FROM walpost.slot_state s WHERE s.slot = its_slot AND NOT s.begun AND s.created_lsn = confirmed
             AND s.system_id = (SELECT system_identifier::text FROM pg_control_system())

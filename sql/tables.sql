@@ -43,7 +43,8 @@
 -- Sets search_path to pg_catalog, pg_temp for the rest of the session.
 \ir session.sql
 BEGIN;
--- The function is used for all tables, so the owner of a single table is not trusted with it.
+-- The function is used for all tables, so it must not belong to a role that is trusted only because
+-- it owns one of them.
 \set table_of_session :table
 \set table ''
 \set examine 'owners outbox_row table_state'
@@ -96,9 +97,9 @@ DECLARE
     longest int;
     code_of_others text;
     related text;
-    -- Control characters, and characters that change the direction of text. These characters are
-    -- replaced, because psql prints messages unchanged, and a name that contains such characters
-    -- could disguise the message.
+    -- Characters to replace in error messages: control characters, and characters that change the
+    -- direction of text. psql prints messages unchanged, so a name that contains such characters
+    -- could make a message look like a different one.
     unprintable CONSTANT text := E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]';
     -- This database's values for the columns system_id and database_oid of walpost.table_state.
     system text := (SELECT system_identifier::text FROM pg_control_system());
@@ -116,8 +117,8 @@ DECLARE
     untrusted name;
 BEGIN
     PERFORM set_config('lock_timeout', timeout, true);
-    -- At any other isolation level, the snapshot might be older than the lock, and would miss the
-    -- rows of transactions that were open when it was taken.
+    -- At isolation level REPEATABLE READ or SERIALIZABLE, the snapshot might be older than the
+    -- lock, and would miss the rows of transactions that were open when it was taken.
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE EXCEPTION 'walpost.add_outbox was called in a transaction with isolation level %, expected read committed',
             current_setting('transaction_isolation') USING ERRCODE = 'active_sql_transaction';
@@ -228,9 +229,10 @@ BEGIN
         RAISE EXCEPTION 'permission denied for table walpost.table_state' USING ERRCODE = 'insufficient_privilege',
             HINT = format('Grant it: GRANT SELECT, INSERT, UPDATE ON walpost.table_state TO %I', current_user);
     END IF;
-    -- Walpost's own tables must not run code of other roles either. The second check is made while
-    -- the tables are locked, so that nothing can be added to them until this transaction ends. The
-    -- first one ensures that the lock is not on the tables in the query of a view.
+    -- Statements on Walpost's own tables must not run other roles' code either. The first check
+    -- ensures that neither table is a view, because LOCK TABLE would lock every table in the view's
+    -- query. The second check is made while the tables are locked, so that nothing can be added to
+    -- them until this transaction ends.
     FOR checks IN 1..2 LOOP
         SELECT c.relname INTO untrusted FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace JOIN pg_roles o ON o.oid = c.relowner
             WHERE n.nspname = 'walpost' AND c.relname IN ('table_state', 'outbox_row')
@@ -239,7 +241,7 @@ BEGIN
                     WHERE oid = 'walpost.add_outbox(regclass, name)'::regprocedure), 'MEMBER')
                 OR EXISTS (SELECT FROM pg_trigger WHERE tgrelid = c.oid)
                 OR EXISTS (SELECT FROM pg_rewrite WHERE ev_class = c.oid)
-                -- OIDs from 16384 on belong to objects that users have created.
+                -- Objects that users have created have OIDs of 16384 or higher.
                 OR EXISTS (SELECT FROM pg_attribute WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped
                     AND (atttypid >= 16384 OR atthasdef))
                 OR EXISTS (SELECT FROM pg_index WHERE indrelid = c.oid AND (indexprs IS NOT NULL OR indpred IS NOT NULL))

@@ -31,7 +31,7 @@ pub(crate) fn system_bundle() -> Option<&'static Path> {
     bundles.find(|path| !are_named && path.is_file())
 }
 
-/// A location in an environment variable that must not be used.
+/// The error for an environment variable that specifies a location that must not be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{variable}: {}: {error}", path.display())]
 pub(crate) struct LocationError {
@@ -43,8 +43,9 @@ pub(crate) struct LocationError {
     pub error: Box<PathError>,
 }
 
-/// Checks the locations that OpenSSL uses if [`system_bundle`] returns `None`. They are checked each
-/// time: if a location is in a sticky folder and its file is removed, any user can create a new one.
+/// Checks the locations that OpenSSL uses if [`system_bundle`] returns `None`. The result is not
+/// cached: if a location is in a sticky folder and its file is removed, any user can create a new
+/// file there.
 ///
 /// # Errors
 /// Returns an error if other users can write to a file, or create a file that OpenSSL would use.

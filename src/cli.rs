@@ -36,7 +36,8 @@ use crate::trusted_path;
 
 /// Maximum number of pipelines queried concurrently.
 const CONCURRENT_QUERIES_MAX: usize = 8;
-/// Maximum number of pipelines for which commands print the details without a summary.
+/// Maximum number of pipelines for which commands print no summary, and of names that are listed
+/// before the rest is replaced with a count.
 const SHORT_LIST_MAX: usize = 3;
 
 /// Examples shown after the program's help.

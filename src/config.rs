@@ -107,8 +107,8 @@ pub(crate) fn load(
     Ok(define(given, env, env_vars.collect(), &mut answers)?.into())
 }
 
-/// Like [`load`], but does not connect to any server. A source that would query a database is
-/// reported as a failure.
+/// Like [`load`], but does not connect to any server. A source that requires a database query is
+/// reported as failed.
 ///
 /// # Errors
 /// Returns the same errors as [`load`].
@@ -273,8 +273,8 @@ pub(crate) struct Definition {
     pipeline: FilePipeline,
     postgres: Vec<(String, String)>,
     kafka: BTreeMap<String, file::Scalar>,
-    /// The reserved topics to which the pipeline's rows could be routed. These also depend on the
-    /// other pipelines.
+    /// The reserved topics to which the pipeline's rows could be routed. These include topics that
+    /// other pipelines use for checkpoints or dead letters.
     reserved: ReservedTopics,
 }
 
@@ -352,7 +352,7 @@ pub(crate) fn load_to_administer(
     })
 }
 
-/// Checks that all pipelines use the same server. An administrator's connection is to a single
+/// Checks that all pipelines use the same server. An administrator's connection goes to a single
 /// server, so the objects of all pipelines would be created on that server.
 fn check_same_server(pipelines: &[PipelineSettings]) -> Result<(), ConfigError> {
     let [first, others @ ..] = pipelines else {
@@ -496,7 +496,8 @@ fn check_unique_files(pipelines: &[FilePipeline]) -> Result<(), ConfigError> {
 }
 
 /// Checks that no two pipelines share an exclusive resource. Pipelines that are defined by rows may
-/// share a slot: the slot's database determines which of them may use it.
+/// specify the same slot: walpost.slot_state in the slot's database determines which of them may
+/// use it.
 fn check_exclusive_resources(settings: &[&PipelineSettings]) -> Result<(), ConfigError> {
     let mut taken: HashMap<ExclusiveResource, &PipelineSettings> = HashMap::new();
     for second in settings {

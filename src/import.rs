@@ -1,10 +1,10 @@
 //! Converts other tools' configuration to walpost.toml. A comment above each line names the
 //! property from which the line was derived, and a report lists how each property was handled.
 //!
-//! [`source`] reads the file in any of its formats. The modules [`connector`], [`chain`],
-//! [`router`], [`converters`] and [`producer`] take properties from the source and convert them to
-//! lines of walpost.toml. [`known`] handles the remaining properties, or reports them as unknown.
-//! [`document`] writes the lines, [`report`] collects the findings for the user, and
+//! [`source`] reads the file, in any supported format. The modules [`connector`], [`chain`],
+//! [`router`], [`converters`] and [`producer`] request properties from the source and convert them
+//! to lines of walpost.toml. [`known`] handles the remaining properties, or reports them as
+//! unknown. [`document`] writes the lines, [`report`] collects the findings for the user, and
 //! [`switch_over`] lists the commands that replace the other tool with Walpost. These modules do no
 //! I/O: they neither connect to a server nor read other files.
 

@@ -1,11 +1,11 @@
 //! Turns rows of the outbox table into records for Kafka. Performs no I/O, and is independent of
 //! PostgreSQL's protocol and of Kafka's client library.
 //!
-//! [`settings`] assigns meanings to columns, and [`columns`] matches them with the columns of the
-//! actual table. [`route`] creates a record from a row. If that is not possible, [`dead_letter`]
-//! preserves as much of the event as possible. [`reserved_topics`] lists the topics that events
-//! must not be written to. [`envelope`] decodes an event that was sent as a logical decoding
-//! message, and presents it as a row.
+//! [`settings`] defines the purpose of each column, and [`columns`] matches the configured columns
+//! with those of the actual table. [`route`] creates a record from a row. If that is not possible,
+//! [`dead_letter`] preserves as much of the event as possible. [`reserved_topics`] lists the topics
+//! that events must not be written to. [`envelope`] decodes an event that was sent as a logical
+//! decoding message, and presents it as a row.
 //!
 //! Four modules produce the same bytes as Debezium with Kafka Connect's converters: [`connect`]
 //! maps columns to Debezium's types, `converted` encodes keys, values and headers, `expand` expands

@@ -308,10 +308,10 @@ pub(crate) async fn run<S: Sink>(
     }
 }
 
-/// If `error` only reports that the producer is broken, and the reason is that the broker rejected
-/// a batch, returns the error about the rejection instead. A producer stops accepting records as
-/// soon as it fails, which may be before it reports the rejected batch. If the rejection were lost,
-/// each new producer would resend the same batch indefinitely.
+/// If `error` reports only that the producer is broken, and the producer broke because the broker
+/// rejected a batch, returns an error about the rejection instead. A producer stops accepting
+/// records as soon as it fails, which may be before it reports the rejected batch. If the rejection
+/// were lost, each new producer would resend the same batch indefinitely.
 async fn with_rejection(error: PipelineError, core: &Core) -> PipelineError {
     if !matches!(error.cause(), Cause::Sink(SinkError::Broken(_))) {
         return error;

@@ -39,8 +39,8 @@ use crate::trusted_path::{self, PathError};
 pub(crate) const RUN_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum size of a secret, in bytes.
 const MAX_SECRET_BYTES: usize = 64 << 10;
-/// If another process keeps a program's output open, how often to check whether the program itself
-/// has exited.
+/// How often to check whether a program has exited while another process keeps the program's output
+/// open.
 const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// How long to wait for the descendants of a killed program to end. Only another user's processes
 /// take longer, because Walpost can't kill them.
@@ -147,8 +147,8 @@ impl Program {
         let mut child = self.spawn().map_err(start_error)?;
         let mut output = Output::new(child.stdout.take());
         let status = match wait_for_exit(&mut child, &mut output, until) {
-            // From here on, the program's process ID may belong to another process, so no process
-            // is killed.
+            // The program has been reaped, so its process ID may belong to another process from
+            // here on, and no process is killed.
             Ok(Some(status)) => status,
             ended => {
                 kill(&mut child);
@@ -186,11 +186,11 @@ impl Program {
 
 /// Prepares the new process for the program.
 ///
-/// The process gets its own session, without a terminal on which it could prompt. The process
-/// adopts descendants whose parent ends, so that [`kill`] finds them regardless of the session or
-/// process group to which they have moved. The process inherits only the standard streams. All
-/// other descriptors are marked close-on-exec, because librdkafka and other C libraries open
-/// descriptors without `O_CLOEXEC`.
+/// The process gets its own session without a terminal, so that the program can't prompt. If the
+/// parent of a descendant exits, the process becomes the descendant's new parent, so that [`kill`]
+/// finds the descendant even if it has moved to another session or process group. The process
+/// inherits only the standard streams. All other descriptors are marked close-on-exec, because
+/// librdkafka and other C libraries open descriptors without `O_CLOEXEC`.
 fn isolate() -> io::Result<()> {
     setsid()?;
     set_child_subreaper(Some(getpid()))?;
@@ -442,8 +442,8 @@ mod tests {
         }
     }
 
-    /// If waiting returned an error after the program was reaped, the caller would kill the process
-    /// that has the program's process ID by then.
+    /// If waiting returned an error after the program was reaped, the caller would kill whichever
+    /// process has the program's process ID by then.
     #[test]
     fn waiting_does_not_fail_once_the_program_has_been_reaped() {
         let mut child = shell("exit 0").spawn().expect("a process");
@@ -479,8 +479,8 @@ mod tests {
             "echo hunter2hunter2; echo got hunter2h >&2; exit 1".to_owned(),
             "echo hunter2hunter2; echo hunter2hunter2 | base64 >&2; exit 1".to_owned(),
             "echo hunter2hunter2; echo hunter2hunter2 | rev >&2; exit 1".to_owned(),
-            // Standard error contains only the end of the secret, which is longer than the excerpt
-            // from standard error that an earlier version included in error messages.
+            // Standard error contains only the end of the secret. This part is longer than the
+            // excerpt from standard error that an earlier version included in error messages.
             format!("echo hunter2{long}; echo {long} >&2; exit 1"),
             // Standard error contains the program's own credentials.
             "echo x; echo 'curl -u hunter2' >&2; exit 1".to_owned(),

@@ -47,8 +47,8 @@ impl Progress {
         }
     }
 
-    /// Advances by `count` items. Reads the clock, so call this function once per batch if
-    /// processing an item is fast.
+    /// Advances the progress by `count` items. Every call reads the clock, so call this function
+    /// once per batch if processing an item is fast.
     pub(crate) fn advance(&mut self, count: u64) {
         match &self.bar {
             Some(bar) => {
@@ -168,8 +168,8 @@ impl PaceMeter {
     }
 }
 
-/// Writes log lines to standard error, and hides the progress bars while writing. Blocks while
-/// nothing reads from standard error.
+/// A writer for log lines that hides the progress bars while it writes to standard error. Blocks
+/// while nothing reads from standard error.
 pub(crate) struct BarSafeStderr;
 
 #[expect(

@@ -10,10 +10,10 @@
 //! `walpost-replay`, with the ID of the run, instead of `walpost-position`. A row that can't be
 //! delivered becomes a dead letter if the settings enable dead letters for the stream.
 //!
-//! The journal records the progress of a run: one entry is written when the run starts, one when
-//! the run ends, and occasional entries in between. Each entry in between contains the key of a
-//! row; this row and all preceding rows are in Kafka. When a run is resumed, rows that were sent
-//! after the last of these entries are sent twice.
+//! The journal records the progress of a run: an entry is written when the run starts, another when
+//! the run ends, and further entries while rows are sent. Each of the further entries contains the
+//! key of a row; this row and all preceding rows are in Kafka. When a run is resumed, rows that
+//! were sent after the row in the last entry are sent twice.
 //!
 //! [`ReplayPlan::for_dropped_slots`] sends rows that may be missing after slots were dropped. When
 //! the run ends, the journal entries about these slots are closed.
@@ -22,10 +22,10 @@
 //! When the run ends, it records an LSN. All rows that were committed before this LSN have been
 //! sent. The pipeline then records whether the stream resumes delivery at this LSN.
 //!
-//! Not every role that can add entries to the journal is trusted with the privileges of the role
-//! that resumes a run. Therefore Walpost never runs SQL from the journal: the selection is stored
-//! as values, from which the condition is rebuilt; the operator specifies `--where` again; and the
-//! topic comes from the settings.
+//! A role that can add entries to the journal may lack the privileges of the role that resumes a
+//! run. Therefore Walpost never runs SQL from the journal: the selection is stored as values, from
+//! which the condition is rebuilt; the operator specifies `--where` again; and the topic comes from
+//! the settings.
 
 use tokio::sync::watch;
 use tracing::warn;
@@ -117,7 +117,7 @@ pub(crate) enum ReplayError {
         /// The reason why the value is not an ID.
         error: Box<ServerError>,
     },
-    /// A flag specifies a position that no record has.
+    /// A flag specifies a position for which no Kafka record was found.
     #[error(
         "{flag}: can't find the row at position {position} without its Kafka record, which contains the position: \
          {reason}. Specify a time, or the id of a row"
@@ -169,7 +169,7 @@ pub(crate) enum ReplayError {
         "table {table} is not set aside: the journal has no open entry about the table for slot {slot:?}"
     )]
     NotSetAside { table: TableName, slot: String },
-    /// A slot still exists although a journal entry marks it to be dropped.
+    /// A journal entry marks a slot to be dropped, but the slot still exists.
     #[error(
         "slot {slot:?} still exists (confirmed up to {confirmed}) and retains undelivered events, although journal \
          entry {entry} marked it to be dropped. Start walpost, which drops the slot or delivers the events; then run \
@@ -353,7 +353,7 @@ pub(crate) enum ReplayError {
     /// The sink accepted a record but could not make it durable.
     #[error("{}", .0.reason)]
     Delivery(DeliveryFailure),
-    /// Walpost has a bug.
+    /// The rows are out of order, which indicates a bug in Walpost.
     #[error("rows of the replay are out of order: {0}")]
     Order(#[from] OrderError),
 }
@@ -442,7 +442,7 @@ pub(crate) struct ReplayPlan<'s> {
     sent_before: u64,
     /// The number of rows to send.
     pub rows: u64,
-    /// The IDs of the journal entries, each about a dropped slot, that the run closes when it ends.
+    /// The IDs of the dropped-slot journal entries that the run closes when it ends.
     closes: Vec<i64>,
 }
 
@@ -479,7 +479,7 @@ impl<'s> ReplayPlan<'s> {
         plan.with_row_count().await
     }
 
-    /// Starts a new run, whose rows are determined later.
+    /// Creates the plan for a new run, whose rows are determined later.
     async fn start_run(
         settings: &'s PipelineSettings,
         table: &'s TableName,
@@ -702,7 +702,7 @@ impl<'s> ReplayPlan<'s> {
         })
     }
 
-    /// Returns whether journal entries are closed when the run ends. The end of such a run is
+    /// Returns whether the run closes journal entries when it ends. The end of such a run is
     /// recorded even if the run has no rows.
     #[must_use]
     pub(crate) fn closes(&self) -> bool {
@@ -891,7 +891,8 @@ fn resume_command(
     settings.target.commands.print_words(&words)
 }
 
-/// Returns the key that a row of the result contains. The columns of a primary key are never null.
+/// Returns the primary key that a row of a query's result contains. The columns of a primary key
+/// are never null.
 fn key_values(row: &SimpleQueryRow) -> Result<Vec<String>, CatalogError> {
     let value = |index| {
         let value = row.get(index).map(str::to_owned);

@@ -64,8 +64,8 @@ const SLOT_POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// available immediately.
 const CLAIM_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// READ COMMITTED ensures that after a lock has been granted, the table is examined as it is now
-/// rather than as it was when the transaction started.
+/// A statement that starts a transaction. With READ COMMITTED, a table that is examined after a
+/// lock has been granted is examined as it is now, not as it was when the transaction started.
 const BEGIN_READ_COMMITTED: &str = "BEGIN ISOLATION LEVEL READ COMMITTED";
 
 /// A problem that prevents a table from being maintained as configured.
@@ -167,8 +167,7 @@ pub(crate) enum RetentionError {
         /// Number of attempts.
         attempts: u32,
     },
-    /// Some of the table's events may not have been delivered from any slot, and have not been
-    /// resent.
+    /// Some of the table's events may not have been delivered by any slot and have not been resent.
     #[error(
         "nothing is removed from table {table}: {cause}, and {what} may exist only in the table. Send these events \
          again: {replay}"
@@ -472,7 +471,7 @@ impl MaintainedTable {
 }
 
 impl RetentionStep {
-    /// Returns the table that the step creates or changes.
+    /// Returns the table that the step creates, changes or drops.
     fn table(&self) -> &TableName {
         match self {
             Self::Create(name, _) => name,
@@ -510,8 +509,8 @@ impl RetentionStep {
 
 /// The statements that perform a [`RetentionStep`].
 struct StepStatements {
-    /// Statements that block no writers, so their duration is not limited: the inspection of the
-    /// table to drop, or CREATE TABLE. Empty, or ends with a semicolon.
+    /// Statements that block no writers, so their duration is not limited: the inspection of a
+    /// table before it is dropped, or CREATE TABLE. The text is empty or ends with a semicolon.
     preparation: String,
     /// The statements that lock a table.
     locking: String,
@@ -596,7 +595,7 @@ impl Pass<'_> {
     }
 
     /// Returns true if events that were committed while the table was not published may be missing,
-    /// or if this can't be determined. In both cases, adds the reason to the report.
+    /// or if the query for such events fails. In both cases, adds the reason to the report.
     async fn may_lack_events(&mut self, target: &Target) -> Result<bool, CatalogError> {
         if self.is_complete {
             return Ok(false);

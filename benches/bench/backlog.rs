@@ -24,10 +24,10 @@ const PREFIX: &str = "walpost_outbox";
 /// measurements read the same backlog.
 const ORIGIN: &str = "origin";
 
-/// Creates rows like those of an online shop, with 10,000 keys and payloads of about 220 bytes. If
-/// a size is given, payloads have that size and consist of incompressible text. `payload` contains
-/// no subquery, so that PostgreSQL can inline the function. If the function weren't inlined, each
-/// call would cost several times as much as the measured operation.
+/// SQL that creates the outbox table, and functions for rows like those of an online shop, with
+/// 10,000 keys and payloads of about 220 bytes. If a size is given, payloads have that size and
+/// consist of incompressible text. The function `payload` contains no subquery, so that PostgreSQL
+/// can inline it. Otherwise, each call would cost several times as much as the measured operation.
 const SCHEMA: &str = "
 CREATE TABLE outbox (id uuid PRIMARY KEY, aggregatetype text NOT NULL, aggregateid text NOT NULL,
     type text NOT NULL, payload jsonb NOT NULL);
@@ -151,7 +151,8 @@ impl Shape {
     }
 }
 
-/// Returns the aggregate type of row `n`. Must match the SQL function of the same name.
+/// Returns the aggregate type of row `n`. The SQL function of the same name must return the same
+/// value.
 pub(crate) fn aggregate_type(n: usize, types: usize) -> String {
     match types {
         1 => "order".to_owned(),

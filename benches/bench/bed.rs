@@ -16,8 +16,8 @@ use crate::topic::TopicSettings;
 
 pub(crate) const DATABASE: &str = "postgres";
 
-/// PostgreSQL settings that are as durable as in production, but make checkpoints so rare that none
-/// disturbs a measurement.
+/// PostgreSQL settings that provide the same durability as in production, but make checkpoints so
+/// rare that they do not disturb the measurements.
 pub(crate) const POSTGRES_SETTINGS: &str = "fsync = on
 shared_buffers = 256MB
 max_wal_size = 16GB
@@ -75,8 +75,8 @@ impl TestBed {
     }
 
     /// Runs drains and discards their results until the broker's JVM has compiled its hot code.
-    /// Until its hot code is compiled, the broker uses several times as much CPU time, which slows
-    /// down other processes on the same cores.
+    /// Until then, the broker uses several times as much CPU time, which slows down other processes
+    /// on the same cores.
     fn warm_up(&self, args: &Args) {
         eprintln!("warming up:");
         let backlog = backlog::fill(&self.db, Shape::with_rows(args.scaled(WARM_UP_ROWS)));

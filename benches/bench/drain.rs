@@ -39,8 +39,8 @@ impl Lap {
         }
     }
 
-    /// Creates a [`Lap`] that measures pg_recvlogical, whose throughput is the limit for every
-    /// program.
+    /// Creates a [`Lap`] that measures pg_recvlogical, whose throughput is the upper limit for all
+    /// other programs.
     pub(crate) fn limit(link: Link) -> Self {
         Self::new(Program::Limit { link }, TopicSettings::default())
     }
@@ -265,10 +265,10 @@ impl Arrivals {
         amount
     }
 
-    /// Checks that something has arrived recently.
+    /// Checks that data has arrived recently.
     ///
     /// # Panics
-    /// Panics if nothing has arrived for [`STALL_TIMEOUT`].
+    /// Panics if no data has arrived for [`STALL_TIMEOUT`].
     fn assert_progress(&self) {
         let elapsed = self.since_last();
         assert!(elapsed < STALL_TIMEOUT, "nothing arrived in {elapsed:?}");

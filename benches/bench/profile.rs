@@ -20,8 +20,8 @@ use crate::topic::{Topic, TopicSettings};
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Profile {
     pub(crate) rows: usize,
-    /// The root frame, which represents the process. The callees of the root frame are the threads,
-    /// by name.
+    /// The root frame, which represents the process. Its callees represent the threads. Threads
+    /// with the same name share one frame.
     pub(crate) process: Frame,
 }
 

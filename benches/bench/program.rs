@@ -62,7 +62,8 @@ pub(crate) const DEBEZIUM: &str = "Debezium";
 
 /// The parameters of one run of a program.
 pub(crate) struct Task<'a> {
-    /// The kind of outbox to deliver. A [`Program::Peer`] supports only a single table.
+    /// The kind of outbox whose events are delivered. A [`Program::Peer`] supports only a single
+    /// table.
     pub(crate) kind: Kind,
     pub(crate) slot: &'a str,
     /// The topic's name, or a template from which each row's topic is derived.

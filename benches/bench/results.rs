@@ -87,8 +87,8 @@ pub(crate) struct Measured {
     pub(crate) topic_bytes: u64,
 }
 
-/// Times in seconds during a drain, one for each process: either CPU time, or time spent waiting
-/// for a processor.
+/// The CPU time that each process used during a drain, or the time that it spent waiting for a
+/// processor, in seconds.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct ByProcess {
     pub(crate) program: f64,
@@ -159,13 +159,13 @@ pub(crate) struct Percentiles {
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Tables {
     pub(crate) drains: Vec<Drain>,
-    /// How long it took to add an empty table and deliver its first event to Kafka, in seconds for
-    /// each table.
+    /// For each added table, the time it took to add the empty table and deliver its first event to
+    /// Kafka, in seconds.
     pub(crate) added_seconds: Vec<f64>,
     /// Results with one slot and with many slots, while rows are written to a table that is not an
     /// outbox.
     pub(crate) fleets: Vec<Fleet>,
-    /// The result while nothing is written.
+    /// The result of the measurement during which nothing is written.
     pub(crate) idle: Fleet,
 }
 

@@ -32,7 +32,7 @@ CREATE OR REPLACE FUNCTION pay_order(order_id bigint) RETURNS bigint LANGUAGE sq
     SELECT id FROM settled
 $$;
 
--- The slot from which the report reads what was committed. It uses a different output plugin than Walpost's slot, so
+-- The slot from which the report reads the committed events. It uses a different output plugin than Walpost's slot, so
 -- that the report depends on neither the slot nor the code that it checks.
 SELECT pg_create_logical_replication_slot('demo_witness', 'test_decoding')
 WHERE NOT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = 'demo_witness');

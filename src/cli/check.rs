@@ -83,8 +83,8 @@ struct Shared<'s> {
     /// accepts only a limited number of them (max_wal_senders), and each running pipeline needs
     /// one.
     replication: Mutex<()>,
-    /// Findings about the producers that have already been checked, each with the properties of its
-    /// producer.
+    /// The finding about each producer that has already been checked, with the producer's
+    /// librdkafka properties.
     producers: Mutex<Vec<(&'s Properties, ProducerFinding)>>,
 }
 

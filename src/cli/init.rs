@@ -404,7 +404,7 @@ pub(super) fn apply(
 /// system user.
 const SUPERUSER: &str = "postgres";
 
-/// Returns the end of an error message: a colon, followed by the command that runs `init` as the
+/// Returns the suffix of an error message: a colon, followed by the command that runs `init` as the
 /// superuser over a Unix-domain socket. Returns an empty string unless the pipeline has a single
 /// table and connects to a single Unix-domain socket. The command does not use the configuration
 /// file, because the operating system user `postgres` may not be able to read it.

@@ -143,13 +143,13 @@ struct Database {
     held: Option<String>,
     #[serde(skip)]
     problems: Vec<Problem>,
-    /// Why the pipeline last halted. `None` if a process is reading the slot again.
+    /// The reason why the pipeline last halted. `None` if a process is reading the slot again.
     last_halt: Option<LastHalt>,
     /// Dropped slots whose events have not been resent. `None` if the journal does not exist or
     /// can't be read.
     dropped_slots: Option<Vec<DroppedSlot>>,
-    /// Tables that are set aside after an error, so that their rows are not delivered. `None` if
-    /// the journal does not exist or can't be read.
+    /// Tables that were set aside after an error. Their rows are not being delivered. `None` if the
+    /// journal does not exist or can't be read.
     set_aside: Option<Vec<SetAside>>,
 }
 

@@ -141,7 +141,7 @@ fn given<const N: usize>(flags: [(&'static str, Option<String>); N]) -> Flags {
         .collect()
 }
 
-/// Returns the name that specifies this value on the command line.
+/// Returns the name that represents this value on the command line.
 fn value_name(value: impl ValueEnum) -> Option<String> {
     Some(value.to_possible_value()?.get_name().to_owned())
 }

@@ -59,7 +59,7 @@ pub(crate) enum ConfigError {
     Twice {
         first: String,
         second: String,
-        /// Describes the shared resource: the name, the slot or a topic.
+        /// The kind of resource that the pipelines share: the name, the slot or a topic.
         what: &'static str,
     },
     /// Two files define pipelines with the same name.

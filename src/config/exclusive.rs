@@ -1,10 +1,10 @@
-//! Resources that two pipelines must not share. Pipelines in files have precedence over those of
-//! rows, and all rows of a source that need the same resource are rejected.
+//! Resources that two pipelines must not share. A row that conflicts with a pipeline in a file is
+//! rejected. If several rows of a source specify the same name or slot, all of them are rejected.
 //!
-//! Rows of different sources can't need the same name, because the configuration is rejected if
-//! their templates allow it. They can need the same slot. In this case, the slot's database
-//! determines which of the pipelines may use it (see
-//! [`DefinedBy`](crate::postgres::catalog::slot_owner::DefinedBy)).
+//! Rows from different sources can't define pipelines with the same name, because configurations
+//! whose templates allow that are rejected. However, such rows can specify the same slot. In this
+//! case, walpost.slot_state in the slot's database determines which of the pipelines may use the
+//! slot (see [`DefinedBy`](crate::postgres::catalog::slot_owner::DefinedBy)).
 
 use std::collections::HashSet;
 use std::fmt;
@@ -32,7 +32,7 @@ pub(super) enum ExclusiveResource {
 /// A row that defines a valid pipeline.
 #[derive(Clone)]
 pub(super) struct ValidRow {
-    /// The row's name in messages.
+    /// The name that messages use for the row.
     pub name: String,
     pub row: TextRow,
     pub pipeline: FilePipeline,
@@ -47,7 +47,7 @@ pub(super) struct SourceRows {
     pub rows: Vec<ValidRow>,
     /// The rows that were in use before. `None` if the source is new or its query was changed.
     pub previous: Option<Vec<ValidRow>>,
-    /// Why a row that was in use before is no longer valid.
+    /// The reason why one of the previous rows is no longer valid. `None` if all of them are valid.
     pub previous_failure: Option<String>,
     /// The reasons why rows were rejected.
     pub rejected: Vec<String>,
@@ -129,8 +129,8 @@ impl SourceRows {
         }
     }
 
-    /// Replaces the rows with the previous ones, if there are any, if any row was rejected. Returns
-    /// an error message if that is not possible, because a previous row is no longer valid.
+    /// If any row was rejected and there are previous rows, replaces all rows with the previous
+    /// rows. Returns an error message if a previous row is no longer valid.
     pub(super) fn replace_if_rejected(&mut self) -> Option<String> {
         match &self.previous {
             Some(previous) if !self.rejected.is_empty() => {
@@ -141,15 +141,16 @@ impl SourceRows {
         }
     }
 
-    /// Rejects rows that need a resource of a pipeline in a file. `in_files` contains these
-    /// resources, and `running` the names of all pipelines that rows have defined so far.
+    /// Rejects rows that conflict with a pipeline in a file. `in_files` contains the resources of
+    /// the pipelines in files. `running` contains the names of all pipelines that rows have defined
+    /// so far.
     ///
-    /// If this would reject a row whose pipeline is running, all rows are replaced with the previous
-    /// ones, so that no pipeline is removed because of a conflict.
+    /// If a row whose pipeline is running conflicts with the files, all rows are replaced with the
+    /// previous rows, so that the conflict does not cause the running pipeline to be removed.
     ///
     /// # Errors
     /// Returns an error message if a row whose pipeline is running conflicts with the files, and
-    /// there are no previous rows that don't.
+    /// there are no previous rows that can be used instead.
     pub(super) fn reject_conflicts(
         &mut self,
         in_files: &HashSet<ExclusiveResource>,
@@ -176,7 +177,7 @@ impl SourceRows {
         Ok(())
     }
 
-    /// Returns why rows were rejected.
+    /// Returns an error message if any row was rejected.
     pub(super) fn failure(&self) -> Option<String> {
         match &*self.rejected {
             [] => None,
@@ -189,9 +190,9 @@ impl SourceRows {
     }
 }
 
-/// Returns the names and slots that occur in several rows, all of which are rejected. If the first
-/// row were accepted, any role that can add a row that sorts first could take over another
-/// pipeline's slot and checkpoint.
+/// Returns the names and slots that occur in several rows. All rows with such a name or slot are
+/// rejected: if the first row were accepted, any role that can add a row that sorts first could
+/// take over another pipeline's slot and checkpoint.
 fn duplicates<'r>(rows: impl IntoIterator<Item = &'r ValidRow>) -> HashSet<ExclusiveResource> {
     let (mut seen, mut shared) = (HashSet::new(), HashSet::new());
     for resource in rows.into_iter().flat_map(|row| &row.resources) {

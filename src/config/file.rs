@@ -61,8 +61,8 @@ pub(crate) enum FileSource {
     Query(QuerySource),
 }
 
-/// Rejects two sources that could define pipelines with the same name. Otherwise, a row of one source
-/// could take over a pipeline of the other, whose credentials and slot it must not use.
+/// Rejects two sources that could define pipelines with the same name. Otherwise, a row of one
+/// source could take over a pipeline of the other source, including its credentials and slot.
 fn distinct_sources<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Vec<FileSource>, D::Error> {
@@ -119,7 +119,7 @@ impl TryFrom<WrittenSource> for FileSource {
     }
 }
 
-/// Where a pipeline is defined.
+/// The place where a pipeline is defined.
 #[derive(Clone, Debug, Default)]
 pub(crate) enum Origin {
     /// The pipeline is defined only by flags and environment variables, not in a file.
@@ -172,7 +172,7 @@ impl fmt::Display for Origin {
 }
 
 impl Origin {
-    /// Returns who defines the pipeline.
+    /// Returns whether the pipeline is defined by an operator or by a row of a query's result.
     pub(super) fn defined_by(&self) -> DefinedBy {
         match self {
             Self::Row { .. } => DefinedBy::Row,
@@ -457,7 +457,7 @@ impl fmt::Debug for FilePipeline {
 }
 
 impl FilePipeline {
-    /// Creates a pipeline from a filled template.
+    /// Creates a pipeline from a template into which a row's values have been inserted.
     ///
     /// # Errors
     /// Returns an error if a key or value is invalid.

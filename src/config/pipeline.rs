@@ -222,8 +222,8 @@ fn delivery(reader: &Reader, file: &FilePipeline) -> Result<Delivery, ConfigErro
     }))
 }
 
-/// Rejects a topic whose name is reserved for a different purpose, even if only another Walpost
-/// process would use it.
+/// Rejects a topic whose name is reserved by default for a different purpose, even if no pipeline
+/// of this process uses it for that purpose: another Walpost process might.
 fn own_topic(topic: &str, usage: TopicUse) -> Result<(), String> {
     match ReservedTopics::default().find(topic) {
         Some(other) if other != usage => Err(format!(

@@ -1,4 +1,5 @@
-//! Pipelines defined by the rows of a query's result. Each row fills a template.
+//! Pipelines defined by the rows of a query's result. Each row supplies values that are inserted
+//! into a template.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -149,7 +150,7 @@ impl QuerySource {
         }
     }
 
-    /// Returns the template filled with the values of the row.
+    /// Returns the template with the row's values inserted.
     ///
     /// # Errors
     /// Returns an error if the row lacks a value, or if a value is not allowed where the template
@@ -389,7 +390,7 @@ mod tests {
         drop(rows.set("removed", id("SELECT 1"), &old));
         rows.remove_unused();
         assert_eq!(rows.0.keys().collect::<Vec<_>>(), ["running"]);
-        // A changed query continues to define its pipelines.
+        // If the query changes, existing pipelines use its new rows.
         let same = rows.set("running", id("SELECT 2"), &new);
         assert!(Arc::ptr_eq(&running, &same));
         assert_eq!(running.get(), (id("SELECT 2"), new));

@@ -54,15 +54,16 @@ impl QueryResults {
         }
     }
 
-    /// Runs the queries in the file at `path`. Returns the pipelines that their rows define, and
-    /// errors about sources and rows that could not be used.
+    /// Runs the queries in the file at `path`. Returns the pipelines that the resulting rows
+    /// define, and errors about sources and rows that could not be used.
     ///
     /// If a source can't be used, its previous rows remain in use. At startup, rows that can't be
-    /// used are skipped. Rows can't use the names, slots and topics in `in_files`.
+    /// used are skipped. A row that conflicts with a name, slot or topic in `in_files` can't be
+    /// used.
     ///
     /// # Errors
-    /// Returns an error if a source that was added in a reload can't be used, or if rows that define
-    /// running pipelines are not valid together with the current file.
+    /// Returns an error if a source that was added in a reload can't be used, or if rows that
+    /// define running pipelines are no longer valid or conflict with pipelines in files.
     pub(super) fn read(
         &mut self,
         path: &Path,
@@ -127,7 +128,7 @@ impl QueryResults {
     /// Returns the rows to use from a source, given the result of its query.
     ///
     /// # Errors
-    /// Returns the reason for the errors of [`Self::read`].
+    /// Returns an error message in the cases described in [`Self::read`].
     fn choose_rows(
         &self,
         source: &QuerySource,

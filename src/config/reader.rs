@@ -2,7 +2,7 @@
 
 use super::error::ConfigError;
 
-/// Parses values. Errors name the pipeline and the key.
+/// A parser for the values of one pipeline. Errors name the pipeline and the key.
 pub(super) struct Reader {
     pub(super) pipeline: String,
 }

@@ -145,8 +145,8 @@ pub(super) fn reserve(
         // The definition contains only those reserved topics that the pipeline's rows could be
         // routed to, so that changes to other topics don't restart the pipeline.
         pipeline.definition.reserved = outbox.topic.reachable(&all);
-        // If the topic comes from a row of a query's result, it must not make the whole file
-        // invalid. Instead, the events of that row's pipeline are treated as unroutable.
+        // A reserved topic in a row of a query's result must not make the whole file invalid.
+        // Instead, the events of that row's pipeline are treated as unroutable.
         if !pipeline.definition.pipeline.origin.is_row() {
             let settings = &pipeline.settings;
             reject_constant_topic(&reader(settings), &settings.outbox)?;

@@ -15,8 +15,8 @@ use crate::postgres::connect::conninfo::{Conninfo, is_host, is_port};
 use crate::postgres::table::TableName;
 use crate::postgres::text_rows::TextRow;
 
-/// The prefix for columns of the query's result in templates where braces otherwise refer to
-/// columns of the outbox.
+/// The prefix that distinguishes columns of the query's result from columns of the outbox, in
+/// templates that can contain both.
 const SOURCE_PREFIX: &str = "source.";
 
 /// Maximum length of a value that a template uses. Errors quote values and escape their characters,
@@ -144,7 +144,7 @@ fn has_values(text: &str) -> bool {
         .any(|segment| matches!(segment, Segment::Column(_)))
 }
 
-/// Returns whether two texts can be equal once their columns have been replaced by values.
+/// Returns whether two template strings can become equal when their columns are replaced by values.
 pub(super) fn can_be_equal(first: &str, second: &str) -> bool {
     let (first, second) = (
         Literal::from_template(first),
@@ -176,8 +176,8 @@ struct Literal {
 
 impl Literal {
     fn from_template(text: &str) -> Self {
-        // A text with unmatched braces is rejected together with each row. Until then, it counts as
-        // a text that can have any value.
+        // Text with unmatched braces is rejected later, when a row's values are inserted. Here, it
+        // is treated as text that can become any value.
         let segments = segments(text).unwrap_or_default();
         let literal = |segment: Option<&Segment<'_>>| match segment {
             Some(Segment::Text(text)) => text.clone(),

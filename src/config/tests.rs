@@ -400,8 +400,8 @@ fn reserves_checkpoint_topics_of_pipelines_that_are_not_selected() {
     }
 }
 
-/// Returns the next variant, so that a loop can visit all of them. A new variant does not compile
-/// until it has been added here.
+/// Returns the next variant, so that a loop can visit all of them. If a variant is added to
+/// `TopicUse`, this function does not compile until it handles that variant.
 fn next_topic_use(topic_use: TopicUse) -> Option<TopicUse> {
     match topic_use {
         TopicUse::Checkpoints => Some(TopicUse::DeadLetters),
@@ -833,7 +833,8 @@ fn error_suggests_double_brackets_for_arrays_of_tables() {
     assert!(reason.contains("write [[fleet.source]]"), "{reason}");
 }
 
-/// A row's pipeline reads its credentials again from the template of its own source.
+/// A pipeline that is defined by a row reads its credentials again from the template of the source
+/// that returned the row.
 #[test]
 fn rereads_credentials_from_the_source_that_defined_the_row() {
     let folder = tempfile::tempdir().expect("temporary folder");
@@ -862,7 +863,8 @@ fn rereads_credentials_from_the_source_that_defined_the_row() {
     }
 }
 
-/// Otherwise, a row of one source could take over the pipeline of another source's row.
+/// If such sources were accepted, a row of one source could take over a pipeline that is defined by
+/// a row of the other.
 #[test]
 fn rejects_two_sources_whose_pipelines_could_have_the_same_name() {
     let parse = |first: &str, second: &str| {

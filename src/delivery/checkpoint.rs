@@ -340,8 +340,8 @@ impl Checkpoint {
         if bytes > bytes_max && self.partitions.remove(topic).is_some() {
             bytes -= size(topic);
         }
-        // Removing topics that are not in use was not enough: the limit was higher when the topics
-        // were recorded. Remove topics in use, too.
+        // Removing the topics that are not in use was not enough, because the topics were recorded
+        // when the limit was higher. Remove topics that are in use, too.
         while bytes > bytes_max
             && let Some((known, _)) = self.partitions.pop_last()
         {
@@ -350,13 +350,15 @@ impl Checkpoint {
         before
     }
 
-    /// Returns the epoch to use when the pipeline continues with a different WAL history.
+    /// Returns the next epoch, which is used if the pipeline continues with a different WAL
+    /// history.
     #[must_use]
     pub fn next_epoch(&self) -> u32 {
         self.epoch.saturating_add(1)
     }
 
-    /// Returns this checkpoint, updated with the result of [`Self::resume`] for `server`.
+    /// Returns a copy of this checkpoint, updated with `resume`, the result of [`Self::resume`] for
+    /// `server`.
     #[must_use]
     pub fn resumed(&self, server: &ServerState, resume: &Resume) -> Self {
         Self {
@@ -374,8 +376,8 @@ impl Checkpoint {
     #[must_use]
     pub fn skipped(&self, to: Lsn) -> Self {
         let delivered = match &self.delivered {
-            // `delivered` already covers the skipped transactions, and replacing it would lose
-            // information.
+            // Keep `delivered`, because it already covers the skipped transactions. Replacing it
+            // could lose information.
             Some(Delivered::UpTo(last)) if last.commit_lsn >= to => self.delivered.clone(),
             Some(Delivered::Before(lsn)) if *lsn >= to => self.delivered.clone(),
             _ => Some(Delivered::Before(to)),
@@ -456,7 +458,9 @@ impl Checkpoint {
         Ok(resume)
     }
 
-    /// Returns which copied rows are in Kafka, adjusted to the timeline history of `server`.
+    /// Returns which copied rows are in Kafka. If `server` is on a later timeline than the
+    /// checkpoint, the LSNs of the snapshots are lowered to the LSN at which the checkpoint's
+    /// timeline ended.
     ///
     /// # Errors
     /// Returns an error if the server's WAL has diverged from the WAL whose events were delivered.

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::lsn::Lsn;
 
-/// The copied rows that are in Kafka.
+/// The progress of a copy: which of the table's rows are in Kafka.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CopyProgress {
@@ -43,7 +43,8 @@ pub enum KeyType {
     /// The values are compared byte by byte. The query must specify the "C" collation, because the
     /// server otherwise uses a different order.
     Text,
-    /// The values are compared byte by byte, which is correct only for four-digit years.
+    /// The values are compared byte by byte, which gives the correct order only if all years have
+    /// four digits.
     Time,
 }
 
@@ -74,8 +75,8 @@ impl KeyType {
         let is_comparable = match self {
             Self::Integer => integer(text).is_some(),
             Self::Bytes | Self::Text => true,
-            // Fractional seconds also sort correctly by byte, because `.` sorts after `+`, and a
-            // longer string sorts after its prefix.
+            // Times with fractional seconds also sort correctly byte by byte, because `.` sorts
+            // after `+`, and a longer string sorts after its prefix.
             Self::Time => {
                 text.get(4) == Some(&b'-')
                     && text[..4].iter().all(u8::is_ascii_digit)

@@ -23,9 +23,9 @@ pub struct DeliveryFailure {
 /// The reason why a broker rejects a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RefusalCause {
-    /// The size of the record or its batch.
+    /// The record or its batch is too large.
     Size,
-    /// The timestamp of the record.
+    /// The record's timestamp is not acceptable to the broker.
     Timestamp,
     Other,
 }

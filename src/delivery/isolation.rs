@@ -47,7 +47,7 @@ impl Batching {
 #[derive(Debug, Default)]
 pub(crate) struct Isolation {
     batching: Batching,
-    /// The rows of the rejected batch.
+    /// The range of rows in the rejected batch; `None` if no search is in progress.
     suspects: Option<RangeInclusive<Position>>,
 }
 
@@ -57,8 +57,8 @@ impl Isolation {
         &self.batching
     }
 
-    /// Returns the rows that must be produced one at a time, each only after the preceding row is
-    /// durable.
+    /// Returns the rows whose records must be produced one at a time, each only after the preceding
+    /// record is durable.
     pub(crate) fn suspects(&self) -> Option<RangeInclusive<Position>> {
         self.suspects.clone()
     }
@@ -81,7 +81,7 @@ impl Isolation {
         }
         let until = failure.refused_until.unwrap_or(record.at).max(record.at);
         match &self.suspects {
-            // The record was produced alone, so it must be the cause of the rejection.
+            // If no other record was in flight, this record must be the cause of the rejection.
             Some(suspects) if suspects.start().in_copy_of(record.at) <= record.at => {
                 if in_flight.records != 1 {
                     return false;
@@ -178,8 +178,8 @@ mod tests {
         assert!(isolation.batching().refused.is_empty());
     }
 
-    /// If other records are in flight, the batch as a whole may be the cause of the rejection.
-    /// Omitting only this record would then be wrong.
+    /// If the rejected record is not the only record in flight, it may have been rejected because
+    /// of the batch as a whole, so it would be wrong to omit only this record.
     #[test]
     fn halts_if_a_suspected_record_is_rejected_while_others_are_in_flight() {
         for in_flight in [in_flight(0), in_flight(2)] {

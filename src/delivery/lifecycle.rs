@@ -35,13 +35,14 @@ pub struct LifecycleSnapshot {
     pub last_error: Option<Failure>,
     /// The most recent outages, latest first.
     pub outages: Vec<Outage>,
-    /// The last values queried from the database, and when they were queried.
+    /// The last [`Vitals`] queried from the database, and the time of the query in microseconds
+    /// since 1970.
     pub database: Option<(Vitals, u64)>,
     /// The last statistics from librdkafka.
     pub statistics: Option<Statistics>,
     /// The reason why no broker can be reached; `None` if a broker can be reached.
     pub kafka_down: Option<String>,
-    /// The tables or rows that the publication omits.
+    /// The tables or rows of the outbox that the publication omits; `None` if nothing is omitted.
     pub left_out: Option<Omission>,
     /// The stage of the last snapshot; `None` if no snapshot has been created since this process
     /// started.

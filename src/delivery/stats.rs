@@ -50,10 +50,10 @@ pub struct About {
     pub(crate) commands: Commands,
 }
 
-/// Totals of one session and its watermark.
+/// Progress of one session, as tracked by its watermark.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Records and bytes that the sink has accepted since it was created.
+    /// Number and total size of the records that the sink has accepted since it was created.
     pub taken: Window,
     /// Number of complete transactions that contain records.
     pub transactions: u64,
@@ -115,8 +115,8 @@ const OTHER_TABLES: &str = "others";
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Session {
-    /// Totals of previous sinks: the records that they accepted, and the records that were lost in
-    /// flight.
+    /// Totals of the previous sinks: the records that they accepted, and the records that were in
+    /// flight when a sink was dropped.
     before_events: AtomicU64,
     before_bytes: AtomicU64,
     before_transactions: AtomicU64,
@@ -149,22 +149,22 @@ struct SinkSide {
     last_progress: AtomicU64,
 }
 
-/// Totals at one point in time.
+/// A pipeline's totals at one point in time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// Records passed to the sink.
+    /// Number of records passed to the sink.
     pub sent: u64,
-    /// Records that have become durable.
+    /// Number of records that have become durable.
     pub delivered: u64,
-    /// Records in flight.
+    /// Number of records in flight.
     pub in_flight: u64,
     /// Total size of the records in flight, in bytes, as counted toward `window_bytes`.
     pub in_flight_bytes: u64,
     /// The current limits for records in flight.
     pub window: Window,
-    /// Transactions that were read completely.
+    /// Number of complete transactions that contain records.
     pub transactions: u64,
-    /// Bytes received from PostgreSQL.
+    /// Number of bytes received from PostgreSQL.
     pub received_bytes: u64,
     /// The highest LSN received; zero if no LSN has been received.
     pub received: Lsn,
@@ -409,7 +409,7 @@ impl PipelineStats {
         });
     }
 
-    /// Stores values that were queried from the database.
+    /// Stores the [`Vitals`] that were last queried from the database.
     pub fn record_database_state(&self, vitals: Vitals) {
         self.lifecycle().database = Some((vitals, unix_micros()));
     }
@@ -509,15 +509,15 @@ impl PipelineStats {
         }
     }
 
-    /// Returns the number of rows received from each table if the outbox has several tables.
-    /// `others` is the total for all tables after the first 10,000.
+    /// Returns the number of rows received from each table if the outbox has several tables. The
+    /// entry `others` is the total for all tables after the first 10,000.
     #[must_use]
     pub fn tables(&self) -> BTreeMap<String, u64> {
         let tables = self.tables.lock();
         tables.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Records the total number of dead letters. Must be called from a single thread.
+    /// Sets the total number of dead letters for each reason. Must be called from a single thread.
     pub fn set_dead_letter_counts(&self, counts: DeadLetterCounts) {
         store(&self.oversize_dead_letters, counts.oversize);
         store(&self.unroutable_dead_letters, counts.unroutable);

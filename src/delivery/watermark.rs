@@ -75,8 +75,8 @@ impl Tag {
     }
 }
 
-/// The session's part of the watermark: tracks which records were sent, and up to which LSN all
-/// records are durable.
+/// The watermark of a session: tracks which records were sent, and up to which LSN all records are
+/// durable.
 pub struct Watermark {
     deliveries: Arc<Deliveries>,
     window: Window,
@@ -117,7 +117,8 @@ struct OpenTransaction {
     records: u64,
 }
 
-/// Times of one transaction, in microseconds since 1970; zero if unknown.
+/// The times at which one transaction was committed and read, in microseconds since 1970; zero if
+/// unknown.
 #[derive(Clone, Copy, Debug, Default)]
 struct Times {
     committed: u64,
@@ -184,7 +185,7 @@ impl Watermark {
         }
     }
 
-    /// Returns the sink's part of the watermark.
+    /// Returns the object through which the sink reports deliveries to this watermark.
     #[must_use]
     pub fn deliveries(&self) -> Arc<Deliveries> {
         Arc::clone(&self.deliveries)
@@ -484,8 +485,8 @@ impl Watermark {
         self.sent.minus(self.deliveries.total())
     }
 
-    /// Returns whether the window has space for another record, based on the delivered totals as
-    /// last read.
+    /// Returns whether the window has space for another record. The result is based on the totals
+    /// in `self.delivered`, which may be out of date.
     fn fits(&self, cost: u64) -> bool {
         let in_flight = self.sent.minus(self.delivered);
         in_flight.records == 0
@@ -570,7 +571,7 @@ impl Watermark {
     }
 }
 
-/// The sink's part of the watermark, which the sink's threads update.
+/// The object through which the sink's threads report deliveries to a [`Watermark`].
 pub struct Deliveries {
     slots: Slots,
     stats: Arc<PipelineStats>,
@@ -581,7 +582,7 @@ pub struct Deliveries {
     failure: Mutex<Option<DeliveryFailure>>,
 }
 
-/// Consecutive records of one transaction.
+/// A number of consecutive delivered records that belong to the same transaction.
 struct Transaction {
     slot: usize,
     records: u64,
@@ -642,8 +643,8 @@ impl Deliveries {
 
     /// Returns the totals of all records delivered so far.
     fn total(&self) -> Window {
-        // Load the number of records first. That number is updated last, so the bytes loaded
-        // afterwards include at least these records.
+        // Load the number of records first. It is updated after the number of bytes, so the number
+        // of bytes loaded afterwards includes at least these records.
         let records = self.records.load(Ordering::SeqCst);
         Window {
             records,

@@ -26,8 +26,8 @@ pub(super) fn encoded(text: &str) -> String {
     utf8_percent_encode(text, RESERVED).to_string()
 }
 
-/// Takes the property. If it is not set, takes the property that served the same purpose in earlier
-/// Debezium versions.
+/// Returns the property and marks it as requested. If it is not set, does the same with the
+/// property that served this purpose in earlier Debezium versions.
 pub(super) fn take_or_obsolete(
     source: &mut Source,
     name: &str,
@@ -334,7 +334,7 @@ pub(super) fn tables(
 pub(super) struct Table {
     pub(super) schema: String,
     pub(super) name: String,
-    /// The property that names the table.
+    /// The name of the property that specifies the table.
     pub(super) from: String,
 }
 

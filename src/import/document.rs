@@ -36,7 +36,7 @@ impl Section {
         });
     }
 
-    /// Appends the lines of another section.
+    /// Appends the lines of `other` to this section.
     #[must_use]
     pub(super) fn append(mut self, other: &Self) -> Self {
         self.0.extend(other.0.iter().cloned());
@@ -62,7 +62,7 @@ impl Section {
     }
 }
 
-/// The contents of the file.
+/// The contents of walpost.toml.
 #[derive(Debug, Default)]
 pub(super) struct Document {
     /// Comments at the top of the file.
@@ -74,7 +74,7 @@ pub(super) struct Document {
 }
 
 impl Document {
-    /// Returns whether any pipeline contains the key with this value, which must be in TOML syntax.
+    /// Returns whether any pipeline sets the key `name` to `value`, which must be in TOML syntax.
     #[must_use]
     pub(super) fn has_line(&self, name: &str, value: &str) -> bool {
         let name = key(name);

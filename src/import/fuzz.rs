@@ -4,7 +4,8 @@
 /// after it is the configuration of the connector's worker.
 ///
 /// # Panics
-/// Panics if the result is not valid TOML, or could control a terminal.
+/// Panics if the result is not valid TOML, or if it contains characters that could control a
+/// terminal.
 pub fn import(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else {
         return;

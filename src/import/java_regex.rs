@@ -34,7 +34,7 @@ impl Pattern {
     }
 }
 
-/// A part of a replacement.
+/// A part of a replacement string.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Part {
     Literal(String),
@@ -261,7 +261,8 @@ impl Translator<'_> {
         }
     }
 
-    /// Translates `\p{Name}` or `\pL`, of which `\p` has already been read.
+    /// Translates a character property, such as `\p{Name}` or `\pL`, whose `\p` has already been
+    /// read.
     fn property(&mut self, is_negated: bool) -> Result<(), String> {
         let name: String = match self.rest.next() {
             Some('{') => {
@@ -300,7 +301,7 @@ impl Translator<'_> {
     }
 }
 
-/// Parses a replacement string in Java's syntax. The groups in it refer to `pattern`.
+/// Parses a replacement string in Java's syntax, which can refer to the groups of `pattern`.
 ///
 /// # Errors
 /// Returns an error if Java would reject the replacement.

@@ -7,7 +7,7 @@
 use super::report::Report;
 use super::source::{Source, Taken};
 
-/// How to report a property whose value makes a difference to the import.
+/// How to report a property whose value affects the import.
 #[derive(Clone, Copy)]
 enum Handling {
     /// Walpost has no equivalent setting, but neither consumers nor operators will notice a
@@ -20,8 +20,8 @@ enum Handling {
 }
 use Handling::{Different, ToDo, Unsupported, WithoutEffect};
 
-/// The name of a property, or a prefix of property names followed by `*`; the values that make no
-/// difference to the import; and how other values are reported.
+/// A known property: its name, or a prefix of property names followed by `*`; the values that don't
+/// affect the import; and how other values are reported.
 struct KnownProperty(&'static str, &'static [&'static str], Handling);
 
 const TYPES: Handling = ToDo(
@@ -66,7 +66,7 @@ const KNOWN: &[KnownProperty] = &[
     KnownProperty("admin.override.*", &[], WithoutEffect),
     KnownProperty("topic.creation.enable", &[], WithoutEffect),
     KnownProperty("topic.creation.*", &[], TOPICS),
-    // Properties of the slot and the publication.
+    // Properties that configure the slot and the publication.
     KnownProperty("plugin.name", &[], WithoutEffect),
     KnownProperty(
         "slot.drop.on.stop",
@@ -278,12 +278,13 @@ const KNOWN: &[KnownProperty] = &[
     ),
     KnownProperty("topic.heartbeat.prefix", &[], WithoutEffect),
     KnownProperty("topic.heartbeat.name", &[], WithoutEffect),
-    // Properties of topic names, which have no effect because the router replaces the names.
+    // Properties that determine topic names. They have no effect, because the router replaces the
+    // names.
     KnownProperty("topic.naming.strategy", &[], WithoutEffect),
     KnownProperty("topic.delimiter", &[], WithoutEffect),
     KnownProperty("topic.cache.size", &[], WithoutEffect),
     KnownProperty("topic.transaction", &[], WithoutEffect),
-    // Properties of queues, threads and metrics.
+    // Properties that configure queues, threads and metrics.
     KnownProperty("max.batch.size", &[], WithoutEffect),
     KnownProperty("max.queue.size", &[], WithoutEffect),
     KnownProperty("max.queue.size.in.bytes", &[], WithoutEffect),

@@ -162,8 +162,8 @@ pub(super) fn read(source: &mut Source, kafka: &mut Section, report: &mut Report
         let property = format!("producer.{name}");
         match source.take_property(&property, report) {
             Some(taken) => apply_rule(&name, &taken, kafka, report),
-            // The property is set, but its value is a reference, which `take_property` has
-            // reported.
+            // The property is set, but its value is a reference that can't be resolved.
+            // `take_property` has already reported this.
             None if source.raw(&property).is_none() => break,
             None => {}
         }

@@ -87,13 +87,13 @@ impl Report {
         self.add(Group::Unknown, property, message, true);
     }
 
-    /// Reports a property that has no counterpart in Walpost, but whose absence neither consumers
-    /// nor operators will notice.
+    /// Reports a property that walpost.toml does not need. Neither consumers nor operators will
+    /// notice that it is missing.
     pub(super) fn without_effect(&mut self, property: &str) {
         self.without_effect.push(property.to_owned());
     }
 
-    /// Returns all findings. Properties without effect share a single finding.
+    /// Returns all findings. A single finding lists all properties without effect.
     pub(super) fn finish(mut self) -> Vec<Finding> {
         if !self.without_effect.is_empty() {
             self.without_effect.sort();

@@ -71,7 +71,7 @@ struct Router<'s> {
 
 /// A property's value, or its default if the property is not set.
 struct Given {
-    /// The origin of the value, to be named in a comment.
+    /// The origin of the value, for use in comments and in the report.
     from: String,
     value: String,
     taken: Option<Taken>,
@@ -134,8 +134,8 @@ impl Router<'_> {
         }
     }
 
-    /// Returns a template that consists solely of the column. Reports a column whose name can't be
-    /// used in a template.
+    /// Returns a template that consists solely of the column that `given` names. If the column's
+    /// name can't be used in a template, reports this and returns `None`.
     fn column(&mut self, given: &Given) -> Option<String> {
         let template = column(&given.value);
         if template.is_none() {
@@ -344,7 +344,7 @@ impl Router<'_> {
                 }
             };
         section.set("headers", value, from);
-        // If `id` is the only header, all formats except JSON are equivalent.
+        // If `id` is the only header, the result is the same with all formats except JSON.
         if formats.header.is_json() || has_more && formats.header != Format::String {
             section.set(
                 "header_format",
@@ -572,8 +572,8 @@ fn matches_all(java: &str) -> bool {
     named.map_or(group, |(_, rest)| rest) == ".*"
 }
 
-/// Returns a topic template in which each group is replaced by `by`, the column that
-/// `route.by.field` names.
+/// Returns a topic template that contains the column `by`, which `route.by.field` names, in place
+/// of each capture group.
 fn topic_template(parts: &[Part], by: &str) -> Option<String> {
     let column = column(by)?;
     let parts = parts.iter().map(|part| match part {
@@ -581,7 +581,7 @@ fn topic_template(parts: &[Part], by: &str) -> Option<String> {
         Part::Group(_) => column.clone(),
     });
     let text: String = parts.collect();
-    // Walpost rejects configuration files in which the template can't result in a valid topic.
+    // Walpost rejects a configuration file if the template can never produce a valid topic name.
     let template: Template = text.parse().ok()?;
     let is_accepted = template.constant().is_none_or(is_topic_name);
     (is_accepted && template.invalid_topic_char().is_none()).then_some(text)

@@ -74,7 +74,7 @@ struct Property {
     is_taken: bool,
 }
 
-/// A property taken from the source.
+/// A property that was requested from the source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Taken {
     /// The name as written in the file.
@@ -173,7 +173,8 @@ impl Source {
         self.properties.insert(name, property);
     }
 
-    /// Takes the property and returns its value unchanged, even if the value is a reference.
+    /// Returns the property, and marks it as requested. The value is returned unchanged, even if it
+    /// is a reference.
     pub(super) fn raw(&mut self, name: &str) -> Option<Taken> {
         let property = self.properties.get_mut(name)?;
         property.is_taken = true;
@@ -183,8 +184,8 @@ impl Source {
         })
     }
 
-    /// Takes the property. If its value contains a reference, returns `None` and reports that the
-    /// user has to fill in the value.
+    /// Returns the property, and marks it as requested. If the value contains a reference, returns
+    /// `None` instead, and reports that the user has to specify the value.
     pub(super) fn take_property(&mut self, name: &str, report: &mut Report) -> Option<Taken> {
         let kind = self.kind;
         let mut taken = self.raw(name)?;

@@ -76,8 +76,8 @@ async fn rejection(config: &ClientConfig, address: &str) -> Option<Rejection> {
     }
     let stream = TcpStream::connect(address).await.ok()?;
     let mut stream = SslStream::new(configured.into_ssl(host).ok()?, stream).ok()?;
-    // A broker that requires a client certificate aborts the handshake, but only after its own
-    // certificate has been verified.
+    // A broker that requires a client certificate aborts the handshake, but only after OpenSSL has
+    // verified the broker's certificate.
     let _ended = std::pin::Pin::new(&mut stream).connect().await;
     let certificate = stream.ssl().peer_certificate()?;
     let reason = stream.ssl().verify_result();

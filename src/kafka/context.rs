@@ -28,7 +28,7 @@ const AUTHENTICATION_FAILURE_LOG_INTERVAL: Duration = Duration::from_secs(15);
 /// Prefix of librdkafka's error message when a token can't be obtained.
 const NO_TOKEN: &str = "Failed to acquire SASL OAUTHBEARER token";
 
-/// Error message for brokers that don't support idempotent producers.
+/// Error message to report if the brokers don't support idempotent producers.
 pub(super) const NEEDS_IDEMPOTENCE: &str = "Walpost produces with enable.idempotence = true, because without it a retry can duplicate \
     and reorder records. The brokers must support this setting; Apache Kafka 0.11 and later do";
 
@@ -44,7 +44,7 @@ const NOT_IDEMPOTENT: &str = "Idempotent producer not supported";
 pub(super) const CONNECTION_CLOSED: &str = "the broker closed the connection without a response; the listener may use a different \
     security.protocol (plaintext, ssl, sasl_plaintext or sasl_ssl)";
 
-/// Receives the events of one producer.
+/// The handler for the events of one producer.
 pub(crate) struct Context {
     pipeline: String,
     grants: Grants,
@@ -59,7 +59,7 @@ pub(crate) struct Context {
     /// See [`Context::abandon`].
     abandoned: AtomicBool,
     cluster: Mutex<Outage>,
-    /// Failed connections to individual brokers while other brokers still work.
+    /// Tracks failed connections to individual brokers while other brokers still respond.
     broker: Mutex<Outage>,
     /// The error of the last failed connection to a broker, unless a broker has responded since.
     cause: Mutex<Option<String>>,
@@ -273,8 +273,8 @@ impl Context {
         });
     }
 
-    /// If the error was caused by this record or by another record in its batch, returns the
-    /// details of this record that the next attempt needs.
+    /// If this record, or another record in its batch, caused the error, returns the details of
+    /// this record that the next attempt needs.
     fn rejected_record(
         &self,
         code: RDKafkaErrorCode,
@@ -337,8 +337,8 @@ impl Context {
                 }
                 None => self.record_unreachable(&format!("{reason}: {CONNECTION_CLOSED}")),
             },
-            // The failure to obtain a token has already been reported, and is not an authentication
-            // failure, because no broker was contacted.
+            // This error means that no token could be obtained, which has already been reported. It
+            // is not an authentication failure, because no broker was contacted.
             Code::Authentication if reason.contains(NO_TOKEN) => {}
             code if is_refusal(code) => {
                 *lock(&self.refusal) = Some(reason.to_owned());

@@ -40,7 +40,7 @@ const NO_TIMEOUT: c_int = -1;
 /// The event queue of a producer.
 pub(super) struct Events {
     queue: NonNull<rd_kafka_queue_t>,
-    /// Keeps the client that owns the queue alive.
+    /// A reference that keeps the client alive, because the client owns the queue.
     producer: Arc<BaseProducer<Context>>,
 }
 

@@ -40,7 +40,8 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 /// with many topics would wait for one timeout per topic.
 const TIMEOUT_BACKOFF: Duration = Duration::from_secs(60);
 
-/// The smallest limit of the topics queried so far. Clones share their state.
+/// The smallest batch size limit (`max.message.bytes`) of the topics queried so far. Clones share
+/// their state.
 #[derive(Clone, Default)]
 pub struct BatchLimit(Arc<Mutex<KnownLimit>>);
 
@@ -53,7 +54,7 @@ struct KnownLimit {
     unanswered: Option<Instant>,
 }
 
-/// A limit, and the topic it applies to.
+/// The smallest batch size limit, and the topic to which it applies.
 #[derive(Clone)]
 pub(super) struct Smallest {
     pub(super) topic: String,

@@ -57,7 +57,7 @@ const PARTITION_UNASSIGNED: i32 = -1;
 /// A producer's handle to a topic.
 pub(super) struct Topic {
     handle: NonNull<RDKafkaTopic>,
-    /// Keeps the client that owns the handle alive.
+    /// A reference that keeps the client alive, because the client owns the handle.
     producer: Arc<BaseProducer<Context>>,
 }
 
@@ -412,8 +412,8 @@ unsafe fn topic_id(topic: *const rd_kafka_TopicDescription_t) -> Option<TopicId>
     }
 }
 
-/// Properties of a topic, or the error that a broker returned for the topic. The error is also
-/// `TopicAuthorizationFailed` if the principal can describe the topic but not write to it.
+/// The properties of a topic, or the error that a broker returned for the topic. If the principal
+/// may describe the topic but not write to it, the error is `TopicAuthorizationFailed`.
 pub(super) type Description = Result<TopicFacts, RDKafkaErrorCode>;
 
 /// The reason why a broker did not create a topic.

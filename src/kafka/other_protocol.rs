@@ -5,9 +5,10 @@ use std::borrow::Cow;
 /// Prefix of librdkafka's error message when the first bytes of a different protocol are read as
 /// the length of a response (`rdkafka_transport.c`).
 const NO_LENGTH: &str = "Receive failed: Invalid response size ";
-/// Text in the error message if the connection has not received any response yet.
+/// Part of the error message if no response has been received on the connection yet.
 const FIRST_RESPONSE: &str = "in state APIVERSION_QUERY";
-/// librdkafka's advice in the error message, which does not help if the protocol is wrong.
+/// librdkafka's advice in the error message, which does not help if the server uses a different
+/// protocol.
 const ADVICE: &str = ": increase receive.message.max.bytes";
 
 /// Replaces librdkafka's reason for a failed connection with the likely cause if the first response

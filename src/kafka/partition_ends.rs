@@ -17,25 +17,26 @@ use super::native;
 
 /// Timeout for a single request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// Delay before a partition is read again from its reported end.
+/// Delay before the consumer resumes reading at a reported end.
 const RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// Checks whether a partition has really been read to its end when a consumer reports that end.
+/// Determines whether a partition has really been read to its end when a consumer reports the end
+/// of the partition.
 pub(super) struct PartitionEnds<'c, C: ConsumerContext + 'static> {
     consumer: &'c BaseConsumer<C>,
     topic: &'c str,
-    /// Partitions that are being read again from their reported ends.
+    /// Partitions in which the consumer has resumed reading at a reported end.
     again: HashMap<i32, Retry>,
 }
 
-/// State of a partition that is being read again from its reported end.
+/// State of a partition in which the consumer has resumed reading at a reported end.
 struct Retry {
-    /// The offset from which the partition is read again.
+    /// The offset at which the consumer last resumed reading.
     from: i64,
-    /// Whether no record has been received since the consumer last returned to `from`.
+    /// Whether no record has been received since the consumer last resumed reading.
     is_quiet: bool,
-    /// Whether the broker could return all records before the partition's known end when the
-    /// consumer last returned to `from`.
+    /// Whether the broker was able to return all records before the partition's known end when the
+    /// consumer last resumed reading.
     was_complete: bool,
 }
 
@@ -55,8 +56,8 @@ impl<'c, C: ConsumerContext + 'static> PartitionEnds<'c, C> {
         }
     }
 
-    /// Marks the partition as still returning records, so that it is not considered finished. Must
-    /// be called for each record received.
+    /// Notes that a record was received from the partition, so that a later report of its end has
+    /// to be confirmed again. Must be called for each record received.
     pub(super) fn record(&mut self, partition: i32) {
         if !self.again.is_empty()
             && let Some(again) = self.again.get_mut(&partition)
@@ -68,9 +69,9 @@ impl<'c, C: ConsumerContext + 'static> PartitionEnds<'c, C> {
     /// Handles a reported end of a partition whose actual end is known to be `end`. Returns whether
     /// everything before `end` has been read.
     ///
-    /// If the function returns false, the consumer reads again from the reported end, and then
-    /// reports an end again. `start` is the offset at which reading started. Blocks while the
-    /// brokers are queried.
+    /// If the function returns false, the consumer resumes reading at the end it reported, and
+    /// reports the next end it reaches. `start` is the offset at which reading started. Blocks
+    /// while the brokers are queried.
     ///
     /// # Errors
     /// Returns an error if the brokers don't respond.
@@ -119,8 +120,8 @@ impl<'c, C: ConsumerContext + 'static> PartitionEnds<'c, C> {
         Ok(false)
     }
 
-    /// Returns `true` if the broker that the consumer reads from has the partition up to `end`, and
-    /// can return all records before `end`.
+    /// Returns `true` if the broker that the consumer reads from has all records before `end`, and
+    /// can return them.
     ///
     /// If the broker can return all records before `end`, a reported end means that everything was
     /// read, even if the last record has a lower offset: compaction may have removed the records

@@ -65,8 +65,8 @@ pub(crate) enum BrokerFinding {
 }
 
 impl BrokerFinding {
-    /// Returns the number of brokers, or `None` if the topic exists. The number matters only for
-    /// the replication factor of a topic that is yet to be created.
+    /// Returns the number of brokers, which limits the replication factor of a new topic. Returns
+    /// `None` if the topic exists or the brokers can't be used.
     pub(crate) fn brokers(&self) -> Option<usize> {
         match self {
             Self::Reachable { brokers } | Self::NoTopic { brokers, .. } => Some(*brokers),
@@ -146,7 +146,8 @@ pub(crate) async fn probe(
     }
 }
 
-/// Whether the brokers, if reachable, accept an idempotent producer. Messages include the remedy.
+/// The result of checking whether the brokers accept an idempotent producer. Messages include the
+/// remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ProducerFinding {
     /// The brokers accept the producer, or [`probe`] has already reported why no client can
@@ -362,8 +363,7 @@ mod tests {
         let busy =
             |times| mock_finding(|cluster| cluster.request_errors(request, &vec![BUSY; times]));
         assert_eq!(busy(1), ProducerFinding::Taken);
-        // A retriable error that persists means neither that the brokers reject the producer nor
-        // that they accept it.
+        // A retriable error that persists does not show whether the brokers accept the producer.
         match busy(1_000) {
             ProducerFinding::Unanswered(reason) => assert!(reason.contains("2s"), "{reason}"),
             other => panic!("{other:?}"),

@@ -55,8 +55,8 @@ pub struct KafkaSink {
     /// Maximum size of the producer's batches, in bytes.
     batch_bytes: u32,
     limit: BatchLimit,
-    /// The query for the batch size limit of the topic to which all records are sent; `None` if no
-    /// query is in progress.
+    /// The task that queries the batch size limit of the topic to which all records are sent;
+    /// `None` if no query is in progress.
     limit_query: Option<JoinHandle<()>>,
     topics: Topics,
     /// The topics that are known to exist, keyed by name.
@@ -104,7 +104,8 @@ impl Comparison {
         }
     }
 
-    /// Starts a comparison of topic IDs if one is due.
+    /// Starts a task that compares topic IDs, if it is time for another comparison and none is in
+    /// progress.
     fn start_if_due(
         &mut self,
         producer: &Arc<BaseProducer<Context>>,
@@ -297,8 +298,8 @@ impl KafkaSink {
 
     fn with_config(topics: Topics, flush: bool, context: Context) -> Result<Self, SinkError> {
         check_files(topics.config()).map_err(|error| match error.is_untrusted() {
-            // Return an error that leads to a retry, so that a change to a file's mode does not
-            // halt a running pipeline.
+            // Return an error that leads to a retry, because a running pipeline should not halt
+            // when the permissions of a file change.
             true => SinkError::Broken(error.to_string()),
             false => SinkError::Configuration(error.to_string()),
         })?;
@@ -890,10 +891,10 @@ mod tests {
         );
     }
 
-    /// The rejected record is resent. If later records were delivered before that, they would be
-    /// out of order. A record that librdkafka has already put into a request is sent anyway. A real
-    /// broker rejects that record because of the gap in the sequence numbers, which the mock broker
-    /// does not check.
+    /// The rejected record is resent later, so any following record that was delivered in the
+    /// meantime would be out of order. A record that librdkafka has already put into a request is
+    /// sent anyway. A real broker rejects that record because of the gap in the sequence numbers,
+    /// which the mock broker does not check.
     #[tokio::test]
     async fn does_not_send_records_after_a_permanently_rejected_one() {
         let code = RDKafkaRespErr::RD_KAFKA_RESP_ERR_MSG_SIZE_TOO_LARGE;

@@ -198,7 +198,7 @@ pub fn client_config(properties: &Properties, client_id: &str) -> ClientConfig {
     }
     // librdkafka keeps a batch and its compressed copy until the batch is acknowledged, for up to
     // five batches per broker when transactions are used. With librdkafka's default batch size of 1
-    // MB, these would take about as much memory as the default `window_bytes`.
+    // MB, these batches would take about as much memory as the default `window_bytes`.
     config.set(BATCH_BYTES, "262144");
     config.set("client.id", client_id);
     config.set("reconnect.backoff.max.ms", "2000");
@@ -374,8 +374,8 @@ impl FileError {
     }
 }
 
-/// Performs the checks that librdkafka omits, and the checks for which librdkafka's errors don't
-/// name the file or the environment variable.
+/// Performs checks that librdkafka omits, or after which librdkafka's error would not name the file
+/// or the environment variable.
 fn check_before_creation(config: &ClientConfig) -> KafkaResult<()> {
     check_files(config).map_err(|error| KafkaError::ClientCreation(error.to_string()))?;
     match invalid_login(|name| config.get(name)) {

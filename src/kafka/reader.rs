@@ -310,7 +310,8 @@ impl TopicReader {
         self.read_within(RECORD_TIMEOUT, topic, spans, visit)
     }
 
-    /// Like [`Self::read`], but waits up to `record_timeout` for the next record of the ranges.
+    /// Like [`Self::read`], but with the given timeout for the next record that belongs to the
+    /// ranges.
     fn read_within(
         &self,
         record_timeout: Duration,

@@ -1,5 +1,5 @@
-//! Detects when a topic, or the whole cluster, is not the same topic or cluster that a pipeline
-//! delivered to before.
+//! Detects when a topic or the whole cluster has been replaced, or a topic has been deleted, since
+//! a pipeline last delivered to it.
 //!
 //! A topic that is deleted and re-created keeps its name but gets a new ID. Records continue to be
 //! delivered to the topic, so only comparing the IDs reveals that its earlier records are lost.

@@ -144,11 +144,11 @@ impl Token {
     /// Returns the expiry time to pass to librdkafka, which is earlier than the token's real expiry
     /// time.
     ///
-    /// librdkafka requests a new token after four fifths of the lifetime that Walpost passes.
-    /// librdkafka checks only once a second whether a new token is due, and the program also takes
-    /// some time. However, the new token must be available before librdkafka reauthenticates, which
-    /// it does after nine tenths of the session lifetime that the broker returns. That lifetime
-    /// depends on the real expiry time.
+    /// librdkafka requests a new token after four fifths of the lifetime that Walpost passes to it.
+    /// librdkafka checks only once a second whether a new token is due, and the program that prints
+    /// the token also takes some time. However, the new token must be available before librdkafka
+    /// reauthenticates, which it does after nine tenths of the session lifetime that the broker
+    /// returns. That lifetime depends on the real expiry time.
     pub(super) fn librdkafka_expiry_millis(&self, now_millis: i64) -> i64 {
         let left = self.expires_millis.saturating_sub(now_millis);
         now_millis.saturating_add(left - left / 4)
@@ -587,8 +587,8 @@ mod tests {
         };
         assert!(issued.is_fresh(NOW + 49_000));
         assert!(!issued.is_fresh(NOW + 51_000));
-        // librdkafka requests another token after four fifths of the lifetime that Walpost passes.
-        // The first token is no longer fresh by then.
+        // librdkafka requests another token after four fifths of the lifetime that Walpost passes
+        // to it. The first token is no longer fresh by then.
         assert_eq!(issued.token.librdkafka_expiry_millis(NOW), NOW + 75_000);
 
         let tokens = tokens("echo '{\"token\": \"'$$'\", \"lifetime\": 100}'");

@@ -41,7 +41,8 @@ pub(crate) const SECRETS: [&str; 2] = [
 ];
 const SCOPE: &str = "sasl.oauthbearer.scope";
 const EXTENSIONS: &str = "sasl.oauthbearer.extensions";
-/// Whether to form-encode the client ID and secret; Kafka's Java clients have this property too.
+/// The property that specifies whether the client ID and secret are form-encoded. Kafka's Java
+/// clients have the same property.
 const URLENCODE: &str = "sasl.oauthbearer.header.urlencode";
 const GRANT: &str = "sasl.oauthbearer.grant.type";
 const AUTHORITIES_FILE: &str = "https.ca.location";

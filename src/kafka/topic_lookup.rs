@@ -20,7 +20,7 @@ use crate::sink::{Prepared, SinkError};
 /// Maximum number of topics looked up with one request.
 const TOPICS_PER_REQUEST_MAX: usize = 1000;
 
-/// A lookup like [`Topics::prepare`] that returns [`Prepared::Unusable`] instead of an error if the
+/// A variant of [`Topics::prepare`] that returns [`Prepared::Unusable`] instead of an error if the
 /// topic can't be used.
 pub(super) struct TopicLookup {
     topics: Topics,

@@ -51,8 +51,8 @@ const BROKER_RECOVERY_TIMEOUT: Duration = Duration::from_secs(10);
 const MARKER_DELAY: Duration = Duration::from_millis(2);
 /// Number of offsets at the end of the topic that are searched first for a checkpoint.
 const TAIL_OFFSETS: i64 = 256;
-/// Limits on the total size of the topic names in a checkpoint: a number of bytes, and one half of
-/// the maximum record size. The smaller limit applies.
+/// The total size of the topic names in a checkpoint is limited to this number of bytes or half of
+/// the maximum record size, whichever is smaller.
 const TOPIC_NAMES_BYTES_MAX: usize = 64 << 10;
 const TOPIC_NAMES_RECORD_PARTS: usize = 2;
 /// Segment size of the checkpoint topic, in bytes. The size is small because compaction works on
@@ -87,8 +87,8 @@ type Client = DropInBackground<BaseConsumer<Reader>>;
 
 /// The consumers that read the checkpoint topic.
 struct Readers {
-    /// Reads uncommitted records, so that the actual end of the topic is visible even while a
-    /// transaction is open.
+    /// The consumer that also reads uncommitted records, so that the actual end of the topic is
+    /// visible even while a transaction is open.
     any: Client,
     committed: Client,
 }
@@ -109,7 +109,8 @@ impl Checkpoints {
         })
     }
 
-    /// Returns the limit for [`Checkpoint::record_partitions`].
+    /// Returns the maximum total size of topics, in bytes, to pass to
+    /// [`Checkpoint::record_partitions`].
     pub(super) fn partitions_bytes_max(&self) -> usize {
         let largest = self.config.get("message.max.bytes");
         let largest = largest.and_then(|bytes| bytes.trim().parse::<usize>().ok());
@@ -280,7 +281,8 @@ impl Checkpoints {
         self.client("read_uncommitted", |_| {})
     }
 
-    /// Creates the consumers. `any` is an existing consumer that is already connected.
+    /// Creates [`Readers`] from `any`, which is already connected, and a new consumer that reads
+    /// only committed records.
     fn readers(&self, any: Client) -> Result<Readers, SinkError> {
         let committed = self.client("read_committed", |config| {
             // librdkafka assigns partitions only to a consumer that has a group. The query client

@@ -30,7 +30,7 @@ impl Commands {
         Self(Arc::new(options))
     }
 
-    /// Creates commands for a pipeline of which only the name is known.
+    /// Creates commands for a pipeline if only its name is known.
     #[must_use]
     pub(crate) fn for_pipeline(name: &str) -> Self {
         Self::new(Options {

@@ -33,7 +33,7 @@ struct OngoingOutage {
 pub(crate) enum OutageMessage {
     /// The outage started with this failure.
     Started,
-    /// The outage has lasted this long, with this many failures.
+    /// The outage is ongoing; contains its duration so far and its number of failures.
     Ongoing(Duration, u64),
     /// No message, because the last one was logged too recently.
     Suppressed,

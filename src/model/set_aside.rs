@@ -76,7 +76,7 @@ impl SetAside {
     }
 }
 
-/// Returns the command that sends the rows of a table that is set aside.
+/// Returns the `walpost replay` command that delivers the rows of a table that is set aside.
 #[must_use]
 pub(crate) fn replay_set_aside(commands: &Commands, table: &str) -> String {
     commands.print(["replay", "--set-aside", "--table", table])

@@ -11,6 +11,7 @@ pub struct Statistics {
     pub retries: u64,
     /// Number of bytes sent to the brokers.
     pub sent_bytes: u64,
-    /// The 99th percentile of the round-trip time to the slowest broker in the last interval, in microseconds.
+    /// The 99th percentile of the round-trip time to the slowest broker during the last reporting
+    /// interval, in microseconds.
     pub round_trip_p99_micros: Option<u64>,
 }

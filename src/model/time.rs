@@ -2,7 +2,8 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// How long a login is retried after the server or broker starts rejecting it. The usual cause is a password rotation.
+/// How long to keep retrying a login after the server or broker starts rejecting it. The usual
+/// cause of such rejections is a password rotation.
 pub(crate) const REFUSED_LOGIN_TIMEOUT: Duration = Duration::from_secs(10 * 60);
 
 /// Microseconds from 1970 to 2000, the epoch of PostgreSQL's timestamps.

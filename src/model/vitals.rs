@@ -4,7 +4,8 @@ use super::dropped_slot::DroppedSlot;
 use super::lsn::Lsn;
 use super::set_aside::SetAside;
 
-/// The state of the slot, the outbox's partitions, and what prevents the slot from advancing.
+/// The state of a pipeline's slot and of the outbox's partitions, the oldest open transaction, and
+/// the pipeline's dropped slots and set-aside tables.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Vitals {
     /// The end of the server's WAL.

@@ -1,7 +1,7 @@
 //! Limits on data in flight, in records and bytes.
 
-/// An amount of data in flight, which has been read but is not durable yet, or a limit on this
-/// amount.
+/// A number of records and a number of bytes: either the amount of data in flight (that is, read
+/// but not durable yet), or a limit on that amount.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Window {
     pub records: u64,
@@ -11,7 +11,7 @@ pub struct Window {
 }
 
 impl Window {
-    /// Applies `change` to both limits.
+    /// Applies `change` to the number of records and to the number of bytes.
     pub(crate) fn map(self, change: impl Fn(u64) -> u64) -> Self {
         Self {
             records: change(self.records),

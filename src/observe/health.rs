@@ -80,8 +80,8 @@ impl fmt::Display for NotReady {
 }
 
 impl NotReady {
-    /// Returns the problem for display next to the state, or `None` if the state needs no further
-    /// explanation.
+    /// Returns a description of the problem, to be displayed next to the state. Returns `None` if
+    /// the state needs no further explanation.
     #[must_use]
     pub fn description(&self) -> Option<String> {
         match self {
@@ -131,8 +131,8 @@ pub(crate) fn why_not_ready(lifecycle: &LifecycleSnapshot, totals: &Totals) -> O
         state @ (State::Draining | State::Stopped) => return Some(NotReady::State(state, None)),
     }
     if let Some(reason) = &lifecycle.kafka_down {
-        // A row whose topic's metadata has not arrived yet is not counted as in flight, although it
-        // is waiting for Kafka.
+        // A row that is waiting for its topic's metadata is waiting for Kafka too, but is not
+        // counted as in flight.
         let waiting = totals.in_flight.max(u64::from(totals.waits));
         return Some(NotReady::KafkaDown(reason.clone(), waiting));
     }

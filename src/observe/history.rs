@@ -130,7 +130,8 @@ pub(crate) struct History {
 }
 
 impl History {
-    /// Adds a sample, and the lag at the time of the sample. Must be called once a second.
+    /// Adds a sample, together with the lag at the time when the sample was taken. Must be called
+    /// once a second.
     pub(crate) fn add(&mut self, sample: Sample, lag_bytes: Option<u64>, lag_seconds: Option<f64>) {
         if let Some(before) = self.samples.back() {
             let second = Recent::between(before, &sample);

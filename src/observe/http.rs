@@ -51,7 +51,8 @@ pub(crate) const OFF: &str = "off";
 
 /// How long a client may take to send the head of a request, and how long a connection may be idle.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
-/// How many connections may wait to be accepted. The system may impose a lower limit.
+/// Maximum number of connections that are waiting to be accepted. The system may impose a lower
+/// limit.
 const BACKLOG: i32 = 1024;
 /// Maximum lifetime of a connection, after which the connection is shut down gracefully or, if that
 /// takes too long, closed.
@@ -400,8 +401,8 @@ fn respond(code: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> Resp
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    // Prevents other sites' pages from embedding the response. Without this header, such pages
-    // could embed the response, even though they could not read it.
+    // This header prevents other sites' pages from embedding the response. Without it, they could
+    // embed the response, although they could not read it.
     headers.insert(
         HeaderName::from_static("cross-origin-resource-policy"),
         HeaderValue::from_static("same-origin"),

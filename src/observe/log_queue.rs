@@ -1,4 +1,4 @@
-//! The queue between the program and standard error.
+//! The queue of log lines that are waiting to be written to standard error.
 //!
 //! Standard error may be a pipe that is not being read, or whose reader has exited. This must
 //! neither delay nor stop replication, so threads that log only append to this queue, and a
@@ -23,7 +23,7 @@ const FLUSH_STALL_TIMEOUT: Duration = Duration::from_secs(1);
 /// [`LogQueue::flush`] returns after this time even if lines are still being written.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The importance of a line, which determines whether the line is dropped before others.
+/// The importance of a line. As the queue fills up, less important lines are dropped first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Importance {
     /// DEBUG and TRACE.

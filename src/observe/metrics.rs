@@ -37,18 +37,18 @@ pub struct Definition {
 
 /// The type of a metric, and a function that computes its value.
 pub enum Source {
-    /// A gauge of the process: the name of its label, if any, and a function that returns the label's
-    /// value and the metric's value.
+    /// A process-wide gauge, with the name of its label (if any) and a function that returns the
+    /// label's value and the gauge's value.
     Process(Option<&'static str>, fn(&Status) -> (String, f64)),
-    /// A counter of the process.
+    /// A process-wide counter.
     ProcessCounter(fn(&Status) -> f64),
     /// A counter.
     Counter(fn(&PipelineStatus) -> Option<f64>),
-    /// A counter for each value of a label.
+    /// A set of counters, one for each value of a label.
     Counters(&'static str, fn(&PipelineStatus) -> Vec<(String, f64)>),
     /// A gauge, which is omitted while its value is unknown.
     Gauge(fn(&PipelineStatus) -> Option<f64>),
-    /// A gauge for each value of a label.
+    /// A set of gauges, one for each value of a label.
     Gauges(&'static str, fn(&PipelineStatus) -> Vec<(String, f64)>),
     /// A histogram of durations.
     Histogram(fn(&PipelineStatus) -> &Counts),
@@ -422,7 +422,7 @@ fn flag(value: bool) -> Option<f64> {
     Some(f64::from(u8::from(value)))
 }
 
-/// Returns all names, with the value 1 for `current` and 0 for the others.
+/// Returns each name in `all` with its value: 1 for `current`, and 0 for every other name.
 fn one_hot<'n>(all: impl Iterator<Item = &'n str>, current: Option<&str>) -> Vec<(String, f64)> {
     all.map(|name| (name.to_owned(), f64::from(u8::from(current == Some(name)))))
         .collect()

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::model::commands::Commands;
 use crate::model::vitals::Vitals;
 
-/// A slot is in danger if less than 1/`DANGER_PARTS` of its WAL limit is left.
+/// A slot is considered in danger if less than 1/`DANGER_PARTS` of its WAL limit remains.
 const DANGER_PARTS: u64 = 4;
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -228,7 +228,7 @@ pub(crate) fn partitions_problem(
     ))
 }
 
-/// Returns the problem for a slot that no process is reading, according to the database.
+/// Returns the problem to report if, according to the database, no process is reading the slot.
 #[must_use]
 pub(crate) fn unread(slot: &str) -> Problem {
     Problem::new(

@@ -13,9 +13,9 @@ use crate::delivery::stats::PipelineStats;
 use crate::model::time::seconds;
 use crate::model::time::unix_micros;
 
-/// Maximum number of points in the history of all pipelines; enough for ten minutes of 50
-/// pipelines. The supervisor's thread, which also notifies systemd's watchdog, creates the
-/// response, and must not be busy with requests for many seconds.
+/// Maximum number of points in a response with the history of all pipelines; enough for ten minutes
+/// of 50 pipelines. The response is created on the supervisor's thread, which also notifies
+/// systemd's watchdog and therefore must not spend many seconds on a request.
 const HISTORY_POINTS_MAX: usize = 30_000;
 
 /// All pipelines of the process, regardless of their state.
@@ -153,8 +153,9 @@ impl Registry {
         }
     }
 
-    /// Returns the history of all pipelines after `since`, in seconds since 1970. With many
-    /// pipelines, covers less time, so that there are at most [`HISTORY_POINTS_MAX`] points.
+    /// Returns the history of all pipelines after `since`, in seconds since 1970. Returns at most
+    /// [`HISTORY_POINTS_MAX`] points in total, so the history covers less time if there are many
+    /// pipelines.
     #[must_use]
     pub(crate) fn history(&self, since: f64) -> Vec<PipelineHistory> {
         let pipelines = self.pipelines();

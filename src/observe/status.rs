@@ -93,7 +93,7 @@ pub struct PipelineStatus {
     pub left_out_rows: u64,
     /// Number of partitions of the outbox table, if it is partitioned.
     pub partitions: Option<u64>,
-    /// The period that the partitions cover, if they are time ranges.
+    /// The period that the partitions cover, if the table is partitioned by ranges of time.
     pub partitions_end: Option<Partitions>,
     /// Number of rows received from each table since startup, if the outbox consists of several
     /// tables. Rows that a table already contained when it was added are not counted. A row that is

@@ -103,7 +103,8 @@ impl Summary {
         }
         for seen in problems {
             // Skip problems that are already covered by the reason why the pipeline is not ready.
-            // If the pipeline is stuck, that reason is also more specific than a lack of progress.
+            // If the pipeline is stuck, also skip the lack of progress, because being stuck is more
+            // specific.
             let is_covered = seen.problem.kind.explains_unreadiness()
                 || is_stuck && seen.problem.kind == Kind::NoProgress;
             if !is_covered {
@@ -151,8 +152,8 @@ pub(crate) fn add(reasons: &mut Vec<Reason>, reason: Reason) {
     }
 }
 
-/// Returns why the pipeline is not ready, or `None` if the name of the pipeline's state already
-/// explains the reason.
+/// Returns the reason why the pipeline is not ready, or `None` if the name of the pipeline's state
+/// already makes the reason clear.
 fn unready(
     not_ready: &NotReady,
     lifecycle: &LifecycleSnapshot,

@@ -27,11 +27,13 @@ const REMINDER_INTERVAL: Duration = Duration::from_secs(600);
 /// A pipeline that has not streamed for this long is reported. This is longer than a server restart
 /// usually takes.
 const DISCONNECTED_THRESHOLD: Duration = Duration::from_secs(60);
-/// How long WAL may be pending while nothing is delivered or confirmed. This is long enough for
-/// PostgreSQL to decode a transaction of several gigabytes.
+/// How long WAL may be pending, without anything being delivered or confirmed, before a lack of
+/// progress is reported. This is long enough for PostgreSQL to decode a transaction of several
+/// gigabytes.
 const STALL_THRESHOLD: Duration = Duration::from_secs(300);
-/// Minimum amount of pending WAL for a pipeline to be reported, which is the size of one WAL
-/// segment. Smaller amounts are ignored, because even an idle database writes some WAL.
+/// Minimum amount of pending WAL for which a lack of progress is reported; equal to the default
+/// size of a WAL segment. Smaller amounts are ignored, because even an idle database writes some
+/// WAL.
 const PENDING_WAL_BYTES_MIN: u64 = 16 << 20;
 /// Query results older than this are considered outdated.
 const QUERY_AGE_MAX: Duration = Duration::from_secs(30);
@@ -134,7 +136,7 @@ enum Verdict {
     Wrong(Problem),
     /// The problem exists, but another component logs it.
     LoggedElsewhere(Problem),
-    /// Whether the problem exists is currently unknown, so the result of the previous check is
+    /// It is currently unknown whether the problem exists, so the result of the previous check is
     /// kept.
     Unknown,
     /// This kind of problem does not apply in the current state of the pipeline, or a different
@@ -233,7 +235,7 @@ impl Watchdog {
         }
         let elapsed = now.duration_since(mark.at);
         if health::is_stuck(totals) || health::is_hung(totals) || elapsed < STALL_THRESHOLD {
-            // If delivery is stuck or the event loop is stalled, this more specific problem is
+            // If delivery is stuck or the event loop is stalled, a more specific problem is
             // reported instead of a lack of progress.
             return Verdict::Unknown;
         }
@@ -401,8 +403,8 @@ fn unready(kind: Kind, reason: &NotReady) -> Problem {
     Problem::new(kind, reason.to_string(), reason.remedy(None))
 }
 
-/// Returns the results of the last database query. If there are no results, or if they don't apply
-/// to this instance, returns the verdict to use instead, as an error.
+/// Returns the results of the last database query. If there are none, or if they must not be used
+/// in the pipeline's current state, returns an error that contains the verdict to use instead.
 fn database<'f>(facts: &Facts<'f>) -> Result<&'f Vitals, Verdict> {
     match facts.lifecycle.state {
         State::StandingBy => return Err(Verdict::NotApplicable),

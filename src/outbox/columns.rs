@@ -71,7 +71,8 @@ pub struct Mapping {
     /// The default values that replace nulls, with the indices of their columns. The defaults apply
     /// to the key, the value and the headers from templates.
     pub(super) defaults: Vec<(u8, Box<[u8]>)>,
-    /// The headers in which Debezium describes its connector.
+    /// The values of the `__debezium.context.*` headers, which identify Debezium's connector;
+    /// `None` if these headers are not added.
     pub(super) debezium_headers: Option<DebeziumHeaders>,
     /// The column that contains the trace context in the format of Java properties.
     pub(super) tracing: Option<Source>,
@@ -154,8 +155,7 @@ pub enum MappingError {
         /// The existing columns.
         found: String,
     },
-    /// A column of events sent as logical decoding messages can't be used for the setting that
-    /// refers to the column.
+    /// A configured column of events sent as logical decoding messages has an unsuitable type.
     #[error(
         "column {column:?} of events sent as messages can't be used for {setting}, which requires {expected}. \
          Use another column in {setting}, or remove the setting"
@@ -190,7 +190,7 @@ pub enum MappingError {
          {at} on would be published as rows of another table. {remedy}"
     )]
     Renamed {
-        /// The name that was last accepted.
+        /// The last accepted name of the table.
         before: String,
         /// The new name.
         found: String,

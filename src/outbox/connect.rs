@@ -203,7 +203,7 @@ impl Kind {
         out
     }
 
-    /// Returns the name of Connect's type, and the name of its semantic type.
+    /// Returns the name of the Connect type, and the name of the semantic type, if any.
     fn type_names(&self, type_oid: u32) -> (&'static str, Option<&'static str>) {
         match self {
             Self::Text => (
@@ -450,7 +450,7 @@ fn push_any_decimal(out: &mut Vec<u8>, text: &str, form: Form) -> bool {
     true
 }
 
-/// Returns the number in the text of a money value such as `-$1,234.50`, in which a dot precedes
+/// Extracts the number from the text of a money value such as `-$1,234.50`, in which a dot precedes
 /// the last two digits. Returns `None` for any other format.
 fn amount(text: &str) -> Option<String> {
     let number: String = text

@@ -86,8 +86,8 @@ pub struct Writer {
     headers: Vec<HeaderSpan>,
     /// The index in `headers` of the header that identifies the event.
     identifier_index: usize,
-    /// The index in `headers` at which the headers about the failure begin. The event's own headers
-    /// and the header at `identifier_index` precede it.
+    /// The index in `headers` of the first header about the failure. All preceding headers belong
+    /// to the event, including the one at `identifier_index`.
     event_end: usize,
 }
 

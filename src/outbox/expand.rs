@@ -20,11 +20,11 @@ const NUMBER_CHARS_MAX: usize = 1000;
 const HASH_TABLE_MEMBERS_MIN: usize = 16;
 /// The capacity of the text buffer that is kept for the next payload.
 const TEXTS_KEPT_BYTES: usize = 1 << 20;
-/// Limits on the work for a payload. The limit is [`WORK_EMPTY`] for an empty payload, and
-/// increases by [`WORK_PER_BYTE`] for each byte of the payload, up to [`WORK_MAX`]. One unit of
-/// work is about one byte written or one name compared. Each object in an array is given the
-/// members of all the other objects, so without a limit, a payload of a few megabytes could expand
-/// to terabytes.
+/// Limits on the amount of work that expanding a payload may require. The limit is [`WORK_EMPTY`]
+/// for an empty payload, and increases by [`WORK_PER_BYTE`] for each byte of the payload, up to
+/// [`WORK_MAX`]. One unit of work is about one byte written or one name compared. Each object in an
+/// array is given the members of all the other objects, so without a limit, a payload of a few
+/// megabytes could expand to terabytes.
 const WORK_PER_BYTE: usize = 16;
 const WORK_EMPTY: usize = 2 << 20;
 const WORK_MAX: usize = 32 << 20;
@@ -36,7 +36,7 @@ const WORK_MAX: usize = 32 << 20;
 const NODE_BYTES_PER_BYTE: usize = 16;
 const NODE_BYTES_EMPTY: usize = 4 << 20;
 const NODE_BYTES_MAX: usize = 32 << 20;
-/// Arrays with at least this many items grow by a quarter instead of doubling.
+/// Arrays with at least this many items grow by a quarter when they are full, instead of doubling.
 const SLOW_GROWTH_ITEMS_MIN: usize = 1 << 10;
 
 /// Returns the limit for a payload of `len` bytes.
@@ -198,7 +198,8 @@ struct Reader<'t> {
 const MEMBER_BYTES: usize = 2 * size_of::<(Range<usize>, Node)>() + size_of::<(&[u8], usize)>();
 
 impl Reader<'_> {
-    /// Deducts memory that is about to be allocated. Returns `None` if the limit is exceeded.
+    /// Charges memory that is about to be allocated against the memory limit. Returns `None` if the
+    /// limit is exceeded.
     fn spend(&mut self, bytes: usize) -> Option<()> {
         self.bytes_left = self.bytes_left.checked_sub(bytes)?;
         Some(())
@@ -592,8 +593,8 @@ fn joined_fields(
 }
 
 impl Expanded<'_> {
-    /// Deducts the work for the names that [`Expanded::push`] will write, and for the nulls that
-    /// are not in the payload.
+    /// Charges the cost of the names that [`Expanded::push`] will write, and of the nulls that are
+    /// not in the payload, against the work limit.
     fn weigh(&self, node: &Node, shape: &Shape, work: &mut Work) {
         match (node, shape) {
             (Node::Array(items), Shape::Array { items: shape, .. }) => {
@@ -611,8 +612,8 @@ impl Expanded<'_> {
         }
     }
 
-    /// Deducts the work for the schema that [`Expanded::push_schema`] will write. `name` is the
-    /// length of the enclosing struct's name.
+    /// Charges the cost of the schema that [`Expanded::push_schema`] will write against the work
+    /// limit. `name` is the length of the enclosing struct's name.
     fn weigh_schema(&self, shape: &Shape, name: usize, work: &mut Work) {
         const FIELD: &str = "{\"type\":\"boolean\",\"optional\":true,\"field\":\"\"},";
         match shape {
@@ -640,7 +641,7 @@ impl Expanded<'_> {
         let mut indexes: HashMap<&[u8], usize> = HashMap::new();
         for (name, shape) in self.known(fields) {
             let is_match = |member: &(Range<usize>, Node)| &self.texts[member.0.clone()] == name;
-            // Members are usually in the same order as fields.
+            // An object's members are usually in the same order as the fields of its shape.
             let index = match members.get(next).is_some_and(is_match) {
                 true => Some(next),
                 false if members.len() < HASH_TABLE_MEMBERS_MIN => {
@@ -910,15 +911,15 @@ mod tests {
             format!("{{\"{long}\":{begin}1{}}}", "}".repeat(depth))
         };
         for (text, is_expanded) in [
-            // Each object has a different member, so each would be given the members of all
-            // objects.
+            // Each object has a different member, so in the output, each object would have the
+            // members of all objects.
             (objects(100_000, &|at| format!("{{\"m{at}\":1}}")), false),
             (objects(300, &|at| format!("{{\"m{at}\":1}}")), true),
             // Objects with different members, each nested in an array with a single item.
             (objects(100_000, &|at| format!("[{{\"m{at}\":1}}]")), false),
             // The objects differ only in members that are omitted from the output.
             (objects(100_000, &|at| format!("{{\"m{at}\":null}}")), false),
-            // Each short object would be given a member with a name of 1 MiB.
+            // In the output, each short object would have a member whose name is 1 MiB long.
             (
                 objects(100_000, &|at| match at {
                     0 => format!("{{\"{long}\":1}}"),

@@ -55,7 +55,7 @@ impl<'r> Headers<'r> {
     }
 }
 
-/// The names of the headers in which Debezium describes its connector.
+/// The names of the headers that Debezium adds to identify its connector.
 const CONTEXT: [&str; 4] = [
     "__debezium.context.connectorLogicalName",
     "__debezium.context.taskId",
@@ -63,8 +63,8 @@ const CONTEXT: [&str; 4] = [
     "__debezium.context.runId",
 ];
 
-/// Appends the headers that Debezium adds before the event's own headers: the headers that describe
-/// its connector, and the trace context.
+/// Appends the headers that Debezium adds before the event's own headers: those that identify the
+/// connector, and the trace context.
 pub(super) fn append_context(
     mapping: &Mapping,
     row: &Row<'_>,
@@ -121,8 +121,8 @@ pub(super) fn append_trace_context(
     }
 }
 
-/// Appends one header for each member of the JSON object `json`. A string becomes its characters,
-/// null becomes a header without a value, and any other value becomes its JSON text.
+/// Appends one header for each member of the JSON object `json`. A string is written as its
+/// characters, null as a header without a value, and any other value as its JSON text.
 ///
 /// # Errors
 /// Returns an error if the text is not a JSON object. The message contains the location of the

@@ -1,5 +1,5 @@
-//! Parses text in the format of Java's `java.util.Properties`: configuration files, and the trace
-//! context that Debezium expects in a column. This module performs no I/O.
+//! Parses text in the format of Java's `java.util.Properties`, which is used for configuration
+//! files and for the trace context that Debezium expects in a column. This module performs no I/O.
 //!
 //! Spec: Java 17, `Properties.load(Reader)`.
 
@@ -49,7 +49,7 @@ pub(crate) fn parse(text: &str) -> Result<Vec<(String, String)>, BadEscape> {
 pub(super) fn trace_context(text: &str, mut found: impl FnMut(&str, &str)) {
     let pairs = parse(text).unwrap_or_default();
     for known in NAMES {
-        // The last value of a repeated name applies.
+        // If a name is repeated, its last value applies.
         if let Some((name, value)) = pairs.iter().rfind(|(name, _)| name == known) {
             found(name, value);
         }

@@ -528,7 +528,7 @@ mod tests {
             assert!(matches!(topic(b"/"), Err(RouteError::TopicInvalid(_))));
         }
         assert_eq!(topic(b"a"), Ok("t.a".to_owned()));
-        // A row that fails for a different reason must not affect the next topic either.
+        // A row that fails for a different reason must not affect the topic of the next row either.
         let mut row = [None; COLUMNS_MAX];
         row[mapping.slot(1).expect("a slot")] = Some(&b"b"[..]);
         row[mapping.slot(5).expect("a slot")] = Some(b"[]");

@@ -67,7 +67,8 @@ pub enum RouteError {
         beginning(.0)
     )]
     Time(String),
-    /// A value is not valid UTF-8, which PostgreSQL does not check if the encoding is SQL_ASCII.
+    /// A value is not valid UTF-8. This can happen if the database has the encoding SQL_ASCII, for
+    /// which PostgreSQL does not validate text.
     #[error(
         "a value is not UTF-8. The database has the encoding SQL_ASCII, for which PostgreSQL does not validate text. Correct the program \
          that writes the value, or use a database with the encoding UTF8 for the outbox"

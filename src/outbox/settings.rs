@@ -35,7 +35,8 @@ pub struct OutboxSettings {
     /// header has no value.
     pub headers: Vec<(String, Template)>,
     pub header_format: HeaderFormat,
-    /// The headers in which Debezium describes its connector. They precede all other headers.
+    /// The values of the `__debezium.context.*` headers, which identify Debezium's connector. These
+    /// headers precede all other headers.
     pub debezium_headers: Option<DebeziumHeaders>,
     /// The column that contains the trace context in the format of Java properties.
     pub tracing_span_context: Option<String>,
@@ -309,14 +310,15 @@ pub enum HeaderFormat {
     JsonSchema,
 }
 
-/// How to expand members of a payload if their types can't be determined.
+/// How to expand payload members whose values are null or empty arrays, which do not determine a
+/// type.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Expansion {
     pub nulls: Untyped,
     pub empty_arrays: Untyped,
 }
 
-/// How to expand a member whose type can't be determined.
+/// What to do with a member whose value does not determine a type.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Untyped {
     /// Omits the member.
@@ -326,7 +328,7 @@ pub enum Untyped {
     Keep,
 }
 
-/// The headers in which Debezium describes its connector.
+/// Values of the `__debezium.context.*` headers, which identify Debezium's connector.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DebeziumHeaders {
     /// `topic.prefix`.
@@ -433,7 +435,7 @@ impl OutboxSettings {
             || !self.envelope.is_empty()
     }
 
-    /// Returns whether null payloads become tombstones even though no setting requests this.
+    /// Returns whether null payloads become tombstones although this is not configured explicitly.
     #[must_use]
     pub(crate) fn has_implicit_tombstones(&self) -> bool {
         let is_text = matches!(self.value_format, Format::String | Format::Bytes);

@@ -26,7 +26,7 @@ pub enum Part {
     TableName,
 }
 
-/// The suffix that, after a column's name, selects RFC 3339 format.
+/// The suffix that is appended to a column's name to select RFC 3339 format.
 const RFC3339: &str = ":rfc3339";
 
 /// An error for text that isn't a template.
@@ -71,9 +71,10 @@ impl Template {
         parts.any(|part| matches!(part, Part::TableSchema | Part::TableName))
     }
 
-    /// Returns a character in `text` that also separates the part at `index` from its neighbors, or
-    /// `None` if there is no such character. If `text` contains a separator, the expansion is
-    /// ambiguous: `a.b` and `c` produce the same topic as `a` and `b.c`.
+    /// Returns the first character in `text`, the value of the part at `index`, that is also a
+    /// separator between that part and its neighbors. Returns `None` if there is no such character.
+    /// If `text` contains a separator, the expansion is ambiguous: `a.b` and `c` produce the same
+    /// topic as `a` and `b.c`.
     ///
     /// A dot always counts as a separator, unless the part at `index` is the only part that varies.
     /// Letters, digits and `_` are never separators.
@@ -131,7 +132,7 @@ impl Template {
         literals.find_map(|text| text.chars().find(|c| !is_topic_char(*c)))
     }
 
-    /// Returns the text of a template without columns.
+    /// Returns the text of the template if it consists only of literal text, and `None` otherwise.
     #[must_use]
     pub fn constant(&self) -> Option<&str> {
         match self.parts() {

@@ -7,9 +7,9 @@ use std::io::Write as _;
 pub(super) enum TimestampType {
     /// Milliseconds since 1970-01-01 UTC.
     Millis,
-    /// timestamp with time zone.
+    /// The text of a `timestamp with time zone`.
     Zoned,
-    /// timestamp without time zone, interpreted as UTC.
+    /// The text of a `timestamp without time zone`, interpreted as UTC.
     Local,
 }
 

@@ -1,4 +1,4 @@
-//! Detects when connections fail to a server that has accepted connections before. If the server
+//! Detects failures to connect to a server that has accepted connections before. If the server
 //! refuses the role, an administrator is usually making a change: rotating a password, reassigning
 //! privileges, or disallowing connections to a database for a few seconds. If the server does not
 //! prove its identity, another program may be responding in its place, for example at the server's
@@ -16,8 +16,8 @@ use crate::postgres::connect::conninfo::Conninfo;
 use crate::postgres::connect::dial::DialError;
 use crate::postgres::replication::ConnectionError;
 
-/// Tracks which connections the server has accepted from the role, and when it started to refuse
-/// the role.
+/// Tracks whether the server has accepted catalog and replication connections from the role, and
+/// when it started to refuse the role.
 #[derive(Debug, Default)]
 pub(super) struct Access {
     /// Whether the server has accepted a catalog connection.
@@ -29,13 +29,13 @@ pub(super) struct Access {
 }
 
 impl Access {
-    /// Notes that the server accepted a catalog connection. The server may still refuse a
+    /// Records that the server accepted a catalog connection. The server may still refuse a
     /// replication connection.
     pub(super) fn record_catalog_access(&mut self) {
         self.was_accepted = true;
     }
 
-    /// Notes that the server accepted both the catalog connection and the replication connection.
+    /// Records that the server accepted both the catalog connection and the replication connection.
     pub(super) fn record_full_access(&mut self) {
         self.was_granted = true;
         self.refused_since = None;
@@ -101,9 +101,9 @@ fn infer_change(error: &DialError, postgres: &Conninfo) -> Option<Change> {
     }
 }
 
-/// Returns whether a program other than the server could have caused `error`. Such a program can be
-/// on the network path, or listen at the server's address while the server is down. Such a program
-/// must not be able to halt a pipeline.
+/// Returns whether `error` could have been caused by a program other than the server, such as one
+/// on the network path, or one that listens at the server's address while the server is down. Such
+/// a program must not be able to halt a pipeline.
 fn may_be_from_another_program(error: &DialError) -> bool {
     matches!(
         error.decisive(),

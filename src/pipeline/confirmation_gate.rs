@@ -34,8 +34,9 @@ const IDLE_BACKOFF_START: Duration = Duration::from_secs(2);
 /// Number of writes after activity stops. The delay before the first write is
 /// [`IDLE_BACKOFF_START`], and doubles with each further write.
 const IDLE_BACKOFF_STEPS: u32 = 8;
-/// After activity stops and [`IDLE_BACKOFF_STEPS`] writes have followed, the position is written
-/// only when this much WAL has accumulated and [`QUIET_INTERVAL`] has passed since the last write.
+/// Once activity has stopped and the [`IDLE_BACKOFF_STEPS`] writes after it are done, the position
+/// is written only when this much WAL has accumulated and [`QUIET_INTERVAL`] has passed since the
+/// last write.
 const QUIET_WAL_BYTES: u64 = 64 << 10;
 /// Minimum interval between writes triggered by [`QUIET_WAL_BYTES`].
 const QUIET_INTERVAL: Duration = Duration::from_secs(300);
@@ -44,8 +45,8 @@ const FAILURE_LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Determines which position a session may confirm.
 pub(super) struct ConfirmationGate {
-    /// `None` if positions are not written to `walpost.slot_state`; every durable position may then
-    /// be confirmed immediately.
+    /// The requests to write positions to `walpost.slot_state`. `None` if positions are not
+    /// written, in which case every durable position may be confirmed immediately.
     writing: Option<WriteRequests>,
 }
 
@@ -120,7 +121,8 @@ impl ConfirmationGate {
 
     /// Requests a write of `durable` if one is due, and returns the position that may be confirmed
     /// now. If a write is due only later, also returns the time at which the caller should call
-    /// again. `has_events_after` reports whether any events follow the given position.
+    /// again. `has_events_after` returns whether any events follow the position that is passed to
+    /// it.
     pub(super) fn advance(
         &mut self,
         durable: Confirmed,
@@ -167,8 +169,8 @@ impl ConfirmationGate {
         writing.is_some_and(|writing| writing.written.has_changed().is_err())
     }
 
-    /// Waits until the pending write finishes, which allows a higher position to be confirmed, or
-    /// until another command requests a write.
+    /// Waits until the pending write finishes (so that a higher position may be confirmed) or
+    /// another command requests a write.
     pub(super) async fn wait_for_change(&mut self) {
         let Some(writing) = &mut self.writing else {
             return std::future::pending().await;
@@ -248,7 +250,7 @@ impl SlotStateWriter {
         }
     }
 
-    /// Notes that a command is waiting for the position to be confirmed.
+    /// Records that a command is waiting for the position to be confirmed.
     pub(super) fn request(&self) {
         self.requests.notify_one();
     }

@@ -26,7 +26,7 @@ pub(crate) struct Crashes {
 }
 
 impl Crashes {
-    /// Notes that the server is about to start reading the slot.
+    /// Records that the server is about to start reading the slot.
     pub(crate) fn begin_reading(&mut self) {
         self.has_read = true;
     }

@@ -127,8 +127,8 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
         copies: bool,
     ) -> impl Future<Output = Result<Outcome, CatalogError>> + Send;
 
-    /// Returns whether the target's slot has been read before, the journal's record of the snapshot
-    /// of the target's table, and the approximate number of rows in `table`.
+    /// Returns the approximate number of rows in `table`, the journal's record of the snapshot of
+    /// the target's table, and whether the target's slot has been read before.
     fn snapshot_history(
         &self,
         target: &Target,
@@ -148,8 +148,7 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
         target: &Target,
     ) -> impl Future<Output = Result<Vec<TableSnapshot>, CatalogError>> + Send;
 
-    /// Returns the tables that used to be the outbox and whose rows older than the slot were never
-    /// copied.
+    /// Returns the former outbox tables whose rows older than the slot were never copied.
     fn uncopied_tables(
         &self,
         target: &Target,

@@ -94,8 +94,8 @@ pub enum Step {
     Full,
     /// The sink has to prepare this topic. The caller must pass the same frame again afterwards.
     NewTopic(String),
-    /// The descriptions of the columns of the table with this OID are required, and so are the
-    /// names under which the table's rows may be published. The caller must pass both to
+    /// The column descriptions of the table with this OID, and the names under which the table's
+    /// rows may be published, have not been loaded yet. The caller must pass both to
     /// [`Core::describe_table`], and then pass the same frame again.
     NewTable(u32),
     /// The row's table must be set aside. The caller must pass the same frame again after
@@ -414,9 +414,9 @@ impl Core {
         }
     }
 
-    /// Takes `step`, the result of [`Core::frame`] for this frame. If `step` is an error that
+    /// Handles `step`, the result of [`Core::frame`] for this frame. If `step` is an error that
     /// concerns only one table, and the settings allow tables to be set aside, returns the step
-    /// that sets this table aside. Returns any other result unchanged.
+    /// that sets this table aside. Otherwise, returns `step` unchanged.
     ///
     /// This function is separate from [`Core::frame`] for speed: moving a `Result` takes longer
     /// than processing a short frame.
@@ -672,7 +672,7 @@ impl Core {
         }
     }
 
-    /// Skips an updated or deleted row. The row was delivered when it was inserted.
+    /// Skips an UPDATE or DELETE of a row. The row was already delivered when it was inserted.
     fn process_change(&mut self, relation: u32, is_update: bool) -> Result<Step, CoreError> {
         let at = self.position.ok_or(OrderError::Stray)?;
         let Source::Table(source) = &self.source else {

@@ -55,8 +55,8 @@ pub(crate) enum PipelineError {
     Sink(#[from] SinkError),
 }
 
-/// The server at an address to which Walpost was connected before does not prove that it is the
-/// same server.
+/// An error for a server that fails to prove its identity, at an address to which Walpost was
+/// connected before.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "{error}. Walpost keeps trying to connect, because it was connected to this address before: the server's settings may have \

@@ -13,7 +13,7 @@ use crate::model::last_halt::LastHalt;
 /// How long to wait for the database to record the halt.
 const RECORD_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Records why the pipeline halts. If the database does not respond, or the role lacks the
+/// Records why the pipeline halts. If the database does not respond, or the role lacks the required
 /// privilege, logs a warning instead.
 pub(crate) async fn record_halt(settings: &PipelineSettings, reason: &str) {
     let halt = LastHalt::now(reason);
@@ -33,7 +33,8 @@ pub(crate) async fn record_halt(settings: &PipelineSettings, reason: &str) {
         Ok(Err(error)) => error.to_string(),
         Err(_) => format!("no response within {RECORD_TIMEOUT:?}"),
     };
-    // If the pipeline halts because the database is unreachable, `reason` already contains `why`.
+    // If the pipeline halted because the database is unreachable, `reason` already contains the
+    // error in `why`, so no warning is needed.
     if reason.contains(&why) {
         return;
     }

@@ -64,8 +64,8 @@ const RECORDING_TIMEOUT: Duration = Duration::from_secs(10);
 /// Kafka transaction is being committed or a topic is being created.
 const BLOCKED_READ_AHEAD_BYTES: usize = 1536 << 10;
 
-/// While rows arrive quickly, a separate thread reads ahead, by at most the window's size in bytes
-/// divided by this number.
+/// While rows arrive quickly, a separate thread reads ahead. The amount is limited to the window's
+/// size in bytes, divided by this number.
 const THREAD_READ_AHEAD_WINDOW_PARTS: u64 = 8;
 /// Maximum number of bytes that a separate thread reads ahead. A very fast walsender sends about
 /// this much in 10 ms.
@@ -83,15 +83,15 @@ pub(super) struct Session<'s> {
     reported: Option<Confirmed>,
     reported_at: Instant,
     status_due: Instant,
-    /// When the number of rows from each table must next be reported.
+    /// The time at which the number of rows from each table must next be reported.
     tables_due: Instant,
     stopping_since: Option<Instant>,
     pace: Pace,
     /// The copy of older rows that precedes the stream; `None` once all of its rows are durable.
     copying: Option<Copying>,
-    /// Whether a log message already states that a restart is waiting for the copy.
+    /// Whether a message has been logged that a restart is waiting for the copy.
     has_announced_restart: bool,
-    /// Tracks the tables that are set aside.
+    /// Tracks the tables that are set aside (not delivered because of an error).
     tables: TableWatch,
     /// Commits Kafka transactions; `None` without exactly-once delivery.
     committer: Option<TransactionCommitter>,
@@ -107,7 +107,8 @@ enum Wait {
     /// The descriptions of the columns of the table with this OID, and the names under which the
     /// table's rows may be published, must be read from the database.
     Table(u32, Description),
-    /// The note about a set-aside table must be written to the journal.
+    /// A change must be recorded in the journal: a table was set aside, or its omitted rows were
+    /// replayed.
     Journal(Box<TableNote>, Recording),
 }
 
@@ -118,8 +119,8 @@ enum WaitResult<'w> {
     /// The sink can't prepare the topic.
     Refused(&'w str, SinkError),
     Table(u32, Described),
-    /// The note was written to the journal. If the note sets a table aside or keeps it set aside,
-    /// also contains the new journal entry.
+    /// The change has been recorded in the journal. If the table is now set aside, also contains
+    /// the new journal entry.
     Journal(&'w TableNote, Option<SetAside>),
 }
 
@@ -182,8 +183,8 @@ impl Session<'_> {
                 true => has_room,
                 false => reads,
             };
-            // After aborting the stream, the server sends nothing more, and its error is processed
-            // only after the data that precedes the error.
+            // After aborting the stream, the server sends no more data. The error with which it
+            // aborted the stream is processed only after the data that precedes the error.
             let is_blocked = !matches!(wait, Wait::Nothing) || self.is_committing();
             if !receives || self.connection.is_aborted() && is_blocked {
                 self.connection.pause();

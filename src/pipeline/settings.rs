@@ -28,7 +28,8 @@ pub(crate) struct PipelineSettings {
     /// Name of the pipeline. Used in logs, and to derive the default names of its slot and other
     /// objects.
     pub name: String,
-    /// Who defines the pipeline, which determines which slots it may use.
+    /// Whether an operator or a row of a query defines the pipeline. This determines which slots
+    /// the pipeline may use.
     pub defined_by: DefinedBy,
     pub postgres: Conninfo,
     /// The outbox, the publication and the slot.
@@ -203,9 +204,9 @@ impl PipelineSettings {
         self.target.outbox.is_several() && self.on_table_error == OnTableError::SetAside
     }
 
-    /// Checks the settings against the columns of the observed table, or of an event in a logical
-    /// decoding message. Does nothing for an outbox of several tables; call [`Self::mapping_for`]
-    /// for each table instead.
+    /// Checks the settings against the columns of the observed table or, if the outbox uses logical
+    /// decoding messages, against the columns that the events in these messages have. Does nothing
+    /// for an outbox of several tables; call [`Self::mapping_for`] for each table instead.
     ///
     /// # Errors
     /// Returns an error if a column is missing or has an unsupported type.
@@ -278,11 +279,11 @@ pub(crate) enum Delivery {
 /// How events that can't be delivered are handled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeadLetterSettings {
-    /// The handling of events whose record is too large for the producer or the brokers.
+    /// What to do with events whose record is too large for the producer or the brokers.
     pub oversize: Undeliverable,
-    /// The handling of events that can't be converted to a record.
+    /// What to do with events that can't be converted to a record.
     pub unroutable: Undeliverable,
-    /// The handling of logical decoding messages that have the outbox's prefix but are not valid
+    /// What to do with logical decoding messages that have the outbox's prefix but are not valid
     /// events. Does not apply to rows.
     pub malformed: Undeliverable,
     pub topic: String,

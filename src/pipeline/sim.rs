@@ -552,8 +552,8 @@ impl Simulation {
         }
     }
 
-    /// Runs all instances that are not frozen until each of them has ended, but at most for
-    /// `within`.
+    /// Runs all instances that are not frozen, until all of them have ended or the duration
+    /// `within` has elapsed.
     async fn run(&mut self, within: Duration) {
         let instances = &mut self.instances;
         let all = std::future::poll_fn(|context| {
@@ -669,7 +669,7 @@ impl Simulation {
                 self.shared.lock().cluster.is_up = true;
             }
             6 => self.shared.lock().fail_over(),
-            // The instances freeze for so long that they are considered dead, and continue later.
+            // The instances freeze for so long that they are considered dead, and resume later.
             7 if self.settings.delivery != Delivery::AtLeastOnce => {
                 self.instances
                     .iter_mut()

@@ -38,7 +38,7 @@ use crate::postgres::target::{Outbox, Target};
 use crate::progress::Progress;
 use crate::sink::Sink;
 
-/// How long creating the snapshot may wait for any single open transaction.
+/// Maximum time to wait for any one open transaction when creating the snapshot.
 const LOCK_TIMEOUT: &str = "30s";
 
 /// Reason for not copying rows, as recorded in the journal: the slot has been read before, so the
@@ -407,7 +407,7 @@ pub(super) async fn has_nothing_to_copy(
     observed: &Observed,
     recorded: Option<Lsn>,
 ) -> bool {
-    // If the decision fails, a later phase of startup reports the reason.
+    // If no decision is possible, a later phase of startup reports the reason.
     let decided = decided(settings, catalog, observed, recorded).await;
     decided.is_ok_and(|decided| !matches!(decided, Some((Decision::Copy, _))))
 }
@@ -806,7 +806,7 @@ pub(super) struct Copying {
     counted: u64,
 }
 
-/// The counters and the progress display are updated once per this many rows.
+/// Number of rows between updates of the counters and the progress display.
 const PROGRESS_ROWS: u64 = 1024;
 
 /// The result of trying to read a row.
@@ -949,8 +949,8 @@ impl Copying {
     }
 }
 
-/// How long writing the final journal entry may take. Kept short, because the stream has to wait in
-/// the meantime.
+/// Timeout for writing the final journal entry. Kept short, because the stream has to wait until
+/// the entry has been written.
 const JOURNAL_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub(crate) mod error;

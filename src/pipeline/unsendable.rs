@@ -213,9 +213,8 @@ impl Rows {
 mod tests {
     use super::*;
 
-    /// Messages of the types that are not skipped if they exceed the size limit: an insert, an
-    /// update, a delete and a transactional logical decoding message. Only the beginning of each is
-    /// complete.
+    /// The beginnings of messages that exceed the size limit, one for each type of message that has
+    /// a position: an insert, an update, a delete and a transactional logical decoding message.
     const LARGE: [&[u8]; 4] = [
         b"I\0\0\0\x07N",
         b"U\0\0\0\x07N",

@@ -181,7 +181,8 @@ pub enum CatalogError {
          that uses the slot, if there is one, and run: {take}"
     )]
     ForeignSlot {
-        /// What is known about the slot.
+        /// A clause that states which pipeline the slot belongs to, or that this can't be
+        /// determined.
         found: String,
         pipeline: String,
         /// The command with which an operator assigns the slot to the pipeline.
@@ -276,8 +277,8 @@ impl Catalog {
         &self.client
     }
 
-    /// Converts an error. If the error reports a missing privilege and has no hint, adds a hint
-    /// with the statement that `grant` returns for the current role.
+    /// Converts `error` to a [`CatalogError`]. If the error reports a missing privilege and has no
+    /// hint, adds a hint with the statement that `grant` returns for the current role.
     pub(super) fn with_grant(
         &self,
         error: impl Into<CatalogError>,
@@ -299,8 +300,8 @@ impl Catalog {
     /// outbox. If `journal_only` is true, checks the journal instead.
     ///
     /// # Errors
-    /// Returns an error that names the object if a role that is not trusted owns one of the
-    /// objects, or an error if the query fails.
+    /// Returns an error if one of the objects is owned by a role that is not trusted, or if the
+    /// query fails. In the former case, the error names the object.
     pub(crate) async fn examine_owners(
         &self,
         target: &Target,
@@ -737,7 +738,7 @@ impl Catalog {
     }
 }
 
-/// Converts a row returned by [`Catalog::columns`].
+/// Converts a row returned by [`Catalog::columns`] to a [`ColumnFacts`].
 fn parse_column_facts(row: &Row) -> Result<ColumnFacts, CatalogError> {
     let (type_oid, base): (u32, Option<u32>) = (row.try_get(2)?, row.try_get(7)?);
     Ok(ColumnFacts {

@@ -36,7 +36,7 @@ const ATTEMPTS: u32 = 5;
 pub(crate) struct Provision {
     /// The pipeline's name.
     pub pipeline: String,
-    /// Who defines the pipeline.
+    /// Whether an operator or a row of a query's result defines the pipeline.
     pub defined_by: DefinedBy,
     /// Whether the pipeline may use the slot even if it belongs to another pipeline.
     pub takes_slot: bool,
@@ -104,8 +104,8 @@ pub(crate) enum LeftTables {
     Unknown,
     /// Everything except the slot exists.
     NoSlot,
-    /// All objects exist, including the slot, which now retains WAL, but Walpost's tables do not
-    /// contain the rows that describe the slot.
+    /// All objects exist, including the slot, which now retains WAL, but the slot has not been
+    /// recorded in Walpost's tables.
     Slot,
     /// All steps except the last one succeeded. The slot already existed, so a pipeline may be
     /// streaming from it.
@@ -175,8 +175,8 @@ impl Provision {
                     sql: self.fill_in(table),
                 })
             }
-            // A pattern does not name a table to create. Each table is created by a separate
-            // command.
+            // Patterns do not specify a table to create. Each of the tables is created with a
+            // separate command.
             Outbox::Tables(_) => None,
             Outbox::Messages { .. } => Some(Script {
                 makes: "function walpost.publish".to_owned(),
@@ -340,9 +340,9 @@ impl Provision {
             } else {
                 LeftTables::LastStep
             };
-            // After each of these steps, record how the tables are published: after the slot is
-            // created, because walpost.add_outbox looks up the slot in walpost.table_state, and
-            // after walpost.add_outbox, because that function may have omitted rows.
+            // Record how the tables are published after each of these steps: after the slot has
+            // been created, because walpost.add_outbox looks up the slot in walpost.table_state,
+            // and after walpost.add_outbox has run, because this function may have omitted rows.
             let recorded = self.record_tables(catalog).await;
             recorded.map_err(failed("record of the published tables", left))?;
         }
@@ -350,16 +350,18 @@ impl Provision {
         accepted.map_err(failed("record of the accepted name", LeftTables::LastStep))
     }
 
-    /// If the pipeline is defined by a row, checks that the slot belongs to it, unless an operator
-    /// has decided otherwise. A new slot must not have belonged to another pipeline either.
+    /// If a row defines the pipeline, checks that the slot belongs to the pipeline, unless an
+    /// operator has allowed the pipeline to use the slot anyway. If the slot is new, checks that no
+    /// earlier slot with the same name is recorded as belonging to another pipeline.
     async fn check_slot_owner(&self, catalog: &Catalog, is_new: bool) -> Result<(), CatalogError> {
         if self.takes_slot || self.defined_by == DefinedBy::Operator {
             return Ok(());
         }
         let checked = catalog.check_slot_owner(&self.pipeline, &self.target, !is_new);
         match checked.await {
-            // A missing privilege is not an error here: without it, nothing can be recorded about
-            // the slot, and `run` halts unless the slot is recorded as the pipeline's own.
+            // A missing privilege is not an error here: without the privilege, nothing can be
+            // recorded about the slot, and `run` halts unless the slot is recorded as belonging to
+            // the pipeline.
             Err(CatalogError::Server(error)) if error.code == "42501" => Ok(()),
             checked => checked,
         }
@@ -790,8 +792,8 @@ mod tests {
     #[test]
     fn statements_on_walpost_tables_examine_the_tables_first() {
         let listed = [
-            // Contains a condition for queries on the journal. The queries are in
-            // catalog/journal.rs.
+            // This file contains a condition for queries on the journal. The queries themselves are
+            // in catalog/journal.rs.
             "catalog/drop_slot.rs",
             // An error message.
             "src/replay.rs",
@@ -987,7 +989,7 @@ mod tests {
     }
 
     /// The SQL files can't contain the options that a suggested command needs to find the server.
-    /// Walpost replaces the placeholder with its own options.
+    /// They contain a placeholder instead, which Walpost replaces with its own options.
     #[test]
     fn commands_suggested_by_sql_files_contain_a_configuration_placeholder() {
         let mut found = Vec::new();

@@ -32,11 +32,11 @@ mod preview;
 mod reader;
 mod transport;
 
-/// With a Unix-domain socket buffer of at least this size, the walsender does not stall while
+/// Minimum size of a Unix-domain socket's buffer with which the walsender does not stall while
 /// Walpost decodes rows and sends them to Kafka.
 pub(crate) const WANTED_BUFFER_BYTES: usize = 4 << 20;
-/// Receive buffer size for a TCP connection within the host. It is smaller than the space for one
-/// read (`READ_BYTES`), but holds the rows that arrive in about a millisecond.
+/// Receive buffer size for a TCP connection within the host. The buffer is smaller than the space
+/// for one read (`READ_BYTES`), but large enough for the rows that arrive in about a millisecond.
 const RECEIVE_BUFFER_BYTES: usize = 96 << 10;
 /// Maximum length of a reply to a command. PostgreSQL's replies are far shorter.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
@@ -47,8 +47,8 @@ const NOTICE_CHARS_MAX: usize = 1000;
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// SQLSTATE of the warning `skipped loading publication` in PostgreSQL 18.
 const PUBLICATION_SKIPPED: &str = "55000";
-/// SQLSTATE of the error that a replication command causes in a session that is not in replication
-/// mode.
+/// SQLSTATE of the error that the server reports for a replication command in a session that is not
+/// in replication mode.
 const SYNTAX_ERROR: &str = "42601";
 /// A query that returns the values of [`ServerProcess`].
 pub(crate) const SERVER_PROCESS_QUERY: &str =
@@ -125,8 +125,8 @@ impl ConnectionError {
             "22P05" | "22021" => Some(UnsendableCause::Encoding),
             // program_limit_exceeded
             "54000" => Some(UnsendableCause::Size),
-            // internal_error: "invalid memory alloc request size". The code for a lack of memory is
-            // different: 53200.
+            // internal_error: "invalid memory alloc request size". When memory runs out, the code
+            // is 53200 instead.
             "XX000" if is_allocation() => Some(UnsendableCause::Size),
             // Data exceptions, and limits that a single value can exceed, such as the stack depth.
             code if code.starts_with("22") || code.starts_with("54") => {
@@ -181,13 +181,13 @@ pub struct Connection {
     transport: Transport,
     ahead: Ahead,
     buffer: Buffer,
-    /// The length of the message that was returned last or that is still incomplete; 0 if there is
-    /// no such message.
+    /// The length of the message that was returned last, or of a message that is still incomplete;
+    /// 0 if there is no such message.
     wanted: usize,
-    /// If only the beginning of an oversized message was returned, the length of that message;
-    /// otherwise 0. The rest of it is skipped when the message is consumed.
+    /// If only the beginning of an oversized message was returned, the total length of that
+    /// message; otherwise 0. When the message is consumed, the rest of it is skipped.
     large: usize,
-    /// Number of bytes that remain to be skipped.
+    /// Number of bytes of an oversized message that remain to be skipped.
     skipped: usize,
     last_received_at: Instant,
     /// Number of bytes read since the last call to [`Connection::take_received_bytes`].
@@ -225,8 +225,8 @@ pub(crate) const TEXT_FORMAT_SETTINGS: [(&str, &str); 5] = [
     ("timezone", "UTC"),
 ];
 
-/// Returns the session settings for the text format of values, for notices, and for the time after
-/// which the server closes a dead connection.
+/// Returns session settings for the text format of values, for the notices that the server sends,
+/// and for the time after which it closes a dead connection.
 fn startup(link_timeout: Duration) -> Vec<(&'static str, String)> {
     TEXT_FORMAT_SETTINGS
         .into_iter()

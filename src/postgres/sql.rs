@@ -7,9 +7,9 @@ pub(crate) use tokio_postgres::{Client, Row, SimpleQueryRow};
 
 use crate::model::lsn::Lsn;
 
-/// Returns an SQL literal with the type `text`. While a statement is parsed, a literal without a
-/// type is passed to the input function of the type that it is compared with, and to the checks of
-/// a domain, even if the statement is only prepared.
+/// Returns an SQL literal with the type `text`. A literal without a type is passed to the input
+/// function of the type that it is compared with, and is checked against a domain's constraints,
+/// while the statement is parsed, even if the statement is only prepared.
 pub(crate) fn text_literal(value: &str) -> String {
     format!("{}::text", escape_literal(value))
 }

@@ -45,8 +45,8 @@ pub(super) struct Variables<'v> {
 /// The kind of session in which a file runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SessionKind {
-    /// One of Walpost's own connections, in which `sql/examine.sql` can rely on the queries that it
-    /// has prepared earlier.
+    /// One of Walpost's own connections, in which the queries of `sql/examine.sql` can be prepared
+    /// once and then reused.
     Own,
     /// Any session, for example the session of an administrator who runs printed statements.
     Any,

@@ -21,7 +21,7 @@ pub(crate) struct Target {
     pub publication: String,
     /// The logical replication slot.
     pub slot: String,
-    /// Formats the commands that messages suggest for this pipeline.
+    /// A formatter for the commands that messages suggest for this pipeline.
     pub commands: Commands,
 }
 
@@ -43,7 +43,7 @@ impl Target {
         self.init(&["--table", &table.to_string()])
     }
 
-    /// Returns the target's table if it shares its slot with other tables.
+    /// Returns the table if the target is one of several outbox tables that share a slot.
     #[must_use]
     pub(crate) fn table_of_several(&self) -> Option<String> {
         match &self.outbox {

@@ -19,7 +19,7 @@ const RESULT_BYTES_MAX: usize = 16 << 20;
 /// Estimated memory for a value in addition to its text.
 const VALUE_BYTES: usize = 64;
 
-/// Maps column names to values. A null value is `None`.
+/// The values of a row, by column name. A null value is `None`.
 pub(crate) type TextRow = BTreeMap<String, Option<String>>;
 
 /// The rows that a query returned, and the privileges with which it ran.

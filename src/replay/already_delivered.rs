@@ -13,7 +13,7 @@ use crate::postgres::catalog::Catalog;
 use crate::postgres::catalog::journal::{ALREADY_DELIVERED, Action, DROPPED_SLOTS, Entry};
 
 /// The open journal entries of a pipeline, or of one of its tables. While this value exists, it
-/// holds a lock that prevents other processes from replaying the entries.
+/// holds a lock that prevents other processes from resending the events that the entries describe.
 pub(crate) struct OpenEntries<'s> {
     settings: &'s PipelineSettings,
     catalog: Catalog,

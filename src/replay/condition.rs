@@ -12,8 +12,8 @@ use crate::postgres::table::TableName;
 
 const WHERE_FLAG: &str = "--where";
 
-/// Selects a role that gives control over the server and that the session has or can assume. The
-/// query uses `session_user`, because the session can return to this role from any other role.
+/// A query for a role that gives control over the server, and that the session has or can assume.
+/// The query uses `session_user`, because the session can return to this role from any other role.
 const PRIVILEGED_ROLES: &str = "SELECT session_user::text, r.rolname::text FROM pg_catalog.pg_roles r \
      WHERE (r.rolsuper OR r.rolname IN ('pg_execute_server_program', 'pg_read_server_files', 'pg_write_server_files')) \
      AND pg_catalog.pg_has_role(session_user, r.oid, 'MEMBER') ORDER BY r.rolname <> session_user, r.rolname LIMIT 1";

@@ -35,8 +35,8 @@ pub(super) async fn rows(
         });
     }
     let observed = catalog.observe(target).await?;
-    // Ignore that the table is no longer in the publication, because rows inserted before its
-    // removal may still be missing. Rows inserted after its removal are not events.
+    // It is not a problem if the table is no longer in the publication: rows inserted before its
+    // removal may still be missing, and rows inserted after its removal are not events.
     let problem = observed
         .problems(target)
         .into_iter()
@@ -77,8 +77,8 @@ pub(super) async fn rows(
     Ok((entries.iter().map(|entry| entry.id).collect(), condition))
 }
 
-/// Verifies that the existing slot, whose position is `confirmed`, is not a slot that a journal
-/// entry marks to be dropped.
+/// Returns an error if one of the journal entries marks the existing slot to be dropped.
+/// `confirmed` is the slot's position.
 pub(super) fn expect_dropped(
     entries: &[DroppedSlot],
     slot: &str,

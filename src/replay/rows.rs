@@ -5,7 +5,7 @@ use crate::postgres::catalog::copy::{Query, RowReader};
 use crate::postgres::catalog::{CatalogError, CreatedAt, LockedTable, RowOrder, Statement};
 
 impl ReplayPlan<'_> {
-    /// Returns the kind of statement that is required to read the rows to send.
+    /// Returns the kind of the statement that reads the rows to send.
     fn statement(&self) -> Statement {
         let selected = self.planned.selected();
         selected.map_or(Statement::Compare, |selected| selected.statement())

@@ -32,12 +32,12 @@ pub(super) struct RunNote {
     /// The key of a row. Kafka has acknowledged this row and all rows before it.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(super) last: Option<Vec<String>>,
-    /// The entries about dropped slots that the run closes. Present only in the entry that is
+    /// The IDs of the dropped-slot entries that the run closes. Present only in the entry that is
     /// written when the run ends.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub(super) dropped_slots: Vec<i64>,
-    /// IDs of the earlier journal entries that set aside the table whose rows this run has sent.
-    /// Set only in the entry that is written when the run ends.
+    /// The IDs of the journal entries that set aside the table whose rows this run has sent.
+    /// Present only in the entry that is written when the run ends.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub(super) set_aside: Vec<i64>,
     /// See [`SentRows::snapshot_xmin`].
@@ -45,7 +45,7 @@ pub(super) struct RunNote {
     pub(super) snapshot_xmin: Option<String>,
 }
 
-/// The rows of a set-aside table that will have been sent when a run ends.
+/// Limits that determine which rows of a set-aside table have been sent when a run ends.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SentRows {
     /// All rows with a commit LSN lower than this have been sent.
@@ -84,7 +84,7 @@ pub(super) struct PlannedRows {
     /// The IDs of the journal entries that set the table aside.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub(super) set_aside: Vec<i64>,
-    /// The rows of a set-aside table that will have been sent when the run ends.
+    /// Limits that determine which rows of a set-aside table have been sent when the run ends.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(super) sent_rows: Option<SentRows>,
 }
@@ -197,18 +197,18 @@ impl RecordedRun {
     }
 }
 
-/// While the connection exists, prevents other processes from running the same replay. Must be
-/// called before the journal is queried about the run, because another process may finish the run
-/// before the lock is acquired.
+/// Acquires a lock that prevents other processes from running the same replay while the connection
+/// exists. Must be called before the journal is queried about the run, because another process may
+/// finish the run before the lock is acquired.
 pub(super) async fn lock(writer: &Catalog, run: Uuid) -> Result<(), ReplayError> {
     let name = format!("walpost replay {run}");
     let locked = try_lock(writer, &name).await?;
     locked.map_err(|holder| ReplayError::Running { run, holder })
 }
 
-/// While the connection exists, prevents other runs from sending the events that `flag` selects for
-/// the slot. Must be called before the journal is queried for open entries, because another run may
-/// close entries before the lock is acquired.
+/// Acquires a lock that prevents other runs from sending the events that `flag` selects for the
+/// slot while the connection exists. Must be called before the journal is queried for open entries,
+/// because another run may close entries before the lock is acquired.
 pub(super) async fn lock_entries(
     writer: &Catalog,
     slot: &str,

@@ -177,8 +177,8 @@ impl Selected {
         }
     }
 
-    /// Returns whether the number of values in the start or end of the range differs from the
-    /// number of key columns.
+    /// Returns whether a key at the start or end of the range does not have the same number of
+    /// values as the table has key columns.
     pub(super) fn has_other_key_length(&self, key_columns: usize) -> bool {
         let mut edges = [&self.from, &self.to].into_iter().flatten();
         edges.any(|edge| matches!(edge, Edge::Key(values) if values.len() != key_columns))

@@ -1,4 +1,5 @@
-//! Sends rows from the table to the sink, within the limits of the window.
+//! Sends rows from the table to the sink. The number of unacknowledged records is limited by a
+//! window.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -23,13 +24,13 @@ use crate::sink::Sink;
 /// shorter intervals.
 const JOURNAL_INTERVAL: Duration = Duration::from_secs(10);
 const FIRST_JOURNAL_INTERVAL: Duration = Duration::from_secs(1);
-/// How often the key of the latest row is saved, so that the journal can record it once Kafka has
-/// acknowledged the row.
+/// How often the key of the most recently sent row is saved. The journal can record a saved key
+/// once Kafka has acknowledged the row.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 /// How often the sink performs maintenance while the sender waits.
 const SINK_MAINTENANCE_INTERVAL: Duration = Duration::from_secs(1);
-/// Limits how fast a run catches up after it falls behind its rate: at most the rows that are due
-/// in this period are sent at once.
+/// Maximum backlog of a run that has fallen behind its rate: at most the rows that are due in this
+/// period are sent at once.
 const CATCH_UP_LIMIT: Duration = Duration::from_millis(100);
 
 /// Sends the rows of a run.
@@ -41,10 +42,11 @@ pub(super) struct Sender<'p, S, F> {
     accepted: u64,
     /// The key of the last accepted row.
     latest_key: Vec<String>,
-    /// Rows that can be recorded in the journal once Kafka has acknowledged them: the one-based
-    /// number and the key of each row.
+    /// Rows that can be recorded in the journal once Kafka has acknowledged them. For each row,
+    /// contains its one-based number and its key.
     marks: VecDeque<(u64, Vec<String>)>,
-    /// The number of rows that Kafka has acknowledged, counted up to the first unacknowledged row.
+    /// The number of rows that Kafka has acknowledged, not counting any row after the first
+    /// unacknowledged one.
     pub(super) acknowledged: u64,
     /// The number and key of the last row from `marks` that Kafka has acknowledged.
     pub(super) last: Option<(u64, Vec<String>)>,

@@ -2,7 +2,7 @@
 
 use crate::stats::Spread;
 
-/// Shown in place of a missing measurement.
+/// The text shown in place of a missing measurement.
 pub(crate) const NOTHING: &str = "–";
 
 /// Rounds a number and formats it with thousands separators, for example 1,234,567.

@@ -66,7 +66,7 @@ pub(super) async fn exactly_once(settings: &PipelineSettings, report: &mut Repor
     }
 }
 
-/// Returns true if nothing has read the slot since `walpost init` created it. Returns false if a
+/// Returns true if the slot has not been read since `walpost init` created it. Returns false if a
 /// query fails, because the database checks report the error.
 async fn is_unread(settings: &PipelineSettings) -> bool {
     let query = async {

@@ -172,7 +172,7 @@ impl Report<'_> {
     }
 }
 
-/// Returns the outcome to report for an error, given the error's remedy.
+/// Returns the outcome to report for an error with this remedy.
 pub(super) fn outcome_of(remedy: Remedy) -> Outcome {
     match remedy {
         Remedy::Halt => Outcome::Failure,

@@ -642,7 +642,8 @@ async fn unrecorded_gaps(
     }
 }
 
-/// Reports whether the slot of a pipeline that is defined by a row belongs to the pipeline.
+/// For a pipeline that is defined by a row of a query, reports whether the slot belongs to that
+/// pipeline.
 async fn check_owner(
     settings: &PipelineSettings,
     observed: &Observed,

@@ -228,7 +228,7 @@ fn converts_a_constant_prefix_and_suffix_to_a_topic_template() {
             ("route.topic.replacement", replacement),
         ]));
         if expected.is_empty() {
-            // Java does not allow a group name that starts with a digit.
+            // In Java, the name of a capturing group can't start with a digit.
             let property = "transforms.outbox.route.topic.replacement";
             assert_eq!(
                 findings_for(&imported, property),
@@ -1409,7 +1409,7 @@ fn rejects_yaml_and_explains_how_to_get_json() {
     let worker = "spec:\n  config:\n    key.converter: \"org.apache.kafka.connect.storage.StringConverter\"\n";
     let error = import::debezium(&connector(&[]), Some(worker)).expect_err(worker);
     assert!(error.to_string().contains("NAME=VALUE"), "{error}");
-    // A colon within a value does not make the file YAML.
+    // A colon within a value does not mean that the file is YAML.
     import_with(
         &connector(&[]),
         Some("# config:\nbootstrap.servers=kafka:9092\n"),

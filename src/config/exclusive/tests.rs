@@ -20,7 +20,8 @@ fn row(name: &str, slot: &str) -> ValidRow {
     }
 }
 
-/// Returns rows from their names. Each has a slot of the same name, or `name/slot`.
+/// Builds one row per name. In `name/slot`, the slot is given explicitly; otherwise, it has the
+/// same name as the row.
 fn rows(names: &[&str]) -> Vec<ValidRow> {
     let parts = names
         .iter()
@@ -37,7 +38,8 @@ fn source(current: &[&str], previous: Option<&[&str]>) -> SourceRows {
     }
 }
 
-/// Rejects conflicts with a pipeline in a file, and returns the names of the remaining rows.
+/// Rejects rows that conflict with the pipeline `in_file`, and returns the names of the remaining
+/// pipelines.
 fn resolve(
     source: &mut SourceRows,
     in_file: &str,
@@ -61,14 +63,16 @@ fn a_row_does_not_displace_a_pipeline_defined_in_a_file() {
             assert!(failure.contains("another pipeline"), "{failure}");
         }
     }
-    // A pipeline in a file does not displace the running pipeline of a row either.
+    // Conversely, a pipeline in a file does not displace a running pipeline that is defined by a
+    // row.
     let mut in_use = source(&["a", "file"], Some(&["a", "file"]));
     resolve(&mut in_use, "file", &["a", "file"]).expect_err("a conflict");
     let mut changed_query = source(&["a", "file"], None);
     resolve(&mut changed_query, "file", &["a", "file"]).expect_err("a conflict");
 }
 
-/// If the changed pipeline were only rejected, it would be removed because of another pipeline.
+/// If only the changed row were rejected, its running pipeline would be removed because of a
+/// conflict with another pipeline.
 #[test]
 fn keeps_the_previous_rows_of_a_source_if_a_changed_pipeline_needs_a_slot_already_in_use() {
     let mut rows = source(&["a/file", "c"], Some(&["a"]));

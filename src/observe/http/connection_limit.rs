@@ -23,7 +23,7 @@ const UNREAD_BYTES_MAX: usize = 8 << 20;
 #[derive(Debug, Default)]
 pub(super) struct ConnectionLimit(Mutex<OpenConnections<oneshot::Sender<()>>>);
 
-/// The slot that a connection occupies, which is released when this value is dropped.
+/// A connection's slot in the [`ConnectionLimit`], which is released when this value is dropped.
 #[derive(Debug)]
 pub(super) struct ConnectionSlot {
     limit: Arc<ConnectionLimit>,
@@ -165,15 +165,15 @@ impl<E> OpenConnections<E> {
         }
     }
 
-    /// Evicts the oldest connection of the network with the most connections. Returns false if no
-    /// connection is open.
+    /// Evicts the least recently active connection of the network with the most connections.
+    /// Returns false if no connection is open.
     fn evict_from_largest(&mut self) -> bool {
         let largest = largest_network(self.by_number.values().map(|open| (open, 1)));
         let evicted = largest.map(|(network, _)| self.evict_oldest(|open| open.network == network));
         evicted.is_some()
     }
 
-    /// Evicts the oldest connection for which `matches` returns true.
+    /// Evicts the least recently active connection for which `matches` returns true.
     fn evict_oldest(&mut self, matches: impl Fn(&OpenConnection<E>) -> bool) {
         let matching = self.by_number.iter().filter(|(_, open)| matches(open));
         let oldest = matching.min_by_key(|(_, open)| open.since);
@@ -188,9 +188,8 @@ impl<E> OpenConnections<E> {
     }
 }
 
-/// Adds up the amounts for each network, and returns the network with the largest sum, together
-/// with the sum. If several networks have the same sum, returns the network with the oldest
-/// connection.
+/// Sums the amounts of each network, and returns the network with the largest sum, and that sum. If
+/// several networks have the same sum, returns the one with the least recently active connection.
 fn largest_network<'c, E: 'c>(
     amounts: impl Iterator<Item = (&'c OpenConnection<E>, usize)>,
 ) -> Option<(IpAddr, usize)> {
@@ -214,7 +213,7 @@ mod tests {
         IpAddr::from([10, 0, 0, last])
     }
 
-    /// Opens, in order, the given number of connections from each address.
+    /// Opens the given number of connections from each address, in the given order.
     fn open_connections(counts: &[(u8, usize)]) -> (OpenConnections<()>, Vec<u64>) {
         let mut open = OpenConnections::default();
         let repeat = |(last, count): &(u8, usize)| vec![*last; *count];

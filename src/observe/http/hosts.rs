@@ -1,4 +1,4 @@
-//! The host names with which a request may address this server.
+//! The host names that are accepted in requests to this server.
 //!
 //! A browser sends the name in its address bar as the `Host` header. A malicious site can make its
 //! own name resolve to this server (DNS rebinding) and then read the responses, because the browser
@@ -11,9 +11,9 @@ use hyper::{HeaderMap, Uri, header};
 
 /// Suffixes of names that can't be registered on the internet. They are used for Kubernetes
 /// services (`svc` and `cluster.local`), for private networks (`internal`, which ICANN has
-/// reserved) and on the local link (`local`, RFC 6762).
+/// reserved) and for multicast DNS (`local`, RFC 6762).
 const PRIVATE_SUFFIXES: [&str; 3] = [".svc", ".internal", ".local"];
-/// The value of `http_hosts` for which every name is accepted.
+/// The value of `http_hosts` that allows any host name.
 const ANY_HOST: &str = "*";
 
 /// The host names that are accepted.
@@ -33,10 +33,10 @@ pub(crate) struct Hosts {
 pub(crate) struct HostError(String);
 
 impl Hosts {
-    /// Accepts `localhost`, addresses, and the names in `named`. `is_local` is true if the listener
-    /// is reachable only from this machine. If `is_local` is false, names without a dot and names
-    /// with a private suffix are accepted too: scrapers use such names for a service in a
-    /// container, and a site on the internet can't have such a name.
+    /// Creates an instance that accepts `localhost`, IP addresses, and the names in `named`.
+    /// `is_local` is true if the listener is reachable only from this machine. If `is_local` is
+    /// false, names without a dot and names with a private suffix are accepted too: scrapers use
+    /// such names for a service in a container, and a site on the internet can't have such a name.
     ///
     /// # Errors
     /// Returns an error if a name is invalid.
@@ -90,7 +90,7 @@ impl Hosts {
     }
 }
 
-/// Returns the part before the port, or `None` if the port is invalid.
+/// Returns `host` without the port, or `None` if the port is invalid.
 fn without_port(host: &str) -> Option<&str> {
     match host.rsplit_once(':') {
         Some((name, port)) if !port.contains(']') => {

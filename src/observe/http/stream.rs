@@ -19,7 +19,8 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 pub(super) struct Stream {
     tcp: TcpStream,
     slot: Arc<ConnectionSlot>,
-    /// Set when a write blocks, and cleared when all data has been written.
+    /// The time by which the client must have received the response. Set when a write blocks, and
+    /// cleared when all data has been written.
     deadline: Option<Pin<Box<Sleep>>>,
 }
 

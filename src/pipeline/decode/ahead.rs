@@ -104,8 +104,8 @@ struct TopicsAhead {
 
 impl TopicsAhead {
     fn add_topic(&mut self, mapping: &Mapping, row: &Row<'_>) {
-        // An empty position is enough here: it only ends up in a header, and doesn't affect the
-        // topic.
+        // The position can be empty here, because it is written only to a header and doesn't affect
+        // the topic.
         if let Ok(record) = self.router.route(mapping, row, b"")
             && !self.seen.contains(record.topic)
         {

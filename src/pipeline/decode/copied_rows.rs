@@ -22,8 +22,8 @@ pub struct CopyFrom {
     pub snapshot_lsn: Lsn,
     /// How the rows' columns are mapped to events.
     pub mapping: Mapping,
-    /// The columns of the key by which the copy is ordered. In each line, they follow the columns
-    /// of the mapping.
+    /// The key columns by which the copied rows are ordered. In each line of `COPY` output, these
+    /// columns follow the columns of the mapping.
     pub key: Vec<(String, KeyType)>,
     /// Progress of the interrupted copy that this snapshot resumes; `None` for a new copy.
     pub before: Option<CopyProgress>,

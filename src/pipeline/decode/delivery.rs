@@ -18,8 +18,8 @@ use crate::sink::Sink;
 /// Converts rows from the stream, a snapshot or a replay to records.
 pub struct Delivery {
     router: Router,
-    /// With exactly-once delivery: identifies the events that are skipped because Kafka already
-    /// contains them, and tracks the last processed event.
+    /// For exactly-once delivery: identifies events to skip because Kafka already contains them,
+    /// and keeps track of the last processed event.
     pub(super) duplicate_filter: Option<DuplicateFilter>,
     /// Creates dead letters; `None` if they are disabled, so that every undeliverable event is an
     /// error.

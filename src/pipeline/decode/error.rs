@@ -137,13 +137,14 @@ pub enum CoreError {
         /// Describes the violation.
         found: &'static str,
     },
-    /// A row can't be copied, or Walpost can't tell whether it was copied before.
+    /// A row can't be copied, or Walpost can't determine whether the row was already copied.
     #[error("{table}: can't copy the row at {at}, or determine whether it was copied: {error}")]
     BadLine {
         /// Position of the row.
         at: Position,
         table: String,
-        /// Why the row can't be read or compared.
+        /// Why the row can't be copied, or can't be compared with the rows that were already
+        /// copied.
         error: LineError,
     },
     /// A row can't be converted to a record.

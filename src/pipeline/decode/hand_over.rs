@@ -17,7 +17,7 @@ const HEADER_OVERHEAD: usize = 64;
 /// The name and value of the header that identifies a record's event.
 pub(crate) type Mark<'m> = (&'static str, &'m [u8]);
 
-/// Why neither a record nor a dead letter was passed to the sink.
+/// The reason why the sink has accepted neither a record nor a dead letter for an event.
 #[derive(Debug)]
 pub(crate) enum Undelivered {
     /// The row can't be converted to a record.

@@ -21,7 +21,7 @@ const COLUMNS: [&str; 6] = [
 /// The table `walpost.outbox_row`, as described by the stream.
 pub(super) struct RowTable {
     oid: u32,
-    /// The position of each of [`COLUMNS`] among the table's columns.
+    /// For each column in [`COLUMNS`], its index among the table's columns.
     indexes: [usize; COLUMNS.len()],
 }
 

@@ -3,8 +3,8 @@
 
 use std::collections::HashMap;
 
-/// Maximum number of names kept; when it is reached, all of them are discarded. The limit is needed
-/// because a server can describe any number of tables.
+/// Maximum number of names to keep. When another name would exceed this limit, all names kept so
+/// far are discarded. The limit is needed because a server can describe any number of tables.
 const NAMES_MAX: usize = 10_000;
 
 /// The names of relations other than the outbox, by OID. These include the outbox's partitions: the

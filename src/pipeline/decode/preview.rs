@@ -40,7 +40,7 @@ pub(crate) enum Until {
 pub(crate) struct Preview {
     source: Source,
     others: OtherTables,
-    /// Why the outbox table's rows can't be mapped; `None` if they can.
+    /// The reason why the outbox table does not match the settings; `None` if it matches.
     unmapped: Option<String>,
     router: Router,
     position: Option<Position>,
@@ -73,8 +73,8 @@ pub(crate) struct PreviewReport {
     pub last: Option<Position>,
     /// For [`Until::Commit`]: the end LSN of the range's last transaction, and the number of its
     /// messages that are assigned an index. If the server can't send one of the transaction's rows,
-    /// contains instead an LSN after the start of the transaction's commit record and before the
-    /// next record, and the number of messages up to and including that row.
+    /// the LSN is instead one after the start of the transaction's commit record and before the
+    /// next record, and the number includes only the messages up to and including that row.
     pub end: Option<(Lsn, u64)>,
     /// The row that the server can't send, if any. The transaction may contain events after it.
     pub unsendable: Option<Position>,

@@ -181,9 +181,9 @@ impl SetAsideTables {
         self.rows.store(rows + 1, Ordering::Relaxed);
     }
 
-    /// Compares the entries now in the journal with the entries loaded earlier. If the journal
-    /// contains a completed replay that this session hasn't processed yet, returns the note to
-    /// record about it.
+    /// Compares `found`, the entries that are now in the journal, with the entries loaded earlier.
+    /// If the journal contains a completed replay that this session hasn't processed yet, returns a
+    /// note about the replay, which must then be written to the journal.
     pub(super) fn replay_note(&self, found: &[SetAside]) -> Option<TableNote> {
         let is_open = |entry: &&SetAside| {
             let mut ranges = self.entries.iter();

@@ -40,8 +40,8 @@ impl Core {
         }
     }
 
-    /// Given the entries now in the journal, returns the note to record if set-aside tables have
-    /// been replayed in the meantime.
+    /// Returns the note to write to the journal if tables have been replayed since they were set
+    /// aside. `found` contains the entries that are now in the journal.
     pub(crate) fn replay_note(&self, found: &[SetAside]) -> Option<TableNote> {
         match &self.source {
             Source::Table(source) => source.set_aside.replay_note(found),

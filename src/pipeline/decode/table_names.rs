@@ -50,7 +50,7 @@ struct KnownNames {
     /// The names under which the table's rows may be published. If the list is empty, the first
     /// name in the stream is accepted.
     accepted: Vec<TableName>,
-    /// Rows of transactions that committed before this position are published under any name.
+    /// Rows of transactions that committed before this position may be published under any name.
     unchecked_before: Lsn,
 }
 
@@ -134,7 +134,8 @@ impl TableNames {
         }
     }
 
-    /// Checks the name that the stream uses for a table at `position`, which `at` describes.
+    /// Checks the name that the stream uses for a table at `position`. `at` describes this position
+    /// in error messages.
     ///
     /// # Errors
     /// Returns an error if the name is not accepted for this table.

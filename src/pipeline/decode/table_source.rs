@@ -50,8 +50,8 @@ pub(crate) struct TableSource {
     tables: Vec<Table>,
     /// The names under which tables may be published, if the outbox consists of several tables.
     names: TableNames,
-    /// The publication for whose tables older rows are read, if the outbox consists of several
-    /// tables.
+    /// The publication whose older rows are read from `walpost.outbox_row`, if the outbox consists
+    /// of several tables.
     publication: Option<String>,
     /// The table `walpost.outbox_row`, which contains older rows. `None` until the stream has
     /// described it.
@@ -179,8 +179,8 @@ impl TableSource {
         }
     }
 
-    /// Returns whether the relation is an outbox table whose column descriptions from the catalog
-    /// are required but have not been loaded.
+    /// Returns whether the relation is an outbox table whose column descriptions must be loaded
+    /// from the catalog before its rows can be processed.
     pub(crate) fn lacks_facts(&self, relation: &Relation<'_>) -> bool {
         let has_domains = || {
             let mut columns = relation.columns.iter();
@@ -191,8 +191,8 @@ impl TableSource {
             && self.outbox.includes(relation.namespace, relation.name)
     }
 
-    /// Returns whether the relation is an outbox table, and the names under which its rows may be
-    /// published are required but have not been loaded.
+    /// Returns whether the relation is an outbox table for which the names under which its rows may
+    /// be published must be loaded first.
     pub(super) fn lacks_names(&self, relation: &Relation<'_>) -> bool {
         self.names.lacks(relation.oid) && self.outbox.includes(relation.namespace, relation.name)
     }
@@ -288,16 +288,17 @@ impl TableSource {
         self.table(oid).map(|table| &table.name)
     }
 
-    /// Returns `false` if the stream has not described this relation before and [`TABLES_MAX`], or the
-    /// limit for the memory used by tables' names, has been reached.
+    /// Returns whether a description of this relation can be stored, either because neither
+    /// [`TABLES_MAX`] nor the limit for the memory used by tables' names has been reached, or because
+    /// the table is already in `oids`.
     pub(crate) fn has_room_for(&self, oid: u32) -> bool {
         let described = self.oids.len() + self.set_aside.relations();
         described < TABLES_MAX && self.names.has_room() || self.oids.binary_search(&oid).is_ok()
     }
 
-    /// Processes a relation message at `position`, which `at` describes. The columns in the message
-    /// apply to all later rows of the relation. Returns whether the relation is an outbox table or
-    /// `walpost.outbox_row`.
+    /// Processes a relation message at `position`. `at` describes this position in error messages.
+    /// The columns in the message apply to all later rows of the relation. Returns whether the
+    /// relation is an outbox table or `walpost.outbox_row`.
     pub(crate) fn relation(
         &mut self,
         relation: &Relation<'_>,
@@ -361,8 +362,8 @@ impl TableSource {
         Ok(true)
     }
 
-    /// Removes the table at this index. Does nothing for `Err`, which means that the search for its
-    /// OID found no table.
+    /// Removes the table that a binary search of `oids` found. Does nothing if the search found no
+    /// table.
     fn remove(&mut self, found: Result<usize, usize>) {
         if let Ok(index) = found {
             self.oids.remove(index);
@@ -471,8 +472,8 @@ impl TableSource {
         }
     }
 
-    /// Returns the leading values of a row of `walpost.outbox_row`, up to the first value that is
-    /// not text.
+    /// Returns the leading values of a row of `walpost.outbox_row`, stopping before the first value
+    /// that is not text.
     pub(super) fn leading_texts<'t>(&self, tuple: &Tuple<'t>) -> Vec<&'t [u8]> {
         let text = |value| match value {
             Value::Text(text) => Some(text),

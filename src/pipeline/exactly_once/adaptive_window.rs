@@ -58,7 +58,7 @@ impl AdaptiveWindow {
         }
     }
 
-    /// Notes that a transaction was abandoned. `in_flight` is the number and size of the records
+    /// Records that a transaction was abandoned. `in_flight` is the number and size of the records
     /// that were in flight at that time.
     pub(crate) fn record_abandoned_transaction(&mut self, in_flight: Window) {
         if in_flight != Window::default() {

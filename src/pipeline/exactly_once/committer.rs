@@ -72,8 +72,8 @@ impl TransactionCommitter {
         }
     }
 
-    /// Notes that the server has requested a status update, so that the next checkpoint is written
-    /// soon.
+    /// Records that the server has requested a status update, so that the next checkpoint is
+    /// written soon.
     pub(crate) fn request_checkpoint(&mut self) {
         self.schedule.request_checkpoint();
     }

@@ -60,7 +60,7 @@ impl DuplicateFilter {
         }
     }
 
-    /// Notes that the sink has accepted the event at position `at`.
+    /// Records that the sink has accepted the event at position `at`.
     pub(crate) fn record_delivered(&mut self, at: Position, id: Option<&[u8]>) {
         self.last = self.begin.map(|begin| (at, begin));
         self.last_id.clear();

@@ -6,7 +6,7 @@ use crate::model::lsn::{Lsn, Position};
 use crate::pipeline::exactly_once::duplicate_filter::overlap::Overlap;
 use crate::postgres::wire::pgoutput::Begin;
 
-/// Decodes `data` as a checkpoint, and resumes from it with the server in various states.
+/// Decodes `data` as a checkpoint, and resumes from that checkpoint on servers in various states.
 ///
 /// # Panics
 /// Panics if a decoded checkpoint changes when it is encoded and decoded again, or if resuming from

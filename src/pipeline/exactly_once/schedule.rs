@@ -18,8 +18,8 @@ const COMMIT_INTERVAL_MIN: Duration = Duration::from_millis(5);
 const BUSY_COMMIT_INTERVAL: Duration = Duration::from_millis(250);
 /// How often a checkpoint is written if the position advances without new records.
 const IDLE_CHECKPOINT_INTERVAL: Duration = Duration::from_secs(10);
-/// The delay that replaces [`IDLE_CHECKPOINT_INTERVAL`] if the server has requested a status
-/// update.
+/// The shorter interval that is used instead of [`IDLE_CHECKPOINT_INTERVAL`] if the server has
+/// requested a status update.
 const REQUESTED_CHECKPOINT_DELAY: Duration = Duration::from_millis(100);
 /// A transaction that reaches this size is committed immediately.
 const TRANSACTION_MAX: Window = Window {
@@ -52,7 +52,7 @@ impl CommitSchedule {
         }
     }
 
-    /// Notes that the server has requested a status update, so that the next checkpoint is due
+    /// Records that the server has requested a status update, which makes the next checkpoint due
     /// sooner.
     pub(crate) fn request_checkpoint(&mut self) {
         self.is_requested = true;
@@ -93,8 +93,8 @@ impl CommitSchedule {
         })
     }
 
-    /// Notes that a commit starts now. The commit covers all records sent so far, whose total
-    /// number and size is `sent`.
+    /// Records that a commit is starting. The commit covers all records sent so far; `sent` is
+    /// their total number and size.
     pub(crate) fn begin(&mut self, now: Instant, sent: Window) {
         *self = Self::new(now, sent);
     }

@@ -14,7 +14,8 @@ use crate::pipeline::decode::Core;
 use crate::pipeline::exactly_once::committer::TransactionCommitter;
 use crate::sink::{Sink, SinkError};
 
-/// How long writing and sending the final confirmed position may each take.
+/// Timeout for each of two steps: recording the final confirmed position, and sending it to the
+/// server.
 const LAST_STATUS_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Session<'_> {

@@ -46,10 +46,9 @@ pub(crate) enum SlotError {
         found: Lsn,
         /// The last confirmed position.
         confirmed: Lsn,
-        /// Tells the operator how to deliver the events between `confirmed` and `found`.
+        /// How to deliver the events between `confirmed` and `found`.
         resend: String,
-        /// Tells the operator what to do once the events between `confirmed` and `found` have been
-        /// delivered.
+        /// What to do once the events between `confirmed` and `found` have been delivered.
         then: String,
     },
     /// Reading the slot crashes the server.
@@ -76,7 +75,7 @@ pub(crate) enum SlotError {
          (tables = [...]) and send the rows: {replay}; then change the definition again"
     )]
     TableSetAside {
-        /// Describes the events that have not been delivered.
+        /// A description of the events that have not been delivered.
         missing: String,
         table: String,
         /// The command that delivers the missing events.

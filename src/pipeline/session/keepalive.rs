@@ -95,8 +95,8 @@ impl Session<'_> {
     }
 
     /// Keeps the connection open, so that the slot stays in use, until `ready` completes. Returns
-    /// early if the connection fails, the slot monitor ends, or the slot must be dropped. Reads no
-    /// frames, and confirms no higher position.
+    /// early if the connection fails, the slot monitor ends, or the slot must be dropped. Does not
+    /// read frames or confirm a higher position.
     pub(in crate::pipeline) async fn keep_alive_until(
         &mut self,
         watched: &Watched,

@@ -82,8 +82,8 @@ impl Link {
             // catalog connections may have reached different servers, whose slot positions are
             // unrelated.
             found => {
-                // First rule out that the server has aborted the stream at its first row, which
-                // also releases the slot.
+                // First check whether the server has aborted the stream at its first row, because
+                // aborting the stream also releases the slot.
                 if let Some(error) = unsendable::stream_end_error(&mut self.connection).await {
                     return Err(error);
                 }

@@ -20,7 +20,7 @@ use crate::postgres::catalog::{CatalogError, Observed, Problem};
 use crate::postgres::connect::dial::Notifications;
 use crate::postgres::target::Target;
 
-/// The publication is queried once per this many queries of the slot.
+/// Number of queries of the slot for each query of the publication.
 const SLOT_QUERIES_PER_PUBLICATION_QUERY: u32 = 6;
 
 /// Delay before retrying to connect or to write a position.
@@ -59,9 +59,9 @@ pub(super) async fn monitor_until_lost(
 /// Queries the slot's state every few seconds, and returns when it detects an event. In the
 /// meantime, writes the positions that are about to be confirmed to `walpost.slot_state`.
 ///
-/// PostgreSQL 18 also reports in the stream that it skips a missing publication, which is enough to
-/// halt the pipeline, so querying the catalog is an additional check. Shutdowns can't be detected
-/// from the stream, because the stream is not read while Kafka is down.
+/// If the publication is missing, PostgreSQL 18 also reports this in the stream, and that report
+/// alone halts the pipeline. On this version, querying the catalog is an additional check.
+/// Shutdowns can't be detected from the stream, because the stream is not read while Kafka is down.
 pub(super) async fn monitor_slot<D: Database>(
     database: D,
     watched: Watched,

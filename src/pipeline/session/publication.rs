@@ -36,8 +36,8 @@ struct PublicationSeen {
     has_warned: bool,
 }
 
-/// Minimum interval, per table, between recordings of the published tables. The interval is
-/// multiplied by the number of tables, because each table requires a write.
+/// Minimum interval, per table in the publication, before unchanged tables are recorded again. The
+/// total interval is proportional to the number of tables, because each table requires a write.
 const REFRESH_INTERVAL_PER_TABLE: Duration = Duration::from_millis(100);
 
 impl WatchedPublication {
@@ -98,9 +98,9 @@ impl WatchedPublication {
 }
 
 impl PublicationSeen {
-    /// Returns whether to record now that the tables are still published. Recording is unnecessary
-    /// if no events have been delivered since the last time, because a replay that starts at the
-    /// previously recorded time can't send any row twice.
+    /// Decides whether tables that have not changed are recorded again as published. This is
+    /// unnecessary if no events have been delivered since the tables were last recorded, because a
+    /// replay that starts at that time can't send any row twice.
     fn refresh(&mut self, now: Instant, delivered: u64) -> Refresh {
         let pause =
             REFRESH_INTERVAL_PER_TABLE * u32::try_from(self.tables.len()).unwrap_or(u32::MAX);

@@ -18,8 +18,8 @@ use crate::postgres::catalog::set_aside::TableNote;
 use crate::postgres::table::TableName;
 use crate::sink::SinkError;
 
-/// A future that writes a note to the journal. If the note sets a table aside or keeps it set
-/// aside, the future returns the new journal entry.
+/// A future that records in the journal that a table was set aside, or that its omitted rows were
+/// replayed. If the table is now set aside, the future returns the new journal entry.
 pub(super) type Recording =
     Pin<Box<dyn Future<Output = Result<Option<SetAside>, PipelineError>> + Send>>;
 
@@ -27,8 +27,8 @@ pub(super) type Recording =
 pub(super) struct TableWatch {
     /// The entries that the slot monitor read last.
     read: watch::Receiver<Vec<SetAside>>,
-    /// Entries that have not been checked for a completed replay yet. A completed replay must be
-    /// noted in the journal.
+    /// Entries that have not been checked for a completed replay yet. After a completed replay, the
+    /// journal needs another entry, which closes the entries that the replay covers.
     pending: Vec<SetAside>,
     reminder: Outage,
     /// Number of rows skipped since the last log message about them.
@@ -54,7 +54,7 @@ impl TableWatch {
         }
     }
 
-    /// Returns the next note that must be written to the journal, if any.
+    /// Returns the next change that must be recorded in the journal, if any.
     pub(super) fn next_note(&mut self, core: &Core) -> Option<TableNote> {
         if self.pending.is_empty() {
             return None;
@@ -88,7 +88,7 @@ impl TableWatch {
     }
 }
 
-/// Writes the note to the journal.
+/// Records in the journal that a table was set aside, or that its omitted rows were replayed.
 pub(super) fn record(
     settings: &PipelineSettings,
     database: &impl Database,
@@ -113,7 +113,8 @@ pub(super) fn record(
     })
 }
 
-/// Logs a note that has been written to the journal.
+/// Logs that a table was set aside, or that its omitted rows were replayed. Called after the change
+/// has been recorded in the journal.
 pub(super) fn log_note(settings: &PipelineSettings, note: &TableNote, opened: Option<&SetAside>) {
     let pipeline = &settings.name;
     let entry = opened.map(|entry| entry.id);
@@ -150,8 +151,8 @@ pub(super) fn log_note(settings: &PipelineSettings, note: &TableNote, opened: Op
     }
 }
 
-/// Checks that the outbox's only table is not set aside, which may have happened while the outbox
-/// consisted of several tables.
+/// Checks that the outbox's only table is not set aside. It may have been set aside while the
+/// outbox still consisted of several tables.
 ///
 /// # Errors
 /// Returns an error if the table was set aside and has not been replayed.
@@ -188,8 +189,8 @@ pub(super) fn log_set_aside_tables(settings: &PipelineSettings, entries: &[SetAs
     }
 }
 
-/// Returns whether an error about `topic` concerns only the table of the current row. This is not
-/// the case if the configuration names the topic, because other tables then use it, too.
+/// Returns whether an error about `topic` concerns only the table of the current row. Returns false
+/// if the topic's name is fixed in the configuration, because other tables then use the same topic.
 pub(super) fn is_topic_of_row(settings: &PipelineSettings, topic: &str, error: &SinkError) -> bool {
     let is_shared = settings.outbox.topic.constant() == Some(topic)
         || settings.dead_letters.is_enabled() && settings.dead_letters.topic == topic;

@@ -84,7 +84,7 @@ impl<D: Database> Startup<'_, '_, D> {
     }
 
     /// Starts replication, and returns the link and the slot's position. If older rows are copied
-    /// first, `copy_end` is the position from which the stream is needed.
+    /// first, `copy_end` is the position at which the stream must start.
     async fn take_slot(
         &mut self,
         mut link: Link,
@@ -116,8 +116,9 @@ impl<D: Database> Startup<'_, '_, D> {
         Ok((link, resume))
     }
 
-    /// If the pipeline is defined by a row, checks that the slot belongs to it. With
-    /// `must_be_recorded`, it must be known to whom the slot belongs.
+    /// If the pipeline is defined by a row, checks that the slot belongs to the pipeline. With
+    /// `must_be_recorded`, the check also fails if Walpost can't determine which pipeline the slot
+    /// belongs to.
     async fn check_slot_owner(
         &self,
         catalog: &D::Catalog,

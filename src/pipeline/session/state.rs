@@ -40,14 +40,15 @@ pub(crate) struct SessionState {
     /// Whether reminders and warnings about the pipeline's setup, such as those about dropped
     /// slots, have been logged.
     pub(super) has_reminded: bool,
-    /// Whether the set-aside tables have been logged.
+    /// Whether the names of the set-aside tables have been logged.
     pub(super) has_listed_tables: bool,
     /// Whether a warning has been logged that confirmed positions can't be written to
     /// `walpost.slot_state`.
     pub(super) has_warned_unrecorded: bool,
     /// With exactly-once delivery, the current limit on records in flight.
     pub(super) adaptive_window: AdaptiveWindow,
-    /// Tracks which connections PostgreSQL has accepted from the role.
+    /// Tracks which kinds of connections (catalog or replication) PostgreSQL has accepted from the
+    /// role.
     pub(in crate::pipeline) access: Access,
     /// Counts the server's crashes.
     pub(in crate::pipeline) crashes: Crashes,
@@ -93,7 +94,7 @@ impl SessionState {
         self.adaptive_window.window()
     }
 
-    /// Notes that a Kafka transaction was abandoned. `in_flight` is the number and size of the
+    /// Records that a Kafka transaction was abandoned. `in_flight` is the number and size of the
     /// records that were in flight at that time.
     pub(crate) fn record_abandoned_transaction(&mut self, in_flight: Window) {
         self.adaptive_window.record_abandoned_transaction(in_flight);
@@ -118,7 +119,7 @@ impl SessionState {
         &self.postmaster_start
     }
 
-    /// Notes that another process has used the slot, and may legitimately have moved it.
+    /// Records that another process has used the slot, and may legitimately have moved it.
     pub(crate) fn record_other_owner(&mut self) {
         self.another_owner = true;
     }

@@ -51,7 +51,8 @@ struct State {
     /// The records that the brokers have appended but the producer has not reported as delivered
     /// yet.
     appended: Vec<Tag>,
-    /// With exactly-once delivery: this producer's epoch; zero until it has taken over.
+    /// With exactly-once delivery: this producer's epoch; zero until the producer has registered
+    /// with the brokers.
     epoch: u64,
     /// With exactly-once delivery: the number of the open transaction.
     transaction: Option<u64>,

@@ -39,8 +39,8 @@ pub(super) fn check_at_least_once(
     // Add an empty copy, which represents streams that do not directly follow a copy.
     let stream = copies.len();
     copies.push(Vec::new());
-    // The points that delivery may have reached. Each is the index of a copy, and a number of
-    // events in that copy and the stream that follows it.
+    // The positions that delivery may have reached. Each consists of the index of a copy, and the
+    // number of events delivered from that copy and the stream that follows it.
     let mut positions: BTreeSet<(usize, usize)> = begins_in_stream
         .then_some((stream, 0))
         .into_iter()

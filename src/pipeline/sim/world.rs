@@ -123,7 +123,7 @@ pub(super) struct Cluster {
     pub(super) batch_max: Option<usize>,
     /// The highest position of a row in any rejected batch.
     pub(super) refused_until: Option<Position>,
-    /// The epoch of the last producer that took over.
+    /// The epoch of the producer that registered most recently.
     pub(super) epoch: u64,
     pub(super) checkpoint: Option<Checkpoint>,
     pub(super) is_up: bool,
@@ -309,8 +309,8 @@ impl World {
         self.database.has_sent = false;
     }
 
-    /// Promotes a standby that has received the WAL up to a random position. Its slot is as far
-    /// ahead as this WAL permits.
+    /// Promotes a standby that has received the WAL up to a random position. If the slot's position
+    /// is higher, it is lowered to the end of that WAL.
     pub(super) fn fail_over(&mut self) {
         // A standby has received at least the WAL up to the last failover, because it follows the
         // timeline that this failover started.

@@ -75,8 +75,8 @@ pub(crate) enum SnapshotError {
         table: String,
         outbox: String,
         snapshot_lsn: Lsn,
-        /// Tells the operator how to skip the remaining rows. The instructions differ for an outbox
-        /// of several tables, because it has no setting that skips the rows.
+        /// How to skip the remaining rows. The instructions differ for an outbox of several tables,
+        /// because such an outbox has no setting that skips the rows.
         never: &'static str,
         /// With exactly-once delivery, a command that must be run before the remaining rows are
         /// skipped; otherwise empty.

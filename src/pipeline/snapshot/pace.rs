@@ -58,12 +58,12 @@ pub(crate) struct Pace {
     small_buffer: Option<SmallBuffer>,
 }
 
-/// How to time reads from a receive buffer whose size was reduced
+/// The timing of reads from a receive buffer whose size was reduced
 /// ([`crate::postgres::replication::Connection::shrink_receive_buffer`]). Data that does not fit
 /// into it accumulates in the sender's buffer, which is cheap for the sender as long as its buffer
-/// is not full. Ideally, the receive buffer is therefore just full when it is read. To get there,
-/// each read from a full buffer shortens the pause before the next read slightly, and any other
-/// read lengthens it by more.
+/// is not full. Ideally, the receive buffer is therefore just full when it is read. To achieve
+/// this, each read from a full buffer shortens the pause before the next read slightly, and any
+/// other read lengthens it by more.
 #[derive(Debug)]
 struct SmallBuffer {
     pause: Duration,
@@ -96,7 +96,7 @@ impl Pace {
         }
     }
 
-    /// Notes that the connection's receive buffer is small.
+    /// Records that the connection's receive buffer is small.
     pub(crate) fn record_small_buffer(&mut self) {
         self.small_buffer = Some(SmallBuffer {
             pause: ACCUMULATION_DELAY,
@@ -109,7 +109,7 @@ impl Pace {
         self.frames = self.frames.saturating_add(1);
     }
 
-    /// Notes that a read returned `bytes` bytes.
+    /// Records that a read returned `bytes` bytes.
     pub(crate) fn record_bytes(&mut self, bytes: u64) {
         self.bytes += bytes;
         if let Some(buffer) = &mut self.small_buffer
@@ -243,8 +243,8 @@ mod tests {
         }
     }
 
-    /// Returns the pause that follows `reads`, each of which is a number of bytes read from a small
-    /// receive buffer, while rows arrive quickly.
+    /// Returns the pause after several reads from a small receive buffer while rows arrive quickly.
+    /// Each element of `reads` is the number of bytes that one read returned.
     fn with_small_buffer(reads: &[u64]) -> Duration {
         let (mut pace, mut now) = fast(1);
         pace.record_small_buffer();

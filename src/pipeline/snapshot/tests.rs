@@ -119,7 +119,8 @@ fn rejects_a_snapshot_if_another_instance_has_used_the_slot() {
     for planned in [SnapshotRecord::Nothing, SnapshotRecord::Begun(BEFORE)] {
         let outrun = |record, confirmed| is_superseded(planned, record, confirmed, SNAPSHOT_LSN);
         assert!(!outrun(planned, BEFORE));
-        // A slot that is exactly at the consistent point has not confirmed anything after it.
+        // If the slot is exactly at the consistent point, nothing after that point has been
+        // confirmed.
         assert!(!outrun(planned, SNAPSHOT_LSN));
         // Another instance has already confirmed events after the consistent point.
         assert!(outrun(planned, AFTER));

@@ -87,7 +87,7 @@ impl Budget {
     }
 }
 
-/// Notes that a limit is exceeded. If a message about it is due, returns how long the limit has
+/// Records that a limit is exceeded. If a message about it is due, returns how long the limit has
 /// been exceeded.
 fn log_elapsed(outage: &mut Outage, now: Instant) -> Option<Duration> {
     match outage.failed(now) {

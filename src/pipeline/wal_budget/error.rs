@@ -47,7 +47,7 @@ pub(crate) struct SlotDropped {
     /// The reason why the slot was dropped, as a clause to append. Empty unless the slot has just
     /// been dropped.
     pub(super) why: String,
-    /// Describes the events that were not delivered.
+    /// A description of the events that were not delivered.
     pub(super) what: String,
     /// The outbox that contains the missing events.
     pub(super) outbox: String,

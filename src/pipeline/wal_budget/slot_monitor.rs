@@ -59,7 +59,7 @@ impl Watched {
         self.is_over_budget.send_replace(false);
     }
 
-    /// Notes that the slot must be dropped.
+    /// Sets the flag that indicates that the slot must be dropped.
     pub(crate) fn mark_over_budget(&self) {
         self.is_over_budget.send_replace(true);
     }

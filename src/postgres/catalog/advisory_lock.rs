@@ -4,9 +4,9 @@ use tokio_postgres::types::ToSql;
 
 use super::{AdvisoryLockHolder, Catalog, CatalogError, Holder};
 
-/// Lists the holders of advisory locks in this database. The lock of a prepared transaction has no
-/// PID, so the transaction is found through the lock on its own transaction ID. The role is NULL if
-/// it was dropped.
+/// A query for the holders of advisory locks in this database. The lock of a prepared transaction
+/// has no PID, so the transaction is found through the lock on its own transaction ID. The role is
+/// NULL if it was dropped.
 const HOLDERS: &str = "SELECT l.classid, l.objid, l.objsubid, l.pid, x.gid, coalesce(a.usename, x.owner)::text AS role, \
     a.application_name, host(a.client_addr) AS address \
     FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid \

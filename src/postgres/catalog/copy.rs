@@ -188,8 +188,8 @@ pub(crate) fn statement(
 }
 
 impl Catalog {
-    /// Converts an error that a SELECT from the table returned. If a privilege is missing, adds a
-    /// hint with the statement that grants it.
+    /// Converts an error from a SELECT on the table to a [`CatalogError`]. If a privilege is
+    /// missing, adds a hint with the statement that grants it.
     pub(crate) fn denied_select(
         &self,
         error: tokio_postgres::Error,

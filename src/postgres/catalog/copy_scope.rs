@@ -20,15 +20,15 @@ use crate::postgres::sql::text_literal;
 use crate::postgres::table::TableName;
 use crate::postgres::target::Target;
 
-/// Key in an entry's `detail` for the OID of the table, stored as a string.
+/// Key, in an entry's `detail`, of the table's OID. The OID is stored as a string.
 const RELATION: &str = "relation";
-/// Key in an entry's `detail` for the system identifier of the cluster that assigned the OIDs.
+/// Key, in an entry's `detail`, of the system identifier of the cluster that assigned the OIDs.
 const SYSTEM_ID: &str = "system_id";
 
 /// The reason recorded in the journal if events of detached partitions may be missing.
 const REASON: &str = "partitions detached before they were copied";
 
-/// Returns the OIDs of the table with the quoted name `$1`, and of all its partitions and child
+/// A query for the OIDs of the table with the quoted name `$1`, and of all its partitions and child
 /// tables, at any level. Omits partitions that are being detached concurrently, because the copy
 /// may omit them as well.
 const TABLE_AND_DESCENDANTS: &str = "WITH RECURSIVE descendant (oid) AS ( \

@@ -36,8 +36,8 @@ pub(super) const REPLACED: &str = "replaced";
 /// Key in a journal entry's `detail`; present if only rows of detached partitions are missing.
 pub(super) const DETACHED_PARTITIONS: &str = "detached_partitions";
 
-/// Key in an entry's `detail` for the OIDs of the table's partitions and child tables, stored as
-/// strings. An entry about detached partitions lists only the detached ones.
+/// Key, in an entry's `detail`, of the list of the OIDs of the table's partitions and child tables.
+/// The OIDs are stored as strings. An entry about detached partitions lists only the detached ones.
 pub(super) const PARTITIONS: &str = "partitions";
 
 /// How long to wait for a closed session to release the slot.

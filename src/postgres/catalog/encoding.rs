@@ -1,5 +1,5 @@
-//! Warns about database encodings whose text PostgreSQL can't always convert to UTF-8 and therefore
-//! can't send.
+//! Warns if the database's encoding allows text that PostgreSQL can't convert to UTF-8 and
+//! therefore can't send.
 
 use super::Observed;
 use crate::postgres::table::identifier;

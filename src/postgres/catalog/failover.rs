@@ -6,7 +6,8 @@ use crate::escape::shell_word_on_one_line;
 use crate::postgres::connect::conninfo::syntax::quote_value;
 use crate::postgres::table::identifier;
 
-/// Queries the settings. Returns null for settings that the server's version does not support.
+/// A query for the values in [`Failover`]. Returns null for settings that the server's version does
+/// not support.
 const QUERY: &str = "SELECT current_setting('server_version_num')::int4, pg_is_in_recovery(), \
      (SELECT (pg_catalog.to_jsonb(s) OPERATOR(pg_catalog.->>) 'failover')::bool FROM pg_replication_slots s WHERE slot_name = $1), \
      coalesce((SELECT array_agg(slot_name::text ORDER BY slot_name) FROM pg_replication_slots \

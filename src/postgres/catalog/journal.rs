@@ -135,20 +135,21 @@ pub struct Written {
 /// The version of the entry format, stored in `detail`. An entry without a version has version 1.
 const VERSION: u64 = 1;
 
-/// Key for the list of entries about dropped slots that a replay covers, in the replay's `detail`
-/// and plan.
+/// Key, in a replay's `detail` and plan, of the list of dropped-slot entries that the replay
+/// covers.
 pub(crate) const DROPPED_SLOTS: &str = "dropped_slots";
 
-/// Key for a flag in a replay's `detail`. The flag is set if nothing was sent because an operator
+/// Key, in a replay's `detail`, of a flag that is set if nothing was sent because an operator
 /// stated that the events had already been delivered.
 pub(crate) const ALREADY_DELIVERED: &str = "already_delivered";
 
-/// Key for the list of entries about a table that was set aside, in a replay's `detail` and plan.
+/// Key, in a replay's `detail` and plan, of the list of entries about a set-aside table that the
+/// replay covers.
 pub(crate) const SET_ASIDE: &str = "set_aside";
 
-/// Key for the name of the publication in the `detail` of an [`Action::DropSlot`] entry. If the key
-/// is present, no slot was dropped. Instead, rows may be missing because the publication did not
-/// contain their table.
+/// Key, in the `detail` of an [`Action::DropSlot`] entry, of the name of the publication. If the
+/// key is present, no slot was dropped. Instead, rows may be missing because the publication did
+/// not contain their table.
 pub(crate) const LEFT_PUBLICATION: &str = "left_publication";
 
 /// The beginning of the statement that writes an entry.
@@ -267,7 +268,8 @@ impl Catalog {
             .map_err(|error| self.journal_error(target, error))
     }
 
-    /// Converts an error, and adds the command that fixes the problem, if there is one.
+    /// Adds the remedy to an error from a statement on the journal, if the journal does not exist
+    /// or a privilege is missing.
     fn journal_error(&self, target: &Target, error: CatalogError) -> CatalogError {
         let error = self.with_grant(error, |role| {
             format!(

@@ -3,10 +3,10 @@
 use super::{Catalog, CatalogError};
 use crate::postgres::connect::dial::ServerError;
 
-/// Selects the sessions that send WAL, oldest first.
+/// A query for the sessions that send WAL, oldest first.
 const WAL_SENDERS: &str = "SELECT format('PID %s (application_name %I%s)', pid, application_name, \
      ', address ' || host(client_addr)) FROM pg_stat_replication ORDER BY backend_start, pid";
-/// Selects the slots, starting with inactive slots, which may no longer be needed.
+/// A query for the slots. Inactive slots come first, because they may no longer be needed.
 const SLOTS: &str = "SELECT format('%I (%s)', slot_name, CASE WHEN active THEN 'read by PID ' || active_pid \
      ELSE 'not read' END) FROM pg_replication_slots ORDER BY active, slot_name";
 /// Maximum number of sessions or slots named in a message.

@@ -208,8 +208,8 @@ impl Observed {
                 found: self.version,
             });
         }
-        // Skip the remaining checks: the objects that they look for may exist on the primary
-        // although the standby has not replayed their creation yet.
+        // Skip the remaining checks: the objects that they require may exist on the primary even
+        // though the standby has not replayed their creation yet.
         if let Some(problem) = self.recovery_problem(target) {
             problems.push(problem);
             return problems;

@@ -6,8 +6,9 @@ use super::Catalog;
 use crate::postgres::connect::dial::ServerError;
 use crate::postgres::table::identifier;
 
-/// Queries whether the role has the REPLICATION attribute, and whether the server grants the
-/// privilege through role membership.
+/// A query that returns whether the role has the REPLICATION attribute or is a superuser, and
+/// whether the server grants the replication privilege through membership in the role
+/// `rds_replication`.
 const LOGIN_PRIVILEGES: &str = "SELECT coalesce((SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user), false), \
      EXISTS (SELECT FROM pg_roles WHERE rolname = 'rds_replication')";
 

@@ -1,6 +1,6 @@
-//! Reads and writes the journal entries about tables that were set aside. Rows of such a table are
-//! no longer delivered because of an error. Later entries record that the omitted rows were
-//! replayed.
+//! Reads and writes the journal entries about tables that were set aside. A table is set aside
+//! after an error, and its rows are then no longer delivered. Later entries record that the omitted
+//! rows were replayed.
 //!
 //! When a row can't be delivered, its table is set aside: an entry is written before any part of
 //! the row's transaction is confirmed, and no rows of the table are delivered from the row's
@@ -191,8 +191,8 @@ fn first_position(entries: &[SetAside]) -> Lsn {
 }
 
 /// Returns the entries that record that a table was set aside. Each result also contains
-/// information from later entries: the latest replay, and the position at which delivery resumed or
-/// from which a newer entry sets the table aside again.
+/// information from later entries: the latest replay of the table, and the position in the entry
+/// that closes this one, either because delivery resumed or because the table was set aside again.
 fn collect_set_aside(written: Vec<Written>) -> Result<Vec<SetAside>, CatalogError> {
     let mut found: Vec<SetAside> = Vec::new();
     for entry in written {

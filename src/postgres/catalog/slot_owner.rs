@@ -2,21 +2,21 @@
 //!
 //! Rows of a query can define pipelines, and anyone who can write such a row chooses the pipeline's
 //! slot. A pipeline that is defined by a row may therefore use only a slot that is recorded as its
-//! own. The record is in the database of the slot, so it does not matter how a row spells the
-//! address of the server, or which sources could be read.
+//! own. The owner is recorded in the slot's database, so the check does not depend on how a row
+//! writes the server's address, or on which sources could be read.
 
 use super::own_table::{OwnTable, Use};
 use super::{Catalog, CatalogError};
 use crate::postgres::sql::text_literal;
 use crate::postgres::target::Target;
 
-/// Who defines a pipeline.
+/// How a pipeline is defined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DefinedBy {
-    /// An operator, in a file or on the command line. The pipeline may use any slot, because an
+    /// By an operator, in a file or on the command line. The pipeline may use any slot, because an
     /// operator may rename a pipeline.
     Operator,
-    /// A row of a query's result.
+    /// By a row of a query's result.
     Row,
 }
 
@@ -32,8 +32,8 @@ pub(super) enum SlotOwner {
 }
 
 impl SlotOwner {
-    /// Checks that the slot belongs to the pipeline. With `must_be_recorded`, it must also be known
-    /// to whom it belongs.
+    /// Checks that the slot belongs to the pipeline. With `must_be_recorded`, the check also fails
+    /// if it is unknown which pipeline the slot belongs to.
     fn check(
         &self,
         pipeline: &str,
@@ -67,12 +67,12 @@ impl SlotOwner {
 }
 
 impl Catalog {
-    /// Checks that the slot belongs to a pipeline that is defined by a row. With
-    /// `must_be_recorded`, the check fails if it is not known to whom the slot belongs.
+    /// Checks that the slot belongs to `pipeline`, which is defined by a row. With
+    /// `must_be_recorded`, the check also fails if it is unknown which pipeline the slot belongs
+    /// to.
     ///
     /// # Errors
-    /// Returns an error if the slot does not belong to the pipeline, the query fails, the role is
-    /// not allowed to read the table, or the table is not trusted.
+    /// Returns an error if the check or a query fails, or if `sql/examine.sql` rejects the table.
     pub(crate) async fn check_slot_owner(
         &self,
         pipeline: &str,
@@ -84,7 +84,8 @@ impl Catalog {
     }
 
     /// Returns the pipeline that the slot belongs to. Considers rows of all versions, clusters and
-    /// timelines, because a failover or a restored dump does not change to whom a slot belongs.
+    /// timelines, because a failover or a restored dump does not change which pipeline a slot
+    /// belongs to.
     async fn slot_owner(&self, target: &Target) -> Result<SlotOwner, CatalogError> {
         if let Some(reason) = self
             .unusable(target, OwnTable::SlotState, Use::Read)

@@ -227,8 +227,8 @@ impl Catalog {
             .map_err(|error| self.with_slot_state_grant(error))
     }
 
-    /// Adds the statement that allows the role to read `walpost.slot_state` to the error, if the
-    /// role lacks this privilege.
+    /// If `error` reports that the role is not allowed to read `walpost.slot_state`, adds the
+    /// statement that grants the privilege.
     pub(super) fn with_slot_state_grant(&self, error: CatalogError) -> CatalogError {
         self.with_grant(error, |role| {
             format!(
@@ -281,7 +281,7 @@ impl Catalog {
             .await
     }
 
-    /// Records that a slot belongs to the pipeline, which an operator has requested. Leaves the
+    /// Records that a slot belongs to the pipeline, as requested by an operator. Leaves the
     /// recorded position unchanged.
     ///
     /// # Errors
@@ -300,7 +300,7 @@ impl Catalog {
             .await
     }
 
-    /// Inserts the slot's row, or changes it as `set` states if it exists.
+    /// Inserts the slot's row. If the row already exists, updates it with the assignments in `set`.
     async fn upsert(
         &self,
         identity: &SlotIdentity,
@@ -822,7 +822,8 @@ impl Catalog {
         let timeline: i64 = row.try_get(1)?;
         Ok(SlotIdentity {
             pipeline: pipeline.to_owned(),
-            // Commands that write the slot's row check beforehand whether they may do so.
+            // Commands that write the slot's row check beforehand whether they are allowed to, so
+            // the write itself does not have to check the slot's owner.
             defined_by: DefinedBy::Operator,
             target: target.clone(),
             system_id: row.try_get(0)?,
@@ -872,8 +873,8 @@ pub(super) fn is_dropped_at(confirmed: Lsn) -> String {
     )
 }
 
-/// Selects rows of `walpost.slot_state` by whether they belong to the current history of the
-/// database (see [`same_history_condition`]).
+/// A filter on rows of `walpost.slot_state`, based on whether they belong to the current history of
+/// the database (see [`same_history_condition`]).
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum HistoryFilter {
     All,

@@ -15,7 +15,8 @@ use crate::postgres::target::Target;
 /// The cluster's system identifier.
 const SYSTEM_ID: &str = "(SELECT system_identifier::text FROM pg_control_system())";
 
-/// Describes whether a pipeline's snapshot was taken, and whether one is needed.
+/// The information that determines whether a pipeline's snapshot was taken, and whether one is
+/// needed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SnapshotHistory {
     /// The state of the snapshot according to the journal.
@@ -57,7 +58,7 @@ pub(crate) enum SnapshotRecord {
 }
 
 impl SnapshotRecord {
-    /// The key of the state in an entry's `detail`.
+    /// Key, in an entry's `detail`, of the snapshot's state.
     pub(crate) const STATE: &'static str = "state";
     /// The value of [`Self::STATE`] for [`SnapshotRecord::Due`].
     pub(crate) const DUE: &'static str = "due";
@@ -126,7 +127,7 @@ impl SnapshotRecord {
     }
 }
 
-/// Returns the table's OID in an entry's `detail`, or zero if there is none.
+/// Returns the table's OID from an entry's `detail`, or zero if `detail` does not contain an OID.
 fn relation(detail: &serde_json::Value) -> u32 {
     let relation = detail["relation"].as_str().map(str::parse);
     relation.and_then(Result::ok).unwrap_or_default()

@@ -121,8 +121,8 @@ impl<'t> RowOrder<'t> {
         }
     }
 
-    /// Creates an order that sorts by columns with built-in types. The order can't outlive
-    /// `_table`, which represents the lock on the table.
+    /// Creates a sort order from columns with built-in types. The order can't outlive `_table`,
+    /// which represents the lock on the table.
     #[must_use]
     pub(crate) fn from_columns<T>(
         _table: &'t T,

@@ -44,7 +44,7 @@ pub(crate) enum Statement {
     Alter,
 }
 
-/// Identifies the state of a table's definition and storage at one point in time. Must be read
+/// The state of a table's definition and storage at one point in time. The version must be read
 /// before the catalog data from which a statement is composed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TableVersion {
@@ -95,8 +95,7 @@ impl Catalog {
             .await?;
         let state = match found {
             Some(row) => row.try_get(0)?,
-            // The caller then tries to lock the table, and that attempt reports that the table does
-            // not exist.
+            // The table does not exist. The caller's attempt to lock it reports this.
             None => String::new(),
         };
         Ok(TableVersion::new(table.clone(), state))

@@ -89,12 +89,12 @@ struct TableObservation {
     slot: SlotProgress,
 }
 
-/// The state of the slot, returned by the query that also returns the states of the tables.
+/// The slot's state, which is queried together with the states of the tables.
 #[derive(Clone, Copy, Debug, Default)]
 struct SlotProgress {
     confirmed: Option<Lsn>,
     catalog_xmin: Option<u64>,
-    /// The end of WAL.
+    /// The server's WAL position at the time of the query.
     end: Lsn,
 }
 
@@ -121,7 +121,8 @@ impl SlotProgress {
 struct StoredTable {
     /// The recorded relation's current name, or `None` if the relation no longer exists.
     name: Option<TableName>,
-    /// Whether the recorded relation, which may have been renamed, is still published as recorded.
+    /// Whether the recorded relation, which may have been renamed, is still in the publication
+    /// through one of the recorded catalog rows.
     is_published: bool,
     publication: String,
     relation: u32,
@@ -135,7 +136,7 @@ struct StoredTable {
     out_lsn: Option<Lsn>,
 }
 
-/// The result of comparing a table with its record.
+/// The result of comparing a table with its record in `walpost.table_state`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum TableChange {
     /// The table is not published, and is either recorded as not published or not recorded at all.
@@ -144,15 +145,15 @@ enum TableChange {
     Same,
     /// The table is published but not recorded.
     New,
-    /// The table is published in a different way than recorded, but it was never unpublished in the
-    /// meantime.
+    /// The table is published in a different way than recorded, but none of its events are missing.
     Changed,
-    /// The table is no longer published. The slot still sends rows committed before the table was
-    /// removed.
+    /// The table is no longer published. The slot still sends rows that were committed before the
+    /// table was removed from the publication.
     Unpublished,
     /// The table is not in the configured publication, but was in the previously configured one.
     NotInNewPublication(TableGap),
-    /// The table was temporarily not published.
+    /// The table is published, but some of its events may be missing, for example because it was
+    /// temporarily unpublished.
     Gap(TableGap),
 }
 
@@ -166,13 +167,14 @@ impl TableObservation {
             };
         };
         let [schema, name] = OUTBOX_ROW;
-        // No events are missing if walpost.outbox_row was temporarily unpublished: only
-        // walpost.add_outbox writes to it, and the function fails if it is not published.
+        // Even if walpost.outbox_row was temporarily unpublished, no events are missing: only
+        // walpost.add_outbox writes to this table, and the function fails if the table is not
+        // published.
         let is_outbox_row = self.table.is(schema, name);
         let is_same_publication = stored.publication == publication;
         if !is_published {
-            // The slot also applies the newly configured publication to earlier rows that it has
-            // not sent yet.
+            // The newly configured publication also determines which earlier rows the slot sends,
+            // unless the slot has already sent them.
             let is_left = !is_same_publication && !is_outbox_row && self.is_unsent(stored);
             return match stored.is_out {
                 _ if is_left => TableChange::NotInNewPublication(TableGap {
@@ -185,8 +187,8 @@ impl TableObservation {
         }
         let since = match is_same_publication {
             true => stored.seen_xid,
-            // The slot also applies the newly configured publication to earlier rows that it has
-            // not sent yet.
+            // The newly configured publication also determines which earlier rows the slot sends,
+            // unless the slot has already sent them.
             false => stored.seen_xid.min(self.slot.catalog_xmin),
         };
         let is_kept = is_same_publication && !self.memberships.is_disjoint(&stored.memberships);
@@ -207,8 +209,8 @@ impl TableObservation {
         }
     }
 
-    /// Returns whether the WAL that the slot has not sent yet may contain rows of this unpublished
-    /// table that no journal entry covers.
+    /// Returns whether the slot may have yet to send rows of this unpublished table that no journal
+    /// entry covers.
     fn is_unsent(&self, stored: &StoredTable) -> bool {
         // An empty set of publication memberships means that a journal entry was added when the
         // record was last updated.
@@ -303,7 +305,8 @@ pub(super) fn text_array<'t>(values: impl Iterator<Item = &'t str>) -> String {
     format!("ARRAY[{}]::text[]", values.join(", "))
 }
 
-/// Selects which unchanged tables are recorded again, in addition to the changed ones.
+/// The unchanged tables whose records are updated. The records of changed tables are always
+/// updated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refresh {
     /// All unchanged tables.
@@ -313,8 +316,8 @@ pub(crate) enum Refresh {
 
 impl Catalog {
     /// Describes the events of this outbox that may be missing because a table was temporarily
-    /// unpublished or was replaced, and for which the journal has no entry yet. Returns no
-    /// descriptions if this can't be determined.
+    /// unpublished or was replaced, and for which the journal has no entry yet. Returns an empty
+    /// list if this can't be determined.
     ///
     /// # Errors
     /// Returns an error if a query fails, or if `walpost.table_state` is unreadable or is rejected
@@ -343,8 +346,8 @@ impl Catalog {
             .collect())
     }
 
-    /// Returns the outbox's tables that still exist and that the slot once delivered, but that are
-    /// no longer published. Returns no tables if this can't be determined.
+    /// Returns the outbox's recorded tables that still exist but are no longer published. Returns
+    /// an empty list if this can't be determined.
     ///
     /// # Errors
     /// See [`Catalog::unrecorded_gaps`].
@@ -371,8 +374,9 @@ impl Catalog {
             .collect())
     }
 
-    /// Returns whether one of the outbox's tables is recorded as not published, or is published
-    /// differently than recorded. In these cases, events may have been omitted.
+    /// Returns whether events of `table` may be missing, because it is recorded as not published,
+    /// is no longer published, or was unpublished in the meantime. Returns false if this can't be
+    /// determined.
     ///
     /// # Errors
     /// See [`Catalog::unrecorded_gaps`].
@@ -749,11 +753,11 @@ impl Catalog {
     }
 }
 
-/// Selects which existing rows are overwritten.
+/// The existing rows to overwrite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Overwrite {
     All,
-    /// Only rows for a different cluster or database, or with a different version.
+    /// Only rows that describe a different cluster or database, or that have a different version.
     OtherHistory,
 }
 

@@ -16,9 +16,8 @@ mod tests {
     use std::fs;
     use std::path::{Path, PathBuf};
 
-    /// SQL expressions that can return text of any length, each with the code that limits this
-    /// length. A line that contains such an expression must also contain one of these pieces of
-    /// code.
+    /// SQL expressions that can return text of any length, each with the forms that limit this
+    /// length. A line that contains such an expression must contain one of its limiting forms.
     const UNBOUNDED: [(&str, &[&str]); 16] = [
         (
             "pg_get_expr(",

@@ -43,7 +43,8 @@ impl fmt::Display for UnusedSlot {
 
 impl Catalog {
     /// Returns the inactive slots of this database that Walpost created or has read. Excludes the
-    /// slots in `used`. `target` belongs to one of the configured pipelines in this database.
+    /// slots in `used`. `target` can be the target of any pipeline that is configured for this
+    /// database.
     ///
     /// # Errors
     /// Returns an error if a query fails, or if `sql/examine.sql` rejects `walpost.slot_state`.

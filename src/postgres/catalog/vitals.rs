@@ -87,7 +87,7 @@ impl Catalog {
         let is_partitioned: bool = row.try_get(9)?;
         let has_journal: bool = row.try_get(20)?;
         let dropped_slots = match has_journal && !target.outbox.is_messages() {
-            // The query for dropped slots may fail without affecting the other results.
+            // If the query for dropped slots fails, the other results are still returned.
             true => self.dropped_slots(pipeline, target).await.ok(),
             false => None,
         };

@@ -52,7 +52,7 @@ pub struct Conninfo {
     pub(crate) hosts: Vec<Host>,
     pub(crate) shuffle_hosts: bool,
     pub(crate) user: String,
-    /// Whether `user` is the name of the operating system user, because no user is configured.
+    /// Whether no user is configured, so that `user` is the name of the operating system user.
     pub(crate) is_default_user: bool,
     pub(crate) dbname: String,
     pub(crate) application_name: String,
@@ -69,8 +69,8 @@ pub struct Conninfo {
     /// The name or ID of the user that must own the process listening on a Unix-domain socket.
     pub(crate) require_peer: Option<String>,
     pub(crate) tls: Tls,
-    /// The kinds of exposure to attackers that have been reported. Shared between clones, so that
-    /// each kind is reported only once.
+    /// The kinds of exposure about which a warning has been logged. Shared between clones, so that
+    /// each kind is logged only once.
     pub(crate) exposures: Arc<Exposures>,
     /// The limit on logged notices, shared between clones.
     pub(crate) notices: Arc<NoticeLimit>,
@@ -297,7 +297,8 @@ const PORT_DEFAULT: u16 = 5432;
 const SOCKET_FOLDERS: [&str; 2] = ["/var/run/postgresql", "/tmp"];
 
 impl Conninfo {
-    /// Returns this connection string with the limit on notices that applies to `walpost init`.
+    /// Returns a copy of this connection string with the higher limit on logged notices that
+    /// `walpost init` uses.
     #[must_use]
     pub(crate) fn for_init(&self) -> Self {
         Self {
@@ -483,14 +484,14 @@ impl Conninfo {
         pairs
     }
 
-    /// Returns the parameter whose value contains `marker`. Returns `None` if there is no such
-    /// parameter, or if a registry row is not allowed to supply it.
+    /// Returns the parameter whose value contains `marker`. Returns `None` if no value contains it,
+    /// or if a registry row is not allowed to supply that parameter.
     #[must_use]
     pub(crate) fn parameter_with(text: &str, marker: &str) -> Option<&'static str> {
         row_parameters::parameter_with(text, marker)
     }
 
-    /// Checks a value that a registry row supplies as part of `parameter`.
+    /// Checks a value that a registry row supplies for insertion into the value of `parameter`.
     ///
     /// # Errors
     /// Returns a message with the value found and the value expected, phrased to follow the

@@ -111,7 +111,7 @@ const LATER_TIMEOUTS: &str = "SELECT pg_catalog.set_config(name, '0', false) FRO
      WHERE name OPERATOR(pg_catalog.=) ANY ('{idle_session_timeout,transaction_timeout}')";
 
 /// The oldest supported major version of PostgreSQL. [`LATER_TIMEOUTS`] is not sent to older
-/// versions, which lack one of its timeouts.
+/// versions, which have neither of these timeouts.
 const SUPPORTED_SINCE: u32 = 14;
 
 const SEARCH_PATH: (&str, &str) = ("search_path", "pg_catalog, pg_temp");
@@ -125,7 +125,7 @@ const ROLE: (&str, &str) = ("role", "none");
 /// An authenticated connection that is ready for queries.
 pub struct Session {
     pub socket: Socket,
-    /// Bytes after ReadyForQuery that were read together with it, if any.
+    /// Bytes that the server sent after ReadyForQuery and that have already been read, if any.
     pub buffer: BytesMut,
     /// Parameters that the server reported: `server_version`, `in_hot_standby`, and so on.
     pub parameters: HashMap<String, String>,
@@ -323,7 +323,8 @@ async fn addresses(conninfo: &Conninfo, host: &Host) -> Result<Vec<Address>, Dia
     })
 }
 
-/// Runs one step of a connection attempt with the time limit for the whole attempt.
+/// Runs a step of a connection attempt. The step may take at most the time limit that applies to a
+/// whole attempt.
 async fn with_timeout<T>(
     conninfo: &Conninfo,
     label: &str,

@@ -96,7 +96,7 @@ impl Buffer {
     }
 
     /// Appends a chunk's bytes, and returns a buffer that is no longer needed and can be reused.
-    /// `missing` is the number of bytes that the current message still lacks.
+    /// `missing` is the number of bytes of the current message that have not been read yet.
     pub(super) fn append_chunk(&mut self, mut chunk: Self, missing: usize) -> Self {
         let unread = self.unread();
         if unread.len() <= chunk.start {
@@ -170,7 +170,7 @@ mod tests {
         assert_eq!(spare.bytes.len(), HEAD_BYTES);
         assert_eq!(buffer.bytes.as_ptr(), place);
         assert_eq!(buffer.unread(), [&[1; HEAD_BYTES][..], &[2; 10]].concat());
-        // There is one unread byte more than fits in front of the chunk.
+        // There is one more unread byte than fits into the space in front of the chunk's bytes.
         let mut buffer = Buffer::from_unread(&[1; HEAD_BYTES + 1]);
         let spare = buffer.append_chunk(chunk(&[2; 10], spare), 0);
         assert_eq!(spare.bytes.len(), CHUNK_BYTES);

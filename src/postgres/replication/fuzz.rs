@@ -106,8 +106,8 @@ fn encoded(frame: &Frame<'_>) -> Vec<u8> {
     }
 }
 
-/// Returns the bytes that [`encoded`] should return for a frame with this body. Uses only the
-/// offsets that the protocol defines, to check the decoder independently.
+/// Returns the bytes that [`encoded`] should return for a frame with this body. Relies only on the
+/// offsets that the protocol defines, so that the decoder is checked independently.
 fn plain(body: &[u8]) -> Option<Vec<u8>> {
     let mut out = body.to_vec();
     match (body.first()?, body.len()) {
@@ -121,7 +121,7 @@ fn plain(body: &[u8]) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// The expected contents of a stream, determined only from the lengths in it.
+/// The expected contents of a stream, determined only from the lengths of its messages.
 #[derive(Default)]
 struct Plain {
     frames: Vec<Vec<u8>>,

@@ -21,8 +21,8 @@ use super::buffer::{Buffer, READ_BYTES};
 /// How long the thread waits between reads. At the highest measured rate, the socket's buffer takes
 /// longer than this to fill up, and the added latency is negligible.
 const BUFFER_FILL_DELAY: Duration = Duration::from_micros(300);
-/// If nothing arrives for this long, the thread stops reading, and the owner reads from the socket
-/// itself.
+/// If nothing arrives for this long, the thread stops reading, and the connection reads from the
+/// socket directly.
 const IDLE_TIMEOUT: Duration = Duration::from_millis(4);
 /// A chunk with less remaining space than this is considered full.
 const CHUNK_SPACE_MIN: usize = 16 << 10;
@@ -218,8 +218,8 @@ impl ReaderState {
         loop {
             thread::sleep(BUFFER_FILL_DELAY);
             match socket.read(chunk.remaining_space()) {
-                // The end of the stream need not be remembered, because the owner's next read from
-                // the socket also returns zero bytes.
+                // The end of the stream does not have to be stored, because the connection's next
+                // read from the socket also returns zero bytes.
                 Ok(0) => return Break(None),
                 Ok(count) => {
                     chunk.filled(count);

@@ -1,4 +1,5 @@
-//! Tests of connections to servers that are malicious or are not PostgreSQL, and of reading ahead.
+//! Tests for connections to servers that are malicious or are not PostgreSQL, and for reading
+//! ahead.
 
 use super::fuzz::{ROW_MAX, copy_both_over, read_all, streaming};
 use super::*;

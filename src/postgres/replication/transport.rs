@@ -31,7 +31,7 @@ impl Transport {
         }
     }
 
-    /// Returns [`Socket::unix_buffer`], or `None` while another thread reads.
+    /// Calls [`Socket::unix_buffer`], or returns `None` while another thread reads from the socket.
     pub(super) fn unix_buffer(&self) -> Option<usize> {
         match self {
             Self::Whole(socket) => socket.unix_buffer(),
@@ -39,7 +39,7 @@ impl Transport {
         }
     }
 
-    /// Calls [`Socket::shrink_receive_buffer`], unless another thread reads.
+    /// Calls [`Socket::shrink_receive_buffer`], unless another thread reads from the socket.
     pub(super) fn shrink_receive_buffer(&self, bytes: usize) -> bool {
         match self {
             Self::Whole(socket) => socket.shrink_receive_buffer(bytes),

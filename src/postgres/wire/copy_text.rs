@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use memchr::memchr3;
 
-/// Parses lines. Owns the memory for unescaped values, which is reused for each line.
+/// A parser for lines. It owns the memory for unescaped values, which is reused for each line.
 #[derive(Debug, Default)]
 pub(crate) struct Lines {
     /// The unescaped text of all values that contained escapes, concatenated.
@@ -15,7 +15,7 @@ pub(crate) struct Lines {
     fields: Vec<Field>,
 }
 
-/// Memory beyond this limit is freed before the next line is parsed.
+/// Maximum amount of memory for unescaped values that is kept for the next line.
 const UNESCAPED_KEPT_BYTES: usize = 1 << 20;
 
 #[derive(Debug)]

@@ -1,11 +1,12 @@
 //! Identifies events that are already in Kafka, and detects whether the WAL has diverged from the
 //! WAL that these events came from. This module performs no I/O.
 //!
-//! A database that is restored to an earlier state may keep its system identifier and timeline, and
-//! soon has new transactions at the positions of old ones that were published. Skipping by position
-//! alone would lose these new transactions, so the WAL is verified first. If the server resends the
-//! last published event, it must be the same event, and there must be no unpublished events up to
-//! the LSN that the checkpoint covers. Until the WAL is verified, no position may be confirmed.
+//! After a database is restored to an earlier state, it may have the same system identifier and
+//! timeline as before, and new transactions are soon written at the positions of transactions that
+//! were already published. Skipping events by position alone would lose the new transactions, so
+//! the WAL is verified first. If the server resends the last published event, it must be the same
+//! event, and there must be no unpublished events up to the LSN that the checkpoint covers. Until
+//! the WAL is verified, no position may be confirmed.
 
 use crate::delivery::checkpoint::{Delivered, HistoryError, Last};
 use crate::model::lsn::{Lsn, Position};

@@ -56,8 +56,8 @@ impl<C: CatalogQueries> Checked<C> {
         let catalog = start.database.catalog().await?;
         start.session_state.access.record_catalog_access();
         let observed = catalog.observe(target).await?;
-        // Must happen before anything is written about the slot, and before the pipeline stands by
-        // for it.
+        // Check the slot's owner before writing anything about the slot, and before waiting as a
+        // standby instance until the slot is free.
         let must_be_recorded = observed.has_readable_slot(target);
         start.check_slot_owner(&catalog, must_be_recorded).await?;
         let session_state = &mut *start.session_state;
@@ -132,7 +132,7 @@ impl<C: CatalogQueries> Checked<C> {
         }
         start.session_state.record_tables(&catalog).await;
         // Read the accepted names only after the tables have been recorded, because recording a new
-        // table accepts its name.
+        // table adds its name to the accepted names.
         if start.core.checks_table_names() {
             let names = catalog.accepted_names(target, &oids).await?;
             start.core.accept_names(names, &target.commands);

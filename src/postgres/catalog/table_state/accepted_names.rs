@@ -7,9 +7,9 @@
 //! is the first name that Walpost records for the table, or if the operator passes it to `init` with
 //! `--table`.
 //!
-//! Accepted names are never removed, because WAL that has yet to be read can contain rows from
-//! before a rename. The column is a list, because the name of a table can be reused by another
-//! table while rows of the former table are still in WAL.
+//! Accepted names are kept when a table is renamed, because WAL that has yet to be read can contain
+//! rows from before the rename. The column is a list, because the name of a table can be reused by
+//! another table while rows of the former table are still in WAL.
 
 use std::collections::BTreeMap;
 
@@ -21,8 +21,8 @@ use crate::postgres::sql::text_literal;
 use crate::postgres::table::TableName;
 use crate::postgres::target::Target;
 
-/// Maximum number of OIDs for which a name is accepted. If there are more, the oldest are removed.
-/// A table that is re-created gets a new OID.
+/// Maximum number of OIDs for which one name is accepted. A table gets a new OID each time it is
+/// re-created. If there are more OIDs, the oldest ones are removed.
 const OIDS_MAX: usize = 100;
 
 /// The names under which the rows of a table may be published.
@@ -33,8 +33,8 @@ pub(crate) struct AcceptedNames {
     /// The names recorded for the table, ending with the most recent one. If no name is recorded,
     /// contains the table's current name.
     pub(crate) names: Vec<TableName>,
-    /// If no name is recorded for the table: the position in WAL at which the table had the name in
-    /// `names`. Otherwise zero.
+    /// If no name is recorded for the table, the WAL position at which its name was the one in
+    /// `names`; otherwise zero.
     pub(crate) unchecked_before: Lsn,
 }
 
@@ -47,7 +47,8 @@ fn append(list: &str, oid: &str) -> String {
     )
 }
 
-/// Returns an SQL expression for the merged list of a row that conflicts with a new row.
+/// Returns an SQL expression for `ON CONFLICT DO UPDATE` that merges the `accepted_for` lists of
+/// the existing row and the new row.
 pub(super) fn merge_lists() -> String {
     format!(
         "CASE WHEN NOT (s.version = {VERSION} AND s.system_id = excluded.system_id AND s.database_oid = excluded.database_oid) \
@@ -56,8 +57,8 @@ pub(super) fn merge_lists() -> String {
     )
 }
 
-/// Returns a condition that selects the slot's rows in this database, from the table with this
-/// alias.
+/// Returns a condition that selects the slot's rows in this database. `alias` is the alias of
+/// `walpost.table_state` in the query.
 fn is_of_slot(target: &Target, alias: &str) -> String {
     format!(
         "{alias}.slot = {} AND {alias}.version = {VERSION} AND {alias}.system_id = {SYSTEM_ID} \
@@ -149,7 +150,8 @@ impl Catalog {
         );
         let rows = self.run_on_own_table(OwnTable::TableState, target, "", &sql);
         let rows = match rows.await {
-            // Class 42: access rule violation, such as a missing privilege or column.
+            // SQLSTATE class 42 (syntax error or access rule violation), for example because a
+            // privilege or a column is missing.
             Err(CatalogError::Server(error)) if error.code.starts_with("42") => return Ok(names),
             rows => rows?,
         };

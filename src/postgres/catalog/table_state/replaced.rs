@@ -1,9 +1,10 @@
 //! Detects that a table was replaced by another table with the same name, for example because a
 //! migration renamed or dropped the outbox table and then re-created it.
 //!
-//! The stream contains the rows that were inserted into either table while it was published. Rows
-//! of the former table are never sent if they had not been copied yet or were inserted while the
-//! table was not published. A replay of the current table does not send them either.
+//! The stream contains the rows that were inserted into each of the two tables while that table was
+//! published. Rows of the former table are never sent if they had not been copied yet or were
+//! inserted while the table was not published. A replay of the current table does not send them
+//! either.
 //!
 //! Rows of tables that inherit from an outbox table can be missing as well. `check` and `run`
 //! report such child tables as long as the parent has the outbox's name. If neither command ran
@@ -36,19 +37,19 @@ pub(super) struct ReplacedTable {
     by: TableName,
     publication: String,
     missing: MissingEvents,
-    /// The end of WAL.
+    /// The server's WAL position at the time of the query.
     end: Lsn,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum MissingEvents {
-    /// Some or all rows that are older than the slot are missing, because these rows were not
-    /// copied completely. Newer rows may be missing as well.
+    /// Some or all rows that are older than the slot are missing, because the copy of these rows
+    /// was not completed. Newer rows may be missing as well.
     Copy,
     /// Rows that were inserted while the table was not published are missing.
     Publication(MissingRows),
-    /// Rows that the journal records as missing or set aside under the former name. A replay would
-    /// look for them in the table that has this name now.
+    /// Rows are missing that the journal records under the table's former name as missing or set
+    /// aside. A replay of this name would read the table that has the name now.
     Replay(MissingRows),
     /// All rows of a child table are missing, because only its parent was published.
     Child { parent: TableName },
@@ -103,14 +104,15 @@ impl ReplacedTable {
         let stored = observed.stored.as_ref()?;
         let unpublished = match observed.evaluate(&target.publication) {
             // If the former table has been published without interruption, none of its rows are
-            // missing: the gap is only in the current table.
+            // missing: only rows of the current table may be.
             TableChange::Gap(gap) if !stored.is_published || stored.is_out => Some(MissingRows {
                 from: gap.from,
                 since: gap.since,
             }),
-            // The current table is not published yet, but the former table is published again. Don't
-            // wait for the current table: the former one may be part of the outbox under its new
-            // name, and retention may remove its rows.
+            // The current table is not published yet, but the former table is published again.
+            // Report the former table without waiting for the current table to be published: the
+            // former table may be part of the outbox under its new name, and retention may remove
+            // its rows.
             TableChange::Nothing if stored.is_published && stored.is_out => Some(MissingRows {
                 from: stored.seen_lsn,
                 since: stored.seen_xid,
@@ -277,8 +279,8 @@ impl Catalog {
         Ok(found)
     }
 
-    /// Returns the range of rows that have not been resent although the journal records them as
-    /// missing or set aside under the table's former name.
+    /// Returns the range of rows that the journal records as missing or set aside under the table's
+    /// former name, and that have not been resent.
     async fn recorded_as_missing(
         &self,
         target: &Target,
@@ -298,8 +300,8 @@ impl Catalog {
             .map(|entry| rows(entry.from, entry.since, entry.cluster.as_ref()));
         let relation = observed.stored.as_ref().map_or(0, |stored| stored.relation);
         let mut aside = self.set_aside_of_table(target, &name, relation).await?;
-        // Keep the entries about the former table. These entries contain the former name, but a
-        // replay would read the table that has this name now.
+        // Keep only the entries about the former table. They contain its former name, but a replay
+        // would read the table that has this name now.
         aside.retain(|entry| entry.table == name && entry.relation == relation);
         let aside = aside.iter().map(|entry| {
             rows(

@@ -1,5 +1,4 @@
-//! Finds tables with rows that are older than the slot and are due to be copied, but have not been
-//! copied yet.
+//! Finds tables with rows that are older than the slot and still have to be copied.
 //!
 //! For an outbox with a single table, `walpost init` runs `sql/snapshot.sql`. If the table has
 //! rows, the script records in the journal that a copy is due. If the outbox has been configured
@@ -23,7 +22,7 @@ pub(crate) struct UncopiedTable {
     pub(crate) slot_at: Lsn,
 }
 
-/// A copy that the journal records as due.
+/// A copy of a table's existing rows that is due according to the journal.
 pub(super) struct DueCopy {
     /// The table's name in the journal.
     recorded: TableName,
@@ -212,8 +211,8 @@ impl Catalog {
         }
     }
 
-    /// Widens the gap to the whole table if the outbox has several tables and the copy of the
-    /// table's existing rows is incomplete: with several tables, no run will complete the copy.
+    /// Extends the gap to the whole table if the outbox has several tables and the existing rows of
+    /// this table were not copied completely, because no run of such an outbox completes the copy.
     pub(super) async fn widen_if_uncopied(
         &self,
         target: &Target,

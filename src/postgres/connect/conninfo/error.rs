@@ -42,7 +42,7 @@ pub enum ConninfoError {
         nearest.map(|known| format!("; did you mean {known:?}?")).unwrap_or_default()
     )]
     UnknownKey {
-        /// The text as written.
+        /// The parameter's name as written in the connection string.
         name: String,
         /// The most similar known parameter, if any.
         nearest: Option<&'static str>,
@@ -61,7 +61,7 @@ pub enum ConninfoError {
     Value {
         /// The parameter or environment variable.
         name: &'static str,
-        /// The text as written.
+        /// The value of the parameter or environment variable, as written.
         found: String,
         /// The valid values.
         expected: String,

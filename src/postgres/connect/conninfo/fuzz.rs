@@ -39,7 +39,7 @@ pub fn conninfo(data: &[u8]) {
             }
         }
     }
-    // Any password that is quoted must be parsed correctly.
+    // If a password is quoted, parsing must return exactly this password.
     let quoted = written(&[("password".to_owned(), format!("{text}{PASSWORD}"))]);
     if let Some(parsed) = quoted.and_then(|text| parsed(&text).ok()) {
         let Secret(password) = parsed.password.expect("a password");

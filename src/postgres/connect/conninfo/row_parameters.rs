@@ -10,7 +10,7 @@ use super::syntax;
 /// Maximum length of a host name (RFC 1035, section 2.3.4).
 const HOST_BYTES_MAX: usize = 253;
 
-/// Parameters whose values a registry row may supply for insertion into a URL.
+/// Parameters for which a registry row may supply a value that is inserted into a URL.
 const IN_PLACE: [&str; 7] = [
     "application_name",
     "dbname",
@@ -46,15 +46,15 @@ const IN_WHOLE: [&str; 16] = [
 const HOST_EXPECTED: &str = "a host name or an IP address. Set the directory of a Unix-domain socket in the template: \
                              postgresql://walpost@/{dbname}?host=/var/run/postgresql";
 
-/// Returns the parameter whose value contains `marker`. Returns `None` if there is no such
-/// parameter, or if a registry row is not allowed to supply it.
+/// Returns the parameter whose value contains `marker`. Returns `None` if no value contains it, or
+/// if a registry row is not allowed to supply that parameter.
 pub(super) fn parameter_with(text: &str, marker: &str) -> Option<&'static str> {
     let pairs = syntax::pairs(text).ok()?;
     let (name, _) = pairs.iter().find(|(_, value)| value.contains(marker))?;
     IN_PLACE.into_iter().find(|known| known == name)
 }
 
-/// Checks a value that a registry row supplies as part of `parameter`.
+/// Checks a value that a registry row supplies for insertion into the value of `parameter`.
 pub(super) fn check_part(parameter: &str, value: &str) -> Result<(), String> {
     let expected = match parameter {
         "host" if !is_host(value) => HOST_EXPECTED,

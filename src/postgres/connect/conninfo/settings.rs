@@ -76,8 +76,8 @@ impl Settings {
         )
     }
 
-    /// Returns the choice that the parameter's value names, or `default` if the parameter is not
-    /// set.
+    /// Returns the element of `choices` that the parameter's value selects, or `default` if the
+    /// parameter is not set.
     ///
     /// # Errors
     /// Returns [`ConninfoError::Value`] for any other value. This includes an empty value, so that

@@ -1,6 +1,6 @@
-//! Parses connection strings in both syntaxes, `key=value` pairs and URLs, into unescaped pairs in
-//! the order written. The parts of a URL become pairs with the corresponding keywords. Does not
-//! check keywords.
+//! Parses connection strings in both syntaxes, `key=value` pairs and URLs. The result is a list of
+//! unescaped pairs in the order in which they were written. The parts of a URL become pairs with
+//! the corresponding keywords. Does not check whether the keywords are valid.
 //!
 //! Spec: PostgreSQL 18, 32.1.1 "Connection Strings".
 

@@ -10,7 +10,7 @@ use std::ops::Range;
 /// Size of a message header, which consists of a type and a length.
 const HEADER_BYTES: usize = 5;
 
-/// Estimated memory that a message occupies in addition to its bytes if it is kept as a row.
+/// Estimated memory overhead of a message that is kept as a row, in addition to its bytes.
 const MESSAGE_OVERHEAD_BYTES: usize = 128;
 
 /// Limits on the amount of data that a client accepts from its server.
@@ -46,7 +46,8 @@ impl SqlLimits {
     }
 }
 
-/// Tracks message boundaries in the data from a server, looking only at message headers.
+/// A filter that enforces [`SqlLimits`] on the data from a server. It examines only message
+/// headers.
 #[derive(Debug)]
 pub(crate) struct ResponseLimit {
     limits: SqlLimits,
@@ -77,8 +78,9 @@ impl ResponseLimit {
         (has > 0).then(|| HEADER_BYTES - has)
     }
 
-    /// Adds at most [`Self::missing_header_bytes`] bytes to an incomplete header, and returns the
-    /// header once it is complete, unless the message is removed.
+    /// Adds at most [`Self::missing_header_bytes`] bytes to an incomplete header. Returns the
+    /// header once it is complete, or `None` if it is still incomplete or if its message must be
+    /// removed.
     ///
     /// # Errors
     /// Returns the reason if the message is rejected.
@@ -92,13 +94,12 @@ impl ResponseLimit {
         Ok((!self.is_removed).then_some(header))
     }
 
-    /// Moves the bytes that may be passed on to the beginning, and returns their number. The
-    /// remaining bytes were either removed, or are the beginning of a header, which is stored until
-    /// the rest arrives.
+    /// Moves the bytes that the client may receive to the start of `bytes`, and returns their
+    /// number. The remaining bytes belong to messages that must be removed, or are the beginning of
+    /// a header, which is stored until the rest of the header arrives.
     ///
-    /// # Errors
     /// Returns an error if a message is rejected. The error contains the number of bytes before
-    /// that message, which may be passed on, and the reason for the rejection.
+    /// that message, which the client may receive, and the reason for the rejection.
     pub(crate) fn accept(&mut self, bytes: &mut [u8]) -> Result<usize, (usize, String)> {
         let (mut at, mut passed) = (0, 0);
         loop {
@@ -117,8 +118,8 @@ impl ResponseLimit {
         }
     }
 
-    /// Appends a part of the current message to the first `passed` bytes, unless the message is
-    /// removed. Returns the new number of bytes to pass on.
+    /// Moves a part of the current message to offset `passed`, unless the message must be removed.
+    /// Returns the new number of bytes that the client may receive.
     fn pass(&self, bytes: &mut [u8], part: Range<usize>, passed: usize) -> usize {
         if self.is_removed {
             return passed;
@@ -181,8 +182,8 @@ mod tests {
         message
     }
 
-    /// Passes the input to a [`ResponseLimit`] in pieces. Returns the bytes that are passed on and,
-    /// if the rest is rejected, the reason.
+    /// Passes `bytes` to a [`ResponseLimit`] in pieces. Returns the bytes that the client may
+    /// receive and, if the rest is rejected, the reason.
     fn pass(
         bound: &mut ResponseLimit,
         mut bytes: &[u8],

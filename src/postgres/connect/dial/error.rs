@@ -118,8 +118,8 @@ impl ServerError {
     /// Returns whether a later attempt may succeed, for example because the server is starting up,
     /// shutting down or out of resources, or because the connection was lost.
     fn is_temporary(&self) -> bool {
-        // 08P01 is a protocol violation: a peer that does not support a message will not support it
-        // next time either.
+        // 08P01 (protocol violation) is not temporary: a peer that does not support a message now
+        // will not support it later either.
         self.code != "08P01"
             && self.pooler().is_none()
             && ["08", "53", "57"]
@@ -398,7 +398,8 @@ pub enum DialError {
     AllHosts {
         /// All failures, in the order tried. Never empty, and never contains `AllHosts`.
         failures: Vec<DialError>,
-        /// The index of the failure that determines the remedy: see [`DialError::decisive`].
+        /// The index of the failure on which the suggested remedy is based: see
+        /// [`DialError::decisive`].
         decisive: usize,
     },
 }
@@ -537,7 +538,8 @@ impl DialError {
         self
     }
 
-    /// Returns the failure that determines the remedy. Never returns [`DialError::AllHosts`].
+    /// Returns the failure on which the suggested remedy is based. Never returns
+    /// [`DialError::AllHosts`].
     ///
     /// If several attempts failed, returns the failure that is most likely to be temporary, or the
     /// last of several equally likely ones. For example, if one host is unreachable and another

@@ -128,7 +128,7 @@ async fn replicate(session: Session, outcome: &mut Vec<String>) -> ConnectionErr
     read_all(&mut connection, |frame| outcome.push(format!("{frame:?}"))).await
 }
 
-/// The placeholders that the server has replaced with actual values.
+/// Which of the placeholders [`NONCE`] and [`PROOF`] the server replaced in the bytes that it sent.
 #[derive(Default)]
 struct Sent {
     nonce: bool,

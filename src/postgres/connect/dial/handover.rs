@@ -1,4 +1,5 @@
-//! Hands a ready session over to tokio-postgres, which always performs the startup itself.
+//! Hands an established session over to tokio-postgres, which can use a session only if it performs
+//! the startup itself.
 //!
 //! The startup message from tokio-postgres is discarded, and tokio-postgres is given a copy of the
 //! server's reply to Walpost's own startup. In this way, SQL clients and replication connections
@@ -75,12 +76,12 @@ pub(crate) struct Handover {
     /// Whether tokio-postgres has sent its complete startup message and is waiting for the reply.
     is_requested: bool,
     bound: ResponseLimit,
-    /// Whether a message was rejected, after which nothing more is read.
+    /// Whether a message was rejected. If so, nothing more is read from the socket.
     is_finished: bool,
 }
 
 impl Handover {
-    /// Passes on bytes from the server, up to the first message that is rejected.
+    /// Passes bytes from the server to tokio-postgres, up to the first message that is rejected.
     fn pass_on(&mut self, bytes: &mut [u8]) {
         match self.bound.accept(bytes) {
             Ok(count) => self.answer.extend_from_slice(&bytes[..count]),
@@ -111,7 +112,7 @@ fn write_message(messages: &mut BytesMut, tag: u8, body: &[u8]) {
     messages.put_slice(body);
 }
 
-/// Returns the messages that end a startup, as the server sent them: AuthenticationOk,
+/// Returns copies of the messages with which the server completed the startup: AuthenticationOk,
 /// ParameterStatus, BackendKeyData, ReadyForQuery.
 fn startup_end(parameters: &HashMap<String, String>, backend_pid: i32, secret: i32) -> BytesMut {
     let mut messages = BytesMut::new();
@@ -193,7 +194,8 @@ impl AsyncWrite for Handover {
             .any(|part| part == TYPE_LOOKUP)
         {
             self.refuse("the server's response contains a type that is not built into PostgreSQL");
-            // The task may be waiting for data from the socket, from which nothing more is read.
+            // Wake the task, which may be waiting for the socket: nothing more is read from the
+            // socket, so the socket will not wake it.
             cx.waker().wake_by_ref();
             return Poll::Ready(Ok(buf.len()));
         }

@@ -14,9 +14,9 @@ const ITERATIONS_MAX: u32 = 100_000;
 /// password faster than intended.
 const ITERATIONS_MIN: u32 = 4096;
 
-/// If `answer`, the server's first message, must be rejected, returns the reason. `initial` is the
-/// client's message that `answer` replies to. Returns `None` if the message is acceptable, or if it
-/// can't be parsed, which postgres-protocol detects.
+/// Returns the reason to reject `answer`, the server's first message, which is a reply to the
+/// client's message `initial`. Returns `None` if the message is acceptable, or if it can't be
+/// parsed, which postgres-protocol detects.
 pub(crate) fn check_first_message(
     initial: &[u8],
     answer: &[u8],

@@ -60,9 +60,9 @@ impl Socket {
         }
     }
 
-    /// Sets the receive buffer size of an unencrypted TCP connection within the host, and returns
-    /// whether it was set. The buffers of other connections are left unchanged, because a small TCP
-    /// window between hosts would limit the throughput.
+    /// Sets the receive buffer size if this is an unencrypted TCP connection within the host, and
+    /// returns whether it was set. The buffers of other connections are left unchanged, because a
+    /// small TCP window between hosts would limit the throughput.
     pub(in crate::postgres) fn shrink_receive_buffer(&self, bytes: usize) -> bool {
         let Socket::Tcp(stream) = self else {
             return false;

@@ -32,8 +32,8 @@ const STARTUP_BYTES_MAX: usize = 1024 * 1024;
 /// so the message is treated as an error.
 const NEGOTIATE_PROTOCOL_VERSION: u8 = b'v';
 
-/// Maximum number of bytes to read if an error message has the format used before protocol 3.0,
-/// which does not contain a length.
+/// Maximum number of bytes to read from an error message in the format used before protocol 3.0,
+/// which does not include the length of the message.
 const TEXT_BYTES_MAX: usize = 1024;
 
 /// Sends and receives protocol messages over a socket until the session is ready.
@@ -200,10 +200,10 @@ impl<'a> Wire<'a> {
         }
     }
 
-    /// Returns an error if a password, or a hash that is as good as the password, must not be sent:
-    /// the server has not proven its identity, and the connection uses a network or a socket that
-    /// other users could have created. If `require_auth` names the method, sending is always
-    /// allowed.
+    /// Returns an error if it is not safe to send a password, or a hash that could be used in its
+    /// place: the server has not proven its identity, and the connection uses a network or a socket
+    /// that other users could have created. If `require_auth` explicitly allows the method, sending
+    /// is always allowed.
     fn check_may_send(&self, conninfo: &Conninfo, method: AuthMethod) -> Result<(), DialError> {
         if !self.exposure.is_open() || conninfo.require_auth.requires(method) {
             return Ok(());
@@ -488,9 +488,9 @@ pub(crate) struct Started {
 }
 
 impl Started {
-    /// Returns whether the server may have the given major version or a later one. Returns true if
-    /// the version can't be parsed. Returns false if no version is reported: PostgreSQL always
-    /// reports one, so the peer is not PostgreSQL.
+    /// Returns whether the server's major version may be `major` or later. Returns true if the
+    /// version can't be parsed. Returns false if no version is reported: PostgreSQL always reports
+    /// one, so the peer is not PostgreSQL.
     pub(crate) fn may_be_since(&self, major: u32) -> bool {
         let Some(version) = self.parameters.get("server_version") else {
             return false;

@@ -195,8 +195,8 @@ fn sasl_offer() -> Vec<u8> {
     authentication(10, b"SCRAM-SHA-256\0\0")
 }
 
-/// Returns AuthenticationOk and the messages after it. The server's version is too old for
-/// [`LATER_TIMEOUTS`], so the client sends no query for them.
+/// Returns AuthenticationOk and the startup messages that follow it. The reported server version is
+/// too old for [`LATER_TIMEOUTS`], so the client does not send this query.
 fn ready() -> Vec<u8> {
     let key = [7_i32.to_be_bytes(), 8_i32.to_be_bytes()].concat();
     [

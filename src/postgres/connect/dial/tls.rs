@@ -162,7 +162,7 @@ fn reasons(stack: &ErrorStack) -> String {
     }
 }
 
-/// Converts an error about a local file.
+/// Converts a [`PathError`] about the file that `parameter` names.
 fn path_error(parameter: &'static str, path: &Path, error: PathError) -> DialError {
     match error.is_untrusted() {
         true => DialError::UntrustedFile {

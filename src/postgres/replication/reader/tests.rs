@@ -115,8 +115,8 @@ async fn stops_once_the_socket_is_empty_after_finish_is_called() {
     reader.finish();
     let (rest, stopped) = all(&reader).await;
     assert_eq!(stopped, None);
-    // The limit is about the number of bytes that arrive in a second, because the thread may have
-    // to wait for a CPU before it can stop.
+    // The limit is roughly the number of bytes that arrive in one second, because the thread may
+    // have to wait for a CPU before it can stop.
     assert!(rest.len() < 2000, "{} bytes more", rest.len());
     // A call to `finish` before `read` has no effect.
     reader.finish();
@@ -179,7 +179,8 @@ fn stops_reading_at_the_memory_limit_without_losing_bytes() {
     // Write until the socket stays full for longer than the reader needs to read everything, so
     // that it must have stopped reading.
     while full < 50 {
-        // On a busy machine, the reader may be idle for so long that it stops. Make it continue.
+        // On a busy machine, nothing may arrive for so long that the reader stops, so start it
+        // again.
         reader.read();
         let bytes = bytes_from(sent.len());
         match io::Write::write(&mut &theirs, &bytes) {

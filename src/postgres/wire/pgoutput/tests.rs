@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Returns messages that `./dev golden` captured from a real server with this version. In the file,
+/// Returns messages that `./dev golden` captured from a real server of this version. In the file,
 /// each message is preceded by its length.
 fn golden(version: u32) -> Vec<Vec<u8>> {
     let path = format!("tests/golden/pg{version}.bin");

@@ -124,7 +124,7 @@ async fn rejects_an_oversized_message_before_it_arrives() {
     }
 }
 
-/// Sends far more notices than the limit, as any server can.
+/// The server sends far more notices than the limit allows, as any server could.
 #[tokio::test]
 async fn logs_a_limited_number_of_notices_from_a_server() {
     #[derive(Clone, Default)]
@@ -155,7 +155,7 @@ async fn logs_a_limited_number_of_notices_from_a_server() {
     assert!((1..100).contains(&logged), "{logged}");
 }
 
-/// The number of nested type lookups after which the test's server stops.
+/// The number of nested type lookups to which the simulated server replies before it stops.
 const NESTED_TYPES: u32 = 100;
 
 /// Returns the description of a statement that has one parameter of type oid or no parameters, and

@@ -138,8 +138,8 @@ async fn treats_a_failed_postmaster_fork_as_a_lost_connection() {
     assert!(error.to_string().contains("could not fork"), "{error}");
 }
 
-/// The check must not depend on the reported version: a pooler may report any version, regardless
-/// of the actual server's version.
+/// The check of the search path must not depend on the reported version: a pooler may report any
+/// version, regardless of the actual server's version.
 #[tokio::test]
 async fn verifies_the_search_path_for_every_reported_server_version() {
     let others = value("plot, pg_catalog");
