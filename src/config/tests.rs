@@ -995,10 +995,9 @@ fn definition_with_rows(template: &str, rows: &[&str]) -> Definition {
         let row = BTreeMap::from([("name".to_owned(), Some((*name).to_owned()))]);
         let filled = source.fill_template(&row).expect("filled");
         let mut pipeline = FilePipeline::from_template(filled).expect("a pipeline");
-        let ids = [source.id()];
         pipeline.origin = file::Origin::Row {
             file: path.to_owned(),
-            row: query::DefiningRows::default().set(name, source.id(), &row, &ids),
+            row: query::DefiningRows::default().set(name, source.id(), &row),
             source: String::new(),
         };
         file.pipeline.push(pipeline);

@@ -17,6 +17,9 @@ use crate::postgres::target::Target;
 /// the statement finishes.
 const LOCK_TIMEOUT: &str = "2s";
 
+/// The SQLSTATE of the error that an operator does not exist for its operands' types.
+const UNDEFINED_FUNCTION: &str = "42883";
+
 /// A table that `sql/journal.sql` creates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OwnTable {
@@ -117,9 +120,10 @@ impl Catalog {
         // with the next statement.
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let name = format!("walpost_{}", NUMBER.fetch_add(1, Ordering::Relaxed));
+        let examine = sql_file::examine(target, SessionKind::Own, table.examine_keywords());
         let sql = format!(
-            "SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'; {settings}PREPARE {name} AS {statement};\n{}EXECUTE {name}; DEALLOCATE {name}",
-            sql_file::examine(target, SessionKind::Own, table.examine_keywords())
+            "SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'; {settings}PREPARE {name} AS {statement};\n{examine}EXECUTE {name}; \
+             DEALLOCATE {name}"
         );
         let messages = match self.client().simple_query(&sql).await {
             Ok(messages) => messages,
@@ -128,7 +132,15 @@ impl Catalog {
                 // remains.
                 let deallocate = format!("DEALLOCATE {name}");
                 let _ = self.client().batch_execute(&deallocate).await;
-                return Err(CatalogError::from(error).with_commands(&target.commands));
+                let mut error = CatalogError::from(error);
+                // If a column has a different type, PREPARE fails before the table is examined, with
+                // an error that does not name the table.
+                if matches!(&error, CatalogError::Server(found) if found.code == UNDEFINED_FUNCTION)
+                    && let Err(rejection) = self.client().simple_query(&examine).await
+                {
+                    error = rejection.into();
+                }
+                return Err(error.with_commands(&target.commands));
             }
         };
         let rows = messages.into_iter().filter_map(|message| match message {

@@ -101,7 +101,8 @@ fn add_outbox_rejects_walpost_tables_owned_by_another_role(major: u32) {
                 "CREATE RULE r AS ON INSERT TO walpost.{table} DO ALSO SELECT plot.note('rule')"
             ),
             format!("ALTER TABLE walpost.{table} ADD planted bool DEFAULT plot.note('default')"),
-            format!("CREATE INDEX planted ON walpost.{table} (plot.note('index'))"),
+            // Creating an index requires CREATE on the schema. The function runs as the table's owner.
+            format!("RESET ROLE; CREATE INDEX planted ON walpost.{table} (plot.note('index'))"),
         ] {
             db.run(&format!("BEGIN; SAVEPOINT planted; ALTER TABLE walpost.{table} OWNER TO {mallory}; SET ROLE {mallory}; {plant}; RESET ROLE"));
             for owner in [mallory.as_str(), "CURRENT_USER"] {
@@ -134,8 +135,9 @@ fn init_of_one_table_does_not_wait_for_a_lock_on_another() {
     shop.attacker
         .run("BEGIN; LOCK TABLE tenant_m.outbox IN ACCESS EXCLUSIVE MODE");
     shop.fixture.db.run("CREATE SCHEMA tenant_n");
-    let init = shop.init().args(["--table", "tenant_n.outbox"]);
-    init.finish().expect_code(0);
+    let init = shop.init().args(["--table", "tenant_n.outbox"]).finish();
+    shop.attacker.run("ROLLBACK");
+    init.expect_code(0);
 }
 
 /// The functions in the schema serve the outboxes of all tenants, so no tenant may own them, even
