@@ -27,8 +27,6 @@ pub(super) enum SlotOwner {
     Pipeline(String),
     /// The table has no row for the slot.
     Unrecorded,
-    /// The server is a standby, whose copy of the table describes the slots of the primary.
-    Unrecordable,
     /// The table can't be used, for the given reason.
     Unknown(String),
 }
@@ -50,7 +48,6 @@ impl SlotOwner {
                     "slot {slot:?} belongs to pipeline {owner:?} according to walpost.slot_state"
                 )
             }
-            Self::Unrecordable => return Ok(()),
             _ if !must_be_recorded => return Ok(()),
             Self::Unrecorded => {
                 format!(
@@ -94,11 +91,7 @@ impl Catalog {
             .unusable(target, OwnTable::SlotState, Use::Read)
             .await?
         {
-            let is_standby = self.client().query_one("SELECT pg_is_in_recovery()", &[]);
-            return Ok(match is_standby.await?.try_get(0)? {
-                true => SlotOwner::Unrecordable,
-                false => SlotOwner::Unknown(reason),
-            });
+            return Ok(SlotOwner::Unknown(reason));
         }
         let select = format!(
             "SELECT pipeline FROM walpost.slot_state WHERE slot = {}",
@@ -139,7 +132,6 @@ mod tests {
         let unknown = SlotOwner::Unknown("the reason".to_owned());
         for must_be_recorded in [false, true] {
             assert_eq!(check(&own, must_be_recorded), Ok(()));
-            assert_eq!(check(&SlotOwner::Unrecordable, must_be_recorded), Ok(()));
             let error = check(&other, must_be_recorded).expect_err("another pipeline");
             for text in [
                 "slot \"s\" belongs to pipeline \"other\"",
