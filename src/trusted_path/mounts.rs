@@ -26,9 +26,12 @@ pub(super) fn fuse_user(mountinfo: &str, stat: &Stat) -> Option<u32> {
     let device = format!("{}:{}", major(stat.st_dev), minor(stat.st_dev));
     let is_device = |line: &&str| line.split(' ').nth(2) == Some(&device);
     let line = mountinfo.lines().find(is_device)?;
-    let (_, options) = line.split_once(" - ")?;
+    // The type and the source may contain any text, because the user who mounts the file system
+    // chooses them. The kernel escapes spaces in them.
+    let (_, description) = line.split_once(" - ")?;
+    let options = description.split(' ').nth(2)?;
     let user = options
-        .split([' ', ','])
+        .split(',')
         .find_map(|option| option.strip_prefix("user_id="));
     user.map_or(Some(0), |user| user.parse().ok())
 }
@@ -52,6 +55,7 @@ mod tests {
 41 21 0:62 / /mnt rw - virtiofs share rw
 42 21 0:63 / /srv rw - fuse.s3 bucket rw,user_id=0,group_id=0
 43 21 0:64 / /tmp/m rw - fuse.x name rw,user_id=many
+44 21 0:65 / /tmp/n rw - fuse.x,user_id=0 name,user_id=0 rw,user_id=1000
 ";
 
     fn on_device(minor: u32) -> Stat {
@@ -65,6 +69,7 @@ mod tests {
         let user = |minor| fuse_user(MOUNTINFO, &on_device(minor));
         assert_eq!(user(61), Some(1000));
         assert_eq!([user(62), user(63)], [Some(0); 2]);
+        assert_eq!(user(65), Some(1000));
         assert_eq!([user(64), user(6)], [None; 2]);
     }
 
