@@ -115,6 +115,12 @@ DECLARE
                 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace, aclexplode(relacl)
                 WHERE n.nspname = 'walpost' AND relname = ANY ($4) AND relname = ANY ($1)
                 AND privilege_type IN ('TRIGGER', 'REFERENCES') AND grantee <> relowner
+            UNION ALL SELECT format('the privilege %s on column %I of table walpost.%s', privilege_type, attname, relname), grantee, false,
+                    format('REVOKE %s (%I) ON walpost.%s FROM %s', privilege_type, attname, relname,
+                        CASE grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(grantee)) END), NULL
+                FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace JOIN pg_attribute a ON a.attrelid = c.oid, aclexplode(attacl)
+                WHERE n.nspname = 'walpost' AND relname = ANY ($4) AND relname = ANY ($1)
+                AND privilege_type = 'REFERENCES' AND grantee <> relowner
             -- Objects in the schema walpost are used for every outbox in the database, so they must
             -- not belong to a role that is trusted only because it owns one outbox.
             UNION ALL SELECT format('function %s', p.oid::regprocedure), p.proowner, n.nspname <> 'walpost',

@@ -133,7 +133,7 @@ BEGIN
         FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = outbox;
     SELECT b.oid, b.pubviaroot INTO publication_oid, via_root FROM pg_publication b WHERE b.pubname = add_outbox.publication;
     -- After this call, the name can't be made to refer to another table.
-    code_of_others := walpost.lock_and_examine(its_schema, its_name, 'SELECT');
+    code_of_others := walpost.lock_and_examine(its_schema::text, its_name::text, 'SELECT'::text);
     IF outbox IS DISTINCT FROM to_regclass(format('%I.%I', its_schema, its_name)) THEN
         RAISE EXCEPTION 'table %.% was replaced by another one while it was being added', quote_ident(its_schema),
             quote_ident(its_name) USING ERRCODE = 'object_in_use', HINT = 'Add it again.';

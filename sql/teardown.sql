@@ -42,7 +42,6 @@ DO $walpost$
 DECLARE
     name text := current_setting('walpost.slot');
     found pg_replication_slots;
-    kept name;
 BEGIN
     SELECT * INTO found FROM pg_replication_slots WHERE slot_name = name;
     IF found IS NULL THEN
@@ -57,18 +56,43 @@ BEGIN
         RAISE NOTICE 'slot % dropped; it was confirmed up to %, and WAL ended at %',
             name, found.confirmed_flush_lsn, pg_current_wal_lsn();
     END IF;
-    -- If the slot's row in walpost.slot_state remained, Walpost would report that another program
-    -- had moved a new slot of the same name.
+END
+$walpost$;
+
+-- If the slot's row in walpost.slot_state remained, Walpost would report that another program had
+-- moved a new slot of the same name. The tables are examined again while they are locked, because a
+-- transaction that was still open during the first examination may have added a trigger.
+BEGIN;
+DO $walpost$
+DECLARE
+    kept name;
+BEGIN
     FOR kept IN SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = 'walpost'
         AND c.relname IN ('slot_state', 'table_state')
         AND c.relname = ANY (string_to_array(current_setting('walpost.examined'), ' '))
         AND has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')
         AND has_table_privilege(c.oid, 'DELETE')
     LOOP
-        EXECUTE format('DELETE FROM walpost.%I WHERE slot = $1', kept) USING name;
+        EXECUTE format('LOCK TABLE walpost.%I IN SHARE ROW EXCLUSIVE MODE', kept);
     END LOOP;
 END
 $walpost$;
+\ir examine.sql
+DO $walpost$
+DECLARE
+    kept name;
+BEGIN
+    FOR kept IN SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = 'walpost'
+        AND c.relname IN ('slot_state', 'table_state')
+        AND c.relname = ANY (string_to_array(current_setting('walpost.examined'), ' '))
+        AND has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')
+        AND has_table_privilege(c.oid, 'DELETE')
+    LOOP
+        EXECUTE format('DELETE FROM walpost.%I WHERE slot = $1', kept) USING current_setting('walpost.slot');
+    END LOOP;
+END
+$walpost$;
+COMMIT;
 
 DROP PUBLICATION IF EXISTS :"publication";
 

@@ -463,7 +463,7 @@ impl Catalog {
                     // The new entry covers everything committed until now. If the table is added
                     // again, the next entry must cover only later commits.
                     let set = format!(
-                        "{}, memberships = '', seen_lsn = {}, seen_xid = {}",
+                        "{}, memberships = ''::text, seen_lsn = {}, seen_xid = {}",
                         observed.assignments_if_out(),
                         literal(observed.slot.confirmed, "pg_lsn"),
                         literal(observed.slot.catalog_xmin, "text")

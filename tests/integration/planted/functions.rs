@@ -226,6 +226,10 @@ fn rejects_functions_and_publications_owned_by_another_role(major: u32) {
             "belongs to",
         ),
     ] {
+        // Since PostgreSQL 18, the built-in function uuidv7() is used instead.
+        if major >= 18 && expected.contains("uuidv7") {
+            continue;
+        }
         shop.attacker.run(&plant);
         let init = shop.init().finish().expect_code(3);
         init.expect_mentions(&[expected, &shop.mallory]);
