@@ -62,6 +62,10 @@ $walpost$;
 -- If the slot's row in walpost.slot_state remained, Walpost would report that another program had
 -- moved a new slot of the same name. The tables are examined again while they are locked, because a
 -- transaction that was still open during the first examination may have added a trigger.
+SELECT count(*) > 0 AS has_rows FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = 'walpost'
+    AND c.relname IN ('slot_state', 'table_state')
+    AND c.relname = ANY (string_to_array(current_setting('walpost.examined'), ' ')) \gset
+\if :has_rows
 BEGIN;
 DO $walpost$
 DECLARE
@@ -93,6 +97,7 @@ BEGIN
 END
 $walpost$;
 COMMIT;
+\endif
 
 DROP PUBLICATION IF EXISTS :"publication";
 

@@ -10,6 +10,7 @@ use crate::init::try_psql;
 use crate::support::event::Outbox;
 use crate::support::postgres::{MAJOR, MAJORS, debian_binaries};
 use crate::support::reaper;
+use crate::support::wait::wait_until;
 use crate::support::walpost::Invocation;
 
 impl PlantedFixture {
@@ -206,6 +207,39 @@ fn rejects_a_schema_created_after_the_inspection() {
             );
             assert!(text.contains(expected.unwrap_or("")), "{file}: {text}");
         }
+    }
+}
+
+/// A trigger that a transaction still open has added is not found by the first examination, and would
+/// fire once that transaction has committed and released its lock.
+#[test]
+fn teardown_does_not_fire_a_trigger_of_an_open_transaction() {
+    for major in [14, 18] {
+        let shop = PlantedFixture::new(Outbox::Table, major);
+        let (db, mallory) = (&shop.fixture.db, &shop.mallory);
+        db.run(&format!(
+            "GRANT USAGE ON SCHEMA walpost TO {mallory}; GRANT REFERENCES (slot) ON walpost.slot_state TO {mallory}"
+        ));
+        let teardown = Path::new(env!("CARGO_MANIFEST_DIR")).join("sql/teardown.sql");
+        let output = try_psql(&shop.fixture, &teardown);
+        shop.expect_psql_refused(&output, "a column privilege");
+        shop.attacker.run(
+            "CREATE TABLE plot.child (slot text);
+             BEGIN; ALTER TABLE plot.child ADD FOREIGN KEY (slot) REFERENCES walpost.slot_state (slot) ON DELETE CASCADE",
+        );
+        db.run(&format!(
+            "REVOKE REFERENCES (slot) ON walpost.slot_state FROM {mallory}"
+        ));
+        let output = std::thread::scope(|scope| {
+            let psql = scope.spawn(|| try_psql(&shop.fixture, &teardown));
+            let waits = "SELECT EXISTS (SELECT FROM pg_locks WHERE relation = 'walpost.slot_state'::regclass AND NOT granted)";
+            wait_until("psql to wait for the lock", || db.is_true(waits));
+            shop.attacker.run("COMMIT");
+            psql.join().expect("an output")
+        });
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(text.contains("RI_ConstraintTrigger"), "{text}");
+        assert_eq!(db.number("SELECT count(*) FROM walpost.slot_state"), 1);
     }
 }
 
