@@ -17,8 +17,9 @@ use crate::postgres::target::Target;
 /// the statement finishes.
 const LOCK_TIMEOUT: &str = "2s";
 
-/// The SQLSTATE of the error that an operator does not exist for its operands' types.
-const UNDEFINED_FUNCTION: &str = "42883";
+/// The SQLSTATEs of errors about the types of columns: undefined_function (which includes operators)
+/// and datatype_mismatch.
+const TYPE_ERRORS: [&str; 2] = ["42883", "42804"];
 
 /// A table that `sql/journal.sql` creates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,7 +136,7 @@ impl Catalog {
                 let mut error = CatalogError::from(error);
                 // If a column has a different type, PREPARE fails before the table is examined, with
                 // an error that does not name the table.
-                if matches!(&error, CatalogError::Server(found) if found.code == UNDEFINED_FUNCTION)
+                if matches!(&error, CatalogError::Server(found) if TYPE_ERRORS.contains(&&*found.code))
                     && let Err(rejection) = self.client().simple_query(&examine).await
                 {
                     error = rejection.into();
