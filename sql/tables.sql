@@ -229,6 +229,7 @@ BEGIN
         RAISE EXCEPTION 'permission denied for table walpost.table_state' USING ERRCODE = 'insufficient_privilege',
             HINT = format('Grant it: GRANT SELECT, INSERT, UPDATE ON walpost.table_state TO %I', current_user);
     END IF;
+    EXECUTE format('ALTER PUBLICATION %I ADD TABLE %I.%I', publication, its_schema, its_name);
     -- Statements on Walpost's own tables must not run other roles' code either. The first check
     -- ensures that neither table is a view, because LOCK TABLE would lock every table in the view's
     -- query. The second check is made while the tables are locked, so that nothing can be added to
@@ -257,7 +258,6 @@ BEGIN
             LOCK TABLE walpost.table_state, walpost.outbox_row IN ROW EXCLUSIVE MODE;
         END IF;
     END LOOP;
-    EXECUTE format('ALTER PUBLICATION %I ADD TABLE %I.%I', publication, its_schema, its_name);
     -- If a slot of the publication has already sent rows of this table, sending all of them again
     -- would duplicate them. Rows that were committed while the table was not published are recorded
     -- as missing when Walpost next compares the row in walpost.table_state with the publication.
