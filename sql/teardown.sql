@@ -62,40 +62,19 @@ $walpost$;
 -- If the slot's row in walpost.slot_state remained, Walpost would report that another program had
 -- moved a new slot of the same name. The tables are examined again while they are locked, because a
 -- transaction that was still open during the first examination may have added a trigger.
-SELECT count(*) > 0 AS has_rows FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = 'walpost'
+SELECT coalesce(string_agg(c.relname, ' '), '') AS own_tables, count(*) > 0 AS has_own_tables
+    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = 'walpost'
     AND c.relname IN ('slot_state', 'table_state')
-    AND c.relname = ANY (string_to_array(current_setting('walpost.examined'), ' ')) \gset
-\if :has_rows
+    AND c.relname = ANY (string_to_array(current_setting('walpost.examined'), ' '))
+    AND has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')
+    AND has_table_privilege(c.oid, 'DELETE') \gset
+\if :has_own_tables
 BEGIN;
-DO $walpost$
-DECLARE
-    kept name;
-BEGIN
-    FOR kept IN SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = 'walpost'
-        AND c.relname IN ('slot_state', 'table_state')
-        AND c.relname = ANY (string_to_array(current_setting('walpost.examined'), ' '))
-        AND has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')
-        AND has_table_privilege(c.oid, 'DELETE')
-    LOOP
-        EXECUTE format('LOCK TABLE walpost.%I IN SHARE ROW EXCLUSIVE MODE', kept);
-    END LOOP;
-END
-$walpost$;
+SELECT format('LOCK TABLE walpost.%I IN SHARE ROW EXCLUSIVE MODE', name)
+    FROM unnest(string_to_array(:'own_tables', ' ')) AS name \gexec
 \ir examine.sql
-DO $walpost$
-DECLARE
-    kept name;
-BEGIN
-    FOR kept IN SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = 'walpost'
-        AND c.relname IN ('slot_state', 'table_state')
-        AND c.relname = ANY (string_to_array(current_setting('walpost.examined'), ' '))
-        AND has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')
-        AND has_table_privilege(c.oid, 'DELETE')
-    LOOP
-        EXECUTE format('DELETE FROM walpost.%I WHERE slot = $1', kept) USING current_setting('walpost.slot');
-    END LOOP;
-END
-$walpost$;
+SELECT format('DELETE FROM walpost.%I WHERE slot = %L', name, :'slot')
+    FROM unnest(string_to_array(:'own_tables', ' ')) AS name \gexec
 COMMIT;
 \endif
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use toml::{Table, Value};
 
 use super::Env;
-use super::row_values::{self, Place, can_be_equal};
+use super::row_values::{self, Place, can_be_equal, own_topics};
 use super::values::{PASSWORD_COMMAND, TOKEN_COMMAND, parse_duration};
 use crate::kafka::properties::is_secret;
 use crate::outbox::reserved_topics::collision_key;
@@ -75,14 +75,6 @@ impl QuerySource {
     fn name(&self) -> &str {
         let name = self.template.get("name").and_then(Value::as_str);
         name.unwrap_or_default()
-    }
-
-    fn checkpoint_topic(&self) -> Option<&str> {
-        self.template.get("checkpoint")?.get("topic")?.as_str()
-    }
-
-    fn dead_letter_topic(&self) -> Option<&str> {
-        self.template.get("dead_letter_topic")?.as_str()
     }
 
     /// Returns descriptions of the keys whose values are, or contain, passwords.
@@ -172,26 +164,25 @@ impl QuerySource {
 /// # Errors
 /// Returns an error that names the setting that could have the same value in both sources.
 pub(super) fn check_distinct(first: &QuerySource, second: &QuerySource) -> Result<(), String> {
-    let (names, topics) = (
-        (first.name(), second.name()),
-        [(first, second), (second, first)],
-    );
-    if can_be_equal(names.0, names.1) {
+    let (name, other_name) = (first.name(), second.name());
+    if can_be_equal(name, other_name) {
         return Err(format!(
-            "found two sources whose pipelines could have the same name, because their templates have name = {:?} and name = {:?}. \
-             Begin the names of each source's pipelines with different text, like \"shard_{{name}}\" and \"tenant_{{name}}\"",
-            names.0, names.1
+            "found two sources whose pipelines could have the same name, because their templates have name = {name:?} and \
+             name = {other_name:?}. Begin the names of each source's pipelines with different text, like \"shard_{{name}}\" and \
+             \"tenant_{{name}}\""
         ));
     }
-    for (first, second) in topics {
-        if let (Some(checkpoints), Some(dead_letters)) =
-            (first.checkpoint_topic(), second.dead_letter_topic())
-            && can_be_equal(&collision_key(checkpoints), &collision_key(dead_letters))
-        {
-            return Err(format!(
-                "found a source with checkpoint.topic = {checkpoints:?} and one with dead_letter_topic = {dead_letters:?} in its \
-                 template, which could be the same topic. Begin them with different text"
-            ));
+    let other_topics = own_topics(&second.template);
+    for (key, usage, topic) in own_topics(&first.template) {
+        for (other_key, other_usage, other_topic) in &other_topics {
+            if usage != *other_usage
+                && can_be_equal(&collision_key(topic), &collision_key(other_topic))
+            {
+                return Err(format!(
+                    "found a source with {key} = {topic:?} and one with {other_key} = {other_topic:?} in its template, which could \
+                     be the same topic. Begin them with different text"
+                ));
+            }
         }
     }
     Ok(())

@@ -146,52 +146,24 @@ fn has_values(text: &str) -> bool {
 
 /// Returns whether two template strings can become equal when their columns are replaced by values.
 pub(super) fn can_be_equal(first: &str, second: &str) -> bool {
-    let (first, second) = (
-        Literal::from_template(first),
-        Literal::from_template(second),
-    );
-    let ends_agree = |first: &Literal, second: &Literal| {
-        first.prefix.starts_with(&second.prefix) && first.suffix.ends_with(&second.suffix)
+    // Text with unmatched braces is rejected later, when a row's values are inserted. Here, it
+    // is treated as text that can become any value.
+    let [first, second] = [first, second].map(|text| literals(text).unwrap_or_default());
+    let ends = |literals: &[String]| -> [String; 2] {
+        [literals.first(), literals.last()].map(|text| text.cloned().unwrap_or_default())
     };
-    match (first.is_whole, second.is_whole) {
-        (true, true) => first.prefix == second.prefix,
-        (true, false) => second.len() <= first.prefix.len() && ends_agree(&first, &second),
-        (false, true) => first.len() <= second.prefix.len() && ends_agree(&second, &first),
-        (false, false) => {
-            let prefixes = (&first.prefix, &second.prefix);
-            let suffixes = (&first.suffix, &second.suffix);
-            (prefixes.0.starts_with(prefixes.1) || prefixes.1.starts_with(prefixes.0))
-                && (suffixes.0.ends_with(suffixes.1) || suffixes.1.ends_with(suffixes.0))
+    match (&first[..], &second[..]) {
+        ([first], [second]) => first == second,
+        ([whole], others) | (others, [whole]) => {
+            let [prefix, suffix] = ends(others);
+            let rest = whole.strip_prefix(&*prefix);
+            rest.is_some_and(|rest| rest.ends_with(&suffix))
         }
-    }
-}
-
-/// The literal text around the columns of a template.
-struct Literal {
-    prefix: String,
-    suffix: String,
-    /// Whether the template contains no columns. The prefix and the suffix are then the whole text.
-    is_whole: bool,
-}
-
-impl Literal {
-    fn from_template(text: &str) -> Self {
-        // Text with unmatched braces is rejected later, when a row's values are inserted. Here, it
-        // is treated as text that can become any value.
-        let segments = segments(text).unwrap_or_default();
-        let literal = |segment: Option<&Segment<'_>>| match segment {
-            Some(Segment::Text(text)) => text.clone(),
-            Some(Segment::Column(_)) | None => String::new(),
-        };
-        Self {
-            prefix: literal(segments.first()),
-            suffix: literal(segments.last()),
-            is_whole: segments.len() == 1,
+        (first, second) => {
+            let ([prefix, suffix], [other_prefix, other_suffix]) = (ends(first), ends(second));
+            (prefix.starts_with(&other_prefix) || other_prefix.starts_with(&prefix))
+                && (suffix.ends_with(&other_suffix) || other_suffix.ends_with(&suffix))
         }
-    }
-
-    fn len(&self) -> usize {
-        self.prefix.len() + self.suffix.len()
     }
 }
 

@@ -11,6 +11,7 @@ use crate::outbox::connect::ColumnFacts;
 use crate::postgres::catalog::drop_slot::Outcome;
 use crate::postgres::catalog::journal::Entry;
 use crate::postgres::catalog::set_aside::TableNote;
+use crate::postgres::catalog::slot_owner::{DefinedBy, UnknownOwner};
 use crate::postgres::catalog::slot_state::{FirstStart, FoundState, SlotIdentity};
 use crate::postgres::catalog::table_state::{AcceptedNames, Refresh, UncopiedTable};
 use crate::postgres::catalog::{
@@ -199,13 +200,13 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
         note: &TableNote,
     ) -> impl Future<Output = Result<Option<SetAside>, CatalogError>> + Send;
 
-    /// Checks that the slot belongs to a pipeline that is defined by a row; see
-    /// [`Catalog::check_slot_owner`].
+    /// See [`Catalog::check_slot_owner`].
     fn check_slot_owner(
         &self,
         pipeline: &str,
+        defined_by: DefinedBy,
         target: &Target,
-        must_be_recorded: bool,
+        unknown: UnknownOwner,
     ) -> impl Future<Output = Result<(), CatalogError>> + Send;
 
     /// Returns the state of the slot that is recorded in `walpost.slot_state`.
@@ -423,10 +424,11 @@ impl CatalogQueries for Catalog {
     async fn check_slot_owner(
         &self,
         pipeline: &str,
+        defined_by: DefinedBy,
         target: &Target,
-        must_be_recorded: bool,
+        unknown: UnknownOwner,
     ) -> Result<(), CatalogError> {
-        Catalog::check_slot_owner(self, pipeline, target, must_be_recorded).await
+        Catalog::check_slot_owner(self, pipeline, defined_by, target, unknown).await
     }
 
     async fn slot_state(&self, slot: &SlotIdentity) -> Result<FoundState, CatalogError> {

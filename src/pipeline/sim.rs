@@ -52,7 +52,7 @@ use crate::outbox::settings::OutboxSettings;
 use crate::postgres::catalog::drop_slot::Outcome;
 use crate::postgres::catalog::journal::Entry;
 use crate::postgres::catalog::set_aside::TableNote;
-use crate::postgres::catalog::slot_owner::DefinedBy;
+use crate::postgres::catalog::slot_owner::{DefinedBy, UnknownOwner};
 use crate::postgres::catalog::slot_state::{FirstStart, FoundState, SlotIdentity, SlotState};
 use crate::postgres::catalog::table_state::{AcceptedNames, Refresh, UncopiedTable};
 use crate::postgres::catalog::{
@@ -381,7 +381,13 @@ impl CatalogQueries for SimDatabase {
     }
 
     /// Only pipelines defined by rows have to own their slots.
-    async fn check_slot_owner(&self, _: &str, _: &Target, _: bool) -> Result<(), CatalogError> {
+    async fn check_slot_owner(
+        &self,
+        _: &str,
+        _: DefinedBy,
+        _: &Target,
+        _: UnknownOwner,
+    ) -> Result<(), CatalogError> {
         Ok(())
     }
 

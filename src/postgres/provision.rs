@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::catalog::slot_owner::DefinedBy;
+use super::catalog::slot_owner::{DefinedBy, UnknownOwner};
 use super::catalog::slot_state::FirstStart;
 use super::catalog::table_state::Refresh;
 use super::catalog::{Catalog, CatalogError, ObservedTable};
@@ -354,10 +354,15 @@ impl Provision {
     /// operator has allowed the pipeline to use the slot anyway. If the slot is new, checks that no
     /// earlier slot with the same name is recorded as belonging to another pipeline.
     async fn check_slot_owner(&self, catalog: &Catalog, is_new: bool) -> Result<(), CatalogError> {
-        if self.takes_slot || self.defined_by == DefinedBy::Operator {
+        if self.takes_slot {
             return Ok(());
         }
-        let checked = catalog.check_slot_owner(&self.pipeline, &self.target, !is_new);
+        let unknown = match is_new {
+            true => UnknownOwner::Allowed,
+            false => UnknownOwner::Rejected,
+        };
+        let checked =
+            catalog.check_slot_owner(&self.pipeline, self.defined_by, &self.target, unknown);
         match checked.await {
             // A missing privilege is not an error here: without the privilege, nothing can be
             // recorded about the slot, and `run` halts unless the slot is recorded as belonging to

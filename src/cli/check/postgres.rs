@@ -10,7 +10,6 @@ use crate::pipeline::settings::{Delivery, PipelineSettings};
 use crate::pipeline::snapshot::{self, Outlook};
 use crate::pipeline::wal_budget::budget::OnMax;
 use crate::postgres::catalog::failover::Note;
-use crate::postgres::catalog::slot_owner::DefinedBy;
 use crate::postgres::catalog::{
     Catalog, CatalogError, EventLimit, GuardFunction, Limit, Observed, Problem, PublicPrivileges,
     Statement, format_some, hidden_rows_warning, left_publication_error, unpublished_warning,
@@ -650,11 +649,9 @@ async fn check_owner(
     catalog: &Catalog,
     report: &mut Report<'_>,
 ) {
-    if settings.defined_by == DefinedBy::Operator {
-        return;
-    }
-    let must_be_recorded = observed.has_readable_slot(&settings.target);
-    let checked = catalog.check_slot_owner(&settings.name, &settings.target, must_be_recorded);
+    let (defined_by, target) = (settings.defined_by, &settings.target);
+    let unknown = observed.unknown_owner(target);
+    let checked = catalog.check_slot_owner(&settings.name, defined_by, target, unknown);
     if let Err(error) = checked.await {
         report.add("slot", outcome_of(recovery::catalog_remedy(&error)), error);
     }

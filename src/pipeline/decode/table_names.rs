@@ -30,8 +30,8 @@ const NAMES_MAX: usize = 20_000;
 /// Limit for the memory used by the names of tables that were not published when the pipeline
 /// started.
 const NEW_NAMES_BYTES_MAX: usize = 64 << 20;
-/// Estimated memory used by an entry of the hash map, in addition to the names.
-const ENTRY_BYTES: usize = 100;
+/// Estimated memory used by an entry of a hash map, in addition to the text in its value.
+pub(super) const ENTRY_BYTES: usize = 100;
 
 /// The names under which the rows of tables may be published, by OID.
 #[derive(Default)]

@@ -14,7 +14,7 @@ use crate::pipeline::decode::error::CoreError;
 use crate::pipeline::decode::older_rows::{OlderRow, RowTable};
 use crate::pipeline::decode::other_tables::OtherTables;
 use crate::pipeline::decode::set_aside::SetAsideTables;
-use crate::pipeline::decode::table_names::TableNames;
+use crate::pipeline::decode::table_names::{ENTRY_BYTES, TableNames};
 use crate::postgres::catalog::table_state::AcceptedNames;
 use crate::postgres::table::TableName;
 use crate::postgres::target::Outbox;
@@ -30,8 +30,6 @@ pub(crate) const TABLES_MAX: usize = 10_000;
 /// Limit for the memory used by the catalog's descriptions of columns. If another description would
 /// exceed it, all previous ones are discarded and queried again when they are needed.
 const FACTS_BYTES_MAX: usize = 64 << 20;
-/// Estimated memory used by an entry of a hash map, in addition to the text in its value.
-const ENTRY_BYTES: usize = 100;
 
 /// The outbox tables that the stream has described.
 pub(crate) struct TableSource {

@@ -21,7 +21,7 @@ use crate::pipeline::settings::PipelineSettings;
 use crate::pipeline::snapshot::{Settlement, Snapshot};
 use crate::pipeline::unsendable;
 use crate::postgres::catalog::CatalogError;
-use crate::postgres::catalog::slot_owner::DefinedBy;
+use crate::postgres::catalog::slot_owner::UnknownOwner;
 use crate::postgres::catalog::slot_state::{FoundState, SlotIdentity, SlotState};
 use crate::sink::Sink;
 
@@ -112,27 +112,26 @@ impl<D: Database> Startup<'_, '_, D> {
         self.core.reconnected(resume);
         // Another pipeline may have used the slot since the last check. It can't do so from now on,
         // because this connection holds the slot.
-        self.check_slot_owner(catalog, true).await?;
+        self.check_slot_owner(catalog, UnknownOwner::Rejected)
+            .await?;
         Ok((link, resume))
     }
 
-    /// If the pipeline is defined by a row, checks that the slot belongs to the pipeline. With
-    /// `must_be_recorded`, the check also fails if Walpost can't determine which pipeline the slot
-    /// belongs to.
+    /// If the pipeline is defined by a row, checks that the slot belongs to the pipeline.
     async fn check_slot_owner(
         &self,
         catalog: &D::Catalog,
-        must_be_recorded: bool,
+        unknown: UnknownOwner,
     ) -> Result<(), CatalogError> {
-        let PipelineSettings { name, target, .. } = self.settings;
-        match self.settings.defined_by {
-            DefinedBy::Operator => Ok(()),
-            DefinedBy::Row => {
-                catalog
-                    .check_slot_owner(name, target, must_be_recorded)
-                    .await
-            }
-        }
+        let settings = self.settings;
+        catalog
+            .check_slot_owner(
+                &settings.name,
+                settings.defined_by,
+                &settings.target,
+                unknown,
+            )
+            .await
     }
 
     /// Returns the state of the slot that is recorded in `walpost.slot_state`. Returns `Some(None)`

@@ -6,7 +6,7 @@ use postgres_protocol::escape::escape_literal;
 
 use super::own_table::{OwnTable, Use};
 use super::slot_state::{FoundState, SlotIdentity, is_dropped_at};
-use super::table_state::{DATABASE_OID, SYSTEM_ID, VERSION, grant};
+use super::table_state::{DATABASE_OID, SYSTEM_ID, VERSION, grant, text_array};
 use super::{Catalog, CatalogError};
 use crate::model::lsn::Lsn;
 use crate::postgres::sql::text_literal;
@@ -154,10 +154,7 @@ impl Catalog {
         {
             return Ok(Vec::new());
         }
-        let list = |names: &[String]| {
-            let names: Vec<_> = names.iter().map(|name| text_literal(name)).collect();
-            format!("ARRAY[{}]::text[]", names.join(", "))
-        };
+        let list = |names: &[String]| text_array(names.iter().map(String::as_str));
         let sql = format!(
             "SELECT slot, pipeline, confirmed_lsn FROM walpost.slot_state WHERE begun AND system_id = {SYSTEM_ID} \
              AND database_oid = {DATABASE_OID} AND slot <> ALL ({}) AND pipeline <> ALL ({}) \

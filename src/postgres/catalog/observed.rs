@@ -2,6 +2,7 @@
 //! running. Does no I/O.
 
 use super::problem::{Holder, Problem, lost};
+use super::slot_owner::UnknownOwner;
 use super::{TableVersion, UnsafeFilter, synchronous};
 use crate::model::dropped_slot::replay_command;
 use crate::model::lsn::Lsn;
@@ -262,11 +263,16 @@ impl Observed {
         Some(Problem::InRecovery { slot, found })
     }
 
-    /// Returns whether the slot exists in this database and can be read on this server.
+    /// Returns whether a pipeline may use the slot if Walpost can't determine which pipeline the slot
+    /// belongs to. This is allowed only if nothing can be read from the slot, because it does not
+    /// exist in this database or can't be read on this server.
     #[must_use]
-    pub(crate) fn has_readable_slot(&self, target: &Target) -> bool {
+    pub(crate) fn unknown_owner(&self, target: &Target) -> UnknownOwner {
         let is_here = |slot: &ObservedSlot| slot.database.as_ref() == Some(&self.database);
-        self.slot.as_ref().is_some_and(is_here) && self.recovery_problem(target).is_none()
+        match self.slot.as_ref().is_some_and(is_here) && self.recovery_problem(target).is_none() {
+            true => UnknownOwner::Rejected,
+            false => UnknownOwner::Allowed,
+        }
     }
 
     /// Returns a problem with the publication, if any, that would cause rows to be omitted.

@@ -20,6 +20,13 @@ pub(crate) enum DefinedBy {
     Row,
 }
 
+/// Whether a pipeline may use a slot if Walpost can't determine which pipeline the slot belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum UnknownOwner {
+    Allowed,
+    Rejected,
+}
+
 /// The pipeline that a slot belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum SlotOwner {
@@ -32,13 +39,12 @@ pub(super) enum SlotOwner {
 }
 
 impl SlotOwner {
-    /// Checks that the slot belongs to the pipeline. With `must_be_recorded`, the check also fails
-    /// if it is unknown which pipeline the slot belongs to.
+    /// Checks that the slot belongs to the pipeline.
     fn check(
         &self,
         pipeline: &str,
         target: &Target,
-        must_be_recorded: bool,
+        unknown: UnknownOwner,
     ) -> Result<(), CatalogError> {
         let slot = &target.slot;
         let found = match self {
@@ -48,7 +54,7 @@ impl SlotOwner {
                     "slot {slot:?} belongs to pipeline {owner:?} according to walpost.slot_state"
                 )
             }
-            _ if !must_be_recorded => return Ok(()),
+            _ if unknown == UnknownOwner::Allowed => return Ok(()),
             Self::Unrecorded => {
                 format!(
                     "walpost.slot_state does not record which pipeline slot {slot:?} belongs to"
@@ -67,20 +73,22 @@ impl SlotOwner {
 }
 
 impl Catalog {
-    /// Checks that the slot belongs to `pipeline`, which is defined by a row. With
-    /// `must_be_recorded`, the check also fails if it is unknown which pipeline the slot belongs
-    /// to.
+    /// If the pipeline is defined by a row, checks that the slot belongs to the pipeline.
     ///
     /// # Errors
     /// Returns an error if the check or a query fails, or if `sql/examine.sql` rejects the table.
     pub(crate) async fn check_slot_owner(
         &self,
         pipeline: &str,
+        defined_by: DefinedBy,
         target: &Target,
-        must_be_recorded: bool,
+        unknown: UnknownOwner,
     ) -> Result<(), CatalogError> {
+        if defined_by == DefinedBy::Operator {
+            return Ok(());
+        }
         let owner = self.slot_owner(target).await?;
-        owner.check(pipeline, target, must_be_recorded)
+        owner.check(pipeline, target, unknown)
     }
 
     /// Returns the pipeline that the slot belongs to. Considers rows of all versions, clusters and
@@ -114,14 +122,14 @@ mod tests {
     use crate::model::commands::Commands;
     use crate::postgres::target::Outbox;
 
-    fn check(owner: &SlotOwner, must_be_recorded: bool) -> Result<(), String> {
+    fn check(owner: &SlotOwner, unknown: UnknownOwner) -> Result<(), String> {
         let target = Target {
             outbox: Outbox::Table("public.outbox".parse().expect("table")),
             publication: "p".to_owned(),
             slot: "s".to_owned(),
             commands: Commands::for_pipeline("row"),
         };
-        let checked = owner.check("row", &target, must_be_recorded);
+        let checked = owner.check("row", &target, unknown);
         checked.map_err(|error| error.to_string())
     }
 
@@ -129,10 +137,10 @@ mod tests {
     fn a_pipeline_of_a_row_uses_only_a_slot_that_is_recorded_as_its_own() {
         let own = SlotOwner::Pipeline("row".to_owned());
         let other = SlotOwner::Pipeline("other".to_owned());
-        let unknown = SlotOwner::Unknown("the reason".to_owned());
-        for must_be_recorded in [false, true] {
-            assert_eq!(check(&own, must_be_recorded), Ok(()));
-            let error = check(&other, must_be_recorded).expect_err("another pipeline");
+        let unreadable = SlotOwner::Unknown("the reason".to_owned());
+        for unknown in [UnknownOwner::Allowed, UnknownOwner::Rejected] {
+            assert_eq!(check(&own, unknown), Ok(()));
+            let error = check(&other, unknown).expect_err("another pipeline");
             for text in [
                 "slot \"s\" belongs to pipeline \"other\"",
                 "pipeline \"row\"",
@@ -146,10 +154,10 @@ mod tests {
         }
         for (owner, expected) in [
             (SlotOwner::Unrecorded, "does not record"),
-            (unknown, "the reason"),
+            (unreadable, "the reason"),
         ] {
-            assert_eq!(check(&owner, false), Ok(()));
-            let error = check(&owner, true).expect_err("no known owner");
+            assert_eq!(check(&owner, UnknownOwner::Allowed), Ok(()));
+            let error = check(&owner, UnknownOwner::Rejected).expect_err("no known owner");
             assert!(error.contains(expected), "{error}");
         }
     }

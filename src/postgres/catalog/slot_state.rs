@@ -16,7 +16,7 @@ use self::gap::{Copied, FORMER_SLOT, GapTable};
 use super::drop_slot::DETACHED_PARTITIONS;
 use super::journal::{Action, Entry, LEFT_PUBLICATION};
 use super::own_table::{OwnTable, Use};
-use super::slot_owner::DefinedBy;
+use super::slot_owner::{DefinedBy, UnknownOwner};
 use super::{Catalog, CatalogError, SnapshotRecord};
 use crate::model::lsn::Lsn;
 use crate::postgres::sql::{lsn_literal, text_literal};
@@ -333,8 +333,13 @@ impl Catalog {
             .await?;
         match rows.is_empty() {
             true => {
-                self.check_slot_owner(&identity.pipeline, &identity.target, true)
-                    .await
+                self.check_slot_owner(
+                    &identity.pipeline,
+                    identity.defined_by,
+                    &identity.target,
+                    UnknownOwner::Rejected,
+                )
+                .await
             }
             false => Ok(()),
         }

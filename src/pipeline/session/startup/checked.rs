@@ -58,8 +58,8 @@ impl<C: CatalogQueries> Checked<C> {
         let observed = catalog.observe(target).await?;
         // Check the slot's owner before writing anything about the slot, and before waiting as a
         // standby instance until the slot is free.
-        let must_be_recorded = observed.has_readable_slot(target);
-        start.check_slot_owner(&catalog, must_be_recorded).await?;
+        let unknown = observed.unknown_owner(target);
+        start.check_slot_owner(&catalog, unknown).await?;
         let session_state = &mut *start.session_state;
         session_state
             .crashes
