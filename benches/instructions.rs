@@ -82,7 +82,7 @@ const fn case(name: &'static str, kind: Kind, per_transaction: usize) -> Case {
 struct Figures {
     architecture: String,
     environment: String,
-    /// The number of rows of each case for which instructions were counted.
+    /// The number of rows processed in each case when the instructions were counted.
     rows: usize,
     /// The number of instructions per row, keyed by the name of the case.
     per_row: BTreeMap<String, f64>,

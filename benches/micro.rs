@@ -1,4 +1,4 @@
-//! Measures the time that the components without I/O take to process a row. Run it with `./dev
+//! Measures how long the components that perform no I/O take to process a row. Run it with `./dev
 //! micro [FILTER]`.
 //!
 //! Times vary between machines and runs, so CI checks the instruction counts of `instructions.rs`
@@ -63,8 +63,8 @@ fn frame_and_decode(group: &mut Group<'_>) {
     });
 }
 
-/// Measures how long the router takes to turn rows into records, with the settings and table
-/// layouts whose costs differ most.
+/// Measures how long the router takes to convert rows to records. The cases are settings and table
+/// layouts that differ most in cost.
 fn route(group: &mut Group<'_>) {
     let cases = [
         ("defaults", Kind::Plain, OutboxSettings::default()),
@@ -91,7 +91,8 @@ fn route(group: &mut Group<'_>) {
     }
 }
 
-/// Measures the watermark alone: reserving, committing, delivering and confirming rows.
+/// Measures the [`Watermark`] alone, which tracks rows as they are reserved, committed, delivered
+/// and confirmed.
 fn watermark(group: &mut Group<'_>) {
     const COST: u64 = 600;
     for (name, per_transaction) in [("transactions of 1", 1), ("transactions of 100", 100)] {
@@ -150,8 +151,8 @@ fn message_bytes(body: &[u8]) -> &[u8] {
     }
 }
 
-/// Returns the rows in the stream, in the form in which a pipeline passes them to the router, and
-/// the mapping of their columns.
+/// Returns the rows in the stream, decoded as a pipeline would decode them before passing them to
+/// the router. Also returns the mapping of their columns.
 fn rows<'s>(stream: &'s Stream, kind: Kind, settings: &OutboxSettings) -> (Mapping, Vec<Row<'s>>) {
     let mut mapping = None;
     let mut rows = Vec::new();

@@ -1,10 +1,11 @@
--- Adds a table and the rows that it already contains to a publication for several outboxes. Calls
--- walpost.add_outbox (see tables.sql) after checking who owns that function.
+-- Adds a table to a publication for several outboxes, and writes the table's existing rows to WAL
+-- so that they are delivered too. Calls walpost.add_outbox (see tables.sql) after checking the
+-- owner of that function.
 --
 --   psql -v schema=tenant_42 -v table=outbox -v publication=walpost_tenants -f sql/add_outbox.sql
 --
--- If the pipeline does not use the default max_row_bytes, set the variable max_row_bytes to the
--- same value, in bytes.
+-- If the pipeline's max_row_bytes is not the default, set the variable max_row_bytes to the
+-- pipeline's value, in bytes.
 --
 -- Run by: a role that owns the publication and the table, or a superuser. Create the slot first,
 -- because a slot delivers only changes that are written after the slot was created. Safe to run

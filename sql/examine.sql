@@ -28,10 +28,10 @@
 --   alter       the same for attaching and detaching a partition
 --   present     whether the schema walpost and the tables named by the other words exist
 --
--- Without `present`, a missing object is not an error, since the other files create it. However,
--- any role that may create schemas could create the missing object first. Therefore, the setting
--- walpost.examined lists the objects that were found and accepted, and only these objects may be
--- used.
+-- Unless `examine` contains `present`, a missing object is not an error, because the other SQL
+-- files create missing objects. However, any role that may create schemas could create such an
+-- object first. Therefore, the setting walpost.examined lists the objects that were found and
+-- accepted, and only these objects may be used.
 \set ON_ERROR_STOP on
 \if :{?schema}
 \else
@@ -77,12 +77,12 @@ DECLARE
     -- sufficient: it may grant none of the role's privileges, or grant the privileges but not the
     -- use of attributes such as REPLICATION.
     act_as text := CASE WHEN current_setting('server_version_num')::int < 160000 THEN 'MEMBER' ELSE 'SET' END;
-    -- The trusted roles: those that can already act as the current role, or can grant themselves
-    -- that right, and can also act as the roles to which RESET ROLE and RESET SESSION AUTHORIZATION
-    -- return. Up to PostgreSQL 15, a role with CREATEROLE can make itself a member of any role that
-    -- is not a superuser. Since PostgreSQL 16, a role can inherit another role's privileges, and so
-    -- replace its functions, without being able to act as it. A role from which an untrusted role
-    -- inherits in this way is not trusted either.
+    -- The trusted roles: those that can act as the current role and as the roles to which RESET
+    -- ROLE and RESET SESSION AUTHORIZATION return, or can grant themselves the right to do so. Up
+    -- to PostgreSQL 15, a role with CREATEROLE can make itself a member of any role that is not a
+    -- superuser. Since PostgreSQL 16, a role can inherit the privileges of another role, and
+    -- thus replace that role's functions, without being able to act as that role. Therefore, a
+    -- role is trusted only if no untrusted role inherits its privileges in this way.
     -- These three queries are prepared below. In this query, $1 is act_as.
     find_trusted_roles CONSTANT text := $query$(text) AS
         SELECT ARRAY(WITH ours AS (
@@ -98,7 +98,8 @@ DECLARE
         SELECT oid FROM able WHERE oid IN (SELECT oid FROM ours) OR NOT EXISTS (
             SELECT FROM pg_auth_members AS m WHERE m.member NOT IN (SELECT oid FROM able)
                 AND pg_has_role(m.member, able.oid, 'USAGE') AND NOT pg_has_role(m.member, able.oid, $1)))$query$;
-    -- $1 is the list of checks, $2 and $3 are the outbox's schema and name, and $4 is own_tables.
+    -- $1 is the list of checks, $2 and $3 are the schema and name of the outbox, and $4 is
+    -- own_tables.
     find_objects CONSTANT text := $query$(text[], text, text, name[]) AS
         WITH outbox AS (SELECT c.oid, c.relowner, c.oid::regclass AS name
             FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $2 AND c.relname = $3
@@ -155,7 +156,7 @@ DECLARE
                 FROM pg_namespace, aclexplode(nspacl) WHERE nspname = 'walpost' AND privilege_type = 'CREATE'
                 AND $1 <> '{}'
         ) AS objects (object, owner, serves_outbox, hint, name)$query$;
-    -- $1 lists tables in the schema walpost.
+    -- $1 is a list of tables in the schema walpost.
     find_additions CONSTANT text := $query$(name[]) AS
         SELECT c.relname, string_agg(list.wrong, ', ') FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace CROSS JOIN LATERAL (
             SELECT format('relkind %s', c.relkind) WHERE c.relkind <> 'r' OR c.relpersistence <> 'p'
@@ -202,7 +203,7 @@ DECLARE
                     ELSE atttypid = 'text'::regtype AND adbin IS NULL END, false)
         ) AS list (wrong) WHERE n.nspname = 'walpost' AND c.relname = ANY ($1) GROUP BY c.relname$query$;
     may_be_us oid[];
-    -- Walpost's existing objects that belong to a trusted role.
+    -- Those of Walpost's existing objects that belong to a trusted role.
     examined name[] := '{}';
     code_of_others text;
     query text;
@@ -234,9 +235,9 @@ BEGIN
     END IF;
     PERFORM set_config('plan_cache_mode', 'force_generic_plan', true);
     EXECUTE format('EXECUTE walpost_trusted_roles (%L)', act_as) INTO may_be_us;
-    -- All objects are looked up in a single query. Between two queries, anyone could create an
-    -- object that was missing. If the query finds the schema and its owner is trusted, no other
-    -- role can rename the schema or create objects in it afterwards.
+    -- All objects are looked up in a single query. With several queries, another role could create
+    -- a missing object between two of them. If the query finds the schema, and the schema's owner
+    -- is trusted, no other role can rename the schema or create objects in it afterwards.
     FOR found IN EXECUTE format('EXECUTE walpost_objects (%L, %L, %L, %L)', what, in_schema, outbox_name, own_tables) LOOP
         -- An object that is used only for this outbox may also belong to a role that can act as the
         -- outbox's owner.

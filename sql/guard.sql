@@ -5,9 +5,9 @@
 --
 -- The owner of a table can add an index, a constraint or statistics that call a function, and the
 -- planner may evaluate that function as the role that reads the table. Searching the catalogs for
--- such objects helps only if none can be added between the search and the statement, and if the
--- table can't be renamed in the meantime. Walpost's role has only SELECT, which does not allow it
--- to lock the table, so this function locks the table on its behalf.
+-- such objects helps only if, between the search and the statement, no such object can be added and
+-- the table can't be renamed. Walpost's role has only SELECT, which does not allow it to lock the
+-- table, so this function locks the table on its behalf.
 --
 --   SELECT walpost.lock_and_examine('public', 'outbox', 'SELECT');
 --
@@ -20,23 +20,25 @@
 -- COMPARE, a SELECT that compares any column with a literal; CONDITION, a SELECT with a condition
 -- written by the operator; or ALTER, which attaches or detaches a partition.
 --
--- If a column is compared, its type and all types that it consists of must belong to a trusted
--- role. If an untrusted role owned such a type, parsing a literal could evaluate the CHECK of a
--- domain inside an array or a composite type, and PostgreSQL would use casts that the type's owner
--- has added. Except in CONDITION, a column whose type is a domain over a built-in type is compared
--- as the built-in type. Operators of an extension are looked up by name, so the schema that
--- contains them must also belong to a trusted role.
+-- If a column is compared, its type must belong to a trusted role, and so must the types of which
+-- its type is composed. If an untrusted role owned such a type, parsing a literal could evaluate
+-- the CHECK of a domain inside an array or a composite type, and PostgreSQL would use casts that
+-- the type's owner has added. Except in CONDITION, a column whose type is a domain over a built-in
+-- type is compared as the built-in type. Operators of an extension are looked up by name, so the
+-- schema that contains them must also belong to a trusted role.
 --
 -- If an untrusted role can change the table, its expressions may use only PostgreSQL's own objects.
 -- Even a function that is owned by a superuser can be made to run another role's code: for example,
 -- hstore's populate_record() evaluates the CHECK of a domain.
 --
--- An object keeps its code when its owner changes. Therefore, it is not sufficient to check an object's owner: the
--- functions that it calls are checked too, including those in a type's casts and checks. For DELETE, every rule and
--- every DELETE trigger is rejected, because even a trigger's condition can contain code, in the form of text that
--- ts_rewrite() runs as SQL. The internal queries of a foreign key look up the other table, types and operators by name,
--- and run as the owner of that table. Therefore, foreign keys that refer to the table are rejected for DELETE and
--- ALTER, and the table's own foreign keys are rejected for ALTER.
+-- When an object's owner changes, the object still calls the same functions. Therefore, it is not
+-- sufficient to check an object's owner: the functions that the object calls are checked too,
+-- including the functions in a type's casts and checks. For DELETE, every rule and every DELETE
+-- trigger is rejected, because even a trigger's condition can contain code, in the form of text
+-- that ts_rewrite() runs as SQL. The internal queries of a foreign key run as the owner of the
+-- table that they query, which is the other table of the foreign key. They look up that table,
+-- types and operators by name. Therefore, foreign keys that refer to the table are rejected for
+-- DELETE and ALTER, and the table's own foreign keys are rejected for ALTER.
 --
 -- Run by: a superuser, because only a superuser can prevent another role from renaming a schema
 -- that the role owns. If another role runs this file, the function rejects tables in schemas that
@@ -68,7 +70,7 @@ $walpost$;
 CREATE OR REPLACE FUNCTION walpost.lock_and_examine(
     schema_name pg_catalog.text, table_name pg_catalog.text, statement pg_catalog.text)
 RETURNS pg_catalog.text LANGUAGE plpgsql VOLATILE SECURITY DEFINER
--- Disables JIT compilation, which takes seconds for the query below. The query itself runs in
+-- Disables JIT compilation, which would take seconds for the query below. The query itself runs in
 -- milliseconds.
 SET search_path = pg_catalog, pg_temp SET standard_conforming_strings = on SET row_security = off SET jit = off
 AS $walpost$
@@ -82,12 +84,12 @@ DECLARE
     -- direction of text. psql prints messages unchanged, so a name that contains such characters
     -- could make a message look like a different one.
     unprintable CONSTANT text := E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]';
-    -- The trusted roles: those that can already act as the caller, or can grant themselves that
-    -- right, and can also act as the roles to which RESET ROLE and RESET SESSION AUTHORIZATION
-    -- return. Up to PostgreSQL 15, a role with CREATEROLE can make itself a member of any role that
-    -- is not a superuser. Since PostgreSQL 16, a role can inherit another role's privileges, and so
-    -- replace its functions, without being able to act as it. A role from which an untrusted role
-    -- inherits in this way is not trusted either.
+    -- The trusted roles: those that can act as the caller and as the roles to which RESET ROLE and
+    -- RESET SESSION AUTHORIZATION return, or can grant themselves the right to do so. Up to
+    -- PostgreSQL 15, a role with CREATEROLE can make itself a member of any role that is not a
+    -- superuser. Since PostgreSQL 16, a role can inherit the privileges of another role, and
+    -- thus replace that role's functions, without being able to act as that role. Therefore, a
+    -- role is trusted only if no untrusted role inherits its privileges in this way.
     trusted oid[] := ARRAY(WITH ours AS (
             SELECT oid, rolsuper FROM pg_roles WHERE rolname IN (caller, session_user)
                 OR oid = (SELECT usesysid FROM pg_stat_activity WHERE pid = pg_backend_pid())
@@ -106,22 +108,22 @@ DECLARE
     kind "char";
     table_owner oid;
     schema_oid oid;
-    -- A schema that an untrusted role can rename, and that contains the table, a partition or an
-    -- ancestor. Null if there is no such schema.
+    -- A schema that contains the table, a partition or an ancestor, and that an untrusted role can
+    -- rename. NULL if there is no such schema.
     foreign_schema pg_namespace;
     tables oid[];
     -- The tables that this session has locked.
     locked oid[];
     missing record;
-    -- The outbox, the tables that inherit from it, and all ancestors of these tables: tables of
-    -- which they are partitions, or from which they inherit.
+    -- The outbox, the tables that inherit from it, and the ancestors of all of these tables. A
+    -- table's ancestors are the tables of which it is a partition or from which it inherits.
     family oid[];
     -- Whether an untrusted role can change any table in `family`.
     is_exposed boolean;
     calls text;
 BEGIN
-    -- At isolation level REPEATABLE READ or SERIALIZABLE, the queries below would see the catalogs as of a time before
-    -- the table was locked.
+    -- At isolation level REPEATABLE READ or SERIALIZABLE, the queries below could read an older
+    -- state of the catalogs, from before the table was locked.
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE EXCEPTION 'walpost.lock_and_examine was called in a transaction with isolation level %, expected read committed',
             current_setting('transaction_isolation') USING ERRCODE = 'active_sql_transaction';
@@ -144,8 +146,8 @@ BEGIN
     WITH RECURSIVE ancestors (oid) AS (
         SELECT unnest(tables) UNION SELECT inhparent FROM pg_inherits JOIN ancestors ON inhrelid = ancestors.oid
     ) SELECT array_agg(oid) INTO family FROM ancestors;
-    -- The locks block VACUUM, so they are acquired only for Walpost's role, and for roles that could
-    -- lock the outbox and its ancestors themselves.
+    -- The locks acquired below block VACUUM. Therefore, they are acquired only for Walpost's role
+    -- and for roles that could lock the outbox and its ancestors themselves.
     IF NOT coalesce(has_table_privilege(caller, outbox, 'SELECT')
         AND has_table_privilege(caller, to_regclass('walpost.slot_state'), 'UPDATE'), false)
         AND EXISTS (SELECT FROM pg_class WHERE (oid = outbox OR oid = ANY (family) AND oid <> ALL (tables))
@@ -171,9 +173,9 @@ BEGIN
             AND privilege_type IN ('TRIGGER', 'REFERENCES') AND grantee <> ALL (trusted))
         OR EXISTS (SELECT FROM pg_attribute, aclexplode(attacl) WHERE attrelid = ANY (family)
             AND privilege_type = 'REFERENCES' AND grantee <> ALL (trusted));
-    -- If the table was dropped after its name was looked up, the queries above found neither its
-    -- owner nor its privileges, and it would wrongly count as trusted. If the table still exists
-    -- now, it existed during all of these queries.
+    -- If the table was dropped after its name was looked up, the queries above found neither an
+    -- owner nor privileges, so is_exposed would wrongly be false. If the table still exists now, it
+    -- existed during all of these queries.
     IF NOT EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
         WHERE c.oid = outbox AND n.oid = schema_oid AND n.nspname = schema_name AND c.relname = table_name) THEN
         RAISE EXCEPTION 'table %.% was replaced by another one while it was being examined', quote_ident(schema_name),
@@ -182,19 +184,20 @@ BEGIN
     -- A table that only trusted roles can change does not need to be locked.
     IF is_exposed THEN
         IF definer_is_superuser THEN
-            -- Keeps the schema from being renamed. Renaming the schema would not lock its tables,
-            -- but would update this row.
+            -- Locks the schema's row, so that the schema can't be renamed. A lock on a table would
+            -- not prevent that.
             PERFORM FROM pg_namespace WHERE oid = schema_oid AND nspname = schema_name FOR KEY SHARE;
             IF NOT FOUND THEN
                 RAISE EXCEPTION 'schema % was renamed while table %.% was being examined', quote_ident(schema_name),
                     quote_ident(schema_name), quote_ident(table_name) USING ERRCODE = 'object_in_use',
                         HINT = 'Run the same command again.';
             END IF;
-            -- Keeps the table from being renamed or dropped while LOCK TABLE below waits, but does not block other
-            -- forms of ALTER TABLE, or TRUNCATE. LOCK TABLE looks up the name again after it has waited. If the name
-            -- then referred to a view, LOCK TABLE would lock every table in the view's query with the privileges of
-            -- this function's owner. Up to PostgreSQL 15, a rule can also turn an empty table into a view, which
-            -- deletes the system columns from pg_attribute; the lock on the row of `tableoid` prevents that.
+            -- Keeps the table from being renamed or dropped while LOCK TABLE below waits, but does
+            -- not block TRUNCATE or other forms of ALTER TABLE. LOCK TABLE looks up the name again
+            -- after it has waited. If the name then referred to a view, LOCK TABLE would lock every
+            -- table in the view's query with the privileges of this function's owner. Up to
+            -- PostgreSQL 15, a rule can also turn an empty table into a view, which deletes the
+            -- system columns from pg_attribute; the lock on the row of `tableoid` prevents that.
             PERFORM FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = 'tableoid'
                 WHERE c.oid = outbox AND c.relname = table_name AND c.relnamespace = schema_oid AND c.relkind = kind
                 FOR KEY SHARE;
@@ -221,8 +224,8 @@ BEGIN
         -- LOCK TABLE determines the list of partitions before it locks any of them. While it waits
         -- for one table, a partition can be attached to another table that is not locked yet. LOCK
         -- TABLE also omits partitions that are being detached. Ancestors are locked too, because
-        -- attaching an ancestor to another table does not lock a partition that is being detached
-        -- from it.
+        -- attaching an ancestor to another table does not lock partitions that are being detached
+        -- from the ancestor.
         FOR attempt IN 1..10 LOOP
             WITH RECURSIVE tree (oid) AS (
                 SELECT outbox UNION SELECT inhrelid FROM pg_inherits JOIN tree ON inhparent = tree.oid
@@ -258,7 +261,7 @@ BEGIN
                 END;
             END LOOP;
         END LOOP;
-        -- Before the lock was acquired, the name may have referred to another table. Up to
+        -- Until the lock was acquired, the name could have referred to a different table. Up to
         -- PostgreSQL 15, a rule can also turn an empty table into a view.
         IF kind IS DISTINCT FROM (SELECT relkind FROM pg_class WHERE oid = outbox AND relname = table_name
             AND relnamespace = schema_oid) OR outbox <> ALL (locked) THEN
@@ -268,7 +271,7 @@ BEGIN
             RAISE EXCEPTION 'tables were attached to table %.%, or it was attached to another table, while it was being examined',
                 quote_ident(schema_name), quote_ident(table_name) USING ERRCODE = 'object_in_use', HINT = 'Run the same command again.';
         END IF;
-        -- Keeps the schemas that contain partitions from being renamed, too.
+        -- Also keeps the schemas of the partitions from being renamed.
         IF definer_is_superuser THEN
             PERFORM FROM pg_namespace WHERE oid IN (SELECT relnamespace FROM pg_class WHERE oid = ANY (tables)) FOR KEY SHARE;
         END IF;
@@ -306,8 +309,9 @@ BEGIN
             ) AS object (schema, owner)
             WHERE is_ordering AND NOT is_part AND t.typnamespace <> 'pg_catalog'::regnamespace AND statement NOT IN ('DELETE', 'ALTER')
     ), checks (class, object, expressions, type) AS (
-        -- The CHECK constraints that are evaluated when a literal is parsed. If a column's own type is a domain, the
-        -- literal is parsed as the domain's base type, unless the kind of statement is CONDITION.
+        -- Finds the CHECK constraints that are evaluated when a literal is parsed. If a column's
+        -- own type is a domain, the literal is parsed as the domain's base type, unless the kind of
+        -- statement is CONDITION.
         SELECT DISTINCT 'pg_constraint'::regclass, c.oid, conbin::text, type FROM compared JOIN pg_type t ON t.oid = type
             JOIN pg_constraint c ON contypid = type WHERE is_part OR statement = 'CONDITION'
     ), attached (class, object, expressions, is_strict) AS (
@@ -325,10 +329,11 @@ BEGIN
         UNION ALL SELECT class, object, expressions, true FROM checks
     ), used (class, object, used_class, used_object) AS (
         SELECT DISTINCT class, object, refclassid, refobjid FROM attached JOIN pg_depend ON classid = class AND objid = object
-            -- Omits the dependencies of individual columns: their types and collations and, up to
-            -- PostgreSQL 14, the objects that the expressions of generated columns use. Up to PostgreSQL 17, these
-            -- expressions are evaluated only by INSERT, UPDATE and the statement that creates the column. Walpost
-            -- runs none of these statements on the table.
+            -- Omits the dependencies of individual columns: types, collations and, up to PostgreSQL
+            -- 14, the objects that are used by the expressions of generated columns. Up to
+            -- PostgreSQL 17, these expressions are evaluated only by INSERT, UPDATE and the
+            -- statement that creates the column. Walpost runs none of these statements on the
+            -- table.
             AND (class <> 'pg_class'::regclass OR objsubid = 0)
             WHERE deptype IN ('n', 'a')
             AND (class, object, refclassid, refobjid) NOT IN (SELECT class, object, 'pg_type'::regclass, type FROM checks)
@@ -366,9 +371,9 @@ BEGIN
         UNION ALL SELECT class, object, format('uses operator %s of role %I', o.oid::regoperator, pg_get_userbyid(oprowner))
             FROM used JOIN pg_operator o ON used_class = 'pg_operator'::regclass AND o.oid = used_object
             WHERE oprowner <> ALL (trusted)
-        -- For example, hstore's populate_record() evaluates the CHECK of a domain inside its
-        -- argument's type. Base types, which only superusers can create, and enumerations can't
-        -- contain such code.
+        -- A function can evaluate the CHECK of a domain that is part of its argument's type, as
+        -- hstore's populate_record() does. Enumerations and base types, which only superusers can
+        -- create, can't contain domains.
         UNION ALL SELECT class, object, format('uses type %s', format_type(t.oid, NULL))
             FROM used JOIN attached USING (class, object) JOIN pg_type t ON used_class = 'pg_type'::regclass AND t.oid = used_object
             LEFT JOIN pg_type e ON e.oid = t.typelem
@@ -415,12 +420,12 @@ BEGIN
             FROM pg_rewrite WHERE ev_class = ANY (tables) AND statement = 'DELETE'
         UNION ALL SELECT format('%s would run with each DELETE', pg_describe_object('pg_trigger'::regclass, oid, 0)) FROM pg_trigger
             WHERE tgrelid = ANY (tables) AND statement = 'DELETE' AND (tgtype & 8) <> 0 -- TRIGGER_TYPE_DELETE
-            -- The triggers that implement foreign keys are excluded here, because foreign keys are
-            -- rejected below.
+            -- Excludes the triggers that implement foreign keys, because foreign keys are rejected
+            -- below.
             AND NOT (tgisinternal AND tgqual IS NULL
                 AND EXISTS (SELECT FROM pg_constraint WHERE oid = tgconstraint AND contype = 'f'))
-        -- A foreign key's internal queries look up the other table, types and operators by name, and run as the owner
-        -- of that table.
+        -- A foreign key's internal queries run as the owner of the table that they query, which is
+        -- the other table of the foreign key. They look up that table, types and operators by name.
         UNION ALL SELECT format('foreign key %I connects it to %s', conname,
                 CASE WHEN confrelid = ANY (tables) AND conrelid = ANY (tables) THEN 'itself'
                     ELSE format('table %s', (CASE WHEN confrelid = ANY (tables) THEN conrelid ELSE confrelid END)::regclass) END)
@@ -429,7 +434,7 @@ BEGIN
         UNION ALL SELECT format('column %I has type %s, whose %s calls function %s of role %I', attname, format_type(type, NULL), part,
                 p.oid::regprocedure, pg_get_userbyid(proowner))
             FROM called_by_types JOIN pg_proc p ON p.oid = function WHERE proowner <> ALL (trusted)
-        -- A type's owner can add a cast without locking the table. PostgreSQL then uses the cast if
+        -- A type's owner can add a cast without locking the table. PostgreSQL uses such a cast if
         -- no operator matches the type exactly.
         UNION ALL SELECT CASE WHEN typtype = 'd' THEN format('column %I has type %s of role %I, which can add checks to it', attname,
                     format_type(type, NULL), pg_get_userbyid(typowner))

@@ -1,15 +1,15 @@
--- Creates the tables in which Walpost keeps its own records.
+-- Creates the tables in which Walpost stores its own state.
 --
 -- walpost.journal contains operations that can't be reconstructed from WAL: events that an operator skipped or resent,
 -- events that a dropped slot had not delivered, rows that a snapshot copied, and tables that were set aside.
 --
--- walpost.slot_state has one row per slot, with the last position that Walpost may have confirmed.
--- If a slot is ahead of this position, something other than Walpost has advanced it, or has dropped
--- and re-created it.
+-- walpost.slot_state has one row per slot, with the highest position that Walpost may have
+-- confirmed. If a slot is ahead of that position, something other than Walpost has advanced it, or
+-- has dropped and re-created it.
 --
--- walpost.table_state has one row per slot and table, with the catalog entries through which the
--- table is published. If these entries have been replaced, rows may have been committed while the
--- table was not published.
+-- walpost.table_state has one row per slot and table, with the OIDs of the catalog entries that put
+-- the table in the publication. If these entries have been replaced, rows may have been committed
+-- while the table was not published.
 --
 --   psql -f sql/journal.sql
 --
@@ -63,8 +63,8 @@ BEGIN
         -- Half of each page is left free for HOT updates, which add no index entries.
         CREATE TABLE walpost.slot_state (
             slot text PRIMARY KEY,
-            -- The pipeline that the slot belongs to. A pipeline that is defined by a row of a query
-            -- uses only slots that belong to it.
+            -- The pipeline to which the slot belongs. If a pipeline is defined by a row of a query,
+            -- it uses only slots that belong to it.
             pipeline text NOT NULL,
             -- The version of the format of this row.
             version integer NOT NULL,
@@ -78,7 +78,8 @@ BEGIN
             created_lsn pg_lsn,
             -- Whether anything has been read from the slot.
             begun boolean NOT NULL,
-            -- Walpost has confirmed this position or an earlier one, but not a later one.
+            -- The highest position that Walpost may have confirmed. The position that was actually
+            -- confirmed may be lower.
             confirmed_lsn pg_lsn NOT NULL,
             at timestamptz NOT NULL,
             -- The reason why the pipeline last halted, as JSON that includes the position confirmed
@@ -102,13 +103,13 @@ BEGIN
             publication text NOT NULL,
             relation oid NOT NULL,
             -- The OIDs of all entries in pg_publication_rel, pg_publication_namespace and
-            -- pg_publication through which the table is published.
+            -- pg_publication that put the table in the publication.
             memberships text NOT NULL,
-            -- Whether the table is known to have been unpublished at some time since Walpost last
-            -- found it published.
+            -- True if the table is known to have been missing from the publication at some time
+            -- after Walpost last found it there.
             is_out boolean NOT NULL,
             -- The slot's confirmed position when Walpost last found the table published, and a
-            -- transaction ID (including its epoch): at that time, all transactions with lower IDs
+            -- transaction ID that includes its epoch. At that time, all transactions with lower IDs
             -- had been delivered. NULL if unknown.
             seen_lsn pg_lsn,
             seen_xid text,

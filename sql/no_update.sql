@@ -41,7 +41,8 @@ DECLARE
     us oid := (SELECT oid FROM pg_roles WHERE rolname = current_user);
     table_owner oid;
     is_made_by_walpost boolean;
-    -- Names of tables, schemas and roles can contain control characters, which psql would print.
+    -- The names of tables, schemas and roles can contain control characters, which psql would print
+    -- unescaped.
     unprintable CONSTANT text := E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]';
     shown text := regexp_replace(outbox, unprintable, '?', 'g');
     remedy text;
@@ -88,8 +89,8 @@ BEGIN
             WHERE nspname = in_schema AND (r.rolsuper OR r.oid = us));
     END IF;
     IF is_addable THEN
-        -- The lock that CREATE TRIGGER needs is acquired here, so that the owner can't change
-        -- between the following check and CREATE TRIGGER.
+        -- Acquires the lock that CREATE TRIGGER needs, so that the owner can't change between the
+        -- following check and CREATE TRIGGER.
         EXECUTE format('LOCK TABLE ONLY %s IN SHARE ROW EXCLUSIVE MODE', outbox);
         SELECT relowner INTO table_owner FROM pg_class WHERE oid = outbox::regclass;
         is_addable := table_owner = us;

@@ -44,9 +44,9 @@ END
 $walpost$;
 
 CREATE TABLE IF NOT EXISTS :"schema".:"table" (
-    -- Becomes the header `id`, by which consumers recognize duplicate records.
+    -- The value of the record's `id` header, by which consumers recognize duplicate records.
     id            uuid        NOT NULL PRIMARY KEY,
-    -- Part of the topic name: outbox.event.<aggregatetype>.
+    -- Part of the record's topic name: outbox.event.<aggregatetype>.
     aggregatetype text        NOT NULL,
     -- The record's key. All events of an aggregate are sent to the same partition, which preserves
     -- their order.

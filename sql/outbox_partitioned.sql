@@ -54,7 +54,7 @@ $walpost$;
 
 -- The columns, checks and max_event_bytes are the same as in outbox.sql, which explains them. The
 -- primary key of a partitioned table must contain the partition key, so the server does not enforce
--- that `id` alone is unique. UUIDs are unique anyway.
+-- that `id` alone is unique. In practice, UUIDs are unique without such a constraint.
 CREATE TABLE IF NOT EXISTS :"schema".:"table" (
     id            uuid        NOT NULL,
     aggregatetype text        NOT NULL,
@@ -81,7 +81,7 @@ DECLARE
     outbox text := format('%I.%I', in_schema, outbox_name);
     today date := (now() AT TIME ZONE 'UTC')::date;
     day date;
-    -- Leaves space for the suffix of a partition, because a name is limited to 63 bytes.
+    -- Leaves space for the suffix of a partition's name, because names are limited to 63 bytes.
     stem text := left(outbox_name, 53);
     partition_name text;
     table_owner name;
@@ -96,8 +96,8 @@ BEGIN
     -- as the current role. From here until the end of this block, no other session can
     -- change the constraints.
     code_of_others := walpost.lock_and_examine(in_schema, outbox_name, 'ALTER');
-    -- The table must still be the table that was created above: before the table was locked, it
-    -- could have been renamed, and its name given to another table.
+    -- Checks that the name still refers to the table that was created above. Before the table was
+    -- locked, it could have been renamed, and another table could have been given its name.
     IF current_setting('walpost.table_is_new')::boolean AND code_of_others = '' AND EXISTS (SELECT FROM pg_class
         WHERE oid = to_regclass(format('%I.%I', in_schema, outbox_name))
             AND relowner = (SELECT oid FROM pg_roles WHERE rolname = current_user)) THEN
@@ -108,11 +108,11 @@ BEGIN
             'Becomes part of the topic name: 1 to 236 characters of a to z, A to Z, 0 to 9, ".", "_" and "-"');
         EXECUTE format('COMMENT ON CONSTRAINT walpost_event_size ON %s IS %L', outbox,
             'The maximum size of payload and headers as text, in bytes, so that Kafka accepts the event');
-        -- With a default partition, an insert never fails for lack of a partition. The service's
-        -- transaction must succeed even if partitions were not created in time, or if a row has an
-        -- unusual created_at. The drawbacks are that DETACH ... CONCURRENTLY is not possible, and
-        -- that a day's partition can't be created once the default partition contains rows of that
-        -- day.
+        -- With a default partition, an insert never fails because no partition matches the row. The
+        -- service's transaction must succeed even if partitions were not created in time, or if a
+        -- row has an unusual created_at. The drawbacks are that DETACH ... CONCURRENTLY is not
+        -- possible, and that a day's partition can't be created once the default partition contains
+        -- rows of that day.
         EXECUTE format('CREATE TABLE %I.%I PARTITION OF %s DEFAULT', in_schema, stem || '_default', outbox);
     ELSIF (SELECT relkind FROM pg_class WHERE oid = outbox::regclass) <> 'p' THEN
         RAISE EXCEPTION 'table % exists but is not partitioned', outbox

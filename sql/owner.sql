@@ -74,8 +74,8 @@ BEGIN
         END IF;
         given := ARRAY[found.oid];
     END IF;
-    -- It is safe to change the owner of the partitions: they have the same columns as the table, so
-    -- their owner can see nothing that the table's owner can't.
+    -- Changing the owner of the partitions is safe: partitions have the same columns as the table,
+    -- so the table's owner can already read all of their data.
     given := given || ARRAY (WITH RECURSIVE tree (oid) AS (
             SELECT inhrelid FROM pg_inherits WHERE inhparent = found.oid
             UNION SELECT inhrelid FROM pg_inherits JOIN tree ON inhparent = tree.oid
@@ -87,8 +87,8 @@ BEGIN
     END IF;
     FOR found IN SELECT * FROM pg_class WHERE oid = ANY (given) LOOP
         EXECUTE format('ALTER TABLE %s OWNER TO %I', found.oid::regclass, name);
-        -- The schema's owner could have replaced the table with a different one since it was
-        -- examined.
+        -- Since the table was examined, the schema's owner could have replaced it with a different
+        -- table.
         IF (SELECT relowner FROM pg_class WHERE oid = found.oid) IS DISTINCT FROM wanted THEN
             RAISE EXCEPTION 'table % was replaced by another one in the meantime', found.relname;
         END IF;

@@ -9,8 +9,8 @@
 -- examined. The existing publication is changed only if several=on and it does not contain
 -- walpost.outbox_row.
 --
--- For a message outbox, which has no table, set -v table= to create an empty publication, because
--- pgoutput always requires a publication.
+-- A message outbox has no table, but pgoutput always requires a publication. To create an empty
+-- publication, set -v table=.
 -- With -v several=on, the publication is for several outboxes. At first, such a publication
 -- contains only walpost.outbox_row (see tables.sql). add_outbox.sql then adds each outbox.
 -- Only inserts are published, because events never change, and deleting an old event is not itself

@@ -97,8 +97,8 @@ CREATE OR REPLACE FUNCTION walpost.publish_bytes(
     prefix pg_catalog.text DEFAULT 'walpost_outbox')
 RETURNS pg_catalog.uuid LANGUAGE plpgsql VOLATILE AS $walpost$
 DECLARE
-    -- NULL if one of the first three arguments or the id is NULL. Text is converted to UTF-8,
-    -- because PostgreSQL sends messages byte for byte, without converting them.
+    -- The envelope is NULL if any of the first three arguments or the id is NULL. Text is converted
+    -- to UTF-8, because PostgreSQL sends messages byte for byte, without converting them.
     envelope pg_catalog.bytea := E'\\x01'::pg_catalog.bytea
         OPERATOR(pg_catalog.||) pg_catalog.uuid_send(id)
         OPERATOR(pg_catalog.||) pg_catalog.timestamptz_send(pg_catalog.now())

@@ -14,7 +14,7 @@ SET client_encoding = 'UTF8';
 SET backslash_quote = 'safe_encoding';
 -- The literals in these files are written for standard_conforming_strings = on. With
 -- quote_all_identifiers = off, the server quotes names only if necessary. The checks that compare
--- names rely on that.
+-- names require that.
 SET standard_conforming_strings = on;
 SET quote_all_identifiers = off;
 SET datestyle = 'ISO';
@@ -26,8 +26,8 @@ SET default_transaction_read_only = off;
 -- every table that is read.
 SET constraint_exclusion = partition;
 -- With ALTER DATABASE ... SET role, the database's owner can make every session start as another
--- role, whose objects would then be trusted. Such a setting is undone here. A role that was set
--- within the session is kept.
+-- role, whose objects would then be trusted. The statements below undo such a setting. A role that
+-- was set within the session is kept.
 DO $walpost$
 BEGIN
     -- Sets search_path again: behind a connection pooler, the statements above may have run in a

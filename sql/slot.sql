@@ -7,16 +7,16 @@
 -- database, and must not be in a transaction that has written. Safe to run again: an existing slot
 -- of that name is examined but never changed.
 --
--- The publication must exist first, because the server looks it up as of the time of each change.
--- If the slot is older than the publication, the server also decodes changes from before the
--- publication existed. Up to PostgreSQL 17, decoding such changes fails permanently.
--- Creating a slot waits for all open transactions to end. If lock_timeout expires first, the
--- command fails and leaves nothing behind.
--- Since PostgreSQL 17, -v failover=', failover => true' makes standbys keep a copy of the slot, so
--- that it survives a failover. docs/standby.md describes what else is required. `walpost init`
--- creates such a slot unless --no-failover is given.
--- Once the slot exists, the server retains WAL until Walpost has confirmed it. Limit the amount
--- with max_slot_wal_keep_size, and drop the slot with teardown.sql when Walpost is no longer used.
+-- The publication must exist first, because the server looks up the publication as it was at the
+-- time of each change. If the slot is older than the publication, the server also decodes changes
+-- from before the publication existed. Up to PostgreSQL 17, decoding such changes fails
+-- permanently. Creating a slot waits for all open transactions to end. If lock_timeout expires
+-- first, the command fails and leaves nothing behind. Since PostgreSQL 17, -v failover=', failover
+-- => true' makes standbys keep a copy of the slot, so that it survives a failover. docs/standby.md
+-- describes what else is required. `walpost init` creates such a slot unless --no-failover is
+-- given. Once the slot exists, the server retains WAL until Walpost has confirmed it. Limit the
+-- amount with max_slot_wal_keep_size, and drop the slot with teardown.sql when Walpost is no longer
+-- used.
 \set ON_ERROR_STOP on
 \if :{?publication}
 \else
@@ -48,7 +48,7 @@ DO $walpost$
 DECLARE
     name text := current_setting('walpost.slot');
     publication text := current_setting('walpost.publication');
-    -- The tables in the publication, if it is for several outboxes.
+    -- The tables in the publication, if the publication is for several outboxes.
     tables text;
     only_tables text;
     add_again text;
@@ -64,8 +64,8 @@ BEGIN
         RAISE EXCEPTION 'publication % does not exist, but must exist before slot %', quote_ident(publication), name
             USING HINT = 'Run sql/publication.sql of Walpost in this database first';
     END IF;
-    -- The suggested command uses ONLY, because otherwise, removing a table fails if one of its
-    -- children is not in the publication.
+    -- The suggested command uses ONLY. Without ONLY, removing a table fails if one of its children
+    -- is not in the publication.
     SELECT string_agg(format('%I.%I', schemaname, tablename), ', '),
             string_agg(format('ONLY %I.%I', schemaname, tablename), ', '),
             string_agg(format('SELECT walpost.add_outbox(%L, %L);', format('%I.%I', schemaname, tablename), publication), ' ')

@@ -9,10 +9,10 @@
 -- The slot's stream does not contain rows that were committed before the slot was created. Unless
 -- snapshot = "never", `walpost run` first copies these rows, together with all rows committed by
 -- the time it starts. If the table is empty when the slot has just been created, there is nothing
--- to copy, and all events come from the stream, in commit order. Nothing is copied either if the
--- slot has already been streamed from. This file adds a journal entry that states whether rows have
--- to be copied. Until these rows have been copied, `walpost run` rejects a pipeline definition that
--- would skip them.
+-- to copy, and all events come from the stream, in commit order. If events have already been
+-- streamed from the slot, nothing is copied either. This file adds a journal entry that states
+-- whether rows have to be copied. Until these rows have been copied, `walpost run` rejects a
+-- pipeline definition that would skip them.
 \set ON_ERROR_STOP on
 \if :{?pipeline}
 \else

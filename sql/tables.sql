@@ -14,9 +14,9 @@
 -- published are recorded as missing until `walpost replay --dropped-slots` sends them.
 --
 -- The function waits until all transactions that have written to the table end, and it blocks other
--- writers until its own transaction ends. Each existing row is written to WAL once more. If the
--- table is too large for that, add it with ALTER PUBLICATION, and send its rows with `walpost
--- replay`.
+-- writers until its own transaction ends. Each existing row is written to WAL once more. If a table
+-- is too large to write all of its rows to WAL, add the table with ALTER PUBLICATION, and send its
+-- rows with `walpost replay`.
 --
 -- Run by: a role with CREATE on the database. Run guard.sql and journal.sql first. Safe to run
 -- again as the same role: an existing table is examined, the function is replaced, and both keep
@@ -79,7 +79,8 @@ $walpost$;
 
 CREATE OR REPLACE FUNCTION walpost.add_outbox(outbox pg_catalog.regclass, publication pg_catalog.name DEFAULT 'walpost_outbox')
 RETURNS pg_catalog.int8 LANGUAGE plpgsql VOLATILE
--- Values must be formatted as they are in the stream, for which Walpost uses the same settings.
+-- Values must be formatted as they are in the stream. Walpost uses the same settings for its
+-- replication connections.
 SET search_path = pg_catalog, pg_temp SET standard_conforming_strings = on SET row_security = off SET datestyle = 'ISO' SET intervalstyle = 'postgres'
 SET extra_float_digits = 3 SET bytea_output = 'hex' SET timezone = 'UTC'
 AS $walpost$
@@ -110,21 +111,22 @@ DECLARE
     timeout CONSTANT text := CASE former_timeout WHEN '0' THEN '10s' ELSE former_timeout END;
     publication_oid oid;
     via_root boolean;
-    -- The OIDs of the outbox, its partitions, its partition ancestors and walpost.outbox_row.
-    -- Tables that are not in the publication are left out.
+    -- The OIDs of the outbox, its partitions, its partition ancestors and walpost.outbox_row,
+    -- excluding tables that are not in the publication.
     members oid[];
     holders text;
     untrusted name;
 BEGIN
     PERFORM set_config('lock_timeout', timeout, true);
     -- At isolation level REPEATABLE READ or SERIALIZABLE, the snapshot might be older than the
-    -- lock, and would miss the rows of transactions that were open when it was taken.
+    -- lock. If a transaction was still open when the snapshot was taken, the snapshot would not
+    -- include the rows of that transaction.
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE EXCEPTION 'walpost.add_outbox was called in a transaction with isolation level %, expected read committed',
             current_setting('transaction_isolation') USING ERRCODE = 'active_sql_transaction';
     END IF;
-    -- lock_and_examine checks what a statement would do as the session's role, so this function
-    -- must run as that role, too.
+    -- This function must run as the session's role, because lock_and_examine checks which code a
+    -- statement would run as that role.
     IF current_user <> (CASE current_setting('role') WHEN 'none' THEN session_user ELSE current_setting('role') END) THEN
         RAISE EXCEPTION 'walpost.add_outbox was called by a function that runs as role %', quote_ident(current_user)
             USING ERRCODE = 'insufficient_privilege', HINT = 'Call it directly, or in a function that is SECURITY INVOKER.';
@@ -132,7 +134,8 @@ BEGIN
     SELECT n.nspname, c.relname, c.relkind INTO STRICT its_schema, its_name, kind
         FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = outbox;
     SELECT b.oid, b.pubviaroot INTO publication_oid, via_root FROM pg_publication b WHERE b.pubname = add_outbox.publication;
-    -- After this call, the name can't be made to refer to another table.
+    -- While the locks acquired by this call are held, the name can't be made to refer to another
+    -- table.
     code_of_others := walpost.lock_and_examine(its_schema::text, its_name::text, 'SELECT'::text);
     IF outbox IS DISTINCT FROM to_regclass(format('%I.%I', its_schema, its_name)) THEN
         RAISE EXCEPTION 'table %.% was replaced by another one while it was being added', quote_ident(its_schema),

@@ -59,9 +59,10 @@ BEGIN
 END
 $walpost$;
 
--- If the slot's row in walpost.slot_state remained, Walpost would report that another program had
--- moved a new slot of the same name. The tables are examined again while they are locked, because a
--- transaction that was still open during the first examination may have added a trigger.
+-- The slot's row is deleted from walpost.slot_state. Otherwise, if a new slot of the same name were
+-- created, Walpost would report that another program had moved the slot. The tables are examined
+-- again while they are locked, because a transaction that was still open during the first
+-- examination may have added a trigger.
 SELECT coalesce(string_agg(c.relname, ' '), '') AS own_tables, count(*) > 0 AS has_own_tables
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = 'walpost'
     AND c.relname IN ('slot_state', 'table_state')

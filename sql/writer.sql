@@ -4,13 +4,14 @@
 --   psql -v schema=public -v table=outbox -v writer=shop -f sql/writer.sql
 --
 -- Run by: the owner of the outbox. For a message outbox (-v table=), run publish.sql first. Then,
--- this file can be run by the owner of the functions or, once PUBLIC may no longer call
--- pg_logical_emit_message(), only by a superuser. Run this file once for each role. Safe to run
--- again. `walpost init --writer shop` runs the same SQL. This file revokes nothing.
+-- the owner of the functions can run this file. Once PUBLIC may no longer call
+-- pg_logical_emit_message(), only a superuser can run it. Run this file once for each role. Safe to
+-- run again. `walpost init --writer shop` runs the same SQL. This file revokes nothing.
 --
 -- For a table, the role is granted INSERT and the other privileges that inserting requires. For a
--- message outbox, it may call walpost.publish, walpost.publish_bytes and the functions that these
--- call. A role that may send events can send any event: it can't be limited to some aggregates.
+-- message outbox, the role is granted EXECUTE on walpost.publish, walpost.publish_bytes and the
+-- functions that they call. A role that may send events can send any event: the role can't be
+-- limited to certain aggregates.
 \set ON_ERROR_STOP on
 \if :{?schema}
 \else
@@ -56,8 +57,8 @@ BEGIN
         EXECUTE pg_catalog.format(
             'GRANT EXECUTE ON FUNCTION walpost.publish(text, text, text, jsonb, jsonb, uuid, text), '
             'walpost.publish_bytes(text, text, text, bytea, jsonb, uuid, text), walpost.max_event_bytes() TO %I', name);
-        -- Grants the privilege to the role itself, so that the role keeps it if it is revoked from
-        -- PUBLIC.
+        -- Grants the privilege directly to the role, so that the role can still call the function
+        -- if the privilege is revoked from PUBLIC.
         IF pg_catalog.has_function_privilege(emit, 'EXECUTE WITH GRANT OPTION') THEN
             EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION %s TO %I', emit, name);
         ELSIF NOT pg_catalog.has_function_privilege(name, emit, 'EXECUTE') THEN

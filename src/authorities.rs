@@ -31,7 +31,7 @@ pub(crate) fn system_bundle() -> Option<&'static Path> {
     bundles.find(|path| !are_named && path.is_file())
 }
 
-/// The error for an environment variable that specifies a location that must not be used.
+/// The error for an environment variable that names an unsafe location.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{variable}: {}: {error}", path.display())]
 pub(crate) struct LocationError {
@@ -39,7 +39,7 @@ pub(crate) struct LocationError {
     pub variable: &'static str,
     /// The file or folder at the location.
     pub path: PathBuf,
-    /// The reason why the location must not be used.
+    /// The reason why the location is unsafe.
     pub error: Box<PathError>,
 }
 

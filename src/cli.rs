@@ -36,8 +36,8 @@ use crate::trusted_path;
 
 /// Maximum number of pipelines queried concurrently.
 const CONCURRENT_QUERIES_MAX: usize = 8;
-/// Maximum number of pipelines for which commands print no summary, and of names that are listed
-/// before the rest is replaced with a count.
+/// Maximum number of pipelines for which the output has no summary. Also the maximum number of
+/// names that a list shows; any further names are replaced with a count.
 const SHORT_LIST_MAX: usize = 3;
 
 /// Examples shown after the program's help.
@@ -119,7 +119,8 @@ impl From<&ReadError> for Exit {
 }
 
 impl From<Remedy> for Exit {
-    /// Returns the exit code for a command that reports its error instead of retrying.
+    /// Returns the exit code for an error with this remedy, for commands that report the error
+    /// instead of retrying.
     fn from(remedy: Remedy) -> Self {
         match remedy {
             Remedy::Halt => Self::Halted,
@@ -191,7 +192,7 @@ fn run(cli: Cli, matches: &ArgMatches) -> Exit {
 }
 
 fn write_manual(folder: &Path) -> Exit {
-    // If other users can write to the directory, they could have planted symbolic links there.
+    // If other users can write to the directory, they could have created symbolic links in it.
     let written = trusted_path::check_private_folder(folder)
         .map_err(|error| error.to_string())
         .and_then(|()| {
@@ -243,8 +244,7 @@ fn log_loaded(loaded: Result<Loaded, ConfigError>) -> Result<Loaded, Exit> {
     Ok(loaded)
 }
 
-/// Returns the loaded pipelines. Logs an error for each source, such as a file, that failed to
-/// load.
+/// Returns the loaded pipelines. Logs an error for each source of pipelines that failed to load.
 fn log_missing(
     Loaded {
         pipelines,

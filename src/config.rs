@@ -50,11 +50,11 @@ pub(crate) struct Given<'a> {
     /// them.
     pub records: Option<&'a RecordArgs>,
     pub sink: GivenSink,
-    /// Whether the command can be limited to one of several tables with `--table`.
+    /// Whether the command accepts `--table`, which selects one of several tables.
     pub accepts_single_table: bool,
 }
 
-/// Determines which sink a command uses.
+/// Specifies which sink a command uses.
 #[derive(Clone, Copy)]
 pub(crate) enum GivenSink {
     /// The command delivers events or checks their delivery. It uses this sink or, if `None`, the
@@ -138,8 +138,8 @@ fn define(
     })
 }
 
-/// Reads the file and the pipelines from all its sources. Returns the combined file, and the errors
-/// of sources that could not be used.
+/// Reads the configuration file and all of its sources of pipelines. Returns the file with the
+/// pipelines of all sources added to it, and the errors of sources that could not be used.
 fn read_sources(
     path: &Path,
     given: &Given<'_>,
@@ -217,7 +217,8 @@ pub(crate) struct Configured {
 }
 
 impl Configured {
-    /// Creates a reader for the pipelines that these flags and variables define.
+    /// Creates a reader for the pipelines that are defined by the given flags and environment
+    /// variables, or by the configuration file that they name.
     pub(crate) fn new(
         connection: ConnectionArgs,
         records: RecordArgs,
@@ -352,8 +353,8 @@ pub(crate) fn load_to_administer(
     })
 }
 
-/// Checks that all pipelines use the same server. An administrator's connection goes to a single
-/// server, so the objects of all pipelines would be created on that server.
+/// Checks that all pipelines use the same server. With an administrator's connection, the objects
+/// of all pipelines are created on the server of that connection.
 fn check_same_server(pipelines: &[PipelineSettings]) -> Result<(), ConfigError> {
     let [first, others @ ..] = pipelines else {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Escapes untrusted text before it is displayed.
+//! Escapes untrusted text so that the text can be displayed safely.
 //!
 //! A server's error message, an ID, a key or a table name can contain anything: escape sequences
 //! for terminals, line feeds that start a forged log line, and characters that change the displayed
@@ -42,7 +42,7 @@ impl<T: fmt::Display> fmt::Display for Escaped<T> {
     }
 }
 
-/// A writer that escapes text before passing it on.
+/// A writer that escapes text and passes the result to another writer.
 pub(crate) struct Escaping<'w, W: ?Sized>(pub &'w mut W);
 
 impl<W: Write + ?Sized> Write for Escaping<'_, W> {

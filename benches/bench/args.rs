@@ -83,7 +83,7 @@ pub(crate) enum PartName {
 }
 
 impl Args {
-    /// Returns the parts to measure, in order.
+    /// Returns the parts to measure, in the order in which they are measured.
     pub(crate) fn parts(&self) -> Vec<PartName> {
         const ALL: [PartName; 9] = [
             PartName::Drain,
@@ -109,7 +109,8 @@ impl Args {
         ALL.into_iter().filter(is_selected).collect()
     }
 
-    /// Returns whether to generate only the page, from stored results.
+    /// Returns whether to generate docs/benchmarks.md from stored results without measuring
+    /// anything.
     pub(crate) fn renders_only(&self) -> bool {
         self.part_names == [PartName::Render]
     }
@@ -128,7 +129,7 @@ impl Args {
         self.rounds.unwrap_or(if self.quick { 1 } else { 3 })
     }
 
-    /// Returns the given number of rows, or a small fraction of it with `--quick`.
+    /// Returns `rows`, reduced to a small fraction with `--quick`.
     pub(crate) fn scaled(&self, rows: usize) -> usize {
         if self.quick {
             (rows / 25).clamp(1, 20_000)
@@ -137,7 +138,8 @@ impl Args {
         }
     }
 
-    /// Returns a Walpost program that connects to the database over the given link.
+    /// Returns a Walpost program that connects to the database over a Unix-domain socket or TCP, as
+    /// given by `link`.
     pub(crate) fn walpost(&self, link: Link) -> Program {
         Program::Walpost {
             link,

@@ -24,10 +24,11 @@ const PREFIX: &str = "walpost_outbox";
 /// measurements read the same backlog.
 const ORIGIN: &str = "origin";
 
-/// SQL that creates the outbox table, and functions for rows like those of an online shop, with
-/// 10,000 keys and payloads of about 220 bytes. If a size is given, payloads have that size and
-/// consist of incompressible text. The function `payload` contains no subquery, so that PostgreSQL
-/// can inline it. Otherwise, each call would cost several times as much as the measured operation.
+/// SQL that creates the outbox table, and functions that generate rows. The rows resemble events of
+/// an online shop, with 10,000 keys and payloads of about 220 bytes. If a size is given, payloads
+/// have that size and consist of incompressible text. The function `payload` contains no subquery,
+/// so that PostgreSQL can inline it. Otherwise, each call would cost several times as much as the
+/// measured operation.
 const SCHEMA: &str = "
 CREATE TABLE outbox (id uuid PRIMARY KEY, aggregatetype text NOT NULL, aggregateid text NOT NULL,
     type text NOT NULL, payload jsonb NOT NULL);
@@ -70,7 +71,7 @@ pub(crate) enum Kind {
     Table,
     /// Logical decoding messages, written with `walpost.publish`.
     Messages,
-    /// The outbox tables of the `tables` part, among which transactions are distributed
+    /// The outbox tables of the `tables` part. Transactions are distributed among the tables
     /// round-robin.
     Tables,
 }
@@ -111,7 +112,8 @@ impl Kind {
     }
 }
 
-/// Creates the outbox table, the functions for messages, and the procedures that write rows.
+/// Creates the outbox table, the functions that publish messages, and the procedures that write
+/// rows.
 pub(crate) fn install(db: &Session) {
     let publish = include_str!("../../sql/publish.sql").lines();
     // Omits psql's meta-commands, which begin with a backslash.
@@ -128,12 +130,12 @@ pub(crate) fn install(db: &Session) {
 pub(crate) struct Shape {
     pub(crate) kind: Kind,
     pub(crate) rows: usize,
-    /// The number of rows in a transaction.
+    /// The number of rows per transaction.
     pub(crate) batch: usize,
     /// The approximate length of a payload as text, in bytes. `None` for the default payloads.
     pub(crate) payload_bytes: Option<usize>,
     /// The number of aggregate types, which are assigned to rows round-robin. For [`Kind::Tables`],
-    /// the number of tables, which are assigned to transactions round-robin.
+    /// this is the number of tables, which are assigned to transactions round-robin.
     pub(crate) types: usize,
 }
 
@@ -166,7 +168,7 @@ pub(crate) struct Backlog {
     pub(crate) kind: Kind,
     pub(crate) rows: usize,
     pub(crate) batch: usize,
-    /// The average length of a payload as text, in bytes.
+    /// The average payload size in bytes, measured on the payload's text form.
     pub(crate) payload_bytes: f64,
     /// The amount of WAL that was generated while writing the backlog.
     pub(crate) wal_bytes: u64,
@@ -263,7 +265,8 @@ fn create_slot(name: &str) -> String {
     format!("SELECT pg_create_logical_replication_slot('{name}', 'pgoutput')")
 }
 
-/// Drops a slot. Retries until its walsender has noticed that the client has exited.
+/// Drops a slot. Retries until the server has detected that the client has exited and has released
+/// the slot.
 fn drop_slot(db: &Session, name: &str) {
     let drop = format!("SELECT pg_drop_replication_slot('{name}')");
     wait_until("the slot to be free", || db.try_run(&drop).is_ok());

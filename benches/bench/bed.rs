@@ -41,7 +41,8 @@ pub(crate) struct TestBed {
     pub(crate) server: Server,
     pub(crate) broker: Broker,
     pub(crate) db: Session,
-    /// A consumer that only queries offsets, to count the records that have arrived.
+    /// A consumer that counts the records that have arrived. It only queries offsets and reads no
+    /// records.
     pub(crate) observer: BaseConsumer,
 }
 

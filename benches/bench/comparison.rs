@@ -1,5 +1,5 @@
-//! The `drain` part compares the throughput of Walpost, the database alone and other programs on
-//! the same backlogs, and measures Walpost's memory while the broker is frozen.
+//! The `drain` part compares the throughput of Walpost, pg_recvlogical and other programs on the
+//! same backlogs. It also measures Walpost's memory while the broker is frozen.
 
 use crate::args::Args;
 use crate::backlog::{self, Shape};

@@ -90,8 +90,8 @@ fn run(bed: &TestBed, args: &Args, method: DeliveryMethod, events: usize, round:
     });
     deliverer.settle(events);
     let reader_cpu = deliverer.reader_cpu_seconds() - reader_before;
-    // The sessions must stay open until their CPU usage has been read: it is no longer available
-    // after the server process exits.
+    // The sessions must stay open until their CPU usage has been read, because a server process's
+    // CPU usage can't be read after the process exits.
     let writers_cpu: f64 = writers.iter().map(session_cpu_seconds).sum();
     let rest_cpu = server() - cpu_before - writers_cpu - reader_cpu;
     drop(writers);
@@ -139,8 +139,8 @@ fn prepare(bed: &TestBed, method: DeliveryMethod) {
     bed.db.run("CHECKPOINT");
 }
 
-/// The table's size and bloat after all events have been delivered. All values are 0 if there is no
-/// table.
+/// The size and bloat of the table after all events have been delivered. All values are 0 if there
+/// is no table.
 #[derive(Default)]
 struct TableState {
     table_bytes: u64,
@@ -167,8 +167,8 @@ impl TableState {
     }
 }
 
-/// Writes `each` events in each session and returns the sessions. Commits are asynchronous: only
-/// CPU time is compared, and waiting for the disk uses none.
+/// Writes `each` events in each session and returns the sessions. Commits are asynchronous, because
+/// only CPU time is compared, and a session that waits for the disk uses no CPU time.
 fn write(bed: &TestBed, each: usize) -> Vec<Session> {
     let sessions = (0..WRITERS).map(|_| {
         let db = bed.server.session(DATABASE);
@@ -260,7 +260,7 @@ impl<'a> Deliverer<'a> {
         }
     }
 
-    /// Returns the CPU time of the server process from which the program reads events, in seconds.
+    /// Returns the CPU time, in seconds, of the server process from which the program reads events.
     fn reader_cpu_seconds(&self) -> f64 {
         match self {
             Self::None => 0.0,

@@ -19,11 +19,11 @@ use crate::usage::{
 
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(10);
 
-/// With Kafka transactions, a drain is complete only after no record has arrived for this long,
-/// because another transaction may still be committed.
+/// If a program uses Kafka transactions, its drain is complete only when no records have arrived
+/// for this long. Otherwise, another transaction could be committed after the drain has ended.
 const COMMIT_DELAY_MAX: Duration = Duration::from_millis(500);
 
-/// One program with its settings, measured once in each round.
+/// A program to measure, with its settings. Each round measures the program once.
 pub(crate) struct Lap {
     point: String,
     program: Program,
@@ -39,19 +39,18 @@ impl Lap {
         }
     }
 
-    /// Creates a [`Lap`] that measures pg_recvlogical, whose throughput is the upper limit for all
-    /// other programs.
+    /// Creates a [`Lap`] that measures pg_recvlogical. No other program can exceed its throughput.
     pub(crate) fn limit(link: Link) -> Self {
         Self::new(Program::Limit { link }, TopicSettings::default())
     }
 
-    /// Creates two [`Lap`]s for one point of a series: one for pg_recvlogical, and one for a
-    /// program that connects in the same way.
+    /// Creates two [`Lap`]s for one value of a series' parameter: one for pg_recvlogical and one
+    /// for `program`. Both connect to the database over the same kind of link.
     pub(crate) fn with_limit(program: Program, topic: TopicSettings, point: &str) -> [Self; 2] {
         [Self::limit(program.link()), Self::new(program, topic)].map(|lap| lap.at_point(point))
     }
 
-    /// Sets the point in the series that this [`Lap`] measures.
+    /// Sets the value of the series' parameter that this [`Lap`] measures.
     pub(crate) fn at_point(mut self, point: &str) -> Self {
         point.clone_into(&mut self.point);
         self
@@ -190,8 +189,8 @@ fn drain(
     let mut arrivals = Arrivals::new();
     let mut running = program.start(bed, &task);
     let all = backlog.rows as u64;
-    // The offsets also include transaction markers, so reaching the number of rows does not mean
-    // that all records have arrived.
+    // The offsets also include transaction markers. Therefore, all records may not have arrived yet
+    // when the total of the offsets reaches the number of rows.
     let may_commit_more = |arrivals: &Arrivals| {
         program.has_transactions() && arrivals.since_last() < COMMIT_DELAY_MAX
     };
@@ -274,7 +273,7 @@ impl Arrivals {
         assert!(elapsed < STALL_TIMEOUT, "nothing arrived in {elapsed:?}");
     }
 
-    /// Returns the time since rows or bytes last arrived.
+    /// Returns the time since the last arrival of rows or bytes.
     fn since_last(&self) -> Duration {
         self.last.0.elapsed()
     }
@@ -288,9 +287,9 @@ impl Arrivals {
         (self.last.0 - self.began).as_secs_f64()
     }
 
-    /// Returns the number of rows per second, measured from the first sample at which anything had
-    /// arrived. Returns `None` if at least half of the total had arrived by that sample, because
-    /// the remainder is too small to measure.
+    /// Returns the rate in rows per second, measured from the first sample that found any data.
+    /// Returns `None` if at least half of the data had already arrived in that sample, because the
+    /// remainder is too small to measure.
     fn per_second(&self, rows: usize) -> Option<f64> {
         let ((first, early), (last, all)) = (self.first?, self.last);
         let part = (all - early) as f64 / all as f64;

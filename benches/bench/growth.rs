@@ -121,8 +121,8 @@ pub(crate) fn measure(bed: &TestBed, args: &Args) -> Vec<Drain> {
             ));
         }
     }
-    // Runs last, because a thousand topics keep the broker busy for a while, even after they are
-    // deleted.
+    // This series runs last, because a thousand topics keep the broker busy for a while, even after
+    // the topics are deleted.
     for (point, topics) in [("1", 1), ("1,000", args.scaled(1_000))] {
         let shape = Shape {
             types: topics,
@@ -147,7 +147,8 @@ pub(crate) fn measure(bed: &TestBed, args: &Args) -> Vec<Drain> {
     drains
 }
 
-/// Returns two [`Lap`]s for one point of a series: one for Walpost and one for pg_recvlogical.
+/// Returns two [`Lap`]s for one value of a series' parameter: one for Walpost and one for
+/// pg_recvlogical.
 fn walpost_and_limit(args: &Args, point: &str) -> [Lap; 2] {
     Lap::with_limit(args.walpost(Link::Unix), TopicSettings::default(), point)
 }

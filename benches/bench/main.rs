@@ -1,6 +1,6 @@
-//! Measures Walpost's throughput, latency and cost, and compares the results with those of the
-//! database alone and of other programs. See `./dev bench --help` for usage and
-//! `docs/benchmarks.md` for the results.
+//! Measures Walpost's throughput, latency and cost, and compares the results with those of
+//! pg_recvlogical and other programs. See `./dev bench --help` for usage and `docs/benchmarks.md`
+//! for the results.
 //!
 //! [`bed`] starts the servers, [`backlog`] writes the rows, [`topic`] counts the records that
 //! arrive, [`program`] starts the measured program and [`usage`] reads its resource usage. Each

@@ -13,8 +13,8 @@ use crate::usage::{MEBIBYTE, family_resident_bytes};
 
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Drains the existing backlog. Freezes the broker for a while after a third of the rows have been
-/// delivered.
+/// Drains the existing backlog. After a third of the rows have been delivered, freezes the broker
+/// for a while.
 pub(crate) fn measure(bed: &TestBed, args: &Args, rows: usize) -> Outage {
     let frozen_for = Duration::from_secs(if args.quick { 1 } else { 10 });
     let slot = Slot::at_backlog(&bed.db);

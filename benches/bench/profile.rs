@@ -37,8 +37,8 @@ pub(crate) struct Frame {
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// Sampling frequency in Hz.
 const FREQUENCY: &str = "999";
-/// Frames with less than this share of all samples are omitted, because they would be too narrow to
-/// see in the chart.
+/// Minimum share of all samples. Frames with a smaller share are omitted, because they would be too
+/// narrow to see in the chart.
 const SHARE_MIN: f64 = 0.002;
 /// Functions with these prefixes are omitted from stacks. Such functions start threads and call
 /// closures, and would only add depth to the chart.
@@ -142,7 +142,7 @@ fn without_hash(symbol: &str) -> &str {
 }
 
 impl Frame {
-    /// Adds a sample, given as the names of its functions, outermost first.
+    /// Adds one sampled stack, given as function names, outermost first.
     fn add<'n>(&mut self, names: impl Iterator<Item = &'n str>) {
         self.samples += 1;
         let mut frame = self;
@@ -160,8 +160,8 @@ impl Frame {
         }
     }
 
-    /// Removes callees with fewer than `min_samples` samples and sorts the rest, most samples
-    /// first.
+    /// Removes callees with fewer than `min_samples` samples and sorts the remaining callees by the
+    /// number of samples, in descending order.
     fn prune(&mut self, min_samples: f64) {
         self.callees
             .retain(|callee| callee.samples as f64 >= min_samples);

@@ -123,8 +123,8 @@ impl Program {
         matches!(self, Self::Walpost { .. })
     }
 
-    /// Returns whether the program uses Kafka transactions. With transactions, offsets can't be
-    /// used to count records, because transaction markers occupy offsets too.
+    /// Returns whether the program uses Kafka transactions. With transactions, records can't be
+    /// counted by their offsets, because transaction markers have offsets too.
     pub(crate) fn has_transactions(&self) -> bool {
         matches!(
             self,
@@ -209,8 +209,8 @@ pub(crate) fn start_walpost(
         .compression
         .map(|codec| format!("compression.type={codec}"));
     let walpost = Invocation::new(["run", "--slot", task.slot, "--topic", task.topic])
-        // Disables the snapshot, because only the stream is measured. With several tables, Walpost
-        // never takes a snapshot, and rejects the option.
+        // Disables the snapshot, because only streaming is measured. With several tables, Walpost
+        // never takes a snapshot, so it rejects the `snapshot` setting.
         .args(match task.kind {
             Kind::Tables => &[][..],
             _ => &["--snapshot", "never"],

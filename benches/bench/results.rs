@@ -136,11 +136,11 @@ pub(crate) struct Steady {
     pub(crate) records: usize,
     /// Latency measured from the `clock_timestamp()` that the INSERT stores.
     pub(crate) from_insert: Percentiles,
-    /// Latency measured from the time for which the transaction was scheduled.
+    /// Latency measured from the time at which the transaction was scheduled to start.
     pub(crate) from_schedule: Percentiles,
     /// Time from sending the INSERT until the session received the result of the commit.
     pub(crate) commit: Percentiles,
-    /// The CPU time that the program used during the time given by `seconds`.
+    /// The CPU time that the program used during the measurement, which took `seconds`.
     pub(crate) cpu_seconds: f64,
     pub(crate) rss_bytes: u64,
 }
@@ -165,7 +165,7 @@ pub(crate) struct Tables {
     /// Results with one slot and with many slots, while rows are written to a table that is not an
     /// outbox.
     pub(crate) fleets: Vec<Fleet>,
-    /// The result of the measurement during which nothing is written.
+    /// Results while nothing is written to the database.
     pub(crate) idle: Fleet,
 }
 
@@ -203,9 +203,9 @@ pub(crate) struct Shards {
     pub(crate) broker_cpu: f64,
     pub(crate) threads: usize,
     pub(crate) peak_rss_bytes: u64,
-    /// The number of records that the slowest pipeline had delivered when half of all records had
-    /// arrived, relative to the average of all pipelines. A low value means that the pipeline was
-    /// starved.
+    /// The number of records delivered by the slowest pipeline, divided by the average of all
+    /// pipelines, at the time when half of all records had arrived. A low value means that the
+    /// pipeline was starved.
     pub(crate) least_at_half: f64,
     /// Like `least_at_half`, but for the fastest pipeline.
     pub(crate) most_at_half: f64,
@@ -251,8 +251,7 @@ impl<T> Part<T> {
         }
     }
 
-    /// Returns the environment in which this part was measured, for comparison with the
-    /// environments of other parts.
+    /// Returns the machine and the program versions used to measure this part.
     pub(crate) fn setting(&self) -> (&Machine, &Versions) {
         (&self.machine, &self.versions)
     }

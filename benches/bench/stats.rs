@@ -34,8 +34,8 @@ impl Spread {
     }
 }
 
-/// Returns the smallest value that is at least as large as the given fraction of all values.
-/// `sorted` must not be empty.
+/// Returns a percentile: the smallest value such that at least the fraction `part` of all values
+/// are less than or equal to it. `sorted` must not be empty.
 pub(crate) fn percentile(sorted: &[f64], part: f64) -> f64 {
     #[expect(
         clippy::cast_possible_truncation,

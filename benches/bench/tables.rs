@@ -37,8 +37,8 @@ pub(crate) fn measure(bed: &TestBed, args: &Args) -> Tables {
     install(bed, many);
     let walpost = args.walpost(Link::Unix).with_settings(SETTINGS);
     let mut drains: Vec<Drain> = Vec::new();
-    // Each round writes its own backlogs. If each backlog were reused for all rounds, the
-    // measurements that are compared with each other would be much further apart in time.
+    // Each round writes its own backlogs. If a backlog were kept for all rounds, the measurements
+    // to be compared with each other would be much further apart in time.
     for round in 0..args.rounds() {
         for tables in [1, some, many] {
             let shape = Shape {
@@ -93,7 +93,7 @@ fn print_fleet(fleet: &Fleet) {
     );
 }
 
-/// Creates `many` tables in a publication, and [`ADDED`] more tables that are added to the
+/// Creates a publication with `many` tables, and [`ADDED`] more tables that are added to the
 /// publication later.
 fn install(bed: &TestBed, many: usize) {
     let all = many + ADDED;

@@ -85,8 +85,8 @@ impl<'a> Topic<'a> {
         records(&[self]).iter().sum()
     }
 
-    /// Counts the committed records by reading them. Offsets can't be used to count records that
-    /// were written in transactions, because transaction markers occupy offsets too.
+    /// Counts the committed records by reading them. Records that were written in transactions
+    /// can't be counted by their offsets, because transaction markers have offsets too.
     pub(crate) fn committed_records(&self) -> usize {
         let reader = self.bed.broker.reader();
         reader

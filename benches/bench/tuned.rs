@@ -55,8 +55,8 @@ pub(crate) fn measure(bed: &TestBed, args: &Args) -> Vec<Drain> {
     };
     add(MESSAGES, shape, walpost_over(Link::Tcp), default_topic());
 
-    // Runs last, because a thousand topics keep the broker busy for a while, even after they are
-    // deleted.
+    // This drain runs last, because a thousand topics keep the broker busy for a while, even after
+    // the topics are deleted.
     let topics = args.scaled(1_000);
     let shape = Shape {
         types: topics,

@@ -79,12 +79,12 @@ pub(crate) fn run(args: &CheckArgs) -> Exit {
 /// State shared by pipelines that are checked concurrently.
 #[derive(Default)]
 struct Shared<'s> {
-    /// Held while a replication connection is open, so that only one is open at a time: a server
-    /// accepts only a limited number of them (max_wal_senders), and each running pipeline needs
-    /// one.
+    /// Held while a replication connection is open, so that the check opens at most one at a time.
+    /// A server limits the number of replication connections (max_wal_senders), and each running
+    /// pipeline needs one.
     replication: Mutex<()>,
-    /// The finding about each producer that has already been checked, with the producer's
-    /// librdkafka properties.
+    /// The librdkafka properties of each producer that has already been checked, and the resulting
+    /// finding.
     producers: Mutex<Vec<(&'s Properties, ProducerFinding)>>,
 }
 
@@ -157,7 +157,7 @@ fn offline(given: &Given<'_>, json: bool) -> Exit {
     print_findings(&findings, json)
 }
 
-/// Returns the errors of pipeline sources as findings.
+/// Converts the errors of pipeline sources to findings.
 fn source_findings(failures: Vec<String>, outcome: Outcome) -> Vec<Finding> {
     let finding = |message| Finding {
         pipeline: "walpost.toml".to_owned(),

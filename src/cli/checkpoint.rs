@@ -249,8 +249,8 @@ async fn adopt(settings: &PipelineSettings, yes: bool) -> Result<(), Failure> {
     if !yes && !consent::is_given(name).await {
         return Err(Failure::NotConfirmed(name.clone()));
     }
-    // Record now which events may be missing, because once the pipeline starts with this
-    // checkpoint, it overwrites the recorded state of the previous slot.
+    // Record now which events may be missing, because this is determined from the recorded state of
+    // the previous slot. When the pipeline starts with this checkpoint, it overwrites that state.
     catalog
         .record_gap_of_other_history(&slot, server.confirmed, settings.first_start())
         .await?;
@@ -261,8 +261,8 @@ async fn adopt(settings: &PipelineSettings, yes: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Prints which events may be missing because they were not delivered from any slot, and the
-/// command that resends them.
+/// Prints which events may be missing from Kafka because no slot delivered them, and the command
+/// that resends them.
 async fn print_gaps(
     settings: &PipelineSettings,
     catalog: &Catalog,

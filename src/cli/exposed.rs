@@ -12,7 +12,7 @@ use crate::postgres::connect::conninfo::Conninfo;
 #[must_use]
 pub(crate) fn passwords(matches: &ArgMatches) -> Vec<String> {
     let mut flags = matches;
-    // Flags are stored in the matches of the innermost subcommand.
+    // clap stores flags in the matches of the innermost subcommand.
     while let Some((_, inner)) = flags.subcommand() {
         flags = inner;
     }

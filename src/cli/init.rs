@@ -482,7 +482,7 @@ async fn warn_of_unchanged_limit(provision: &Provision, catalog: &Catalog) {
     );
 }
 
-/// Returns a description of rows that are visible when querying an outbox table but are not part of
+/// Returns a description of rows that queries of an outbox table return but that are not part of
 /// the replication stream, and the command that fixes the problem.
 async fn hidden_rows(
     catalog: &Catalog,

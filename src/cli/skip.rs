@@ -1,5 +1,5 @@
-//! `walpost skip`: shows which events [`skip`](crate::skip) would skip, asks for confirmation, and
-//! skips them.
+//! `walpost skip`: shows the events to skip, asks for confirmation, and skips them. See
+//! [`skip`](crate::skip) for the implementation.
 
 use clap::Args;
 use tracing::error;

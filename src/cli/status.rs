@@ -205,7 +205,8 @@ pub(crate) fn run(args: &StatusArgs) -> Exit {
                 (false, false) => out::lines(&format_report(&report)),
             };
             is_first = false;
-            // Stop if printing fails, usually because the program that reads the output has exited.
+            // Stop if printing fails. Usually, the reason is that the program reading the output
+            // has exited.
             if !args.watch || !printed {
                 return match report.healthy {
                     true => Exit::Done,
@@ -424,8 +425,8 @@ fn problems(
         (None, None) => {}
     }
     if let Some(database) = queried {
-        // If a running process reports the pipeline, the pipeline's current state makes its last
-        // halt irrelevant.
+        // If a running process reports the pipeline, its current state is known, so the reason for
+        // its last halt is not shown.
         if let (None, Some(halt)) = (status, &database.last_halt) {
             reasons.push(Reason {
                 source: Source::Database,

@@ -322,7 +322,7 @@ fn print(settings: &PipelineSettings, outcome: &Outcome, args: &VerifyArgs) {
         ("replayed", counts.replayed),
         ("without id", counts.without_id),
     ] {
-        // Always print the most important counts. Print the others only if they are not zero.
+        // Always print the most important counts. Print any other count only if it is not zero.
         let is_shown = count > 0
             || ["delivered", "missing", "repeated", "out of order", "gaps"].contains(&what);
         if is_shown {

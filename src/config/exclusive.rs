@@ -21,8 +21,9 @@ pub(super) enum ExclusiveResource {
         slot: String,
         database: String,
     },
-    /// A topic reserved for Walpost. Several pipelines can share it only for the same purpose, so
-    /// that a dead letter is never mistaken for a checkpoint.
+    /// A topic reserved for Walpost, for example for checkpoints. Several pipelines can share the
+    /// topic only if all of them use it for the same purpose, so that a dead letter is never
+    /// mistaken for a checkpoint.
     Topic {
         name: String,
         usage: TopicUse,
@@ -32,14 +33,14 @@ pub(super) enum ExclusiveResource {
 /// A row that defines a valid pipeline.
 #[derive(Clone)]
 pub(super) struct ValidRow {
-    /// The name that messages use for the row.
+    /// The row's name in messages.
     pub name: String,
     pub row: TextRow,
     pub pipeline: FilePipeline,
     pub resources: Vec<ExclusiveResource>,
 }
 
-/// The rows of one source, each of which is valid by itself.
+/// The rows of one source. Each row is valid by itself, but may conflict with other rows or files.
 #[derive(Default)]
 pub(super) struct SourceRows {
     /// The rows of the current result or, if this result can't be used, the rows of the previous
@@ -54,7 +55,7 @@ pub(super) struct SourceRows {
 }
 
 impl ExclusiveResource {
-    /// Returns the resources that other pipelines must not use if a pipeline uses this resource.
+    /// Returns the resources that other pipelines must not use while a pipeline uses this resource.
     pub(super) fn excluded(&self) -> Vec<Self> {
         match self {
             Self::Name(_) | Self::Slot { .. } => vec![self.clone()],
@@ -142,11 +143,11 @@ impl SourceRows {
     }
 
     /// Rejects rows that conflict with a pipeline in a file. `in_files` contains the resources of
-    /// the pipelines in files. `running` contains the names of all pipelines that rows have defined
+    /// all pipelines in files. `running` contains the names of all pipelines that rows have defined
     /// so far.
     ///
-    /// If a row whose pipeline is running conflicts with the files, all rows are replaced with the
-    /// previous rows, so that the conflict does not cause the running pipeline to be removed.
+    /// If a row conflicts with the files and its pipeline is running, all rows are replaced with
+    /// the previous rows. Otherwise, the conflict would cause the running pipeline to be removed.
     ///
     /// # Errors
     /// Returns an error message if a row whose pipeline is running conflicts with the files, and
@@ -191,8 +192,8 @@ impl SourceRows {
 }
 
 /// Returns the names and slots that occur in several rows. All rows with such a name or slot are
-/// rejected: if the first row were accepted, any role that can add a row that sorts first could
-/// take over another pipeline's slot and checkpoint.
+/// rejected. If the first of these rows were accepted, a role that can add rows could add one that
+/// sorts first, and take over the slot and checkpoint of another pipeline.
 fn duplicates<'r>(rows: impl IntoIterator<Item = &'r ValidRow>) -> HashSet<ExclusiveResource> {
     let (mut seen, mut shared) = (HashSet::new(), HashSet::new());
     for resource in rows.into_iter().flat_map(|row| &row.resources) {

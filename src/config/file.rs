@@ -146,7 +146,7 @@ impl PartialEq for Origin {
             (Self::File(path), Self::File(other)) | (Self::Part(path), Self::Part(other)) => {
                 path == other
             }
-            // Ignore the query and the values, so that changing a query does not restart its
+            // Ignore the query and the row's values, so that changing a query does not restart its
             // pipelines.
             (
                 Self::Row { file, row, .. },
@@ -382,7 +382,7 @@ pub(crate) struct FileWalBudget {
     pub on_max: Option<OnMax>,
 }
 
-/// A string, number or boolean, all of which are passed to librdkafka as text.
+/// A string, number or boolean. Each of these values is passed to librdkafka as text.
 #[derive(Clone, PartialEq)]
 pub(crate) enum Scalar {
     /// A quoted string.

@@ -151,7 +151,7 @@ const DURATIONS: [(&str, u64); 5] = [
     ("d", 86_400_000),
 ];
 
-/// Parses a number of up to five digits that is followed by one of these units.
+/// Parses a number of up to five digits that is followed by a unit in `units`.
 fn parse_simple(text: &str, units: &[(&str, u64)]) -> Option<u64> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);

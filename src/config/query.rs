@@ -23,7 +23,8 @@ const QUERY_TIMEOUT: Duration = Duration::from_secs(10);
 const INTERVAL_DEFAULT: Duration = Duration::from_secs(30);
 const INTERVAL_MIN: Duration = Duration::from_secs(1);
 
-/// The key whose value contains a regular expression. Braces in it do not refer to columns.
+/// The key whose value contains a regular expression. Braces in the regular expression do not refer
+/// to columns.
 const ROUTE: &str = "route";
 /// The keys whose values are programs to run. Row values must not be inserted into these programs
 /// or their arguments.
@@ -158,8 +159,9 @@ impl QuerySource {
     }
 }
 
-/// Checks that two sources of a file can't define pipelines with the same name, so that the name of a
-/// pipeline determines its source, and that no topic can be used for different purposes.
+/// Checks that two sources of a file can't define pipelines with the same name, because a
+/// pipeline's name must determine its source. Also checks that the sources can't use the same topic
+/// for different purposes.
 ///
 /// # Errors
 /// Returns an error that names the setting that could have the same value in both sources.

@@ -17,14 +17,14 @@ use crate::postgres::text_rows::TextRow;
 #[derive(Default)]
 pub(crate) struct QueryResults {
     queried: Vec<QueriedSource>,
-    /// The names of the pipelines that the rows in use define.
+    /// The names of the pipelines that are defined by the rows currently in use.
     running: HashSet<String>,
     /// The rows that define pipelines.
     rows: DefiningRows,
-    /// Whether the file was read successfully before. If so, a new query that fails causes the
-    /// reload to be rejected, and running pipelines continue.
+    /// Whether the file has been read successfully at least once. If so, a reload is rejected if a
+    /// new query fails, and the running pipelines continue.
     was_read: bool,
-    /// When to retry after a query caused the reload to be rejected.
+    /// When to retry a reload that was rejected because a query failed.
     retry_at: Option<Instant>,
     /// Whether to skip all queries.
     is_offline: bool,
@@ -37,7 +37,7 @@ struct QueriedSource {
     due: Instant,
     /// The last result, even if its rows were rejected.
     last: Result<Vec<TextRow>, String>,
-    /// The rows in use, from the last usable result.
+    /// The rows currently in use, which are from the last usable result.
     rows: Vec<TextRow>,
 }
 
@@ -58,8 +58,8 @@ impl QueryResults {
     /// define, and errors about sources and rows that could not be used.
     ///
     /// If a source can't be used, its previous rows remain in use. At startup, rows that can't be
-    /// used are skipped. A row that conflicts with a name, slot or topic in `in_files` can't be
-    /// used.
+    /// used are skipped. A row is also unusable if it conflicts with a name, slot or topic in
+    /// `in_files`.
     ///
     /// # Errors
     /// Returns an error if a source that was added in a reload can't be used, or if rows that
@@ -168,7 +168,7 @@ impl QueryResults {
             .find(|queried| queried.source.id() == id)
     }
 
-    /// Runs the queries that are due. Returns whether the file must be read again, because a result
+    /// Runs the queries that are due. Returns true if the file must be read again because a result
     /// has changed or a retry is due.
     pub(super) fn have_changed(&mut self, env: Env<'_>) -> bool {
         let now = Instant::now();
@@ -198,7 +198,7 @@ fn query_rows(source: &QuerySource, is_new: bool, env: Env<'_>) -> Result<Vec<Te
 }
 
 /// Fills the template with each row's values. Returns the rows that define valid pipelines, and the
-/// reasons why other rows were rejected.
+/// reasons why the other rows were rejected.
 fn fill_rows(source: &QuerySource, rows: &[TextRow], validate: Validate<'_>) -> SourceRows {
     let mut filled = SourceRows::default();
     for row in rows {

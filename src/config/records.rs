@@ -70,7 +70,8 @@ pub(super) fn outbox(reader: &Reader, file: &FilePipeline) -> Result<OutboxSetti
         },
         timestamp: file.timestamp.clone(),
         partition: file.partition.clone(),
-        // The reserved topics depend on the settings of all pipelines, so they are set later.
+        // The reserved topics are added after all pipelines have been parsed, because they depend
+        // on the settings of every pipeline.
         reserved_topics: ReservedTopics::default(),
     })
 }

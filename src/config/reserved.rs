@@ -1,9 +1,10 @@
 //! Prevents each pipeline's rows from being routed to any pipeline's checkpoint or dead-letter
 //! topic, so that a row of one pipeline can't forge another pipeline's checkpoint.
 //!
-//! The topics of pipelines that are defined by rows of a query's result are reserved with the
-//! template's text, whatever the rows are. Otherwise, these topics would not be reserved while the
-//! query fails, and each added row would restart other pipelines.
+//! If pipelines are defined by the rows of a query's result, every topic name that matches the
+//! template of a checkpoint or dead-letter topic is reserved, even if no row produces that name.
+//! Otherwise, the topics would not be reserved while the query fails, and each added row would
+//! restart other pipelines.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,16 +19,16 @@ use crate::outbox::template::Template;
 use crate::pipeline::settings::PipelineSettings;
 use crate::supervisor::definitions::Defined;
 
-/// Topics named in the settings of pipelines in the files and in the templates of sources.
+/// The topics that the configuration files name, both in pipelines and in the templates of sources.
 #[derive(Default)]
 pub(super) struct NamedTopics {
-    /// Topics of pipelines in the files for checkpoints or dead letters, keyed by
+    /// The checkpoint and dead-letter topics of the pipelines in the files, keyed by
     /// [`collision_key`].
     own: BTreeMap<String, TopicUse>,
-    /// Topics of templates for checkpoints or dead letters.
+    /// The checkpoint and dead-letter topics in the templates of sources.
     patterns: Vec<TopicPattern>,
-    /// Event topics whose names depend on neither a row's values nor its table, as
-    /// [`collision_key`]s.
+    /// The [`collision_key`]s of event topics that have a fixed name, which does not depend on a
+    /// row's values or table.
     constant: BTreeSet<String>,
     /// The topics in `own` and `patterns`.
     reserved: ReservedTopics,
@@ -79,9 +80,9 @@ impl NamedTopics {
         constant_topic_error(&row_pipeline.outbox.topic, &self.reserved)
     }
 
-    /// Rejects a pipeline's own topic if a source's template reserves it for a different purpose.
-    /// Otherwise, the pipeline could write a dead letter that a pipeline of the source mistakes for
-    /// a checkpoint.
+    /// Rejects a pipeline's checkpoint or dead-letter topic if a source's template reserves the
+    /// topic for a different purpose. Otherwise, a dead letter of the pipeline could be read as a
+    /// checkpoint by a pipeline that the source defines.
     ///
     /// # Errors
     /// Returns an error that names the setting and the template.
@@ -116,18 +117,18 @@ fn reader(settings: &PipelineSettings) -> Reader {
     }
 }
 
-/// Reserves the topics in `named`, and each pipeline's own topics, so that no pipeline's events can
-/// be routed to them.
+/// Reserves the topics in `named` and the checkpoint and dead-letter topics of each pipeline, so
+/// that no pipeline's events can be routed to them.
 ///
 /// # Errors
-/// Returns an error if a pipeline writes all events to reserved topics, or if its own topic is
-/// reserved for a different purpose.
+/// Returns an error if a pipeline would write all its events to reserved topics, or if its
+/// checkpoint or dead-letter topic is reserved for a different purpose.
 pub(super) fn reserve(
     named: &NamedTopics,
     defined: &mut [Defined<Definition>],
 ) -> Result<(), ConfigError> {
-    // The own topics of pipelines defined by rows match a template, unless a flag overrides the
-    // template. Adding these topics would restart other pipelines whenever a row is added.
+    // Skip topics that match a template, because the template already reserves them. If they were
+    // added here, each new row would restart other pipelines.
     let is_covered = |topic: &str| {
         let mut patterns = named.patterns.iter();
         patterns.any(|pattern| pattern.matches(topic))
@@ -145,8 +146,8 @@ pub(super) fn reserve(
         // The definition contains only those reserved topics that the pipeline's rows could be
         // routed to, so that changes to other topics don't restart the pipeline.
         pipeline.definition.reserved = outbox.topic.reachable(&all);
-        // A reserved topic in a row of a query's result must not make the whole file invalid.
-        // Instead, the events of that row's pipeline are treated as unroutable.
+        // If a row of a query's result specifies a reserved topic, the file as a whole remains
+        // valid, and the events of that row's pipeline are treated as unroutable.
         if !pipeline.definition.pipeline.origin.is_row() {
             let settings = &pipeline.settings;
             reject_constant_topic(&reader(settings), &settings.outbox)?;
@@ -190,8 +191,8 @@ fn constant_topic_error(topic: &Topic, reserved: &ReservedTopics) -> Option<Stri
     ))
 }
 
-/// Returns the topics for checkpoints and dead letters that pipelines of a source can use, whatever
-/// the rows of its query are.
+/// Returns patterns for all checkpoint and dead-letter topics that a source's template can produce,
+/// regardless of the rows that the source's query returns.
 fn topic_patterns(template: &toml::Table) -> impl Iterator<Item = TopicPattern> {
     let topics = row_values::own_topics(template).into_iter();
     topics.filter_map(|(_, usage, text)| {

@@ -1,8 +1,8 @@
 //! Fills a template with the values of a row.
 //!
 //! A user who can write rows can choose a host or a name, for example, but can't change the
-//! surrounding text. Each place in a template defines which values it accepts; a row with any other
-//! value is rejected.
+//! surrounding text. Different places in a template accept different values; a row with an
+//! unacceptable value is rejected.
 
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use toml::{Table, Value};
@@ -47,7 +47,7 @@ pub(super) enum Place<'k> {
     Record,
     /// A topic name.
     TopicName,
-    /// The value of this Kafka property.
+    /// The value of the Kafka property with this name.
     Kafka(&'k str),
     /// Any other value. Its syntax is checked when the pipeline is defined.
     Other,
@@ -146,8 +146,8 @@ fn has_values(text: &str) -> bool {
 
 /// Returns whether two template strings can become equal when their columns are replaced by values.
 pub(super) fn can_be_equal(first: &str, second: &str) -> bool {
-    // Text with unmatched braces is rejected later, when a row's values are inserted. Here, it
-    // is treated as text that can become any value.
+    // Text with unmatched braces is rejected later, when a row's values are inserted. Until then,
+    // assume that the text can become equal to any other text.
     let [first, second] = [first, second].map(|text| literals(text).unwrap_or_default());
     let ends = |literals: &[String]| -> [String; 2] {
         [literals.first(), literals.last()].map(|text| text.cloned().unwrap_or_default())
@@ -167,16 +167,16 @@ pub(super) fn can_be_equal(first: &str, second: &str) -> bool {
     }
 }
 
-/// Returns whether the text outside columns contains a letter or a digit. Templates for topics that
-/// contain only punctuation would reserve most topics.
+/// Returns whether the text outside columns contains a letter or a digit. A topic template with
+/// only punctuation outside its columns would reserve most topics.
 fn has_text(text: &str) -> bool {
     let literals = literals(text).unwrap_or_default();
     let mut literals = literals.iter();
     literals.any(|text| text.contains(char::is_alphanumeric))
 }
 
-/// Returns the template's topics for checkpoints and dead letters, with their keys. They may contain
-/// columns to be replaced with a row's values.
+/// Returns the template's checkpoint and dead-letter topics, each with its key. The topics may
+/// contain columns to be replaced with a row's values.
 pub(super) fn own_topics(template: &Table) -> Vec<(&'static str, TopicUse, &str)> {
     let checkpoint = template.get("checkpoint");
     let checkpoint = checkpoint.and_then(|checkpoint| checkpoint.get("topic"));
@@ -190,7 +190,7 @@ pub(super) fn own_topics(template: &Table) -> Vec<(&'static str, TopicUse, &str)
     .collect()
 }
 
-/// Returns the literal text before the first column, between columns and after the last one.
+/// Returns the literal text before the first column, between columns and after the last column.
 ///
 /// # Errors
 /// Returns an error if the text contains unmatched braces.
@@ -217,7 +217,7 @@ impl Place<'_> {
     }
 }
 
-/// A part of the text. `{{` and `}}` represent literal braces.
+/// A part of a template's text, in which `{{` and `}}` represent literal braces.
 enum Segment<'t> {
     Text(String),
     /// `{name}`, which is replaced by the value of a column.
@@ -305,8 +305,8 @@ fn value<'r>(name: &str, row: &'r TextRow) -> Result<&'r str, String> {
     }
 }
 
-/// Fills in the server, database and user. A row's values must not change any other connection
-/// parameter.
+/// Fills a connection string with a row's values, which may set only the server, database and user.
+/// Values for other connection parameters are rejected.
 fn postgres(text: &str, row: &TextRow) -> Result<String, String> {
     if let Some(name) = sole_column(text) {
         let url = accepted(name, row, Conninfo::check_row_url)?;

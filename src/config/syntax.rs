@@ -110,9 +110,9 @@ fn setting_location(key: &str) -> Option<&'static str> {
     }
 }
 
-/// Extracts the unknown key or value from serde's message, and the known keys or values, which the
-/// message quotes in backticks. Returns the known key or value that is most similar to the unknown
-/// key or value.
+/// Parses a message from serde that contains an unknown key or value, followed by the known keys or
+/// values, in backticks. Returns the known key or value that is most similar to the unknown key or
+/// value.
 fn nearest_known(message: &str) -> Option<&str> {
     let is_unknown =
         message.starts_with("unknown field ") || message.starts_with("unknown variant ");

@@ -393,14 +393,14 @@ fn reserves_checkpoint_topics_of_pipelines_that_are_not_selected() {
         let found = load_text(&text, connection, &RecordArgs::default(), &[]);
         found.expect("loads").remove(0).outbox.reserved_topics
     };
-    // Pipeline b's topic is reserved even if b is not selected, because another process may run it.
+    // Pipeline b's topic is reserved even if b is not selected, because another process may run b.
     for selected in [&[][..], &["a"]] {
         assert_eq!(load(selected).find("of-b"), Some(TopicUse::Checkpoints));
         assert_eq!(load(selected).find("of-a"), None);
     }
 }
 
-/// Returns the next variant, so that a loop can visit all of them. If a variant is added to
+/// Returns the next variant, so that a loop can iterate over all variants. If a variant is added to
 /// `TopicUse`, this function does not compile until it handles that variant.
 fn next_topic_use(topic_use: TopicUse) -> Option<TopicUse> {
     match topic_use {
@@ -863,8 +863,8 @@ fn rereads_credentials_from_the_source_that_defined_the_row() {
     }
 }
 
-/// If such sources were accepted, a row of one source could take over a pipeline that is defined by
-/// a row of the other.
+/// If the names could be the same, a row of one source could redefine a pipeline that is defined by
+/// a row of the other source.
 #[test]
 fn rejects_two_sources_whose_pipelines_could_have_the_same_name() {
     let parse = |first: &str, second: &str| {
@@ -922,8 +922,8 @@ fn rejects_two_sources_whose_pipelines_could_have_the_same_name() {
     parse(checkpoints, &dead_letters("dead.{a}")).expect("two topics");
 }
 
-/// A file with a pipeline whose rows choose the topic, and a source whose database does not exist.
-/// `template` is part of the source's template.
+/// Returns a configuration file with two parts: a pipeline with the settings `pipeline`, and a
+/// source whose database can't be reached. `template` is part of the source's template.
 fn file_with_source(pipeline: &str, template: &str) -> String {
     format!(
         "{MINIMAL}\nname = \"b\"\n{pipeline}\n[[fleet.source]]\npostgres = \"postgresql://r@127.0.0.1:1/d\"\n\
@@ -978,14 +978,14 @@ fn rejects_pipelines_that_use_the_topics_of_a_template() {
             assert!(text.contains(word), "{word:?} in {text:?}");
         }
     }
-    // The default topics can be used, whatever the template is.
+    // The pipeline may use the default topics, even if they match the template.
     let template = "checkpoint = { topic = \"walpost-{name}\" }";
     let loaded = from_toml(&file_with_source("topic = \"x-{aggregatetype}\"", template));
     assert_eq!(loaded.expect("loads").len(), 1);
 }
 
-/// Returns the definition of the pipeline in the file of [`file_with_source`], whose query returned
-/// rows with these names.
+/// Loads the file from [`file_with_source`] as if its query had returned rows with these names.
+/// Returns the definition of the pipeline in the file.
 fn definition_with_rows(template: &str, rows: &[&str]) -> Definition {
     let text = file_with_source("topic = \"{aggregatetype}\"", template);
     let path = std::path::Path::new("walpost.toml");
@@ -1012,7 +1012,8 @@ fn definition_with_rows(template: &str, rows: &[&str]) -> Definition {
     defined.expect("loads").remove(0).definition
 }
 
-/// Otherwise, a role that can add rows could restart the pipelines in the file at any time.
+/// A pipeline is restarted if its definition changes. A role that can add rows must not be able to
+/// restart the pipelines in the file.
 #[test]
 fn added_rows_do_not_change_the_definitions_of_other_pipelines() {
     let template = "delivery = \"exactly-once\", checkpoint = { topic = \"{name}.cp\" }, \

@@ -96,9 +96,9 @@ pub struct ServerState {
     pub slot: String,
     /// The slot's confirmed LSN.
     pub confirmed: Lsn,
-    /// The end of the WAL on disk; a walsender sends no WAL beyond it. Must be queried after the
-    /// checkpoint is read, because the checkpoint could otherwise cover WAL that was written after
-    /// the query.
+    /// The end of the WAL on disk, which is also the limit for what a walsender sends. Must be
+    /// queried after the checkpoint is read, because the checkpoint could otherwise cover WAL that
+    /// was written after the query.
     pub flushed: Lsn,
 }
 
@@ -152,8 +152,8 @@ pub struct Phantom {
     pub to: Position,
 }
 
-/// Hint for errors that can also mean that the same pipeline runs on two servers. Each of the two
-/// processes then overwrites the other's checkpoint, so the WAL appears to have diverged.
+/// A hint for errors that can also occur if the same pipeline runs on two servers. In that case,
+/// the two processes overwrite each other's checkpoints, so the WAL appears to have diverged.
 const SECOND_SERVER_HINT: &str = "If a second server, for example one started from a copy of the disk, delivers events of this \
      pipeline to the same brokers, stop one of the two servers";
 
@@ -228,7 +228,7 @@ pub enum HistoryError {
     OtherTransaction {
         /// LSN of the commit record.
         commit: Lsn,
-        /// The property that differs.
+        /// The property in which the two transactions differ.
         what: &'static str,
         /// The value of the property according to the WAL.
         found: String,
@@ -340,8 +340,8 @@ impl Checkpoint {
         if bytes > bytes_max && self.partitions.remove(topic).is_some() {
             bytes -= size(topic);
         }
-        // Removing the topics that are not in use was not enough, because the topics were recorded
-        // when the limit was higher. Remove topics that are in use, too.
+        // If the limit was lowered, removing unused topics may not be enough. Remove topics that
+        // are in use, too.
         while bytes > bytes_max
             && let Some((known, _)) = self.partitions.pop_last()
         {
@@ -357,8 +357,8 @@ impl Checkpoint {
         self.epoch.saturating_add(1)
     }
 
-    /// Returns a copy of this checkpoint, updated with `resume`, the result of [`Self::resume`] for
-    /// `server`.
+    /// Returns a copy of this checkpoint that is updated with `resume`, which [`Self::resume`]
+    /// returned for `server`.
     #[must_use]
     pub fn resumed(&self, server: &ServerState, resume: &Resume) -> Self {
         Self {

@@ -9,18 +9,18 @@ use crate::outbox::headers::POSITION_HEADER;
 /// A record that the sink could not make durable. The watermark does not advance past it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeliveryFailure {
-    /// The sink's description of the failure, including the topic.
+    /// The sink's description of the failure, which includes the name of the topic.
     pub reason: String,
-    /// Whether another attempt to deliver the same record would fail too.
+    /// Whether further attempts to deliver the record would also fail.
     pub permanent: bool,
-    /// The rejected record, or the first record of a rejected batch; `None` unless a broker
-    /// rejected it because of its content.
+    /// The rejected record, or the first record of a rejected batch; `None` if the failure was not
+    /// caused by the content of a record.
     pub refused: Option<Box<RefusedRecord>>,
     /// The last row of the rejected batch.
     pub refused_until: Option<Position>,
 }
 
-/// The reason why a broker rejects a record.
+/// The reason why a broker rejected a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RefusalCause {
     /// The record or its batch is too large.
@@ -71,8 +71,8 @@ impl RefusedRecord {
             && self.content == content(record.key, record.payload)
     }
 
-    /// Returns whether a record of the same topic at the position `at` could be the rejected
-    /// record. This is the case if the two positions are equal, or if both records were copied:
+    /// Returns whether a record at `at` in the same topic could be the rejected record. This is the
+    /// case if both records have the same position, or if both are records of copied rows, because
     /// copied rows get a new position in each attempt.
     pub(super) fn is_at(&self, at: Position) -> bool {
         self.at == at || self.at.is_copied() && at.is_copied()

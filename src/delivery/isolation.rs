@@ -178,8 +178,8 @@ mod tests {
         assert!(isolation.batching().refused.is_empty());
     }
 
-    /// If the rejected record is not the only record in flight, it may have been rejected because
-    /// of the batch as a whole, so it would be wrong to omit only this record.
+    /// If other records are in flight, the broker may have rejected the batch as a whole, so
+    /// omitting only the reported record could be wrong.
     #[test]
     fn halts_if_a_suspected_record_is_rejected_while_others_are_in_flight() {
         for in_flight in [in_flight(0), in_flight(2)] {

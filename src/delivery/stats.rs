@@ -106,8 +106,8 @@ pub struct PipelineStats {
 /// Maximum number of tables that are counted individually. Without a limit, memory use would grow
 /// as tenants are added and removed while the process runs.
 const TABLES_MAX: usize = 10_000;
-/// Name under which all tables in excess of [`TABLES_MAX`] are counted. No table has this name,
-/// because table names include a schema.
+/// Name under which rows are counted together for all tables after the first [`TABLES_MAX`]. No
+/// table has this name, because table names include a schema.
 const OTHER_TABLES: &str = "others";
 
 /// Values that only the session's thread writes. They are on separate cache lines to avoid false
@@ -115,8 +115,8 @@ const OTHER_TABLES: &str = "others";
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Session {
-    /// Totals of the previous sinks: the records that they accepted, and the records that were in
-    /// flight when a sink was dropped.
+    /// Totals for sinks that have been dropped. `before_*` counts what the sinks accepted, and
+    /// `lost_*` counts the records that were not durable when their sink was dropped.
     before_events: AtomicU64,
     before_bytes: AtomicU64,
     before_transactions: AtomicU64,
@@ -180,8 +180,9 @@ pub struct Totals {
     pub waits: bool,
     /// Time since the session last completed an iteration of its loop.
     pub since_last_iteration: Duration,
-    /// Time since progress was last made: a record or checkpoint became durable, the confirmed LSN
-    /// advanced, or the session did not have to wait for the sink.
+    /// Time since the pipeline last made progress. The pipeline makes progress if a record or
+    /// checkpoint becomes durable, if the confirmed LSN advances, or if the session does not have
+    /// to wait for the sink.
     pub since_last_progress: Duration,
     /// Number of attempts to restart a session.
     pub reconnects: u64,
@@ -296,8 +297,8 @@ impl PipelineStats {
         store(&self.sink.last_progress, self.elapsed_micros());
     }
 
-    /// Accounts for records that were still in flight when the sink was dropped. `taken` and
-    /// `transactions` are the sink's totals.
+    /// Updates the totals after a sink has been dropped, including the number of records that were
+    /// still in flight. `taken` and `transactions` are the totals of that sink.
     pub fn record_abandoned_records(&self, taken: Window, transactions: u64) {
         let session = &self.session;
         let sum = |before: &AtomicU64, all: &AtomicU64, more: u64| {
@@ -425,9 +426,9 @@ impl PipelineStats {
         let session = &self.session;
         let now = self.elapsed_micros();
         let ago = |at: &AtomicU64| Duration::from_micros(now.saturating_sub(load(at)));
-        // Load the delivered counts before the sent counts. In the other order, records that are
-        // sent and delivered between the two loads would count as delivered but not as sent, so
-        // `in_flight` would be too low.
+        // Load the delivered counts before the sent counts. If the sent counts were loaded first,
+        // records that are sent and delivered between the two loads would count as delivered but
+        // not as sent, so `in_flight` would be too low.
         let (delivered, delivered_bytes) = (load(&self.sink.events), load(&self.sink.bytes));
         let in_flight = |all: &AtomicU64, lost: &AtomicU64, delivered: u64| {
             load(all).saturating_sub(load(lost).saturating_add(delivered))
@@ -493,8 +494,8 @@ impl PipelineStats {
         load(&self.left_out_rows)
     }
 
-    /// Adds to the number of rows received from each of these tables. Meant to be called rarely,
-    /// for many rows at once.
+    /// Adds to the number of rows received from each of these tables. Callers should add many rows
+    /// at once.
     pub fn rows_of_tables(&self, more: impl IntoIterator<Item = (impl Display, u64)>) {
         let mut tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
         for (table, rows) in more {

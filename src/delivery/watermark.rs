@@ -125,8 +125,8 @@ struct Times {
     read: u64,
 }
 
-/// A violation of the replication protocol. If it were ignored, confirming a later position could
-/// lose events.
+/// A violation of the replication protocol. If the violation were ignored, confirming a later
+/// position could lose events.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OrderError {
     /// A transaction begins inside another transaction.
@@ -196,7 +196,7 @@ impl Watermark {
     ///
     /// Records in flight keep their counters, which precede the counters of the resent
     /// transactions. However, delivering these records does not raise the confirmed LSN: the new
-    /// connection may be to a different server whose WAL ends before their LSNs.
+    /// connection may be to a different server, whose WAL may end before the LSNs of these records.
     pub fn reconnected(&mut self, resume: Lsn) {
         if let Some(open) = self.open.take() {
             self.seal(open.records, Lsn::ZERO, Times::default());
@@ -237,21 +237,21 @@ impl Watermark {
         Ok(())
     }
 
-    /// Begins the next row that is read directly from a table. A row read from a table does not
-    /// come from the WAL, so it is treated as a transaction, with the row's number in place of an
-    /// LSN. A watermark tracks either a stream or the rows of a table, which are numbered from
-    /// zero.
+    /// Starts tracking the next row of a table that is read directly. Such a row has no LSN, so it
+    /// is treated as a transaction, with the row's number in place of an LSN. A watermark tracks
+    /// either a stream or the rows of a table, which are numbered from zero.
     ///
     /// # Errors
-    /// Returns an error if the preceding row has not ended.
+    /// Returns an error if [`Watermark::end_row`] has not been called for the preceding row.
     pub fn begin_row(&mut self) -> Result<(), OrderError> {
         self.begin(self.received)
     }
 
-    /// Ends the row after its record, or a dead letter, was passed to the sink.
+    /// Marks the current row as complete. Must be called after the row's record, or a dead letter
+    /// that replaces the record, was passed to the sink.
     ///
     /// # Errors
-    /// Returns an error if no row has begun.
+    /// Returns an error if there is no current row.
     pub fn end_row(&mut self) -> Result<(), OrderError> {
         self.commit(self.received, Lsn(self.received.0 + 1))
     }
@@ -313,8 +313,8 @@ impl Watermark {
     /// Ends the open transaction at `end`.
     ///
     /// # Errors
-    /// Returns an error if `commit` is not the commit LSN of the open transaction, or `end` is not
-    /// after it.
+    /// Returns an error if `commit` is not the commit LSN of the open transaction, or if `end` is
+    /// not after `commit`.
     pub fn commit(&mut self, commit: Lsn, end: Lsn) -> Result<(), OrderError> {
         let records = match &self.open {
             Some(open) if open.commit == commit && end > commit => open.records,
@@ -337,8 +337,9 @@ impl Watermark {
         Ok(())
     }
 
-    /// Records a keepalive, which means that the server has no data to send below `lsn`. Inside a
-    /// transaction, a keepalive is ignored if `lsn` is after the transaction's commit record.
+    /// Records a keepalive, with which the server indicates that it has no more data to send below
+    /// `lsn`. Inside a transaction, a keepalive is ignored if `lsn` is after the transaction's
+    /// commit record.
     pub fn record_keepalive(&mut self, lsn: Lsn) {
         if lsn > self.received && self.open.as_ref().is_none_or(|open| lsn <= open.commit) {
             self.received = lsn;
@@ -364,8 +365,8 @@ impl Watermark {
             self.confirmed = self.confirmed.max(Confirmed(end));
         }
         if self.ends.is_empty() && self.open.is_none() {
-            // No counter is in use, so start over at the first counter. With low traffic, this
-            // means that only the first segment is ever allocated.
+            // No counter is in use, so start again with the first counter. As a result, only the
+            // first segment is ever allocated if traffic is low.
             self.head = 0;
         }
         assert!(
@@ -424,9 +425,8 @@ impl Watermark {
             (None, _) if !self.ends.is_empty() => {
                 self.deliveries.slots.slot_at(self.head).times().committed
             }
-            // A record that is still waiting for its topic is not counted yet. If it is the
-            // transaction's first record, `open.records` is zero even though the session is
-            // waiting.
+            // A record is not counted until its topic is available. If the transaction has no
+            // earlier records, `open.records` is zero even though the session is waiting.
             (None, Some(open)) if open.records > 0 || waits => self.commit_micros,
             (None, _) => 0,
         };
@@ -543,8 +543,8 @@ impl Watermark {
             return;
         }
         if self.checkpointed.is_some() {
-            // Consumers can't read the transaction until a checkpoint covers it, so record its
-            // durations at that point.
+            // Consumers can't read the transaction until a checkpoint covers it, so its durations
+            // are recorded when that checkpoint is committed.
             if self.uncovered.len() < TRANSACTIONS_MAX {
                 self.uncovered.push_back((end, times));
             }
@@ -741,10 +741,10 @@ impl Slot {
     }
 }
 
-/// Maximum number of adjacent transactions that share the times of the first transaction. If the
-/// transactions become durable together, all their durations are computed from the times at which
-/// the first transaction was committed and read. Reading the times of each transaction would take
-/// as long as counting its records.
+/// Maximum number of consecutive transactions whose durations are computed from the times of the
+/// first one if they become durable together. These times are when the first transaction was
+/// committed and when it was read. Reading the times of each transaction would take as long as
+/// counting its records.
 const SHARED_TIMES_MAX: u64 = 16;
 
 /// Records the durations of transactions that become durable together.

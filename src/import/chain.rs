@@ -56,7 +56,7 @@ enum Condition {
     /// The predicate accepts only tombstones, whose value is null.
     Tombstones,
     Matches(Filter),
-    /// The condition can't be determined. This has already been reported.
+    /// The condition can't be determined, and the reason has already been reported.
     Unknown,
 }
 
@@ -196,7 +196,7 @@ impl Chain {
                 Condition::Always | Condition::Unknown => true,
                 Condition::Tombstones => !other.is_before,
                 // The topic names are known only for transforms before the router, because the
-                // router changes them.
+                // router changes the topic.
                 Condition::Matches(filter) if other.is_before => {
                     topics.iter().any(|topic| filter.accepts(topic))
                 }

@@ -26,8 +26,8 @@ pub(super) fn encoded(text: &str) -> String {
     utf8_percent_encode(text, RESERVED).to_string()
 }
 
-/// Returns the property and marks it as requested. If it is not set, does the same with the
-/// property that served this purpose in earlier Debezium versions.
+/// Returns the property and marks it as requested. If the property is not set but its former name
+/// from earlier Debezium versions is, returns the property with the former name instead.
 pub(super) fn take_or_obsolete(
     source: &mut Source,
     name: &str,
@@ -408,8 +408,8 @@ pub(super) fn slot(source: &mut Source, report: &mut Report) -> String {
     slot.to_owned()
 }
 
-/// Writes the setting that determines whether rows that were committed before the slot was created
-/// are delivered.
+/// Writes the `snapshot` setting, which determines whether to deliver rows committed before the
+/// slot was created.
 pub(super) fn snapshot(source: &mut Source, section: &mut Section, report: &mut Report) {
     let taken = source.take_property("snapshot.mode", report);
     let mode = taken.as_ref().map_or("initial", |taken| taken.value.trim());

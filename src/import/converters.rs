@@ -84,8 +84,8 @@ fn converter(role: &str, source: &mut Source, report: &mut Report) -> FoundForma
     let class = class(role, source, report);
     let setting = |source: &mut Source, name: &str, report: &mut Report| {
         let own = source.take_property(&format!("{role}.converter.{name}"), report);
-        // In Debezium Server, the name of a converter setting may omit whether the setting applies
-        // to keys, values or headers. Such a setting applies to all converters.
+        // In Debezium Server, the name of a converter setting may lack the prefix `key`, `value` or
+        // `header`. Such a setting applies to all converters.
         let shared = source.take_property(&format!("converter.{name}"), report);
         own.or(shared)
     };

@@ -36,8 +36,8 @@ impl<'j> Iterator for Options<'j> {
 }
 
 impl<'j> Options<'j> {
-    /// Parses a value, which is quoted or ends before whitespace or a semicolon. Returns `None` if
-    /// the closing quote is missing.
+    /// Parses a value. A value without quotes ends at whitespace or a semicolon. Returns `None` if
+    /// a closing quote is missing.
     fn value(&mut self, text: &'j str) -> Option<String> {
         let Some(quote @ ('"' | '\'')) = text.chars().next() else {
             let end = text.find(|c: char| c.is_whitespace() || c == ';');

@@ -38,7 +38,7 @@ impl Pattern {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Part {
     Literal(String),
-    /// The text of a capture group, given by its number, or of the whole match if the number is 0.
+    /// The text of the capture group with this number. Group 0 is the whole match.
     Group(usize),
 }
 
@@ -333,8 +333,8 @@ pub(super) fn replacement(java: &str, pattern: &Pattern) -> Result<Vec<Part>, St
                 if group >= pattern.groups.len() {
                     return Err(format!("the regex has no group {group}"));
                 }
-                // A further digit belongs to the group number only if a group with the resulting
-                // number exists.
+                // The next digit is part of the group number only if a group with the longer number
+                // exists.
                 while let Some(more) = digit(&mut rest) {
                     let longer = group.saturating_mul(10).saturating_add(more);
                     if longer >= pattern.groups.len() {

@@ -10,8 +10,8 @@ use super::source::{Source, Taken};
 /// How to report a property whose value affects the import.
 #[derive(Clone, Copy)]
 enum Handling {
-    /// Walpost has no equivalent setting, but neither consumers nor operators will notice a
-    /// difference.
+    /// Walpost has no equivalent setting, but the difference does not affect consumers or
+    /// operators.
     WithoutEffect,
     Different(&'static str),
     /// Like `Different`, but requires action by the user.
@@ -471,7 +471,7 @@ fn report_property(
 }
 
 /// Removes the salt from a property name such as `column.mask.hash.SHA-256.with.salt.SECRET`,
-/// because it is secret.
+/// because the salt is secret.
 fn without_secret(written: &str) -> String {
     match written.split_once(".with.salt.") {
         Some((name, _)) => format!("{name}.with.salt..."),

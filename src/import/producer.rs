@@ -163,7 +163,7 @@ pub(super) fn read(source: &mut Source, kafka: &mut Section, report: &mut Report
         match source.take_property(&property, report) {
             Some(taken) => apply_rule(&name, &taken, kafka, report),
             // The property is set, but its value is a reference that can't be resolved.
-            // `take_property` has already reported this.
+            // `take_property` has already reported the problem.
             None if source.raw(&property).is_none() => break,
             None => {}
         }

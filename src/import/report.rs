@@ -87,13 +87,13 @@ impl Report {
         self.add(Group::Unknown, property, message, true);
     }
 
-    /// Reports a property that walpost.toml does not need. Neither consumers nor operators will
-    /// notice that it is missing.
+    /// Reports a property that walpost.toml does not need. Omitting the property makes no
+    /// difference to consumers or operators.
     pub(super) fn without_effect(&mut self, property: &str) {
         self.without_effect.push(property.to_owned());
     }
 
-    /// Returns all findings. A single finding lists all properties without effect.
+    /// Returns all findings. All properties that have no effect are listed in a single finding.
     pub(super) fn finish(mut self) -> Vec<Finding> {
         if !self.without_effect.is_empty() {
             self.without_effect.sort();

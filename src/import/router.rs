@@ -135,7 +135,7 @@ impl Router<'_> {
     }
 
     /// Returns a template that consists solely of the column that `given` names. If the column's
-    /// name can't be used in a template, reports this and returns `None`.
+    /// name can't be used in a template, reports the problem and returns `None`.
     fn column(&mut self, given: &Given) -> Option<String> {
         let template = column(&given.value);
         if template.is_none() {
@@ -344,7 +344,7 @@ impl Router<'_> {
                 }
             };
         section.set("headers", value, from);
-        // If `id` is the only header, the result is the same with all formats except JSON.
+        // If `id` is the only header, all formats except JSON produce the same value.
         if formats.header.is_json() || has_more && formats.header != Format::String {
             section.set(
                 "header_format",
@@ -572,8 +572,8 @@ fn matches_all(java: &str) -> bool {
     named.map_or(group, |(_, rest)| rest) == ".*"
 }
 
-/// Returns a topic template that contains the column `by`, which `route.by.field` names, in place
-/// of each capture group.
+/// Returns a topic template in which each capture group is replaced by the column `by`, the value
+/// of `route.by.field`.
 fn topic_template(parts: &[Part], by: &str) -> Option<String> {
     let column = column(by)?;
     let parts = parts.iter().map(|part| match part {

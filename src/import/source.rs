@@ -378,8 +378,8 @@ fn from_config(config: &Map<String, Value>, name: Option<String>) -> Result<Sour
     Ok(source)
 }
 
-/// Renames producer overrides, so that they have the same names as the producer properties of
-/// Debezium Server and of a worker.
+/// Renames producer overrides to match the names of the producer properties of Debezium Server and
+/// of a worker.
 fn connect_name(written: &str) -> String {
     match written.strip_prefix("producer.override.") {
         Some(name) => format!("producer.{name}"),

@@ -12,7 +12,7 @@ use super::native;
 /// How long librdkafka's list of brokers may be empty before `bootstrap.servers` is added again.
 const NO_BROKER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum delay before `bootstrap.servers` is added again. The delay increases each time, because
-/// librdkafka keeps every list that is added.
+/// librdkafka never discards a list that was added.
 const READD_DELAY_MAX: Duration = Duration::from_secs(600);
 
 /// Adds `bootstrap.servers` to the producer again if librdkafka has no brokers left.

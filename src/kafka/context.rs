@@ -79,7 +79,7 @@ impl Context {
     /// missing permissions.
     #[must_use]
     pub(crate) fn new(pipeline: &str, grants: Grants, deliveries: Arc<Deliveries>) -> Self {
-        // The brokers may already have been unreachable while the previous producer was in use.
+        // If the brokers were unreachable for the previous producer, start in that state.
         let down = AtomicBool::new(deliveries.stats().is_kafka_down());
         Self {
             pipeline: pipeline.to_owned(),
@@ -100,8 +100,8 @@ impl Context {
         }
     }
 
-    /// Sets the producer's current login, and the credentials from which the login is reread when
-    /// necessary.
+    /// Sets the producer's current login, and the credentials from which Walpost reads the login
+    /// again when necessary.
     #[must_use]
     pub(super) fn with_credentials(
         mut self,
@@ -140,8 +140,8 @@ impl Context {
         &self.pipeline
     }
 
-    /// Creates a context for a new producer, configured with `config`, that replaces this context's
-    /// producer.
+    /// Creates the context for a new producer, which is configured with `config` and replaces the
+    /// producer of this context.
     #[must_use]
     pub(super) fn successor(&self, config: &ClientConfig) -> Self {
         let deliveries = Arc::clone(&self.deliveries);
@@ -273,8 +273,8 @@ impl Context {
         });
     }
 
-    /// If this record, or another record in its batch, caused the error, returns the details of
-    /// this record that the next attempt needs.
+    /// If the error was caused by this record or by another record in its batch, returns the
+    /// details needed to recognize this record in the next attempt.
     fn rejected_record(
         &self,
         code: RDKafkaErrorCode,

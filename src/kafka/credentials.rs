@@ -59,7 +59,7 @@ impl Credentials {
         }))
     }
 
-    /// Creates credentials that are reread by calling `read`. Only properties for which
+    /// Creates credentials that can be read again by calling `read`. Only properties for which
     /// [`Credentials::have`] returns true are updated. `origin` describes where the password is
     /// configured, for use in messages.
     #[must_use]
@@ -106,9 +106,9 @@ impl Credentials {
         self.0.tokens.as_ref()
     }
 
-    /// Obtains a token and passes it to a client whose events are not processed. librdkafka can't
-    /// request a new token for this client, so if the client is long-lived, this method must be
-    /// called again. Blocks until the token is obtained.
+    /// Obtains a token and passes the token to a client whose event queue is not polled. librdkafka
+    /// can't request a new token for such a client, so this method must be called regularly if the
+    /// client is long-lived. Blocks until the token is obtained.
     ///
     /// # Errors
     /// Returns an error if no token could be obtained, or if librdkafka does not accept the token.

@@ -141,8 +141,8 @@ impl Event {
         }
     }
 
-    /// Returns the tag of the next delivered record that has a tag. Records that failed are
-    /// reported to the context and skipped.
+    /// Returns the tag of the next delivered record that has a tag. Records that were not delivered
+    /// are reported to the context and skipped.
     fn next_delivery(&mut self, context: &Context) -> Option<Tag> {
         loop {
             // SAFETY: the event is valid, and its messages live as long as the event.
@@ -176,8 +176,8 @@ impl Drop for Event {
 /// The request runs on a separate thread: a program that prints the token may take seconds, and
 /// delivery reports must be processed in the meantime.
 fn renew_token(producer: &Arc<BaseProducer<Context>>, tokens: &Tokens) {
-    // If the thread held a strong reference, dropping the producer would wait for the program to
-    // exit.
+    // The thread holds only a weak reference to the producer. With a strong reference, dropping the
+    // producer would have to wait for the program to exit.
     let (weak_producer, tokens) = (Arc::downgrade(producer), tokens.clone());
     let renew = move || {
         let token = tokens.get_token();

@@ -73,7 +73,8 @@ impl Drop for Flusher {
         self.request.end.store(true, Ordering::SeqCst);
         self.wake();
         if let Some(thread) = self.thread.take() {
-            // An error means that the thread panicked. The thread has ended either way.
+            // Ignore an error, which means that the thread panicked. The thread has ended in any
+            // case.
             let _ = thread.join();
         }
     }

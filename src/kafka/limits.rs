@@ -74,7 +74,7 @@ impl BatchLimit {
     }
 
     /// Returns the error for a record that was rejected earlier. If the record was too large and
-    /// the limit of its topic is known, the error contains the limit.
+    /// its topic has the smallest known limit, the error contains the limit.
     pub(super) fn refusal(&self, refused: &RefusedRecord) -> SinkError {
         let mut refused = refused.clone();
         let known = self

@@ -600,7 +600,8 @@ pub(super) fn headers<'r>(
             let (mut name, mut value, mut value_len) = (null(), null(), 0);
             // SAFETY: the record, which is borrowed for `'r`, owns the list. The name is terminated
             // by NUL. The value is null or has the returned length. Both live as long as the list.
-            // An index after the last header returns librdkafka's own code `_NOENT`.
+            // If the index is after the last header, the call returns librdkafka's own code
+            // `_NOENT`.
             unsafe {
                 let code = rd_kafka_header_get_all(
                     list.as_ptr(),

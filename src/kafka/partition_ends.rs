@@ -17,7 +17,7 @@ use super::native;
 
 /// Timeout for a single request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// Delay before the consumer resumes reading at a reported end.
+/// Delay before the consumer resumes reading a partition whose end it has reported.
 const RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// Determines whether a partition has really been read to its end when a consumer reports the end
@@ -25,17 +25,18 @@ const RETRY_DELAY: Duration = Duration::from_millis(100);
 pub(super) struct PartitionEnds<'c, C: ConsumerContext + 'static> {
     consumer: &'c BaseConsumer<C>,
     topic: &'c str,
-    /// Partitions in which the consumer has resumed reading at a reported end.
+    /// Partitions that the consumer has resumed reading after it reported their end.
     again: HashMap<i32, Retry>,
 }
 
-/// State of a partition in which the consumer has resumed reading at a reported end.
+/// State of a partition that the consumer has resumed reading after it reported the partition's
+/// end.
 struct Retry {
     /// The offset at which the consumer last resumed reading.
     from: i64,
     /// Whether no record has been received since the consumer last resumed reading.
     is_quiet: bool,
-    /// Whether the broker was able to return all records before the partition's known end when the
+    /// Whether all records before the partition's known end were available from the broker when the
     /// consumer last resumed reading.
     was_complete: bool,
 }
@@ -56,8 +57,9 @@ impl<'c, C: ConsumerContext + 'static> PartitionEnds<'c, C> {
         }
     }
 
-    /// Notes that a record was received from the partition, so that a later report of its end has
-    /// to be confirmed again. Must be called for each record received.
+    /// Notes that a record was received from the partition, so that the next time the consumer
+    /// reports the partition's end, the end must be confirmed again. Must be called for each record
+    /// received.
     pub(super) fn record(&mut self, partition: i32) {
         if !self.again.is_empty()
             && let Some(again) = self.again.get_mut(&partition)
@@ -66,12 +68,12 @@ impl<'c, C: ConsumerContext + 'static> PartitionEnds<'c, C> {
         }
     }
 
-    /// Handles a reported end of a partition whose actual end is known to be `end`. Returns whether
-    /// everything before `end` has been read.
+    /// Handles the consumer's report that it has reached the end of a partition, whose actual end
+    /// is known to be `end`. Returns whether all records before `end` have been read.
     ///
-    /// If the function returns false, the consumer resumes reading at the end it reported, and
-    /// reports the next end it reaches. `start` is the offset at which reading started. Blocks
-    /// while the brokers are queried.
+    /// If the function returns false, the consumer resumes reading at its current position, and
+    /// will report an end again. `start` is the offset at which reading started. Blocks while the
+    /// brokers are queried.
     ///
     /// # Errors
     /// Returns an error if the brokers don't respond.
@@ -123,9 +125,9 @@ impl<'c, C: ConsumerContext + 'static> PartitionEnds<'c, C> {
     /// Returns `true` if the broker that the consumer reads from has all records before `end`, and
     /// can return them.
     ///
-    /// If the broker can return all records before `end`, a reported end means that everything was
-    /// read, even if the last record has a lower offset: compaction may have removed the records
-    /// after it.
+    /// If the broker can return all records before `end`, a reported end means that no unread
+    /// records remain before `end`. The last record may have a much lower offset than `end`,
+    /// because compaction may have removed later records.
     fn is_complete(&self, partition: i32, end: i64) -> KafkaResult<bool> {
         let (_, readable) =
             self.consumer

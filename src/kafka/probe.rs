@@ -32,7 +32,8 @@ const METADATA_TIMEOUT: Duration = Duration::from_secs(5);
 const PRODUCER_ID_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time limit for determining whether authentication fails.
 const AUTHENTICATION_TIMEOUT: Duration = Duration::from_secs(3);
-/// How long to wait for another broker, or another address of the same host, after one has failed.
+/// After a connection has failed, how long to wait for a connection to another broker or to another
+/// address of the same host.
 const OTHER_BROKERS_TIMEOUT: Duration = Duration::from_millis(1500);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -248,7 +249,7 @@ enum ConnectionFailure {
     Down(Option<String>),
 }
 
-/// Returns the reason for an authentication failure, if that is why the brokers don't respond.
+/// If the brokers don't respond because authentication failed, returns the reason for the failure.
 pub(super) async fn refusal(config: ClientConfig, credentials: &Credentials) -> Option<String> {
     match timeout(
         AUTHENTICATION_TIMEOUT,

@@ -70,8 +70,8 @@ pub struct KafkaSink {
     reads: u64,
     /// The records that must not be produced, because the brokers reject them.
     refused: Vec<RefusedRecord>,
-    /// Topics that can't be used, and whose events therefore become dead letters; `None` if such an
-    /// event causes an error instead.
+    /// Topics that can't be used. Events for these topics become dead letters; if `None`, such
+    /// events cause an error instead.
     unusable: Option<Arc<UnusableTopics>>,
     comparison: Comparison,
 }
@@ -160,7 +160,7 @@ struct AbsentPartition {
     /// The value of [`KafkaSink::reads`] when the lookup was requested. Rows that are read later
     /// may name partitions that were added after the lookup.
     reads: u64,
-    /// Whether the row that caused the lookup still has to be checked against the result.
+    /// Whether the result has not yet been applied to the row that caused the lookup.
     is_awaited: bool,
 }
 
@@ -623,8 +623,8 @@ fn query_metadata(producer: &BaseProducer<Context>, topic: Option<&str>) -> bool
 }
 
 impl KnownTopic {
-    /// Returns true if the brokers have reported that the topic lacks this partition, and the
-    /// report still applies to the current row.
+    /// Returns true if a lookup has shown that the topic lacks this partition, and the result is
+    /// recent enough to apply to the current row.
     fn is_absent(&mut self, partition: i32, reads: u64) -> bool {
         self.absent.as_mut().is_some_and(|absent| {
             let is_awaited = std::mem::take(&mut absent.is_awaited);
@@ -769,8 +769,8 @@ mod tests {
         (cluster, sink, watermark)
     }
 
-    /// Produces a record that the broker rejects temporarily while a second one is in flight. The
-    /// mock broker accepts the second record, as a real broker does if it has no state for the
+    /// Produces a record that the broker rejects temporarily while a second record is in flight.
+    /// The mock broker accepts the second record, as a real broker does if it has no state for the
     /// producer yet.
     async fn reject_first(
         configure: impl FnOnce(&mut ClientConfig),
@@ -790,7 +790,7 @@ mod tests {
             config.set("retry.backoff.ms", "1000");
             configure(config);
         });
-        // After this record is delivered, librdkafka can send the following ones immediately.
+        // After this record is delivered, librdkafka can send the following records immediately.
         produce_one(&mut sink, &mut watermark, b"before");
         watermark.empty().await;
         cluster.request_errors(RDKafkaApiKey::Produce, &[code]);
@@ -903,7 +903,7 @@ mod tests {
             config.set("batch.num.messages", "1");
         })
         .await;
-        // Later records may be reported before the rejected one.
+        // Later records may be reported before the rejected record.
         let cause = async {
             while !watermark
                 .deliveries()

@@ -94,8 +94,8 @@ pub(crate) fn check_with_code(properties: &Properties) -> Result<(), PropertyErr
             });
         }
     }
-    // Check for unknown property names before checking that brokers are set, so that a misspelled
-    // `bootstrap.servers` is reported as such.
+    // Check for unknown property names before checking that brokers are set, so that the error for
+    // a misspelled `bootstrap.servers` contains the misspelled name.
     client_config(properties, "walpost")
         .create_native_config()
         .map_err(|error| PropertyError::Invalid(describe(&error)))?;
@@ -223,16 +223,17 @@ pub fn client_config(properties: &Properties, client_id: &str) -> ClientConfig {
     }
     config.set("enable.idempotence", "true");
     config.set("acks", "all");
-    // Without this property, librdkafka would continue to deliver later records after the broker
-    // permanently rejected a record. The rejected record would then be out of order when a new
-    // producer resent it.
+    // Without this property, librdkafka would continue to deliver later records after a broker
+    // permanently rejected a record. If a new producer then resent the rejected record, the record
+    // would be out of order.
     config.set("enable.gapless.guarantee", "true");
     // A broker that has no state for the producer yet accepts a batch even if the broker
-    // temporarily rejected the preceding one, and librdkafka then treats the rejected batch as
+    // temporarily rejected the preceding batch, and librdkafka then treats the rejected batch as
     // accepted too (librdkafka #4134).
     config.remove("max.in.flight");
     config.set(IN_FLIGHT, "1");
-    // An expired record would be skipped, and later ones would be sent despite the gap.
+    // Disable this timeout. If a record expired, librdkafka would skip it and continue to send
+    // later records.
     config.set("message.timeout.ms", "0");
     // `window_records` and `window_bytes` already limit the queue. A limit in librdkafka would
     // permanently block any row larger than the limit.
@@ -296,7 +297,7 @@ pub(crate) fn leaves_linger(properties: &Properties) -> bool {
         .all(|name| !properties.contains_key(*name))
 }
 
-/// Properties that name files that librdkafka opens itself.
+/// Properties whose values are names of files that librdkafka opens.
 const FILES: [&str; 6] = [
     "https.ca.location",
     CA_LOCATION,
@@ -313,7 +314,7 @@ const AUTHORITIES: [&str; 3] = [CA_LOCATION, "ssl.ca.pem", "ssl.ca.certificate.s
 /// Value that makes librdkafka search for the system's certificate authorities.
 const PROBE: &str = "probe";
 
-/// Returns whether `ssl.ca.location` has the value `probe`, which does not name a file.
+/// Returns whether the value of `ssl.ca.location` is `probe`, which is not the name of a file.
 pub(super) fn is_probe(path: &Path) -> bool {
     path == Path::new(PROBE)
 }
@@ -374,8 +375,8 @@ impl FileError {
     }
 }
 
-/// Performs checks that librdkafka omits, or after which librdkafka's error would not name the file
-/// or the environment variable.
+/// Checks the files and the login in the configuration. librdkafka omits some of these checks, and
+/// its error messages would not name the file or the environment variable.
 fn check_before_creation(config: &ClientConfig) -> KafkaResult<()> {
     check_files(config).map_err(|error| KafkaError::ClientCreation(error.to_string()))?;
     match invalid_login(|name| config.get(name)) {
@@ -500,7 +501,7 @@ fn network_warnings(properties: &Properties) -> Vec<String> {
     let Ok(native) = client_config(properties, "walpost").create_native_config() else {
         return Vec::new();
     };
-    // librdkafka normalizes the value: "false" represents every spelling of false.
+    // librdkafka normalizes the value, so "false" covers every accepted spelling of false.
     let effective = |name| native.get(name).unwrap_or_default();
     let protocol = effective("security.protocol");
     // With these mechanisms, the credentials are readable by anyone who can read the traffic.
@@ -566,8 +567,7 @@ pub(crate) fn unsuitable(properties: &Properties) -> Option<String> {
         return None;
     }
     let native = config.create_native_config().ok()?;
-    // The value is normalized by librdkafka, and may have been set under either of the property's
-    // two names.
+    // librdkafka normalizes the value and accepts two names for the property.
     let compression = native.get("compression.codec").ok()?;
     (!["gzip", "none"].contains(&compression.as_str())).then(|| {
         format!(

@@ -116,8 +116,8 @@ const NAMES: [&str; 107] = [
     "transaction.timeout.ms",
 ];
 
-/// For each enumerated property, the values that it accepts. librdkafka's errors do not list them.
-/// See librdkafka 2.12, `CONFIGURATION.md`.
+/// For each enumerated property, the values that it accepts. librdkafka's error messages do not
+/// list these values. See librdkafka 2.12, `CONFIGURATION.md`.
 const VALUES: [(&str, &str); 6] = [
     ("broker.address.family", "any, v4 or v6"),
     (
@@ -159,8 +159,8 @@ mod tests {
     fn suggests_only_properties_that_librdkafka_supports() {
         for name in NAMES {
             let mut config = ClientConfig::new();
-            // librdkafka may reject this value, but the error must not be that the property
-            // doesn't exist.
+            // librdkafka may report that the value is invalid, but must not report that the
+            // property doesn't exist.
             config.set(name, "\u{1}");
             if let Err(error) = config.create_native_config() {
                 let error = error.to_string();

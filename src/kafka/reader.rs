@@ -35,7 +35,7 @@ const RETRY_DELAY: Duration = Duration::from_millis(100);
 /// to expire is renewed.
 const TOKEN_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Reads ranges of topics.
+/// A reader for offset ranges of topics.
 pub(crate) struct TopicReader {
     config: ClientConfig,
     consumer: BaseConsumer<SilentContext>,
@@ -125,7 +125,7 @@ impl<'r> ReadRecord<'r> {
     }
 }
 
-/// A context that does not log errors as warnings, because the calls that fail return them.
+/// A context that does not log errors as warnings, because each failed call returns its error.
 struct SilentContext;
 
 impl ClientContext for SilentContext {
@@ -310,8 +310,8 @@ impl TopicReader {
         self.read_within(RECORD_TIMEOUT, topic, spans, visit)
     }
 
-    /// Like [`Self::read`], but with the given timeout for the next record that belongs to the
-    /// ranges.
+    /// Like [`Self::read`], but with the given timeout, which applies to each wait for a record in
+    /// the ranges.
     fn read_within(
         &self,
         record_timeout: Duration,
@@ -344,8 +344,9 @@ impl TopicReader {
             self.renew_tokens();
             match self.consumer.poll(RETRY_DELAY) {
                 Some(Ok(record)) => {
-                    // The consumer may still return records of a topic that was read earlier, and
-                    // returns new records of partitions that have been read to the end. Skip them.
+                    // Skip records that are not in the ranges. The consumer may still return
+                    // records of a topic that was read earlier, and new records of partitions that
+                    // have already been read to the end.
                     let end = open
                         .get(&record.partition())
                         .filter(|_| record.topic() == topic);
@@ -383,8 +384,8 @@ impl TopicReader {
                         let topic = topic.to_owned();
                         return Err(ReadError::Removed { topic });
                     }
-                    // Ignore this error: librdkafka looks up the group's coordinator even though
-                    // the group is not used.
+                    // Ignore this error, which occurs because librdkafka looks up the coordinator
+                    // of a group that Walpost does not use.
                     Some(Code::GroupAuthorizationFailed) => {}
                     _ => last_error = error,
                 },
@@ -438,7 +439,7 @@ mod tests {
     const TOPIC: &str = "t";
     const TIMEOUT: Duration = Duration::from_secs(3);
 
-    /// One partition can't be read, while the other partition keeps receiving records.
+    /// Records keep arriving in one partition, but the other partition can't be read.
     #[test]
     fn times_out_on_a_partition_without_progress_while_another_partition_receives_records() {
         let cluster: MockCluster<'static, DefaultProducerContext> =

@@ -1,5 +1,5 @@
-//! Detects when a topic or the whole cluster has been replaced, or a topic has been deleted, since
-//! a pipeline last delivered to it.
+//! Detects whether the whole cluster has been replaced, or a topic has been deleted or re-created,
+//! since a pipeline last delivered to the topic.
 //!
 //! A topic that is deleted and re-created keeps its name but gets a new ID. Records continue to be
 //! delivered to the topic, so only comparing the IDs reveals that its earlier records are lost.
@@ -29,8 +29,8 @@ const TOPICS_MAX: usize = 10_000;
 const TOPICS_PER_REQUEST_MAX: usize = 1000;
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The IDs of the cluster and its topics. Clones share their state, so it outlives individual
-/// producers.
+/// The IDs of the cluster and its topics. Clones share their state, so the state outlives
+/// individual producers.
 #[derive(Clone, Default)]
 pub struct SeenTopics(Arc<Mutex<Seen>>);
 
@@ -127,8 +127,8 @@ impl SeenTopics {
         Some(Change::OtherCluster { before, now })
     }
 
-    /// Records the response for a topic, and returns what has changed since the previous response,
-    /// if anything.
+    /// Records the response for a topic. Returns the change since the topic was last seen, or
+    /// `None` if nothing has changed.
     fn record_topic(&self, topic: String, description: &Description) -> Option<Change> {
         let mut seen = self.lock();
         let before = seen.topics.get_mut(topic.as_str());
@@ -160,8 +160,8 @@ impl SeenTopics {
     }
 }
 
-/// Topics whose IDs are not known yet. The lookup of a topic that was just created may fail,
-/// because the broker that responds may not have received the topic's metadata yet.
+/// Topics whose IDs are not known yet. The lookup of a new topic may fail, because the broker that
+/// responds may not have received the topic's metadata yet.
 #[derive(Default)]
 pub(super) struct NewTopics {
     /// The topics' names, each with the number of times that the topic has been looked up.

@@ -1,5 +1,6 @@
-//! TLS connections that Walpost establishes itself: to token endpoints, and to brokers to determine
-//! why their certificates are rejected. librdkafka establishes all other connections to brokers.
+//! TLS connections that Walpost establishes without librdkafka. Walpost connects to token
+//! endpoints, and to a broker if librdkafka rejected the broker's certificate, to determine the
+//! reason.
 
 use std::path::Path;
 

@@ -41,7 +41,7 @@ pub(super) struct Token {
 }
 
 /// The reason why no token could be obtained. The output of the program or endpoint may contain
-/// secrets, so no variant contains any part of it.
+/// secrets, so no variant contains any part of that output.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum TokenError {
     #[error("kafka_token_command: {program} {error}")]
@@ -321,7 +321,7 @@ impl Tokens {
         }))
     }
 
-    /// Returns the token endpoint, if tokens are requested from one.
+    /// Returns the token endpoint, or `None` if tokens are not requested from an endpoint.
     pub(super) fn endpoint(&self) -> Option<&Endpoint> {
         match &self.0.issuer {
             Issuer::Program(_) => None,
@@ -397,9 +397,10 @@ impl Tokens {
     }
 
     /// Discards the last token because brokers reject it, and returns whether the token was
-    /// discarded. A very recent token is kept, because a new request would return the same one.
+    /// discarded. A very recent token is kept, because a new request would probably return the same
+    /// token.
     pub(super) fn discard_rejected(&self) -> bool {
-        // If the lock is held, a new token is already being requested.
+        // If the lock is held, another thread is already requesting a new token.
         let Ok(mut state) = self.0.state.try_lock() else {
             return false;
         };
@@ -588,13 +589,14 @@ mod tests {
         assert!(issued.is_fresh(NOW + 49_000));
         assert!(!issued.is_fresh(NOW + 51_000));
         // librdkafka requests another token after four fifths of the lifetime that Walpost passes
-        // to it. The first token is no longer fresh by then.
+        // to it. By that time, more than half of the token's lifetime has passed, so the token is
+        // not shared again.
         assert_eq!(issued.token.librdkafka_expiry_millis(NOW), NOW + 75_000);
 
         let tokens = tokens("echo '{\"token\": \"'$$'\", \"lifetime\": 100}'");
         let first = tokens.get_token().expect("a token").value.clone();
         assert_eq!(tokens.get_token().expect("a token").value, first);
-        // The token is so new that a new request would return the same one.
+        // The token is very recent, so it is not discarded.
         assert!(!tokens.discard_rejected());
         assert!(tokens.is_last_valid());
     }

@@ -18,7 +18,7 @@ pub(crate) const BATCH_ROWS: usize = 500;
 /// How long the poller pauses if it finds no rows.
 pub(crate) const EMPTY_POLL_PAUSE: Duration = Duration::from_millis(10);
 
-/// How the poller records that rows have been sent.
+/// How the poller marks rows as sent: by deleting or by updating them.
 #[derive(Clone, Copy)]
 pub(crate) enum Settlement {
     Delete,
@@ -27,7 +27,8 @@ pub(crate) enum Settlement {
 }
 
 impl Settlement {
-    /// Returns the statements that prepare the table, if any are needed.
+    /// Returns SQL that prepares the table for this kind of settlement, or an empty string if no
+    /// preparation is needed.
     pub(crate) fn schema(self) -> &'static str {
         match self {
             Self::Delete => "",
@@ -106,7 +107,7 @@ impl Poller {
         }
     }
 
-    /// Returns the number of rows whose deletion or update has been committed.
+    /// Returns the number of rows that the poller has deleted or updated in committed transactions.
     pub(crate) fn settled(&self) -> usize {
         self.settled.load(Ordering::Relaxed)
     }

@@ -19,7 +19,7 @@ pub(super) struct Receiver {
 
 /// The measurements of one run at a steady rate.
 pub(super) struct Samples {
-    /// The samples after the warm-up.
+    /// The samples taken after the warm-up.
     pub(super) counted: Vec<Sample>,
     /// The CPU time that the measured program used between the first and the last sample in
     /// `counted`.
@@ -58,8 +58,8 @@ impl Receiver {
         }
     }
 
-    /// Receives the given number of records. Returns samples only for records due at `counted_from`
-    /// or later, which excludes the warm-up.
+    /// Receives the given number of records. To exclude the warm-up, returns samples only for
+    /// records whose transactions were scheduled for `counted_from` or later.
     pub(super) fn receive_from(
         &mut self,
         records: usize,

@@ -29,7 +29,8 @@ pub(super) struct Schedule {
 }
 
 impl Schedule {
-    /// Creates a schedule that starts late enough for the sessions to be opened first.
+    /// Creates a schedule that starts after a short delay, so that the sessions can be opened
+    /// first.
     pub(super) fn starting_soon(per_second: u32, duration: Duration) -> Self {
         const START_DELAY_MICROS: i64 = 500_000;
         Self {
@@ -58,8 +59,8 @@ impl Schedule {
 
     /// Commits one session's transactions and returns how long each commit took, in milliseconds.
     /// After a stall, the session commits overdue transactions without pausing. Overdue
-    /// transactions keep their scheduled times, so the stall shows in the latency of every
-    /// transaction that it delayed.
+    /// transactions keep their scheduled times, so the measured latency of every delayed
+    /// transaction includes the stall.
     fn write(&self, session: u32, db: &Session) -> Vec<f64> {
         db.run(PREPARE);
         let mut commits = Vec::new();

@@ -121,8 +121,8 @@ fn grown(drains: &[Drain], series: &str, title: &str) -> Bars {
     }
 }
 
-/// Returns the bar that shows the rate of one group. The bar's colour depends on which programs
-/// occur in `all`. Multiplying the number of rows per second by `weight` converts it to the chart's
+/// Returns a bar that shows the throughput of the drains in `group`. `all` determines the colour
+/// assigned to each program. `weight` is the factor that converts rows per second to the chart's
 /// unit.
 fn rate_bar(label: String, group: &Drains<'_>, all: &[Drains<'_>], weight: f64) -> Bar {
     let rates = group

@@ -1,18 +1,19 @@
-//! Groups the results of the same measurement, so that each group contains all rounds.
+//! Groups the results by measurement. Each group contains the results of all rounds.
 
 use crate::program::{LIMIT, Link, WALPOST};
 use crate::results::{Cost, Drain, Steady};
 use crate::stats::Spread;
 
-/// All rounds of one program at one point of a series.
+/// The results of one program at one value of the series' parameter, in all rounds.
 pub(crate) struct Drains<'a> {
     pub(crate) rounds: Vec<&'a Drain>,
-    /// For each round, pg_recvlogical's result over the same link with the same backlog.
+    /// For each round, the result of pg_recvlogical with the same backlog and the same kind of
+    /// connection.
     limits: Vec<Option<&'a Drain>>,
 }
 
-/// Groups the drains of a series by point, program and link. The groups are ordered by their first
-/// measurement.
+/// Groups the drains of a series by the value of the series' parameter, the program and the link.
+/// The groups are ordered by their first measurement.
 pub(crate) fn groups<'a>(drains: &'a [Drain], series: &str) -> Vec<Drains<'a>> {
     let series_drains = || drains.iter().filter(|drain| drain.series == series);
     let key = |drain: &'a Drain| (&drain.point, &drain.program, drain.link);
@@ -38,7 +39,8 @@ pub(crate) fn groups<'a>(drains: &'a [Drain], series: &str) -> Vec<Drains<'a>> {
         .collect()
 }
 
-/// Returns a program's first group over the given link, at any point of the series.
+/// Returns the first group of drains in which the given program used the given link, regardless of
+/// the value of the series' parameter.
 pub(crate) fn find<'a, 'b>(
     groups: &'b [Drains<'a>],
     program: &str,
@@ -70,7 +72,8 @@ impl<'a> Drains<'a> {
         self.program() == WALPOST
     }
 
-    /// Returns the median and range of a figure across all rounds.
+    /// Returns the median and range of a value across all rounds. `figure` computes the value of
+    /// each drain.
     pub(crate) fn spread_of(&self, figure: impl Fn(&Drain) -> f64) -> Option<Spread> {
         Spread::from_values(self.rounds.iter().map(|drain| figure(drain)))
     }
@@ -89,13 +92,13 @@ impl<'a> Drains<'a> {
         }))
     }
 
-    /// Like [`Self::spread_of`], but per million rows.
+    /// Like [`Self::spread_of`], but divides each value by the number of rows, in millions.
     pub(crate) fn per_million(&self, figure: impl Fn(&Drain) -> f64) -> Option<Spread> {
         self.spread_of(|drain| figure(drain) * 1e6 / drain.backlog.rows as f64)
     }
 }
 
-/// Returns all rounds of one program at one rate.
+/// Returns the results of one program at one rate, in all rounds.
 pub(crate) fn steady<'a>(rounds: &'a [Steady], program: &str, per_second: u32) -> Vec<&'a Steady> {
     let matches = |round: &&Steady| round.program == program && round.per_second == per_second;
     rounds.iter().filter(matches).collect()

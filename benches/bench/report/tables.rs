@@ -195,8 +195,8 @@ pub(crate) fn bounds(drains: &[Drain]) -> Table {
     table
 }
 
-/// Returns pg_recvlogical's results at the same point of the series. If pg_recvlogical was measured
-/// only once for the whole series, returns the results of that measurement.
+/// Returns pg_recvlogical's results at the same value of the series' parameter. If pg_recvlogical
+/// was measured only once for the whole series, returns the results of that measurement.
 fn limit_of<'a, 'b>(group: &Drains<'a>, groups: &'b [Drains<'a>]) -> Option<&'b Drains<'a>> {
     groups
         .iter()

@@ -13,7 +13,8 @@ use crate::tables as bench_tables;
 use crate::tuned;
 use crate::usage::MEBIBYTE;
 
-/// The target for peak memory with the default window, in MiB.
+/// The target for peak memory, in MiB, with the default limits on the size and number of events in
+/// flight.
 const MEBIBYTES_MAX: f64 = 32.0;
 
 /// Returns the table of targets. A target is met if the median of all rounds meets it.
@@ -268,7 +269,8 @@ impl Targets {
         self.at_most("idle CPU s in 10 s", 0.03, idle, two_places);
     }
 
-    /// Adds a memory target. The table also shows the worst round, because the median hides peaks.
+    /// Adds a target for memory. The table also shows the worst round, because the median does not
+    /// include the highest peaks.
     fn at_most_mebibytes(&mut self, what: &str, target: f64, bytes: Option<Spread>) {
         let worst = bytes.map_or(0.0, |bytes| bytes.most / MEBIBYTE);
         let measured = bytes.map(|bytes| bytes.median / MEBIBYTE);
@@ -329,7 +331,7 @@ fn format_target(target: f64) -> String {
     }
 }
 
-/// Formats the number of rows in the backlog that the groups share.
+/// Formats the number of rows in the backlog, which is the same for all groups.
 fn rows(groups: &[Drains<'_>]) -> String {
     groups.first().map_or("more".to_owned(), |group| {
         whole(group.rounds[0].backlog.rows as f64)
@@ -340,7 +342,7 @@ fn median_value(spread: Option<Spread>) -> Option<f64> {
     spread.map(|spread| spread.median)
 }
 
-/// Returns the ratio of Walpost's figure to Debezium's.
+/// Returns Walpost's value divided by Debezium's. `figure` computes the value of each program.
 fn times_debezium(
     groups: &[Drains<'_>],
     link: Link,
@@ -350,14 +352,15 @@ fn times_debezium(
     Some(walpost / figure(find(groups, DEBEZIUM, Link::Tcp)?)?)
 }
 
-/// Returns Walpost's group at the given point of a series.
+/// Returns Walpost's results at the given value of the series' parameter.
 fn walpost_at<'a, 'b>(groups: &'b [Drains<'a>], point: &str) -> Option<&'b Drains<'a>> {
     groups
         .iter()
         .find(|group| group.is_walpost() && group.point() == point)
 }
 
-/// Returns the median, over all rounds, of the ratio between the two groups' rates.
+/// Returns the median, over all rounds, of `group`'s rate divided by `other`'s rate in the same
+/// round.
 fn rate_ratio(group: &Drains<'_>, other: &Drains<'_>) -> Option<f64> {
     median(group.rounds.iter().filter_map(|drain| {
         let mut rounds = other.rounds.iter();

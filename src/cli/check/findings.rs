@@ -93,7 +93,7 @@ fn print(finding: &Finding, pipelines: &str) {
     out::marked(outcome.tone(), &format!("{:7}", outcome.mark()), &text);
 }
 
-/// Formats the number of findings with each outcome, worst first.
+/// Formats the number of findings per outcome, starting with the worst outcome.
 fn counts(outcomes: impl Iterator<Item = Outcome> + Clone) -> String {
     let counts = WORST_FIRST.map(|outcome| {
         let count = outcomes.clone().filter(|other| *other == outcome).count();
@@ -103,8 +103,8 @@ fn counts(outcomes: impl Iterator<Item = Outcome> + Clone) -> String {
     counts.join(", ")
 }
 
-/// Returns the pipelines in the order in which they first occur in the findings, each with its
-/// worst outcome.
+/// Returns each pipeline with its worst outcome. The pipelines are in the order of their first
+/// occurrence in the findings.
 fn pipeline_outcomes(findings: &[Finding]) -> Vec<(&str, Outcome)> {
     let mut pipelines: Vec<(&str, Outcome)> = Vec::new();
     for finding in findings.iter().filter(|finding| finding.check != SOURCE) {
@@ -172,7 +172,7 @@ impl Report<'_> {
     }
 }
 
-/// Returns the outcome to report for an error with this remedy.
+/// Returns the outcome with which to report an error, given the error's remedy.
 pub(super) fn outcome_of(remedy: Remedy) -> Outcome {
     match remedy {
         Remedy::Halt => Outcome::Failure,

@@ -1,4 +1,5 @@
-//! Checks the brokers, and the topics whose names depend on neither a row's values nor its table.
+//! Checks the brokers and the topics, except topics whose names depend on a row's values or its
+//! table.
 
 use tokio::sync::Mutex;
 
@@ -30,8 +31,8 @@ pub(super) async fn kafka<'s>(
     if let Some(unsuitable) = unsuitable(properties) {
         report.add("kafka compression", Outcome::Failure, unsuitable);
     }
-    // If the template refers to no columns, it is the name of the only topic. Otherwise, the topics
-    // depend on each row's values.
+    // If the template contains no columns, the template is the name of the only topic. Otherwise,
+    // the topics depend on each row's values.
     let topic = settings.outbox.topic.constant().map(str::to_owned);
     let found = probe::probe(properties, credentials, topic).await;
     let is_reachable = !matches!(

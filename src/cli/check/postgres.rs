@@ -161,7 +161,7 @@ async fn largest_event(
     limits.into_iter().max_by_key(|limit| limit.bytes)
 }
 
-/// Reports rows that are visible when querying an outbox table but are never delivered, including
+/// Reports rows that queries of an outbox table return but that are never delivered. These include
 /// rows of the tables in `left`, which are no longer in the publication.
 async fn hidden_rows(
     observed: &Observed,

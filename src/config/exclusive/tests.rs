@@ -20,8 +20,8 @@ fn row(name: &str, slot: &str) -> ValidRow {
     }
 }
 
-/// Builds one row per name. In `name/slot`, the slot is given explicitly; otherwise, it has the
-/// same name as the row.
+/// Builds one row per name. In `name/slot`, the slot is given explicitly. Without a slash, the slot
+/// has the same name as the pipeline.
 fn rows(names: &[&str]) -> Vec<ValidRow> {
     let parts = names
         .iter()
@@ -63,16 +63,15 @@ fn a_row_does_not_displace_a_pipeline_defined_in_a_file() {
             assert!(failure.contains("another pipeline"), "{failure}");
         }
     }
-    // Conversely, a pipeline in a file does not displace a running pipeline that is defined by a
-    // row.
+    // A pipeline in a file must not displace a running pipeline that is defined by a row.
     let mut in_use = source(&["a", "file"], Some(&["a", "file"]));
     resolve(&mut in_use, "file", &["a", "file"]).expect_err("a conflict");
     let mut changed_query = source(&["a", "file"], None);
     resolve(&mut changed_query, "file", &["a", "file"]).expect_err("a conflict");
 }
 
-/// If only the changed row were rejected, its running pipeline would be removed because of a
-/// conflict with another pipeline.
+/// If only the changed row were rejected, its pipeline would no longer be defined, and the running
+/// pipeline would be removed.
 #[test]
 fn keeps_the_previous_rows_of_a_source_if_a_changed_pipeline_needs_a_slot_already_in_use() {
     let mut rows = source(&["a/file", "c"], Some(&["a"]));

@@ -64,8 +64,8 @@ fn decodes_encoded_checkpoints() {
     }
 }
 
-/// Returns the checkpoints from a file of values that an earlier version stored. Such files are
-/// written by the test `tests/integration/upgrade.rs`.
+/// Returns the checkpoints from a file that contains values stored by an earlier version of
+/// Walpost. The test `tests/integration/upgrade.rs` writes such files.
 fn checkpoints_at_rest(file: &str) -> Vec<&str> {
     let checkpoint = |line| {
         #[derive(serde::Deserialize)]
@@ -254,8 +254,8 @@ fn resumes_after_a_failover_that_lost_no_events() {
         resume,
         checkpoint().resume(&server()).expect("a valid history")
     );
-    // The checkpoint's safe LSN is after the timeline switch, but none of the published events are,
-    // so the epoch stays the same.
+    // The checkpoint's safe LSN is after the timeline switch, but all published events precede the
+    // switch, so the epoch does not change.
     let resume = checkpoint()
         .resume(&promoted(Lsn(0x480)))
         .expect("a valid history");

@@ -100,7 +100,7 @@ fn records_transaction_latency_once_after_its_last_record_is_delivered() {
     assert_eq!(timed(&watermark), (0, 0));
     deliver(&watermark, &tags[2..]);
     assert_eq!(timed(&watermark), (0, 1), "the commit time is unknown");
-    // The record is delivered before its whole transaction has been read.
+    // Deliver the record before the end of its transaction has been read.
     watermark.begin(Lsn(300)).expect("a valid begin");
     watermark.set_commit_time(unix_micros() - 2_000_000);
     let tag = watermark.reserve(1).expect("open").expect("space");

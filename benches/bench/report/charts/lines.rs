@@ -12,12 +12,13 @@ pub(super) struct Lines {
     pub(super) title: String,
     pub(super) x_unit: &'static str,
     pub(super) y_unit: &'static str,
-    /// The labels of the x axis, if the values of x are indexes of categories rather than numbers.
+    /// Labels for the x axis. Present if the x values are indexes of categories rather than
+    /// numbers.
     pub(super) x_labels: Option<[&'static str; 5]>,
     /// Whether the y axis is logarithmic.
     pub(super) logarithmic: bool,
     pub(super) lines: Vec<Line>,
-    /// The range of x to highlight, such as an outage.
+    /// The range of x values to highlight, such as the duration of an outage.
     pub(super) shaded: Option<(f64, f64)>,
     pub(super) shade_label: &'static str,
 }
