@@ -181,7 +181,6 @@ BEGIN
         RAISE EXCEPTION 'table %.% was replaced by another one while it was being examined', quote_ident(schema_name),
             quote_ident(table_name) USING ERRCODE = 'object_in_use', HINT = 'Run the same command again.';
     END IF;
-    -- A table that only trusted roles can change does not need to be locked.
     IF is_exposed THEN
         IF definer_is_superuser THEN
             -- Locks the schema's row, so that the schema can't be renamed. A lock on a table would
@@ -210,8 +209,14 @@ BEGIN
                 'that, run as a superuser: DROP FUNCTION walpost.lock_and_examine(text, text, text); then sql/guard.sql',
                 foreign_schema.nspname, pg_get_userbyid(foreign_schema.nspowner)), unprintable, '?', 'g');
         END IF;
+    END IF;
+    -- A table that only trusted roles can change does not need to be locked for a SELECT. Before DELETE
+    -- and ALTER, the lock waits for transactions that created a trigger or a foreign key with a
+    -- privilege that has since been revoked.
+    IF is_exposed OR statement IN ('DELETE', 'ALTER') THEN
         BEGIN
-            EXECUTE format('LOCK TABLE %I.%I IN SHARE UPDATE EXCLUSIVE MODE', schema_name, table_name);
+            EXECUTE format('LOCK TABLE %I.%I IN %s EXCLUSIVE MODE', schema_name, table_name,
+                CASE WHEN is_exposed THEN 'SHARE UPDATE' ELSE 'ROW' END);
         EXCEPTION WHEN insufficient_privilege THEN
             RAISE EXCEPTION 'role % owns function walpost.lock_and_examine but may not lock table %.%', quote_ident(current_user),
                 quote_ident(schema_name), quote_ident(table_name) USING ERRCODE = 'object_not_in_prerequisite_state',
@@ -221,6 +226,8 @@ BEGIN
                     HINT = regexp_replace(format('As a superuser: DROP FUNCTION walpost.lock_and_examine(text, text, text); then '
                         'sql/guard.sql. Or: GRANT %I TO %I', pg_get_userbyid(table_owner), current_user), unprintable, '?', 'g');
         END;
+    END IF;
+    IF is_exposed THEN
         -- LOCK TABLE determines the list of partitions before it locks any of them. While it waits
         -- for one table, a partition can be attached to another table that is not locked yet. LOCK
         -- TABLE also omits partitions that are being detached. Ancestors are locked too, because

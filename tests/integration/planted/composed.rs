@@ -18,6 +18,7 @@ on_each_version! {
     maintenance_does_not_evaluate_a_partition_key_that_changes_during_a_lock_wait
     maintenance_runs_no_planted_code_after_the_time_column_is_renamed
     maintenance_does_not_fire_a_delete_trigger_created_while_it_waits_for_slots
+    maintenance_does_not_fire_a_trigger_of_an_open_transaction
     maintenance_runs_no_code_created_before_it_detaches_a_partition
     snapshot_evaluates_no_indexes_or_statistics_created_during_a_lock_wait
 }
@@ -286,6 +287,42 @@ fn maintenance_does_not_fire_a_delete_trigger_created_while_it_waits_for_slots(m
         "CREATE TRIGGER t AFTER DELETE ON public.outbox FOR EACH STATEMENT EXECUTE FUNCTION plot.row()",
     );
     shop.confirm_all_events();
+    let maintained = command.finish();
+    shop.expect_nothing_ran("maintain");
+    let refused = maintained.expect_code(3);
+    refused.expect_mentions(&["code owned by other roles", "trigger t on table"]);
+    assert_eq!(fixture.db.number("SELECT count(*) FROM public.outbox"), 1);
+}
+
+/// The trigger is created with a privilege that is revoked before the transaction commits, so that no
+/// untrusted role can change the table when `maintain` examines it.
+fn maintenance_does_not_fire_a_trigger_of_an_open_transaction(major: u32) {
+    let shop = PlantedFixture::new(Outbox::Table, major);
+    let fixture = &shop.fixture;
+    let mallory = &shop.mallory;
+    fixture.db.run(&format!(
+        "GRANT INSERT, SELECT, TRIGGER ON public.outbox TO {mallory}"
+    ));
+    shop.attacker.run(
+        "INSERT INTO public.outbox (aggregatetype, aggregateid, type, created_at) VALUES ('a', 'b', 'c', now() - interval '2 days')",
+    );
+    let maintain = |more: &[&str]| {
+        let words = ["maintain", "--retention=1s", "--delete-rows"];
+        shop.command_as("postgres", &words).args(more)
+    };
+    shop.maintain_until_due(maintain, "would delete rows");
+    shop.attacker.run(
+        "BEGIN; CREATE TRIGGER t AFTER DELETE ON public.outbox FOR EACH STATEMENT EXECUTE FUNCTION plot.row()",
+    );
+    fixture
+        .db
+        .run(&format!("REVOKE TRIGGER ON public.outbox FROM {mallory}"));
+    let command = maintain(&[]).start();
+    wait_until("maintain to wait for the table", || {
+        shop.confirm_all_events();
+        fixture.db.is_true(WAITS)
+    });
+    shop.attacker.run("COMMIT");
     let maintained = command.finish();
     shop.expect_nothing_ran("maintain");
     let refused = maintained.expect_code(3);
