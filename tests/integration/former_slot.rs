@@ -65,6 +65,46 @@ fn reports_events_lost_with_the_former_slot_and_missed_by_the_new_one() {
     fixture.check().finish().expect_code(0);
 }
 
+/// Nothing was ever read from the former slot, so no position of it was confirmed. Found by
+/// `./dev soak --shapes` with seed 390551700811244.
+#[test]
+fn reports_events_of_a_former_slot_that_was_never_read() {
+    let mut fixture = Fixture::new();
+    fixture.init().finish().expect_code(0);
+    fixture.insert(&fixture.aggregate(1), "between");
+    fixture.drop_slot();
+    let former = fixture.slot();
+    fixture.use_settings(&format!("slot = \"{former}_2\"\nsnapshot = \"never\"\n"));
+    fixture.db.run(&format!(
+        "SELECT pg_create_logical_replication_slot('{former}_2', 'pgoutput')"
+    ));
+    let command = command(&fixture);
+    expect_gap(&fixture, &command);
+    let replay = fixture.replay(&["--dropped-slots", "--yes"]);
+    replay.finish().expect_code(0);
+    assert!(has_delivered(&fixture, "between"));
+    fixture.check().finish().expect_code(0);
+}
+
+/// The pipeline was renamed as well, and its slot was dropped before anything was read from it.
+/// Found by `./dev soak --shapes` with seed 207086988709707.
+#[test]
+fn check_reports_a_vanished_slot_that_was_never_read() {
+    let mut fixture = Fixture::new();
+    fixture.init().finish().expect_code(0);
+    fixture.drop_slot();
+    let former = fixture.slot();
+    fixture
+        .db
+        .run("UPDATE walpost.slot_state SET pipeline = 'renamed'");
+    fixture.use_settings(&format!("slot = \"{former}_2\"\n"));
+    fixture.init().finish().expect_code(0);
+    // Without --pipeline, because only then are the slots of other pipelines checked.
+    let file = fixture.file(&format!("slot = \"{former}_2\"\n"));
+    let check = Invocation::new(["check", "--config"]).arg(file).finish();
+    check.expect_mentions(&["of pipeline \"renamed\" does not exist", &former]);
+}
+
 /// No checkpoint names the former slot, because the first run with the new slot writes the first
 /// checkpoint. Found by `./dev soak --shapes` with seed 25202613687550.
 #[test]

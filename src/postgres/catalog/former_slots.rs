@@ -13,8 +13,8 @@ use crate::postgres::sql::text_literal;
 use crate::postgres::table::TableName;
 use crate::postgres::target::Target;
 
-/// A slot that Walpost has read, that no longer exists, and whose undelivered events are not
-/// recorded in the journal.
+/// A slot that Walpost created or has read, that no longer exists, and whose undelivered events are
+/// not recorded in the journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct VanishedSlot {
     slot: String,
@@ -134,7 +134,7 @@ impl Catalog {
         Ok(rows.first().and_then(|row| row.get(0)).map(str::to_owned))
     }
 
-    /// Returns the slots of this database that Walpost has read and that no longer exist, if the
+    /// Returns the slots of this database that Walpost created or has read and that no longer exist, if the
     /// journal does not record their undelivered events. Excludes the slots in `used` and the slots
     /// of `pipelines`. `target` belongs to one of the configured pipelines in this database.
     ///
@@ -156,7 +156,7 @@ impl Catalog {
         }
         let list = |names: &[String]| text_array(names.iter().map(String::as_str));
         let sql = format!(
-            "SELECT slot, pipeline, confirmed_lsn FROM walpost.slot_state WHERE begun AND system_id = {SYSTEM_ID} \
+            "SELECT slot, pipeline, confirmed_lsn FROM walpost.slot_state WHERE system_id = {SYSTEM_ID} \
              AND database_oid = {DATABASE_OID} AND slot <> ALL ({}) AND pipeline <> ALL ({}) \
              AND slot NOT IN (SELECT slot_name::text FROM pg_replication_slots) ORDER BY 1",
             list(used),

@@ -456,13 +456,15 @@ impl Catalog {
         }
     }
 
-    /// Returns the slot that the pipeline read most recently before the current one.
+    /// Returns the slot that the pipeline used before the current one: the slot it read most
+    /// recently or, if it has read none, the first slot that was created for it.
     async fn former_slot(
         &self,
         identity: &SlotIdentity,
     ) -> Result<Option<FormerSlot>, CatalogError> {
         let condition = format!(
-            "pipeline = {} AND slot <> {} AND begun AND {} ORDER BY confirmed_lsn DESC LIMIT 1",
+            "pipeline = {} AND slot <> {} AND {} ORDER BY begun DESC, CASE WHEN begun THEN confirmed_lsn END DESC, \
+             confirmed_lsn LIMIT 1",
             text_literal(&identity.pipeline),
             text_literal(&identity.target.slot),
             same_history_condition(identity),
