@@ -116,6 +116,9 @@ DECLARE
     members oid[];
     holders text;
     untrusted name;
+    -- The privilege that is needed to act as another role. Since PostgreSQL 16, membership is not
+    -- sufficient.
+    act_as CONSTANT text := CASE WHEN current_setting('server_version_num')::int < 160000 THEN 'MEMBER' ELSE 'SET' END;
 BEGIN
     PERFORM set_config('lock_timeout', timeout, true);
     -- At isolation level REPEATABLE READ or SERIALIZABLE, the snapshot might be older than the
@@ -242,7 +245,7 @@ BEGIN
             WHERE n.nspname = 'walpost' AND c.relname IN ('table_state', 'outbox_row')
             AND (c.relkind <> 'r' OR c.relrowsecurity
                 OR NOT o.rolsuper AND NOT pg_has_role(c.relowner, (SELECT proowner FROM pg_proc
-                    WHERE oid = 'walpost.add_outbox(regclass, name)'::regprocedure), 'MEMBER')
+                    WHERE oid = 'walpost.add_outbox(regclass, name)'::regprocedure), act_as)
                 OR EXISTS (SELECT FROM pg_trigger WHERE tgrelid = c.oid)
                 OR EXISTS (SELECT FROM pg_rewrite WHERE ev_class = c.oid)
                 -- Objects that users have created have OIDs of 16384 or higher.
@@ -264,7 +267,8 @@ BEGIN
     -- If a slot of the publication has already sent rows of this table, sending all of them again
     -- would duplicate them. Rows that were committed while the table was not published are recorded
     -- as missing when Walpost next compares the row in walpost.table_state with the publication.
-    SELECT EXISTS (SELECT FROM walpost.table_state s WHERE s.publication = add_outbox.publication AND s.relation = outbox
+    SELECT EXISTS (SELECT FROM walpost.table_state s WHERE s.publication = add_outbox.publication
+        AND (s.relation = outbox OR outbox::oid::text = ANY (string_to_array(s.accepted_for, ',')))
         AND s.version = 1 AND s.system_id = system AND s.database_oid = here) INTO was_published;
     INSERT INTO walpost.table_state AS s (slot, table_schema, table_name, version, system_id, database_oid, publication, relation,
             memberships, is_out, seen_lsn, seen_xid, out_lsn, at, accepted_for)

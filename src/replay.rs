@@ -45,6 +45,7 @@ use crate::model::lsn::{Lsn, Position};
 use crate::outbox::columns::{Mapping, MappingError, TableColumn};
 use crate::outbox::route::RouteError;
 use crate::outbox::settings::OutboxSettings;
+use crate::pipeline::database::open_as_owner;
 use crate::pipeline::decode::dead_letters::DeadLetters;
 use crate::pipeline::decode::hand_over::Undelivered;
 use crate::pipeline::settings::PipelineSettings;
@@ -465,7 +466,7 @@ impl<'s> ReplayPlan<'s> {
         selection: &Selection,
     ) -> Result<Self, ReplayError> {
         let table = table(settings)?;
-        let writer = Catalog::open(&settings.postgres).await?;
+        let writer = open_as_owner(settings).await?;
         // Fail early if the journal can't be read. Rows are sent only if the run can be recorded.
         writer.journal(&settings.name, &settings.target).await?;
         let mut plan = Self::start_run(settings, table, writer).await?;
@@ -507,7 +508,7 @@ impl<'s> ReplayPlan<'s> {
         settings: &'s PipelineSettings,
     ) -> Result<Self, ReplayError> {
         let table = table(settings)?;
-        let writer = Catalog::open(&settings.postgres).await?;
+        let writer = open_as_owner(settings).await?;
         lock_entries(&writer, &settings.target.slot, DROPPED_SLOTS_FLAG).await?;
         let (closes, condition) = dropped_slots::rows(settings, table, &writer).await?;
         let mut plan = Self::start_run(settings, table, writer).await?;
@@ -526,7 +527,7 @@ impl<'s> ReplayPlan<'s> {
     /// catalog query failed.
     pub(crate) async fn for_set_aside(settings: &'s PipelineSettings) -> Result<Self, ReplayError> {
         let table = table(settings)?;
-        let writer = Catalog::open(&settings.postgres).await?;
+        let writer = open_as_owner(settings).await?;
         lock_entries(&writer, &settings.target.slot, SET_ASIDE_FLAG).await?;
         let (entries, condition) = set_aside::open_entries(settings, table, &writer).await?;
         let before = set_aside::end_lsn(table, &writer, &condition).await?;
@@ -554,7 +555,7 @@ impl<'s> ReplayPlan<'s> {
         condition: Option<&str>,
     ) -> Result<Self, ReplayError> {
         let table = table(settings)?;
-        let writer = Catalog::open(&settings.postgres).await?;
+        let writer = open_as_owner(settings).await?;
         // Lock the run first, because its journal entries can change until the lock is held.
         lock(&writer, run).await?;
         let RecordedRun {

@@ -17,6 +17,7 @@ use crate::delivery::checkpoint::{Checkpoint, ServerState};
 use crate::kafka::producer::KafkaSink;
 use crate::model::lsn::{Lsn, Position};
 use crate::outbox::columns::MappingError;
+use crate::pipeline::database::open_as_owner;
 use crate::pipeline::decode::preview::{Preview, PreviewReport, Until};
 use crate::pipeline::exactly_once::error::ExactlyOnceError;
 use crate::pipeline::settings::{Delivery, PipelineSettings, SnapshotMode};
@@ -163,7 +164,7 @@ impl<'s> Skip<'s> {
         settings: &'s PipelineSettings,
         to: SkipTarget,
     ) -> Result<Self, SkipError> {
-        let catalog = Catalog::open(&settings.postgres).await?;
+        let catalog = open_as_owner(settings).await?;
         // The slot is moved only if the journal can be read, so the journal is queried first.
         let journal = catalog.journal(&settings.name, &settings.target).await?;
         let plan = plan(settings, &catalog, to).await?;

@@ -12,6 +12,7 @@ use crate::kafka::producer::KafkaSink;
 use crate::model::dropped_slot::replay_command;
 use crate::model::exit::Exit;
 use crate::model::lsn::Lsn;
+use crate::pipeline::database::open_as_owner;
 use crate::pipeline::recovery;
 use crate::pipeline::settings::PipelineSettings;
 use crate::pipeline::snapshot;
@@ -186,7 +187,7 @@ pub(super) fn describe(checkpoint: &Checkpoint) -> String {
 /// Queries the state of the server and slot, and the PID of the process that is using the slot.
 async fn query_server(settings: &PipelineSettings) -> Result<(ServerState, Option<i32>), Failure> {
     let target = &settings.target;
-    let catalog = Catalog::open(&settings.postgres).await?;
+    let catalog = open_as_owner(settings).await?;
     let slot = catalog.observe(target).await?.slot;
     let slot = slot.ok_or_else(|| Problem::NoSlot {
         slot: target.slot.clone(),

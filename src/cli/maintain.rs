@@ -10,9 +10,10 @@ use crate::config::args::{ConnectionArgs, RecordArgs, RetentionArgs};
 use crate::config::file::SinkName;
 use crate::config::{Given, GivenSink};
 use crate::model::exit::Exit;
+use crate::pipeline::database::open_as_owner;
 use crate::pipeline::recovery::{self, Remedy};
 use crate::pipeline::settings::PipelineSettings;
-use crate::postgres::catalog::{Catalog, CatalogError};
+use crate::postgres::catalog::CatalogError;
 use crate::retention;
 use crate::retention::{RetentionError, RetentionReport};
 
@@ -60,7 +61,8 @@ pub(crate) fn run(args: &MaintainArgs) -> Exit {
 }
 
 async fn pass(settings: &PipelineSettings, dry_run: bool) -> Result<RetentionReport, CatalogError> {
-    let catalog = Catalog::open(&settings.postgres).await?;
+    // Whether rows have been delivered is determined by the slot.
+    let catalog = open_as_owner(settings).await?;
     retention::pass(&catalog, settings, dry_run).await
 }
 

@@ -8,6 +8,7 @@ use crate::model::lsn::Lsn;
 use crate::model::set_aside::SetAside;
 use crate::model::vitals::Vitals;
 use crate::outbox::connect::ColumnFacts;
+use crate::pipeline::settings::PipelineSettings;
 use crate::postgres::catalog::drop_slot::Outcome;
 use crate::postgres::catalog::journal::Entry;
 use crate::postgres::catalog::set_aside::TableNote;
@@ -24,6 +25,20 @@ use crate::postgres::replication::{Connection, ConnectionError};
 use crate::postgres::table::TableName;
 use crate::postgres::table_pattern::TablePatterns;
 use crate::postgres::target::Target;
+
+/// Connects to the database for a command that changes the pipeline's slot, journal or outbox.
+///
+/// # Errors
+/// See [`Catalog::open_as_owner`].
+pub(crate) async fn open_as_owner(settings: &PipelineSettings) -> Result<Catalog, CatalogError> {
+    Catalog::open_as_owner(
+        &settings.postgres,
+        &settings.name,
+        settings.defined_by,
+        &settings.target,
+    )
+    .await
+}
 
 /// The database that a session uses.
 pub(crate) trait Database: Clone + Send + Sync + 'static {
@@ -87,6 +102,14 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
         &self,
         oid: u32,
     ) -> impl Future<Output = Result<Vec<ColumnFacts>, CatalogError>> + Send;
+
+    /// See [`Catalog::record_delivered_table`].
+    fn record_delivered_table(
+        &self,
+        pipeline: &str,
+        target: &Target,
+        table: &AcceptedNames,
+    ) -> impl Future<Output = Result<(), CatalogError>> + Send;
 
     /// Returns the names under which the rows of the tables with these OIDs may be published.
     fn accepted_names(
@@ -330,6 +353,15 @@ impl CatalogQueries for Catalog {
 
     async fn column_facts(&self, oid: u32) -> Result<Vec<ColumnFacts>, CatalogError> {
         Catalog::column_facts(self, oid).await
+    }
+
+    async fn record_delivered_table(
+        &self,
+        pipeline: &str,
+        target: &Target,
+        table: &AcceptedNames,
+    ) -> Result<(), CatalogError> {
+        Catalog::record_delivered_table(self, pipeline, target, table).await
     }
 
     async fn accepted_names(

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
-use tracing::info;
+use tracing::{info, warn};
 
 use self::error::StreamError;
 use self::monitor::MonitorEvent;
@@ -354,12 +354,19 @@ impl Session<'_> {
         let target = core
             .checks_table_names()
             .then(|| self.settings.target.clone());
+        let pipeline = self.settings.name.clone();
         let description = async move {
             let catalog = database.catalog().await?;
-            let names = match target {
-                Some(target) => catalog.accepted_names(&target, &[oid]).await?,
-                None => Vec::new(),
-            };
+            let mut names = Vec::new();
+            if let Some(target) = target {
+                names = catalog.accepted_names(&target, &[oid]).await?;
+                for table in &names {
+                    let recorded = catalog.record_delivered_table(&pipeline, &target, table);
+                    if let Err(error) = recorded.await {
+                        warn!(pipeline, %error, "failed to record a table in walpost.table_state");
+                    }
+                }
+            }
             Ok((catalog.column_facts(oid).await?, names))
         };
         Wait::Table(oid, Box::pin(description))

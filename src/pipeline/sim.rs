@@ -203,6 +203,15 @@ impl CatalogQueries for SimDatabase {
         Ok(Vec::new())
     }
 
+    async fn record_delivered_table(
+        &self,
+        _: &str,
+        _: &Target,
+        _: &AcceptedNames,
+    ) -> Result<(), CatalogError> {
+        Ok(())
+    }
+
     async fn accepted_names(
         &self,
         _: &Target,

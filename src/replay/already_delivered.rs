@@ -8,6 +8,7 @@ use super::dropped_slots::expect_dropped;
 use super::run::lock_entries;
 use super::{DROPPED_SLOTS_FLAG, ReplayError};
 use crate::model::dropped_slot::DroppedSlot;
+use crate::pipeline::database::open_as_owner;
 use crate::pipeline::settings::PipelineSettings;
 use crate::postgres::catalog::Catalog;
 use crate::postgres::catalog::journal::{ALREADY_DELIVERED, Action, DROPPED_SLOTS, Entry};
@@ -28,7 +29,7 @@ impl<'s> OpenEntries<'s> {
     /// exists, if another process is sending the events, or if a catalog query failed.
     pub(crate) async fn find(settings: &'s PipelineSettings) -> Result<Self, ReplayError> {
         let target = &settings.target;
-        let catalog = Catalog::open(&settings.postgres).await?;
+        let catalog = open_as_owner(settings).await?;
         lock_entries(&catalog, &target.slot, DROPPED_SLOTS_FLAG).await?;
         let entries = catalog.dropped_slots(&settings.name, target).await?;
         if entries.is_empty() {

@@ -10,8 +10,8 @@ use tracing::{debug, info, warn};
 use super::{RetentionError, RetentionReport, pass_of_table};
 use crate::model::outage::{Outage, OutageMessage};
 use crate::model::rounded::Elapsed;
+use crate::pipeline::database::open_as_owner;
 use crate::pipeline::settings::PipelineSettings;
-use crate::postgres::catalog::slot_owner::UnknownOwner;
 use crate::postgres::catalog::{Catalog, CatalogError};
 
 /// Maximum interval between two maintenance passes. The interval is shorter if the retention period
@@ -55,13 +55,8 @@ pub(crate) fn start(settings: &PipelineSettings) -> Option<Maintenance> {
 /// problems.
 async fn pass(settings: &PipelineSettings) -> Vec<String> {
     let opened = async {
-        let catalog = Catalog::open(&settings.postgres).await?;
         // Whether rows have been delivered is determined by the slot.
-        let (defined_by, target) = (settings.defined_by, &settings.target);
-        let unknown = UnknownOwner::Rejected;
-        catalog
-            .check_slot_owner(&settings.name, defined_by, target, unknown)
-            .await?;
+        let catalog = open_as_owner(settings).await?;
         let tables = super::tables(&catalog, &settings.target).await?;
         Ok((catalog, tables))
     };

@@ -77,6 +77,7 @@ in_both_modes! {
     delivery_continues_while_tables_are_added_dropped_and_renamed
     delivers_existing_rows_of_an_added_table_before_its_new_rows
     verifies_and_replays_one_of_several_tables
+    add_outbox_does_not_send_rows_again_that_the_slot_has_already_sent
     never_publishes_under_the_wrong_tenant_after_a_schema_rename
 }
 
@@ -556,6 +557,35 @@ fn reports_a_table_removed_from_the_publication_until_it_is_added_again() {
     // A dropped table must not be reported as missing from the publication.
     fixture.db.run("DROP SCHEMA tenant_2 CASCADE");
     walpost.terminate().expect_code(0);
+}
+
+/// The table was removed from the publication before Walpost started, but the slot still sends the
+/// row that was committed before. Found by `./dev soak --shapes` with seed 16911906047223.
+fn add_outbox_does_not_send_rows_again_that_the_slot_has_already_sent(exactly_once: bool) {
+    const TABLE: &str = "tenant_2.outbox";
+    let mut fixture = fixture(&["tenant_1.outbox"]).in_mode(exactly_once);
+    fixture.write_to(writer(&[TABLE]));
+    let aggregate = fixture.aggregate(1);
+    let publication = fixture.slot();
+    let event = |key| writer(&[TABLE]).insert_one(Event::new(&aggregate, key, "{}"));
+    fixture.db.run(&format!(
+        "CREATE SCHEMA tenant_2; CREATE TABLE {TABLE} (LIKE tenant_1.outbox INCLUDING ALL);
+         ALTER PUBLICATION {publication} ADD TABLE {TABLE}"
+    ));
+    fixture.db.run(&event("published"));
+    fixture.db.run(&format!(
+        "ALTER PUBLICATION {publication} DROP TABLE {TABLE}"
+    ));
+    fixture.db.run(&event("unpublished"));
+    let walpost = fixture.start();
+    fixture.wait_for_records(1);
+    let add = format!("SELECT walpost.add_outbox('{TABLE}', '{publication}')");
+    assert_eq!(fixture.db.number(&add), 0);
+    fixture.db.run(&event("after"));
+    assert_eq!(keys(&fixture.wait_for_records(2)), ["published", "after"]);
+    walpost.terminate().expect_code(0);
+    let check = fixture.check().finish().expect_code(3);
+    check.expect_mentions(&["temporarily missing from publication", TABLE]);
 }
 
 /// Prometheus parses /metrics, and users display it in a terminal, so control characters must not

@@ -457,6 +457,17 @@ fn an_operator_can_assign_a_slot_to_the_pipeline_of_a_row() {
             let expected = format!("belongs to pipeline {:?}", fixture.name);
             rejected.expect_mentions(&[&expected, FOREIGN_SLOT]);
         }
+        for words in [
+            &["skip", "--to", "F/0", "--yes"][..],
+            &["maintain"],
+            &["replay", "--all", "--yes"],
+            &["replay", "--dropped-slots", "--yes"],
+            &["replay", "--dropped-slots", "--already-delivered", "--yes"],
+        ] {
+            let rejected = command(words).finish();
+            assert_ne!(rejected.code, Some(0), "{words:?}");
+            rejected.expect_mentions(&[&format!("belongs to pipeline {:?}", fixture.name)]);
+        }
     };
     expect_rejection();
     fixture.drop_slot();

@@ -13,7 +13,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{DATABASE_OID, SYSTEM_ID, TableObservation, VERSION, text_array};
+use super::{DATABASE_OID, Refresh, SYSTEM_ID, TableObservation, VERSION, text_array};
 use crate::model::lsn::Lsn;
 use crate::postgres::catalog::own_table::{OwnTable, Use};
 use crate::postgres::catalog::{Catalog, CatalogError};
@@ -83,6 +83,47 @@ impl TableObservation {
 }
 
 impl Catalog {
+    /// Records that the slot delivers rows of a table, even if the table is no longer in the
+    /// publication: the slot still sends rows that were committed before the table was removed.
+    /// Otherwise, `walpost.add_outbox` would send these rows again.
+    ///
+    /// # Errors
+    /// See [`Catalog::record_tables`].
+    pub(crate) async fn record_delivered_table(
+        &self,
+        pipeline: &str,
+        target: &Target,
+        table: &AcceptedNames,
+    ) -> Result<(), CatalogError> {
+        let unusable = self
+            .unusable(target, OwnTable::TableState, Use::Write)
+            .await?;
+        let is_in_outbox = |name: &TableName| target.outbox.includes(&name.schema, &name.name);
+        if unusable.is_some() || !table.names.iter().any(is_in_outbox) {
+            return Ok(());
+        }
+        // If the table is in the publication, this records how it is published.
+        self.record_tables(pipeline, target, Refresh::Nothing)
+            .await?;
+        let oid = table.oid;
+        let sql = format!(
+            "INSERT INTO walpost.table_state AS s (slot, table_schema, table_name, version, system_id, database_oid, publication, \
+             relation, memberships, is_out, seen_lsn, seen_xid, out_lsn, at, accepted_for) \
+             SELECT {slot}, n.nspname::text, c.relname::text, {VERSION}, {SYSTEM_ID}, {DATABASE_OID}, {publication}, c.oid, ''::text, \
+             true, NULL::pg_lsn, NULL::text, pg_current_wal_lsn(), now(), c.oid::text \
+             FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = {oid} \
+             AND NOT EXISTS (SELECT FROM walpost.table_state a WHERE {} AND '{oid}'::text = ANY (string_to_array(a.accepted_for, ','::text))) \
+             ON CONFLICT (slot, table_schema, table_name) DO UPDATE SET accepted_for = {} \
+             WHERE s.version = {VERSION} AND s.system_id = excluded.system_id AND s.database_oid = excluded.database_oid",
+            is_of_slot(target, "a"),
+            merge_lists(),
+            slot = text_literal(&target.slot),
+            publication = text_literal(&target.publication),
+        );
+        self.write_tables(target, &sql).await?;
+        Ok(())
+    }
+
     /// Returns the names under which rows of the tables with these OIDs may be published.
     ///
     /// # Errors
