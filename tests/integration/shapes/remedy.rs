@@ -33,7 +33,6 @@ impl Walk<'_> {
     /// Follows the remedy in a line. Returns whether the line contained a remedy that the walk
     /// supports and that succeeded.
     fn follow(&mut self, line: &str) -> bool {
-        let publication = self.publication();
         if line.contains("contains tables other than") {
             let (_, command) = line
                 .split_once("remove the other tables: ")
@@ -62,6 +61,10 @@ impl Walk<'_> {
             self.init(&[]);
             return is_dropped;
         }
+        // Rows that were committed in the meantime can be replayed only after the table was added.
+        if line.contains("does not contain table") && line.contains("ADD TABLE") {
+            return self.publish_table(line);
+        }
         if line.contains("walpost replay --dropped-slots") {
             return self.replay(line, "--dropped-slots");
         }
@@ -69,13 +72,7 @@ impl Walk<'_> {
             return self.replay(line, "--set-aside");
         }
         if line.contains("ADD TABLE") {
-            let table = word_after(line, "ADD TABLE ");
-            let table = table.trim_end_matches(['.', ';', ',']).to_owned();
-            let has_added = self.sql(&format!(
-                "ALTER PUBLICATION {publication} ADD TABLE {table}"
-            ));
-            self.replay_from_beginning(&table);
-            return has_added;
+            return self.publish_table(line);
         }
         if line.contains("walpost skip") && line.contains("--to ") {
             let to = word_after(line, "--to ")
@@ -95,6 +92,18 @@ impl Walk<'_> {
             return self.init_and_follow();
         }
         false
+    }
+
+    /// Adds the table that the line names to the publication, and replays its rows.
+    fn publish_table(&mut self, line: &str) -> bool {
+        let publication = self.publication();
+        let table = word_after(line, "ADD TABLE ");
+        let table = table.trim_end_matches(['.', ';', ',']).to_owned();
+        let has_added = self.sql(&format!(
+            "ALTER PUBLICATION {publication} ADD TABLE {table}"
+        ));
+        self.replay_from_beginning(&table);
+        has_added
     }
 
     /// Runs `walpost init`. If `init` reports a child table, moves its rows into the outbox and
