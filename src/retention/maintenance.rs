@@ -56,7 +56,8 @@ pub(crate) fn start(settings: &PipelineSettings) -> Option<Maintenance> {
 async fn pass(settings: &PipelineSettings) -> Vec<String> {
     let opened = async {
         let catalog = Catalog::open(&settings.postgres).await?;
-        // Whether rows have been delivered is determined by the slot.
+        // The slot's position determines which rows count as delivered, so check that the slot
+        // belongs to the pipeline.
         let (defined_by, target) = (settings.defined_by, &settings.target);
         let unknown = UnknownOwner::Rejected;
         catalog
