@@ -68,6 +68,8 @@
 //!
 //! # Where to make changes
 //!
+//! The following list shows which code to change in order to add a feature of a certain kind.
+//!
 //! - A format for keys, values or headers: [`outbox::settings::Format`] lists the formats, `outbox/converted.rs`
 //!   encodes them, and [`outbox::connect`] maps column types to Debezium's types. `tests/golden/debezium` contains
 //!   bytes recorded from Debezium.
@@ -159,8 +161,8 @@ mod supervisor;
 mod trusted_path;
 mod verify;
 
-/// The items that the program, its tests and its benchmarks use. The facade is not a stable API, because the crate is
-/// not meant to be used as a library.
+/// The items that are used by the program, its tests and its benchmarks. These items are not a
+/// stable API, because the crate is not meant to be used as a library.
 #[doc(hidden)]
 pub mod facade {
     pub use crate::cli::main;

@@ -18,13 +18,14 @@ static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 #[unsafe(export_name = "malloc_conf")]
 pub static MALLOC_CONF: &[u8] = b"dirty_decay_ms:100\0";
 
-/// Makes librdkafka's threads sleep instead of spin while a batch waits for an earlier request.
+/// Makes librdkafka's threads sleep, rather than spin, while a batch waits for an earlier request
+/// to complete.
 ///
-/// When a batch is ready while a request to its partition is in flight, librdkafka polls with a
-/// timeout of 0 until the response arrives, which keeps a CPU core busy. (In librdkafka 2.12,
-/// `rd_kafka_toppar_producer_serve` compares `rktp_msgs_inflight`, a number of records, with a
-/// number of requests.) The thread can sleep instead, because the response wakes it. This module is
-/// not compiled if `build.rs` finds a different declaration in librdkafka's source.
+/// If a batch is ready but an earlier request to its partition is still in flight, librdkafka polls
+/// with a timeout of 0 until the response arrives, which keeps a CPU core busy. (In librdkafka
+/// 2.12, `rd_kafka_toppar_producer_serve` compares `rktp_msgs_inflight`, a number of records, with
+/// a number of requests.) The thread can sleep instead, because the response wakes it. This module
+/// is not compiled if `build.rs` finds a different declaration in librdkafka's source.
 #[cfg(all(target_os = "linux", replaces_wakeup))]
 mod wakeup {
     use std::ffi::{c_uchar, c_void};
@@ -47,8 +48,8 @@ mod wakeup {
 
     /// Returns whether a batch is ready, and lowers `next` to the time when the thread must check
     /// its queue again. If a batch is ready, the thread checks again after [`SLEEP_MICROS`] instead
-    /// of immediately.
-    /// The linker replaces librdkafka's function with this function, as configured in `build.rs`.
+    /// of immediately. The linker replaces librdkafka's function with this function, as configured
+    /// in `build.rs`.
     #[unsafe(no_mangle)]
     unsafe extern "C" fn __wrap_rd_kafka_msgq_allow_wakeup_at(
         queue: *mut c_void,
@@ -83,10 +84,10 @@ mod wakeup {
 
 /// Replaces error codes that a broker returns but librdkafka's enumeration does not contain.
 ///
-/// The bindings declare the codes as a Rust enum, so any other number is undefined behavior and can
-/// crash the process with all its pipelines. As configured in `build.rs`, the linker replaces
-/// librdkafka's functions with the functions in this module, for both rdkafka and this crate. No
-/// other function of librdkafka returns a broker's error code to Rust.
+/// The bindings declare the codes as a Rust enum. Returning a number outside the enum is undefined
+/// behavior, and can crash the process with all its pipelines. As configured in `build.rs`, the
+/// linker replaces librdkafka's functions with the functions in this module, for both rdkafka and
+/// this crate. No other function of librdkafka returns a broker's error code to Rust.
 #[cfg(target_os = "linux")]
 mod error_codes {
     use std::ffi::{c_char, c_int, c_void};
@@ -181,8 +182,8 @@ mod error_codes {
         }
     }
 
-    /// Returns the source of a broker's setting, or `UNKNOWN` for a source above `DEFAULT`, which
-    /// rdkafka's enum does not contain.
+    /// Returns the source of a broker's configuration entry. Returns `UNKNOWN` for a number above
+    /// `DEFAULT`, because rdkafka's enum does not contain such numbers.
     #[unsafe(no_mangle)]
     unsafe extern "C" fn __wrap_rd_kafka_ConfigEntry_source(entry: *const c_void) -> c_int {
         const UNKNOWN: c_int = 0;
@@ -283,7 +284,7 @@ mod openssl_configuration {
     use std::ffi::{c_int, c_void};
     use std::ptr::null;
 
-    // Defined in openssl/crypto.h of OpenSSL 3.
+    // OpenSSL 3 defines these constants in openssl/crypto.h.
     const OPENSSL_INIT_NO_LOAD_CONFIG: u64 = 0x80;
     /// Prevents OpenSSL from freeing its memory when the process exits, because other threads may
     /// still use that memory.

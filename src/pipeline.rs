@@ -56,9 +56,9 @@ use crate::sink::{Sink, SinkError};
 /// How long to wait for a failed producer to report which delivery failed.
 const PRODUCER_ERROR_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Keeps monitoring the slot of a pipeline that has halted or been stopped, while the process still
-/// runs other pipelines. Never returns. Never drops the slot, even if it exceeds the WAL budget: an
-/// operator has to intervene anyway, and Walpost may be connected to the wrong server.
+/// Monitors the slot of a pipeline that has halted or been stopped, while the process still runs
+/// other pipelines. Never returns. Never drops the slot, even if the slot exceeds the WAL budget:
+/// an operator has to intervene anyway, and Walpost may be connected to the wrong server.
 pub(crate) async fn monitor_slot_of_ended_pipeline(
     settings: &PipelineSettings,
     stats: Arc<PipelineStats>,
@@ -121,7 +121,7 @@ pub(crate) async fn run<S: Sink>(
     let mut outage = Outage::default();
     let mut standby = Outage::default();
     let mut backoff = Backoff::default();
-    // PID of the non-Walpost process that was last logged as the slot's holder.
+    // PID in the last log message about a process other than Walpost that is using the slot.
     let mut logged_holder = None;
     loop {
         let mut held_session = None;
@@ -169,8 +169,8 @@ pub(crate) async fn run<S: Sink>(
                             _ => false,
                         };
                         if !is_isolating && recovery::remedy(&error) == Remedy::Halt {
-                            // An operator may advance the slot past the undeliverable event, so the
-                            // events read before it must be delivered first.
+                            // Before halting, deliver the events that precede the undeliverable
+                            // event, because an operator may advance the slot past all of them.
                             record_error(&stats, &error, Remedy::Halt);
                             let until = tokio::time::Instant::now() + settings.drain_timeout;
                             session.drain(core, sink, &mut session_state, until).await;
@@ -308,16 +308,16 @@ pub(crate) async fn run<S: Sink>(
     }
 }
 
-/// If `error` reports only that the producer is broken, and the producer broke because the broker
-/// rejected a batch, returns an error about the rejection instead. A producer stops accepting
-/// records as soon as it fails, which may be before it reports the rejected batch. If the rejection
-/// were lost, each new producer would resend the same batch indefinitely.
+/// Returns an error about the rejected batch if the producer is broken because the broker rejected
+/// a batch. Otherwise returns `error` unchanged. A producer stops accepting records as soon as it
+/// fails, which may be before it reports the rejected batch. If the rejection were lost, each new
+/// producer would resend the same batch indefinitely.
 async fn with_rejection(error: PipelineError, core: &Core) -> PipelineError {
     if !matches!(error.cause(), Cause::Sink(SinkError::Broken(_))) {
         return error;
     }
-    // If the producer failed only because a connection broke, the wait times out: the records stay
-    // in flight until they expire, which takes longer than this timeout.
+    // If the producer failed only because a connection broke, this call times out: the records stay
+    // in flight until they expire, which takes longer than [`PRODUCER_ERROR_TIMEOUT`].
     let _ = timeout(PRODUCER_ERROR_TIMEOUT, core.delivery.watermark.empty()).await;
     match core.delivery.watermark.deliveries().failure() {
         Some(failure) => StreamError::Delivery(failure).into(),

@@ -42,8 +42,8 @@ const MAX_SECRET_BYTES: usize = 64 << 10;
 /// How often to check whether a program has exited while another process keeps the program's output
 /// open.
 const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// How long to wait for the descendants of a killed program to end. Only another user's processes
-/// take longer, because Walpost can't kill them.
+/// How long to wait for the descendants of a killed program to end. Only processes of another user
+/// can run for longer, because Walpost can't kill them.
 const KILL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A program and its arguments.
@@ -147,8 +147,8 @@ impl Program {
         let mut child = self.spawn().map_err(start_error)?;
         let mut output = Output::new(child.stdout.take());
         let status = match wait_for_exit(&mut child, &mut output, until) {
-            // The program has been reaped, so its process ID may belong to another process from
-            // here on, and no process is killed.
+            // The program has been reaped, and another process may now have the program's process
+            // ID, so don't kill any process.
             Ok(Some(status)) => status,
             ended => {
                 kill(&mut child);
@@ -186,9 +186,9 @@ impl Program {
 
 /// Prepares the new process for the program.
 ///
-/// The process gets its own session without a terminal, so that the program can't prompt. If the
-/// parent of a descendant exits, the process becomes the descendant's new parent, so that [`kill`]
-/// finds the descendant even if it has moved to another session or process group. The process
+/// The process gets its own session without a terminal, so that the program can't prompt the user.
+/// The process also becomes the new parent of its orphaned descendants, so that [`kill`] finds a
+/// descendant even if the descendant has moved to another session or process group. The process
 /// inherits only the standard streams. All other descriptors are marked close-on-exec, because
 /// librdkafka and other C libraries open descriptors without `O_CLOEXEC`.
 fn isolate() -> io::Result<()> {
@@ -229,7 +229,8 @@ fn parse_descriptor(name: &[u8]) -> Option<RawFd> {
 /// Reads the program's output until the program exits. Returns `None` if `until` is reached first.
 ///
 /// # Errors
-/// Returns an error only if the program has not been reaped, so that the caller can kill it.
+/// Returns an error if reading the output or waiting for the program fails. In this case, the
+/// program has not been reaped, so the caller can kill it.
 fn wait_for_exit(
     child: &mut Child,
     output: &mut Output<impl Read + AsFd>,
@@ -362,8 +363,8 @@ impl<R: Read + AsFd> Output<R> {
         }
     }
 
-    /// Reads what the program had written when it exited. Does not wait for end of file, because
-    /// another process that inherited the pipe may keep it open indefinitely.
+    /// Reads the output that the program wrote before it exited. Does not wait for end of file,
+    /// because another process that inherited the pipe may keep it open indefinitely.
     fn read_rest(&mut self, until: Instant) -> io::Result<()> {
         while self.wait(Duration::ZERO)? && Instant::now() < until {}
         Ok(())
@@ -479,8 +480,8 @@ mod tests {
             "echo hunter2hunter2; echo got hunter2h >&2; exit 1".to_owned(),
             "echo hunter2hunter2; echo hunter2hunter2 | base64 >&2; exit 1".to_owned(),
             "echo hunter2hunter2; echo hunter2hunter2 | rev >&2; exit 1".to_owned(),
-            // Standard error contains only the end of the secret. This part is longer than the
-            // excerpt from standard error that an earlier version included in error messages.
+            // Standard error contains only the end of the secret, but more of it than an earlier
+            // version of Walpost included in error messages.
             format!("echo hunter2{long}; echo {long} >&2; exit 1"),
             // Standard error contains the program's own credentials.
             "echo x; echo 'curl -u hunter2' >&2; exit 1".to_owned(),
@@ -525,7 +526,7 @@ mod tests {
 
     #[test]
     fn passes_only_the_standard_streams_to_the_program() {
-        // Opened without `O_CLOEXEC`, like librdkafka's pipes.
+        // The file is opened without `O_CLOEXEC`, like librdkafka's pipes.
         let file = fs::File::open("/dev/null").expect("a device");
         fcntl_setfd(&file, FdFlags::empty()).expect("a descriptor");
         let listed = run("ls -l /proc/self/fd").expect("a list");
@@ -533,7 +534,7 @@ mod tests {
             .lines()
             .filter_map(|line| line.split(" -> ").nth(1))
             .collect();
-        // ls itself opens the fourth descriptor.
+        // The fourth descriptor is the directory, which `ls` itself opens.
         assert_eq!(targets.len(), 4, "{listed}");
         drop(file);
     }

@@ -152,7 +152,8 @@ impl PaceMeter {
     }
 
     fn measure(&self, now: Instant) -> Measurement {
-        // The minimum avoids a division by zero if the operation ends immediately.
+        // Use at least one millisecond, to avoid a division by zero if the operation ends
+        // immediately.
         let millis = now.duration_since(self.started_at).as_millis().max(1);
         let per_second = u128::from(self.done) * 1000 / millis;
         let left = self.total.filter(|_| per_second > 0).map(|total| {

@@ -10,22 +10,22 @@
 //! `walpost-replay`, with the ID of the run, instead of `walpost-position`. A row that can't be
 //! delivered becomes a dead letter if the settings enable dead letters for the stream.
 //!
-//! The journal records the progress of a run: an entry is written when the run starts, another when
-//! the run ends, and further entries while rows are sent. Each of the further entries contains the
-//! key of a row; this row and all preceding rows are in Kafka. When a run is resumed, rows that
-//! were sent after the row in the last entry are sent twice.
+//! The journal records the progress of a run. One entry is written when the run starts, and one
+//! when it ends. Further entries are written while rows are sent. Each of these entries contains
+//! the key of a row, and Kafka has acknowledged this row and all preceding rows. When a run is
+//! resumed, rows that were sent after the row in the last entry are sent twice.
 //!
 //! [`ReplayPlan::for_dropped_slots`] sends rows that may be missing after slots were dropped. When
 //! the run ends, the journal entries about these slots are closed.
 //!
 //! [`ReplayPlan::for_set_aside`] sends the rows that may be missing because a table is set aside.
-//! When the run ends, it records an LSN. All rows that were committed before this LSN have been
-//! sent. The pipeline then records whether the stream resumes delivery at this LSN.
+//! When the run ends, the journal records an LSN such that all rows committed before the LSN have
+//! been sent. The pipeline then records whether the stream resumes delivery at this LSN.
 //!
-//! A role that can add entries to the journal may lack the privileges of the role that resumes a
-//! run. Therefore Walpost never runs SQL from the journal: the selection is stored as values, from
-//! which the condition is rebuilt; the operator specifies `--where` again; and the topic comes from
-//! the settings.
+//! The role that resumes a run may have more privileges than a role that can add entries to the
+//! journal. Therefore Walpost never runs SQL from the journal. Walpost stores the selection as
+//! values and rebuilds the condition from these values. The operator specifies `--where` again, and
+//! the topic comes from the settings.
 
 use tokio::sync::watch;
 use tracing::warn;
@@ -129,8 +129,8 @@ pub(crate) enum ReplayError {
         /// The reason why the record was not found.
         reason: String,
     },
-    /// Records with different IDs have the position that a flag specifies. Only one of them can be
-    /// from the stream.
+    /// Several records have the WAL position that a flag specifies, but their IDs differ. Only one
+    /// of these IDs can be from the stream.
     #[error(
         "{flag}: records with different ids have position {position}: {first} and {other}. At least one of them was not produced by \
          this pipeline, or the database was restored from a backup in the meantime. Specify a time, or the id of a row"
@@ -397,8 +397,9 @@ impl ReplayError {
     /// rejected the flag's value.
     fn from_statement_error(flag: &'static str, error: CatalogError) -> Self {
         match &error {
-            // The files in sql/ raise this error, for example because one of Walpost's functions is
-            // missing.
+            // The function that reports the error in the server is `exec_stmt_raise`, so the error
+            // was raised by one of the files in sql/, for example because one of Walpost's
+            // functions is missing.
             CatalogError::Server(server) if server.routine == "exec_stmt_raise" => {
                 Self::Catalog(error)
             }
@@ -667,8 +668,9 @@ impl<'s> ReplayPlan<'s> {
             return Err(ReplayError::NoKey(table.clone()));
         }
         copy::prepare(reader.client()).await?;
-        // All rows are read from one snapshot, in a read-only transaction. The module `condition`
-        // describes what functions in a condition can do despite these restrictions.
+        // All rows are read from one snapshot, in a read-only transaction. Functions in the
+        // operator's condition can have side effects even in such a transaction: see the module
+        // `condition`.
         let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
         let begun = reader.client().batch_execute(begin).await;
         begun.map_err(CatalogError::from)?;
@@ -817,7 +819,8 @@ impl<'s> ReplayPlan<'s> {
         let DeadLetterCounts {
             oversize,
             unroutable,
-            // A replay sends only rows, and only logical decoding messages can be malformed.
+            // A replay never counts malformed events, because it sends only rows, and only logical
+            // decoding messages can be malformed.
             malformed: _,
         } = counts;
         if oversize + unroutable > 0 {
@@ -892,7 +895,7 @@ fn resume_command(
     settings.target.commands.print_words(&words)
 }
 
-/// Returns the primary key that a row of a query's result contains. The columns of a primary key
+/// Returns the values of the primary key in a row of a query's result. The columns of a primary key
 /// are never null.
 fn key_values(row: &SimpleQueryRow) -> Result<Vec<String>, CatalogError> {
     let value = |index| {

@@ -64,8 +64,9 @@ const SLOT_POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// available immediately.
 const CLAIM_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A statement that starts a transaction. With READ COMMITTED, a table that is examined after a
-/// lock has been granted is examined as it is now, not as it was when the transaction started.
+/// A statement that starts a transaction with isolation level READ COMMITTED. At this level, a
+/// table that is examined after a lock has been granted is examined in its current state, not in
+/// its state at the start of the transaction.
 const BEGIN_READ_COMMITTED: &str = "BEGIN ISOLATION LEVEL READ COMMITTED";
 
 /// A problem that prevents a table from being maintained as configured.
@@ -167,7 +168,8 @@ pub(crate) enum RetentionError {
         /// Number of attempts.
         attempts: u32,
     },
-    /// Some of the table's events may not have been delivered by any slot and have not been resent.
+    /// Some of the table's events may be missing, for example because a slot was dropped. These
+    /// events have not been resent.
     #[error(
         "nothing is removed from table {table}: {cause}, and {what} may exist only in the table. Send these events \
          again: {replay}"
@@ -388,8 +390,8 @@ async fn maintain(
 }
 
 /// Examines the table, and returns an error if it is not safe to use. Each transaction of a
-/// maintenance pass examines the table again, but dry runs and passes that have nothing to do rely
-/// on this check alone.
+/// maintenance pass examines the table again. Dry runs, and passes that have nothing to do, run no
+/// such transaction, so this function performs their only check.
 async fn examine_table(
     catalog: &Catalog,
     maintained: &MaintainedTable,
@@ -483,7 +485,8 @@ impl RetentionStep {
         }
     }
 
-    /// Returns whether the step only changes the comment on a table, which blocks no writers.
+    /// Returns whether the step only changes the comment on a table and therefore does not block
+    /// writers.
     fn is_mark(&self) -> bool {
         matches!(
             self,
@@ -509,7 +512,7 @@ impl RetentionStep {
 
 /// The statements that perform a [`RetentionStep`].
 struct StepStatements {
-    /// Statements that block no writers, so their duration is not limited: the inspection of a
+    /// Statements that do not block writers and therefore have no time limit: the inspection of a
     /// table before it is dropped, or CREATE TABLE. The text is empty or ends with a semicolon.
     preparation: String,
     /// The statements that lock a table.
@@ -646,8 +649,8 @@ impl Pass<'_> {
                 slot: slot.clone(),
                 ..target.clone()
             };
-            // The names of other pipelines are unknown here, so their former slots can't be looked
-            // up.
+            // The names of other pipelines are unknown here, so slots that other pipelines used
+            // earlier can't be looked up.
             let pipeline = match is_own {
                 true => self.settings.name.as_str(),
                 false => "",
@@ -764,8 +767,8 @@ impl Pass<'_> {
             preparation.push_str(&of_step.preparation);
             let _ = write!(block, "EXECUTE {}; ", escape_literal(&of_step.locking));
         }
-        // Run all statements that lock a table as one statement, because the timeout limits the
-        // duration of each statement.
+        // Combine all statements that lock a table into one DO statement, because the timeout
+        // applies to each statement separately.
         let block = escape_literal(&format!("BEGIN {block}END"));
         let sql = format!("{preparation}{}", bounded(&format!("DO {block}")));
         let failed = self.attempt_once(&sql).await?;

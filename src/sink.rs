@@ -114,7 +114,7 @@ pub enum Prepared {
 pub enum Produced {
     /// The sink has accepted the record.
     Taken,
-    /// The sink is full; try the same record again later.
+    /// The sink is full. The caller should try the same record again later.
     Full,
     /// The topic must be prepared first.
     NewTopic,
@@ -188,7 +188,8 @@ pub enum SinkError {
         /// `bootstrap.servers`.
         brokers: String,
     },
-    /// A broker rejected the record even when it was sent by itself.
+    /// A broker rejected the record even though the record was sent separately from all other
+    /// records.
     #[error(
         "Kafka rejected the record for topic {topic:?} (key and value: {bytes} bytes): {reason}"
     )]
@@ -273,8 +274,8 @@ pub(crate) fn needed_limit(bytes: usize) -> usize {
 }
 
 impl SinkError {
-    /// If a record was rejected, returns the position to pass to `walpost skip` to skip its
-    /// transaction.
+    /// Returns the position to pass to `walpost skip` in order to skip the rejected record's
+    /// transaction, or `None` if no record was rejected.
     #[must_use]
     pub(crate) fn skip_to(&self) -> Option<String> {
         match self {
@@ -287,7 +288,8 @@ impl SinkError {
 /// Returns advice about a rejected connection, depending on the reason that librdkafka reports.
 fn refusal_remedy(reason: &str) -> &'static str {
     match reason {
-        // A listener without SASL responds to SASL requests with this error.
+        // A listener without SASL responds to SASL requests with the error "not valid in current
+        // SASL state".
         _ if reason.contains("not valid in current SASL state") => {
             "The listener on this port does not use SASL. Use the port of a SASL listener, or set security.protocol to plaintext or ssl"
         }

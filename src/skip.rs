@@ -29,8 +29,7 @@ use crate::postgres::target::Outbox;
 use crate::postgres::wire::frame::Frame;
 use crate::sink::{Sink, SinkError};
 
-/// The size limit for rows. No row can be larger, because PostgreSQL limits messages to the same
-/// size.
+/// The size limit for rows. No row can be larger, because PostgreSQL does not send larger messages.
 const ROW_BYTES_MAX: usize = 1 << 30;
 
 /// How often to check whether the server has released the slot.

@@ -165,7 +165,7 @@ async fn next_request(request_rx: &mut mpsc::Receiver<ControlRequest>) -> Contro
 
 /// The supervisor's mutable state.
 struct Supervisor<D> {
-    /// Used to request a reload of the configuration.
+    /// The channel through which reloads of the configuration are requested.
     reload_tx: std::sync::mpsc::Sender<ReloadRequest>,
     pipelines: Pipelines<D>,
     registry: Arc<Registry>,
@@ -187,9 +187,9 @@ impl<D: PartialEq> Supervisor<D> {
         let _ = self.reload_tx.send(request);
     }
 
-    /// Applies a reloaded configuration. If this would remove most of a source's pipelines, all
-    /// pipelines of this source are kept unchanged, unless the request explicitly accepts the
-    /// removal.
+    /// Applies a reloaded configuration. If the new configuration would remove most of a source's
+    /// pipelines, all pipelines of this source are kept unchanged, unless the request explicitly
+    /// accepts the removal.
     fn apply_reload(&mut self, ReloadResult { request, result }: ReloadResult<D>) {
         let cause = request.cause;
         let mut response = Answer::default();

@@ -9,8 +9,8 @@
 //!
 //! Programs, and files that a library opens by name, can't be passed as open descriptors: for
 //! example, the kernel would pass `/dev/fd/N` to the interpreter of a script. These files are
-//! examined immediately before they are used. In the meantime, only trusted users can change a
-//! component of the path, so other users can't exploit the delay.
+//! examined immediately before they are used. Between the examination and the use, only trusted
+//! users can change a component of the path, so other users can't exploit the delay.
 //!
 //! There are three exceptions:
 //! - In a sticky folder, other users can create files but can't replace files that belong to root
@@ -50,7 +50,7 @@ use crate::escape::shell_word;
 /// `true`. The variable does not weaken the check, because a user who can set the variable can also
 /// choose which program runs.
 const TRUST_READ_ONLY_MOUNTS: &str = "WALPOST_TRUST_READ_ONLY_MOUNTS";
-/// Maximum size of a file that is read.
+/// Maximum size of a file that Walpost reads into memory.
 pub(crate) const MAX_FILE_BYTES: u64 = 16 << 20;
 /// Maximum number of symbolic links in a path; the same as in the kernel (path_resolution(7)).
 const MAX_LINKS: u32 = 40;
@@ -64,13 +64,13 @@ const INTERPRETER_LINE_BYTES: u64 = 256;
 const STICKY: u32 = 0o1000;
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 
-/// The reason why a file can't or must not be used.
+/// The reason why a file can't be used or is rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PathError {
     /// A component of the path can't be opened, or the file can't be read.
     #[error("{reason}")]
     Io {
-        /// Distinguishes a missing file from other errors.
+        /// The kind of error, which distinguishes a missing file from other failures.
         kind: ErrorKind,
         /// The operating system's message.
         reason: String,
@@ -140,7 +140,7 @@ pub enum PathError {
         /// The type of file that was expected.
         expected: &'static str,
     },
-    /// The file is too large for its purpose.
+    /// The file is larger than `MAX_FILE_BYTES`.
     #[error("{place} is larger than {MAX_FILE_BYTES} bytes")]
     TooLarge {
         /// The resolved path.
@@ -290,8 +290,8 @@ pub(crate) fn check_program(path: &Path) -> Result<(), PathError> {
     for _ in 0..MAX_INTERPRETERS {
         let resolved = resolve(&program)?;
         resolved.expect_file()?;
-        // A program that the current user can't read is not a script, because the interpreter could
-        // not read it.
+        // If the current user can't read a program, the program is not a script, because the
+        // interpreter could not read it either.
         let Ok(file) = resolved.open() else {
             return Ok(());
         };
@@ -474,7 +474,7 @@ fn kind_name(kind: FileType) -> &'static str {
 /// The result of resolving a path.
 enum Walked {
     Found(Resolved),
-    /// The next component does not exist in this folder.
+    /// A component of the path does not exist in this folder.
     Missing(Resolved),
 }
 
@@ -591,8 +591,8 @@ fn denied(action: &'static str, place: &Path, stat: &Stat) -> PathError {
     PathError::Denied {
         remedy: match action {
             "read" => format!("To allow this: chown {user} {word} && chmod 0600 {word}"),
-            // The folder's group may enter the folder. For example, the packages create
-            // /etc/walpost for the group walpost.
+            // The folder's mode allows members of its group to enter it. For example, the packages
+            // create /etc/walpost with the group walpost.
             _ if stat.st_mode & 0o010 != 0 => format!(
                 "Run the command as root or as a member of the group with ID {}, or allow all users to enter the directory: \
                  chmod o+x {word}",
@@ -612,8 +612,8 @@ fn examine(place: &Path, entry: impl AsFd, stat: &Stat) -> Result<(), PathError>
     distrust(place, entry, fault(stat, trusted_user()))
 }
 
-/// Rejects a FUSE file system that another user mounted, because that user chooses the owner and the
-/// mode of its files.
+/// Rejects a FUSE file system that another user mounted, because that user chooses the owner and
+/// the mode of its files.
 fn examine_mount(place: &Path, entry: impl AsFd, stat: &Stat) -> Result<(), PathError> {
     if !is_fuse(entry)? {
         return Ok(());
@@ -644,8 +644,8 @@ fn examine_link(
     distrust(place, entry, fault)
 }
 
-/// Returns an error if other users can write to the component (`fault`), unless it is on a
-/// read-only mount that is trusted.
+/// Returns an error if other users can write to the component (`fault`), unless the component is on
+/// a read-only mount that is trusted.
 fn distrust(place: &Path, entry: impl AsFd, fault: Option<Fault>) -> Result<(), PathError> {
     let Some(fault) = fault else {
         return Ok(());
@@ -747,8 +747,8 @@ fn read_proc(path: &str) -> io::Result<String> {
     fs::read_to_string(path)
 }
 
-/// Returns the user that Walpost runs as, or root if files of unmapped users also appear to belong
-/// to that user.
+/// Returns the user that Walpost runs as. Returns root instead if files of other users could also
+/// appear to belong to that user, because the other users are not mapped in the user namespace.
 fn trusted_user() -> u32 {
     static TRUSTED: LazyLock<u32> = LazyLock::new(|| {
         let read = |path| read_proc(path).unwrap_or_default();

@@ -48,11 +48,12 @@ mod spill;
 mod table;
 mod topics;
 
-/// How much earlier the time of a record may be than the time of its row, because the clocks of the
-/// two machines may differ.
+/// Maximum time by which a record's timestamp may precede the timestamp of its row, because the two
+/// timestamps may come from different clocks.
 const CLOCK_SKEW_MAX: Duration = Duration::from_secs(600);
-/// The note that is added if these settings do not enable dead letters. If the settings of `walpost
-/// run` enable dead letters, events that became dead letters may be counted as missing.
+/// A note that is added if dead letters are not enabled in the settings of `verify`. If they are
+/// enabled in the settings of `walpost run`, events that became dead letters may be counted as
+/// missing.
 const UNKNOWN_DEAD_LETTERS: &str = "dead letters are not enabled in these settings. If walpost run uses other settings \
  (on_oversize, on_unroutable, dead_letter_topic), events that became dead letters may be counted as missing: run verify \
  with the same settings, preferably from the same file";
@@ -77,7 +78,7 @@ pub(crate) struct Options {
     pub strict: bool,
 }
 
-/// Selects rows by their time.
+/// A range of times that selects the rows to compare.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Range {
     /// The column that contains the time; `None` for `created_at`.
@@ -251,7 +252,8 @@ pub(crate) fn verify(
     let plan = topics::Plan {
         reader: &reader,
         id: &database.id,
-        // If timestamps come from a column, they don't show when the records were produced.
+        // If a record's timestamp comes from a column, it does not show when the record was
+        // produced.
         since: match settings.outbox.timestamp {
             None => options
                 .range
@@ -395,8 +397,8 @@ impl DatabaseReader<'_> {
         let entries = catalog.journal(&settings.name, &settings.target).await;
         let entries = match entries {
             Ok(entries) => entries,
-            // A database that was set up manually may not have a journal, or this role may not be
-            // able to read the journal.
+            // A database that was set up manually may not have a journal, or the role that `verify`
+            // uses may not have the privilege to read the journal.
             Err(CatalogError::NoJournal { .. }) => Vec::new(),
             // insufficient_privilege
             Err(CatalogError::Server(error)) if error.code == "42501" => Vec::new(),

@@ -50,8 +50,8 @@ fn main() -> ExitCode {
         }),
         test("transactions_of_one_row_allocate_nothing", move || {
             // The first third of the stream contains more transactions than the window can hold in
-            // flight, so every transaction slot of the watermark has been used before counting
-            // starts. A slot's memory is allocated when the slot is first used.
+            // flight. As a result, the watermark has used all of its transaction slots before
+            // counting starts. A slot's memory is allocated when the slot is first used.
             let stream = Stream::rows(Kind::Plain, 2 * ROWS, 1);
             streamed(Kind::Plain, defaults(), &stream);
         }),
@@ -180,8 +180,8 @@ fn received(stream: &Stream) {
             .start("slot", Lsn::ZERO, "publication", false)
             .await
             .unwrap();
-        // The server sends no rows before this signal. Otherwise, they would arrive together with
-        // the response to START_REPLICATION, which is read before the buffer exists.
+        // The server sends rows only after this signal. Earlier rows could arrive together with the
+        // response to START_REPLICATION, which is read before the `Connection` has its buffer.
         begin.send(()).unwrap();
         let (mut core, mut sink) = null_pipeline(Kind::Plain, OutboxSettings::default());
         let warm_up = stream.len() / 3;
@@ -208,9 +208,9 @@ async fn receive(connection: &mut Connection, core: &mut Core, sink: &mut NullSi
         {
             assert_eq!(core.frame(&frame, sink).unwrap(), Step::Done);
             connection.consume();
-            // Query the confirmed position after every frame rather than once per read: the amount
-            // of data per read differs from run to run, and so would the number of transactions
-            // that the watermark tracks.
+            // Query the confirmed position after every frame rather than once per read. The amount
+            // of data per read differs from run to run. With one query per read, the number of
+            // transactions that the watermark tracks would therefore also differ.
             core.delivery.watermark.confirmed();
             left -= 1;
         }
@@ -256,7 +256,7 @@ fn produced(stream: &Stream) {
     assert_eq!(core.delivery.watermark.confirmed().lsn(), stream.end());
 }
 
-/// Passes the frames to the core, and waits until every record is delivered.
+/// Passes the frames to `core`, and waits until every record is delivered.
 async fn produce<'s>(
     core: &mut Core,
     sink: &mut KafkaSink,

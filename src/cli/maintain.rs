@@ -61,7 +61,8 @@ pub(crate) fn run(args: &MaintainArgs) -> Exit {
 }
 
 async fn pass(settings: &PipelineSettings, dry_run: bool) -> Result<RetentionReport, CatalogError> {
-    // Whether rows have been delivered is determined by the slot.
+    // The slot's position determines which rows count as delivered, so check that the slot
+    // belongs to the pipeline.
     let catalog = open_as_owner(settings).await?;
     retention::pass(&catalog, settings, dry_run).await
 }

@@ -1,8 +1,9 @@
 //! An OAuth 2.0 token endpoint, queried with the client credentials grant (RFC 6749, section 4.4).
 //!
-//! The endpoint is configured with the properties of librdkafka 2.12 (`sasl.oauthbearer.method =
-//! oidc`), but they are not passed to librdkafka: its implementation requires libcurl, always uses
-//! the secret with which the client was created, and only accepts tokens that are JWTs.
+//! The endpoint is configured with the same properties as in librdkafka 2.12
+//! (`sasl.oauthbearer.method = oidc`). The properties are not passed to librdkafka, because
+//! librdkafka's implementation requires libcurl, always uses the secret with which the client was
+//! created, and only accepts tokens that are JWTs.
 
 use std::fmt;
 use std::io;
@@ -27,14 +28,14 @@ use tokio_openssl::SslStream;
 use super::properties::{Properties, is_loopback};
 use super::tls::Authorities;
 
-/// The property that selects a token endpoint.
+/// The property that selects the authentication method. The value `oidc` selects a token endpoint.
 pub(crate) const METHOD: &str = "sasl.oauthbearer.method";
 const URL: &str = "sasl.oauthbearer.token.endpoint.url";
 const CLIENT_IDS: [&str; 2] = [
     "sasl.oauthbearer.client.id",
     "sasl.oauthbearer.client.credentials.client.id",
 ];
-/// The two names of the property for the client secret.
+/// The two alternative names of the client secret property.
 pub(crate) const SECRETS: [&str; 2] = [
     "sasl.oauthbearer.client.secret",
     "sasl.oauthbearer.client.credentials.client.secret",
@@ -84,7 +85,7 @@ pub(crate) struct Endpoint {
     read_secret: Box<ReadSecret>,
     is_urlencoded: bool,
     scope: Option<String>,
-    /// SASL extensions sent to brokers with each token, by name.
+    /// Names and values of the SASL extensions that are sent to brokers with each token.
     extensions: Vec<(String, String)>,
     authorities: Authorities,
 }
@@ -126,7 +127,7 @@ impl fmt::Debug for Endpoint {
     }
 }
 
-/// Returns whether the properties configure a token endpoint.
+/// Returns whether a token endpoint is configured in `properties`.
 #[must_use]
 pub(crate) fn is_named(properties: &Properties) -> bool {
     let method = properties.get(METHOD);
@@ -134,8 +135,8 @@ pub(crate) fn is_named(properties: &Properties) -> bool {
 }
 
 impl Endpoint {
-    /// Creates the endpoint that is configured in `properties`, and removes the related properties.
-    /// `read_secret` returns the client's current secret.
+    /// Creates the endpoint that is configured in `properties`, and removes the endpoint's
+    /// properties. `read_secret` returns the client's current secret.
     ///
     /// # Errors
     /// Returns an error if the properties do not describe a supported endpoint. The message names
@@ -258,7 +259,7 @@ impl Endpoint {
             .filter(|secret| !secret.is_empty())
             .ok_or(EndpointError::NoSecret)?;
         let host = self.uri.host().unwrap_or_default();
-        // IPv6 addresses have brackets only in URIs.
+        // An IPv6 address is enclosed in brackets in a URI, but not when it is passed to `connect`.
         let host = host.trim_start_matches('[').trim_end_matches(']');
         let port = self.uri.port_u16();
         let port = port.unwrap_or(if self.is_tls { 443 } else { 80 });
@@ -405,7 +406,7 @@ fn extensions(list: &str) -> Result<Vec<(String, String)>, String> {
 }
 
 /// Returns the error code in a response. The error description is not reported, because it may
-/// repeat the request and thus the client secret, in any encoding.
+/// quote the request, including the client secret, in any encoding.
 fn error_code(body: &[u8]) -> Option<&'static str> {
     #[derive(Deserialize)]
     struct Answer {

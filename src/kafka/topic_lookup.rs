@@ -61,10 +61,10 @@ impl TopicLookup {
         }
     }
 
-    /// Waits until it is certain whether `topic` can be used. A topic is unusable if, over a long
-    /// enough time, every response reports an error for it; a missing response doesn't count.
-    /// `others` are looked up with the same requests, so that rows with different new topics don't
-    /// each have to wait.
+    /// Waits until it is certain whether `topic` can be used. The topic is treated as unusable if
+    /// all responses over a period of time report an error for it. Timeouts are not taken into
+    /// account. The topics in `others` are looked up with the same requests, so that each new topic
+    /// does not require a separate wait.
     ///
     /// # Errors
     /// Returns an error if the request failed for a reason that is unrelated to this topic.
@@ -164,7 +164,7 @@ impl TopicLookup {
         Ok(Some(Prepared::Unusable))
     }
 
-    /// Stores the results of a conclusive response.
+    /// Stores the reasons why topics can't be used, according to the last response.
     fn store_results(&self, pending: &Pending, found: Vec<(String, Description)>) {
         let now = Instant::now().into_std();
         if pending.has_tried_auto_creation {
@@ -176,7 +176,8 @@ impl TopicLookup {
                 TopicState::Unusable(reason) if name == pending.topic => {
                     topic_reason = Some(reason);
                 }
-                // Other missing topics are created when their first record is sent.
+                // A missing topic that is only in `others` is created when its first record is
+                // sent.
                 TopicState::Unusable(UnusableReason::Missing) if self.topics.creates() => {}
                 TopicState::Unusable(reason) => other_reasons.push((name, reason)),
                 TopicState::Usable | TopicState::NotReady => {}
@@ -185,15 +186,15 @@ impl TopicLookup {
         for (name, reason) in other_reasons {
             self.unusable.insert(&name, reason, now);
         }
-        // Insert this topic last, so that inserting the other topics can't evict it.
+        // Insert `pending.topic` last, so that inserting the other topics can't evict it.
         if let Some(reason) = topic_reason {
             self.unusable.insert(&pending.topic, reason, now);
         }
     }
 
     /// Requests the topic's metadata in the same way as a producer, so that brokers with automatic
-    /// topic creation create the topic. Uses a separate client, because a client stores each name
-    /// that it requests.
+    /// topic creation create the topic. Uses a separate client, because a client remembers the name
+    /// of each topic whose metadata it has requested.
     async fn try_auto_creation(&self, pending: &mut Pending) {
         let now = Instant::now().into_std();
         if pending.has_tried_auto_creation || !self.unusable.tries_auto_creation(now) {
@@ -217,8 +218,8 @@ impl TopicLookup {
         let prepared = topics
             .prepare(producer, topic.clone(), None, Vec::new())
             .await;
-        // These errors mean that the topic has been deleted since the lookup, or is no longer
-        // accessible.
+        // If the topic has been deleted since the lookup, or is no longer accessible, treat it as
+        // unusable.
         let reason = match prepared {
             Err(SinkError::TopicMissing { .. }) => UnusableReason::Missing,
             Err(SinkError::TopicDenied { reason, .. }) => UnusableReason::Denied(reason),
@@ -245,7 +246,7 @@ fn state(description: &Description) -> TopicState {
     }
 }
 
-/// Returns whether the code means that no broker responded in time.
+/// Returns whether the error code means that no broker responded in time.
 fn is_no_response(code: Code) -> bool {
     matches!(
         code,

@@ -24,7 +24,7 @@ use super::unusable::{NAME_NOT_ACCEPTED, NOT_AUTHORIZED, UnusableReason};
 use crate::model::time::REFUSED_LOGIN_TIMEOUT;
 use crate::sink::{Prepared, SinkError};
 
-/// How long a topic that Walpost or a broker is creating may take to appear.
+/// How long to wait for a topic to appear after Walpost or a broker has started to create it.
 const CREATION_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often a warning is logged for a topic that is still missing.
 const MISSING_TOPIC_LOG_INTERVAL: Duration = Duration::from_secs(60);
@@ -37,8 +37,8 @@ const AUTHENTICATION_FAILURE_TIMEOUT: Duration = Duration::from_secs(10);
 pub(super) const METADATA_TIMEOUT: Duration = Duration::from_secs(5);
 /// Timeout for a request to create topics.
 const CREATION_REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
-/// Minimum and maximum delay between lookups. A topic that was just created usually appears
-/// immediately.
+/// Minimum and maximum delay between lookups. The first delays are short, because a topic that was
+/// just created usually appears immediately.
 pub(super) const LOOKUP_DELAY_MIN: Duration = Duration::from_millis(20);
 pub(super) const LOOKUP_DELAY_MAX: Duration = Duration::from_millis(200);
 
@@ -51,7 +51,7 @@ pub(super) const LOOKUP_DELAY_MAX: Duration = Duration::from_millis(200);
 pub struct CreateTopics {
     /// Number of partitions.
     pub partitions: i32,
-    /// Replication factor; if absent, the broker's default.
+    /// The replication factor, or -1 for the broker's default.
     #[serde(default = "broker_default")]
     pub replication: i32,
 }
@@ -70,7 +70,7 @@ impl CreateTopics {
         }
     }
 
-    /// Returns the maximum number of other topics to create with the same request.
+    /// Returns how many additional topics can be created with the request for one topic.
     fn max_others(&self) -> usize {
         usize::try_from(self.partitions).map_or(0, |partitions| {
             METADATA_RECORDS_PER_REQUEST / (partitions + 1)
@@ -122,7 +122,7 @@ pub(crate) enum Lookup {
     Present(usize),
     /// The topic does not exist, or its creation is not complete.
     Missing,
-    /// Access is denied, or the broker rejects the topic's name; contains the reason.
+    /// Access is denied, or the broker rejects the topic's name. The string is the reason.
     Denied(String),
 }
 
@@ -143,13 +143,14 @@ impl Topics {
         self.credentials = credentials;
     }
 
-    /// Waits until `topic` exists, and returns its current number of partitions. If a partition is
-    /// `wanted`, also waits for that partition, but returns once it is certain that the partition
-    /// does not exist. Continues to wait while no broker is reachable, and while a topic is being
-    /// created. Missing topics among `others` are created with the same request.
+    /// Waits until `topic` exists, and returns its current number of partitions. If `wanted`
+    /// specifies a partition, also waits for that partition, but not longer than
+    /// [`Wanted::within`]. Continues to wait while no broker is reachable, and while a topic is
+    /// being created. Missing topics among `others` are created with the same request.
     ///
     /// # Errors
-    /// Returns an error if the topic is missing and is not created, or if the brokers deny access.
+    /// Returns an error if the topic does not exist and can't be created, or if the brokers deny
+    /// access.
     pub(crate) async fn prepare(
         self,
         producer: Arc<BaseProducer<Context>>,
@@ -225,12 +226,13 @@ impl Topics {
         }
     }
 
-    /// Returns the settings for creating missing topics, or `None` if they are not created.
+    /// Returns the settings for creating missing topics, or `None` if missing topics are not
+    /// created.
     pub(super) fn create(&self) -> Option<CreateTopics> {
         self.create
     }
 
-    /// Returns a copy with one property changed, for a replacement producer.
+    /// Returns a copy for a replacement producer, with one Kafka property changed.
     pub(super) fn with_property(&self, name: &str, value: u32) -> Self {
         let mut topics = self.clone();
         topics.credentials.renew(&mut topics.config);
@@ -248,7 +250,7 @@ impl Topics {
         self.create.is_some()
     }
 
-    /// Returns the bootstrap servers, for messages.
+    /// Returns the bootstrap servers, for use in messages.
     #[must_use]
     pub(crate) fn brokers(&self) -> String {
         brokers(&self.config)
@@ -280,18 +282,18 @@ impl Topics {
     /// Creates a topic. It is not an error if another instance has created it first.
     ///
     /// # Errors
-    /// Returns an error if the brokers reject the request, and would also reject a retry.
+    /// Returns an error if the brokers reject the request for a reason that is not temporary.
     pub(super) async fn create_topic(&self, new: NewTopic) -> Result<CreatedTopic, SinkError> {
         let topic = new.name.clone();
         let (result, _) = self.create_topics(vec![new]).await?;
         result.map_err(|reason| self.unusable_error(&topic, reason))
     }
 
-    /// Creates topics with one request. Returns the result for the first topic, and the other
-    /// topics that the brokers refused to create.
+    /// Creates topics with one request. Returns the result for the first topic, and a list of the
+    /// other topics that the brokers refused to create.
     ///
     /// # Errors
-    /// Returns an error if the whole request failed, and a retry would also fail.
+    /// Returns an error if the entire request fails for a reason that is not temporary.
     async fn create_topics(
         &self,
         topics: Vec<NewTopic>,
@@ -322,8 +324,8 @@ impl Topics {
             Ok(results) => results,
             Err(code) => return failed(Some(code), code.to_string()),
         };
-        // If the response does not contain the first topic, the next lookup shows the topic's
-        // state.
+        // If the response does not contain the first topic, assume that the topic exists: the next
+        // lookup shows whether it does.
         let mut first_result = Ok(CreatedTopic::Exists);
         let mut refused = Vec::new();
         for (name, result) in results {
@@ -365,7 +367,7 @@ pub(super) enum CreatedTopic {
     Created,
     /// The brokers report that the topic already exists.
     Exists,
-    /// The brokers can't create the topic at the moment; contains the reason.
+    /// The brokers can't create the topic at the moment. The string is the reason.
     NotNow(String),
 }
 
@@ -385,7 +387,7 @@ fn is_temporary(code: Code) -> bool {
 
 /// A topic that is being created.
 pub(super) struct Creation {
-    /// Other topics to create with the first request.
+    /// Additional topics to create with the first request.
     others: Vec<String>,
     /// Topics from `others` that the brokers refuse to create.
     pub(super) refused: Vec<(String, UnusableReason)>,
@@ -403,13 +405,13 @@ impl Creation {
         }
     }
 
-    /// Requests the creation of the topic if a request is due. `missing` is how long the topic has
-    /// been missing. The request is repeated from time to time, because the topic may have been
-    /// deleted since the last request. The inner `Err` is the brokers' reason for refusing to
-    /// create the topic.
+    /// Sends a request to create the topic, unless an earlier request succeeded less than
+    /// [`CREATION_TIMEOUT`] ago. After this time, the topic may have been deleted, so the request
+    /// is sent again. `missing` is how long the topic has been missing. The inner `Err` contains
+    /// the brokers' reason for refusing to create the topic.
     ///
     /// # Errors
-    /// Returns an error if the whole request failed, and a retry would also fail.
+    /// Returns an error if the entire request fails for a reason that is not temporary.
     pub(super) async fn tend(
         &mut self,
         topics: &Topics,
@@ -428,8 +430,8 @@ impl Creation {
             all.extend(others.map(|name| create.new_topic(name)));
             let is_alone = all.len() == 1;
             let result = match topics.create_topics(all).await {
-                // The request may have failed because of the other topics. The next request
-                // contains only this topic.
+                // The additional topics may have caused the failure. The next request contains only
+                // this topic.
                 Err(error) if !is_alone => CreatedTopic::NotNow(error.to_string()),
                 result => {
                     let (result, refused) = result?;
@@ -470,7 +472,7 @@ pub(super) struct Refusals {
 }
 
 impl Refusals {
-    /// Handles a request from `producer` to which no broker has responded.
+    /// Handles a timeout: no broker has responded to a request from `producer`.
     ///
     /// # Errors
     /// Returns an error if authentication has been failing for so long that the failure is

@@ -49,7 +49,7 @@ const BROKER_RECOVERY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Delay after a commit, to let the brokers write the transaction markers. If the next transaction
 /// starts earlier, librdkafka delays it by 20 ms.
 const MARKER_DELAY: Duration = Duration::from_millis(2);
-/// Number of offsets at the end of the topic that are searched first for a checkpoint.
+/// A search for a checkpoint starts with this many offsets at the end of the topic.
 const TAIL_OFFSETS: i64 = 256;
 /// The total size of the topic names in a checkpoint is limited to this number of bytes or half of
 /// the maximum record size, whichever is smaller.
@@ -70,8 +70,8 @@ pub struct Checkpoints {
     pub(super) credentials: Credentials,
 }
 
-/// The context of a consumer that reads checkpoints. The context does not log errors as warnings,
-/// because the calls that fail return them.
+/// The context of a consumer that reads checkpoints. Errors are logged only at the debug level,
+/// because the failing calls also return them.
 pub(super) struct Reader;
 
 impl ClientContext for Reader {
@@ -109,7 +109,7 @@ impl Checkpoints {
         })
     }
 
-    /// Returns the maximum total size of topics, in bytes, to pass to
+    /// Returns the maximum total size of the topic names in a checkpoint, in bytes, to be passed to
     /// [`Checkpoint::record_partitions`].
     pub(super) fn partitions_bytes_max(&self) -> usize {
         let largest = self.config.get("message.max.bytes");
@@ -156,11 +156,12 @@ impl Checkpoints {
         self,
         producer: Arc<BaseProducer<Context>>,
     ) -> Result<Option<Checkpoint>, SinkError> {
-        // Each of these steps has to connect a client and then wait for the brokers, so the steps
-        // run concurrently.
+        // Fencing, examining the topic and connecting the readers all require waiting for the
+        // brokers, so these steps run concurrently.
         let fencing = Arc::clone(&producer);
         let mut fenced = pin!(blocking(move || {
-            // If the producer is not connected, librdkafka retries only after half a second.
+            // Wait until the producer is connected. Otherwise, librdkafka would retry only after
+            // half a second.
             native::wait_for_broker(&fencing, CALL_TIMEOUT);
             init(&fencing)?;
             begin_transaction(&fencing)
@@ -173,8 +174,9 @@ impl Checkpoints {
         match timeout(CALL_TIMEOUT, &mut fenced).await {
             Ok(fenced) => fenced?,
             Err(_) => {
-                // The readers' events are not processed, so the readers can't recover from an
-                // outage or a changed password. Replace them with new ones.
+                // While the readers are unused, their events are not processed, so they can't
+                // recover from an outage or a password change. Discard them: `read` creates new
+                // readers.
                 readers = None;
                 fenced.await?;
             }
@@ -220,8 +222,8 @@ impl Checkpoints {
                 }
                 Some((Lookup::Missing, _)) => tokio::time::sleep(RETRY_DELAY).await,
                 None => {
-                    // Send a request with the producer, because only the producer's events contain
-                    // the reason for the failure.
+                    // Send a request with the producer. The reason for a failure is reported only
+                    // in events of the producer, not of the query client.
                     let producer_clone = Arc::clone(producer);
                     blocking(move || {
                         let _ = producer_clone.client().fetch_metadata(None, CALL_TIMEOUT);
@@ -281,12 +283,13 @@ impl Checkpoints {
         self.client("read_uncommitted", |_| {})
     }
 
-    /// Creates [`Readers`] from `any`, which is already connected, and a new consumer that reads
-    /// only committed records.
+    /// Creates [`Readers`] from the connected client `any` and a new consumer that reads only
+    /// committed records.
     fn readers(&self, any: Client) -> Result<Readers, SinkError> {
         let committed = self.client("read_committed", |config| {
             // librdkafka assigns partitions only to a consumer that has a group. The query client
-            // has no group, which avoids looking up the group's coordinator.
+            // does not need partitions, so it is created without a group, and librdkafka does not
+            // look up a group coordinator for it.
             config.set("group.id", format!("walpost-{}", self.pipeline));
         });
         let committed = committed.map_err(creation_error)?;
@@ -319,7 +322,7 @@ impl Checkpoints {
         Ok(DropInBackground::new(client))
     }
 
-    /// Returns a lookup for the cluster's topics.
+    /// Returns a [`Topics`] value for looking up topics in the cluster.
     pub(super) fn topics(&self) -> Topics {
         let mut topics = Topics::new(self.config.clone(), None);
         topics.set_credentials(self.credentials.clone());
@@ -364,8 +367,9 @@ impl Checkpoints {
             let policy = found.get(POLICY).and_then(|entry| entry.value.clone());
             match policy {
                 Some(policy) => break policy,
-                // The response has no entries if the principal may not see the topic's settings, or
-                // if the queried broker has not received the metadata of a new topic yet.
+                // The response has no entries if the principal is not allowed to see the topic's
+                // settings, or if the queried broker has not received the metadata of a new topic
+                // yet.
                 None if started_at.elapsed() < BROKER_RECOVERY_TIMEOUT => {
                     tokio::time::sleep(RETRY_DELAY).await
                 }
@@ -550,7 +554,8 @@ pub(super) async fn commit(
                 return Err(abandoned());
             }
         }
-        // librdkafka would commit the transaction even if the unacknowledged record was lost.
+        // Return an error here, because librdkafka would commit the transaction even if a record
+        // without an acknowledgment was lost.
         if producer.context().has_unacknowledged() {
             let reason = "no broker has acknowledged a record of the transaction".to_owned();
             return Err(SinkError::Broken(reason));
@@ -600,7 +605,7 @@ fn abandoned() -> SinkError {
     SinkError::Broken("the session ended before the Kafka transaction was committed".to_owned())
 }
 
-/// Retries the call until its result is final or the producer is abandoned.
+/// Retries the call until it succeeds or fails permanently, or until the producer is abandoned.
 fn retry(
     producer: &BaseProducer<Context>,
     call: impl Fn() -> Result<(), KafkaError>,

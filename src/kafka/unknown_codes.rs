@@ -45,7 +45,8 @@ pub fn replace_unknown(code: c_int) -> c_int {
     UNKNOWN
 }
 
-/// Returns and clears the original error code that was last replaced on this thread.
+/// Returns the last error code that was replaced on this thread, as the broker returned it, and
+/// clears the stored value.
 pub(super) fn take_last() -> Option<c_int> {
     LAST.take()
 }

@@ -1,24 +1,24 @@
 //! Tracks topics that are named in rows but can't be used. Events for these topics become dead
 //! letters.
 //!
-//! Anyone who can insert a row chooses its topic, so there is no limit to the number of topic
-//! names, and each row may name a new one. Therefore, the stored state is bounded in size and
-//! lifetime, and so is the time that the pipeline spends waiting for unusable topics. This module
-//! does no I/O, and the current time is passed as an argument.
+//! Any role that can insert rows can choose their topics, and each row can name a different topic.
+//! The number of topic names is therefore unlimited. For this reason, the size and the lifetime of
+//! the stored state are limited, as is the time that the pipeline spends waiting for unusable
+//! topics. This module does no I/O, and the current time is passed as an argument.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Minimum time for which a response is kept. The maximum is twice as long.
+/// How long a response is kept: at least this long, and at most twice as long.
 const RESPONSE_LIFETIME: Duration = Duration::from_secs(5);
 /// Maximum number of responses in each of `recent` and `earlier`.
 const RESPONSES_MAX: usize = 5000;
 /// How long brokers must report that a topic is missing before Walpost treats it as missing. Some
 /// brokers may not have received the metadata of a topic that was just created.
 const MISSING_AFTER: Duration = Duration::from_secs(2);
-/// The time that replaces [`MISSING_AFTER`] when the wait budget is used up; long enough to receive
-/// a second response.
+/// Replaces [`MISSING_AFTER`] when the wait budget is used up. This time is long enough for a
+/// second response to arrive.
 const MISSING_AFTER_MIN: Duration = Duration::from_millis(20);
 /// Maximum wait budget: the time that can be spent waiting for topics that turn out to be missing.
 /// The budget grows by a tenth of the elapsed time, up to this maximum.
@@ -36,12 +36,12 @@ pub(super) enum UnusableReason {
     Denied(String),
     /// The brokers refuse to create the topic.
     NotCreated(String),
-    /// The principal may not create the topic.
+    /// The principal is not allowed to create the topic.
     CreationDenied(String),
 }
 
-/// Brokers also return an authorization error for a missing topic if the principal may not describe
-/// the topic.
+/// Brokers also return an authorization error for a missing topic if the principal is not allowed
+/// to describe the topic.
 pub(super) const NOT_AUTHORIZED: &str = "the principal is not authorized to use it";
 pub(super) const NAME_NOT_ACCEPTED: &str = "the broker does not accept the name";
 
@@ -97,7 +97,8 @@ impl UnusableTopics {
         topic != self.dead_letter_topic
     }
 
-    /// Returns why the topic can't be used, or `None` if no recent response contains a reason.
+    /// Returns why the topic can't be used, or `None` if no recent response has reported a problem
+    /// with it.
     pub(super) fn reason(&self, topic: &str, now: Instant) -> Option<UnusableReason> {
         let mut state = self.state();
         state.expire(now);
@@ -129,7 +130,8 @@ impl UnusableTopics {
         self.state().budget.spend(time);
     }
 
-    /// Returns whether to send the brokers a request that makes them create a missing topic.
+    /// Returns whether to request the metadata of a missing topic, so that brokers with automatic
+    /// topic creation create the topic.
     pub(super) fn tries_auto_creation(&self, now: Instant) -> bool {
         match self.state().auto_creation {
             AutoCreation::Unknown | AutoCreation::Works => true,

@@ -10,7 +10,7 @@ use crate::escape::shell_word_on_one_line;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Commands(Arc<Options>);
 
-/// The options that determine the configuration. None of these options is a secret.
+/// The options that determine the configuration. They do not contain secrets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Options {
     /// Flags that every command accepts, with their values.
@@ -30,7 +30,8 @@ impl Commands {
         Self(Arc::new(options))
     }
 
-    /// Creates commands for a pipeline if only its name is known.
+    /// Creates commands with the option `--pipeline`, for callers that have only the pipeline's
+    /// name and not its configuration.
     #[must_use]
     pub(crate) fn for_pipeline(name: &str) -> Self {
         Self::new(Options {
@@ -39,8 +40,8 @@ impl Commands {
         })
     }
 
-    /// Returns commands that connect with the settings in the configuration file, if one is used, instead of with the
-    /// administrator's connection string that was passed to `init`.
+    /// Returns commands that use the connection settings in the configuration file, if there is
+    /// one, rather than the administrator's connection string that was passed to `init`.
     #[must_use]
     pub(crate) fn without_administrator(&self) -> Self {
         let has_file = self.0.common.iter().any(|(flag, _)| *flag == "--config");

@@ -20,7 +20,7 @@ pub struct DroppedSlot {
     /// The end of the WAL when the slot was dropped. Events that were committed after this position, but before a new
     /// slot existed, are missing too.
     pub to: Option<Lsn>,
-    /// The table, if several tables shared the slot.
+    /// The table whose events may be missing, if several tables shared the slot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub table: Option<String>,
     /// True if no slot was dropped, but the table was absent from the publication for a while.

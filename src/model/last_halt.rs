@@ -16,7 +16,7 @@ pub(crate) struct LastHalt {
     /// The host that Walpost ran on.
     pub host: String,
     pub version: String,
-    /// The error, as logged.
+    /// The text of the error, as it appears in the log.
     pub reason: String,
 }
 

@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The remedy shown while no broker is available, with the outage's effect on PostgreSQL.
+/// The remedy that is shown while no broker is available. The text also describes the effect of the
+/// outage on PostgreSQL.
 pub(crate) const KAFKA_DOWN_REMEDY: &str = "Start the brokers, or fix the network between Walpost and the brokers; Walpost then continues without \
      intervention. Until then, PostgreSQL retains WAL for the events: monitor its disk space";
 
@@ -88,7 +89,7 @@ impl SnapshotPhase {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SnapshotStage {
     pub phase: SnapshotPhase,
-    /// When this phase began, in microseconds since 1970.
+    /// When the current phase began, in microseconds since 1970.
     pub since_micros: u64,
     /// The number of rows to copy, as estimated by the planner.
     pub expected: Option<u64>,
@@ -104,7 +105,7 @@ pub enum ErrorKind {
     Postgres,
     /// The outbox table, publication, slot or settings do not meet the requirements.
     Setup,
-    /// The server's WAL has diverged from the WAL whose events were delivered.
+    /// The server's WAL has diverged from the WAL from which Walpost delivered events.
     History,
     /// The replication stream can't be decoded.
     Protocol,
@@ -153,7 +154,7 @@ pub struct Failure {
     /// When the error occurred, in microseconds since 1970.
     pub at_micros: u64,
     pub kind: ErrorKind,
-    /// The error, as logged.
+    /// The text of the error, as it appears in the log.
     pub message: String,
     /// The consequence of the error, and what the operator can do about it.
     pub remedy: String,

@@ -31,7 +31,7 @@ impl fmt::Display for Lsn {
     }
 }
 
-/// An error for text that isn't an LSN.
+/// The error returned if text is not a valid LSN.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} is not an LSN: expected two hexadecimal numbers separated by a slash, like 16/B374D848"
@@ -93,9 +93,9 @@ impl Position {
         self.commit.0 % 8 == 7
     }
 
-    /// If both rows were copied, returns this position with the commit LSN of `other`; otherwise,
-    /// returns this position unchanged. Each copy has its own consistent point, so positions from
-    /// different copies can only be compared after this conversion.
+    /// Returns this position with the commit LSN of `other` if both positions belong to rows copied
+    /// from the table. Otherwise, returns this position unchanged. Each copy has its own consistent
+    /// point, so positions from different copies can only be compared after this conversion.
     #[must_use]
     pub fn in_copy_of(self, other: Self) -> Self {
         let commit = match self.is_copied() && other.is_copied() {
@@ -152,7 +152,7 @@ impl<'de> Deserialize<'de> for Position {
     }
 }
 
-/// An error for text that isn't a position.
+/// The error returned if text is not a valid position.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} is not a position: expected a position like 00000000/016B3748:0000000002, as in the header walpost-position"

@@ -33,14 +33,14 @@ struct OngoingOutage {
 pub(crate) enum OutageMessage {
     /// The outage started with this failure.
     Started,
-    /// The outage is ongoing; contains its duration so far and its number of failures.
+    /// The outage is ongoing. The fields are its duration so far and the number of failures.
     Ongoing(Duration, u64),
-    /// No message, because the last one was logged too recently.
+    /// No message is logged, because the previous message was logged recently.
     Suppressed,
 }
 
 impl Outage {
-    /// Creates a tracker that requests a message about an ongoing outage once per `reminder`
+    /// Creates a tracker that repeats the message about an ongoing outage once per `reminder`
     /// interval.
     #[must_use]
     pub(crate) fn reminding(reminder: Duration) -> Self {
@@ -51,7 +51,7 @@ impl Outage {
         }
     }
 
-    /// Creates a tracker that never requests a message, for callers that report failures in a
+    /// Creates a tracker that suppresses all messages, for callers that report failures in a
     /// different way.
     #[must_use]
     pub(crate) fn silent() -> Self {

@@ -1,5 +1,5 @@
-//! Durations in human-readable form: two or three digits and a unit. The status page follows the
-//! same rules.
+//! Durations in human-readable form: two or three digits and a unit. The status page formats
+//! durations in the same way.
 
 use std::fmt;
 use std::time::Duration;

@@ -22,7 +22,8 @@ pub struct SetAside {
     pub position: Position,
     /// The error that the first undelivered row caused.
     pub reason: String,
-    /// The rows that a replay has sent. `None` unless a replay has finished and the stream has yet to resume delivery.
+    /// The rows that the latest finished replay of the table has sent, or `None` if no replay has
+    /// finished.
     #[serde(skip)]
     pub(crate) replayed: Option<Replayed>,
     /// The LSN from which delivery resumed: rows with a commit LSN at or after this LSN are delivered. `None` while the
@@ -36,8 +37,7 @@ pub struct SetAside {
     /// in `since` belong.
     #[serde(skip)]
     pub(crate) cluster: Option<String>,
-    /// Whether rows of the table with the OID in `relation` may be published under the name in
-    /// `table`.
+    /// Whether `table` is an accepted name of the table with the OID in `relation`.
     #[serde(skip)]
     pub(crate) is_accepted_name: bool,
 }
@@ -45,10 +45,10 @@ pub struct SetAside {
 /// The rows that a replay has sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Replayed {
-    /// All rows with a commit LSN lower than this were sent.
+    /// The replay has sent all rows with a commit LSN lower than this value.
     pub before: Lsn,
-    /// All rows of transactions with an ID lower than this were sent. The value comes from the snapshot that was used
-    /// to read the rows.
+    /// The replay has sent all rows of transactions with an ID lower than this value. The value
+    /// comes from the snapshot that was used to read the rows.
     pub snapshot_xmin: Option<u64>,
 }
 
@@ -56,9 +56,9 @@ impl SetAside {
     /// Returns whether this entry is about the table with the given name, or with the given OID in the given cluster.
     /// The name still matches after the table has been re-created, and the OID still matches after it has been renamed.
     ///
-    /// In the cluster in which the entry was written, the name matches only if rows of the recorded table may be
-    /// published under this name. If the name always matched, the owner of a table could stop delivery of a future
-    /// table by giving its own table the name of the future table.
+    /// In the cluster in which the entry was written, the name alone matches only if it is an
+    /// accepted name of the recorded table. Otherwise, a table's owner could stop the delivery of a
+    /// future table by renaming the existing table to the future table's name.
     #[must_use]
     pub(crate) fn is_about(&self, table: &str, relation: u32, cluster: &str) -> bool {
         let is_same_cluster = self.cluster.as_deref() == Some(cluster);

@@ -14,7 +14,8 @@ pub struct Vitals {
     pub slot: Option<SlotVitals>,
     /// The number of leaf partitions, if the table is partitioned.
     pub partitions: Option<u64>,
-    /// When the last partition ends, if the table is partitioned by ranges of time and every range has an upper bound.
+    /// The end of the last partition's time range. Set only if the table is partitioned by ranges
+    /// of time and every range has an upper bound.
     pub partitions_end: Option<PartitionsEnd>,
     /// The oldest transaction that is open on the server and has a transaction ID.
     pub oldest_open: Option<OpenTransaction>,
@@ -33,12 +34,12 @@ impl Vitals {
     }
 }
 
-/// The period that the existing partitions cover.
+/// The end of the period that the existing partitions cover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PartitionsEnd {
-    /// The upper bound of the last partition, in microseconds since 1970.
+    /// The upper bound of the last partition's range, in microseconds since 1970.
     pub at_micros: u64,
-    /// The number of partitions that begin in the future.
+    /// The number of partitions whose ranges begin in the future.
     pub ahead: u64,
     /// Whether a default partition exists, which accepts rows outside all ranges.
     pub has_default: bool,

@@ -112,10 +112,11 @@ impl NotReady {
     }
 }
 
-/// Returns why the pipeline is not ready, or `None` if it is.
+/// Returns why the pipeline is not ready, or `None` if the pipeline is ready.
 ///
-/// A hot standby counts as ready, because it can take over at any time. In a rolling update, the
-/// new instance must become ready before the old instance, which is using the slot, is stopped.
+/// A standby instance is reported as ready, because it can take over at any time. In a rolling
+/// update, the new instance must become ready before the old instance, which is using the slot, is
+/// stopped.
 #[must_use]
 pub(crate) fn why_not_ready(lifecycle: &LifecycleSnapshot, totals: &Totals) -> Option<NotReady> {
     match lifecycle.state {
@@ -131,8 +132,8 @@ pub(crate) fn why_not_ready(lifecycle: &LifecycleSnapshot, totals: &Totals) -> O
         state @ (State::Draining | State::Stopped) => return Some(NotReady::State(state, None)),
     }
     if let Some(reason) = &lifecycle.kafka_down {
-        // A row that is waiting for its topic's metadata is waiting for Kafka too, but is not
-        // counted as in flight.
+        // If no events are in flight, a row may still be waiting for its topic's metadata, and
+        // therefore for Kafka.
         let waiting = totals.in_flight.max(u64::from(totals.waits));
         return Some(NotReady::KafkaDown(reason.clone(), waiting));
     }

@@ -107,8 +107,8 @@ pub(crate) struct Listener {
     hosts: Hosts,
 }
 
-/// Listens at `address`, or returns `None` if it is `off`. The host names in `named` are accepted
-/// in requests.
+/// Listens at `address`. Returns `None` if `address` is `off`. The host names in `named` are
+/// accepted in requests.
 ///
 /// # Errors
 /// Returns an error if the address can't be used or a host name is invalid.

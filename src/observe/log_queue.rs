@@ -1,9 +1,9 @@
 //! The queue of log lines that are waiting to be written to standard error.
 //!
-//! Standard error may be a pipe that is not being read, or whose reader has exited. This must
-//! neither delay nor stop replication, so threads that log only append to this queue, and a
-//! separate thread writes the lines. Lines that do not fit or cannot be written are dropped and
-//! counted. Debug output can fill only half of the queue, so that it never displaces an error.
+//! Standard error may be a pipe from which no process reads. A blocked or failed write to the pipe
+//! must neither delay nor stop replication. Threads that log therefore only append to this queue,
+//! and a separate thread writes the lines. Lines that do not fit or cannot be written are dropped
+//! and counted. Debug output can fill only half of the queue, so that it never displaces an error.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Write};
@@ -11,7 +11,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Limits on the lines that are waiting to be written.
+/// Limits on the number and the total size of the lines that are waiting to be written.
 const MAX_LINES: usize = 8192;
 const MAX_BYTES: usize = 1 << 20;
 /// DEBUG and TRACE lines can fill only 1/`VERBOSE_PARTS` of the queue.
@@ -28,7 +28,7 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(10);
 pub(super) enum Importance {
     /// DEBUG and TRACE.
     Verbose,
-    /// INFO, WARN and ERROR.
+    /// Lines with the level INFO, WARN or ERROR.
     Normal,
 }
 
@@ -209,8 +209,8 @@ mod tests {
         }
     }
 
-    /// Creates a queue. The first receiver yields the written lines, and the second receiver yields
-    /// the reported numbers of dropped lines.
+    /// Creates a queue. The first receiver yields the lines that were written, and the second
+    /// receiver yields each reported number of dropped lines.
     fn queue() -> (&'static LogQueue, Receiver<Vec<u8>>, Receiver<u64>) {
         let queue: &'static LogQueue = Box::leak(Box::default());
         let (lines, read) = sync_channel(0);

@@ -37,8 +37,8 @@ pub struct Definition {
 
 /// The type of a metric, and a function that computes its value.
 pub enum Source {
-    /// A process-wide gauge, with the name of its label (if any) and a function that returns the
-    /// label's value and the gauge's value.
+    /// A process-wide gauge, with the name of its label, if any. The function returns the values of
+    /// the label and of the gauge.
     Process(Option<&'static str>, fn(&Status) -> (String, f64)),
     /// A process-wide counter.
     ProcessCounter(fn(&Status) -> f64),

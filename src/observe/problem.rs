@@ -108,7 +108,8 @@ impl Kind {
         }
     }
 
-    /// Returns whether this kind of problem is also the reason why the pipeline is not ready.
+    /// Returns whether a pipeline with this kind of problem is also reported as not ready, for the
+    /// same reason.
     #[must_use]
     pub fn explains_unreadiness(self) -> bool {
         matches!(
@@ -156,7 +157,7 @@ impl Problem {
     }
 }
 
-/// Returns the problem with the slot, if any, according to the database.
+/// Checks the slot's state, as read from the database, and returns the problem found, if any.
 #[must_use]
 pub(crate) fn slot_problem(slot: &str, vitals: &Vitals, commands: &Commands) -> Option<Problem> {
     let Some(found) = &vitals.slot else {
@@ -199,7 +200,8 @@ pub(crate) fn slot_problem(slot: &str, vitals: &Vitals, commands: &Commands) -> 
     }
 }
 
-/// Returns a problem if the last partition of the outbox table is in use and ends within a day.
+/// Returns a problem if the outbox table has no partition that begins in the future, and its last
+/// partition ends within a day.
 #[must_use]
 pub(crate) fn partitions_problem(
     outbox: &str,
@@ -228,7 +230,8 @@ pub(crate) fn partitions_problem(
     ))
 }
 
-/// Returns the problem to report if, according to the database, no process is reading the slot.
+/// Creates the problem that is reported if no process is reading the slot, according to the
+/// database.
 #[must_use]
 pub(crate) fn unread(slot: &str) -> Problem {
     Problem::new(

@@ -13,9 +13,9 @@ use crate::delivery::stats::PipelineStats;
 use crate::model::time::seconds;
 use crate::model::time::unix_micros;
 
-/// Maximum number of points in a response with the history of all pipelines; enough for ten minutes
-/// of 50 pipelines. The response is created on the supervisor's thread, which also notifies
-/// systemd's watchdog and therefore must not spend many seconds on a request.
+/// Maximum number of points in a response with the history of all pipelines. This is enough for ten
+/// minutes of data from 50 pipelines. The response is created on the supervisor's thread, which
+/// also notifies systemd's watchdog and therefore must not spend many seconds on a request.
 const HISTORY_POINTS_MAX: usize = 30_000;
 
 /// All pipelines of the process, regardless of their state.

@@ -55,7 +55,7 @@ pub struct PipelineStatus {
     /// The summary that `walpost status` and the status page display.
     pub summary: Summary,
     pub state: State,
-    /// When the pipeline entered this state.
+    /// When the pipeline entered its current state.
     pub since: f64,
     /// Whether the pipeline is ready; see [`health`].
     pub ready: bool,
@@ -75,8 +75,8 @@ pub struct PipelineStatus {
     pub positions: Positions,
     /// The state of the slot, or `None` until the database has been queried.
     pub slot_health: Option<SlotHealth>,
-    /// The snapshot of the rows that were committed before the slot was created, if a snapshot has
-    /// been started since startup.
+    /// The progress of the snapshot, which contains the rows that were committed before the slot
+    /// was created. `None` if no snapshot has been started since startup.
     pub snapshot: Option<Snapshot>,
     /// Number of snapshot rows read since startup.
     pub snapshot_rows: u64,
@@ -93,7 +93,8 @@ pub struct PipelineStatus {
     pub left_out_rows: u64,
     /// Number of partitions of the outbox table, if it is partitioned.
     pub partitions: Option<u64>,
-    /// The period that the partitions cover, if the table is partitioned by ranges of time.
+    /// The end of the period that the partitions cover, if the table is partitioned by ranges of
+    /// time.
     pub partitions_end: Option<Partitions>,
     /// Number of rows received from each table since startup, if the outbox consists of several
     /// tables. Rows that a table already contained when it was added are not counted. A row that is
@@ -213,12 +214,12 @@ impl Snapshot {
     }
 }
 
-/// The period that the partitions cover.
+/// The end of the period that the partitions cover.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Partitions {
-    /// When the last partition ends.
+    /// When the time range of the last partition ends.
     pub at: f64,
-    /// The number of partitions that begin in the future.
+    /// The number of partitions whose ranges begin in the future.
     pub ahead: u64,
     /// Whether a default partition exists, which accepts rows outside all ranges.
     pub has_default: bool,
@@ -245,7 +246,7 @@ pub struct LastError {
     pub at: f64,
     /// The kind of error.
     pub kind: String,
-    /// The error, as logged.
+    /// The text of the error, as it appears in the log.
     pub message: String,
     /// The consequence of the error, and what the operator can do about it.
     pub remedy: String,

@@ -13,13 +13,13 @@ use crate::model::dropped_slot::DroppedSlot;
 use crate::model::lifecycle::State;
 use crate::model::set_aside::{SetAside, replay_set_aside};
 
-/// The authoritative source of information about a problem.
+/// Where a client can get the most recent information about a problem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Source {
     Connector,
-    /// The database. A client that can query the database should do so instead of relying on the
-    /// result that Walpost obtained earlier.
+    /// The database. A client that can connect to the database should query it directly, because
+    /// the result that Walpost obtained earlier may be outdated.
     Database,
 }
 
@@ -42,14 +42,14 @@ pub struct Reason {
 pub struct Summary {
     /// The name of the state, or `stuck` if the pipeline is streaming but makes no progress.
     pub state: String,
-    /// The severity of the worst reason.
+    /// The highest severity among the reasons.
     pub severity: Severity,
-    /// When the pipeline entered this state, in seconds since 1970.
+    /// When the pipeline entered the state in `state`, in seconds since 1970.
     pub since: f64,
-    /// The rank by which pipelines are sorted. Pipelines with lower ranks have worse problems and
+    /// A number for sorting pipelines. Pipelines with more severe problems have lower numbers and
     /// are displayed first.
     pub rank: u8,
-    /// The reasons, worst first.
+    /// The reasons, most severe first.
     pub reasons: Vec<Reason>,
 }
 
@@ -83,8 +83,9 @@ impl Summary {
     /// Summarizes a pipeline that entered its current state at the time `since`.
     ///
     /// If the pipeline is not ready, `not_ready` contains the reason and the time when the pipeline
-    /// became unready. `problems` were found by the watchdog, `dropped` are the dropped slots that
-    /// have not been replayed, and `set_aside` are the tables that are set aside after an error.
+    /// became unready. `problems` contains the problems found by the watchdog, `dropped` the
+    /// dropped slots whose events have not been replayed, and `set_aside` the tables that are set
+    /// aside after an error.
     #[must_use]
     pub fn new(
         commands: &Commands,
@@ -102,9 +103,9 @@ impl Summary {
             reasons.extend(unready(reason, lifecycle, problems));
         }
         for seen in problems {
-            // Skip problems that are already covered by the reason why the pipeline is not ready.
-            // If the pipeline is stuck, also skip the lack of progress, because being stuck is more
-            // specific.
+            // Skip problems that are also the reason why the pipeline is not ready, because this
+            // reason has already been added. If the pipeline is stuck, also skip `NoProgress`,
+            // because it describes the same situation less precisely.
             let is_covered = seen.problem.kind.explains_unreadiness()
                 || is_stuck && seen.problem.kind == Kind::NoProgress;
             if !is_covered {

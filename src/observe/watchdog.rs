@@ -37,14 +37,14 @@ const STALL_THRESHOLD: Duration = Duration::from_secs(300);
 const PENDING_WAL_BYTES_MIN: u64 = 16 << 20;
 /// Query results older than this are considered outdated.
 const QUERY_AGE_MAX: Duration = Duration::from_secs(30);
-/// A transaction that has been open for this long is reported if it also reaches
+/// A transaction is reported if it has been open for at least this long, and has also reached
 /// [`RETAINED_WAL_BYTES_MIN`] or [`TRANSACTION_IDS_MIN`].
 const LONG_TRANSACTION_THRESHOLD: Duration = Duration::from_secs(300);
-/// A long transaction is reported if at least this much WAL is retained only because of it,
-/// although the events in that WAL have been delivered.
+/// Minimum amount of WAL that a long transaction must retain to be reported. Only WAL whose events
+/// have already been delivered is counted.
 const RETAINED_WAL_BYTES_MIN: u64 = 64 << 20;
-/// A long transaction is reported if at least this many transaction IDs have been assigned since it
-/// began.
+/// A long transaction is reported if at least this many transaction IDs have been assigned since
+/// the transaction obtained its own ID.
 const TRANSACTION_IDS_MIN: i64 = 100_000_000;
 /// A transaction that has been open for this long is reported if the WAL that it retains exceeds a
 /// quarter of the slot's limit, even if [`LONG_TRANSACTION_THRESHOLD`] has not been reached.
@@ -76,9 +76,9 @@ pub struct Lasting {
 pub(crate) enum Line {
     /// The problem has just been detected.
     Started(Problem),
-    /// The problem persists, and has lasted this long.
+    /// The problem persists. The duration is the time since the problem was first detected.
     Ongoing(Problem, Duration),
-    /// The problem ended after lasting this long.
+    /// The problem has ended. The duration is the time for which it lasted.
     Resolved(Kind, Duration),
 }
 
@@ -115,7 +115,7 @@ pub(crate) struct Watchdog {
     open: BTreeMap<Kind, OpenProblem>,
 }
 
-/// The pipeline's progress, and the last time at which the pipeline advanced or was idle.
+/// The pipeline's progress, and the last time at which the pipeline made progress or was idle.
 #[derive(Debug)]
 struct ProgressMark {
     confirmed: Lsn,
@@ -403,8 +403,8 @@ fn unready(kind: Kind, reason: &NotReady) -> Problem {
     Problem::new(kind, reason.to_string(), reason.remedy(None))
 }
 
-/// Returns the results of the last database query. If there are none, or if they must not be used
-/// in the pipeline's current state, returns an error that contains the verdict to use instead.
+/// Returns the results of the last database query. Returns an error with a verdict if there are no
+/// results, or if the pipeline's current state does not permit their use.
 fn database<'f>(facts: &Facts<'f>) -> Result<&'f Vitals, Verdict> {
     match facts.lifecycle.state {
         State::StandingBy => return Err(Verdict::NotApplicable),
@@ -444,7 +444,8 @@ fn verdict_for_kind(kind: Kind, found: &Result<Option<Problem>, Verdict>) -> Ver
     match found {
         Ok(None) => Verdict::Fine,
         Ok(Some(problem)) if problem.kind == kind => Verdict::Wrong(problem.clone()),
-        // The problem has changed to a different kind, but has not ended.
+        // A different kind of problem has replaced this kind, so this kind must not be logged as
+        // resolved.
         Ok(Some(_)) | Err(Verdict::NotApplicable) => Verdict::NotApplicable,
         Err(_) => Verdict::Unknown,
     }

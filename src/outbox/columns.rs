@@ -109,7 +109,7 @@ pub(super) enum BoundTopic {
     Route { source: Source, route: Route },
 }
 
-/// An error for a table that does not match the settings.
+/// The error returned if a table does not match the settings.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MappingError {
     /// A configured column does not exist.
@@ -208,9 +208,9 @@ pub enum MappingError {
     TooManyColumns(String),
 }
 
-/// Maximum number of names in the result of [`list_names`].
+/// Maximum number of names in a list returned by [`list_names`].
 const LISTED_NAMES_MAX: usize = 20;
-/// Maximum number of characters in the list of [`list_names`].
+/// Maximum length of a list returned by [`list_names`], in characters.
 const LISTED_CHARS_MAX: usize = 1000;
 
 /// The OIDs of built-in types, from `src/include/catalog/pg_type.dat` in PostgreSQL 18.
@@ -482,8 +482,9 @@ fn topic_setting(topic: &Topic) -> String {
     format!("{key} = \"{topic}\"")
 }
 
-/// Returns a list of names that is short enough for an error, which may be kept for each of many
-/// tables. Omitted names are counted.
+/// Returns a list of names for use in an error message. If names are omitted, the list ends with
+/// their number. The length of the list is limited, because errors for many tables may be kept in
+/// memory.
 pub(crate) fn list_names<'n>(names: impl ExactSizeIterator<Item = &'n str>) -> String {
     let total = names.len();
     let (mut list, mut chars, mut listed) = (String::new(), 0, 0);
@@ -684,8 +685,9 @@ impl Binder<'_> {
         }
     }
 
-    /// Binds a template whose result is passed to one of Connect's converters. The result has the
-    /// column's type if the template consists of a single column. Otherwise, it is a string.
+    /// Binds a template whose result is passed to one of Connect's converters. If the template
+    /// consists of a single column, the result has the type of that column. Otherwise, the result
+    /// is a string.
     fn converted(&mut self, template: &Template, setting: &str) -> Result<Converted, MappingError> {
         match template.parts() {
             [Part::Column(name)] => self.converted_column(name, setting),

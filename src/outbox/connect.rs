@@ -68,7 +68,7 @@ pub(super) enum Kind {
     /// A string, or another type whose values are represented as strings.
     Text,
     Boolean,
-    /// An integer, with the digits that PostgreSQL prints.
+    /// An integer, written with the same digits as in PostgreSQL's output.
     Integer,
     Float,
     Double,
@@ -373,8 +373,8 @@ fn decoded(text: &str) -> Option<Vec<u8>> {
 /// Returns the precision and scale of a numeric type, or `None` if the type does not specify them.
 fn precision(type_modifier: i32) -> Option<(u32, u32)> {
     let packed = u32::try_from(type_modifier).ok()?.checked_sub(4)?;
-    // The scale is stored as an 11-bit number in two's complement. Connect's scale is 0 if
-    // PostgreSQL's is negative.
+    // The scale is stored as an 11-bit number in two's complement. If PostgreSQL's scale is
+    // negative, Connect's scale is 0.
     let scale = packed & 0x7ff;
     Some((packed >> 16, if scale > 0x3ff { 0 } else { scale }))
 }

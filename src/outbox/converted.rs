@@ -222,7 +222,8 @@ pub(super) struct ValueForm {
     form: Form,
     with_schema: bool,
     payload: Converted,
-    /// The escaped name of the column, which is also the schema name for an object in that column.
+    /// The escaped name of the column. If the payload is an object, this is also the name of the
+    /// object's schema.
     payload_name: Box<[u8]>,
     expand: Option<Keep>,
     envelope: Option<Envelope>,
@@ -232,8 +233,8 @@ pub(super) struct ValueForm {
 #[derive(Debug, Default)]
 struct Envelope {
     members: Vec<Member>,
-    /// The first part of the schema's name, which is followed by the value of the column that
-    /// determines the topic, and by `.Value`.
+    /// The beginning of the schema's name. The rest of the name is the value of the column that
+    /// determines the topic, followed by `.Value`.
     name: Box<[u8]>,
     routed: Option<Source>,
 }

@@ -39,8 +39,8 @@ const PART_BYTES_MAX: usize = 1024;
 /// Maximum length of a header's name in a truncated dead letter. Headers with longer names are
 /// omitted.
 const NAME_BYTES_MAX: usize = 256;
-/// Maximum total size of the event's headers in a truncated dead letter. Further headers are
-/// omitted.
+/// Maximum total size of the event's headers in a truncated dead letter. Once this limit is
+/// reached, the remaining headers are omitted.
 const EVENT_HEADERS_BYTES_MAX: usize = 16 << 10;
 /// Maximum length of each header value in [`Extent::Reference`]. Short enough for the record to be
 /// smaller than 1,000 bytes, the smallest limit on record size that Kafka clients accept.

@@ -114,7 +114,8 @@ impl std::fmt::Debug for Envelope<'_> {
     }
 }
 
-/// An error for bytes that are not an envelope of this version. Never contains the bytes.
+/// The error returned if bytes are not an envelope of this version. The error never contains the
+/// bytes.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EnvelopeError {
     /// The content is empty.

@@ -39,12 +39,12 @@ const NODE_BYTES_MAX: usize = 32 << 20;
 /// Arrays with at least this many items grow by a quarter when they are full, instead of doubling.
 const SLOW_GROWTH_ITEMS_MIN: usize = 1 << 10;
 
-/// Returns the limit for a payload of `len` bytes.
+/// Returns the work limit or the memory limit for a payload of `len` bytes.
 fn limit(len: usize, per_byte: usize, least: usize, max: usize) -> usize {
     len.saturating_mul(per_byte).saturating_add(least).min(max)
 }
 
-/// Whether to keep members whose values do not determine a type.
+/// Specifies which members to keep even though their values do not determine a type.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Keep {
     /// Whether to keep members that are null.
@@ -75,7 +75,7 @@ enum Node {
     Object(Box<[(Range<usize>, Node)]>),
 }
 
-/// The type derived from all values at the same location.
+/// The type that is derived from all values at the same location in a payload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Shape {
     Null,
@@ -106,11 +106,11 @@ pub(super) struct Expanded<'e> {
 }
 
 impl Expander {
-    /// Parses a payload, or returns `None` if the payload must not be expanded. A payload is not
-    /// expanded if it is not a JSON object; if an array contains values of different types, or the
-    /// array's first value does not determine the type; if a number is too large for Connect; if
-    /// the output would be many times longer than the payload; or if the nodes would need too much
-    /// memory. If `with_schema` is true, the schema counts towards the length of the output.
+    /// Parses a payload, or returns `None` if the payload must not be expanded. A payload is
+    /// expanded only if it is a JSON object, if all values in each array have the same type and the
+    /// first value determines this type, if no number is too large for Connect, and if neither the
+    /// output nor the nodes exceed their limits. If `with_schema` is true, the schema counts
+    /// towards the length of the output.
     pub(super) fn read(
         &mut self,
         text: &str,
@@ -593,8 +593,8 @@ fn joined_fields(
 }
 
 impl Expanded<'_> {
-    /// Charges the cost of the names that [`Expanded::push`] will write, and of the nulls that are
-    /// not in the payload, against the work limit.
+    /// Subtracts part of the cost of [`Expanded::push`] from the work budget: the cost of the
+    /// names in the output, and of the nulls that are written for missing members.
     fn weigh(&self, node: &Node, shape: &Shape, work: &mut Work) {
         match (node, shape) {
             (Node::Array(items), Shape::Array { items: shape, .. }) => {
@@ -612,8 +612,8 @@ impl Expanded<'_> {
         }
     }
 
-    /// Charges the cost of the schema that [`Expanded::push_schema`] will write against the work
-    /// limit. `name` is the length of the enclosing struct's name.
+    /// Subtracts the cost of [`Expanded::push_schema`] from the work budget. `name` is the
+    /// length of the enclosing struct's name.
     fn weigh_schema(&self, shape: &Shape, name: usize, work: &mut Work) {
         const FIELD: &str = "{\"type\":\"boolean\",\"optional\":true,\"field\":\"\"},";
         match shape {
@@ -629,8 +629,8 @@ impl Expanded<'_> {
         }
     }
 
-    /// Calls `visit` for each field that is written for an object, with the field's value, or null
-    /// if the object does not have that member.
+    /// Calls `visit` for each field in the output of an object. The value passed to `visit` is null
+    /// if the object has no member with the field's name.
     fn for_each_field<'s>(
         &'s self,
         members: &'s [(Range<usize>, Node)],
@@ -911,8 +911,8 @@ mod tests {
             format!("{{\"{long}\":{begin}1{}}}", "}".repeat(depth))
         };
         for (text, is_expanded) in [
-            // Each object has a different member, so in the output, each object would have the
-            // members of all objects.
+            // Each object has a member that the other objects lack. In the output, each object
+            // would have the members of all objects.
             (objects(100_000, &|at| format!("{{\"m{at}\":1}}")), false),
             (objects(300, &|at| format!("{{\"m{at}\":1}}")), true),
             // Objects with different members, each nested in an array with a single item.

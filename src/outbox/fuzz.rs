@@ -171,7 +171,8 @@ fn is_reserved(topic: &[u8]) -> bool {
     prefix.eq([true, true]) || own.contains(&topic)
 }
 
-/// Returns a column's value by name, or an error if it is not a valid bytea.
+/// Returns the value of the column with the given name. Returns an error if the column is a bytea
+/// and its value is not valid.
 fn value(name: &str, values: &Values<'_>) -> Result<Option<Vec<u8>>, ()> {
     let index = COLUMNS.iter().position(|(column, _)| *column == name);
     let Some(text) = index.and_then(|index| values[index]) else {

@@ -180,7 +180,7 @@ impl Case {
             .map(String::as_str)
     }
 
-    /// Returns the settings into which the importer would convert the connector's configuration.
+    /// Returns the settings that the importer creates from the connector's configuration.
     fn settings(&self) -> OutboxSettings {
         let template = |column: &str| format!("{{{column}}}").parse().expect("a template");
         let mut settings = OutboxSettings {

@@ -40,7 +40,8 @@ impl fmt::Display for TopicUse {
     }
 }
 
-/// Returns a key that is equal for two topic names if Kafka allows only one of them to exist.
+/// Returns a key for comparing topic names. Of all topics whose names have the same key, Kafka
+/// allows only one to exist.
 ///
 /// Spec: Apache Kafka 4, `Topic.hasCollision`.
 pub(crate) fn collision_key(topic: &str) -> String {
@@ -54,7 +55,7 @@ fn collision_bytes(topic: &[u8]) -> impl Iterator<Item = u8> {
         .map(|&byte| if byte == b'.' { b'_' } else { byte })
 }
 
-/// Returns whether [`collision_key`] of the text is `key`.
+/// Returns whether `key` is the [`collision_key`] of the text.
 fn has_collision_key(text: &[u8], key: &str) -> bool {
     text.len() == key.len() && collision_bytes(text).eq(key.bytes())
 }
@@ -65,7 +66,7 @@ fn has_collision_key(text: &[u8], key: &str) -> bool {
 pub struct ReservedTopics {
     /// The names as [`collision_key`]s, sorted.
     names: Arc<[(String, TopicUse)]>,
-    /// The names that templates can produce, sorted.
+    /// The patterns for names that templates can produce, sorted.
     patterns: Arc<[TopicPattern]>,
     internal: bool,
 }
@@ -77,14 +78,14 @@ pub(crate) struct TopicPattern {
     /// The template.
     text: String,
     usage: TopicUse,
-    /// The text before the first placeholder, between placeholders and after the last one, as
-    /// [`collision_key`]s. A template without placeholders has only one part.
+    /// The literal text before, between and after the placeholders, as [`collision_key`]s. A
+    /// template without placeholders has only one part.
     literals: Vec<String>,
 }
 
 impl TopicPattern {
-    /// Creates a pattern for the template `text`, whose literal text consists of `literals`: the
-    /// text before the first placeholder, between placeholders and after the last one.
+    /// Creates a pattern for the template `text`. `literals` contains the literal text before,
+    /// between and after the template's placeholders.
     pub(crate) fn new(text: &str, usage: TopicUse, literals: &[String]) -> Self {
         Self {
             text: text.to_owned(),
@@ -102,18 +103,18 @@ impl TopicPattern {
         self.usage
     }
 
-    /// Returns the text with which each name begins, as a [`collision_key`].
+    /// Returns the text with which all names begin, as a [`collision_key`].
     pub(super) fn prefix(&self) -> &str {
         self.literals.first().map_or("", String::as_str)
     }
 
-    /// Returns the text with which each name ends, as a [`collision_key`].
+    /// Returns the text with which all names end, as a [`collision_key`].
     pub(super) fn suffix(&self) -> &str {
         self.literals.last().map_or("", String::as_str)
     }
 
-    /// Returns whether Kafka allows only one of `topic` and a topic that the template can produce
-    /// to exist.
+    /// Returns whether `topic` is equal to, or collides with, a name that the template can produce.
+    /// If two names collide, Kafka allows only one of the topics to exist.
     pub(crate) fn matches(&self, topic: &str) -> bool {
         let topic = topic.as_bytes();
         let [prefix, middle @ .., suffix] = &self.literals[..] else {
@@ -127,7 +128,8 @@ impl TopicPattern {
             return false;
         };
         let (mut rest, end) = topic[prefix.len()..].split_at(middle_max);
-        // The first match of each part leaves the most text for the parts that follow.
+        // Use the first match of each literal, so that as much text as possible remains for the
+        // literals that follow.
         for literal in middle.iter().filter(|literal| !literal.is_empty()) {
             let mut windows = rest.windows(literal.len());
             let Some(at) = windows.position(|text| has_collision_key(text, literal)) else {
@@ -189,15 +191,15 @@ impl ReservedTopics {
         }
     }
 
-    /// Returns a pattern that reserves `topic`, or `None` if there is none.
+    /// Returns the first pattern that matches `topic`, or `None` if no pattern matches.
     #[must_use]
     pub(crate) fn find_pattern(&self, topic: &str) -> Option<&TopicPattern> {
         self.patterns.iter().find(|pattern| pattern.matches(topic))
     }
 
-    /// Keeps only the names and patterns for which `can_be` and `can_match` return true. Names that
-    /// begin with `__` remain reserved if `can_begin_with` returns true for that prefix. `can_be`
-    /// and `can_begin_with` receive a [`collision_key`].
+    /// Keeps only the names for which `can_be` returns true and the patterns for which `can_match`
+    /// returns true. All names that begin with `__` remain reserved if `can_begin_with` returns
+    /// true for that prefix. The arguments of `can_be` and `can_begin_with` are [`collision_key`]s.
     #[must_use]
     pub(super) fn filter(
         &self,

@@ -49,7 +49,7 @@ impl Router {
         self.route_with(mapping, row, POSITION_HEADER, position)
     }
 
-    /// Like [`Router::route`], but with the header `name` instead of the position header.
+    /// Like [`Router::route`], but adds a header called `name` instead of the position header.
     ///
     /// # Errors
     /// Returns an error if the row can't be converted to a record with `mapping`'s settings.
@@ -212,7 +212,8 @@ pub(super) fn payload<'r>(
         return Ok(Payload::None);
     }
     let form = mapping.value_form.as_deref();
-    // In an envelope, a null payload becomes a member with the value null, so it is handled below.
+    // A null payload in an envelope becomes a JSON member that is null. The code below handles this
+    // case.
     if text.is_none() && !form.is_some_and(ValueForm::has_envelope) {
         match mapping.null_payload {
             NullPayload::Tombstone => return Ok(Payload::None),
@@ -528,7 +529,7 @@ mod tests {
             assert!(matches!(topic(b"/"), Err(RouteError::TopicInvalid(_))));
         }
         assert_eq!(topic(b"a"), Ok("t.a".to_owned()));
-        // A row that fails for a different reason must not affect the topic of the next row either.
+        // A row that is rejected because of its headers must not affect the topic of the next row.
         let mut row = [None; COLUMNS_MAX];
         row[mapping.slot(1).expect("a slot")] = Some(&b"b"[..]);
         row[mapping.slot(5).expect("a slot")] = Some(b"[]");

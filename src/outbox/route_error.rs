@@ -2,11 +2,11 @@
 
 use super::reserved_topics::TopicUse;
 
-/// Maximum number of characters of a row's value that an error quotes. A value can be as large as
+/// Maximum number of characters that an error quotes from a row's value. A value can be as large as
 /// the row, and becomes up to six times as long when its characters are escaped.
 const QUOTED_CHARS_MAX: usize = 1000;
 
-/// An error for a row that can't be converted to a record. Never contains a payload.
+/// The error returned if a row can't be converted to a record. The error never contains a payload.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RouteError {
     /// A column of the topic's template is null.
@@ -32,10 +32,10 @@ pub enum RouteError {
     TopicReserved {
         topic: String,
         usage: TopicUse,
-        /// The template of a source that reserves the topic, or `None` if the topic is reserved
-        /// under its own name.
+        /// The template in a `fleet.source` that matches the topic, or `None` if the topic is
+        /// reserved under its own name.
         template: Option<String>,
-        /// The setting and its value.
+        /// The name and value of the setting that determines the topic.
         setting: String,
     },
     /// The partition column's value is out of range.
@@ -87,7 +87,8 @@ impl RouteError {
     }
 }
 
-/// Returns text about the template of a source that reserves the topic.
+/// Returns the part of the error message that quotes the template, or an empty string if there is
+/// no template.
 fn matched(template: Option<&str>) -> String {
     template.map_or_else(String::new, |template| {
         format!(", because it matches {template:?} in the template of a fleet.source")

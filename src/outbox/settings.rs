@@ -11,19 +11,18 @@ use super::template::{Part, Template, TemplateError};
 /// How rows become records. The defaults suit an unmodified Debezium outbox table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OutboxSettings {
-    /// The topic. A row is rejected if one of the topic's columns is null.
+    /// The topic. A row is rejected if a column that the topic depends on is null.
     pub topic: Topic,
-    /// The key. If all columns in its template are null, the record has no key.
+    /// The template of the key. If all columns in the template are null, the record has no key.
     pub key: Template,
     pub key_format: Format,
     /// The name of the column that contains the value.
     pub payload: String,
     pub value_format: Format,
-    /// Whether and how a payload that is a JSON object is written as an object instead of as a
-    /// string.
+    /// How to expand a payload that is a JSON object, or `None` to write the payload as a string.
     pub expand_payload: Option<Expansion>,
-    /// Columns that, together with the payload, form the object that becomes the value. Each column
-    /// is listed with its name in that object.
+    /// Columns that are combined with the payload to form an object, which becomes the value. Each
+    /// column is listed with its member name in the object.
     pub envelope: Vec<(String, String)>,
     /// How a null payload is written.
     pub null_payload: NullPayload,
@@ -79,9 +78,9 @@ impl Topic {
         )
     }
 
-    /// Returns the topic with NUL, which no topic contains, in place of all text that depends on a
-    /// row or a table. If a reserved pattern matches this text, it matches the topics of all rows.
-    /// Returns `None` if a regular expression produces the topic.
+    /// Returns the topic template with NUL in place of all text that depends on a row or a table.
+    /// NUL does not occur in topic names, so a reserved pattern that matches the result also
+    /// matches the topics of all rows. Returns `None` if a regular expression produces the topic.
     #[must_use]
     pub(crate) fn outline(&self) -> Option<String> {
         let Self::Template(template) = self else {
@@ -405,7 +404,8 @@ impl OutboxSettings {
     }
 
     /// Returns the name and value of the setting that adds the name of a row's table or schema to
-    /// records. If several settings add such a name, the topic takes precedence.
+    /// records. Returns only one setting: the topic, the key or the first such header, in this
+    /// order.
     #[must_use]
     pub(crate) fn setting_with_table_name(&self) -> Option<String> {
         let topic = match &self.topic {
@@ -435,7 +435,8 @@ impl OutboxSettings {
             || !self.envelope.is_empty()
     }
 
-    /// Returns whether null payloads become tombstones although this is not configured explicitly.
+    /// Returns whether null payloads become tombstones because of the defaults, rather than because
+    /// of an explicit setting.
     #[must_use]
     pub(crate) fn has_implicit_tombstones(&self) -> bool {
         let is_text = matches!(self.value_format, Format::String | Format::Bytes);
@@ -465,8 +466,8 @@ impl OutboxSettings {
         }
     }
 
-    /// Returns the header that identifies events, and its template: the header `id`, or else the
-    /// first header whose template is just the column `id`.
+    /// Returns the name and template of the header that identifies events. This is the header `id`
+    /// or, if there is no such header, the first header whose template is `{id}`.
     #[must_use]
     pub fn id_header(&self) -> Option<(&str, &Template)> {
         let is_id =

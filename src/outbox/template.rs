@@ -29,7 +29,7 @@ pub enum Part {
 /// The suffix that is appended to a column's name to select RFC 3339 format.
 const RFC3339: &str = ":rfc3339";
 
-/// An error for text that isn't a template.
+/// The error returned if text is not a valid template.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TemplateError {
     /// `{` without `}`.
@@ -71,9 +71,9 @@ impl Template {
         parts.any(|part| matches!(part, Part::TableSchema | Part::TableName))
     }
 
-    /// Returns the first character in `text`, the value of the part at `index`, that is also a
-    /// separator between that part and its neighbors. Returns `None` if there is no such character.
-    /// If `text` contains a separator, the expansion is ambiguous: `a.b` and `c` produce the same
+    /// Returns the first character in `text` that can't be distinguished from the separators around
+    /// the part at `index`, or `None` if there is no such character. `text` is the value of this
+    /// part. If it contains a separator, the expansion is ambiguous: `a.b` and `c` produce the same
     /// topic as `a` and `b.c`.
     ///
     /// A dot always counts as a separator, unless the part at `index` is the only part that varies.

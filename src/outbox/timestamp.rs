@@ -2,14 +2,14 @@
 
 use std::io::Write as _;
 
-/// The format of a timestamp column's text.
+/// The text format of a timestamp column's values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TimestampType {
     /// Milliseconds since 1970-01-01 UTC.
     Millis,
-    /// The text of a `timestamp with time zone`.
+    /// The text output of a `timestamp with time zone` column.
     Zoned,
-    /// The text of a `timestamp without time zone`, interpreted as UTC.
+    /// The text output of a `timestamp without time zone` column, interpreted as UTC.
     Local,
 }
 

@@ -78,7 +78,7 @@ impl Access {
     }
 }
 
-/// Infers from `error` which change by an administrator made the server refuse a role that it
+/// Infers from `error` which change by an administrator caused the server to refuse a role that it
 /// accepted before. Returns `None` if the error has a different cause.
 ///
 /// All other SQLSTATEs are handled in [`recovery`](super::recovery).

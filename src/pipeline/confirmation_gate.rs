@@ -31,12 +31,12 @@ const IDLE_INTERVAL: Duration = Duration::from_secs(1);
 /// twice the delay, and so on. One write is not enough, because PostgreSQL removes old WAL only
 /// after several confirmations.
 const IDLE_BACKOFF_START: Duration = Duration::from_secs(2);
-/// Number of writes after activity stops. The delay before the first write is
+/// Number of writes that follow after activity stops. The delay before the first write is
 /// [`IDLE_BACKOFF_START`], and doubles with each further write.
 const IDLE_BACKOFF_STEPS: u32 = 8;
-/// Once activity has stopped and the [`IDLE_BACKOFF_STEPS`] writes after it are done, the position
-/// is written only when this much WAL has accumulated and [`QUIET_INTERVAL`] has passed since the
-/// last write.
+/// After activity has stopped and the [`IDLE_BACKOFF_STEPS`] writes that follow are done, the
+/// position is written again once this much WAL has accumulated and [`QUIET_INTERVAL`] has passed
+/// since the last write.
 const QUIET_WAL_BYTES: u64 = 64 << 10;
 /// Minimum interval between writes triggered by [`QUIET_WAL_BYTES`].
 const QUIET_INTERVAL: Duration = Duration::from_secs(300);
@@ -45,8 +45,8 @@ const FAILURE_LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Determines which position a session may confirm.
 pub(super) struct ConfirmationGate {
-    /// The requests to write positions to `walpost.slot_state`. `None` if positions are not
-    /// written, in which case every durable position may be confirmed immediately.
+    /// Requests for writes to `walpost.slot_state`. If `None`, positions are not written, and every
+    /// durable position may be confirmed immediately.
     writing: Option<WriteRequests>,
 }
 
@@ -63,7 +63,7 @@ struct WriteRequests {
     idle_writes: u32,
     /// Notified by [`SlotStateWriter::request`].
     requests: Arc<Notify>,
-    /// Whether a command is waiting for the position to be confirmed.
+    /// Whether `walpost verify` is waiting for the durable position to be confirmed.
     is_requested: bool,
 }
 
@@ -169,8 +169,8 @@ impl ConfirmationGate {
         writing.is_some_and(|writing| writing.written.has_changed().is_err())
     }
 
-    /// Waits until the pending write finishes (so that a higher position may be confirmed) or
-    /// another command requests a write.
+    /// Waits until the pending write finishes (so that a higher position may be confirmed) or until
+    /// `walpost verify` requests a write.
     pub(super) async fn wait_for_change(&mut self) {
         let Some(writing) = &mut self.writing else {
             return std::future::pending().await;
@@ -185,7 +185,7 @@ impl ConfirmationGate {
         }
     }
 
-    /// Returns whether a command is waiting for the position to be confirmed.
+    /// Returns whether `walpost verify` is waiting for the durable position to be confirmed.
     pub(super) fn is_requested(&self) -> bool {
         self.writing
             .as_ref()
@@ -250,7 +250,7 @@ impl SlotStateWriter {
         }
     }
 
-    /// Records that a command is waiting for the position to be confirmed.
+    /// Records that `walpost verify` is waiting for the durable position to be confirmed.
     pub(super) fn request(&self) {
         self.requests.notify_one();
     }
@@ -404,7 +404,8 @@ mod tests {
         fixture.1.mark_written(Lsn(1100));
         // The WAL that a write generates does not trigger another write.
         assert_eq!(advance_at(&mut fixture, 1108, false, 60_000), (1100, None));
-        // Requests don't trigger writes more often than events do.
+        // The minimum interval between writes is the same for requested writes as for writes
+        // triggered by events.
         fixture.1.request();
         fixture.0.wait_for_change().await;
         let due = Some(Duration::from_millis(5000) + EVENT_INTERVAL);

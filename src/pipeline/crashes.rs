@@ -16,7 +16,7 @@ const CRASHES_MAX: u32 = 3;
 #[derive(Debug, Default)]
 pub(crate) struct Crashes {
     starts: Option<ServerStarts>,
-    /// Whether the server may have read the slot since the last check.
+    /// Whether the slot may have been read since the last check.
     has_read: bool,
     count: u32,
     /// The highest position that the stream has reached.
@@ -26,13 +26,13 @@ pub(crate) struct Crashes {
 }
 
 impl Crashes {
-    /// Records that the server is about to start reading the slot.
+    /// Records that reading from the slot is about to start.
     pub(crate) fn begin_reading(&mut self) {
         self.has_read = true;
     }
 
-    /// Records the position that the stream has reached: a commit record, or the end of the WAL
-    /// that the server has decoded.
+    /// Records the position that the stream has reached: the LSN of a commit record, or the end of
+    /// the WAL that the server has decoded.
     pub(crate) fn record_position(&mut self, position: Lsn) {
         self.reached = self.reached.max(position);
     }

@@ -151,7 +151,7 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
         copies: bool,
     ) -> impl Future<Output = Result<Outcome, CatalogError>> + Send;
 
-    /// Returns the approximate number of rows in `table`, the journal's record of the snapshot of
+    /// Returns an estimate of the number of rows in `table`, the journal's record of a snapshot of
     /// the target's table, and whether the target's slot has been read before.
     fn snapshot_history(
         &self,
@@ -159,7 +159,7 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
         table: &TableName,
     ) -> impl Future<Output = Result<SnapshotHistory, CatalogError>> + Send;
 
-    /// Returns the journal's record of the snapshot of the target's table.
+    /// Returns the journal's record of a snapshot of the target's table.
     fn snapshot_record(
         &self,
         target: &Target,
@@ -195,7 +195,7 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
         confirmed: Lsn,
     ) -> impl Future<Output = Result<(), CatalogError>> + Send;
 
-    /// Returns the columns by which a table's rows are ordered.
+    /// Returns the columns that can be used to order a table's rows.
     fn order_columns(
         &self,
         table: &TableName,
@@ -246,8 +246,8 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
         confirmed: Lsn,
     ) -> impl Future<Output = Result<(), CatalogError>> + Send;
 
-    /// Returns whether the journal explains why the slot is at `found`, which is above the last
-    /// recorded position, `confirmed`.
+    /// Returns whether the journal explains why the slot is at `found`, although the last recorded
+    /// position, `confirmed`, is lower.
     fn is_accounted_for(
         &self,
         slot: &SlotIdentity,
@@ -275,10 +275,11 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
         refresh: Refresh,
     ) -> impl Future<Output = Result<Option<String>, CatalogError>> + Send;
 
-    /// Adds a suggested fix to the error with which the server refused a replication connection.
+    /// Adds a suggested fix to `error`, which the server returned when it refused a replication
+    /// connection.
     fn explain_rejection(&self, error: &mut ServerError) -> impl Future<Output = ()> + Send;
 
-    /// Listens for other commands' requests to confirm the current position of `slot`.
+    /// Listens for requests from `walpost verify` to confirm the current position of `slot`.
     fn position_requests(
         &self,
         slot: &str,
@@ -290,7 +291,7 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
 
 /// A locked table; see [`LockedTable`].
 pub(crate) trait LockedQueries: Send + Sync {
-    /// Returns the columns by which the table's rows are ordered.
+    /// Returns the columns that can be used to order the table's rows.
     fn row_order(&self) -> impl Future<Output = Result<RowOrder<'_>, CatalogError>> + Send;
 }
 

@@ -89,8 +89,8 @@ pub enum Step {
     Done,
     /// The frame was processed, and the server requests a status update.
     Answer,
-    /// The window or the sink's queue is full. The caller must pass the same frame again once there
-    /// is space.
+    /// The limit on records in flight has been reached, or the sink's queue is full. The caller
+    /// must pass the same frame again once there is space.
     Full,
     /// The sink has to prepare this topic. The caller must pass the same frame again afterwards.
     NewTopic(String),
@@ -104,7 +104,7 @@ pub enum Step {
 }
 
 impl Core {
-    /// Creates a core for the events of `outbox`.
+    /// Creates a [`Core`] that processes the events of `outbox`.
     ///
     /// # Errors
     /// Returns an error if the outbox consists of logical decoding messages and the settings refer
@@ -136,8 +136,8 @@ impl Core {
         self.delivery.dead_letters = DeadLetters::new(pipeline, prefix, settings);
     }
 
-    /// Enables delivery of the rows that a table already contained when it was added to this
-    /// publication. Applies only to an outbox of several tables.
+    /// Enables delivery of the rows that a table already contained when it was added to
+    /// `publication`. Applies only to an outbox of several tables.
     pub(crate) fn read_older_rows_of(&mut self, publication: &str) {
         self.source.read_older_rows_of(publication);
     }
@@ -192,8 +192,8 @@ impl Core {
         }
     }
 
-    /// Sets the names under which the rows of the published tables may be published. `commands` is
-    /// used for error messages.
+    /// Sets the names under which each table's rows may be published. `commands` formats the
+    /// commands that error messages suggest.
     pub(crate) fn accept_names(&mut self, tables: Vec<AcceptedNames>, commands: &Commands) {
         if let Source::Table(source) = &mut self.source {
             source.accept_names(tables, commands);
@@ -310,8 +310,8 @@ impl Core {
         }
     }
 
-    /// Continues counting from the previous core's values, as returned by [`Core::ignored_counts`]
-    /// and [`Core::dead_letters`].
+    /// Sets the counters to the values that [`Core::ignored_counts`] and [`Core::dead_letters`]
+    /// returned for the previous instance.
     pub fn resume_counts(
         &mut self,
         ignored_counts: Option<IgnoredCounts>,
@@ -325,7 +325,8 @@ impl Core {
         }
     }
 
-    /// Removes and returns the table names, for use by the core that replaces this core.
+    /// Removes the table names from this instance and returns them, so that they can be passed to
+    /// the instance that replaces this one.
     pub(crate) fn take_table_names(&mut self) -> Option<TableNames> {
         match &mut self.source {
             Source::Table(source) => Some(source.replace_names(TableNames::default())),
@@ -333,7 +334,7 @@ impl Core {
         }
     }
 
-    /// Restores the table names taken from the core that this core replaces.
+    /// Restores the table names that were taken from the previous instance.
     pub(crate) fn restore_table_names(&mut self, names: Option<TableNames>) {
         if let (Source::Table(source), Some(names)) = (&mut self.source, names) {
             source.replace_names(names);
@@ -352,8 +353,8 @@ impl Core {
         self.suspects = suspects;
     }
 
-    /// Returns the range of isolated rows once the stream has passed it and all of its rows are
-    /// durable.
+    /// Returns the range of isolated rows once the stream has passed the range and all of its rows
+    /// are durable.
     pub(crate) fn passed_suspects(&self) -> Option<&RangeInclusive<Position>> {
         let suspects = self.suspects.as_ref()?;
         let is_past = match self.position {
@@ -363,8 +364,8 @@ impl Core {
         (is_past && self.delivery.watermark.in_flight().records == 0).then_some(suspects)
     }
 
-    /// If the next row is in the range to isolate, makes the window admit only one record at a
-    /// time. Must be called whenever `position` advances.
+    /// Limits the number of records in flight to one if the next row is in the range of rows to
+    /// isolate. Must be called whenever `position` advances.
     #[inline]
     fn apply_isolation(&mut self) {
         if let (Some(suspects), Some(position)) = (&self.suspects, &self.position) {
@@ -422,7 +423,7 @@ impl Core {
     /// than processing a short frame.
     ///
     /// # Errors
-    /// Returns the error in `step` unless the table is set aside because of it.
+    /// Returns the error in `step` if the error does not cause a table to be set aside.
     #[cold]
     #[inline(never)]
     pub fn or_set_aside(
@@ -588,10 +589,10 @@ impl Core {
         Ok(Step::Done)
     }
 
-    /// Processes a message of which only the beginning was read, because it exceeds the size limit.
-    /// An oversized logical decoding message must not block the stream, because any role can write
-    /// such a message. The exception is a message that `walpost.publish` could have written: this
-    /// message is an event, so skipping it would lose the event.
+    /// Processes a message that exceeds the size limit. Only the beginning of such a message is
+    /// read. An oversized logical decoding message must not block the stream, because any role can
+    /// write such a message. The exception is a message that `walpost.publish` could have written:
+    /// this message is an event, so skipping it would lose the event.
     fn process_large_message(
         &mut self,
         head: &[u8],
@@ -707,8 +708,8 @@ impl Core {
         Ok(step)
     }
 
-    /// Converts an error that occurred while the next message was read, adding the message's
-    /// position.
+    /// Converts an error that occurred while the next message was being read, and adds the position
+    /// of that message.
     #[must_use]
     pub(super) fn unread<E: From<CoreError> + From<ConnectionError>>(
         &self,

@@ -55,8 +55,8 @@ pub(crate) enum PipelineError {
     Sink(#[from] SinkError),
 }
 
-/// An error for a server that fails to prove its identity, at an address to which Walpost was
-/// connected before.
+/// A failed connection to a server that does not prove its identity, although Walpost was connected
+/// to the same address before.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "{error}. Walpost keeps trying to connect, because it was connected to this address before: the server's settings may have \

@@ -33,8 +33,8 @@ pub(crate) async fn record_halt(settings: &PipelineSettings, reason: &str) {
         Ok(Err(error)) => error.to_string(),
         Err(_) => format!("no response within {RECORD_TIMEOUT:?}"),
     };
-    // If the pipeline halted because the database is unreachable, `reason` already contains the
-    // error in `why`, so no warning is needed.
+    // No warning is needed if the pipeline halted because the database is unreachable: `reason`
+    // then already contains the error message `why`.
     if reason.contains(&why) {
         return;
     }

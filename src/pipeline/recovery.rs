@@ -226,8 +226,8 @@ fn dial_remedy(error: &DialError) -> Remedy {
         // An administrator may change the file's permissions while Walpost runs, which must not
         // halt the pipeline.
         | DialError::UntrustedFile { .. }
-        // The error may be temporary: while PostgreSQL is down, another user may be able to listen
-        // at its socket's path.
+        // The error may be temporary: while PostgreSQL is down, a process of another user may be
+        // able to listen at PostgreSQL's socket path.
         | DialError::OtherPeer { .. }
         | DialError::NotReadWrite { .. } => Remedy::Reconnect,
         // protocol_violation while connecting: the server is a connection pooler rather than
@@ -327,8 +327,8 @@ pub(crate) fn sink_remedy(error: &SinkError) -> Remedy {
 }
 
 /// Returns whether the server is shutting down or has shut down. If the address lists several
-/// hosts, one host that is shutting down is enough: the others have been tried, and were not
-/// suitable.
+/// hosts, it is sufficient that one of them is shutting down, because connecting to each of the
+/// other hosts has failed too.
 #[must_use]
 pub(crate) fn is_stopping(error: &DialError) -> bool {
     let attempts = error.attempts();
@@ -379,7 +379,7 @@ pub(crate) fn stand_by_delay() -> Duration {
     jittered(STANDBY_POLL_INTERVAL)
 }
 
-/// Returns a random duration between half of `delay` and all of it.
+/// Returns a random duration between half of `delay` and the full `delay`.
 fn jittered(delay: Duration) -> Duration {
     delay.mul_f64(0.5 + fastrand::f64() / 2.0)
 }

@@ -64,8 +64,8 @@ const RECORDING_TIMEOUT: Duration = Duration::from_secs(10);
 /// Kafka transaction is being committed or a topic is being created.
 const BLOCKED_READ_AHEAD_BYTES: usize = 1536 << 10;
 
-/// While rows arrive quickly, a separate thread reads ahead. The amount is limited to the window's
-/// size in bytes, divided by this number.
+/// While rows arrive quickly, a separate thread reads ahead at most `window_bytes` divided by this
+/// number.
 const THREAD_READ_AHEAD_WINDOW_PARTS: u64 = 8;
 /// Maximum number of bytes that a separate thread reads ahead. A very fast walsender sends about
 /// this much in 10 ms.
@@ -89,7 +89,7 @@ pub(super) struct Session<'s> {
     pace: Pace,
     /// The copy of older rows that precedes the stream; `None` once all of its rows are durable.
     copying: Option<Copying>,
-    /// Whether a message has been logged that a restart is waiting for the copy.
+    /// Whether the log already contains a message that a restart has to wait for the copy.
     has_announced_restart: bool,
     /// Tracks the tables that are set aside (not delivered because of an error).
     tables: TableWatch,
@@ -100,7 +100,8 @@ pub(super) struct Session<'s> {
 /// A condition that must be met before the session processes the next frame.
 enum Wait {
     Nothing,
-    /// The window or the sink must have space for another record.
+    /// There must be space for another record in the window of unacknowledged records and in the
+    /// sink's queue.
     Room,
     /// The sink must prepare the topic.
     Topic(String, Preparation),
@@ -129,9 +130,9 @@ type Description = Pin<Box<dyn Future<Output = Result<Described, CatalogError>> 
 type Described = (Vec<ColumnFacts>, Vec<AcceptedNames>);
 
 impl Session<'_> {
-    /// Streams until the pipeline is asked to drain. If a transaction is open at that time,
-    /// continues to the end of that transaction, so that it does not have to be resent. Only a
-    /// server shutdown cuts the transaction short. Returns the deadline for the drain.
+    /// Streams until the pipeline is asked to drain. If a transaction is open at that time, streams
+    /// to the end of that transaction, so that the transaction does not have to be resent. Stops
+    /// earlier only if the server shuts down. Returns the deadline for the drain.
     ///
     /// # Errors
     /// Returns an error if the stream can't continue.
@@ -175,16 +176,17 @@ impl Session<'_> {
             }
             let has_room = self.connection.unread() < BLOCKED_READ_AHEAD_BYTES;
             let reads = matches!(wait, Wait::Nothing) && (!self.is_committing() || has_room);
-            // Even while frames can't be processed, data is read ahead in two cases. While older
-            // rows are being copied, incoming data shows that the server is alive. While a topic is
-            // being created, the frames read ahead may reveal other missing topics.
+            // Even while frames can't be processed, continue reading in two cases. While older rows
+            // are being copied, incoming data shows that the server is alive. While a topic is
+            // being created, the frames that are read ahead may contain events for other missing
+            // topics.
             let copies = self.is_copying();
             let receives = match copies || matches!(wait, Wait::Topic(..)) {
                 true => has_room,
                 false => reads,
             };
-            // After aborting the stream, the server sends no more data. The error with which it
-            // aborted the stream is processed only after the data that precedes the error.
+            // The server sends no more data after it has aborted the stream. Process all data that
+            // precedes the error with which the stream was aborted, and only then the error itself.
             let is_blocked = !matches!(wait, Wait::Nothing) || self.is_committing();
             if !receives || self.connection.is_aborted() && is_blocked {
                 self.connection.pause();
@@ -377,8 +379,8 @@ impl Session<'_> {
         Wait::Journal(Box::new(note), recording)
     }
 
-    /// Requests a checkpoint if a command is waiting for the position to be confirmed. With
-    /// exactly-once delivery, a position is confirmed only after a checkpoint.
+    /// Requests a checkpoint if `walpost verify` is waiting for the durable position to be
+    /// confirmed. With exactly-once delivery, a position is confirmed only after a checkpoint.
     fn request_checkpoint(&mut self) {
         if self.confirmation_gate.is_requested()
             && let Some(committer) = &mut self.committer

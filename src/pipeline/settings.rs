@@ -28,8 +28,8 @@ pub(crate) struct PipelineSettings {
     /// Name of the pipeline. Used in logs, and to derive the default names of its slot and other
     /// objects.
     pub name: String,
-    /// Whether an operator or a row of a query defines the pipeline. This determines which slots
-    /// the pipeline may use.
+    /// Whether the pipeline is defined by an operator or by a row of a query's result. This
+    /// determines which slots the pipeline may use.
     pub defined_by: DefinedBy,
     pub postgres: Conninfo,
     /// The outbox, the publication and the slot.
@@ -161,8 +161,9 @@ impl PipelineSettings {
     }
 
     /// Returns the dead-letter topic if an event becomes a dead letter when its topic can't be
-    /// used. Returns `None` if the settings don't allow this, or if the configuration names the
-    /// events' topic: the operator must then create that topic instead.
+    /// used. Returns `None` if the settings don't allow dead letters for such events, or if the
+    /// topic's name is fixed in the configuration. In the latter case, the operator must create the
+    /// topic.
     fn dead_letter_topic_for_unusable(&self) -> Option<&str> {
         let is_chosen_by_row = self.outbox.topic.constant().is_none();
         let sends_dead_letters = self.dead_letters.unroutable == Undeliverable::DeadLetter;
@@ -190,8 +191,8 @@ impl PipelineSettings {
         }
     }
 
-    /// Returns whether the pipeline may run despite the problem, because the problem concerns only
-    /// tables that will be set aside when one of their rows arrives.
+    /// Returns whether the pipeline may run despite the problem. This is the case if the problem
+    /// concerns only tables that will be set aside when one of their rows arrives.
     #[must_use]
     pub(crate) fn tolerates(&self, problem: &Problem) -> bool {
         self.sets_tables_aside() && matches!(problem, Problem::OtherTables { .. })

@@ -389,7 +389,7 @@ impl CatalogQueries for SimDatabase {
         Err(CatalogError::missing_journal(target))
     }
 
-    /// Only pipelines defined by rows have to own their slots.
+    /// Always succeeds, because only a pipeline that is defined by a row must own its slot.
     async fn check_slot_owner(
         &self,
         _: &str,
@@ -552,8 +552,8 @@ struct Simulation {
     shared: Shared,
     settings: PipelineSettings,
     instances: Vec<Instance>,
-    /// Whether an instance has halted, as it should, because the database was restored or the slot
-    /// re-created.
+    /// Whether an instance has halted, which is correct after the database is restored or the slot
+    /// is re-created.
     has_halted: bool,
 }
 
@@ -918,9 +918,9 @@ fn retries_for_ten_minutes_if_the_server_rejects_a_previously_accepted_role() {
 }
 
 /// The table is empty when the slot is acquired. By the time that Kafka is available again, the
-/// table has rows, and the server's statistics do not show that the slot has sent them. Walpost
-/// therefore treats them as older rows and copies them. The stream that has already started must
-/// not be used, because it would deliver them a second time.
+/// table has rows, and the server's statistics do not show that the slot has sent any rows. Walpost
+/// therefore treats the rows as older rows and copies them. The stream that has already started
+/// must not be used, because it would deliver the rows a second time.
 #[test]
 fn restarts_the_stream_if_rows_to_copy_appear_after_the_slot_is_acquired() {
     simulated_time().block_on(async {

@@ -42,7 +42,7 @@ use crate::sink::Sink;
 const LOCK_TIMEOUT: &str = "30s";
 
 /// Reason for not copying rows, as recorded in the journal: the slot has been read before, so the
-/// older rows were dealt with when the slot was new.
+/// older rows were copied or skipped when the slot was new.
 const STREAMED_BEFORE: &str = "streamed before";
 
 /// Reason for not copying rows, as recorded in the journal: the table is empty.
@@ -99,13 +99,14 @@ fn decide(
 /// What the current run does about rows that are older than the slot.
 pub(super) enum Planned {
     Nothing,
-    /// No rows have to be copied. This must be recorded once the slot has been acquired.
+    /// No rows have to be copied, and a journal entry that states this must be written once the
+    /// slot has been acquired.
     Settled(Settlement),
     /// The rows have to be copied.
     Copy(Box<Plan>),
 }
 
-/// The contents of a journal entry which states that a table's older rows do not have to be copied.
+/// The contents of a journal entry that states that a table's older rows do not have to be copied.
 pub(super) struct Settlement {
     table: Option<String>,
     why: &'static str,
@@ -150,8 +151,8 @@ pub(super) async fn plan(
     let found = slot.map_or(Lsn::ZERO, |slot| slot.confirmed);
     let confirmed = position_confirmed_by_walpost(found, recorded);
     let unfinished = Unfinished::search(target, catalog, &snapshots, confirmed).await?;
-    // If the checkpoint contains a position in the stream and no copy in progress, every copy has
-    // been delivered to Kafka.
+    // If Kafka contains events from the stream and the checkpoint contains no copy in progress,
+    // every copy has been delivered completely.
     let is_passed = delivered.is_some_and(|known| known.has_delivered && known.copied.is_none());
     let unfinished = unfinished.filter(|_| !is_passed);
     if let Some(unfinished) = &unfinished
@@ -256,9 +257,10 @@ fn position_confirmed_by_walpost(found: Lsn, recorded: Option<Lsn>) -> Lsn {
     recorded.map_or(found, |recorded| found.min(recorded))
 }
 
-/// A copy of older rows that still has to be completed, even if the outbox's definition has changed
-/// since. Either an earlier run started the copy, possibly with a different definition of the
-/// pipeline, or the slot was created for this table but the copy was never started.
+/// A copy of older rows that is not complete yet. Either an earlier run started the copy, possibly
+/// with a different definition of the pipeline, or the slot was created for this table but the copy
+/// was never started. The copy must be completed even if the outbox's definition has changed in the
+/// meantime.
 struct Unfinished {
     table: Option<String>,
     snapshot_lsn: Lsn,
@@ -356,7 +358,7 @@ async fn table_snapshots(
 ) -> Result<Vec<TableSnapshot>, CatalogError> {
     match catalog.table_snapshots(target).await {
         Err(CatalogError::NoJournal { .. }) => Ok(Vec::new()),
-        // A role without the privilege to read the journal can't have started a copy.
+        // If the role lacks the privilege to read the journal, it can't have started a copy.
         Err(CatalogError::Server(error))
             if target.outbox.table().is_none() && error.code == INSUFFICIENT_PRIVILEGE =>
         {
@@ -407,7 +409,7 @@ pub(super) async fn has_nothing_to_copy(
     observed: &Observed,
     recorded: Option<Lsn>,
 ) -> bool {
-    // If no decision is possible, a later phase of startup reports the reason.
+    // If an error prevents the decision, a later phase of startup reports the error.
     let decided = decided(settings, catalog, observed, recorded).await;
     decided.is_ok_and(|decided| !matches!(decided, Some((Decision::Copy, _))))
 }
@@ -578,8 +580,8 @@ impl Plan {
             Some(columns) => RowOrder::from_columns(locked, columns),
             None => locked.row_order().await?,
         };
-        // Walpost also compares keys itself, which it can do only byte by byte, so the rows must
-        // also be sorted byte by byte.
+        // The rows must be sorted byte by byte, because Walpost also compares keys itself, and can
+        // compare them only byte by byte.
         let order = match self.key.is_empty() {
             true => order,
             false => order.by_bytes(),
@@ -790,7 +792,7 @@ const LOCK_NOT_AVAILABLE: &str = "55P03";
 /// SQLSTATE insufficient_privilege.
 const INSUFFICIENT_PRIVILEGE: &str = "42501";
 
-/// A copy that is in progress or not durable yet.
+/// A copy that is still in progress, or whose rows are not all durable yet.
 pub(super) struct Copying {
     /// The connection that the rows are read from; `None` once all rows have been read.
     connection: Option<Connection>,
@@ -817,7 +819,7 @@ pub(super) enum Read {
     Nothing,
     /// All rows have been read.
     End,
-    /// The window or the sink's queue is full.
+    /// The limit on records in flight has been reached, or the sink's queue is full.
     Full,
     /// The sink has to prepare this topic first.
     NewTopic(String),
@@ -917,10 +919,9 @@ impl Copying {
         }
     }
 
-    /// Returns `true` if all rows have been read and `confirmed` shows that they are durable.
-    /// `confirmed` shows this only if it has advanced since the copy started: after a failover to a
-    /// standby without later WAL, the slot may have been at the consistent point from the
-    /// beginning.
+    /// Returns `true` if all rows have been read and `confirmed` shows that they are durable. To
+    /// show this, `confirmed` must have advanced since the copy started: if a standby without later
+    /// WAL was promoted, the slot was already at the consistent point when the copy started.
     pub(super) fn is_durable(&self, confirmed: Lsn) -> bool {
         !self.reads() && confirmed >= self.snapshot_lsn && confirmed > self.resumed
     }

@@ -41,12 +41,12 @@ pub(super) async fn stream_end_error(connection: &mut Connection) -> Option<Pipe
     }
 }
 
-/// If `error` is about a row that the server can't send, advances the slot to the last confirmed
-/// position. The server has aborted the stream at the row, so the events that precede the row could
-/// not be confirmed in the stream, although they have been delivered. If the slot were not
-/// advanced, these events would be delivered again after each restart, and `walpost skip` would
-/// list them. The slot must be free. The server may have to read a large amount of WAL to advance
-/// the slot, so the wait is limited to `drain_timeout`.
+/// Advances the slot to the last confirmed position if `error` is about a row that the server can't
+/// send. The server has aborted the stream at the row, so the events that precede the row could not
+/// be confirmed in the stream, although they have been delivered. If the slot were not advanced,
+/// these events would be delivered again after each restart, and `walpost skip` would list them.
+/// The slot must be free. The server may have to read a large amount of WAL to advance the slot, so
+/// the wait is limited to `drain_timeout`.
 pub(super) async fn confirm_preceding_events(
     error: &PipelineError,
     settings: &PipelineSettings,
@@ -137,8 +137,8 @@ async fn find_table(
         Err(_) if rows.next == Some(sought) => found = rows.described,
         Ok(()) | Err(_) => {}
     }
-    // Ignore errors: in the middle of a large transaction, the server may take too long to end the
-    // stream.
+    // Ignore errors from closing the connection: in the middle of a large transaction, the server
+    // may take too long to end the stream.
     let _ = connection.close().await;
     Ok(found)
 }
@@ -154,9 +154,9 @@ struct Rows {
 }
 
 impl Rows {
-    /// Processes a message. If it has a position (because it is a row or a transactional logical
-    /// decoding message), returns that position and, for a row, the table's name. Messages that
-    /// exceed the size limit have positions too.
+    /// Processes a message. If the message has a position (because it is a row or a transactional
+    /// logical decoding message), returns this position and, for a row, the table's name. A message
+    /// that exceeds the size limit also has a position.
     fn read_frame(&mut self, frame: &Frame<'_>) -> Option<(Position, Option<String>)> {
         match *frame {
             Frame::XLogData { data, .. } => self.read_message(&Message::decode(data).ok()?),

@@ -174,15 +174,16 @@ pub enum CatalogError {
         /// The statement that releases the lock.
         release: String,
     },
-    /// A pipeline that is defined by a row has a slot that does not belong to it.
+    /// A pipeline that is defined by a row is configured with a slot that does not belong to the
+    /// pipeline.
     #[error(
         "{found}, but pipeline {pipeline:?} is defined by a row of a query, and such a pipeline may use only a slot that is \
          recorded as its own. Correct the row; or, to let the pipeline continue from the slot's position, stop the pipeline \
          that uses the slot, if there is one, and run: {take}"
     )]
     ForeignSlot {
-        /// A clause that states which pipeline the slot belongs to, or that this can't be
-        /// determined.
+        /// A clause that states which pipeline the slot belongs to, or that the owner of the slot
+        /// is unknown.
         found: String,
         pipeline: String,
         /// The command with which an operator assigns the slot to the pipeline.
@@ -201,8 +202,8 @@ impl CatalogError {
         Self::NoJournal { init }
     }
 
-    /// Adds this process's command-line options to the command that the error suggests. The
-    /// suggestions in sql/ do not include these options.
+    /// Adds this process's command-line options to the command that the error suggests. Commands
+    /// that come from the files in sql/ do not include these options.
     #[must_use]
     pub(crate) fn with_commands(mut self, commands: &Commands) -> Self {
         if let Self::Server(server) = &mut self {
@@ -231,8 +232,8 @@ impl Catalog {
         Self::open_within(conninfo, SqlLimits::CATALOG_QUERIES).await
     }
 
-    /// Connects like [`Self::open`], but the connection can also read rows of up to `row_bytes_max`
-    /// bytes.
+    /// Connects like [`Self::open`], but sets the limits on query results so that rows of up to
+    /// `row_bytes_max` bytes are accepted.
     ///
     /// # Errors
     /// Returns an error if no host in `conninfo` accepts the connection.
@@ -262,7 +263,7 @@ impl Catalog {
     /// Waits for the connection to close.
     pub(crate) async fn closed(&mut self) {
         if !self.driver.is_finished() {
-            // The task returns an error only if it panics, and then the connection is closed too.
+            // Awaiting the task fails only if the task panicked, which also closes the connection.
             let _ = (&mut self.driver).await;
         }
     }
@@ -296,8 +297,8 @@ impl Catalog {
     }
 
     /// Verifies that the owners of Walpost's functions and of the publication are trusted to run
-    /// code as the current role. The outbox's owner may also own the objects that serve only this
-    /// outbox. If `journal_only` is true, checks the journal instead.
+    /// code as the current role. Objects that are used only for this outbox may also be owned by
+    /// the outbox's owner. If `journal_only` is true, checks the journal instead.
     ///
     /// # Errors
     /// Returns an error if one of the objects is owned by a role that is not trusted, or if the
@@ -426,8 +427,8 @@ impl Catalog {
         Ok(found.pop().map(|(_, table)| table))
     }
 
-    /// Returns the given tables that exist, in no particular order. Each table has only the columns
-    /// that the publication sends.
+    /// Returns the tables in `tables` that exist, in no particular order. Each result lists only
+    /// the columns that the publication sends.
     ///
     /// # Errors
     /// Returns an error if the query fails.
@@ -495,9 +496,9 @@ impl Catalog {
         columns.iter().map(parse_column_facts).collect()
     }
 
-    /// Returns the columns of these tables, limited to the columns that the publication sends. If
-    /// `publication` is `None`, returns every column that a publication could send. The columns of
-    /// each table are in table order.
+    /// Returns the columns of these tables that the publication sends, or, if `publication` is
+    /// `None`, every column that a publication could send. The columns of each table are in the
+    /// order in which the table defines them.
     async fn columns(
         &self,
         oids: &[u32],

@@ -36,7 +36,7 @@ const ATTEMPTS: u32 = 5;
 pub(crate) struct Provision {
     /// The pipeline's name.
     pub pipeline: String,
-    /// Whether an operator or a row of a query's result defines the pipeline.
+    /// Whether the pipeline is defined by an operator or by a row of a query's result.
     pub defined_by: DefinedBy,
     /// Whether the pipeline may use the slot even if it belongs to another pipeline.
     pub takes_slot: bool,
@@ -68,8 +68,8 @@ pub(crate) struct Provision {
 pub(crate) struct Scripts {
     /// Steps that run together in one transaction.
     pub together: Vec<Script>,
-    /// Steps that run after that transaction, each on its own, because PostgreSQL can't create a
-    /// slot in a transaction that has performed writes.
+    /// Steps that run after the transaction, one at a time, because PostgreSQL can't create a slot
+    /// in a transaction that has performed writes.
     pub after: Vec<Script>,
 }
 
@@ -184,8 +184,8 @@ impl Provision {
             }),
         });
         if let Some(table) = outbox.table() {
-            // The following statements refer to the table by name. While the table is locked, that
-            // name can't refer to a different table than the one that was examined.
+            // The following statements refer to the table by name. The lock ensures that the name
+            // still refers to the table that was examined.
             together.push(Script {
                 makes: format!("lock on {table}"),
                 sql: sql_file::examine(&self.target, SessionKind::Any, "owners read"),
@@ -248,7 +248,7 @@ impl Provision {
         };
         let last = match outbox {
             // `walpost.add_outbox` makes the slot deliver the rows that the table already contains,
-            // so no copy is due.
+            // so `walpost run` does not have to copy them.
             Outbox::OneOf { table, .. } => Some(Script {
                 makes: format!("{table} in publication {publication}"),
                 sql: self.fill_in(ADD_OUTBOX),
@@ -340,9 +340,9 @@ impl Provision {
             } else {
                 LeftTables::LastStep
             };
-            // Record how the tables are published after each of these steps: after the slot has
-            // been created, because walpost.add_outbox looks up the slot in walpost.table_state,
-            // and after walpost.add_outbox has run, because this function may have omitted rows.
+            // Record how the tables are published after the slot has been created, because
+            // walpost.add_outbox looks up the slot in walpost.table_state. Record it again after
+            // walpost.add_outbox has run, because this function may have omitted rows.
             let recorded = self.record_tables(catalog).await;
             recorded.map_err(failed("record of the published tables", left))?;
         }
@@ -350,9 +350,10 @@ impl Provision {
         accepted.map_err(failed("record of the accepted name", LeftTables::LastStep))
     }
 
-    /// If a row defines the pipeline, checks that the slot belongs to the pipeline, unless an
-    /// operator has allowed the pipeline to use the slot anyway. If the slot is new, checks that no
-    /// earlier slot with the same name is recorded as belonging to another pipeline.
+    /// If the pipeline is defined by a row of a query's result, checks that the slot belongs to the
+    /// pipeline. If the slot is new, checks that no earlier slot with the same name is recorded as
+    /// belonging to another pipeline. Skips these checks if an operator has allowed the pipeline to
+    /// use the slot anyway.
     async fn check_slot_owner(&self, catalog: &Catalog, is_new: bool) -> Result<(), CatalogError> {
         if self.takes_slot {
             return Ok(());
@@ -372,8 +373,8 @@ impl Provision {
         }
     }
 
-    /// Records that rows may be published under the current name of the table that the operator
-    /// specified, in case the table was renamed.
+    /// Records that rows may be published under the table's current name, which the operator
+    /// specified. The table may have been renamed.
     async fn accept_name(&self, catalog: &Catalog) -> Result<(), CatalogError> {
         let Outbox::OneOf { table, .. } = &self.target.outbox else {
             return Ok(());
@@ -779,8 +780,8 @@ mod tests {
         }
     }
 
-    /// Returns the part of a source file that is not a test, as one line with single spaces, so that
-    /// a search for a statement finds it even if its literal is split into several lines.
+    /// Returns the part of a source file that is not a test, as one line with single spaces. A
+    /// search for a statement then finds it even if its literal is split into several lines.
     fn code_on_one_line(path: &str, text: &str) -> String {
         let is_test = path.contains("/tests/") || path.ends_with("/tests.rs");
         let tests = "#[cfg(test)]\nmod tests {";
@@ -792,8 +793,9 @@ mod tests {
         }
     }
 
-    /// Another role may have added a trigger or a rule to one of Walpost's tables, so each statement
-    /// must examine the table first. Exceptions are listed with the reason why they are safe.
+    /// Another role may have added a trigger or a rule to one of Walpost's tables, so each
+    /// statement must examine the table first. Exceptions are listed with the reason why they are
+    /// safe.
     #[test]
     fn statements_on_walpost_tables_examine_the_tables_first() {
         let listed = [
@@ -870,7 +872,7 @@ mod tests {
     /// are safe.
     #[test]
     fn statements_refer_to_tables_only_after_examining_them() {
-        // Files in which an error or a warning contains a statement for an administrator.
+        // In these files, errors and warnings contain statements that an administrator can run.
         let messages = [
             "check/postgres.rs",
             "catalog/event_limits.rs",
@@ -884,16 +886,17 @@ mod tests {
         ];
         let listed = [
             "catalog/table_guard.rs",
-            // Used only while `table_guard` holds a lock on the table.
+            // These files run their statements only while `table_guard` holds a lock on the table.
             "catalog/copy.rs",
             "catalog/table.rs",
-            // Used only in a transaction that examines the table first.
+            // This file runs its statements only in a transaction that examines the table first.
             "retention/rows.rs",
-            // Runs DDL only if the current user owns the table, or after `lock_and_examine` with
-            // `ALTER`.
+            // These files run DDL only if the current user owns the table, or after
+            // `lock_and_examine` with `ALTER`.
             "src/retention.rs",
             "retention/ahead.rs",
-            // The table is locked while the server parses the statement, which is never planned.
+            // In this file, the server only parses the statement, without planning or executing it,
+            // and the table is locked while the server parses the statement.
             "replay/condition.rs",
         ];
         let reads = ["FROM {}", "FROM ONLY {", "FROM {table", "FROM {from_item"];
@@ -912,9 +915,9 @@ mod tests {
         }
     }
 
-    /// If a table has no alias, and its owner renames a column and gives the table the column's
-    /// former name, then an expression that names the column refers to the whole row instead. The
-    /// owner can define casts for the row type, and these would run.
+    /// Without an alias, the owner of a table could make a statement run a cast: the owner renames
+    /// a column and gives the table the column's former name, and then an expression that names the
+    /// column refers to the whole row. The owner can define casts for the table's row type.
     #[test]
     fn statements_use_an_alias_for_tables_owned_by_other_roles() {
         let mut found = Vec::new();
@@ -1023,7 +1026,8 @@ mod tests {
         assert_eq!(filled, "SELECT 'out''box', \"My Shop\"::text, :'what';\n");
     }
 
-    /// Returns the objects that are created in the transaction, and those that later steps create.
+    /// Returns two lists of objects: those that the transaction creates, and those that later steps
+    /// create.
     fn created_objects(provision: &Provision) -> [Vec<String>; 2] {
         let Scripts { together, after } = provision.scripts();
         [together, after].map(|scripts| scripts.into_iter().map(|script| script.makes).collect())

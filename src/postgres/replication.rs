@@ -32,11 +32,12 @@ mod preview;
 mod reader;
 mod transport;
 
-/// Minimum size of a Unix-domain socket's buffer with which the walsender does not stall while
-/// Walpost decodes rows and sends them to Kafka.
+/// Required size of a Unix-domain socket's buffer. With a smaller buffer, the walsender stalls
+/// while Walpost decodes rows and sends them to Kafka.
 pub(crate) const WANTED_BUFFER_BYTES: usize = 4 << 20;
-/// Receive buffer size for a TCP connection within the host. The buffer is smaller than the space
-/// for one read (`READ_BYTES`), but large enough for the rows that arrive in about a millisecond.
+/// Size of the receive buffer for a TCP connection to a server on the same host. The buffer is
+/// smaller than one read (`READ_BYTES`), but large enough for the rows that arrive in about a
+/// millisecond.
 const RECEIVE_BUFFER_BYTES: usize = 96 << 10;
 /// Maximum length of a reply to a command. PostgreSQL's replies are far shorter.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
@@ -106,9 +107,8 @@ pub enum UnsendableCause {
 }
 
 impl ConnectionError {
-    /// Returns the cause if this is one of the errors that the server reports for a row that it
-    /// can't send. Meaningful only while the server is sending rows: at other times, the same
-    /// errors can have other causes.
+    /// Returns the cause if the server reported that it can't send a row. Meaningful only while the
+    /// server is sending rows: at other times, the same error can have a different cause.
     #[must_use]
     pub(crate) fn unsendable_cause(&self) -> Option<UnsendableCause> {
         let Self::Server(error) = self else {
@@ -137,7 +137,7 @@ impl ConnectionError {
     }
 
     /// Returns the error that the server reported, if any. If several connection attempts failed,
-    /// returns the error only if the decisive failure was reported by a server.
+    /// considers only the failure that is most likely to be temporary.
     pub fn server_mut(&mut self) -> Option<&mut ServerError> {
         match self {
             Self::Server(error) => Some(error),
@@ -181,11 +181,11 @@ pub struct Connection {
     transport: Transport,
     ahead: Ahead,
     buffer: Buffer,
-    /// The length of the message that was returned last, or of a message that is still incomplete;
-    /// 0 if there is no such message.
+    /// The length of the most recently returned message, or of an incomplete message; 0 if there is
+    /// no such message.
     wanted: usize,
-    /// If only the beginning of an oversized message was returned, the total length of that
-    /// message; otherwise 0. When the message is consumed, the rest of it is skipped.
+    /// The total length of an oversized message if only the beginning of the message was returned;
+    /// otherwise 0. Consuming the message skips its remaining bytes.
     large: usize,
     /// Number of bytes of an oversized message that remain to be skipped.
     skipped: usize,
@@ -195,14 +195,15 @@ pub struct Connection {
     row_bytes_max: usize,
     /// Whether the server converts text to UTF-8.
     converts: bool,
-    /// Whether the server has aborted the stream. Data that it sent before can still be received.
+    /// Whether the server has aborted the stream. Data that the server sent before it aborted the
+    /// stream can still be received.
     is_aborted: bool,
     notices: Arc<NoticeLimit>,
     /// The host that accepted the connection, for logs.
     pub host: String,
 }
 
-/// The thread that reads ahead on request, if there is one.
+/// The state of the thread that reads ahead.
 enum Ahead {
     Untried,
     Never,
@@ -213,7 +214,8 @@ enum Ahead {
     },
 }
 
-/// If reading ahead is not requested for this long, the thread is stopped to free its memory.
+/// How long the thread is kept after the last request to read ahead. The thread is then stopped to
+/// free its memory.
 const READER_IDLE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Session settings that determine how values are formatted as text.
@@ -225,8 +227,8 @@ pub(crate) const TEXT_FORMAT_SETTINGS: [(&str, &str); 5] = [
     ("timezone", "UTC"),
 ];
 
-/// Returns session settings for the text format of values, for the notices that the server sends,
-/// and for the time after which it closes a dead connection.
+/// Returns the session settings for a replication connection: the text format of values, which
+/// notices the server sends, and the timeout after which the server closes a dead connection.
 fn startup(link_timeout: Duration) -> Vec<(&'static str, String)> {
     TEXT_FORMAT_SETTINGS
         .into_iter()
@@ -316,8 +318,8 @@ impl Connection {
         self.transport.unix_buffer()
     }
 
-    /// Shrinks the receive buffer if this is a TCP connection within the host that does not use
-    /// TLS. Returns whether the buffer was shrunk.
+    /// Shrinks the receive buffer of a TCP connection to a server on the same host, unless the
+    /// connection uses TLS. Returns whether the buffer was shrunk.
     ///
     /// The walsender calls `send` once per row. While the receive buffer has space, every call
     /// transfers a separate segment through the kernel, which takes twice as long as decoding a
@@ -403,9 +405,9 @@ impl Connection {
     }
 
     /// Runs `START_REPLICATION`. The stream starts at `from` or at the slot's confirmed position,
-    /// whichever is later, and contains the transactions whose commit record is at or after this
-    /// position. Because the server stores the confirmed position, `from` can be 0/0 unless events
-    /// after that position are known to have been delivered. If `messages` is true, the stream
+    /// whichever is later, and contains the transactions whose commit record is at or after the
+    /// start. Callers can set `from` to 0/0 to start at the confirmed position, unless events after
+    /// the confirmed position are known to have been delivered. If `messages` is true, the stream
     /// includes logical decoding messages.
     ///
     /// # Errors
@@ -467,9 +469,9 @@ impl Connection {
         }
     }
 
-    /// Returns the next row of a `COPY`, or its end. Returns `None` if the buffer does not contain
-    /// the complete message yet. Returns the same row again until [`Connection::consume`] is
-    /// called.
+    /// Returns the next row of a `COPY`, or [`CopyOut::End`] after the last row. Returns `None` if
+    /// the buffer does not contain the complete message yet. Returns the same row again until
+    /// [`Connection::consume`] is called.
     ///
     /// # Errors
     /// Returns an error if the server aborted the copy or sent an unexpected message.
@@ -606,11 +608,12 @@ impl Connection {
         Ok(None)
     }
 
-    /// Makes a dedicated thread read from the socket, up to about `bytes_max` bytes ahead of
-    /// [`Connection::receive`]. The thread stops when no data arrives for a moment or
-    /// [`Connection::read_directly`] is called. Returns whether the thread is reading. Returns
-    /// false if the thread can't be started, or if the socket is not a Unix-domain socket with a
-    /// buffer smaller than [`WANTED_BUFFER_BYTES`], because other sockets don't benefit.
+    /// Starts a dedicated thread, if necessary, and makes it read from the socket, up to about
+    /// `bytes_max` bytes ahead of [`Connection::receive`]. The thread stops reading when no data
+    /// arrives for a moment or [`Connection::read_directly`] is called. Returns whether the thread
+    /// is reading. Only Unix-domain sockets with a buffer smaller than [`WANTED_BUFFER_BYTES`]
+    /// benefit from reading ahead, so the function returns false for all other sockets, and also if
+    /// the thread can't be started.
     pub fn read_ahead(&mut self, bytes_max: usize, now: Instant) -> bool {
         if let Ahead::Untried = self.ahead {
             let is_small = self
@@ -675,8 +678,7 @@ impl Connection {
     }
 
     /// Resets [`Connection::last_received_at`] to the current time. Must be called while Walpost
-    /// deliberately does not read; otherwise, the time without data would suggest that the
-    /// connection is broken.
+    /// intentionally does not read, so that the connection is not considered broken.
     pub fn pause(&mut self) {
         self.last_received_at = Instant::now();
     }

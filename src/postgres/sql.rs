@@ -7,9 +7,10 @@ pub(crate) use tokio_postgres::{Client, Row, SimpleQueryRow};
 
 use crate::model::lsn::Lsn;
 
-/// Returns an SQL literal with the type `text`. A literal without a type is passed to the input
-/// function of the type that it is compared with, and is checked against a domain's constraints,
-/// while the statement is parsed, even if the statement is only prepared.
+/// Returns an SQL literal with the type `text`. Without a type, the server would convert the
+/// literal to the type that the literal is compared with. The conversion calls the input function
+/// of that type, and checks the constraints if the type is a domain. It takes place while the
+/// server parses the statement, even if the statement is only prepared.
 pub(crate) fn text_literal(value: &str) -> String {
     format!("{}::text", escape_literal(value))
 }

@@ -1,8 +1,9 @@
 //! Substitutes the variables in the files in `sql/`.
 //!
 //! The files are written for psql. This module replaces `:"name"` and `:'name'` with quoted
-//! identifiers and literals, inserts each file that `\ir` includes, but only once, and removes all
-//! other psql commands. It also removes the lines from `\if` to `\endif`, which set default values.
+//! identifiers and literals. A file that `\ir` includes is inserted once, even if it is included
+//! several times. All other psql commands are removed, as are the lines from `\if` to `\endif`,
+//! which set default values.
 
 use std::fmt::Write;
 
@@ -128,9 +129,9 @@ impl Variables<'_> {
         out.push('\n');
     }
 
-    /// Parses `:'name'` or `:"name"` at the beginning of `text`, or `:failover`, which is the only
-    /// variable whose value is inserted as SQL instead of being quoted. Returns the value and the
-    /// rest of the text.
+    /// Parses the variable at the beginning of `text`: `:'name'`, `:"name"` or `:failover`. Only
+    /// the value of `:failover` is inserted as SQL instead of being quoted. Returns the value and
+    /// the rest of the text.
     fn variable<'t>(&self, text: &'t str, examine: &str) -> Option<(String, &'t str)> {
         if let Some(rest) = text.strip_prefix(":failover") {
             let argument = if self.failover { FAILOVER } else { "" };

@@ -37,8 +37,7 @@ impl TableName {
         }
     }
 
-    /// Returns a [`SourceTable`] with this name, to which settings can be bound. `sql_name` is the
-    /// name in SQL syntax.
+    /// Returns a [`SourceTable`] with this name. `sql_name` is the name in SQL syntax.
     #[must_use]
     pub(crate) fn rows<'a>(&'a self, sql_name: &'a str) -> SourceTable<'a> {
         SourceTable {
@@ -61,8 +60,8 @@ impl fmt::Display for TableName {
     }
 }
 
-/// Keywords that may have to be quoted when used as names. These are the keywords that
-/// `pg_get_keywords()` in PostgreSQL 18 does not classify as unreserved.
+/// Keywords that may have to be quoted when used as names: all keywords that `pg_get_keywords()`
+/// returns in PostgreSQL 18, except those in the category "unreserved".
 const KEYWORDS: &str = "all analyse analyze and any array as asc asymmetric authorization between bigint binary bit \
     boolean both case cast char character check coalesce collate collation column concurrently \
     constraint create cross current_catalog current_date current_role current_schema current_time \
@@ -117,7 +116,7 @@ impl FromStr for TableName {
     }
 }
 
-/// Parses the identifier at the beginning of the text, and returns it and the rest of the text.
+/// Parses the identifier at the beginning of `text`. Returns the identifier and the remaining text.
 fn part(text: &str) -> Option<(String, &str)> {
     let Some(mut rest) = text.strip_prefix('"') else {
         let end = text.find('.').unwrap_or(text.len());

@@ -40,8 +40,8 @@ enum Element {
 pub(crate) struct TablePatternError(String);
 
 impl TablePattern {
-    /// Returns the schema and the name as SQL `LIKE` patterns. Characters that are special to `LIKE`
-    /// but meant literally are escaped with a backslash.
+    /// Returns the schema and the name as SQL `LIKE` patterns. Characters that are special in
+    /// `LIKE` patterns but meant literally are escaped with a backslash.
     #[must_use]
     pub(crate) fn like(&self) -> [String; 2] {
         [self.schema.like(), self.name.like()]
@@ -161,8 +161,8 @@ impl FromStr for TablePattern {
     }
 }
 
-/// Parses the pattern for a single name at the beginning of the text, and returns it and the rest
-/// of the text.
+/// Parses the pattern for a single name at the beginning of `text`. Returns the pattern and the
+/// remaining text.
 fn part(text: &str) -> Option<(NamePattern, &str)> {
     let mut elements = Vec::new();
     let mut rest = text;

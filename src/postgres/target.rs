@@ -7,8 +7,9 @@ use super::table_pattern::TablePatterns;
 use crate::model::commands::Commands;
 use crate::model::set_aside::replay_set_aside;
 
-/// The schema and name of the table that `walpost.add_outbox` uses to send a table's existing rows
-/// if several outbox tables share a slot. `sql/tables.sql` creates it.
+/// The schema and name of the table `walpost.outbox_row`, which `sql/tables.sql` creates. If
+/// several outbox tables share a slot, `walpost.add_outbox` uses this table to send the existing
+/// rows of an added table.
 pub(crate) const OUTBOX_ROW: [&str; 2] = ["walpost", "outbox_row"];
 
 /// The database objects that a pipeline uses.

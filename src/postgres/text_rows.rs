@@ -79,7 +79,7 @@ pub(crate) async fn text_rows(
         client.batch_execute(&begin).await.map_err(catalog_error)?;
         let rows = read_rows(client, query).await;
         // If the result is too large, the server is still sending it, and ROLLBACK would have to
-        // wait. Closing the connection makes the server stop.
+        // wait. Closing the connection makes the server stop sending.
         if !matches!(
             rows,
             Err(TextRowsError::TooManyRows(_) | TextRowsError::TooLarge(_))

@@ -12,8 +12,9 @@ use crate::postgres::table::TableName;
 
 const WHERE_FLAG: &str = "--where";
 
-/// A query for a role that gives control over the server, and that the session has or can assume.
-/// The query uses `session_user`, because the session can return to this role from any other role.
+/// A query that returns a role that gives control over the server, such as a superuser role, if the
+/// session has or can assume such a role. The query checks `session_user`, because a session can
+/// always switch back to this role.
 const PRIVILEGED_ROLES: &str = "SELECT session_user::text, r.rolname::text FROM pg_catalog.pg_roles r \
      WHERE (r.rolsuper OR r.rolname IN ('pg_execute_server_program', 'pg_read_server_files', 'pg_write_server_files')) \
      AND pg_catalog.pg_has_role(session_user, r.oid, 'MEMBER') ORDER BY r.rolname <> session_user, r.rolname LIMIT 1";
@@ -50,11 +51,11 @@ pub(super) async fn examine(
     Ok(())
 }
 
-/// Returns two statements that the server can both parse only if the condition is a single
-/// expression. To extend beyond the expression, the condition would have to close a bracket that it
-/// did not open: a parenthesis in the first statement and, with the same tokens, a square bracket
-/// in the second statement. A condition that is a single expression here is also a single
-/// expression inside the parentheses of the statements that are run.
+/// Returns two statements with the condition in brackets. If the server can parse both statements,
+/// the condition is a single expression. Otherwise, the condition would have to close a bracket
+/// that it did not open: a parenthesis in the first statement and, with the same tokens, a square
+/// bracket in the second statement. A condition that is a single expression in both statements is
+/// also a single expression inside the parentheses of the statements that Walpost runs.
 fn statements(from_item: &str, condition: &str) -> [String; 2] {
     // The line feed terminates any SQL comment at the end of the condition.
     [

@@ -67,7 +67,7 @@ pub(super) async fn find_row_id(
         position,
     };
     let (reader, topics) = (Arc::clone(&search.reader), search.topics.join(", "));
-    // Errors from the task itself, such as a panic, also end the command.
+    // A failure of the task itself, such as a panic, also ends the command with an error.
     let found = tokio::task::spawn_blocking(move || search.run()).await;
     let found = found.map_err(|error| ReadError::from(std::io::Error::other(error)))?;
     let found = match found {
@@ -167,9 +167,10 @@ impl fmt::Display for FoundRecord {
     }
 }
 
-/// The records with the position. Any principal with WRITE on a topic can produce a record with the
-/// position of an event and the ID of another. If the first record were used, such a record in
-/// another partition could cause rows to be omitted from the replay.
+/// The records that have the requested position. Any principal with WRITE on a topic can produce a
+/// record with the position of one event and the ID of another event. If Walpost used the first
+/// record that it finds, such a record in another partition could cause rows to be omitted from the
+/// replay.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct FoundRecords {
     first: Option<FoundRecord>,

@@ -45,7 +45,7 @@ pub(super) struct RunNote {
     pub(super) snapshot_xmin: Option<String>,
 }
 
-/// Limits that determine which rows of a set-aside table have been sent when a run ends.
+/// The limits below which a run has sent all rows of a set-aside table when the run ends.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SentRows {
     /// All rows with a commit LSN lower than this have been sent.
@@ -84,7 +84,7 @@ pub(super) struct PlannedRows {
     /// The IDs of the journal entries that set the table aside.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub(super) set_aside: Vec<i64>,
-    /// Limits that determine which rows of a set-aside table have been sent when the run ends.
+    /// The limits below which all rows of a set-aside table have been sent when the run ends.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(super) sent_rows: Option<SentRows>,
 }
@@ -227,7 +227,7 @@ pub(super) async fn lock_entries(
 /// even without running a replay.
 #[derive(Debug)]
 pub(crate) struct LockHolder {
-    /// `None` if the lock has been released in the meantime.
+    /// The session that holds the lock, or `None` if the lock has been released in the meantime.
     holder: Option<AdvisoryLockHolder>,
 }
 
@@ -244,7 +244,8 @@ impl fmt::Display for LockHolder {
     }
 }
 
-/// Acquires the lock, or returns its holder if another session still holds it after [`DEAD_RUN_TIMEOUT`].
+/// Acquires the lock. Returns the lock's holder if another session still holds the lock after
+/// [`DEAD_RUN_TIMEOUT`].
 async fn try_lock(writer: &Catalog, name: &str) -> Result<Result<(), LockHolder>, CatalogError> {
     let deadline = Instant::now() + DEAD_RUN_TIMEOUT;
     loop {

@@ -28,8 +28,8 @@ pub(crate) enum Bound {
 impl FromStr for Bound {
     type Err = String;
 
-    /// Parses a bound. Text that starts like a date is a time, text in the format of a position is
-    /// a position, and any other text is an ID.
+    /// Parses a bound. Text that starts like a date is parsed as a time, text in the format of a
+    /// position as a position, and any other text as an ID.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let begins_with = |pattern: &str| {
             text.len() >= pattern.len()
@@ -77,7 +77,7 @@ impl FromStr for Aggregate {
     }
 }
 
-/// The operator's selection of rows. A row must match all parts of the selection.
+/// The operator's selection of rows. A row is selected only if it matches every field that is set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Selection {
     /// The start of a range of rows, inclusive.
@@ -167,8 +167,8 @@ impl Selected {
         }
     }
 
-    /// Returns the kind of statement that this selection requires, which determines how the table
-    /// is examined before the statement runs.
+    /// Returns the kind of statement that this selection requires. The kind determines how the
+    /// table is examined before the statement runs.
     pub(super) fn statement(&self) -> Statement {
         match self.aggregates.is_empty() && self.ids.is_empty() {
             _ if self.condition.is_some() => Statement::Condition,
@@ -177,8 +177,8 @@ impl Selected {
         }
     }
 
-    /// Returns whether a key at the start or end of the range does not have the same number of
-    /// values as the table has key columns.
+    /// Returns whether the range starts or ends at a key whose number of values differs from
+    /// `key_columns`, the table's number of key columns.
     pub(super) fn has_other_key_length(&self, key_columns: usize) -> bool {
         let mut edges = [&self.from, &self.to].into_iter().flatten();
         edges.any(|edge| matches!(edge, Edge::Key(values) if values.len() != key_columns))

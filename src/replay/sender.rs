@@ -29,7 +29,7 @@ const FIRST_JOURNAL_INTERVAL: Duration = Duration::from_secs(1);
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 /// How often the sink performs maintenance while the sender waits.
 const SINK_MAINTENANCE_INTERVAL: Duration = Duration::from_secs(1);
-/// Maximum backlog of a run that has fallen behind its rate: at most the rows that are due in this
+/// Maximum burst after a run has fallen behind its rate. At most the rows that are due in this
 /// period are sent at once.
 const CATCH_UP_LIMIT: Duration = Duration::from_millis(100);
 
@@ -48,7 +48,8 @@ pub(super) struct Sender<'p, S, F> {
     /// The number of rows that Kafka has acknowledged, not counting any row after the first
     /// unacknowledged one.
     pub(super) acknowledged: u64,
-    /// The number and key of the last row from `marks` that Kafka has acknowledged.
+    /// The number and key of the last row that Kafka has acknowledged, among the rows that were in
+    /// `marks`.
     pub(super) last: Option<(u64, Vec<String>)>,
     marked_at: Instant,
     recorded_at: Instant,
@@ -270,7 +271,8 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
     }
 }
 
-/// Resolves when the window may have room for another record.
+/// Waits until the window may have space for another record, until the sink is due for maintenance,
+/// or until the run is asked to stop.
 async fn wait_for_space(
     watermark: &Watermark,
     sink: &mut impl Sink,
@@ -295,7 +297,8 @@ fn check_failure(watermark: &Watermark) -> Result<(), ReplayError> {
 }
 
 async fn stopped(stop: &mut watch::Receiver<bool>) {
-    // If the channel's sender was dropped, no request to stop can arrive.
+    // If the channel's sender was dropped, the run can no longer be asked to stop, so wait
+    // indefinitely.
     if stop.wait_for(|stop| *stop).await.is_err() {
         std::future::pending().await
     }

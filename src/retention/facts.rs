@@ -11,7 +11,7 @@ use crate::postgres::catalog::{Catalog, CatalogError};
 use crate::postgres::table::TableName;
 use crate::postgres::target::Target;
 
-/// The properties of a table from which maintenance statements are composed. Once the table is
+/// The properties of a table that a maintenance pass uses to compose statements. Once the table is
 /// locked, Walpost queries these properties again and verifies that they have not changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MaintainedTable {
@@ -34,9 +34,9 @@ pub(crate) struct MaintainedTable {
 /// How a table is partitioned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Partitioning {
-    /// Range-partitioned by one column of a date or timestamp type.
+    /// The table is range-partitioned by one column of a date or timestamp type.
     Time,
-    /// Partitioned in any other way.
+    /// The table is partitioned in any other way.
     Other,
 }
 
@@ -323,9 +323,9 @@ fn clock(row: &Row) -> Result<Timestamp, CatalogError> {
         .ok_or_else(|| CatalogError::Unexpected("now() is outside the supported range".to_owned()))
 }
 
-/// Returns the query for [`slots`] on a server of this version. The query avoids the view
+/// Returns the query that [`slots`] runs on a server of this version. The query avoids the view
 /// `pg_publication_tables`: in PostgreSQL 17 and later, this view locks every table of every
-/// publication, so a lock on an unrelated table would prevent the maintenance of this table.
+/// publication, so a lock on an unrelated table would prevent maintenance.
 fn slots_sql(version: i32) -> String {
     // Since PostgreSQL 15, publications can contain whole schemas.
     let in_schema = match version >= 150_000 {

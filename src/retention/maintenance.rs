@@ -55,7 +55,8 @@ pub(crate) fn start(settings: &PipelineSettings) -> Option<Maintenance> {
 /// problems.
 async fn pass(settings: &PipelineSettings) -> Vec<String> {
     let opened = async {
-        // Whether rows have been delivered is determined by the slot.
+        // The slot's position determines which rows count as delivered, so check that the slot
+        // belongs to the pipeline.
         let catalog = open_as_owner(settings).await?;
         let tables = super::tables(&catalog, &settings.target).await?;
         Ok((catalog, tables))

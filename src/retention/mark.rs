@@ -12,7 +12,7 @@ const COMMENT_PREFIX: &str = "walpost: ";
 /// An upper bound on the length of the comment line that contains a mark, in characters.
 const LINE_CHARS_MAX: usize = 300;
 
-/// The text after [`COMMENT_PREFIX`] in a mark that covers the rows of a table without partitions.
+/// The text that follows [`COMMENT_PREFIX`] in the mark of a table without partitions.
 const ROWS_PREFIX: &str = "rows before ";
 
 /// The most recent completed step in the removal of a partition.
@@ -50,8 +50,8 @@ impl Origin {
         PartitionMark::read(&self.line(comment)?)
     }
 
-    /// Returns the mark in the comment of a table without partitions. The mark covers rows created
-    /// before the returned time.
+    /// Returns the mark in the comment of a table without partitions, and a time. The mark covers
+    /// rows that were created before this time.
     #[must_use]
     pub(crate) fn read_rows_mark(
         &self,
@@ -87,8 +87,8 @@ impl PartitionMark {
 }
 
 /// Returns SQL for the end of the comment on the table with OID `oid`. The result is long enough to
-/// contain a mark. The rest of the comment is not read, because a table's owner can write a comment
-/// of many megabytes, which could make the query that reads all tables' comments fail.
+/// contain a mark. The rest of the comment is not read: a table's owner can write a comment of many
+/// megabytes, and a query that reads the comments of all tables could then fail.
 #[must_use]
 pub(crate) fn end_of_comment(oid: &str) -> String {
     format!("right(obj_description({oid}, 'pg_class'), {LINE_CHARS_MAX})")
@@ -114,11 +114,11 @@ pub(crate) enum MarkKind {
     Delivered,
     /// [`PartitionMark::Detached`]
     Detached,
-    /// [`PartitionMark::Closed`] for the rows that a table without partitions contains when the
-    /// mark is written.
+    /// A [`PartitionMark::Closed`] mark for a table without partitions. The mark covers the rows
+    /// that the table contains when the mark is written.
     RowsClosed,
-    /// [`PartitionMark::Delivered`] for the rows of a table without partitions that were created
-    /// before this time.
+    /// A [`PartitionMark::Delivered`] mark for a table without partitions. The mark covers the rows
+    /// that were created before this time.
     RowsDelivered(Timestamp),
 }
 

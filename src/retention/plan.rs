@@ -44,7 +44,7 @@ pub(crate) struct Partition {
 /// A partition that was detached from the outbox table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Detached {
-    /// Distinguishes the table from a later table with the same name.
+    /// The OID, which distinguishes the table from a later table with the same name.
     pub oid: u32,
     pub name: TableName,
     /// The last step recorded in the table's comment, if any.
@@ -148,8 +148,8 @@ pub(crate) enum RemovalWait {
     Pending { table: TableName },
 }
 
-/// Returns steps that create missing partitions of `table`, so that a partition exists for the
-/// current time, and `ahead` more partitions for the time after that.
+/// Returns steps that create the missing partitions of `table`: the partition for the current time,
+/// and the `ahead` partitions that follow it.
 #[must_use]
 pub(crate) fn plan_missing(
     table: &TableName,
@@ -209,7 +209,8 @@ pub(crate) fn plan_removals(
             continue;
         }
         match partition.mark {
-            // If a partition was detached and attached again, its removal starts over.
+            // The removal of a partition starts over if the partition was detached and attached
+            // again.
             None | Some(PartitionMark::Detached(_)) => {
                 steps.push(RetentionStep::MarkClosed(partition.clone()))
             }
@@ -217,8 +218,8 @@ pub(crate) fn plan_removals(
                 steps.push(RetentionStep::MarkDelivered(partition.clone()));
             }
             Some(PartitionMark::Closed(needed)) => waits.push(slot_wait(&table, needed)),
-            // The recorded time is in the future because the clock was set back, so record the time
-            // again.
+            // The recorded time is in the future, because the server's clock was set back. Record
+            // the time again.
             Some(PartitionMark::Delivered(at)) if at > found.now => {
                 steps.push(RetentionStep::MarkDelivered(partition.clone()));
             }
@@ -285,8 +286,9 @@ fn width(range: TimeRange) -> Width {
     }
 }
 
-/// Returns the range of this width that contains `at` and is aligned with `model`. Returns `None`
-/// if the result is outside the supported range of times.
+/// Returns the range of the given width that contains `at`. With a fixed width, the range starts a
+/// whole number of widths before or after `model`. Returns `None` if the result is outside the
+/// supported range of times.
 fn range_at(model: TimeRange, width: Width, at: Timestamp) -> Option<TimeRange> {
     let length = match width {
         Width::Month => return month_at(at),

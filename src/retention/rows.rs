@@ -79,8 +79,8 @@ impl Pass<'_> {
                     continue;
                 }
                 Some((before, PartitionMark::Closed(_))) => MarkKind::RowsDelivered(before),
-                // The recorded time is in the future because the clock was set back, so record the
-                // time again.
+                // The recorded time is in the future, because the server's clock was set back.
+                // Record the time again.
                 Some((before, PartitionMark::Delivered(at))) if at > now => {
                     MarkKind::RowsDelivered(before)
                 }

@@ -22,9 +22,9 @@ pub(crate) struct OnDemand<S, M> {
     make: Option<M>,
     /// Whether a record has been produced since the last call to [`Sink::tend`].
     is_used: bool,
-    /// Set while a topic is being prepared: the preparation holds the `Arc`, so this reference can
-    /// be upgraded until the preparation ends. Dropping the sink before then would cancel the
-    /// preparation.
+    /// Set while a topic is being prepared. The preparation holds the `Arc`, so this reference can
+    /// be upgraded until the preparation ends. The sink is not dropped during a preparation,
+    /// because dropping the sink would cancel the preparation.
     preparing: Weak<()>,
     used_at: Instant,
     idle_timeout: Duration,
@@ -69,7 +69,7 @@ impl<S: Sink, M: Fn() -> Result<S, SinkError>> Sink for OnDemand<S, M> {
         self.is_used = true;
         match &mut self.sink {
             Some(sink) => sink.produce(record, tag),
-            // Request the preparation of the topic, which also creates the sink.
+            // The topic must be prepared first. The preparation also creates the sink.
             None => Ok(Produced::NewTopic),
         }
     }

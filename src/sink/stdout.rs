@@ -125,9 +125,9 @@ fn write(lines: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns whether standard output was closed when the process started. If standard output was
-/// closed, Rust's standard library has opened /dev/null in place of standard output, for reading
-/// and writing. (A shell's `> /dev/null` opens /dev/null for writing only.)
+/// Returns whether standard output was closed when the process started. In that case, Rust's
+/// standard library has opened /dev/null for reading and writing in place of standard output. A
+/// shell's `> /dev/null` opens /dev/null for writing only.
 fn was_closed() -> bool {
     let is_null = fstat(stdout()).is_ok_and(|found| {
         FileType::from_raw_mode(found.st_mode) == FileType::CharacterDevice

@@ -81,7 +81,8 @@ mod tests {
 
     const TIMEOUT: Duration = Duration::from_secs(60);
 
-    /// Definitions in a file that changes while it is being read for the first time.
+    /// A source of definitions that simulates a file being changed while Walpost reads it for the
+    /// first time.
     struct ChangingFile {
         file: PathBuf,
         reads: u32,

@@ -73,7 +73,7 @@ pub(crate) enum ControlError {
          the top of walpost.toml); \"off\" disables the socket", .0.display()
     )]
     InUse(PathBuf),
-    /// The folder's permissions would allow other users to create the socket's file first and thus
+    /// The folder's permissions allow other users to create the socket's file first, which would
     /// keep the process from starting.
     #[error("control socket {}: its folder can't be used: {error}. Alternatively, set another path with --control", path.display())]
     Folder { path: PathBuf, error: PathError },
@@ -103,9 +103,9 @@ fn make_folder(path: &Path) -> String {
 pub(crate) struct Control {
     listener: std::os::unix::net::UnixListener,
     path: PathBuf,
-    /// The device and inode of the socket's file, which are used to avoid removing another
-    /// process's socket: once this process has stopped listening, another process may replace the
-    /// file.
+    /// The device and inode of the socket's file. They are compared with the current file before
+    /// the file is removed, because another process may have replaced the file after this process
+    /// stopped listening.
     file: (u64, u64),
 }
 
@@ -343,7 +343,7 @@ mod tests {
         control.serve(request_tx).expect("a server");
         tokio::spawn(async move {
             while let Some((_, answer_tx)) = request_rx.recv().await {
-                // Longer than the buffers of a socket.
+                // The response is longer than the buffers of a socket.
                 let done = vec!["x".repeat(4 << 20)];
                 let answer = Answer {
                     done,

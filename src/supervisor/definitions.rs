@@ -8,8 +8,8 @@ use crate::pipeline::settings::PipelineSettings;
 
 /// A source of pipeline definitions. Methods may block on a file system or a server.
 pub(crate) trait Definitions: Send + 'static {
-    /// A pipeline's definition, which is compared with the previous definition on reload. If the
-    /// definition is unchanged, the pipeline keeps running.
+    /// The definition of a pipeline. On reload, it is compared with the pipeline's previous
+    /// definition, and a pipeline with an unchanged definition keeps running.
     type Definition: PartialEq + Send + 'static;
 
     /// Reads all definitions.
@@ -19,7 +19,7 @@ pub(crate) trait Definitions: Send + 'static {
     fn read(&mut self) -> Result<Reading<Self::Definition>, String>;
 
     /// Returns whether any definitions that don't come from files have changed. Queries each
-    /// database for which the next poll is due.
+    /// database whose next poll is due.
     fn have_changed(&mut self) -> bool;
 
     /// Returns the files and folders that contain definitions, to be watched for changes.
@@ -57,7 +57,8 @@ pub(super) struct Changes {
     pub doubtful: Vec<SuspectRemoval>,
 }
 
-/// A source's pipelines that would be removed, and the number of its pipelines that would be kept.
+/// The pipelines that would be removed from a source, and the number of pipelines that the source
+/// would keep.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct SuspectRemoval {
     pub source: String,
@@ -128,7 +129,7 @@ impl Changes {
         changes
     }
 
-    /// Returns whether the changes would leave everything as it is.
+    /// Returns whether there are no changes.
     pub(super) fn is_empty(&self) -> bool {
         [&self.added, &self.changed, &self.removed]
             .iter()
@@ -136,9 +137,9 @@ impl Changes {
     }
 }
 
-/// Removes the pipelines of the doubtful sources from `next`. Returns the names of the existing
-/// pipelines that must be kept in their place, or `None` if these can't run together with the
-/// remaining pipelines.
+/// Removes the pipelines of the sources in `doubtful` from `next`. Returns the names of the
+/// existing pipelines that must be kept instead. Returns `None` if the kept pipelines can't run
+/// together with the pipelines that remain in `next`.
 pub(super) fn postpone_doubtful<D>(
     current: &[Known<'_, D>],
     next: &mut Vec<Defined<D>>,
@@ -152,7 +153,7 @@ pub(super) fn postpone_doubtful<D>(
     let before = names(next);
     next.retain(|defined| !is_doubtful(&defined.source));
     let after = names(next);
-    // This includes pipelines that a doubtful source would take over from another source.
+    // A pipeline that a source in `doubtful` would take over from another source is kept as well.
     let is_kept = |known: &&Known<'_, D>| {
         let name = &known.settings.name;
         !after.contains(name) && (is_doubtful(known.source) || before.contains(name))
@@ -166,9 +167,9 @@ pub(super) fn postpone_doubtful<D>(
     are_compatible.then(|| kept.collect())
 }
 
-/// Returns whether the pipelines use different slots, and neither can write its events to the topics
-/// of the other for checkpoints and dead letters. This was not checked if the pipelines belong to
-/// different versions of the configuration.
+/// Returns whether the pipelines use different slots, and neither pipeline can write its events to
+/// the other pipeline's topics for checkpoints and dead letters. Pipelines in the same version of
+/// the configuration have already been checked, but pipelines in different versions have not.
 fn are_compatible(one: &PipelineSettings, other: &PipelineSettings) -> bool {
     let slots = [one, other].map(|one| (&one.target.slot, one.postgres.describe()));
     let reserves_topics_of = |one: &PipelineSettings, other: &PipelineSettings| {
@@ -219,8 +220,8 @@ mod tests {
         defined.collect()
     }
 
-    /// Returns the names of the pipelines that remain unchanged, and of those in the next version,
-    /// or `None` if the change must be rejected as a whole.
+    /// Returns the names of the pipelines that are kept unchanged, and the names of the pipelines
+    /// that remain in `next`. Returns `None` if the change must be rejected as a whole.
     fn postponed(
         current: &[Pipeline],
         mut next: Vec<Defined<u32>>,
@@ -257,7 +258,8 @@ mod tests {
         let changed = next(&[("rows", "a", 2), ("file", "d", 2), ("file", "f", 1)]);
         let expected = (names(&["a", "b", "c"]), names(&["d", "f"]));
         assert_eq!(postponed(&CURRENT, changed), Some(expected));
-        // The source that loses most pipelines would also take over one of another source.
+        // The source "rows" loses most of its pipelines, and would also take over a pipeline of the
+        // source "file".
         let changed = next(&[("rows", "d", 2), ("file", "e", 2)]);
         let expected = (names(&["a", "b", "c", "d"]), names(&["e"]));
         assert_eq!(postponed(&CURRENT, changed), Some(expected));

@@ -107,7 +107,7 @@ impl Phase {
     /// Returns whether a pipeline in this phase keeps running after a reload. `is_same` indicates
     /// whether its definition is unchanged.
     fn continues(self, is_same: bool) -> bool {
-        // A pipeline that is being removed must be restarted if it is added again.
+        // If a pipeline is added again while it is being removed, it must be restarted.
         is_same && self != Self::Draining(NextStep::Remove)
     }
 }
@@ -133,9 +133,10 @@ impl<D: PartialEq> Pipelines<D> {
         Changes::between(&self.known(), next)
     }
 
-    /// Removes the pipelines of the doubtful sources from `next`. Returns the names of the pipelines
-    /// that must be kept in their place, and the remaining changes. Returns `None` if nothing else
-    /// changes, or if the pipelines to be kept can't run together with those in `next`.
+    /// Removes the pipelines of the sources in `doubtful` from `next`. Returns the names of the
+    /// pipelines that must be kept instead, and the remaining changes. Returns `None` if there are
+    /// no remaining changes, or if the kept pipelines can't run together with the pipelines that
+    /// remain in `next`.
     pub(super) fn postpone_doubtful(
         &self,
         next: &mut Vec<Defined<D>>,
@@ -166,8 +167,8 @@ impl<D: PartialEq> Pipelines<D> {
             .collect()
     }
 
-    /// Starts added pipelines, drains removed ones, and restarts changed ones. Unchanged pipelines
-    /// keep running, and so do those in `kept`, which must not be in `next`.
+    /// Starts added pipelines, drains removed pipelines, and restarts changed pipelines. Unchanged
+    /// pipelines keep running, as do the pipelines in `kept`, which must not be in `next`.
     pub(super) fn apply(&mut self, next: Vec<Defined<D>>, kept: Vec<String>) {
         let mut names: Vec<_> = next
             .iter()
@@ -391,8 +392,8 @@ impl<D: PartialEq> Pipelines<D> {
                 format!("{name} has started; its counters were reset to 0")
             }
             NextStep::Remove => {
-                // Leave it to the caller to remove the entry, because the caller may be iterating
-                // over the entries.
+                // Don't remove the entry here, because the caller may be iterating over the
+                // entries. The caller removes the entry.
                 entry.phase = Phase::Ended(Ended::Stopped);
                 format!("{name} was removed from the configuration")
             }
@@ -490,9 +491,9 @@ fn needs_eager_sink(delivery: &Delivery) -> bool {
     *delivery != Delivery::AtLeastOnce
 }
 
-/// Returns whether the copy of rows that are older than the slot must finish before the settings
-/// change from `before` to `now`. If the settings changed during the copy, the copy would start
-/// over or fail to resume.
+/// Returns whether the settings must not change from `before` to `now` until the copy of rows that
+/// are older than the slot has finished. If the settings changed during the copy, the copy would
+/// start over or fail to resume.
 fn waits_for_copy(before: &PipelineSettings, now: &PipelineSettings) -> bool {
     let has_same_slot = before.target.slot == now.target.slot
         && before.postgres.describe() == now.postgres.describe();
@@ -617,8 +618,8 @@ fn monitor_slot_of_ended_pipeline(
     }
 }
 
-/// Reports how a pipeline ended. The report is sent on drop, so it is sent even if the pipeline's
-/// thread panics.
+/// Reports how a pipeline ended. The report is sent when this value is dropped, even if the
+/// pipeline's thread panics.
 struct Report {
     name: String,
     start: u64,

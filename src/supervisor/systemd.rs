@@ -24,7 +24,7 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Minimum interval between changes of the status line.
 const STATUS_INTERVAL_MIN: Duration = Duration::from_secs(5);
 /// Startup counts as complete after this time even if servers are unavailable. Walpost recovers
-/// from outages without intervention, so `systemctl start` should not wait until they are over.
+/// from outages without intervention, so `systemctl start` should not wait for an outage to end.
 const STARTUP_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum length of the status line.
 const STATUS_CHARS_MAX: usize = 200;
@@ -87,8 +87,8 @@ impl Systemd {
     }
 
     fn send(&self, message: &str) {
-        // Ignore failures, which are harmless. Log them at debug level only, so that they don't
-        // flood the log.
+        // A failed notification is harmless. Log the failure at debug level only, so that repeated
+        // failures don't flood the log.
         let sent = self.socket.send_to_addr(message.as_bytes(), &self.address);
         if let Err(error) = sent {
             debug!(%error, "sd_notify failed");
@@ -113,7 +113,7 @@ fn open_socket(address: &OsStr) -> io::Result<(UnixDatagram, SocketAddr)> {
     Ok((socket, address))
 }
 
-/// Determines the next message to systemd, depending on the previous messages. Does no I/O.
+/// A state machine that determines the next message to systemd. Does no I/O.
 #[derive(Debug)]
 struct Reporter {
     started_at: Instant,

@@ -82,9 +82,9 @@ fn version(path: &Path) -> FileVersion {
             file.dev(),
             file.ino(),
             file.size(),
-            // Include ctime, because it also changes when only a file's mode is changed. A file
-            // that was rejected because other users could write to it is thus read again once its
-            // mode is corrected.
+            // Include ctime, which also changes if only the file's mode is changed. If Walpost
+            // rejected a file because other users could write to it, Walpost therefore reads the
+            // file again after its mode is corrected.
             [
                 file.mtime(),
                 file.mtime_nsec(),

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 
 /// The type of a FUSE file system; see statfs(2).
 const FUSE_SUPER_MAGIC: u64 = 0x6573_5546;
-/// The mapping of a process that is in the initial user namespace (user_namespaces(7)).
+/// The user ID mapping of the initial user namespace (user_namespaces(7)).
 const ALL_USERS: [&str; 3] = ["0", "0", "4294967295"];
 
 /// Returns whether the file is on a FUSE file system.
@@ -19,9 +19,10 @@ pub(super) fn is_fuse(entry: impl AsFd) -> Result<bool, Errno> {
     Ok(u64::try_from(fstatfs(entry)?.f_type) == Ok(FUSE_SUPER_MAGIC))
 }
 
-/// Returns the user who mounted the FUSE file system that contains the file, or `None` if it is not
-/// listed in `mountinfo`, the contents of `/proc/self/mountinfo` (proc_pid_mountinfo(5)). A
-/// file system whose options do not name a user, such as virtiofs, was mounted by root.
+/// Returns the user who mounted the FUSE file system that contains the file, or `None` if
+/// `mountinfo` does not list the file system. `mountinfo` is the contents of `/proc/self/mountinfo`
+/// (proc_pid_mountinfo(5)). A file system whose options do not name a user, such as virtiofs, was
+/// mounted by root.
 pub(super) fn fuse_user(mountinfo: &str, stat: &Stat) -> Option<u32> {
     let device = format!("{}:{}", major(stat.st_dev), minor(stat.st_dev));
     let is_device = |line: &&str| line.split(' ').nth(2) == Some(&device);
@@ -36,9 +37,9 @@ pub(super) fn fuse_user(mountinfo: &str, stat: &Stat) -> Option<u32> {
     user.map_or(Some(0), |user| user.parse().ok())
 }
 
-/// Returns whether files of other users can appear to belong to the user with this ID: in a user
-/// namespace, all users that are not mapped appear as the user whose ID is in `overflow_uid`, the
-/// contents of `/proc/sys/kernel/overflowuid`. `uid_map` is the contents of `/proc/self/uid_map`.
+/// Returns whether files of other users can appear to belong to the user with this ID. In a user
+/// namespace, every user without a mapping appears under the ID in `overflow_uid`, the contents of
+/// `/proc/sys/kernel/overflowuid`. `uid_map` is the contents of `/proc/self/uid_map`.
 pub(super) fn is_ambiguous(user: u32, overflow_uid: &str, uid_map: &str) -> bool {
     overflow_uid.trim().parse() == Ok(user) && !uid_map.split_whitespace().eq(ALL_USERS)
 }

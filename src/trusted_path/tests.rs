@@ -48,7 +48,8 @@ fn set_mode(path: &Path, mode: u32) {
     fs::set_permissions(path, Permissions::from_mode(mode)).expect("a mode");
 }
 
-/// Returns the path in the error, and the command that fixes it.
+/// Asserts that the file is rejected because other users can write to a component of its path.
+/// Returns the path of the component, and the command that fixes its permissions.
 fn expect_writable(path: &Path) -> (PathBuf, String) {
     match read(path) {
         Err(PathError::Writable { place, remedy, .. }) => (place.into(), remedy),

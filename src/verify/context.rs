@@ -10,9 +10,9 @@ use crate::model::lsn::Lsn;
 #[derive(Debug)]
 pub(super) struct VerifyContext {
     pub(super) dead_letters: DeadLetters,
-    /// The topics, indexed by the topic numbers in rows.
+    /// The topics. The topic number in a row is an index into this list.
     pub(super) topics: Vec<Topic>,
-    /// The partitions, indexed by the partition numbers in records.
+    /// The partitions. The partition number in a record is an index into this list.
     pub(super) places: Vec<Place>,
     /// Whether only rows in a range of times were selected.
     pub(super) is_range: bool,
@@ -22,7 +22,8 @@ pub(super) struct VerifyContext {
     pub(super) delivered: End,
     /// The range of transactions whose records must all be in the topics.
     pub(super) complete_range: CompleteRange,
-    /// The commit positions of copied rows, which do not correspond to transactions.
+    /// The commit positions in the records of copied rows. These positions do not belong to
+    /// transactions.
     pub(super) copies: Vec<Lsn>,
 }
 

@@ -21,8 +21,8 @@ pub(super) struct DeadLetters {
 impl DeadLetters {
     /// Reads the pipeline's dead letters. `id` is the header that contains the event's ID. Adds a
     /// note if some dead letters can't be read or require more than `max_bytes`. The topic is read
-    /// even if these settings do not enable dead letters, because the settings of `walpost run` may
-    /// be different, or may have been different in the past.
+    /// even if dead letters are not enabled in `settings`, because the settings of `walpost run`
+    /// may be different, or may have been different in the past.
     pub(super) fn read(
         settings: &PipelineSettings,
         reader: &TopicReader,

@@ -112,7 +112,7 @@ impl<'e> Entry<'e> {
     }
 }
 
-/// The index of an event in its transaction.
+/// An event's position, which is needed to find gaps in transactions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Indexed {
     pub(super) position: Position,

@@ -12,13 +12,13 @@ use super::spill::{Contents, Spill, hash};
 /// Maximum number of locations that are reported for a repeated event.
 const REPORTED_LOCATIONS_MAX: usize = 5;
 
-/// The rows and records of events.
+/// A description of a spill that contains the rows and records of events.
 pub(super) const EVENTS: Contents = Contents {
     group: "the rows and records with the same event ID",
     entry_overhead_bytes: 128,
 };
 
-/// One bit for each record, indexed by its number.
+/// One bit for each record, indexed by the record's number.
 #[derive(Default)]
 pub(super) struct RecordSet {
     words: Vec<u64>,
@@ -51,7 +51,7 @@ impl RecordSet {
     }
 }
 
-/// Returns the hash that determines the part of a spill to which an entry belongs.
+/// Returns the hash of the event's ID, so that a spill processes all entries of an event together.
 pub(super) fn part_hash(entry: &[u8]) -> u64 {
     Entry::decode(entry).map_or(0, |entry| hash(entry.id))
 }
@@ -143,8 +143,8 @@ impl<'e> Event<'e> {
             _ => self.rows.len(),
         };
         reporter.counts.delivered += delivered as u64;
-        // If several rows have the same ID, it is impossible to tell which of them was delivered,
-        // so report the last rows as undelivered.
+        // If several rows have the same ID but not all of them were delivered, it is impossible to
+        // tell which of the rows were delivered. In that case, report the last rows as undelivered.
         for row in &self.rows[delivered..] {
             self.report_undelivered(row, context, reporter)?;
         }

@@ -14,7 +14,7 @@ use crate::model::lsn::{Lsn, Position};
 /// Maximum number of gaps that are reported for a transaction.
 const REPORTED_GAPS_MAX: usize = 20;
 
-/// The events of transactions.
+/// A description of a spill that contains the events of transactions.
 const TRANSACTIONS: Contents = Contents {
     group: "the events of one transaction",
     entry_overhead_bytes: 64,
@@ -99,8 +99,8 @@ fn report_gaps(transactions: Spill, reporter: &mut Reporter<'_>) -> io::Result<(
     })
 }
 
-/// Returns the ranges of numbers between zero and the highest of `numbers` that are missing from
-/// `numbers`, which must be in ascending order.
+/// Returns the missing ranges in a sequence that should contain every number from zero to its last
+/// number. `numbers` must be in ascending order.
 fn missing_ranges(numbers: impl Iterator<Item = u64>) -> Vec<RangeInclusive<u64>> {
     let mut next = 0;
     let mut missing = Vec::new();

@@ -48,7 +48,7 @@ pub(crate) enum Finding {
         /// The locations of the first few records.
         at: Vec<RecordLocation>,
     },
-    /// A record that, in its partition, follows a record from a later commit.
+    /// A record that follows a record of a later commit in the same partition.
     OutOfOrder {
         /// The ID of the event.
         id: String,

@@ -1,6 +1,6 @@
 //! Stores entries that may not fit into memory. Entries are partitioned by hash, and are kept in
 //! memory until a limit is reached, and on disk after that. The temporary files have no names, so
-//! none are left behind however the process terminates.
+//! no files remain after the process has terminated, even if it crashed.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, BufReader, BufWriter, Read, Seek, Write};
@@ -15,11 +15,11 @@ const FILES_MAX: usize = 64;
 /// for each portion, so larger portions require fewer reads.
 const PORTION_BYTES_MIN: u64 = 1 << 20;
 const PORTION_BYTES_MAX: u64 = 1 << 30;
-/// The memory that the entries with one hash may use even if the memory limit is lower, so that
-/// transactions with millions of events can be processed.
+/// The memory that all entries with the same hash may use together, even if the memory limit is
+/// lower, so that transactions with millions of events can be processed.
 const GROUP_BYTES_MIN: u64 = 512 << 20;
 
-/// Returns an evenly distributed hash, which is the same for equal bytes while the process runs.
+/// Returns an evenly distributed hash. Equal bytes have the same hash as long as the process runs.
 pub(super) fn hash(bytes: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
     bytes.hash(&mut hasher);
@@ -111,7 +111,7 @@ pub(super) struct Contents {
 
 impl Spill {
     /// Creates a spill that uses `memory` bytes, half for stored entries and half for the entries
-    /// being processed. A portion is split if it is more than twice as large as intended.
+    /// being processed. A portion is split if it exceeds twice its intended size.
     pub(super) fn new(memory: u64, contents: Contents) -> Self {
         let part = memory / 2 / FILES_MAX as u64;
         Self {

@@ -32,8 +32,8 @@ pub(super) struct Plan {
     columns: String,
     rest: String,
     mapping: Mapping,
-    /// For each column of the query, the index of its value in the row that is routed. The last
-    /// column, if it is the time, is not included.
+    /// For each column of the query except the time column, the index of the column's value in the
+    /// row that is passed to the router.
     slots: Vec<usize>,
     has_time: bool,
     /// The header that contains the event's ID.
@@ -42,7 +42,7 @@ pub(super) struct Plan {
 
 /// The result of reading the table.
 pub(super) struct Read {
-    /// The topics, indexed by the topic numbers in rows.
+    /// The topics. The topic number in a row is an index into this list.
     pub(super) topics: Vec<String>,
     /// See [`Snapshot::before`].
     pub(super) before: Lsn,
@@ -51,7 +51,7 @@ pub(super) struct Read {
 }
 
 impl Plan {
-    /// Creates a plan for a table, given the columns that were observed.
+    /// Creates a plan for reading a table that has the columns in `observed`.
     pub(super) fn new(
         settings: &PipelineSettings,
         table: &TableName,

@@ -5,10 +5,10 @@ use super::entry::{Entry, EntryKind, Record, Row};
 use super::*;
 use crate::model::lsn::Position;
 
-/// Topic numbers, as used in rows.
+/// Topic numbers, which are indices into the list of topics.
 const ORDERS: u32 = 0;
 const BILLS: u32 = 1;
-/// Partition numbers, as used in records.
+/// Partition numbers, which are indices into the list of partitions.
 const ORDERS_0: u32 = 0;
 const ORDERS_1: u32 = 1;
 const BILLS_0: u32 = 2;
@@ -102,7 +102,7 @@ impl Fixture {
         record.is_replay = true;
     }
 
-    /// Adds a row for each event, and a record for it in the first partition.
+    /// Adds a row for each event, and adds the event's record to the first partition.
     fn delivered(&mut self, events: &[(&str, Position)]) {
         for (id, position) in events {
             self.row(id, ORDERS);

@@ -37,7 +37,7 @@ pub(super) struct Plan<'p> {
     pub(super) since: Option<i64>,
     /// Whether records contain the time at which they were produced.
     pub(super) is_production_time: bool,
-    /// The deadline for waiting for open transactions.
+    /// The time until which to wait for open transactions to end.
     pub(super) deadline: Instant,
 }
 

@@ -147,7 +147,7 @@ fn init_rejects_pipelines_on_another_server() {
     let refused = two.init_as_postgres().finish().expect_code(2);
     refused.expect_mentions(&["are on different servers", "--pipeline"]);
     assert_eq!(two.created(), [false, false]);
-    // A flag that can apply to only one pipeline is still rejected.
+    // A flag that applies to only one pipeline, such as `--table`, is still rejected.
     let table = two.init_as_postgres().args(["--table", "public.other"]);
     table
         .finish()
@@ -163,8 +163,8 @@ fn printed_statements_run_in_the_database_of_their_pipeline() {
     assert_eq!(two.created(), [false, false]);
     let file = two.file.with_extension("sql");
     fs::write(&file, printed).unwrap();
-    // The printed script connects to each pipeline's database itself, so it can be started in any
-    // database.
+    // The printed script contains commands that connect to each pipeline's database, so psql can be
+    // started in any database.
     psql(&two.fixtures[1], &file);
     assert_eq!(two.created(), [true, true]);
 }

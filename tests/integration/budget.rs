@@ -236,7 +236,8 @@ fn lists_a_dropped_slot_until_its_events_are_replayed(exactly_once: bool) {
         adopt.finish().expect_code(0);
     }
 
-    // Once there is a new slot, delivery starts at its position, without copying the table first.
+    // After a new slot has been created, delivery starts at the slot's position, without copying
+    // the table first.
     let mut walpost = fixture.start_with(&["--http", "127.0.0.1:0"]);
     walpost.wait_for_log("events of a dropped slot have not been sent again yet");
     fixture.insert(&aggregate, "after");
@@ -284,7 +285,8 @@ fn replays_all_rows_if_the_slot_is_dropped_during_the_snapshot(exactly_once: boo
     fixture.init().finish().expect_code(0);
     let fixture = fixture.in_mode(exactly_once);
     // The slot is dropped while no broker is reachable. By then, at-least-once mode has started to
-    // copy the rows. Exactly-once mode has not, because it needs the checkpoint first.
+    // copy the rows. In exactly-once mode, no copy has started, because Walpost must read the
+    // checkpoint first.
     drop_slot(&fixture);
     new_slot(&fixture);
     let walpost = fixture.start();
@@ -541,7 +543,7 @@ fn rejects_invalid_wal_budget_settings() {
         .expect_code(2)
         .expect_mentions(&["has no dropped slot"]);
 
-    // Walpost refuses to drop the slot if the events could not be replayed later.
+    // Walpost does not drop the slot if the undelivered events could not be replayed later.
     let refused = |words: &[&str]| {
         let check = fixture.check().args(DROP_SLOT).finish();
         for finished in [check, without_kafka(&fixture, &DROP_SLOT).finish()] {

@@ -32,8 +32,8 @@ fn loses_no_event_when_the_partition_leader_is_killed_under_load() {
     settle(streams, 1);
 }
 
-/// When a frozen broker resumes, it still considers itself the leader, and processes requests that
-/// it received before and while it was frozen.
+/// When a frozen broker resumes, it still acts as the leader, and processes requests that it
+/// received before and while it was frozen.
 #[test]
 fn loses_no_event_when_the_partition_leader_freezes_until_another_is_elected() {
     let cluster = Cluster::shared();

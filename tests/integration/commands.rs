@@ -174,8 +174,8 @@ fn check_times_out_promptly_if_no_broker_responds() {
     }
 }
 
-/// The buffer size is a system-wide default, so a socket of this process has the same buffer size
-/// as a socket of the server.
+/// The default buffer size applies to every socket on the machine, so a socket of this process has
+/// the same buffer size as a socket of the server.
 #[test]
 fn check_reports_a_small_socket_buffer_for_a_local_server() {
     const SUFFICIENT_BUFFER_BYTES: usize = 4 << 20;

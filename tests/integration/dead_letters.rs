@@ -173,7 +173,7 @@ fn writes_an_unroutable_event_as_a_dead_letter_with_its_payload(exactly_once: bo
         assert_eq!(names.contains(&"a"), id == "4", "{names:?}");
     }
     let finished = walpost.terminate().expect_code(0);
-    // Only the first dead letter is logged. The others are only counted.
+    // Only the first dead letter is logged. All further dead letters are only counted.
     assert_eq!(finished.stderr.matches("sent a dead letter for").count(), 1);
     finished.expect_mentions(&["dead letter for row with id 1", "unroutable_dead_letters=7"]);
     fixture.check_delivered(&[], fixture.resends(0));
@@ -219,8 +219,9 @@ fn keeps_dead_letters_complete_and_in_order_when_killed_under_load(exactly_once:
     let mut rng = fastrand::Rng::with_seed(seed());
     let aggregate = fixture.aggregate(2);
     let topic = dead_letter_topic(&fixture);
-    // With this limit, the events of the load fit into normal records, which have only two headers.
-    // Dead letters have more headers, so they fit only if their payloads are truncated.
+    // With this limit, the events that the load generates fit into normal records, which have only
+    // two headers. Dead letters have more headers, so they fit only if their payloads are
+    // truncated.
     let flags = [
         &OVERSIZE_FLAGS[..],
         &UNROUTABLE_FLAGS,

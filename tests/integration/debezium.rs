@@ -47,8 +47,8 @@ $$;
 CREATE PUBLICATION debezium FOR TABLE outbox WITH (publish = 'insert');
 "#;
 
-/// Returns each connector's name and the settings that only this connector has. The first is a
-/// typical connector. The second uses every feature of the event router.
+/// Returns each connector's name and the settings in which it differs from the other connectors.
+/// The first connector is typical. The second uses every feature of the event router.
 fn variants() -> [(&'static str, Value); 3] {
     let json = "org.apache.kafka.connect.json.JsonConverter";
     [
@@ -125,7 +125,7 @@ impl<'s> Migration<'s> {
         commands.map(str::to_owned).collect()
     }
 
-    /// Returns the command that contains `part`. Panics unless there is exactly one.
+    /// Returns the command that contains `part`. Panics unless there is exactly one such command.
     fn command(&self, part: &str) -> String {
         let mut found = self.commands();
         found.retain(|line| line.contains(part));
@@ -358,7 +358,7 @@ fn imported_configuration_replaces_debezium_without_a_gap_and_writes_the_same_re
             "table.include.list": "public.outbox",
             "tombstones.on.delete": "false",
             // The prefix must be unique: a connector waits two minutes to register its metrics if
-            // another one already uses its prefix.
+            // another connector already uses the prefix.
             "topic.prefix": format!("shop_{variant}"),
             "poll.interval.ms": "50",
             "transforms": "outbox",

@@ -282,7 +282,7 @@ fn stop_timeouts_in_deploy_exceed_the_drain_timeout() {
     }
 }
 
-/// Returns the rest of each line that starts with `key`.
+/// Returns the text after `key` on each line that starts with `key`.
 fn values<'t>(text: &'t str, key: &str) -> Vec<&'t str> {
     let lines = text.lines().map(str::trim);
     let values: Vec<_> = lines.filter_map(|line| line.strip_prefix(key)).collect();

@@ -213,8 +213,8 @@ fn confirmed_position_is_never_ahead_of_the_checkpoint() {
             break;
         }
         looks += 1;
-        // On a busy machine, this loop iterates slowly, so keep writing events until it has
-        // compared the positions often enough.
+        // On a busy machine, each iteration of this loop takes longer. Therefore, keep writing
+        // events until the loop has compared the positions often enough.
         if looks <= 6 {
             for _ in 0..10 {
                 fixture.db.run(&many);
@@ -309,8 +309,8 @@ fn halts_if_the_slot_was_recreated_while_walpost_was_stopped() {
 #[test]
 fn halts_if_the_cleanup_policy_of_the_checkpoint_topic_deletes_records() {
     let fixture = Fixture::new();
-    // With either of these cleanup policies, the broker would eventually delete the last checkpoint
-    // of an idle pipeline.
+    // With the cleanup policy `delete` or `compact,delete`, the broker would eventually delete the
+    // last checkpoint of an idle pipeline.
     for policy in ["delete", "compact,delete"] {
         let topic = format!("{}.{}", fixture.name, policy.len());
         let settings = [("cleanup.policy", policy)];
@@ -439,8 +439,9 @@ fn halts_on_a_checkpoint_with_an_unknown_version() {
     ]);
 }
 
-/// The lagging leader does not return the latest checkpoint yet. If Walpost mistook an earlier
-/// checkpoint for the latest one, it would resume from an earlier position.
+/// The partition's leader initially lags, so it does not return the latest checkpoint yet. If
+/// Walpost mistook an earlier checkpoint for the latest one, it would resume from an earlier
+/// position.
 #[test]
 fn finds_the_last_checkpoint_even_if_the_leader_initially_reports_an_older_end_offset() {
     let topic = ["walpost-checkpoints".to_owned()];
@@ -486,8 +487,8 @@ fn finds_the_last_checkpoint_even_if_the_leader_initially_reports_an_older_end_o
     );
 }
 
-/// Dropping a consumer with a group, or an admin client, takes rdkafka 100 ms. At-least-once mode
-/// uses neither, so it serves as the baseline.
+/// With rdkafka, closing an admin client, or a consumer that has a group, takes 100 ms.
+/// At-least-once mode uses neither kind of client, so its startup time serves as the baseline.
 #[test]
 fn startup_does_not_wait_for_kafka_clients_to_close() {
     let fixture = Fixture::new().exactly_once();

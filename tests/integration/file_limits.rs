@@ -59,8 +59,8 @@ fn verify_reports_the_path_of_its_findings_file() {
     walpost.terminate().expect_code(0);
     fixture.insert(&aggregate, "missing");
     advance_slot(&fixture);
-    // If an event's position is after the slot's, `verify` reports the event as missing only once
-    // the slot has passed the position up to which `verify` has read.
+    // `verify` reports the event as missing only if the slot's confirmed position covers the
+    // contents of the table. Start a pipeline, so that the position advances.
     let _walpost = fixture.start();
     fixture.insert(&aggregate, "last");
     let (path, _) = file("findings.jsonl");

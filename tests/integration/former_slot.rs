@@ -147,8 +147,8 @@ fn reports_events_of_a_partition_detached_before_the_snapshot() {
     fixture.check().finish().expect_code(0);
 }
 
-/// A replay reads only attached partitions. Once it has finished, events are no longer reported as
-/// missing, so a detached partition must be attached before the replay.
+/// A replay reads only attached partitions, and events are no longer reported as missing after the
+/// replay has finished. Therefore, a detached partition must be attached before the replay.
 #[test]
 fn check_requires_attaching_a_detached_partition_before_replay() {
     let mut fixture = Fixture::with_table(PARTITIONED);

@@ -99,9 +99,9 @@ fn reports_a_slot_invalidated_by_its_idle_timeout(exactly_once: bool) {
     ]);
 }
 
-/// After Walpost has streamed from a slot, rows older than the slot normally count as copied. While
-/// Walpost waits for Kafka, it holds the slot and receives events without delivering any, so these
-/// rows must still count as not copied.
+/// Normally, once Walpost has streamed from a slot, rows older than the slot count as copied. While
+/// Walpost waits for Kafka, it streams from the slot only to keep the slot active, and delivers
+/// nothing. In this case, the older rows must still count as not copied.
 #[test]
 fn copies_rows_older_than_the_slot_after_a_kafka_outage_at_startup() {
     let broker = Broker::borrowed();

@@ -202,8 +202,8 @@ fn delivers_other_topics_while_thousands_of_topics_are_missing() {
     let records = fixture.wait_for_records(ROWS + 2);
     assert_eq!(payloads(&records, &topic), ["0", "1"]);
     assert_eq!(errors(&records, &dead).len(), ROWS);
-    // Walpost waits for the first missing topic. It looks up the others at the same time or shortly
-    // afterwards.
+    // Walpost waits for the first missing topic. It looks up the other topics at the same time or
+    // shortly afterwards.
     assert!(duration < Duration::from_secs(60), "{duration:?}");
     let grown = walpost.resident_bytes().saturating_sub(memory);
     assert!(grown < 64 << 20, "{grown} bytes");
@@ -368,8 +368,8 @@ fn outbox_table_limits_the_length_of_its_text_columns() {
             ))
         };
         insert(236, 1024, 1024).unwrap();
-        // A column has a limit if a CHECK constraint on it mentions its length. Columns of a fixed
-        // size need no limit.
+        // The size of a column is limited if a CHECK constraint on the column mentions its length.
+        // Columns of a fixed size need no limit.
         let without_limit = fixture.db.value(
             "SELECT string_agg(attname, ', ') FROM pg_attribute AS a
                  WHERE attrelid = 'outbox'::regclass AND attnum > 0 AND NOT attisdropped AND attlen = -1
@@ -416,8 +416,8 @@ fn publish_limits_the_length_of_each_event_field() {
     }
 }
 
-/// Expanding a payload takes several times its size in memory. The manifests in deploy/ limit a
-/// process to 256 MiB.
+/// Expanding a JSON payload requires several times the payload's size in memory. The manifests in
+/// deploy/ limit a process to 256 MiB.
 #[test]
 fn expands_payloads_with_many_members_within_the_memory_limit_of_the_deploy_manifests() {
     let fixture = Fixture::with_table(

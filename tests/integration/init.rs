@@ -10,7 +10,7 @@ use crate::support::postgres::{MAJOR, MAJORS, Server, debian_binaries};
 use crate::support::reaper;
 use crate::support::wait::wait_until;
 
-/// Lists all objects in the database of the kinds that `init` creates.
+/// Lists all database objects of the kinds that `init` creates.
 pub(crate) fn objects(fixture: &Fixture) -> Vec<Vec<Option<String>>> {
     fixture.db.rows(
         "SELECT 'table', c.oid::regclass::text FROM pg_class c
@@ -168,7 +168,7 @@ pub(crate) fn psql_file(fixture: &Fixture, name: &str) {
     );
 }
 
-/// Runs a file with psql, as an operator would do.
+/// Runs a file with psql, as an operator would.
 pub(crate) fn psql(fixture: &Fixture, file: &Path) {
     let output = try_psql(fixture, file);
     assert!(

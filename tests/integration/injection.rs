@@ -1,5 +1,6 @@
 //! Walpost displays text from outside: server errors, ids and names. Such text may contain terminal
-//! control sequences or imitate log lines, so Walpost escapes its control characters.
+//! control sequences or imitate log lines. Therefore, Walpost escapes the control characters in
+//! such text.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -85,8 +86,8 @@ fn literal(text: &str) -> String {
     format!("'{}'", text.replace('\'', "''"))
 }
 
-/// Starts a server that responds to every connection with the given error message, as PostgreSQL
-/// can during startup. Any other program could do the same.
+/// Starts a server that responds to every connection with the given error message. PostgreSQL can
+/// send such a message during startup, but so can any other program that accepts connections.
 fn hostile_postgres(message: &str) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();

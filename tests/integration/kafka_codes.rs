@@ -41,8 +41,8 @@ fn survives_error_codes_unknown_to_librdkafka(exactly_once: bool) {
         for code in CODES {
             codes.replace(answer, code);
             fixture.insert(&aggregate, "k");
-            // Interrupts both connections, so that the pipeline reconnects and repeats all of its
-            // requests.
+            // Interrupt the connections to Kafka and to PostgreSQL, so that the pipeline reconnects
+            // and repeats all of its requests.
             kafka.cut();
             fixture.end_walsender();
             wait_until("a response with another code", || {

@@ -108,7 +108,7 @@ fn at_least_once_mode_requires_write_permission_on_its_topics() {
     assert_eq!(restricted.grant_missing_right(&["run"]), needed);
     restricted.expect_delivery(&["run"]);
 
-    // Now the user may describe the topic, but still not write to it.
+    // The user may now describe the topic, but may not write to it.
     restricted.revoke("Write", &topic);
     restricted.grant("Describe", &topic);
     restricted.fixture.insert(

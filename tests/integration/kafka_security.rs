@@ -19,7 +19,8 @@ use crate::support::walpost::Invocation;
 /// value spares the broker expensive TLS handshakes.
 const SLOW_RECONNECT: [&str; 2] = ["-X", "reconnect.backoff.ms=1000"];
 
-/// Returns `walpost run` with the given properties and the given listener of the shared broker.
+/// Returns a `walpost run` command that uses the given properties and the given listener of the
+/// shared broker.
 fn run(fixture: &Fixture, address: &str, properties: &[&str]) -> Invocation {
     let run = fixture
         .invoke("run")

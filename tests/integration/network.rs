@@ -114,8 +114,8 @@ fn loses_no_event_if_packets_to_kafka_are_dropped(exactly_once: bool) {
     interrupt_kafka(exactly_once, |proxy| proxy.set_mode(ProxyMode::Swallow));
 }
 
-/// Asserts that nothing is confirmed from the time `breaks` is called until the proxy forwards data
-/// again, and that no event is lost.
+/// Asserts that nothing is confirmed between the call to `breaks` and the time at which the proxy
+/// forwards data again, and that no event is lost.
 fn interrupt_kafka(exactly_once: bool, breaks: impl FnOnce(&Proxy)) {
     let broker = Broker::borrowed();
     let fixture = fixture_on(&broker, exactly_once);
@@ -132,8 +132,8 @@ fn interrupt_kafka(exactly_once: bool, breaks: impl FnOnce(&Proxy)) {
     fixture.settle(walpost, &[], fixture.resends(0));
 }
 
-/// If each Kafka transaction contained a full window, all of them would time out. Therefore,
-/// Walpost sends less per transaction until they complete in time.
+/// If each Kafka transaction contained a full window, every transaction would time out. Therefore,
+/// Walpost reduces the size of its transactions until they complete in time.
 #[test]
 fn delivers_all_events_over_a_link_too_slow_to_send_a_full_window() {
     const TIMEOUT_MILLIS: usize = 3000;

@@ -8,7 +8,7 @@ use crate::support::postgres::{MAJORS, Server};
 use crate::support::session::Session;
 use crate::support::walpost::Invocation;
 
-/// An empty database with roles of its own, whose names must be quoted in SQL.
+/// An empty database, and three roles whose names must be quoted in SQL.
 struct OwnerFixture {
     fixture: Fixture<'static>,
     owner: String,

@@ -119,8 +119,8 @@ fn page_with_many_pipelines_shows_problems_first_and_stays_short() {
         text += &format!("[[pipeline]]\nname = \"{name}\"\npostgres = \"{conninfo}\"\n");
         name.to_owned()
     };
-    // Short names, as operators would choose; the names of the fixtures are too long to be
-    // realistic.
+    // Use short names, like those that operators choose. The names of the fixtures are too long to
+    // be realistic.
     let prefix = healthy.name.split('_').next().unwrap();
     let named = |suffix: &str| format!("{prefix}_{suffix}");
     let streaming: Vec<_> = (1..=9)

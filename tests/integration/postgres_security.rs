@@ -470,7 +470,8 @@ fn keeps_reconnecting_while_an_attacker_answers_in_place_of_the_server() {
     fixture.insert(&aggregate, "k");
     fixture.wait_for_records(1);
     fixture.settle(walpost, &[], Resends::AtMost(1));
-    // When Walpost starts, the same reply is more likely to be caused by the configuration.
+    // If a server rejects TLS when Walpost starts, the configuration is the more likely cause, so
+    // Walpost exits.
     set_reply(Some(b"N"));
     let run = fixture.with_conninfo(&conninfo).run().finish();
     run.expect_code(3)
@@ -672,8 +673,8 @@ fn memory_stays_bounded_while_reading_a_100_megabyte_table_comment() {
     let mut walpost = maintain.start();
     let peak = walpost.peak_memory_at_exit();
     let finished = walpost.finish();
-    // Processing this long comment can take longer than maintenance may hold its lock on the table,
-    // so the command may fail.
+    // Reading this long comment can take longer than `maintain` may keep the table locked, so the
+    // command may fail.
     assert!(matches!(finished.code, Some(0 | 1)), "{finished:?}");
     assert!(peak < 150 << 20, "Walpost used {peak} bytes");
 }

@@ -48,8 +48,8 @@ impl UnpreparedServer {
         Invocation::new(["init", "--postgres", &conninfo, "--writer", "shop"])
     }
 
-    /// Asserts that `init` is rejected for both kinds of tables and for an outbox that uses
-    /// messages instead of a table.
+    /// Asserts that `init` is rejected for an ordinary table, for a partitioned table, and for an
+    /// outbox that uses messages instead of a table.
     fn expect_rejected(&self, role: &str, code: i32, arguments: &[&str], expected: &[&str]) {
         let before = database_contents(&self.db());
         for kind in [None, Some("--partitioned"), Some("--outbox=messages")] {

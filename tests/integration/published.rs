@@ -261,8 +261,8 @@ fn ignores_table_state_from_a_different_database_or_cluster() {
         let walpost = fixture.start();
         walpost.terminate().expect_code(0);
         assert_eq!(gaps(&fixture), 0, "{other}");
-        // In walpost.table_state, Walpost replaces the row for a different cluster or database with
-        // a row for this database.
+        // If the row in walpost.table_state describes a different cluster or database, Walpost
+        // replaces the row with a row for this database.
         let ours = "SELECT count(*) = 1 FROM walpost.table_state t JOIN pg_database d ON d.oid = t.database_oid
              WHERE d.datname = current_database() AND t.memberships <> '1'";
         assert!(fixture.db.is_true(ours), "{other}");

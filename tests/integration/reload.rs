@@ -240,7 +240,7 @@ fn reload_reports_an_invalid_file_and_changes_nothing() {
         (&twice, "use the same name"),
     ];
     for (times, (text, why)) in broken.into_iter().enumerate() {
-        // Overwrite the file in place, so that a reload may see it empty for a moment.
+        // Overwrite the file in place, so that a reload can read the file while it is empty.
         fs::write(process.file(), text).unwrap();
         let line = process.walpost.wait_for_logs(NOT_RELOADED, times + 1);
         assert!(line.contains(why), "{line}");

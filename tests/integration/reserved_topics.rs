@@ -24,7 +24,7 @@ for_each_outbox! {
     writes_a_row_for_a_reserved_topic_as_a_dead_letter
 }
 
-/// Returns a checkpoint that claims that everything committed so far has been delivered.
+/// Returns a checkpoint according to which everything committed so far has been delivered.
 pub(crate) fn forged(fixture: &Fixture) -> String {
     let last = fixture.checkpoints().pop().expect("a checkpoint");
     let mut checkpoint: Value = serde_json::from_str(last.text()).unwrap();

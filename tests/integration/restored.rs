@@ -1,7 +1,7 @@
 //! The database is restored to an earlier state on the same timeline, for example from a disk
-//! snapshot. Only the contents of WAL then show that the history differs. In exactly-once mode,
-//! Walpost must halt before it confirms a position. Otherwise, it would treat new events as already
-//! delivered.
+//! snapshot. Only the contents of WAL then show that the database was restored. In exactly-once
+//! mode, Walpost must halt before it confirms a position. Otherwise, it would treat new events as
+//! already delivered.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -18,7 +18,8 @@ const LOST_EVENTS: usize = 3 * 500;
 /// Number of events committed after the restore.
 const NEW_EVENTS: usize = 20;
 
-/// A fixture whose server can be restored to a copy that lacks the last delivered events.
+/// A fixture whose server can be restored from a copy of its data directory. The copy lacks the
+/// last delivered events.
 struct Restored<'a> {
     fixture: Fixture<'a>,
     aggregate: String,
@@ -74,7 +75,8 @@ impl<'a> Restored<'a> {
         assert!(self.fixture.wal_position() < self.safe);
     }
 
-    /// Generates WAL without events until it extends past the end of the discarded history.
+    /// Generates WAL that contains no events, until the end of WAL is past the end of the discarded
+    /// history.
     fn write_past_discarded_history(&self) {
         while self.fixture.wal_position() <= self.safe {
             self.fixture
@@ -98,8 +100,8 @@ impl<'a> Restored<'a> {
         }
     }
 
-    /// Runs `walpost checkpoint adopt`, with which an operator accepts the server's current WAL,
-    /// and asserts that Walpost delivers the events that follow the slot's position.
+    /// Runs `walpost checkpoint adopt`, which makes Walpost accept the server's current WAL.
+    /// Asserts that Walpost then delivers the events that follow the slot's position.
     fn adopt(self, count: usize) {
         let adopted = self.fixture.checkpoint("adopt").arg("--yes").finish();
         adopted.expect_code(0);
@@ -135,8 +137,8 @@ fn halts_after_a_database_is_restored_on_postgresql_18() {
     expect_halt_after_restore(18, Outbox::Messages);
 }
 
-/// The restored server's WAL extends past the position in Walpost's checkpoint, so the end of WAL
-/// no longer shows that the database was restored.
+/// The restored server's WAL extends past the position in Walpost's checkpoint, so the position of
+/// the end of WAL no longer shows that the database was restored.
 #[test]
 fn halts_if_restored_wal_extends_past_the_checkpoint_but_lacks_its_last_event() {
     let server = Server::private(MAJOR, "");
@@ -145,7 +147,7 @@ fn halts_if_restored_wal_extends_past_the_checkpoint_but_lacks_its_last_event() 
     restored.insert_new();
     restored.write_past_discarded_history();
     restored.expect_halt(&["the last published transaction", "is missing from the WAL"]);
-    // Also test with an event after the last delivered position.
+    // Check that Walpost also halts if an event was committed after the checkpoint's position.
     restored.fixture.insert(&restored.aggregate, "new");
     restored.expect_halt(&["the last published transaction", "is missing from the WAL"]);
     restored.adopt(NEW_EVENTS + 1);
@@ -199,8 +201,8 @@ fn halts_if_the_database_is_restored_while_the_pipeline_runs() {
     restored.adopt(NEW_EVENTS);
 }
 
-/// Even without a restore, a server crash can return the slot to the position that PostgreSQL last
-/// saved. The server then resends everything that was delivered since.
+/// If a PostgreSQL server crashes, the slot can return to the position that the server last saved
+/// to disk. The server then resends all events after that position.
 #[test]
 fn confirms_the_position_again_after_a_server_crash_without_new_events() {
     let server = Server::private(MAJOR, "");
@@ -210,9 +212,9 @@ fn confirms_the_position_again_after_a_server_crash_without_new_events() {
     let safe = loop {
         let walpost = fixture.start();
         fixture.db.run("CHECKPOINT");
-        // After a checkpoint logs the running transactions, the server saves the slot at the first
-        // position that is confirmed. Here, that is the position of the first event. Later
-        // confirmations exist only in the server's memory.
+        // A checkpoint logs the running transactions. The server then saves the slot to disk when
+        // the next position is confirmed, which is the position of the first event. Positions that
+        // are confirmed later exist only in the server's memory.
         for events in [1, 50] {
             for _ in 0..events {
                 fixture.insert(&aggregate, "k");
@@ -229,8 +231,8 @@ fn confirms_the_position_again_after_a_server_crash_without_new_events() {
         if fixture.confirmed() < before {
             break safe;
         }
-        // The slot did not move backwards: the server had logged its running transactions, as it
-        // does four times a minute, and saved the slot. Try again.
+        // The slot did not move backwards, because the server had saved it again after logging the
+        // running transactions, which happens four times a minute. Repeat the attempt.
         assert!(sent < 500, "the slot never moves backwards");
     };
     let walpost = fixture.start();

@@ -22,8 +22,8 @@ const COLUMNS: &str =
     "id uuid NOT NULL, aggregatetype text, aggregateid text, type text, payload jsonb,
     created_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (id, created_at)";
 
-/// The default partition, which `init` also creates. Without one, Walpost uses DETACH ...
-/// CONCURRENTLY.
+/// SQL that creates a default partition, as `init` does. If a table has no default partition,
+/// Walpost detaches its partitions with DETACH ... CONCURRENTLY.
 const DEFAULT: &str = "CREATE TABLE outbox_default PARTITION OF outbox DEFAULT;";
 
 /// How long maintenance may wait for a lock. Must match the constant in src/retention.rs.
@@ -56,7 +56,8 @@ fn fixture_with_old_partition(server: &'static Server, more: &str) -> Fixture<'s
     fixture
 }
 
-/// Directs later inserts to the partition whose time range has passed, or back to the current one.
+/// Changes the default of `created_at` so that later rows are stored in the partition whose time
+/// range has passed, or in the current partition.
 fn turn_clock_back(fixture: &Fixture, is_back: bool) {
     let age = if is_back { "2 days" } else { "0" };
     let default = format!("date_trunc('day', now(), 'UTC') - interval '{age}'");

@@ -243,8 +243,8 @@ fn runs_the_password_command_for_each_connection() {
     fixture.settle(walpost, &[], fixture.resends(1));
 }
 
-/// The program's path contains a symbolic link, as in `/opt/app/current -> /opt/releases/1`, and
-/// other users can write to the link's directory, `/opt/app`.
+/// The path of the password command contains a symbolic link, as in `/opt/app/current ->
+/// /opt/releases/1`, and other users can write to the link's directory, `/opt/app`.
 #[test]
 fn does_not_run_a_password_command_that_other_users_can_replace() {
     let password_fixture = PasswordFixture::new(false);
@@ -304,8 +304,8 @@ fn does_not_run_a_password_command_that_other_users_can_replace() {
     // The program must not inherit descriptors. By now, librdkafka has created clients, whose pipes
     // it opens without `O_CLOEXEC`.
     let inherited = fs::read_to_string(&descriptors).unwrap();
-    // The program has the three standard streams. The fourth descriptor is the directory that `ls`
-    // reads.
+    // The program has four open descriptors: the three standard streams, and the directory that
+    // `ls` reads.
     assert_eq!(inherited.matches(" -> ").count(), 4, "{inherited}");
     fixture.insert(&password_fixture.aggregate, "after");
     fixture.settle(walpost, &[], fixture.resends(1));
@@ -418,8 +418,8 @@ fn rereads_the_kafka_password(exactly_once: bool) {
     fixture.settle(walpost, &[], fixture.resends(1));
 }
 
-/// A pipeline that has never connected halts after ten seconds. If Kafka accepted the credentials
-/// before, Walpost retries for longer.
+/// If Kafka rejects the credentials of a pipeline that has never connected, the pipeline halts
+/// after ten seconds. If Kafka has accepted the credentials before, Walpost retries for longer.
 fn rereads_the_kafka_password_while_looking_up_a_topic(exactly_once: bool) {
     let broker = Broker::private();
     let scrambled = ScramPipeline::new(&broker, exactly_once);

@@ -1,5 +1,5 @@
-//! Rows that do not match the settings. Because WAL already contains them, the error must contain
-//! the position that `skip` needs to skip them.
+//! Rows that do not match the settings. WAL already contains such a row, so the error must contain
+//! the position with which an operator can skip the row.
 
 use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
@@ -48,7 +48,8 @@ fn halts_on_a_row_truncated_by_a_column_list_and_allows_it_to_be_skipped(exactly
     ] {
         fixture.db.run(&statement);
     }
-    // SET TABLE removes the table from the publication and adds it again, which leaves a gap.
+    // SET TABLE removes the table from the publication and adds it again. `check` reports a gap
+    // between the two changes.
     let check = fixture.check().finish().expect_code(3);
     check.expect_mentions(&["was temporarily missing from publication"]);
     let halted = fixture.run().finish().expect_code(3);
@@ -107,7 +108,8 @@ fn delivers_columns_of_domains_over_supported_types(exactly_once: bool) {
             "INSERT INTO outbox VALUES ({id}, '{aggregate}', 'k', '{{\"n\": {id}}}', '{{\"a\": \"b\"}}', '2026-01-02 03:04:05Z')"
         )
     };
-    // Insert this row before the slot exists, so that it is delivered from a copy.
+    // Insert this row before the slot exists, so that Walpost delivers the row by copying it from
+    // the table.
     fixture.db.run(&row(1));
     fixture.init().finish().expect_code(0);
     fixture.check().finish().expect_code(0);

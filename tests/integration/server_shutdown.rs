@@ -129,8 +129,8 @@ fn server_shuts_down_while_a_pipeline_drains(exactly_once: bool) {
     });
 }
 
-/// Exceeding the WAL budget must not end a drain. The monitor that detects the excess must still
-/// detect that the server is shutting down.
+/// A pipeline that exceeds its WAL budget must still complete its drain. The monitor that detects
+/// that the budget is exceeded must also continue to detect that the server is shutting down.
 #[test]
 fn server_shuts_down_while_a_pipeline_that_exceeds_its_wal_budget_drains() {
     with_servers(MAJOR, |server, broker, proxy| {

@@ -1,5 +1,5 @@
-//! A seeded random walk in which the objects on real servers change while events are written:
-//! `./dev soak --shapes`.
+//! A random walk with a given seed, which changes objects on real servers while events are written.
+//! `./dev soak --shapes` runs it.
 //!
 //! Each step creates, alters, drops or replaces something that Walpost depends on: tables,
 //! publications, slots, definitions, topics, privileges, or the server itself. Between steps,
@@ -48,7 +48,7 @@ fn random_operations_never_lose_an_event_silently() {
     eprintln!("{walks} walks: {total}");
 }
 
-// Each mode has its own test, so that the two run in parallel.
+// Each mode has its own test, so that the tests of both modes run in parallel.
 #[test]
 fn short_random_run_in_exactly_once_mode_never_loses_an_event_silently() {
     walk_once(1, 20);

@@ -169,7 +169,7 @@ fn rejects_positions_that_cannot_be_skipped_and_changes_nothing() {
         2,
         &["is after the end of the WAL"],
     );
-    // No row has this position, because the LSN is not the LSN of a commit record.
+    // No row has this position, because no commit record has this LSN.
     let end = fixture.history()[0].end;
     refused(
         &fixture,
@@ -359,10 +359,10 @@ fn skips_a_transaction_on_a_standby_that_has_the_slot() {
     walpost.terminate().expect_code(0);
 }
 
-/// Rows whose text exceeds the 1 GB that PostgreSQL can send: the server's major version, the type of
-/// the payload, and expressions for the key and the payload. PostgreSQL fails to append a `jsonb`
-/// value to the message, and to convert a `bytea` value to text. In PostgreSQL 17, another function
-/// reports the second error.
+/// Rows whose text is longer than the 1 GB that PostgreSQL can send. Each entry contains the
+/// server's major version, the type of the payload, and SQL expressions for the key and the
+/// payload. PostgreSQL fails to append a `jsonb` value to the message, and to convert a `bytea`
+/// value to text. In PostgreSQL 17, another function reports the second error.
 const UNSENDABLE: [(u32, &str, &str, &str); 3] = [
     (14, "bytea", "'too large'", LARGE_BYTEA),
     (
@@ -429,8 +429,8 @@ fn reports_and_skips_a_row_larger_than_1_gb() {
     }
 }
 
-/// Values that PostgreSQL accepts but can't convert to text: the server's major version, the type, and
-/// statements that assign such a value to the variable `v`.
+/// Values that PostgreSQL accepts but can't convert to text. Each entry contains the server's major
+/// version, the type, and statements that assign such a value to the variable `v`.
 const UNCONVERTIBLE: [(u32, &str, &str); 2] = [
     (
         14,
@@ -466,9 +466,9 @@ fn reports_and_skips_a_row_with_a_value_that_postgresql_cannot_convert_to_text()
         fixture.db.run(&insert("after", "NULL"));
         let halted = fixture.run().finish().expect_code(3);
         let halted = halted.expect_mentions(&["halted", "can't be converted to text", "skip --to"]);
-        // The server usually aborts the stream before Walpost has checked who uses the slot, and
-        // can't process a status update afterwards. Nevertheless, the event is delivered and
-        // confirmed.
+        // The server usually aborts the stream while Walpost is still checking which process uses
+        // the slot. After that, the server can't process a status update. Nevertheless, Walpost
+        // delivers the first event and confirms it.
         assert_eq!(keys(&fixture.records()), ["before"]);
         fixture.run().finish().expect_code(3);
         assert_eq!(keys(&fixture.records()), ["before"]);

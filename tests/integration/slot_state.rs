@@ -108,7 +108,8 @@ fn halts_until_the_operator_accepts_a_slot_that_was_recreated_while_unused(outbo
     walpost.terminate().expect_code(0);
 }
 
-/// The journal entry accounts only for a move to the LSN that was passed to `skip`.
+/// The journal entry that `skip` writes permits the slot to move to the LSN that was passed to
+/// `skip`, but to no other position.
 #[test]
 fn skip_permits_no_slot_move_except_to_the_skipped_position() {
     let fixture = Fixture::new();
@@ -260,7 +261,8 @@ fn second_init_before_the_first_run_reports_events_committed_without_a_slot() {
     walpost.terminate().expect_code(0);
 }
 
-/// The gap before the second slot ends where that slot starts, so it must not include later events.
+/// The gap before the second slot ends at the position where the second slot starts, so the gap
+/// must not include later events.
 #[test]
 fn reports_both_gaps_of_a_slot_replaced_twice() {
     let fixture = Fixture::new();
@@ -321,8 +323,8 @@ fn replay_missing_events(fixture: &Fixture) {
     fixture.check().finish().expect_code(0);
 }
 
-/// A copied server has the same system identifier and database OIDs as the original. WAL that ends
-/// before the recorded position is the only sign that the slot state comes from another server.
+/// A copied server has the same system identifier and database OIDs as the original. Only one fact
+/// shows that the slot state comes from another server: WAL ends before the recorded position.
 #[test]
 fn reports_undelivered_rows_if_a_dump_is_restored_on_a_copy_of_the_server() {
     let [first, second] = [(); 2].map(|()| Server::private(MAJOR, ""));
@@ -681,8 +683,8 @@ fn delivers_and_confirms_in_a_database_that_is_read_only_by_default() {
     }
 }
 
-/// A row of walpost.slot_state that was written on a different cluster, database or timeline says
-/// nothing about the current slot.
+/// Walpost must ignore a row of walpost.slot_state that was written on a different cluster,
+/// database or timeline.
 #[test]
 fn ignores_slot_state_from_a_different_cluster_database_or_timeline() {
     let fixture = Fixture::new();
@@ -750,8 +752,8 @@ fn exactly_once_mode_requires_a_checkpoint_if_events_may_have_been_delivered() {
         .expect_mentions(&["walpost checkpoint adopt"]);
 }
 
-/// Even if no position was confirmed, the next process to acquire the slot must detect that data
-/// was read from the earlier slot.
+/// Even if the first process confirmed no position, the next process must detect that data was read
+/// from a slot that no longer exists.
 #[test]
 fn detects_a_slot_recreated_before_anything_was_confirmed() {
     let fixture = Fixture::new();
@@ -761,7 +763,7 @@ fn detects_a_slot_recreated_before_anything_was_confirmed() {
     expect_halt(&fixture, fixture.run().start(), 0);
 }
 
-/// The table was empty when `init` ran, so the first run does not copy it.
+/// The table was empty when `init` ran, so the first run copies no rows.
 #[test]
 fn halts_if_the_slot_was_recreated_before_a_first_run_without_a_snapshot() {
     let fixture = Fixture::new();
@@ -814,8 +816,8 @@ fn repeats_the_first_exactly_once_run_if_killed_before_its_first_checkpoint() {
     fixture.check_delivered(&[], Resends::Never);
 }
 
-/// Walpost also repeats the copy of rows that are older than the slot if it is killed before it
-/// writes the first checkpoint.
+/// If Walpost is killed before it writes the first checkpoint, it repeats the copy of the rows that
+/// are older than the slot.
 #[test]
 fn repeats_the_first_exactly_once_snapshot_if_killed_before_a_checkpoint() {
     let fixture = crate::snapshot::fixture_with_older_rows(crate::snapshot::TABLE, 1000, false).0;

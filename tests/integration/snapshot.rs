@@ -168,7 +168,7 @@ pub(crate) fn fixture_with_older_rows(
 }
 
 /// Starts Walpost with a small window, which slows down the copy, and waits until some rows have
-/// been copied. At that point, the copy of a large table is still running.
+/// been copied. If the table is large, the copy is still running when this function returns.
 pub(crate) fn start_and_copy_some(fixture: &Fixture<'_>) -> Walpost {
     let before = fixture.records().len();
     let mut walpost = fixture.run().args(["--window-records", "20"]).start();

@@ -38,10 +38,10 @@ const RECOVERY_TIMEOUT: Duration = Duration::from_secs(120);
 /// Memory limit for a process. The window is only 8 MiB, so exceeding this limit indicates a leak.
 const MEMORY_BYTES_MAX: u64 = 128 << 20;
 
-/// The batch size limit of a topic that is too small for Walpost's usual batches.
+/// A topic's `max.message.bytes` that is smaller than Walpost's usual batches.
 const SMALL_TOPIC_BYTES: &str = "20000";
-/// Maximum number of events per transaction in the topic with the small limit. Each of its records
-/// may have to be sent as a separate batch.
+/// Maximum number of events per transaction in a topic whose limit is [`SMALL_TOPIC_BYTES`].
+/// Walpost may have to send each record in a separate batch.
 const SMALL_TOPIC_EVENTS_MAX: usize = 1_500;
 
 #[test]

@@ -1,4 +1,4 @@
-//! Tests `walpost status` with a running process and with only a database.
+//! Tests `walpost status` with a running process, with a database, and with both.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};

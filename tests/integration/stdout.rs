@@ -80,7 +80,7 @@ fn encodes_binary_keys_and_values_in_base64() {
     walpost.terminate().expect_code(0);
 }
 
-/// A drain timeout that is longer than any test waits. If the process waits until the timeout
+/// A drain timeout that is longer than any test. If a process does not exit before the timeout
 /// expires, the test fails.
 const DRAIN_TIMEOUT_FLAGS: [&str; 2] = ["--drain-timeout", "1h"];
 

@@ -178,7 +178,8 @@ fn pipeline_that_cannot_start_does_not_stop_the_others() {
     walpost.terminate().expect_code(3);
 }
 
-/// The owner of one database can make the `init` of its pipeline fail whenever the process starts.
+/// The owner of one pipeline's database can make the pipeline's `init` fail each time the process
+/// starts.
 #[test]
 fn failed_init_during_run_does_not_stop_other_pipelines() {
     let fixtures = [Fixture::bare(), Fixture::bare()];

@@ -751,7 +751,7 @@ fn rejects_adding_partitions_that_are_already_published() {
         let message = error.as_db_error().expect(table).message();
         assert!(message.contains(expected), "{message}");
     }
-    // Adding a table a second time has no effect.
+    // If a table has already been added, adding it again has no effect.
     assert_eq!(fixture.db.value(&add("tenant_2.outbox")), None);
 }
 

@@ -12,9 +12,10 @@ in_both_modes! {
 }
 
 const TOPICS: usize = 200;
-/// Upper limit for the number of requests, and of Kafka transactions, if topics are created
-/// together. Without batching, every topic would need one of each. Even with batching, some topics
-/// are looked up before all rows have been read, especially on machines with few processors.
+/// Upper limit for the number of requests, and for the number of Kafka transactions, if topics are
+/// created together. If each topic were created separately, each would need its own request and its
+/// own transaction. Even with batching, some topics are looked up before all rows have been read,
+/// especially on machines with few processors.
 const LOOKUPS_MAX: usize = TOPICS / 2;
 
 /// Returns a command that logs every request to create topics.

@@ -107,7 +107,7 @@ fn persistent_state() -> Vec<(String, Value)> {
     // Set a table aside, and then resume its delivery.
     persistent_state.extend(journal_rows(&fixture_with_resumed_table()));
     // Replace the slot of several tables, remove one of the tables from the publication, and close
-    // a gap without sending its events.
+    // a gap without delivering the events in the gap.
     let fixture = settled();
     persistent_state.extend(journal_rows(&fixture));
     persistent_state.extend(state_rows(&fixture));
@@ -204,8 +204,8 @@ fn captures_golden_stored_state() {
     fs::write(golden(), text).unwrap();
 }
 
-/// If this test fails, the format has changed. A change requires a new format version, and a test
-/// that resumes from the previous version.
+/// If this test fails, the format of the stored state has changed. Changing the format requires a
+/// new format version, and a test that resumes from state in the previous format.
 #[test]
 fn stored_state_keeps_its_format() {
     let golden = fs::read_to_string(golden()).unwrap();

@@ -69,9 +69,9 @@ pub(crate) enum Violation {
     Phantom(String),
     /// The event's position does not match its commit.
     WrongPosition(String),
-    /// The event is out of order: the record before it in its partition contains the event `after`
-    /// instead of the partition's preceding event in commit order. `after` is empty if there is no
-    /// record before it.
+    /// The event is out of order: in its partition, it follows a record of the event `after`,
+    /// rather than a record of the event that precedes it in commit order. `after` is empty if the
+    /// event is the first in the partition.
     OutOfOrder {
         id: String,
         after: String,
@@ -91,7 +91,7 @@ pub(crate) enum Violation {
     ConfirmedTooEarly(String),
 }
 
-/// The number of events in a delivery without violations.
+/// The numbers of committed and of repeated events in a delivery without violations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DeliverySummary {
     pub(crate) committed: usize,
@@ -177,8 +177,8 @@ fn find_wrong_positions(
     }
 }
 
-/// Checks that each partition is a sequence of runs. Within a run, the partition's events are
-/// consecutive.
+/// Checks that each partition contains its events in commit order without gaps. A partition may
+/// start again from an earlier event as often as `resends` permits.
 fn find_disorder(
     history: &[CommittedEvent],
     known: &[(usize, &DeliveredRecord)],

@@ -42,7 +42,8 @@ pub(crate) struct Fixture<'a> {
     /// run without a configuration file.
     settings: String,
     exactly_once: bool,
-    /// IDs of events that were lost in a failover but may have been delivered to Kafka before it.
+    /// IDs of events that were lost in a failover but may have been delivered to Kafka before the
+    /// failover.
     lost_ids: HashSet<String>,
 }
 

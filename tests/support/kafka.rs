@@ -57,8 +57,8 @@ pub(crate) struct Broker {
     pub(super) readers: Mutex<Vec<BaseConsumer>>,
 }
 
-/// A session timeout long enough that a broker is not fenced by its own controller after both were
-/// frozen, or if the machine is busy.
+/// A long session timeout. Otherwise, a broker's controller could fence the broker after both have
+/// been frozen, or when the machine is busy.
 const LONG_BROKER_SESSION: &str = "broker.session.timeout.ms=3600000\n";
 
 /// Brokers that are kept for other tests. They are frozen, because even an idle broker uses 2% of a

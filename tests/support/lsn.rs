@@ -1,6 +1,6 @@
 //! Formats and parses LSNs and positions.
 
-/// Formats an LSN as in `0/16B3748`.
+/// Formats an LSN in PostgreSQL's notation, such as `0/16B3748`.
 pub(crate) fn lsn_text(lsn: u64) -> String {
     format!("{:X}/{:X}", lsn >> 32, lsn & 0xFFFF_FFFF)
 }

@@ -21,7 +21,8 @@ use super::wait::{WAIT_TIMEOUT, wait_for, wait_until};
 /// Every major version that Walpost supports.
 pub(crate) const MAJORS: [u32; 5] = [14, 15, 16, 17, 18];
 
-/// The major version for tests that don't depend on the version. Debian packages this version.
+/// The major version for tests that don't depend on the version. It is the version that Debian 12
+/// packages.
 pub(crate) const MAJOR: u32 = 15;
 
 /// The authority that signs the servers' certificates. They are valid for `localhost` but not for

@@ -57,8 +57,8 @@ pub(crate) fn freeze(pid: u32) {
     signal(pid, "STOP");
     wait_until("all threads of the process to stop", || {
         let process = Process::new(i32::try_from(pid).unwrap()).unwrap();
-        // If a thread has ended since the list was read, its state can't be read, so the next poll
-        // reads the list again.
+        // If a thread ends after the list of threads is read, the thread's state can't be read. The
+        // next poll then reads the list again.
         let mut threads = process.tasks().unwrap().flatten();
         threads.all(|thread| thread.stat().is_ok_and(|stat| stat.state == 'T'))
     });
@@ -86,8 +86,8 @@ pub(crate) fn wait_for_exit(child: &mut Child, within: Duration) -> Option<ExitS
 
 /// Returns a port on which no process is listening and which this function has not returned before.
 ///
-/// The port is outside the range that Linux uses for outgoing connections. Otherwise, such a
-/// connection could take it before the server binds it, or while the server restarts.
+/// The port is outside the range that Linux uses for outgoing connections. Otherwise, an outgoing
+/// connection could use the port before the server binds it, or while the server restarts.
 pub(crate) fn free_port() -> u16 {
     const PORTS: Range<u16> = 10_000..32_000;
     static NEXT: LazyLock<AtomicU16> = LazyLock::new(|| AtomicU16::new(fastrand::u16(PORTS)));

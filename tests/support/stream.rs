@@ -1,5 +1,5 @@
-//! A replication stream of any length, and a sink that discards records. Together, they exercise
-//! the whole path from frame to record without servers, and identically in every run.
+//! A replication stream of any length, and a sink that discards records. Together, they run all the
+//! code that turns frames into records, without servers and identically in every run.
 //!
 //! The bytes come from a real server: `./dev golden` captures one transaction of 100 events per
 //! outbox (`tests/golden/outbox_*.bin`). [`Stream`] repeats its rows in the requested number of

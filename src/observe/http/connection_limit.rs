@@ -88,15 +88,16 @@ fn network(address: IpAddr) -> IpAddr {
 #[derive(Debug)]
 struct OpenConnections<E> {
     by_number: BTreeMap<u64, OpenConnection<E>>,
-    /// The number that was last assigned to a connection or response.
+    /// A counter that is incremented for each new connection and each response.
     next: u64,
 }
 
 #[derive(Debug)]
 struct OpenConnection<E> {
     network: IpAddr,
-    /// When the connection was opened or a response was last queued for it. The value comes from a
-    /// counter, so that the order does not depend on the system clock.
+    /// The counter value that was assigned when the connection was opened or the last response was
+    /// queued. Connections are ordered by a counter so that the order does not depend on the system
+    /// clock.
     since: u64,
     /// Total size of the responses that the client has not received yet.
     unread: usize,
@@ -137,7 +138,7 @@ impl<E> OpenConnections<E> {
             return;
         };
         connection.since = since;
-        // Add to the previous size, because a client that pipelines requests can have several
+        // Add the size to `unread`, because a client that pipelines requests can have several
         // unread responses.
         connection.unread = connection.unread.saturating_add(bytes);
         while self.unread_bytes() > UNREAD_BYTES_MAX {
@@ -188,8 +189,9 @@ impl<E> OpenConnections<E> {
     }
 }
 
-/// Sums the amounts of each network, and returns the network with the largest sum, and that sum. If
-/// several networks have the same sum, returns the one with the least recently active connection.
+/// Adds up the amounts for each network. Returns the network with the largest sum, together with
+/// the sum. If several networks have the same sum, returns the network with the least recently
+/// active connection.
 fn largest_network<'c, E: 'c>(
     amounts: impl Iterator<Item = (&'c OpenConnection<E>, usize)>,
 ) -> Option<(IpAddr, usize)> {

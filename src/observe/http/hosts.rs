@@ -24,7 +24,7 @@ pub(crate) struct Hosts {
     pub(super) is_local: bool,
 }
 
-/// An error for text that isn't a host name.
+/// The error returned if text is not a valid host name.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "http_hosts: {0:?} is not a host name; expected a name without a scheme or port, like walpost.example.com, or \"*\" \

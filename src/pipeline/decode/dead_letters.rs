@@ -268,8 +268,8 @@ fn is_refused(sent: &Result<Step, SinkError>) -> bool {
 }
 
 impl Kind {
-    /// Returns how much of the event to include in its dead letter. Also returns the smaller
-    /// amounts to try, in this order, if the sink rejects the dead letter.
+    /// Returns how much of the event to include in its dead letter, followed by the smaller amounts
+    /// to try, in order, if the sink rejects the dead letter.
     fn extents(self, oversize: Undeliverable) -> (Extent, &'static [Extent]) {
         const SMALLER: [Extent; 4] = [
             Extent::Cut,
@@ -278,17 +278,17 @@ impl Kind {
             Extent::Reference,
         ];
         match (self, oversize) {
-            // The event was too large already, and a dead letter has additional headers, so omit
-            // the payload from the start.
+            // Omit the payload from the start: the event was already too large, and its dead letter
+            // has additional headers.
             (Self::Oversize, _) => (Extent::NoPayload, &SMALLER[2..]),
             // Omitting the payload is allowed only if on_oversize = "dead-letter".
             (Self::Unroutable, Undeliverable::Halt) => (Extent::Whole, &SMALLER[..1]),
             (Self::BadTimestamp, Undeliverable::Halt) => (SMALLER[0], &[]),
             (Self::BadTimestamp, Undeliverable::DeadLetter) => (SMALLER[0], &SMALLER[1..]),
-            // With these settings, the event must not halt the pipeline, however large it is
+            // With these settings, the pipeline must not halt, however large the event is
             // (on_oversize does not apply to malformed messages). If the sink rejects the dead
-            // letter, retry with less and less of the event, and finally with only the data that
-            // identifies it.
+            // letter, retry with smaller and smaller parts of the event, and finally with only the
+            // data that identifies the event.
             (Self::Unroutable, Undeliverable::DeadLetter) | (Self::Malformed, _) => {
                 (Extent::Whole, &SMALLER)
             }

@@ -160,7 +160,7 @@ pub enum CoreError {
         /// The routing error.
         error: RouteError,
     },
-    /// The sink does not accept a row's record.
+    /// The sink did not accept the record for a row.
     #[error("{row} at {at}: {error}{hint}", hint = dead_letter_hint(error))]
     Produce {
         /// Position of the row.
@@ -170,7 +170,7 @@ pub enum CoreError {
         /// The sink's error.
         error: Box<SinkError>,
     },
-    /// The sink does not accept a dead letter.
+    /// The sink did not accept the dead letter for a row.
     #[error(
         "the dead letter for {row} at {at} can't be delivered either: {error}. Reason for the dead letter: {reason}"
     )]
@@ -240,7 +240,7 @@ impl CoreError {
 /// the WAL keeps the columns it was written with.
 fn columns_hint(error: &MappingError, at: &str) -> String {
     match error {
-        // The message of `Renamed` contains its own instructions.
+        // The message for `Renamed` already contains instructions.
         MappingError::Renamed { .. } => String::new(),
         _ => format!(
             ". The rows at {at} have the columns that the table and the publication had when the rows were written; later changes \
@@ -272,8 +272,8 @@ fn prevention(cause: UnsendableCause) -> &'static str {
     }
 }
 
-/// Returns a hint that names the setting for sending events with this error to the dead-letter
-/// topic. Empty if no setting applies to `error`.
+/// Returns a hint about the setting that sends events with this error to the dead-letter topic. The
+/// hint is empty if no setting applies to `error`.
 fn dead_letter_hint(error: &SinkError) -> String {
     let setting = match error {
         SinkError::TooLarge { .. }

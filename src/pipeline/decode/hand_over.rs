@@ -1,4 +1,5 @@
-//! Passes the record of an event or a dead letter to the sink, and counts it against the window.
+//! Passes the records of events and dead letters to the sink, and adds each record to the window of
+//! unacknowledged records.
 
 use super::Step;
 use crate::delivery::watermark::{OrderError, Watermark};
@@ -8,10 +9,12 @@ use crate::outbox::route::RouteError;
 use crate::pipeline::decode::error::CoreError;
 use crate::sink::{Produced, Sink, SinkError};
 
-/// Bytes of the window that each record uses in addition to its key, value and headers. Accounts
-/// for the memory that librdkafka allocates per message, and for allocator overhead.
+/// Number of bytes that each record counts toward `window_bytes`, in addition to the size of its
+/// key, value and headers. Accounts for the memory that librdkafka allocates per message, and for
+/// allocator overhead.
 const RECORD_OVERHEAD: usize = 384;
-/// Bytes of the window that each header uses in addition to its name and value.
+/// Number of bytes that each header counts toward `window_bytes`, in addition to the size of its
+/// name and value.
 const HEADER_OVERHEAD: usize = 64;
 
 /// The name and value of the header that identifies a record's event.
@@ -26,7 +29,8 @@ pub(crate) enum Undelivered {
     Produce(SinkError),
     /// The sink rejected the dead letter. `reason` explains why the original row was dead-lettered.
     DeadLetter { error: SinkError, reason: String },
-    /// The row is in an invalid place in the stream, such as outside a transaction.
+    /// The row is not allowed at this point of the stream, for example because it is outside a
+    /// transaction.
     Order(OrderError),
 }
 
@@ -62,8 +66,8 @@ impl Undelivered {
     }
 }
 
-/// Passes a record to the sink and counts it against the window. The inner result is an error if
-/// the sink rejected the record.
+/// Passes a record to the sink, and adds it to the window of unacknowledged records. The inner
+/// result is an error if the sink rejected the record.
 #[inline]
 pub(super) fn send_record(
     record: &Record<'_>,
@@ -83,7 +87,7 @@ pub(super) fn send_record(
     Ok(step)
 }
 
-/// Returns how many bytes of the window a record uses.
+/// Returns how many bytes a record counts toward `window_bytes`.
 fn cost(record: &Record<'_>) -> u64 {
     let len = |bytes: Option<&[u8]>| bytes.map_or(0, <[u8]>::len);
     let headers = record

@@ -61,7 +61,7 @@ impl RowTable {
     }
 
     /// Returns the OID and name of the table that an older row comes from. `values` are the columns
-    /// of its row in `walpost.outbox_row`.
+    /// of the row of `walpost.outbox_row` in which the older row is stored.
     pub(super) fn original_table(&self, values: &[&[u8]]) -> Option<(u32, TableName)> {
         let [_, relation, schema, name, ..] = self.indexes;
         let text = |index: usize| str::from_utf8(values.get(index)?).ok();

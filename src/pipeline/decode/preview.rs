@@ -71,10 +71,10 @@ pub(crate) struct PreviewReport {
     pub first: Vec<PreviewedEvent>,
     /// Position of the last event.
     pub last: Option<Position>,
-    /// For [`Until::Commit`]: the end LSN of the range's last transaction, and the number of its
-    /// messages that are assigned an index. If the server can't send one of the transaction's rows,
-    /// the LSN is instead one after the start of the transaction's commit record and before the
-    /// next record, and the number includes only the messages up to and including that row.
+    /// For [`Until::Commit`]: the end LSN of the last transaction in the range, and the number of
+    /// messages in this transaction that are assigned an index. If the server can't send one of the
+    /// transaction's rows, the LSN is instead one byte after the start of the transaction's commit
+    /// record, and messages after that row are not counted.
     pub end: Option<(Lsn, u64)>,
     /// The row that the server can't send, if any. The transaction may contain events after it.
     pub unsendable: Option<Position>,
@@ -237,8 +237,9 @@ impl Preview {
         true
     }
 
-    /// If `error` means that the server can't send the next row, counts this row as an event that
-    /// can't be converted to a record, and returns its position. No messages follow such an error.
+    /// Counts the next row as an event that can't be converted to a record if `error` means that
+    /// the server can't send this row. Returns the row's position if it was counted. No messages
+    /// follow an error of this kind.
     pub(crate) fn record_unsendable(&mut self, error: &ConnectionError) -> Option<Position> {
         let at = self.position?;
         error.unsendable_cause()?;

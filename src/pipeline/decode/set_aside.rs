@@ -19,7 +19,7 @@ pub(super) struct SetAsideTables {
     /// Whether the settings allow a table to be set aside when an error concerns only that table.
     pub(super) is_enabled: bool,
     entries: Vec<Range>,
-    /// The PostgreSQL cluster in which the entries' OIDs are valid.
+    /// The PostgreSQL cluster in which the OIDs in `entries` are valid.
     cluster: String,
     /// This session receives every row whose commit LSN is at or above this LSN. Earlier rows may
     /// have been skipped by previous sessions.
@@ -183,7 +183,7 @@ impl SetAsideTables {
 
     /// Compares `found`, the entries that are now in the journal, with the entries loaded earlier.
     /// If the journal contains a completed replay that this session hasn't processed yet, returns a
-    /// note about the replay, which must then be written to the journal.
+    /// [`TableNote`] about the replay, which must then be written to the journal.
     pub(super) fn replay_note(&self, found: &[SetAside]) -> Option<TableNote> {
         let is_open = |entry: &&SetAside| {
             let mut ranges = self.entries.iter();
@@ -233,8 +233,8 @@ impl SetAsideTables {
         last.unwrap_or_default()
     }
 
-    /// Applies a note that has been written to the journal. If the note sets a table aside or keeps
-    /// it set aside, `opened` is the new journal entry.
+    /// Applies a change that has been written to the journal. If the table is set aside after this
+    /// change, `opened` is the new journal entry.
     pub(super) fn apply(&mut self, note: &TableNote, opened: Option<SetAside>) {
         let (closed, before) = match note {
             TableNote::Begun { .. } => (&[][..], None),

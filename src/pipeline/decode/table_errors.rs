@@ -40,7 +40,7 @@ impl Core {
         }
     }
 
-    /// Returns the note to write to the journal if tables have been replayed since they were set
+    /// Returns the change to write to the journal if tables have been replayed since they were set
     /// aside. `found` contains the entries that are now in the journal.
     pub(crate) fn replay_note(&self, found: &[SetAside]) -> Option<TableNote> {
         match &self.source {
@@ -49,8 +49,8 @@ impl Core {
         }
     }
 
-    /// Applies a note that has been written to the journal. If the note sets a table aside or keeps
-    /// it set aside, `opened` is the new journal entry.
+    /// Applies a change that has been written to the journal. If the table is set aside after this
+    /// change, `opened` is the new journal entry.
     pub(crate) fn apply_note(&mut self, note: &TableNote, opened: Option<SetAside>) {
         if let Source::Table(source) = &mut self.source {
             source.set_aside.apply(note, opened);
@@ -90,7 +90,7 @@ impl Core {
     /// `frame`.
     ///
     /// # Errors
-    /// Returns `error` if no table can be set aside because of it.
+    /// Returns `error` if it does not cause a table to be set aside.
     #[cold]
     pub(super) fn set_aside(&self, frame: &Frame<'_>, error: CoreError) -> Result<Step, CoreError> {
         let (Source::Table(source), Some(position)) = (&self.source, self.position) else {

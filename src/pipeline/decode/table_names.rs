@@ -7,8 +7,8 @@
 //! catalog nor the names in WAL can be trusted.
 //!
 //! Tables are identified by OID. `walpost.table_state` records the names that have been accepted
-//! for each OID; [`AcceptedNames`] describes how a name is accepted. A table that was added while
-//! the pipeline was running is looked up when the stream describes it.
+//! for each OID; the module of [`AcceptedNames`] describes how a name is accepted. A table that was
+//! added while the pipeline was running is looked up when the stream describes it.
 //!
 //! If no name is recorded for a table, because Walpost's role can't use `walpost.table_state`, the
 //! name in the catalog is accepted instead. In this case, the names in WAL from before the start of
@@ -78,8 +78,8 @@ impl TableNames {
         self.commands = commands.clone();
     }
 
-    /// Sets the names under which the rows of the published tables may be published. If no name is
-    /// recorded for a table, any names from an earlier call are kept.
+    /// Sets the accepted names of the published tables. If no name is recorded for a table, any
+    /// names from an earlier call are kept.
     pub(super) fn add(&mut self, tables: Vec<AcceptedNames>) {
         if !self.is_enabled() {
             return;
@@ -102,9 +102,8 @@ impl TableNames {
         }
     }
 
-    /// Sets the names under which the rows of a table may be published, for a table that was not
-    /// published when the pipeline started. `found` is empty if the table does not exist and no
-    /// name is recorded for it.
+    /// Adds the accepted names of a table that was not published when the pipeline started. `found`
+    /// is empty if the table does not exist and no name is recorded for it.
     pub(super) fn add_new_table(&mut self, oid: u32, found: Vec<AcceptedNames>) {
         if self.is_enabled() {
             let names = found.into_iter().flat_map(|table| table.names);
@@ -114,12 +113,12 @@ impl TableNames {
         }
     }
 
-    /// Returns `false` if the names of no more tables may be added before the next connection.
+    /// Returns whether the names of another table may be added before the next connection.
     pub(super) fn has_room(&self) -> bool {
         self.new_bytes < NEW_NAMES_BYTES_MAX
     }
 
-    /// Returns whether the names accepted for the table must be looked up before [`Self::check`].
+    /// Returns whether the table's accepted names must be loaded before [`Self::check`] is called.
     pub(super) fn lacks(&self, oid: u32) -> bool {
         self.is_enabled() && !self.known.contains_key(&oid)
     }

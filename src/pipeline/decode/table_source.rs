@@ -27,8 +27,8 @@ use crate::postgres::wire::pgoutput::{Relation, Tuple, Value};
 /// re-created counts once for each definition.
 pub(crate) const TABLES_MAX: usize = 10_000;
 
-/// Limit for the memory used by the catalog's descriptions of columns. If another description would
-/// exceed it, all previous ones are discarded and queried again when they are needed.
+/// Limit for the memory used by the column descriptions from the catalog. If a new description
+/// would exceed the limit, all others are discarded, and each is queried again when it is needed.
 const FACTS_BYTES_MAX: usize = 64 << 20;
 
 /// The outbox tables that the stream has described.
@@ -48,8 +48,8 @@ pub(crate) struct TableSource {
     tables: Vec<Table>,
     /// The names under which tables may be published, if the outbox consists of several tables.
     names: TableNames,
-    /// The publication whose older rows are read from `walpost.outbox_row`, if the outbox consists
-    /// of several tables.
+    /// The publication for which older rows are read from `walpost.outbox_row`, if the outbox
+    /// consists of several tables.
     publication: Option<String>,
     /// The table `walpost.outbox_row`, which contains older rows. `None` until the stream has
     /// described it.
@@ -112,8 +112,8 @@ impl TableSource {
         }
     }
 
-    /// Enables delivery of the rows that a table already contained when it was added to this
-    /// publication. Applies only to an outbox of several tables.
+    /// Enables delivery of the rows that a table already contained when it was added to
+    /// `publication`. Applies only to an outbox of several tables.
     pub(crate) fn read_older_rows_of(&mut self, publication: &str) {
         let is_several = self.outbox.is_several();
         self.publication = is_several.then(|| publication.to_owned());
@@ -189,8 +189,8 @@ impl TableSource {
             && self.outbox.includes(relation.namespace, relation.name)
     }
 
-    /// Returns whether the relation is an outbox table for which the names under which its rows may
-    /// be published must be loaded first.
+    /// Returns whether the relation is an outbox table whose accepted names must be loaded before
+    /// its rows can be processed.
     pub(super) fn lacks_names(&self, relation: &Relation<'_>) -> bool {
         self.names.lacks(relation.oid) && self.outbox.includes(relation.namespace, relation.name)
     }
@@ -286,9 +286,8 @@ impl TableSource {
         self.table(oid).map(|table| &table.name)
     }
 
-    /// Returns whether a description of this relation can be stored, either because neither
-    /// [`TABLES_MAX`] nor the limit for the memory used by tables' names has been reached, or because
-    /// the table is already in `oids`.
+    /// Returns whether there is space for a description of this relation: neither [`TABLES_MAX`]
+    /// nor the memory limit for table names has been reached, or the table is already in `oids`.
     pub(crate) fn has_room_for(&self, oid: u32) -> bool {
         let described = self.oids.len() + self.set_aside.relations();
         described < TABLES_MAX && self.names.has_room() || self.oids.binary_search(&oid).is_ok()
@@ -369,9 +368,9 @@ impl TableSource {
         }
     }
 
-    /// Returns whether the row was already copied by a snapshot. This happens if a copy was
-    /// resumed: the stream starts at the first snapshot's consistent point, so it also contains
-    /// transactions that only later snapshots include.
+    /// Returns whether the row was already copied by a snapshot. The stream contains such rows if a
+    /// copy was resumed: the stream starts at the consistent point of the first snapshot, but later
+    /// snapshots also contain newer transactions.
     pub(crate) fn has_copied(
         &self,
         at: Position,
@@ -488,7 +487,7 @@ impl TableSource {
     }
 
     /// Returns the OID and name of the table that an older row comes from. `values` are the columns
-    /// of its row in `walpost.outbox_row`.
+    /// of the row of `walpost.outbox_row` in which the older row is stored.
     pub(super) fn older_table(&self, values: &[&[u8]]) -> Option<(u32, TableName)> {
         self.row_table.as_ref()?.original_table(values)
     }

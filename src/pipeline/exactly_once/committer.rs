@@ -128,8 +128,9 @@ impl TransactionCommitter {
 
     /// Updates the checkpoint after a copy of older rows, so that copied rows are not delivered
     /// again. Transactions whose commit record precedes the first snapshot's LSN were copied, so a
-    /// stream that resumes from this checkpoint skips them. Once the stream has passed the last
-    /// snapshot's LSN, the same applies to all transactions that precede that LSN.
+    /// stream that resumes from this checkpoint skips them. After the stream has passed the last
+    /// snapshot's LSN, a stream that resumes from the checkpoint also skips all transactions that
+    /// precede the last snapshot's LSN.
     fn update_copied(&mut self) {
         let Some(copied) = &self.checkpoint.snapshot else {
             return;

@@ -69,10 +69,10 @@ impl DuplicateFilter {
         self.last_has_id = id.is_some();
     }
 
-    /// Processes the end of a transaction, at LSN `end`. `next` is the position that one more row
-    /// of the transaction would have had. If this completes the verification of the WAL, returns
-    /// the safe LSN: the LSN up to which all transactions had already been processed when the
-    /// filter was created.
+    /// Processes the end of a transaction, at LSN `end`. `next` is the position that follows the
+    /// transaction's last row. If this completes the verification of the WAL, returns the safe LSN:
+    /// all transactions that end at or before the safe LSN had been processed when the filter was
+    /// created.
     pub(crate) fn commit(&mut self, next: Position, end: Lsn) -> Result<Option<Lsn>, HistoryError> {
         let has_ended = match &mut self.overlap {
             Some(overlap) => overlap.commit(next.commit, end, next.index)?,
@@ -82,7 +82,7 @@ impl DuplicateFilter {
     }
 
     /// Processes a keepalive, which means that the server has no more events to send before `lsn`.
-    /// Returns the same value as [`DuplicateFilter::commit`].
+    /// The return value has the same meaning as that of [`DuplicateFilter::commit`].
     pub(crate) fn process_keepalive(&mut self, lsn: Lsn) -> Result<Option<Lsn>, HistoryError> {
         let has_ended = match &mut self.overlap {
             Some(overlap) => overlap.process_keepalive(lsn)?,

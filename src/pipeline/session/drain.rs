@@ -102,7 +102,7 @@ impl Session<'_> {
 
 /// Why the wait for the records in flight ended.
 enum Settled {
-    /// All records are durable, or an error means that some of them never will be.
+    /// Either all records are durable, or an error prevents some of them from becoming durable.
     Ended(Result<(), SinkError>),
     TimedOut,
     ServerStopping,

@@ -7,8 +7,8 @@ use crate::model::lsn::{Lsn, Position};
 use crate::model::rounded::Elapsed;
 use crate::postgres::target::Target;
 
-/// The slot can't be read safely: it or its server has changed unexpectedly, reading it crashes the
-/// server, or the outbox's only table is set aside.
+/// The slot can't be read safely: the slot or its server has changed unexpectedly, reading the slot
+/// crashes the server, or the outbox's only table is set aside.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SlotError {
     /// The replication connection and the catalog connection have reached different servers.
@@ -105,7 +105,7 @@ pub(crate) enum StreamError {
     )]
     Unrecorded {
         slot: String,
-        /// How long it has been impossible to write positions.
+        /// How long the attempts to write positions have been failing.
         lasts: Duration,
         /// The error from the last attempt.
         reason: String,

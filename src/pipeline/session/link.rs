@@ -55,8 +55,9 @@ impl Link {
     }
 
     /// Starts replication, which acquires the slot, and returns the slot's position. The position
-    /// is read only afterwards, when other processes can no longer move the slot. With
-    /// [`Abort::Expected`], the server may have aborted the stream and released the slot by then.
+    /// is read after the slot is acquired, because other processes can no longer move the slot
+    /// then. With [`Abort::Expected`], the server may have aborted the stream and released the slot
+    /// by the time the position is read.
     pub(super) async fn take_slot(
         &mut self,
         settings: &PipelineSettings,
@@ -78,9 +79,9 @@ impl Link {
         match slot.active_pid {
             Some(pid) if pid == self.walsender.pid => {}
             None if abort == Abort::Expected && is_same_server => self.connection.record_abort(),
-            // If the address has started to point to a different server, the replication and
-            // catalog connections may have reached different servers, whose slot positions are
-            // unrelated.
+            // The address may now point to a different server than before. In that case, the
+            // replication and catalog connections have reached different servers, whose slot
+            // positions are unrelated.
             found => {
                 // First check whether the server has aborted the stream at its first row, because
                 // aborting the stream also releases the slot.

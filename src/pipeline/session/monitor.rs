@@ -20,7 +20,7 @@ use crate::postgres::catalog::{CatalogError, Observed, Problem};
 use crate::postgres::connect::dial::Notifications;
 use crate::postgres::target::Target;
 
-/// Number of queries of the slot for each query of the publication.
+/// Number of slot queries after which the publication is queried once.
 const SLOT_QUERIES_PER_PUBLICATION_QUERY: u32 = 6;
 
 /// Delay before retrying to connect or to write a position.
@@ -59,9 +59,10 @@ pub(super) async fn monitor_until_lost(
 /// Queries the slot's state every few seconds, and returns when it detects an event. In the
 /// meantime, writes the positions that are about to be confirmed to `walpost.slot_state`.
 ///
-/// If the publication is missing, PostgreSQL 18 also reports this in the stream, and that report
-/// alone halts the pipeline. On this version, querying the catalog is an additional check.
-/// Shutdowns can't be detected from the stream, because the stream is not read while Kafka is down.
+/// On PostgreSQL 18, the stream itself also reports a missing publication, and this report alone
+/// halts the pipeline, so querying the catalog is only an additional check. A shutdown of the
+/// server, however, can't be detected from the stream, because the stream is not read while Kafka
+/// is down.
 pub(super) async fn monitor_slot<D: Database>(
     database: D,
     watched: Watched,
@@ -145,8 +146,8 @@ async fn reconnect<D: Database>(
     }
 }
 
-/// Listens for requests from other commands to confirm the position. If this fails, such requests
-/// are ignored, and the position is confirmed at its regular time.
+/// Listens for requests from `walpost verify` to confirm the current position. If listening fails,
+/// such requests are ignored, and the position is confirmed at its regular time.
 async fn listen_for_requests(catalog: &impl CatalogQueries, target: &Target) -> Arc<Notifications> {
     let listening = catalog.position_requests(&target.slot).await;
     listening.unwrap_or_else(|error| {

@@ -36,8 +36,9 @@ struct PublicationSeen {
     has_warned: bool,
 }
 
-/// Minimum interval, per table in the publication, before unchanged tables are recorded again. The
-/// total interval is proportional to the number of tables, because each table requires a write.
+/// Unchanged tables are recorded again after this interval, multiplied by the number of tables in
+/// the publication. The total interval is proportional to the number of tables, because each table
+/// requires a write.
 const REFRESH_INTERVAL_PER_TABLE: Duration = Duration::from_millis(100);
 
 impl WatchedPublication {
@@ -98,9 +99,9 @@ impl WatchedPublication {
 }
 
 impl PublicationSeen {
-    /// Decides whether tables that have not changed are recorded again as published. This is
-    /// unnecessary if no events have been delivered since the tables were last recorded, because a
-    /// replay that starts at that time can't send any row twice.
+    /// Decides whether unchanged tables are recorded again as published. Recording them is
+    /// unnecessary if no events have been delivered since the last time: a replay that starts at
+    /// the recorded time can't send any row twice.
     fn refresh(&mut self, now: Instant, delivered: u64) -> Refresh {
         let pause =
             REFRESH_INTERVAL_PER_TABLE * u32::try_from(self.tables.len()).unwrap_or(u32::MAX);

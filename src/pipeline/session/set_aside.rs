@@ -27,8 +27,8 @@ pub(super) type Recording =
 pub(super) struct TableWatch {
     /// The entries that the slot monitor read last.
     read: watch::Receiver<Vec<SetAside>>,
-    /// Entries that have not been checked for a completed replay yet. After a completed replay, the
-    /// journal needs another entry, which closes the entries that the replay covers.
+    /// Entries that have not been checked for a completed replay yet. After a replay is complete, a
+    /// new journal entry must be written, which closes the entries that the replay covers.
     pending: Vec<SetAside>,
     reminder: Outage,
     /// Number of rows skipped since the last log message about them.

@@ -95,9 +95,10 @@ impl<D: Database> Startup<'_, '_, D> {
         let from = copy_end.unwrap_or(Lsn::ZERO);
         let taken = link.take_slot(self.settings, catalog, from, Abort::Unexpected);
         let resume = match taken.await {
-            // The server aborted the stream at a row that it can't send, before Walpost had checked
-            // that the slot is in use. Start again, to deliver the events that precede the row. A
-            // copy, however, requires the slot to remain in use.
+            // The server aborted the stream at a row that it can't send, before Walpost could check
+            // that the slot was in use. Start the stream again to deliver the events that precede
+            // the row. If older rows are copied first, return the error instead, because the slot
+            // must remain in use during the copy.
             Err(error) if unsendable::is_unsendable(&error) && copy_end.is_none() => {
                 // Close this connection first, because the server may not have a free walsender for
                 // another one.
@@ -110,8 +111,8 @@ impl<D: Database> Startup<'_, '_, D> {
         };
         self.core.delivery.checks_texts = link.connection.has_unchecked_texts();
         self.core.reconnected(resume);
-        // Another pipeline may have used the slot since the last check. It can't do so from now on,
-        // because this connection holds the slot.
+        // Another pipeline may have used the slot since the last check. Check again now: this
+        // connection holds the slot, so no other pipeline can use it.
         self.check_slot_owner(catalog, UnknownOwner::Rejected)
             .await?;
         Ok((link, resume))

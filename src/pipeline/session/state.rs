@@ -191,7 +191,7 @@ impl SessionState {
     /// Checks that nothing other than Walpost has moved the slot. `written` is the slot's position
     /// in `walpost.slot_state`, which every Walpost process that uses the slot updates. If
     /// `written` is `None`, a higher position is accepted once after another process has used the
-    /// slot, because that process may have been Walpost.
+    /// slot, because that process may have been another Walpost instance.
     pub(super) fn check_slot(
         &mut self,
         slot: &SlotIdentity,

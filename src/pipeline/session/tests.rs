@@ -117,8 +117,8 @@ fn accepts_a_position_that_was_confirmed_but_not_recorded() {
     assert!(matches!(moved, Err(SlotError::SlotMoved { .. })));
 }
 
-/// A standby has not confirmed any position itself, but can rely on the position recorded by the
-/// process that used the slot before.
+/// A standby has not confirmed any position itself, so the slot is compared with the position that
+/// was recorded by the process that used the slot before.
 #[test]
 fn compares_the_slot_with_the_recorded_position_after_another_process_used_it() {
     let (mut session_state, slot) = session_state();

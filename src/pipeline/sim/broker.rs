@@ -66,15 +66,15 @@ struct Queued {
     id: u64,
     tag: Tag,
     is_dead_letter: bool,
-    /// The description to report if this record is rejected.
+    /// Describes the record in the error that is reported if the brokers reject the record.
     record: RefusedRecord,
 }
 
 /// The configured maximum number of records in a batch.
 const BATCH_RECORDS_MAX: u32 = 16;
-/// After a batch is rejected, Walpost sends the suspected rows one at a time. If it is asked to
-/// stop, it also sends the remaining rows of the open transaction in this way. Therefore, rows from
-/// up to this many later transactions may be sent one at a time.
+/// Maximum number of transactions after the rejected batch from which rows may be sent one at a
+/// time. After a batch is rejected, Walpost sends the suspected rows one at a time. If Walpost is
+/// asked to stop, it also sends the remaining rows of the open transaction one at a time.
 const TRANSACTIONS_AFTER_REJECTED_MAX: usize = 3;
 
 impl SimSink {
@@ -188,8 +188,8 @@ impl Producer {
                 while !sent.is_empty() {
                     let batch: Vec<_> = sent.drain(..self.batch.min(sent.len())).collect();
                     if is_batch_rejected(&batch, &world.cluster) {
-                        // Take the maximum: after a reconnect, earlier rows may be resent and
-                        // rejected again.
+                        // Keep the maximum, because earlier rows may be resent and rejected again
+                        // after a reconnect.
                         let last = batch.iter().map(|queued| queued.record.at).max();
                         world.cluster.refused_until = world.cluster.refused_until.max(last);
                         state.has_failed = true;
@@ -311,7 +311,7 @@ impl Sink for SimSink {
         }
         {
             let mut world = self.producer.shared.lock();
-            // With a slow link, nothing but the window should limit how many records are accepted.
+            // With a slow link, only the window limits how many records are accepted.
             if world.cluster.rate.is_none() && world.chance(2) {
                 return Ok(Produced::Full);
             }

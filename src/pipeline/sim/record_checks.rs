@@ -24,11 +24,11 @@ pub(super) fn check_exactly_once(
     }
 }
 
-/// Checks at-least-once delivery: no event in `expected` may be missing, and events may be repeated
-/// only in order and without gaps. Every copy starts at its first row, and the events that it does
-/// not contain follow its last row. If a restore of the database undid some copies, `undone`
-/// contains the range of these copies, and the number of events that precede the restored slot's
-/// position, from which the stream continues.
+/// Checks at-least-once delivery: every event in `expected` must be delivered, and repeated events
+/// must be in order and without gaps. Every copy must start at its first row, and must be followed
+/// by the events that the copy does not contain. If a restore of the database undid some copies,
+/// `undone` contains the range of these copies, and the number of events that precede the restored
+/// slot's position, from which the stream continues.
 pub(super) fn check_at_least_once(
     found: &[u64],
     expected: &[u64],
@@ -36,11 +36,12 @@ pub(super) fn check_at_least_once(
     undone: Option<(Range<usize>, usize)>,
 ) -> Result<(), String> {
     let begins_in_stream = copies.is_empty() || copies.iter().any(Vec::is_empty);
-    // Add an empty copy, which represents streams that do not directly follow a copy.
+    // Add an empty copy. A stream that does not directly follow a real copy is treated as if it
+    // followed this copy.
     let stream = copies.len();
     copies.push(Vec::new());
-    // The positions that delivery may have reached. Each consists of the index of a copy, and the
-    // number of events delivered from that copy and the stream that follows it.
+    // All points that delivery may have reached. A point consists of the index of a copy, and the
+    // number of events delivered from this copy and from the stream that follows the copy.
     let mut positions: BTreeSet<(usize, usize)> = begins_in_stream
         .then_some((stream, 0))
         .into_iter()

@@ -162,8 +162,9 @@ pub(super) struct RestoredDatabase {
     first_id: u64,
 }
 
-/// Copies that were started after a backup was made, if the backup already records a complete copy.
-/// Once the backup is restored, these copies are neither resumed nor repeated.
+/// Copies that are undone by restoring a backup. The copies were started after the backup was made,
+/// but the backup already records an earlier, complete copy. After the restore, the undone copies
+/// are therefore neither resumed nor repeated.
 pub(super) struct UndoneCopies {
     pub(super) copies: Range<usize>,
     /// The slot's position in the restored database.
@@ -266,8 +267,8 @@ impl World {
         let count = match self.dice.u8(0..10) {
             0 => 0,
             1..8 => self.dice.usize(1..5),
-            // Create so many events that a slow link can transfer them within the transaction
-            // timeout only if they are split among several Kafka transactions.
+            // Create more events than a slow link can transfer in a single Kafka transaction before
+            // the transaction times out.
             _ if self.cluster.rate.is_some() => self.dice.usize(100..400),
             _ => self.dice.usize(5..40),
         };
@@ -312,8 +313,8 @@ impl World {
     /// Promotes a standby that has received the WAL up to a random position. If the slot's position
     /// is higher, it is lowered to the end of that WAL.
     pub(super) fn fail_over(&mut self) {
-        // A standby has received at least the WAL up to the last failover, because it follows the
-        // timeline that this failover started.
+        // A standby that is promoted has received at least the WAL up to the last failover, because
+        // it follows the timeline that began with this failover.
         let since = self
             .database
             .history
@@ -406,8 +407,8 @@ impl World {
             None => (Lsn::ZERO, Lsn::ZERO),
         };
         if recreates_slot {
-            // Walpost can't detect a slot that was re-created at a position that it may itself have
-            // confirmed, so move the slot past such positions.
+            // Walpost can't detect that a slot was re-created if the new slot's position is one
+            // that Walpost may have confirmed, so move the slot past such positions.
             if self.database.end > published && self.database.end <= safe {
                 self.database.end = Lsn(safe.0 + 8);
             }
@@ -440,7 +441,8 @@ impl World {
             self.commit();
         }
         let database = &mut self.database;
-        // Walpost can't detect a slot that was re-created at a position that it had confirmed.
+        // Walpost can't detect that a slot was re-created if the new slot's position is one that
+        // Walpost has confirmed.
         database.end = database.end.max(Lsn(written.0 + 8));
         database.confirmed = database.end;
         database.on_disk = database.end;
@@ -452,8 +454,8 @@ impl World {
         });
     }
 
-    /// Checks that Walpost neither delivered an event nor confirmed a position between the change
-    /// that it had to detect and its halt.
+    /// Checks that Walpost halted before it delivered an event or confirmed a position that follows
+    /// the restore of the database or the re-creation of the slot.
     pub(super) fn check_halt(&mut self) {
         let Some(restored) = self.restored else {
             return;
@@ -479,8 +481,8 @@ impl World {
                 "the client confirmed {lsn}, but only WAL up to {sent} was sent"
             ));
         }
-        // Don't check positions at or below the current one: the slot may have been created there,
-        // without anything being delivered.
+        // Check only positions above the current one. The slot may have been created at its current
+        // position without any earlier event having been delivered.
         if lsn > self.database.confirmed {
             if let Some(event) = self.find_undelivered(lsn) {
                 let text = format!(

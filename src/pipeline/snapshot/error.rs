@@ -1,4 +1,4 @@
-//! Errors that prevent rows that are older than the slot from being delivered.
+//! Errors that prevent the delivery of rows that are older than the slot.
 
 use crate::model::lsn::Lsn;
 use crate::outbox::columns::MappingError;
@@ -78,8 +78,8 @@ pub(crate) enum SnapshotError {
         /// How to skip the remaining rows. The instructions differ for an outbox of several tables,
         /// because such an outbox has no setting that skips the rows.
         never: &'static str,
-        /// With exactly-once delivery, a command that must be run before the remaining rows are
-        /// skipped; otherwise empty.
+        /// With exactly-once delivery, the command to run before the remaining rows can be skipped;
+        /// otherwise empty.
         adopt: String,
     },
     /// The snapshot's connection has reached a different server than the stream's connection.

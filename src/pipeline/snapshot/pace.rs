@@ -23,16 +23,16 @@ const FAST_FRAMES: u32 = 20;
 /// measurement (64 MB per second for a measurement of [`MEASUREMENT_MIN`]), in at least
 /// [`FAST_LARGE_FRAMES`] frames.
 const FAST_BYTES: u64 = 64 << 10;
-/// Minimum number of frames per measurement for [`FAST_BYTES`] to apply. If there are fewer and
-/// therefore larger frames, reading ahead does not pay off: it copies each frame once more, which
-/// costs more than waking the reader.
+/// Minimum number of frames per measurement for [`FAST_BYTES`] to apply. With fewer and therefore
+/// larger frames, reading ahead is not worthwhile: copying each frame once more costs more than
+/// waking the reader.
 const FAST_LARGE_FRAMES: u32 = 5;
-/// If a measurement takes at least this long, the traffic paused in the meantime, so it does not
-/// count as fast.
+/// If a measurement takes at least this long, there was a pause in the traffic, so the traffic does
+/// not count as fast.
 const LULL_DURATION: Duration = Duration::from_millis(4);
 /// Traffic must have been fast for this long to count as busy. Otherwise, it may be a burst, for
-/// example after the disk or the scheduler stalled for a moment. The records in a burst are late
-/// already, so they should not be held back to share a batch.
+/// example after the disk or the scheduler stalled for a moment. The records in a burst are already
+/// late, so they should not be delayed further to form larger batches.
 const BURST_DURATION: Duration = Duration::from_millis(10);
 /// With a small receive buffer: initial delay before the next read, during which rows accumulate on
 /// the sender's side.
@@ -42,8 +42,8 @@ const ACCUMULATION_DELAY: Duration = Duration::from_millis(1);
 const ACCUMULATION_DELAY_LIMITS: (Duration, Duration) =
     (Duration::from_micros(50), Duration::from_millis(2));
 /// With a normal receive buffer: delay before the next read, during which data accumulates in the
-/// buffer. Short enough that the buffer does not become full even at the highest rate observed, and
-/// that the latency is negligible.
+/// buffer. The delay is so short that the buffer does not fill up, even at the highest rate
+/// observed, and that the additional latency is negligible.
 const BUFFER_FILL_DELAY: Duration = Duration::from_micros(300);
 
 /// Measures the rate at which frames arrive, and computes the delay before the next read.
@@ -60,10 +60,10 @@ pub(crate) struct Pace {
 
 /// The timing of reads from a receive buffer whose size was reduced
 /// ([`crate::postgres::replication::Connection::shrink_receive_buffer`]). Data that does not fit
-/// into it accumulates in the sender's buffer, which is cheap for the sender as long as its buffer
-/// is not full. Ideally, the receive buffer is therefore just full when it is read. To achieve
-/// this, each read from a full buffer shortens the pause before the next read slightly, and any
-/// other read lengthens it by more.
+/// into the receive buffer accumulates in the sender's buffer, which is cheap for the sender as
+/// long as its buffer is not full. Ideally, the receive buffer is therefore just full when it is
+/// read. To achieve this, each read from a full buffer shortens the pause before the next read
+/// slightly, and any other read lengthens it by more.
 #[derive(Debug)]
 struct SmallBuffer {
     pause: Duration,

@@ -51,8 +51,8 @@ async fn considers_a_copy_durable_after_it_is_read_completely_and_confirmed() {
     assert!(!copying(Some(silent()), Lsn::ZERO).is_durable(AFTER));
 }
 
-/// The slot may be at the consistent point before anything is copied: a standby without WAL after
-/// the consistent point was promoted.
+/// The slot may be at the consistent point before any row is copied, for example after the
+/// promotion of a standby that lacks all later WAL.
 #[tokio::test]
 async fn does_not_consider_a_copy_durable_while_the_slot_is_at_its_initial_position() {
     let all_read = copying(None, SNAPSHOT_LSN);
@@ -148,8 +148,8 @@ fn reports_a_stalled_copy_if_no_rows_are_read_within_the_limit() {
     assert!(!progresses(3, 21));
 }
 
-/// Covers the table in docs/pipelines.md, "While older rows are being copied": an unfinished copy,
-/// combined with each kind of outbox that the definition can be changed to.
+/// Covers the table in docs/pipelines.md, "While older rows are being copied": the definition is
+/// changed to each kind of outbox while a copy is unfinished.
 #[test]
 fn continues_an_unfinished_copy_only_for_the_same_table() {
     let table = |name: &str| Outbox::Table(name.parse().expect("a table"));
@@ -179,7 +179,7 @@ fn continues_an_unfinished_copy_only_for_the_same_table() {
         (messages, false),
     ] {
         assert_eq!(continues(&of_a, &outbox), expected, "{outbox}");
-        // A complete copy does not restrict what the definition can be changed to.
+        // Once a copy is complete, the definition can be changed in any way.
         for (confirmed, record) in [
             (SNAPSHOT_LSN, SnapshotRecord::Begun(SNAPSHOT_LSN)),
             (BEFORE, SnapshotRecord::Done),

@@ -74,7 +74,7 @@ impl Budget {
             if self.limits.on_max == OnMax::DropSlot {
                 return Finding::Drop;
             }
-            // `warn_bytes` is exceeded too, but this is not logged separately.
+            // `warn_bytes` is exceeded as well, but no separate message is logged.
             return log_elapsed(&mut self.held, now).map_or(Finding::None, Finding::Held);
         }
         let held = self.held.end(now);

@@ -5,7 +5,8 @@ use bytesize::ByteSize;
 use crate::postgres::catalog::{CatalogError, SlotInUse};
 use crate::postgres::table::TableName;
 
-/// The slot was dropped or must be dropped, or dropping it would not be safe.
+/// An error about a slot and its WAL budget: the slot was dropped, must be dropped, or can't be
+/// dropped safely.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WalBudgetError {
     #[error(transparent)]
@@ -44,13 +45,14 @@ pub(crate) struct SlotDropped {
     pub(super) init: String,
     /// The command that resends the missing events.
     pub(super) replay: String,
-    /// The reason why the slot was dropped, as a clause to append. Empty unless the slot has just
-    /// been dropped.
+    /// The reason why the slot was dropped, as text that follows "was dropped" in the message.
+    /// Empty unless Walpost has just dropped the slot.
     pub(super) why: String,
     /// A description of the events that were not delivered.
     pub(super) what: String,
     /// The outbox that contains the missing events.
     pub(super) outbox: String,
-    /// With exactly-once delivery, an additional step for the operator; otherwise empty.
+    /// An additional step that the operator must take if the pipeline uses exactly-once delivery;
+    /// otherwise empty.
     pub(super) adopt: String,
 }

@@ -66,7 +66,8 @@ impl Watched {
 
     /// Waits until the slot must be dropped.
     pub(crate) async fn wait_until_over_budget(&self) {
-        // Can't fail, because the sender lives as long as `self`.
+        // `wait_for` fails only if the sender has been dropped, and the sender is a field of
+        // `self`.
         let _ = self
             .is_over_budget
             .subscribe()
@@ -80,7 +81,7 @@ impl Watched {
         self.set_aside.subscribe()
     }
 
-    /// Returns a problem with the publication that requires halting the pipeline, if there is one.
+    /// If the publication has a problem that requires halting the pipeline, returns the problem.
     pub(crate) fn publication_problem(&self, observed: &Observed) -> Option<Problem> {
         let is_tolerated = |problem: &Problem| {
             self.sets_tables_aside && matches!(problem, Problem::OtherTables { .. })
@@ -91,7 +92,8 @@ impl Watched {
             .or_else(|| observed.publisher_problem(&self.target))
     }
 
-    /// Like [`Watched::new`], but never drops the slot, regardless of the settings.
+    /// Creates an instance that never drops the slot, regardless of the settings. Otherwise the
+    /// same as [`Watched::new`].
     pub(crate) fn holding(settings: &PipelineSettings, stats: &Arc<PipelineStats>) -> Self {
         let limits = WalBudget {
             on_max: OnMax::Hold,
@@ -253,7 +255,7 @@ fn slot_dropped(
 }
 
 /// If the slot does not exist because Walpost dropped it, returns an error that describes the
-/// dropped slot and its missing events. Returns `None` if `problem` is anything else.
+/// dropped slot and its missing events. Returns `None` for any other problem.
 pub(crate) async fn dropped_slot_error(
     settings: &PipelineSettings,
     catalog: &impl CatalogQueries,

@@ -16,9 +16,9 @@ const HOLDERS: &str = "SELECT l.classid, l.objid, l.objsubid, l.pid, x.gid, coal
     AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())";
 
 impl Catalog {
-    /// Returns one of the sessions or prepared transactions that hold an advisory lock of this
-    /// database, or `None` if the lock has been released. `condition` selects the lock by the
-    /// columns of `pg_locks`, and can also use the holder's role.
+    /// Returns a session or prepared transaction that holds an advisory lock in this database, or
+    /// `None` if the lock has been released. `condition` is an SQL condition that selects the lock.
+    /// It can refer to the columns of `pg_locks` and to the holder's role.
     ///
     /// # Errors
     /// Returns an error if the query fails.

@@ -43,12 +43,12 @@ use crate::postgres::wire::copy_text::{Lines, TextError, Values};
 /// The rows and columns to read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Query<'q> {
-    /// Names of the columns that `mapping` was bound to, in the same order.
+    /// The names of the columns to which `mapping` was bound, in the order used for binding.
     pub columns: &'q [String],
     /// The mapping of columns to the parts of an event. Columns that the mapping does not use are
     /// not read.
     pub mapping: &'q Mapping,
-    /// The order in which rows are read. The columns that it sorts by form the key of each row.
+    /// The sort order of the rows. The columns of the sort order form the key of each row.
     pub order: &'q RowOrder<'q>,
     /// An SQL condition that selects the rows to read; empty to read all rows.
     pub condition: &'q str,
@@ -83,8 +83,8 @@ pub(crate) struct RowReader {
     lines: Lines,
     /// The most recently read line.
     line: Bytes,
-    /// The index in [`Row`] of each value that the mapping uses. A line starts with these values,
-    /// followed by the values of the key.
+    /// The index in [`Row`] of each value at the start of a line. These are the values that the
+    /// mapping uses. The values of the key columns follow them in the line.
     slots: Vec<usize>,
     width: usize,
     row_bytes_max: usize,
@@ -145,7 +145,8 @@ impl Query<'_> {
         }
     }
 
-    /// Returns the statement, and the index in [`Row`] of each value that the mapping uses.
+    /// Returns the statement and, for each column that the mapping uses, the index of its value in
+    /// [`Row`].
     fn sql(&self, table: &TableName) -> (String, Vec<usize>) {
         let (mut slots, mut wanted) = (Vec::new(), Vec::new());
         for (index, name) in self.columns.iter().enumerate() {
@@ -161,7 +162,8 @@ impl Query<'_> {
     }
 }
 
-/// Returns the statement that reads these columns of the rows that satisfy all conditions.
+/// Returns the COPY statement for the given columns. The statement reads only the rows that satisfy
+/// every condition in `conditions`.
 #[must_use]
 pub(crate) fn statement(
     columns: &[String],

@@ -1,9 +1,10 @@
 //! Records which partitions the initial copy of a table is expected to read, and detects partitions
 //! that were detached before they were copied.
 //!
-//! A partition that is detached before its rows are copied is in neither the copy nor the stream,
-//! and the catalog does not record that it was attached. Therefore, a journal entry about a copy
-//! lists the partitions that the table had when the entry was written.
+//! If a partition is detached before its existing rows are copied, neither the copy nor the stream
+//! contains these rows, and the catalog no longer shows that the partition belonged to the table.
+//! Therefore, a journal entry about a copy lists the partitions that the table had when the entry
+//! was written.
 
 use std::collections::BTreeSet;
 
@@ -20,9 +21,10 @@ use crate::postgres::sql::text_literal;
 use crate::postgres::table::TableName;
 use crate::postgres::target::Target;
 
-/// Key, in an entry's `detail`, of the table's OID. The OID is stored as a string.
+/// The key under which an entry's `detail` stores the table's OID, as a string.
 const RELATION: &str = "relation";
-/// Key, in an entry's `detail`, of the system identifier of the cluster that assigned the OIDs.
+/// The key under which an entry's `detail` stores the system identifier of the cluster that
+/// assigned the OIDs.
 const SYSTEM_ID: &str = "system_id";
 
 /// The reason recorded in the journal if events of detached partitions may be missing.
@@ -56,8 +58,8 @@ impl CopyScope {
     }
 
     /// Returns the partitions that are listed in `entries` but that the table no longer has. Omits
-    /// partitions whose events a later entry already records as missing. `entries` must be in the
-    /// order in which they were written.
+    /// a partition if a later entry already records that its events are missing. `entries` must be
+    /// in the order in which they were written.
     fn missing(&self, entries: &[Written]) -> Vec<u32> {
         let mut missing = BTreeSet::new();
         let about_table = entries.iter().filter(|entry| {

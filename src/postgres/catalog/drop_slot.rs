@@ -1,8 +1,8 @@
 //! Drops slots, and queries the journal for dropped slots whose events have not been replayed.
 //!
 //! Before a slot is dropped, a journal entry is written that records the slot's position and the
-//! transactions that the slot may not have delivered. If the slot can't be dropped after all, the
-//! entry covers transactions that are not lost, but no lost transaction is ever missing from the
+//! transactions that the slot may not have delivered. If dropping the slot then fails, the entry
+//! lists transactions that are not lost. A lost transaction, however, is always recorded in the
 //! journal. An entry is open until the journal records that its events have been replayed.
 //!
 //! # Which rows may be missing
@@ -30,14 +30,15 @@ use crate::postgres::sql::text_literal;
 use crate::postgres::table::TableName;
 use crate::postgres::target::{Outbox, Target};
 
-/// Key in a journal entry's `detail`; present if the table was replaced by another table.
+/// The key in a journal entry's `detail` that is set if another table has replaced the table.
 pub(super) const REPLACED: &str = "replaced";
 
-/// Key in a journal entry's `detail`; present if only rows of detached partitions are missing.
+/// The key in a journal entry's `detail` that is set if only rows of detached partitions are
+/// missing.
 pub(super) const DETACHED_PARTITIONS: &str = "detached_partitions";
 
-/// Key, in an entry's `detail`, of the list of the OIDs of the table's partitions and child tables.
-/// The OIDs are stored as strings. An entry about detached partitions lists only the detached ones.
+/// The key under which an entry's `detail` lists the OIDs of the table's partitions and child
+/// tables, as strings. An entry about detached partitions lists only those partitions.
 pub(super) const PARTITIONS: &str = "partitions";
 
 /// How long to wait for a closed session to release the slot.
@@ -80,8 +81,8 @@ pub(crate) enum Outcome {
     Dropped,
     /// Another process uses the slot.
     InUse(i32),
-    /// The slot no longer exceeds its WAL budget, has been advanced or acquired by another session
-    /// in the meantime, or no longer exists.
+    /// The slot does not have to be dropped or can't be dropped: it no longer exceeds its WAL
+    /// budget, was advanced or acquired by another session in the meantime, or no longer exists.
     Changed,
 }
 
@@ -107,8 +108,8 @@ impl Catalog {
         pipeline: &str,
         target: &Target,
     ) -> Result<Vec<DroppedSlot>, CatalogError> {
-        // An entry still belongs to the pipeline if only the slot's name or only the pipeline's
-        // name has changed in the configuration.
+        // An entry still belongs to the pipeline if either the slot or the pipeline, but not both,
+        // was renamed in the configuration.
         let owner = match target.outbox.table() {
             Some(table) => format!(
                 "{} OR (j.pipeline = {} AND j.detail ->> 'table'::text = {})",
@@ -162,18 +163,18 @@ impl Catalog {
         let entries = entries.into_iter().map(|entry| {
             let table = entry.detail["table"].as_str().map(str::to_owned);
             let dropped = DroppedSlot::from(entry);
-            // An entry that was written while the pipeline had only one table names that table, but
-            // is not marked as belonging to one of several tables.
+            // An entry that was written while the pipeline had only one table contains the table's
+            // name, but not the flag `several`.
             let table = dropped.table.clone().or(table.filter(|_| is_several));
             DroppedSlot { table, ..dropped }
         });
         Ok(entries.collect())
     }
 
-    /// Drops the pipeline's slot if no process uses it and it retains more than `max_bytes` of WAL.
-    /// Records the slot in the journal first. `copies` is true if the pipeline also delivers rows
-    /// that are older than its slot; if these rows have not been copied yet, the entry records that
-    /// all rows may be missing.
+    /// Records the pipeline's slot in the journal and drops it, provided that no process uses the
+    /// slot and that the slot retains more than `max_bytes` of WAL. `copies` states whether the
+    /// pipeline also delivers rows that are older than its slot. If it does, and these rows have
+    /// not been copied yet, the entry records that all rows may be missing.
     ///
     /// # Errors
     /// Returns an error if a query fails. In this case, the slot still exists. If the journal entry
@@ -195,7 +196,7 @@ impl Catalog {
             return Ok(Outcome::Changed);
         }
         // The entry must also reach the synchronous standbys before the slot is dropped. Otherwise,
-        // it could be lost together with the server.
+        // the entry could be lost together with the server.
         self.client()
             .batch_execute(&synchronous::wait_for_standbys())
             .await?;
@@ -218,8 +219,8 @@ impl Catalog {
         };
         let table = target.outbox.table().map(TableName::to_string);
         if record.is_not_started() {
-            // Without an entry for a completed snapshot, the whole table would be copied when a new
-            // slot is created.
+            // Record the snapshot as complete. Otherwise, the whole table would be copied when a
+            // new slot is created.
             let detail = json!({ SnapshotRecord::STATE: SnapshotRecord::DONE, "table": table, "why": "dropped slot" });
             self.write_journal(&entry(Action::Snapshot, None, detail))
                 .await?;
@@ -321,8 +322,8 @@ impl Catalog {
         }))
     }
 
-    /// Drops the slot if it is at `confirmed` and no session uses it, and returns whether it was
-    /// dropped.
+    /// Drops the slot if its position is `confirmed` and no session uses it. Returns whether the
+    /// slot was dropped.
     async fn drop_slot(&self, slot: &str, confirmed: Lsn) -> Result<bool, CatalogError> {
         let dropped = self
             .client()
@@ -337,9 +338,9 @@ impl Catalog {
 }
 
 impl DroppedSlot {
-    /// Returns whether an existing slot of this cluster, at position `confirmed`, is the slot that
-    /// this entry describes. A slot that was created to replace the dropped slot has a higher
-    /// position.
+    /// Returns whether this entry describes the slot that exists now in `cluster`, at position
+    /// `confirmed`. If the recorded slot was dropped and replaced by a new slot, the position of
+    /// the new slot is higher than the recorded position.
     #[must_use]
     pub fn is_at(&self, confirmed: Lsn, cluster: &str) -> bool {
         !self.left_publication
@@ -347,8 +348,8 @@ impl DroppedSlot {
             && self.from.is_some_and(|from| confirmed <= from)
     }
 
-    /// Returns an SQL condition that selects this cluster's rows that may be missing according to
-    /// `entries`. The condition is empty if all rows may be missing.
+    /// Returns an SQL condition that selects the rows in this cluster that may be missing according
+    /// to `entries`. The condition is empty if all rows may be missing.
     #[must_use]
     pub fn condition(entries: &[Self], cluster: &str) -> String {
         let since = entries
@@ -358,10 +359,10 @@ impl DroppedSlot {
     }
 }
 
-/// Returns an SQL condition that selects the rows in this cluster that were inserted by the
-/// earliest of the given transactions or by a later one. Each transaction is paired with its
-/// cluster. If a transaction is unknown or from a different cluster, the condition is empty and
-/// selects all rows.
+/// Returns an SQL condition that selects the rows that were inserted by the earliest of the given
+/// transactions or by a later transaction. Each item of `since` consists of a transaction ID and
+/// the cluster that assigned it. If a transaction is unknown or was assigned by another cluster,
+/// the condition is empty and selects all rows.
 pub(crate) fn missing_rows<'c>(
     since: impl Iterator<Item = (Option<u64>, Option<&'c str>)>,
     cluster: &str,
@@ -372,9 +373,10 @@ pub(crate) fn missing_rows<'c>(
     let Some(since) = since.min().flatten() else {
         return String::new();
     };
-    // IDs are compared by their distance from `since`, modulo 2^32, so rows that are older by a
-    // multiple of 2^32 transactions are also selected. The snapshot's xmax serves as the upper
-    // bound, because every visible row has a lower `xmin`.
+    // A row contains only the lower 32 bits of a transaction ID. IDs are therefore compared by
+    // their distance from `since`, modulo 2^32, which also selects rows that are older by a
+    // multiple of 2^32 transactions. The snapshot's xmax serves as the upper bound, because every
+    // visible row has a lower `xmin`.
     format!(
         "(xmin::text::int8 - {} + {TRANSACTION_IDS}) % {TRANSACTION_IDS} < pg_snapshot_xmax(pg_current_snapshot())::text::int8 - {since}",
         since % TRANSACTION_IDS

@@ -69,7 +69,8 @@ impl Catalog {
 }
 
 impl Failover {
-    /// Returns messages to the operator about the slot `slot` of the database `database`.
+    /// Returns messages to the operator about the settings that affect `slot` in the database
+    /// `database`.
     #[must_use]
     pub(crate) fn notes(&self, slot: &str, database: &str) -> Vec<Note> {
         let mut notes = Vec::new();

@@ -13,8 +13,8 @@ use crate::postgres::sql::text_literal;
 use crate::postgres::table::TableName;
 use crate::postgres::target::Target;
 
-/// A slot that Walpost created or has read, that no longer exists, and whose undelivered events are
-/// not recorded in the journal.
+/// A slot that Walpost created or read and that no longer exists, although the journal does not
+/// record its undelivered events.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct VanishedSlot {
     slot: String,
@@ -44,10 +44,10 @@ impl fmt::Display for VanishedSlot {
 }
 
 impl Catalog {
-    /// Returns the other slots that must be checked to determine which rows of the table have been
-    /// delivered: the slots of other pipelines, and former slots of this pipeline. Omits a former
-    /// slot if the current slot was created at or before the former slot's last position, or if the
-    /// journal records the events after that position.
+    /// Returns the slots, other than the current one, that must be checked to determine which rows
+    /// of the table have been delivered: the slots of other pipelines, and former slots of this
+    /// pipeline. Omits a former slot if the current slot was created at or before the former slot's
+    /// last position, or if the journal records the events after that position.
     ///
     /// # Errors
     /// Returns an error if a query fails, or if Walpost's tables are unreadable or are rejected by
@@ -85,9 +85,9 @@ impl Catalog {
         Ok(slots)
     }
 
-    /// Returns whether `slot` is a former slot of the pipeline whose undelivered events are
+    /// If `slot` is a former slot of the pipeline, returns whether its undelivered events are
     /// accounted for: either the current slot delivers everything after the last position of
-    /// `slot`, or the journal records the events in between.
+    /// `slot`, or the journal records the events in between. Otherwise, returns false.
     async fn covers_former_slot(
         &self,
         current: &SlotIdentity,
@@ -134,9 +134,10 @@ impl Catalog {
         Ok(rows.first().and_then(|row| row.get(0)).map(str::to_owned))
     }
 
-    /// Returns the slots of this database that Walpost created or has read and that no longer exist, if the
-    /// journal does not record their undelivered events. Excludes the slots in `used` and the slots
-    /// of `pipelines`. `target` belongs to one of the configured pipelines in this database.
+    /// Returns the slots that Walpost created or read in this database and that no longer exist,
+    /// unless the journal records their undelivered events. Excludes the slots in `used` and the
+    /// slots of `pipelines`. `target` can be the target of any pipeline that is configured for this
+    /// database.
     ///
     /// # Errors
     /// Returns an error if a query fails, or if Walpost's tables are unreadable or are rejected by

@@ -57,7 +57,7 @@ impl GuardFunction {
 }
 
 /// Returns the body of the function that is built into Walpost. The server stores function bodies
-/// unchanged, so the two can be compared as text.
+/// unchanged, so the two bodies can be compared as text.
 fn expected_body() -> &'static str {
     const QUOTE: &str = "$walpost$";
     let function = GUARD.split_once("CREATE OR REPLACE FUNCTION walpost.lock_and_examine");

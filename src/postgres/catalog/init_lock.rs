@@ -10,8 +10,8 @@ use super::{AdvisoryLockHolder, Catalog, CatalogError};
 /// How often Walpost tries to acquire the lock.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The keys of the advisory lock. The first key is "walp" in ASCII. Retention uses the same first
-/// key to lock a table, but the table's OID as the second key.
+/// The keys of the advisory lock. The first key is "walp" in ASCII. Retention locks a table with
+/// the same first key and the table's OID as the second key.
 const LOCK_KEY: &str = "x'77616c70'::int, 0";
 
 /// A condition on `pg_locks` that selects the lock.

@@ -135,21 +135,21 @@ pub struct Written {
 /// The version of the entry format, stored in `detail`. An entry without a version has version 1.
 const VERSION: u64 = 1;
 
-/// Key, in a replay's `detail` and plan, of the list of dropped-slot entries that the replay
+/// The key under which a replay's `detail` and plan list the dropped-slot entries that the replay
 /// covers.
 pub(crate) const DROPPED_SLOTS: &str = "dropped_slots";
 
-/// Key, in a replay's `detail`, of a flag that is set if nothing was sent because an operator
-/// stated that the events had already been delivered.
+/// The key of a flag in a replay's `detail`. The flag is set if nothing was sent because an
+/// operator stated that the events had already been delivered.
 pub(crate) const ALREADY_DELIVERED: &str = "already_delivered";
 
-/// Key, in a replay's `detail` and plan, of the list of entries about a set-aside table that the
-/// replay covers.
+/// The key under which a replay's `detail` and plan list the set-aside entries that the replay
+/// covers.
 pub(crate) const SET_ASIDE: &str = "set_aside";
 
-/// Key, in the `detail` of an [`Action::DropSlot`] entry, of the name of the publication. If the
-/// key is present, no slot was dropped. Instead, rows may be missing because the publication did
-/// not contain their table.
+/// The key under which the `detail` of an [`Action::DropSlot`] entry stores the publication's name.
+/// If the key is present, no slot was dropped. Instead, rows may be missing because the publication
+/// did not contain their table.
 pub(crate) const LEFT_PUBLICATION: &str = "left_publication";
 
 /// The beginning of the statement that writes an entry.
@@ -268,8 +268,8 @@ impl Catalog {
             .map_err(|error| self.journal_error(target, error))
     }
 
-    /// Adds the remedy to an error from a statement on the journal, if the journal does not exist
-    /// or a privilege is missing.
+    /// If a statement on the journal failed because the journal does not exist or because a
+    /// privilege is missing, adds the remedy to the error.
     fn journal_error(&self, target: &Target, error: CatalogError) -> CatalogError {
         let error = self.with_grant(error, |role| {
             format!(

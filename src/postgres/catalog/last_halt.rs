@@ -21,7 +21,7 @@ struct StoredHalt {
 }
 
 impl Catalog {
-    /// Records a halt. If Walpost can't write to the table, returns the reason. Does nothing if the
+    /// Records a halt. If the table is not writable, returns the reason why. Does nothing if the
     /// slot has no row, or if the pipeline is defined by a row and the slot belongs to another
     /// pipeline.
     ///

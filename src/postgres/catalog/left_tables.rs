@@ -11,8 +11,8 @@ use crate::postgres::sql::text_literal;
 use crate::postgres::table::TableName;
 use crate::postgres::target::{OUTBOX_ROW, Target};
 
-/// Returns a query for the rows of `walpost.table_state` about a slot, each with the current name
-/// of its table, or the recorded name if the table does not exist in this database.
+/// Returns a query for a slot's rows in `walpost.table_state`. The query adds the current name of
+/// each table, or the recorded name if the table does not exist in this database.
 fn recorded(former: &FormerSlot) -> String {
     format!(
         "SELECT s.*, coalesce(n.nspname, s.table_schema) AS present_schema, coalesce(c.relname, s.table_name) AS present_name \
@@ -67,9 +67,9 @@ impl Catalog {
         Ok(left)
     }
 
-    /// Records that the tables in `left` are no longer published: a former slot delivered them, but
-    /// `target`'s slot does not. `found` is the position of `target`'s slot. If one of the tables
-    /// is later added to the publication, the rows committed between `found` and that time are
+    /// Records that the tables in `left`, which a former slot delivered, are not published for
+    /// `target`'s slot. `found` is the position of that slot. If one of the tables is added to the
+    /// publication later, the rows committed after `found` and before the table is added are
     /// recorded as missing.
     ///
     /// # Errors

@@ -263,9 +263,9 @@ impl Observed {
         Some(Problem::InRecovery { slot, found })
     }
 
-    /// Returns whether a pipeline may use the slot if Walpost can't determine which pipeline the slot
-    /// belongs to. This is allowed only if nothing can be read from the slot, because it does not
-    /// exist in this database or can't be read on this server.
+    /// Returns whether a pipeline may use the slot even if Walpost can't determine which pipeline
+    /// the slot belongs to. The pipeline may do so only if nothing can be read from the slot,
+    /// because the slot does not exist in this database or can't be read on this server.
     #[must_use]
     pub(crate) fn unknown_owner(&self, target: &Target) -> UnknownOwner {
         let is_here = |slot: &ObservedSlot| slot.database.as_ref() == Some(&self.database);
@@ -275,7 +275,7 @@ impl Observed {
         }
     }
 
-    /// Returns a problem with the publication, if any, that would cause rows to be omitted.
+    /// Returns a problem with the publication that would cause rows to be omitted, if there is one.
     #[must_use]
     pub(crate) fn publication_problem(&self, target: &Target) -> Option<Problem> {
         let publication = target.publication.clone();
@@ -342,8 +342,8 @@ impl Observed {
         }
     }
 
-    /// Returns a problem if the current role must not read the slot because the publication's owner
-    /// is not trusted.
+    /// Returns a problem if the publication's owner is not trusted. In that case, the current role
+    /// must not read the slot.
     #[must_use]
     pub(crate) fn publisher_problem(&self, target: &Target) -> Option<Problem> {
         let owner = self.publication.as_ref()?.untrusted_owner.clone()?;
@@ -414,8 +414,9 @@ impl Observed {
 }
 
 impl ObservedPublication {
-    /// Returns a problem with the publication, if any, for an outbox of several tables. A
-    /// publication without tables is not a problem, because the tables may not exist yet.
+    /// Checks the publication of an outbox that consists of several tables, and returns a problem
+    /// if there is one. A publication without tables is not a problem, because the tables may not
+    /// exist yet.
     fn multi_table_problem(&self, target: &Target, outbox: String) -> Option<Problem> {
         let publication = target.publication.clone();
         if !self.inserts {
@@ -447,8 +448,8 @@ impl ObservedPublication {
 }
 
 impl ObservedSlot {
-    /// Returns a problem if a program other than Walpost is reading this slot, whose name is
-    /// `slot`. Walpost's own sessions use `application_name`.
+    /// If a program other than Walpost is reading this slot, returns a problem that names the slot
+    /// as `slot`. `application_name` is the name that Walpost's own sessions use.
     #[must_use]
     pub(crate) fn held_by_other(&self, slot: &str, application_name: &str) -> Option<Problem> {
         let (pid, holder) = (self.active_pid?, self.holder.as_ref()?);

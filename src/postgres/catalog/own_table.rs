@@ -17,8 +17,8 @@ use crate::postgres::target::Target;
 /// the statement finishes.
 const LOCK_TIMEOUT: &str = "2s";
 
-/// The SQLSTATEs of errors about the types of columns: undefined_function (which includes operators)
-/// and datatype_mismatch.
+/// The SQLSTATEs of errors about the types of columns: undefined_function (which includes
+/// operators) and datatype_mismatch.
 const TYPE_ERRORS: [&str; 2] = ["42883", "42804"];
 
 /// A table that `sql/journal.sql` creates.
@@ -40,8 +40,8 @@ pub(super) enum Use {
 
 impl OwnTable {
     /// Returns the keywords that select this table in `sql/examine.sql`. The keyword `present`
-    /// makes the examination fail if the table is missing. Preparing the statement requires that
-    /// the table exists, so a missing table means that its schema has just been renamed.
+    /// makes the examination fail if the table is missing. The statement has already been prepared
+    /// at this point, so the table can be missing only if its schema was renamed in the meantime.
     fn examine_keywords(self) -> &'static str {
         match self {
             Self::Journal => "journal present",
@@ -61,7 +61,7 @@ impl OwnTable {
 
 impl Catalog {
     /// Returns the reason why one of Walpost's tables can't be used: it does not exist, a privilege
-    /// is missing, or the server is a standby. Returns `None` if it can be used.
+    /// is missing, or the server is a standby. Returns `None` if the table can be used.
     pub(super) async fn unusable(
         &self,
         target: &Target,
@@ -87,8 +87,8 @@ impl Catalog {
             )));
         };
         if found.try_get(2)? {
-            // On a standby, there is no point in reading the table either, because its rows
-            // describe the primary's slots.
+            // Reading the table on a standby would not help, because its rows describe the
+            // primary's slots.
             let reason = "the server is a standby in recovery, which does not accept writes";
             return Ok(Some(reason.to_owned()));
         }
@@ -107,8 +107,8 @@ impl Catalog {
     /// examination and the execution. `settings` contains statements to run first, such as SET
     /// LOCAL. Every string literal in `statement` must have a type (see [`text_literal`]): PREPARE
     /// parses the statement before the table is examined, and would call the input function of a
-    /// column's type for a literal without a type. Cancel safe, because all statements are sent in one message and run in one
-    /// transaction.
+    /// column's type for a literal without a type. Cancel safe, because all statements are sent in
+    /// one message and run in one transaction.
     pub(super) async fn run_on_own_table(
         &self,
         table: OwnTable,
@@ -134,8 +134,8 @@ impl Catalog {
                 let deallocate = format!("DEALLOCATE {name}");
                 let _ = self.client().batch_execute(&deallocate).await;
                 let mut error = CatalogError::from(error);
-                // If a column has a different type, PREPARE fails before the table is examined, with
-                // an error that does not name the table.
+                // If a column has an unexpected type, PREPARE fails before the table is examined,
+                // with an error that does not name the table.
                 if matches!(&error, CatalogError::Server(found) if TYPE_ERRORS.contains(&&*found.code))
                     && let Err(rejection) = self.client().simple_query(&examine).await
                 {

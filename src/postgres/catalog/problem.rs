@@ -44,7 +44,7 @@ impl Holder {
 }
 
 /// The holder of an advisory lock that Walpost requires. Every role can take any advisory lock, so
-/// the holder may have nothing to do with Walpost.
+/// the holder may be unrelated to Walpost.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum AdvisoryLockHolder {
     Session {

@@ -214,8 +214,8 @@ mod tests {
     use super::*;
 
     /// Functions and views that lock the tables they are applied to, each with a list of permitted
-    /// calls. A call is permitted if it runs before any row is delivered, or in a session that is
-    /// about to read the table anyway.
+    /// calls. A call is permitted if it runs before any row is delivered, or if the same session
+    /// reads the table right afterward.
     const LOCKING: [(&str, &[&str]); 6] = [
         ("pg_publication_tables", &[]),
         ("pg_get_publication_tables(", &[]),
@@ -237,8 +237,8 @@ mod tests {
         assert!(examine.contains(&condition), "{condition}");
     }
 
-    /// `lock_and_examine` runs as its owner, so it can't share the query for trusted roles with
-    /// `sql/examine.sql`. Instead, the function contains a copy of the query.
+    /// `lock_and_examine` runs with the privileges of its owner. It therefore contains its own copy
+    /// of the query for trusted roles in `sql/examine.sql`.
     #[test]
     fn guard_sql_and_examine_sql_trust_the_same_roles() {
         let trusted_roles = |text: &'static str| {

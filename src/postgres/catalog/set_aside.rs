@@ -48,7 +48,7 @@ pub enum TableNote {
 
 impl Catalog {
     /// Returns the journal entries that record that tables of this slot were set aside, oldest
-    /// first. Includes entries that a later entry has closed.
+    /// first. Includes entries that are no longer in effect because a later entry closed them.
     ///
     /// # Errors
     /// Returns an error if the query fails, the journal does not exist, or the role is not allowed
@@ -69,8 +69,8 @@ impl Catalog {
         Ok(found)
     }
 
-    /// Returns this slot's journal entries that show that the table with this name or OID is still
-    /// set aside. Returns no entries if the journal does not exist.
+    /// If the table with this name or OID is still set aside, returns the journal entries of this
+    /// slot that record this. Returns no entries if the journal does not exist.
     ///
     /// # Errors
     /// Same as [`Catalog::set_aside`].
@@ -107,8 +107,8 @@ impl Catalog {
         Ok(oid.unwrap_or_default())
     }
 
-    /// Adds an entry to the journal, and returns the entry if it sets a table aside. The entry is
-    /// durable when this function returns.
+    /// Adds an entry to the journal. Returns the entry if it records that a table was set aside.
+    /// The entry is durable when this function returns.
     ///
     /// # Errors
     /// Returns an error if the query fails, the journal does not exist, or the role is not allowed
@@ -190,9 +190,9 @@ fn first_position(entries: &[SetAside]) -> Lsn {
     first.unwrap_or_default()
 }
 
-/// Returns the entries that record that a table was set aside. Each result also contains
-/// information from later entries: the latest replay of the table, and the position in the entry
-/// that closes this one, either because delivery resumed or because the table was set aside again.
+/// Returns the entries that record that a table was set aside, with information from later entries:
+/// the latest replay of the table, and the position from which delivery of the table was resumed or
+/// from which the table was set aside again.
 fn collect_set_aside(written: Vec<Written>) -> Result<Vec<SetAside>, CatalogError> {
     let mut found: Vec<SetAside> = Vec::new();
     for entry in written {
@@ -254,8 +254,8 @@ fn parse_begun(entry: Written) -> Result<SetAside, CatalogError> {
     })
 }
 
-/// Parses a transaction ID. It is stored as text, because some JSON parsers can't represent numbers
-/// this large.
+/// Parses a transaction ID. The ID is stored as text, because some JSON parsers can't represent
+/// numbers this large.
 fn parse_id(value: &Value) -> Option<u64> {
     value.as_str()?.parse().ok()
 }

@@ -2,8 +2,8 @@
 //!
 //! Rows of a query can define pipelines, and anyone who can write such a row chooses the pipeline's
 //! slot. A pipeline that is defined by a row may therefore use only a slot that is recorded as its
-//! own. The owner is recorded in the slot's database, so the check does not depend on how a row
-//! writes the server's address, or on which sources could be read.
+//! own. The owner is recorded in the slot's database, so the check does not depend on how the
+//! server's address is written in a row, or on which sources could be read.
 
 use super::own_table::{OwnTable, Use};
 use super::{Catalog, CatalogError};
@@ -14,10 +14,10 @@ use crate::postgres::target::Target;
 /// How a pipeline is defined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DefinedBy {
-    /// By an operator, in a file or on the command line. The pipeline may use any slot, because an
-    /// operator may rename a pipeline.
+    /// The pipeline is defined by an operator, in a file or on the command line. It may use any
+    /// slot, because an operator may rename a pipeline.
     Operator,
-    /// By a row of a query's result.
+    /// The pipeline is defined by a row of a query's result.
     Row,
 }
 
@@ -31,7 +31,8 @@ pub(crate) enum UnknownOwner {
 /// The pipeline that a slot belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum SlotOwner {
-    /// The pipeline that used the slot last, or for which `walpost init` created it.
+    /// The pipeline that last used the slot, or the pipeline for which `walpost init` created the
+    /// slot.
     Pipeline(String),
     /// The table has no row for the slot.
     Unrecorded,

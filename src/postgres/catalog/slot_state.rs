@@ -30,7 +30,8 @@ pub(super) const VERSION: i32 = 1;
 pub(super) const IN_THIS_DATABASE: &str =
     "database_oid = (SELECT oid FROM pg_database WHERE datname = current_database())";
 
-/// The assignments that replace the pipeline, the cluster and the timeline of a row.
+/// The SQL assignments that replace the values of a row that depend on the pipeline and on the
+/// history of the database.
 const SET_HISTORY: &str = "pipeline = excluded.pipeline, version = excluded.version, system_id = excluded.system_id, \
      database_oid = excluded.database_oid, timeline = excluded.timeline, at = excluded.at";
 
@@ -140,9 +141,9 @@ impl Catalog {
     }
 
     /// Returns a [`Moved`] error if the table and the journal show that something other than
-    /// Walpost moved or re-created the slot. `found` is the slot's position, which must have been
-    /// queried before this call. If it were queried after the table is read, a position that
-    /// Walpost confirms in the meantime could look like a move.
+    /// Walpost moved or re-created the slot. `found` is the slot's position, which the caller must
+    /// query before this call. Otherwise, a position that Walpost confirms after the table was read
+    /// could be mistaken for a move.
     ///
     /// # Errors
     /// Returns an error if a query fails, the role is not allowed to read the table, or
@@ -347,8 +348,8 @@ impl Catalog {
 
     /// Records a slot that was just created. If a slot with the same name existed before, even on a
     /// different timeline or in a different cluster, adds journal entries for the events that the
-    /// earlier slot had not delivered. The entries are omitted if no run has taken place yet and
-    /// the first run will deliver all existing rows.
+    /// earlier slot had not delivered. Events of the outbox table are left out if no run has taken
+    /// place yet and the first run will deliver all rows of that table.
     ///
     /// # Errors
     /// Returns an error if a query fails, or if `sql/examine.sql` rejects one of Walpost's tables.
@@ -390,9 +391,10 @@ impl Catalog {
         self.restart_tables(pipeline, target).await
     }
 
-    /// If `walpost.slot_state` describes a slot with this name in a different history of the
-    /// database (on a different timeline, or before a dump was restored), adds journal entries for
-    /// the events that may be missing. The next write of the slot state replaces the row.
+    /// Adds journal entries for the events that may be missing because the row in
+    /// `walpost.slot_state` describes a slot from a different history of the database (for example,
+    /// from before a dump was restored), or because the pipeline previously used a different slot.
+    /// The next write of the slot state replaces the row.
     ///
     /// # Errors
     /// Returns an error if a query fails, or if `sql/examine.sql` rejects one of Walpost's tables.
@@ -414,8 +416,8 @@ impl Catalog {
         }
     }
 
-    /// Returns the part of a gap that the first run will not copy, or `None` if the first run will
-    /// copy everything.
+    /// Removes from `gap` the rows that the first run will copy. Returns `None` if no other rows
+    /// can be missing.
     async fn uncopied_part(
         &self,
         identity: &SlotIdentity,
@@ -428,8 +430,8 @@ impl Catalog {
         }
     }
 
-    /// Returns the events before `found` that may be missing according to `walpost.slot_state`.
-    /// They may be missing because the slot's row belongs to a different history of the database,
+    /// Returns the events before `found` that may be missing according to `walpost.slot_state`. The
+    /// events may be missing because the slot's row belongs to a different history of the database,
     /// for example from before a restore, or because the pipeline previously used a different slot.
     ///
     /// # Errors
@@ -456,7 +458,7 @@ impl Catalog {
         }
     }
 
-    /// Returns the slot that the pipeline used before the current one: the slot it read most
+    /// Returns the slot that the pipeline used before the current slot: the slot that it read most
     /// recently or, if it has read none, the first slot that was created for it.
     async fn former_slot(
         &self,
@@ -475,8 +477,8 @@ impl Catalog {
 
     /// Returns the events between the last position of the pipeline's former slot and `found`,
     /// where the currently configured slot starts. The former slot may still exist, but Walpost no
-    /// longer reads it. If the first run copies a single table, the gap contains only rows that
-    /// can't be copied.
+    /// longer reads it. If the first run copies a single table, the result covers only rows that
+    /// this copy does not include.
     async fn gap_of_former_slot(
         &self,
         identity: &SlotIdentity,
@@ -532,10 +534,10 @@ impl Catalog {
                 .is_not_started())
     }
 
-    /// Returns a gap if tables were added to the publication before the creation of the pipeline's
-    /// first slot was complete. No slot sends the rows that these tables already contained at that
-    /// time. `sql/slot.sql` fails if the publication contains such tables, but a table can still be
-    /// added while the slot is being created.
+    /// Returns the events that may be missing because tables were added to the publication before
+    /// the creation of the pipeline's first slot was complete. No slot sends the rows that these
+    /// tables already contained at that time. `sql/slot.sql` fails if the publication contains such
+    /// tables, but a table can still be added while the slot is being created.
     async fn gap_of_added_tables(
         &self,
         identity: &SlotIdentity,
@@ -548,7 +550,7 @@ impl Catalog {
         if !self.slot_state_rows(identity, "true").await?.is_empty() {
             return Ok(None);
         }
-        // Events that a former slot has not delivered form a separate gap, which `run` records.
+        // Events that a former slot did not deliver are recorded separately, by `run`.
         if self.former_slot(identity).await?.is_some() {
             return Ok(None);
         }
@@ -589,10 +591,10 @@ impl Catalog {
         let is_same_database = row.try_get("is_same_database")? == Some("t");
         let former = parse_former_slot(row)?;
         let before = former.confirmed;
-        // A row of `walpost.slot_state` is written only after the WAL up to the position in the
-        // row. Therefore, a server that has the row also has that WAL, on every timeline. If the
-        // slot was nevertheless created at an earlier position, the row must have been restored on
-        // a copy of the server that lacks this WAL.
+        // In WAL, a row of `walpost.slot_state` follows the position that the row contains.
+        // Therefore, a server that has the row also has the WAL up to this position, on every
+        // timeline. If the slot was nevertheless created at an earlier position, the row must have
+        // been restored on a copy of the server that lacks this WAL.
         let is_restored = filter == HistoryFilter::All && before > found;
         if !is_same_cluster || !is_same_database || is_restored {
             // The row's LSNs can't be compared with this slot's LSNs.
@@ -623,8 +625,9 @@ impl Catalog {
         }))
     }
 
-    /// Adds the gap to the journal, with one entry for each table, because tables are replayed
-    /// individually. Skips entries that an earlier attempt already wrote.
+    /// Records in the journal that the events in `gap` are missing. Adds one entry for each table,
+    /// because tables are replayed individually. Skips entries that an earlier attempt already
+    /// wrote.
     async fn write_gap(
         &self,
         identity: &SlotIdentity,
@@ -677,9 +680,9 @@ impl Catalog {
         Ok(())
     }
 
-    /// Returns the tables that a gap affects: the outbox tables, unless they are copied; other
-    /// published tables, one of which may be the renamed outbox table; and tables that the former
-    /// slot delivered and that are no longer published.
+    /// Returns the tables whose events may be missing according to `gap`: the outbox tables, unless
+    /// they are copied; other published tables, one of which may be the renamed outbox table; and
+    /// tables that the former slot delivered and that are no longer published.
     async fn gap_tables(
         &self,
         identity: &SlotIdentity,
@@ -721,8 +724,8 @@ impl Catalog {
         Ok(tables)
     }
 
-    /// Returns the published tables other than the outbox table. One of them may be the former
-    /// outbox table, if it was renamed and another table was given its name.
+    /// Returns the published tables other than the outbox table. The result may include the former
+    /// outbox table, if that table was renamed and another table was given its name.
     async fn other_published_tables(
         &self,
         target: &Target,
@@ -740,7 +743,7 @@ impl Catalog {
         Ok(others.collect())
     }
 
-    /// Records which tables affected by the gap are not published. `found` is the slot's position.
+    /// Records which of the tables in `tables` are not published. `found` is the slot's position.
     async fn record_unpublished_tables(
         &self,
         identity: &SlotIdentity,
@@ -829,8 +832,8 @@ impl Catalog {
         let timeline: i64 = row.try_get(1)?;
         Ok(SlotIdentity {
             pipeline: pipeline.to_owned(),
-            // Commands that write the slot's row check beforehand whether they are allowed to, so
-            // the write itself does not have to check the slot's owner.
+            // Commands that write the slot's row first check whether they are allowed to do so. The
+            // statement that writes the row therefore does not check the slot's owner again.
             defined_by: DefinedBy::Operator,
             target: target.clone(),
             system_id: row.try_get(0)?,
@@ -839,10 +842,10 @@ impl Catalog {
         })
     }
 
-    /// Returns whether the journal explains why a slot is at `found` although Walpost confirmed it
-    /// only up to `confirmed`: an operator skipped the events in between, or they were lost when
-    /// the previous slot was dropped. Ignores entries about unpublished tables, and entries from a
-    /// different cluster, which a restored dump can contain.
+    /// Returns whether the journal explains why a slot is at `found` although the last position
+    /// that Walpost confirmed is `confirmed`: either an operator skipped the events in between, or
+    /// these events were lost when the previous slot was dropped. Ignores entries about unpublished
+    /// tables, and entries from a different cluster, which a restored dump can contain.
     ///
     /// # Errors
     /// Returns an error if a query fails, or if the journal is rejected by `sql/examine.sql` or
@@ -889,8 +892,8 @@ enum HistoryFilter {
 }
 
 /// Returns the condition that selects the rows of `walpost.slot_state` that belong to the current
-/// history of the database, which means that they were written for this database in the current
-/// cluster and timeline.
+/// history of the database: rows that were written for this database in the current cluster and
+/// timeline.
 fn same_history_condition(identity: &SlotIdentity) -> String {
     format!(
         "version = {VERSION} AND system_id = {} AND timeline = {} AND {IN_THIS_DATABASE}",

@@ -10,8 +10,8 @@ pub(crate) struct Snapshot<'c> {
     catalog: &'c Catalog,
     /// Transactions that committed at or after this position are not visible.
     pub after: Lsn,
-    /// Transactions that committed before this position are visible, unless their commit was still
-    /// in progress when the snapshot was taken.
+    /// Transactions whose commit record precedes this position are visible, unless their commit was
+    /// still in progress when the snapshot was taken.
     pub before: Lsn,
 }
 

@@ -15,8 +15,8 @@ use crate::postgres::target::Target;
 /// The cluster's system identifier.
 const SYSTEM_ID: &str = "(SELECT system_identifier::text FROM pg_control_system())";
 
-/// The information that determines whether a pipeline's snapshot was taken, and whether one is
-/// needed.
+/// The information that determines whether a pipeline's snapshot was taken, and whether a snapshot
+/// is needed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SnapshotHistory {
     /// The state of the snapshot according to the journal.
@@ -58,7 +58,7 @@ pub(crate) enum SnapshotRecord {
 }
 
 impl SnapshotRecord {
-    /// Key, in an entry's `detail`, of the snapshot's state.
+    /// The key under which an entry's `detail` stores the state of the snapshot.
     pub(crate) const STATE: &'static str = "state";
     /// The value of [`Self::STATE`] for [`SnapshotRecord::Due`].
     pub(crate) const DUE: &'static str = "due";
@@ -67,9 +67,10 @@ impl SnapshotRecord {
     /// The value of [`Self::STATE`] for [`SnapshotRecord::Done`].
     pub(crate) const DONE: &'static str = "done";
 
-    /// Derives the state from entries, which must be sorted from oldest to newest. Entries after
-    /// one with the state [`Self::DONE`] are ignored: an instance that was suspended may, once
-    /// resumed, record the start of a copy that another instance has already completed.
+    /// Derives the state from journal entries, which must be sorted from oldest to newest. Ignores
+    /// all entries after the first entry whose state is [`Self::DONE`]: an instance that was
+    /// suspended may, once resumed, record the start of a copy that another instance has already
+    /// completed.
     #[must_use]
     pub(crate) fn from_entries(entries: &[Written]) -> Self {
         let mut record = Self::Nothing;
@@ -77,8 +78,8 @@ impl SnapshotRecord {
         for entry in entries.iter().filter(is_snapshot) {
             record = match (entry.detail[Self::STATE].as_str(), entry.to) {
                 (Some(Self::BEGUN), Some(snapshot_lsn)) => Self::Begun(snapshot_lsn),
-                // The copy was started before the pipeline was renamed. An entry written after the
-                // renaming does not reset this state.
+                // A copy was started, and the pipeline was renamed afterward. The entry written
+                // after the renaming, which states that a copy is due, does not reset the state.
                 (Some(Self::DUE), _) if matches!(record, Self::Begun(_)) => record,
                 (Some(Self::DUE), Some(slot_at)) => Self::Due {
                     slot_at,
@@ -110,9 +111,9 @@ impl SnapshotRecord {
     #[must_use]
     pub(crate) fn is_open(self, confirmed: Lsn) -> bool {
         match self {
-            // No position at or after the consistent point is confirmed before the whole copy is
-            // durable, so a later position shows that the copy is complete. A separate journal
-            // entry covers the events that an earlier slot did not deliver.
+            // Positions at or after the consistent point are confirmed only once the whole copy is
+            // durable, so such a position shows that the copy is complete. A separate journal entry
+            // covers the events that an earlier slot did not deliver.
             Self::Begun(snapshot_lsn) => confirmed < snapshot_lsn,
             // The slot's position does not show whether rows are missing: see
             // `Catalog::uncopied_tables`.
@@ -191,8 +192,8 @@ impl Catalog {
         }
     }
 
-    /// Returns whether a snapshot of `table`, the pipeline's outbox, was taken, and whether one is
-    /// needed.
+    /// Returns whether a snapshot of `table`, the pipeline's outbox, was taken, and whether a
+    /// snapshot is needed.
     ///
     /// # Errors
     /// Returns an error if a query fails.
@@ -218,9 +219,8 @@ impl Catalog {
             {
                 Rows::None
             }
-            // If the journal does not exist, the function that must examine the table before rows
-            // are read does not exist either. Therefore, check only whether the table has any
-            // storage.
+            // If the journal does not exist, neither does the function that must examine the table
+            // before its rows are read. Therefore, check only whether the table has any storage.
             SnapshotRecord::NoJournal if self.has_storage(table).await? => Rows::About(0),
             SnapshotRecord::NoJournal => Rows::None,
             _ => self.rows(table).await?,
@@ -306,7 +306,7 @@ mod tests {
         assert_eq!(record(&two, "public.a"), SnapshotRecord::Begun(Lsn(7)));
         assert_eq!(record(&two, "public.b"), SnapshotRecord::Done);
         assert_eq!(record(&two, "public.c"), SnapshotRecord::Nothing);
-        // An entry without a table applies to every table.
+        // An entry that names no table applies to every table.
         let one = [
             entry_of(Some("public.a"), begun, 7),
             entry_of(None, done, 7),

@@ -1,5 +1,5 @@
 //! Queries that run before the outbox table is read. They determine whether the role is allowed to
-//! read it, how many rows it has, and how to order them.
+//! read the table, how many rows the table has, and how to order the rows.
 
 use std::marker::PhantomData;
 
@@ -44,7 +44,8 @@ mod oid {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CreatedAt {
     /// `created_at` comes first, so that the rows of any time range are consecutive. A table
-    /// without a primary key has no order, because `created_at` alone does not distinguish rows.
+    /// without a primary key has no sort order, because `created_at` alone does not distinguish
+    /// rows.
     First,
     /// `created_at` comes first, unless the primary key itself increases over time, in which case
     /// the key's index already returns rows in this order.
@@ -136,8 +137,8 @@ impl<'t> RowOrder<'t> {
         )
     }
 
-    /// Returns the same order, but with text compared byte by byte. This is required if keys are
-    /// also compared outside the server.
+    /// Returns this sort order with text compared byte by byte, which is required if keys are also
+    /// compared outside the server.
     #[must_use]
     pub(crate) fn by_bytes(self) -> Self {
         Self {

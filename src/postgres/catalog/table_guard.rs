@@ -8,11 +8,11 @@
 //! only until the statement has been planned. That is long enough: the server plans a statement
 //! once, before it sends the row description, and does not run other roles' code after planning.
 //!
-//! The text of a statement also depends on the catalogs, namely on the names and types of columns
-//! and on the key and its operators. The owner can change these definitions while Walpost waits for
-//! the lock. Therefore, the [`TableVersion`] is read before these definitions, and again once the
-//! lock is held. If the version has changed, the table is rejected. Operators are read only while
-//! the lock is held ([`LockedTable::row_order`]).
+//! The text of a statement also depends on the catalogs: on the names and types of the table's
+//! columns, on its key, and on the key's operators. The owner can change these definitions while
+//! Walpost waits for the lock. Therefore, the [`TableVersion`] is read before these definitions,
+//! and again once the lock is held. If the version has changed, the table is rejected. Operators
+//! are read only while the lock is held ([`LockedTable::row_order`]).
 
 use std::pin::Pin;
 
@@ -95,15 +95,17 @@ impl Catalog {
             .await?;
         let state = match found {
             Some(row) => row.try_get(0)?,
-            // The table does not exist. The caller's attempt to lock it reports this.
+            // The table does not exist. The caller reports this when its attempt to lock the table
+            // fails.
             None => String::new(),
         };
         Ok(TableVersion::new(table.clone(), state))
     }
 
-    /// Locks and examines a table on a separate connection, so that the next statement of this
-    /// connection can refer to the table. Drop the returned value once that statement has been
-    /// planned. All catalog data used to compose the statement must have been read after `version`.
+    /// Locks and examines a table on a separate connection, before the next statement on this
+    /// connection refers to the table. Drop the returned value once the server has planned that
+    /// statement. All catalog data used to compose the statement must have been read after
+    /// `version`.
     ///
     /// # Errors
     /// Same as [`Catalog::lock_and_examine`]. Also returns an error if the table has changed since
@@ -161,8 +163,9 @@ impl Catalog {
         }
     }
 
-    /// Runs `SELECT columns FROM table rest`. Values are in text format, as in the replication
-    /// stream. Releases the lock as soon as the statement has been planned.
+    /// Runs a SELECT on the table. `columns` is the SELECT list, and `rest` is the text after the
+    /// FROM item. Values are in text format, as in the replication stream. Releases the lock as
+    /// soon as the statement has been planned.
     ///
     /// # Errors
     /// Returns an error if the server rejects the statement.
@@ -228,8 +231,8 @@ impl LockedTable {
         from_item(&self.table)
     }
 
-    /// Returns the order in which the table's rows can be read. It is valid only while the table is
-    /// locked, because the operators that it uses can be renamed once the lock has been released.
+    /// Returns the order in which the table's rows can be read. The order is valid only while the
+    /// table is locked, because its operators can be renamed once the lock has been released.
     ///
     /// # Errors
     /// Returns an error if the query fails.

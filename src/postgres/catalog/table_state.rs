@@ -173,8 +173,8 @@ impl TableObservation {
         let is_outbox_row = self.table.is(schema, name);
         let is_same_publication = stored.publication == publication;
         if !is_published {
-            // The newly configured publication also determines which earlier rows the slot sends,
-            // unless the slot has already sent them.
+            // The newly configured publication also applies to rows that were written earlier but
+            // that the slot has not sent yet.
             let is_left = !is_same_publication && !is_outbox_row && self.is_unsent(stored);
             return match stored.is_out {
                 _ if is_left => TableChange::NotInNewPublication(TableGap {
@@ -187,8 +187,8 @@ impl TableObservation {
         }
         let since = match is_same_publication {
             true => stored.seen_xid,
-            // The newly configured publication also determines which earlier rows the slot sends,
-            // unless the slot has already sent them.
+            // The newly configured publication also applies to rows that were written earlier but
+            // that the slot has not sent yet.
             false => stored.seen_xid.min(self.slot.catalog_xmin),
         };
         let is_kept = is_same_publication && !self.memberships.is_disjoint(&stored.memberships);
@@ -209,11 +209,11 @@ impl TableObservation {
         }
     }
 
-    /// Returns whether the slot may have yet to send rows of this unpublished table that no journal
-    /// entry covers.
+    /// Returns whether this unpublished table may have rows that the slot has not sent yet and that
+    /// no journal entry covers.
     fn is_unsent(&self, stored: &StoredTable) -> bool {
-        // An empty set of publication memberships means that a journal entry was added when the
-        // record was last updated.
+        // If the record contains no publication memberships, its last update also added a journal
+        // entry.
         !stored.is_out || !stored.memberships.is_empty() && stored.out_lsn > self.slot.confirmed
     }
 
@@ -238,7 +238,8 @@ impl TableObservation {
         }
     }
 
-    /// Returns a condition that selects the table's record unless it has changed since it was read.
+    /// Returns a condition that selects the table's record, provided that the record has not
+    /// changed since Walpost read it.
     fn condition(&self, target: &Target, stored: &StoredTable) -> String {
         format!(
             "slot = {} AND table_schema = {} AND table_name = {} AND memberships = '{}'::text AND is_out = {}",
@@ -305,8 +306,8 @@ pub(super) fn text_array<'t>(values: impl Iterator<Item = &'t str>) -> String {
     format!("ARRAY[{}]::text[]", values.join(", "))
 }
 
-/// The unchanged tables whose records are updated. The records of changed tables are always
-/// updated.
+/// The choice of unchanged tables whose records are updated. Records of changed tables are updated
+/// in any case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refresh {
     /// All unchanged tables.
@@ -374,9 +375,9 @@ impl Catalog {
             .collect())
     }
 
-    /// Returns whether events of `table` may be missing, because it is recorded as not published,
-    /// is no longer published, or was unpublished in the meantime. Returns false if this can't be
-    /// determined.
+    /// Returns whether events of `table` may be missing because the table is recorded as not
+    /// published, is no longer published, or was temporarily unpublished. Returns false if this
+    /// can't be determined.
     ///
     /// # Errors
     /// See [`Catalog::unrecorded_gaps`].
@@ -532,8 +533,8 @@ impl Catalog {
             let Some(stored) = &observed.stored else {
                 continue;
             };
-            // Rows committed before the slot existed have been delivered, or the gap that was
-            // recorded for the former slot covers them.
+            // Rows committed before the slot existed either have been delivered or were recorded as
+            // missing for the former slot.
             let set = format!(
                 "is_out = true, seen_xid = NULL, out_lsn = {}, at = now()",
                 literal(observed.slot.confirmed, "pg_lsn")
@@ -676,9 +677,9 @@ impl Catalog {
         Ok(())
     }
 
-    /// Updates a table's record and adds journal entries in one statement, so that the change is
-    /// atomic and only one of two concurrent instances makes it. Returns the IDs of the entries. If
-    /// no record satisfies the condition, adds no entries and returns no IDs.
+    /// Updates a table's record and adds journal entries in one statement. The change is therefore
+    /// atomic, and if two instances attempt it at the same time, only one succeeds. Returns the IDs
+    /// of the entries. If no record satisfies the condition, adds no entries and returns no IDs.
     async fn update_with_entries(
         &self,
         target: &Target,
@@ -704,7 +705,7 @@ impl Catalog {
         Ok(ids.map(str::to_owned).collect())
     }
 
-    /// Adds a gap to the journal and updates the table's record.
+    /// Records a table's possibly missing events in the journal, and updates the table's record.
     async fn write_table_gap(
         &self,
         pipeline: &str,
@@ -779,8 +780,8 @@ fn query(target: &Target, wanted: &[TableName], version: i32) -> String {
         false => "",
     };
     // The slot's state is not read from the snapshot and may be more recent, so the slot's
-    // `catalog_xmin` is limited to `oldest`: any transaction that ends after the snapshot has at
-    // least this ID.
+    // `catalog_xmin` is capped at `oldest`. Every transaction that ends after the snapshot was
+    // taken has at least this ID.
     let full = |xid: &str| format!("(n.next - (n.next - {xid}::text::int8) % 4294967296)");
     format!(
         "WITH RECURSIVE published AS (SELECT oid, puballtables, xmin FROM pg_publication WHERE pubname = {publication} AND pubinsert), \

@@ -1,9 +1,9 @@
-//! Limits the size of text that queries return for objects that other roles own. A default, a row
-//! filter or a comment can be hundreds of megabytes long. One such object must not cause a query
-//! that covers all of a pipeline's tables to fail.
+//! Limits the size of text that queries return about other roles' objects. A default, a row filter
+//! or a comment can be hundreds of megabytes long. One such object must not cause a query that
+//! covers all of a pipeline's tables to fail.
 
-/// Maximum size of a catalog expression that a query converts to SQL, measured as the text of its
-/// internal form (`pg_node_tree`). For larger expressions, `pg_get_expr` is not called.
+/// Maximum size of a catalog expression that a query converts to SQL, measured in its internal text
+/// form (`pg_node_tree`). For larger expressions, `pg_get_expr` is not called.
 pub(super) const EXPRESSION_BYTES_MAX: usize = 64 << 10;
 
 /// Maximum number of tables whose columns are queried at once. Even if each table has 1,600 columns
@@ -16,8 +16,9 @@ mod tests {
     use std::fs;
     use std::path::{Path, PathBuf};
 
-    /// SQL expressions that can return text of any length, each with the forms that limit this
-    /// length. A line that contains such an expression must contain one of its limiting forms.
+    /// SQL expressions that can return text of any length, each with the limited forms that are
+    /// permitted. A line of code that contains one of these expressions must also contain one of
+    /// its permitted forms.
     const UNBOUNDED: [(&str, &[&str]); 16] = [
         (
             "pg_get_expr(",

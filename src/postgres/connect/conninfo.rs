@@ -52,7 +52,7 @@ pub struct Conninfo {
     pub(crate) hosts: Vec<Host>,
     pub(crate) shuffle_hosts: bool,
     pub(crate) user: String,
-    /// Whether no user is configured, so that `user` is the name of the operating system user.
+    /// Whether `user` is the name of the operating system user, because no user is configured.
     pub(crate) is_default_user: bool,
     pub(crate) dbname: String,
     pub(crate) application_name: String,
@@ -69,8 +69,8 @@ pub struct Conninfo {
     /// The name or ID of the user that must own the process listening on a Unix-domain socket.
     pub(crate) require_peer: Option<String>,
     pub(crate) tls: Tls,
-    /// The kinds of exposure about which a warning has been logged. Shared between clones, so that
-    /// each kind is logged only once.
+    /// The security warnings that have been logged about these connections. Shared between clones,
+    /// so that each kind of warning is logged only once.
     pub(crate) exposures: Arc<Exposures>,
     /// The limit on logged notices, shared between clones.
     pub(crate) notices: Arc<NoticeLimit>,
@@ -307,9 +307,9 @@ impl Conninfo {
         }
     }
 
-    /// Parses a connection string: a `postgresql://` URL or `key=value` pairs. Parameters that it
-    /// does not set are taken from libpq's environment variables, which are looked up with `env`.
-    /// All other parameters have their default values.
+    /// Parses a connection string: a `postgresql://` URL or `key=value` pairs. Parameters that the
+    /// string does not set are taken from libpq's environment variables, which are looked up with
+    /// `env`. All other parameters have their default values.
     ///
     /// # Errors
     /// Returns a [`ConninfoError`] that names the parameter or variable, its value, and the values
@@ -475,7 +475,7 @@ impl Conninfo {
     }
 
     /// Returns the parameters in a connection string, without passwords. If the string can't be
-    /// parsed, returns it as a single value.
+    /// parsed, returns the whole string as a single value.
     #[must_use]
     pub fn without_passwords(text: &str) -> Vec<(String, String)> {
         let mut pairs =
@@ -491,7 +491,8 @@ impl Conninfo {
         row_parameters::parameter_with(text, marker)
     }
 
-    /// Checks a value that a registry row supplies for insertion into the value of `parameter`.
+    /// Checks a value from a registry row before the value is inserted into the connection
+    /// parameter `parameter`.
     ///
     /// # Errors
     /// Returns a message with the value found and the value expected, phrased to follow the
@@ -515,9 +516,9 @@ impl Conninfo {
         format!("{} on {} as {}", self.dbname, self.servers(), self.user)
     }
 
-    /// Returns the warnings that were logged about connections opened with this connection string,
-    /// at most one for each kind of exposure. A warning describes what an attacker could do and how
-    /// to prevent it.
+    /// Returns the security warnings that were logged about connections opened with this connection
+    /// string, at most one of each kind. A warning describes what an attacker could do and how to
+    /// prevent it.
     #[must_use]
     pub fn exposures(&self) -> Vec<String> {
         self.exposures.texts()

@@ -323,8 +323,8 @@ async fn addresses(conninfo: &Conninfo, host: &Host) -> Result<Vec<Address>, Dia
     })
 }
 
-/// Runs a step of a connection attempt. The step may take at most the time limit that applies to a
-/// whole attempt.
+/// Runs a step of a connection attempt with a time limit. A single step has the same time limit as
+/// the whole attempt.
 async fn with_timeout<T>(
     conninfo: &Conninfo,
     label: &str,
@@ -374,9 +374,8 @@ impl Attempt<'_> {
                 tracing::warn!(host = self.label, %error, "connected without TLS, as sslmode=prefer allows");
                 Ok(session)
             }
-            // In the attempt without TLS, the server requested a password, which was not sent
-            // because the connection is not secure. This error is more useful than the reason why
-            // TLS failed.
+            // Without TLS, the server requested a password, which was not sent because the
+            // connection is not secure. This error is more useful than the reason why TLS failed.
             Ok(Err(kept @ DialError::Exposed { .. })) => Err(kept),
             // Report the TLS error, because its cause is the problem that the operator has to fix.
             Ok(Err(_)) | Err(_) => Err(error),

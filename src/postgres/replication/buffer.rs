@@ -1,9 +1,9 @@
 //! A buffer of bytes that were read but not yet consumed. Does not perform I/O.
 
-/// Size of the space for one read. The walsender sends one row at a time, but a read returns all
-/// rows that have accumulated.
+/// Minimum free space in a buffer before a read from the socket. The walsender sends one row at a
+/// time, but a read returns all rows that have accumulated.
 pub(super) const READ_BYTES: usize = 128 << 10;
-/// Size of the free space in front of a chunk's bytes. If the previous buffer ends in the middle of
+/// Size of the free space at the beginning of a chunk. If the previous buffer ends in the middle of
 /// a message, the beginning of that message is copied into this space.
 const HEAD_BYTES: usize = 16 << 10;
 /// Minimum size of a buffer. A buffer has to grow only for large messages.
@@ -152,7 +152,7 @@ mod tests {
                     read(&mut buffer, &bytes, missing);
                 }
                 prop_assert!(buffer.unread().iter().eq(&expected));
-                // Consume all bytes, half of them, or none.
+                // Consume all bytes of the buffer, half of them, or none.
                 let consumed = expected.len() * consumed / 2;
                 buffer.consume(consumed);
                 expected.drain(..consumed);
@@ -170,7 +170,8 @@ mod tests {
         assert_eq!(spare.bytes.len(), HEAD_BYTES);
         assert_eq!(buffer.bytes.as_ptr(), place);
         assert_eq!(buffer.unread(), [&[1; HEAD_BYTES][..], &[2; 10]].concat());
-        // There is one more unread byte than fits into the space in front of the chunk's bytes.
+        // The buffer contains one unread byte more than fits into the free space at the beginning
+        // of the chunk.
         let mut buffer = Buffer::from_unread(&[1; HEAD_BYTES + 1]);
         let spare = buffer.append_chunk(chunk(&[2; 10], spare), 0);
         assert_eq!(spare.bytes.len(), CHUNK_BYTES);

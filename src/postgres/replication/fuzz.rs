@@ -59,8 +59,8 @@ pub(crate) async fn read_all(
     }
 }
 
-/// Returns the frames received from a server that sends these bytes through a pipe with the given
-/// capacity, and the error that ends the stream.
+/// Returns the frames that a client receives from a server that sends the bytes in `sent` through a
+/// pipe with the given capacity, and the error that ends the stream.
 fn received(sent: &[u8], room: usize) -> (Vec<Vec<u8>>, ConnectionError) {
     let (mut connection, mut server) = streaming(room);
     let sending = async move {
@@ -106,8 +106,8 @@ fn encoded(frame: &Frame<'_>) -> Vec<u8> {
     }
 }
 
-/// Returns the bytes that [`encoded`] should return for a frame with this body. Relies only on the
-/// offsets that the protocol defines, so that the decoder is checked independently.
+/// Returns the bytes that [`encoded`] should return for a frame with the given body. Uses only the
+/// offsets that the protocol defines, so that the test does not depend on the decoder.
 fn plain(body: &[u8]) -> Option<Vec<u8>> {
     let mut out = body.to_vec();
     match (body.first()?, body.len()) {

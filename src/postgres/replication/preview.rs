@@ -1,11 +1,12 @@
 //! Reads the changes that a slot would send, without confirming them.
 //!
 //! In an SQL session, `pg_logical_slot_peek_binary_changes` would return the same changes. However,
-//! the session that decodes changes also evaluates the publication's row filters as they were
-//! defined when a row was written. Checking the current catalogs does not reveal these former
-//! definitions. In a walsender, a function that a row filter calls can't run a statement that
-//! writes, because a walsender does not have a portal. The function is still called, so this is
-//! only the second line of defense. The first one is to check who owns the publication.
+//! the session that decodes changes also evaluates the publication's row filters, as the filters
+//! were defined when each row was written. The current catalogs do not contain these former
+//! definitions. A function that a row filter calls can't run a statement that writes in a
+//! walsender, because a walsender does not have a portal. The function still runs, so a walsender
+//! is only the second line of defense. The first line of defense is to check who owns the
+//! publication.
 
 use std::time::Duration;
 

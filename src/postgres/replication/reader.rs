@@ -1,10 +1,10 @@
 //! A thread that reads from the socket while rows arrive quickly.
 //!
 //! The walsender calls `send` once per row and sleeps while the socket's buffer is full. The buffer
-//! of a Unix-domain socket holds about 170 rows. When a backlog is streamed, this buffer is full
+//! of a Unix-domain socket holds about 170 rows, so when a backlog is streamed, the buffer is full
 //! after half a millisecond. A thread that also decodes rows and sends them to Kafka, or that has
-//! to wait for a CPU, often takes longer than that before it reads again. This thread only reads,
-//! and stores a limited number of chunks until they are requested.
+//! to wait for a CPU, often takes longer than half a millisecond before it reads again. The thread
+//! in this module only reads, and stores a limited number of chunks until they are requested.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read};
@@ -110,7 +110,8 @@ impl Reader {
         self.shared.finishes.store(true, Ordering::Relaxed);
     }
 
-    /// Cancels [`Reader::finish`] unless it has already taken effect.
+    /// Cancels a request made by [`Reader::finish`]. Has no effect if the thread has already
+    /// stopped reading.
     pub(super) fn cancel_finish(&self) {
         self.shared.finishes.store(false, Ordering::Relaxed);
     }
@@ -205,8 +206,8 @@ impl ReaderState {
         }
     }
 
-    /// Reads until the chunk is full, until it is due to be handed over, or until reading should
-    /// stop.
+    /// Reads from the socket until the chunk is full, until a receiver is waiting and the chunk is
+    /// due, or until the thread should stop reading.
     fn fill_chunk(
         &self,
         chunk: &mut Buffer,

@@ -199,8 +199,8 @@ fn receive_in_order(seed: u64) -> ReadCounts {
     let mut dice = fastrand::Rng::with_seed(seed);
     let (ours, theirs) = std::os::unix::net::UnixStream::pair().expect("sockets");
     ours.set_nonblocking(true).expect("set");
-    // Connections read ahead only if the socket's buffer is small. On most systems, the default
-    // size is similar to this one.
+    // Make the socket's buffer small, because connections with a large buffer do not read ahead.
+    // The size is similar to the default on most systems.
     let small = socket2::SockRef::from(&ours).set_send_buffer_size(100_000);
     small.expect("set");
     let server = theirs.try_clone().expect("a handle");

@@ -12,9 +12,9 @@ const SEND_RETRY_INTERVAL: Duration = Duration::from_millis(5);
 
 pub(super) enum Transport {
     Whole(Socket),
-    /// A handle that is only used for writing, while another thread reads from a second handle to
-    /// the socket. The handle for writing is not registered with the runtime, because registration
-    /// would cause the task to be woken whenever data arrives.
+    /// A handle that is used only for writing, while another thread reads from a second handle to
+    /// the socket. The write handle is not registered with the runtime, because the runtime would
+    /// then wake the task whenever data arrives.
     Written(socket2::Socket),
 }
 

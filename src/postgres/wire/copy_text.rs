@@ -154,7 +154,8 @@ mod tests {
 
     fn read(line: &str, width: usize) -> Result<Vec<Option<String>>, TextError> {
         let mut lines = Lines::default();
-        // Parse another line first, to check that its contents don't leak into this one.
+        // Parse a different line first, to check that its values do not appear in the result for
+        // `line`.
         lines.read(b"left\\nover\n", 1).expect("a line");
         let values = lines.read(line.as_bytes(), width)?;
         let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("UTF-8");

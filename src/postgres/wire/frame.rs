@@ -37,7 +37,8 @@ pub enum Frame<'a> {
 }
 
 /// Maximum length of `head` in [`Frame::LargeMessage`]. This is enough for the longest message
-/// prefix that a pipeline can use, and for the columns of `walpost.outbox_row` that name a table.
+/// prefix that a pipeline can use, and for a row of `walpost.outbox_row` up to the column
+/// `table_name`.
 pub(crate) const HEAD_BYTES: usize = 384;
 
 /// The types of plugin messages that may exceed the size limit without an error: logical decoding

@@ -76,9 +76,9 @@ pub enum Message<'a> {
         transactional: bool,
         /// The LSN of the message.
         lsn: Lsn,
-        /// The prefix that the caller passed.
+        /// The prefix that was passed to `pg_logical_emit_message`.
         prefix: &'a str,
-        /// The content that the caller passed.
+        /// The content that was passed to `pg_logical_emit_message`.
         content: &'a [u8],
     },
 }
@@ -88,8 +88,8 @@ pub enum Message<'a> {
 pub(crate) struct LogicalHead<'a> {
     /// Whether the message is part of the transaction.
     pub transactional: bool,
-    /// The prefix that the caller passed, and the length of the content. `None` if the available
-    /// bytes do not contain both.
+    /// The message's prefix, and the length of its content. `None` if the available bytes do not
+    /// contain both.
     pub prefix: Option<(&'a str, usize)>,
 }
 

@@ -24,7 +24,8 @@ fn partition(name: &str, lower: &str, upper: &str) -> Partition {
     }
 }
 
-/// Returns the facts about a table at noon on 2025-11-22, with the slot at 0/100.
+/// Returns the data for planning the maintenance of a table at noon on 2025-11-22, with the slot at
+/// 0/100.
 fn facts_with(partitions: Vec<Partition>) -> RetentionFacts {
     RetentionFacts {
         now: time("2025-11-22T12:00:00Z"),
@@ -151,7 +152,7 @@ fn removes_a_partition_in_steps_after_the_slot_has_passed_it() {
     assert!(matches!(waits[..], [RemovalWait::Age { .. }]));
     let (done, _) = steps(delivered("2025-11-21T12:00:00Z"));
     assert!(matches!(done[..], [RetentionStep::Detach(_)]));
-    // The detached partition was attached again.
+    // The detached partition has been attached to the table again.
     assert!(matches!(
         steps(Some(PartitionMark::Detached(Lsn(1)))).0[..],
         [RetentionStep::MarkClosed(_)]

@@ -1,4 +1,4 @@
-//! The listener's address and its responses.
+//! The address and the responses of the HTTP listener.
 
 use std::net::TcpListener;
 

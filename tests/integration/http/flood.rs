@@ -37,7 +37,7 @@ fn unfinished_requests_do_not_block_other_clients() {
     walpost.terminate().expect_code(0);
 }
 
-/// How the clients in a flood misbehave.
+/// The behavior of the clients in a flood.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FloodBehavior {
     /// The client sends nothing.

@@ -39,7 +39,8 @@ fn rejects_requests_with_an_unknown_host_name() {
     assert_ne!(http.request_with("GET", "/status", &two).code, 200);
     let absolute = format!("http://rebound.example:{port}/status");
     assert_eq!(http.request("GET", &absolute).code, 421);
-    // /healthz accepts any host name, because probes may use any, and the response reveals nothing.
+    // /healthz accepts any host name, because probes may use any name, and the response reveals
+    // nothing.
     let alive = http.request_with("GET", "/healthz", "Host: rebound.example\r\n");
     assert_eq!((alive.code, &*alive.body), (200, "alive\n"));
     for host in [

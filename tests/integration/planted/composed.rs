@@ -1,6 +1,6 @@
 //! A role changes its objects while Walpost waits for a lock on the table. A statement composed
-//! from earlier catalog queries could then run that role's code. The same applies to conditions
-//! passed with `--where`, which are SQL.
+//! from the results of earlier catalog queries could then run that role's code. The same applies to
+//! conditions passed with `--where`, which are SQL.
 
 use std::collections::HashSet;
 
@@ -60,8 +60,8 @@ impl PlantedFixture {
         command.finish()
     }
 
-    /// Waits until `maintain` waits for a lock on the table a second time. The first wait is for the
-    /// examination at the start of a pass, and ends with a timeout, which is not an error.
+    /// Waits until `maintain` waits for a lock on the table a second time. The first wait is for
+    /// the examination at the start of a pass, and ends with a timeout, which is not an error.
     fn wait_until_second_lock_wait(&self, table: &str) {
         let begin = format!(
             "SELECT waitstart::text FROM pg_locks WHERE relation = '{table}'::regclass AND NOT granted"
@@ -239,7 +239,7 @@ fn maintenance_runs_no_planted_code_after_the_time_column_is_renamed(major: u32)
     };
     shop.maintain_until_due(maintain, "would delete rows");
     let holder = fixture.server.session_as(mallory, &fixture.name);
-    // Other sessions still see the column until this transaction commits.
+    // Other sessions still see the column `created_at` until this transaction commits.
     holder.run(&format!(
         "BEGIN; ALTER TABLE {NAMESAKE_TABLE} RENAME created_at TO aside"
     ));
@@ -270,8 +270,8 @@ fn maintenance_does_not_fire_a_delete_trigger_created_while_it_waits_for_slots(m
         shop.command_as("postgres", &words).args(more)
     };
     shop.maintain_until_due(maintain, "would delete rows");
-    // The log of statements shows when `maintain` has read the batch. Creating a table generates
-    // WAL, so the slot has not passed the batch yet.
+    // PostgreSQL's statement log shows when `maintain` has read the batch. Creating a table
+    // generates WAL, so the slot has not passed the batch yet.
     fixture.db.run(&format!(
         "ALTER DATABASE {} SET log_statement = 'all'",
         fixture.name

@@ -45,8 +45,8 @@ impl PlantedFixture {
     }
 }
 
-/// Returns the path of the psql that a Debian package installed, or if there is none, `psql`, which
-/// is then found through PATH.
+/// Returns the path of the psql that a Debian package installed. If there is none, returns the name
+/// `psql`, which the system looks up in PATH.
 pub(super) fn psql_program() -> PathBuf {
     let installed = debian_binaries(MAJOR).join("psql");
     match installed.exists() {
@@ -116,7 +116,8 @@ fn does_not_use_inspection_statements_prepared_earlier_in_the_session() {
     fs::write(&file, &text).unwrap();
     let output = try_psql(&shop.fixture, &file);
     shop.expect_psql_refused(&output, "prepared statements");
-    // In its own connections, Walpost keeps the statements, but compares their text.
+    // In Walpost's own connections, the inspection keeps existing prepared statements if their text
+    // matches.
     let examine = Path::new(env!("CARGO_MANIFEST_DIR")).join("sql/examine.sql");
     let (before, _) = text.split_once("\\i ").expect("a command");
     let text = format!(
@@ -210,8 +211,8 @@ fn rejects_a_schema_created_after_the_inspection() {
     }
 }
 
-/// A trigger that a transaction still open has added is not found by the first examination, and would
-/// fire once that transaction has committed and released its lock.
+/// The first examination does not find a trigger that another transaction has added but not yet
+/// committed. The trigger would fire once that transaction has committed and released its lock.
 #[test]
 fn teardown_does_not_fire_a_trigger_of_an_open_transaction() {
     for major in [14, 18] {

@@ -72,8 +72,8 @@ fn rejects_a_row_filter_that_runs_code_owned_by_the_publication_owner() {
 }
 
 /// The server decodes a row with the catalogs as of the time the row was written, so a filter that
-/// has since been removed still applies. C functions can run during decoding, and so can the CHECK
-/// constraints that they evaluate.
+/// has since been removed still applies. During decoding, the server can call C functions, which
+/// can evaluate CHECK constraints.
 #[test]
 fn does_not_evaluate_a_removed_row_filter_if_the_publication_owner_is_untrusted() {
     for major in MAJORS_WITH_FILTERS {

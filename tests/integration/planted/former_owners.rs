@@ -218,8 +218,8 @@ fn inspects_types_returned_by_json_functions(major: u32) {
     );
 }
 
-/// JSON_ARRAY calls a cast to json that `pg_depend` does not record for either a constant or a
-/// column.
+/// JSON constructors such as JSON_ARRAY can call a cast to json. `pg_depend` does not record this
+/// cast, no matter whether the constructor's argument is a constant or a column.
 fn reports_casts_called_by_json_constructors(major: u32) {
     // Versions before 16 do not support JSON constructors.
     if major < 16 {
@@ -262,7 +262,8 @@ fn inspection_does_not_depend_on_standard_conforming_strings(major: u32) {
     assert_eq!(shop.examined("ALTER"), examined);
 }
 
-/// Without a lock, the owner of a schema could replace a partition in it with another table.
+/// If the schema of a partition were not locked, the owner of the schema could replace the
+/// partition with another table.
 fn schema_of_a_partition_cannot_be_renamed_during_maintenance(major: u32) {
     let shop = PlantedFixture::bare(Outbox::Table, major);
     shop.init().arg("--partitioned").finish().expect_code(0);

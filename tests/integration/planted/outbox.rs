@@ -249,7 +249,7 @@ fn does_not_delete_rows_if_triggers_owned_by_other_roles_would_fire() {
 }
 
 /// When a row is deleted, PostgreSQL queries and modifies the rows that reference it, and casts
-/// their values. Both can run code of other roles.
+/// their values. The queries and the casts can run code of other roles.
 #[test]
 fn does_not_delete_rows_from_a_self_referencing_table() {
     for plant in [

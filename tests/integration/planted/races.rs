@@ -288,11 +288,11 @@ fn does_not_add_a_table_whose_schema_is_renamed_during_a_lock_wait(major: u32) {
     assert_eq!(db.number(published), 0);
 }
 
-/// `add_outbox` determines the name of the table before it examines the table of that name. If a
-/// different table has the name by then, `add_outbox` must not read the original table's columns
-/// from it: if a column does not exist there, its name could refer to a function such as
-/// `row_to_json`, which calls casts. The interval between the two steps is very short, so the test
-/// makes the function wait there by locking a catalog.
+/// `add_outbox` looks up the name of the given table, and then examines the table that has this
+/// name. Between the two steps, another table can receive the name. `add_outbox` must not read the
+/// columns of the given table from the other table: if a column does not exist there, its name
+/// could refer to a function such as `row_to_json`, which calls casts. The interval between the two
+/// steps is very short, so the test makes the function wait there by locking a catalog.
 fn add_outbox_does_not_read_a_table_that_takes_the_name_of_the_given_table(major: u32) {
     let shop = two_schemas(major);
     let (fixture, db) = (&shop.fixture, &shop.fixture.db);
@@ -497,9 +497,9 @@ fn init_does_not_lock_tables_referenced_by_a_view_that_replaces_the_outbox() {
     }
 }
 
-/// `LOCK TABLE` lists the partitions before it locks the first one, so it misses a table that is
-/// attached to one of them in the meantime. It also misses a table that is being detached. Walpost
-/// must lock both.
+/// `LOCK TABLE` lists the partitions before it locks the first one, so it does not lock a table
+/// that is attached to a partition in the meantime. It also does not lock a table that is being
+/// detached. Walpost must lock both tables.
 fn locks_partitions_that_the_lock_table_statement_omits(major: u32) {
     let shop = PlantedFixture::new(Outbox::Table, major);
     let (fixture, db) = (&shop.fixture, &shop.fixture.db);

@@ -44,9 +44,9 @@ impl PlantedFixture {
     }
 }
 
-/// Parsing a literal calls the input function of the type of the column with which it is compared,
-/// and the checks of a domain. This happens when a statement is prepared, which is before the table
-/// is examined.
+/// PostgreSQL parses a literal with the input function for the type of the column that the literal
+/// is compared with. If the type is a domain, PostgreSQL also evaluates its constraints. This
+/// happens when a statement is prepared, which is before the table is examined.
 fn column_types_of_an_untrusted_table_state_run_no_code(major: u32) {
     let mut shop = PlantedFixture::of_tenants(major);
     shop.fixture
@@ -77,11 +77,12 @@ fn column_types_of_an_untrusted_table_state_run_no_code(major: u32) {
     shop.expect_nothing_ran("check");
 }
 
-/// The function is also called without `sql/add_outbox.sql`, which examines the tables first.
+/// `walpost.add_outbox` can also be called directly instead of through `sql/add_outbox.sql`, which
+/// examines the tables first.
 fn add_outbox_rejects_walpost_tables_owned_by_another_role(major: u32) {
     let shop = PlantedFixture::of_tenants(major);
     shop.init().finish().expect_code(0);
-    // The other table has been added by `init`.
+    // `init` has already added the table `tenant_m.outbox`, so create another one.
     shop.attacker.run(
         "CREATE TABLE tenant_m.later (LIKE tenant_m.outbox INCLUDING ALL);
          INSERT INTO tenant_m.later SELECT * FROM tenant_m.outbox",
@@ -101,7 +102,8 @@ fn add_outbox_rejects_walpost_tables_owned_by_another_role(major: u32) {
                 "CREATE RULE r AS ON INSERT TO walpost.{table} DO ALSO SELECT plot.note('rule')"
             ),
             format!("ALTER TABLE walpost.{table} ADD planted bool DEFAULT plot.note('default')"),
-            // Creating an index requires CREATE on the schema. The function runs as the table's owner.
+            // Creating an index requires the CREATE privilege on the schema, so the superuser
+            // creates it. The function in the index still runs as the table's owner.
             format!("RESET ROLE; CREATE INDEX planted ON walpost.{table} (plot.note('index'))"),
         ] {
             db.run(&format!("BEGIN; SAVEPOINT planted; ALTER TABLE walpost.{table} OWNER TO {mallory}; SET ROLE {mallory}; {plant}; RESET ROLE"));

@@ -20,8 +20,8 @@ use crate::support::wait::{WAIT_TIMEOUT, wait_for};
 /// A server with a database named `shop`, and the shared broker.
 pub(super) struct ExampleEnvironment {
     pub(super) server: Server,
-    /// Takes the place of the aggregate type `order` in the examples. It must be unique, because
-    /// all tests share the broker's topics.
+    /// The aggregate type that replaces `order` in the examples. It must be unique, because all
+    /// tests share the broker's topics.
     pub(super) aggregate: String,
     folder: PathBuf,
 }
@@ -123,7 +123,7 @@ impl ExampleEnvironment {
             .env_clear()
             .env("PATH", format!("{}:{path}", self.folder.display()))
             .env("HOME", reaper::scratch())
-            // The port that the examples use may be taken on this machine.
+            // The port that the examples use may already be in use on this machine.
             .env("WALPOST_HTTP", "127.0.0.1:0")
             .env("PGHOST", &self.server.socket)
             .env("PGPORT", self.server.port.to_string())

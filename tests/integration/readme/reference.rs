@@ -332,11 +332,12 @@ fn troubleshooting_covers_every_error_that_halts_a_pipeline() {
         let formats = formats(&sources, name);
         assert!(formats.len() >= least, "{name}: {formats:?}");
         for format in formats {
-            // Treat adjacent placeholders as one, because a remedy may directly follow a value.
+            // Merge adjacent placeholders: in some format strings, the placeholder for a remedy
+            // directly follows the placeholder for a value.
             let sentence = first_sentence(&format).replace("……", "…");
             let words = sentence.split(['…', ' ', ',', ':']);
-            // Some format strings consist only of placeholders, for example for a value and an
-            // error. They contain no words to search for.
+            // Skip format strings that consist only of placeholders, because they contain no words
+            // to search for.
             let is_empty = words.filter(|word| word.len() > 2).count() == 0;
             if !is_empty && !troubleshooting.contains(&sentence) {
                 missing.push(format!("{name}: {sentence}"));

@@ -35,8 +35,8 @@ impl Shards {
         self.source_with("name = '{name}'", &socket)
     }
 
-    /// Like [`Self::source`], but the names of the pipelines begin with `prefix`, and they connect
-    /// to `host`.
+    /// Like [`Self::source`], but the names of the pipelines begin with `prefix`, and the pipelines
+    /// connect to `host`.
     fn source_with_prefix(&self, prefix: &str, host: &str) -> String {
         let names = format!(
             "name = '{prefix}{{name}}', slot = 'walpost_{{name}}', publication = 'walpost_{{name}}'"
@@ -240,8 +240,9 @@ fn starts_other_pipelines_while_a_registry_database_is_down() {
     process.walpost.terminate().expect_code(0);
 }
 
-/// The pipelines of the source would use the topic once the registry is available again, so a forged
-/// checkpoint in it would make them skip events.
+/// While the registry is unavailable, the checkpoint topic of its pipelines must stay reserved.
+/// Otherwise, a role that writes events could forge a checkpoint, and these pipelines would skip
+/// events once the registry is available again.
 #[test]
 fn no_event_reaches_the_checkpoint_topic_of_a_source_while_its_registry_is_down() {
     let in_file = Fixture::new();
@@ -264,7 +265,8 @@ fn no_event_reaches_the_checkpoint_topic_of_a_source_while_its_registry_is_down(
     assert!(in_file.confirmed() < position);
 }
 
-/// Otherwise, anyone who can add rows could restart the pipelines in the file at any time.
+/// A new row with its own dead-letter topic must not restart the pipelines in the configuration
+/// file. Otherwise, anyone who can add rows could restart these pipelines at any time.
 #[test]
 fn added_rows_with_own_topics_do_not_restart_other_pipelines() {
     let [of_row, in_file] = [Fixture::new(), Fixture::new()];
@@ -287,7 +289,9 @@ fn added_rows_with_own_topics_do_not_restart_other_pipelines() {
     process.walpost.terminate().expect_code(0);
 }
 
-/// Otherwise, anyone who can remove rows of one source could block changes to all sources and files.
+/// If most rows of a source are removed, only the changes to that source may be held back.
+/// Otherwise, anyone who can remove rows of one source could block changes to all sources and
+/// files.
 #[test]
 fn removing_most_rows_of_a_source_does_not_block_changes_to_others() {
     let [one, other, in_file, added] = std::array::from_fn(|_| Fixture::new());
@@ -346,12 +350,12 @@ fn rejects_a_row_that_duplicates_a_pipeline_name_at_startup() {
     process.walpost.terminate().expect_code(0);
 }
 
-/// The end of the error about a slot that belongs to another pipeline.
+/// Part of the error message for a slot that belongs to another pipeline.
 const FOREIGN_SLOT: &str = "init --take-slot";
 
-/// A row's pipeline has the slot of another pipeline, and connects to its server at another address.
-/// It must not wait for the slot, and must not use it while the other pipeline is not running,
-/// whatever the reason.
+/// A row defines a pipeline with the slot of another pipeline, and a different address of the same
+/// server. The row's pipeline must not wait for the slot. It must not use the slot even if the
+/// other pipeline is not running, whatever the reason.
 #[test]
 fn a_row_does_not_take_over_the_slot_of_another_pipeline() {
     let [of_row, in_file] = [Fixture::bare(), Fixture::new()];
@@ -382,7 +386,7 @@ fn a_row_does_not_take_over_the_slot_of_another_pipeline() {
         );
         assert!(process.walpost.log().contains(&expected), "{expected}");
     }
-    // Editing the query does not affect the pipelines either.
+    // Editing the query does not affect the pipelines that own the slots.
     let changed = std::fs::read_to_string(&file).unwrap();
     replace(
         &file,
@@ -395,7 +399,8 @@ fn a_row_does_not_take_over_the_slot_of_another_pipeline() {
     }
     process.walpost.wait_for_logs("streaming", 4);
 
-    // At startup, the registry of the slot's pipeline can't be read.
+    // At startup, Walpost can't read the registry that defines the pipeline to which the slot
+    // belongs.
     own.run("ALTER TABLE shards RENAME TO away");
     let Process { folder, walpost } = process;
     walpost.terminate().expect_code(3);
@@ -411,7 +416,7 @@ fn a_row_does_not_take_over_the_slot_of_another_pipeline() {
     own.run("ALTER TABLE away RENAME TO shards");
     of_row.wait_for_records(1);
 
-    // The row is removed and added again.
+    // The row of the slot's pipeline is removed and added again.
     own.run("UPDATE shards SET active = false");
     process.walpost.wait_for_log(NOT_RELOADED);
     let accept = process.pipeline_command(&["reload", "--accept"]);
@@ -429,8 +434,8 @@ fn a_row_does_not_take_over_the_slot_of_another_pipeline() {
     process.walpost.terminate().expect_code(3);
 }
 
-/// `init` does not create a slot for a row's pipeline if the slot belonged to another pipeline, nor
-/// does it record the pipeline for the slot, unless the operator requests this.
+/// If the slot belongs to another pipeline, `init` neither re-creates the slot for a row's pipeline
+/// nor assigns it to that pipeline, unless the operator requests this.
 #[test]
 fn an_operator_can_assign_a_slot_to_the_pipeline_of_a_row() {
     let fixture = Fixture::new();
@@ -478,7 +483,8 @@ fn an_operator_can_assign_a_slot_to_the_pipeline_of_a_row() {
     );
     assert_eq!(fixture.db.value(&slot), None);
     fixture.init().finish().expect_code(0);
-    // A slot that is not recorded may have been created for something else.
+    // A slot that is not listed in walpost.slot_state may have been created for a different
+    // purpose.
     fixture.db.run("DELETE FROM walpost.slot_state");
     for words in [&["init", "--no-role"][..], &["run"]] {
         let rejected = command(words).finish().expect_code(3);
@@ -522,7 +528,8 @@ fn row_of(fixture: &Fixture, values: serde_json::Value) -> serde_json::Value {
     row
 }
 
-/// Creates a database with a table of tenants, whose rows define more than the name of a database.
+/// Creates a database with a table of tenants. Each row defines several properties of a pipeline,
+/// such as its host and its brokers.
 fn registry(rows: &[serde_json::Value], template: &str) -> (Fixture<'static>, String) {
     let registry = Fixture::bare();
     registry

@@ -52,8 +52,8 @@ fn selects_rows_by_record_position() {
     assert_eq!(journal(&fixture).len(), before);
 }
 
-/// A record with the position of one event and the id of a later one would cause the rows in between
-/// to be omitted, if it were read first.
+/// Two records have the same position but different ids: one record was forged with the id of a
+/// later event. If the replay used the forged record, it would omit the rows before that event.
 #[test]
 fn rejects_a_position_that_records_with_different_ids_have() {
     let fixture = Fixture::new();
@@ -140,8 +140,8 @@ fn selects_rows_by_time_id_aggregate_and_condition() {
         &["3", "1", "4"],
     );
     check(&["--id", &id(4), "--id", &id(3)], &["3", "4"]);
-    // A row is selected only if it matches every flag. If there are several aggregates, it must
-    // match one of them.
+    // A row is selected only if it matches every flag. If several aggregates are specified, the row
+    // must match one of them.
     check(
         &[
             "--aggregate",

@@ -54,8 +54,7 @@ fn writers_wait_no_longer_than_the_lock_timeout() {
                 scope.spawn(|| write_until(&fixture.conninfo(), &statement, &stop, || {}))
             });
             let stopped = StopOnDrop(&stop);
-            // Hold the lock that a writer would hold, for longer than all of Walpost's attempts
-            // take.
+            // Hold a writer's lock until Walpost has made all of its attempts to lock the table.
             let holder = fixture.server.session(&fixture.name);
             holder.run(&format!(
                 "BEGIN; {}",
@@ -95,8 +94,9 @@ fn writers_wait_no_longer_than_the_lock_timeout() {
     }
 }
 
-/// Inspecting a table that is being dropped blocks no writers, so it may take longer than the lock
-/// timeout, for example if the table has many indexes or the server is busy.
+/// While Walpost inspects a table that it is going to drop, writers are not blocked. The inspection
+/// may therefore take longer than the lock timeout, for example if the table has many indexes or
+/// the server is busy.
 #[test]
 fn slow_inspection_does_not_count_toward_the_lock_timeout() {
     let fixture = fixture_with_old_partition(Server::shared(MAJOR), DEFAULT);
@@ -124,7 +124,7 @@ fn completes_an_interrupted_partition_detach_in_a_later_pass() {
         let walpost = fixture.start();
         insert_old(&fixture, &aggregate, "old");
         fixture.wait_until_confirmed();
-        // Walpost completes a pending detach only if the partition has been delivered.
+        // Walpost completes a pending detach only if all rows of the partition have been delivered.
         maintain_until_delivered(&fixture);
         let reader = fixture.server.session(&fixture.name);
         reader.run("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM outbox");
@@ -149,7 +149,8 @@ fn completes_an_interrupted_partition_detach_in_a_later_pass() {
 
 in_both_modes! { run_keeps_the_table_size_constant_under_load }
 
-/// Imitates half an hour of load with one partition per minute, sped up to one per two seconds.
+/// Imitates half an hour of load on a table with one partition per minute. To save time, each
+/// partition covers only two seconds.
 fn run_keeps_the_table_size_constant_under_load(exactly_once: bool) {
     let fixture = Fixture::bare();
     fixture.db.run(&format!(
@@ -239,10 +240,10 @@ fn only_one_process_maintains_a_table_at_a_time() {
     walpost.terminate().expect_code(0);
 }
 
-/// SQL for the arguments of the functions that acquire the lock for maintenance.
+/// The arguments, in SQL, of the advisory lock functions that acquire the maintenance lock.
 const LOCK_KEY: &str = "x'77616c70'::int, 'outbox'::regclass::oid::int8::bit(32)::int";
 
-/// Returns the statement after `introduction` in a message.
+/// Returns the SQL statement that follows the text `introduction` in a message.
 fn printed_statement<'t>(text: &'t str, introduction: &str) -> &'t str {
     let (_, statement) = text
         .split_once(introduction)

@@ -1,4 +1,5 @@
-//! Retention keeps events that a dropped slot had not delivered until they are replayed.
+//! If a slot is dropped before it has delivered all events, retention keeps the remaining events
+//! until they are replayed.
 
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use crate::support::fixture::Fixture;
 use crate::support::postgres::{MAJOR, Server};
 use crate::support::wait::{assert_stays, wait_until};
 
-/// According to the new slot's position alone, everything has been delivered.
+/// The position of the new slot alone suggests that all events have been delivered.
 #[test]
 fn keeps_a_partition_with_rows_not_delivered_by_a_dropped_slot_until_they_are_replayed() {
     let fixture = fixture_with_old_partition(Server::shared(MAJOR), DEFAULT);
@@ -86,7 +87,7 @@ fn reports_a_detached_partition_with_rows_not_delivered_by_a_dropped_slot() {
     budget::expect_everything(&fixture);
 }
 
-/// According to the slot's position alone, everything has been delivered.
+/// The position of the slot alone suggests that all events have been delivered.
 #[test]
 fn keeps_rows_of_an_unpublished_table_until_they_are_replayed() {
     let fixture = Fixture::new();

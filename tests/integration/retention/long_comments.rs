@@ -1,4 +1,4 @@
-//! Comments of several megabytes. Any role can add one to its own objects.
+//! Catalog comments of several megabytes. Any role can add such a comment to its own objects.
 
 use super::{DEFAULT, fixture_with_old_partition, insert_old, is_gone, maintain_until};
 use crate::support::names::unique_name;

@@ -1,4 +1,5 @@
-//! Partitions are created in advance, and dropped once they are old and delivered.
+//! Walpost creates partitions in advance, and drops them once they are old and their rows are
+//! delivered.
 
 use std::time::Duration;
 
@@ -80,7 +81,7 @@ fn drops_an_old_partition_after_its_rows_have_been_delivered() {
 fn does_not_detach_or_drop_partitions_with_undelivered_rows() {
     let fixture = fixture_with_old_partition(Server::shared(MAJOR), DEFAULT);
     let aggregate = fixture.aggregate(1);
-    // Insert the row first, so that no maintenance pass finds the partition empty.
+    // Insert the row before Walpost starts, so that no maintenance pass finds the partition empty.
     insert_old(&fixture, &aggregate, "old");
     // No broker listens on this port, so nothing is delivered.
     let stuck = fixture
@@ -231,9 +232,9 @@ fn creates_several_partitions_in_one_transaction() {
     let transactions =
         "SELECT count(DISTINCT xmin::text) FROM pg_class WHERE relispartition AND relkind = 'r'
         AND relname ~ '^outbox_p[0-9]+$'";
-    // `init` uses one transaction. Then, two transactions create twenty partitions each. The last
-    // batch fails and is divided into five transactions. On a busy machine, other batches may be
-    // divided as well.
+    // `init` creates its partitions in one transaction. Then, two transactions create twenty
+    // partitions each. The last batch of partitions fails and is divided into five transactions. On
+    // a busy machine, other batches may be divided as well.
     let transactions = fixture.db.number(transactions);
     assert!((8..30).contains(&transactions), "{transactions}");
 }

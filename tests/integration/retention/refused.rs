@@ -156,8 +156,8 @@ fn missing_privileges_error_contains_the_grant_statement() {
     fixture.db.run(&format!(
         "{grant}; GRANT CREATE ON SCHEMA public TO {owner}"
     ));
-    // Without the privilege to read these two tables, Walpost can't determine which rows are
-    // delivered.
+    // Without the privilege to read walpost.table_state and walpost.slot_state, Walpost can't
+    // determine which rows are delivered.
     for (table, expected) in [("table_state", "created for"), ("slot_state", "")] {
         let grant = format!("GRANT SELECT ON walpost.{table} TO \"{role}\"");
         maintain()

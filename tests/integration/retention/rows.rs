@@ -43,7 +43,8 @@ fn deletes_delivered_rows_of_a_table_without_partitions() {
                 .contains("has been delivered and is kept until")
         });
         walpost.terminate().expect_code(0);
-        // Insert an old row, as if its transaction had committed late, and a new row.
+        // Insert a new row, and a row with an old timestamp, like one whose transaction committed
+        // late.
         let late = fixture.insert_sql(&aggregate, "late");
         let late = late.replace("payload)", "payload, created_at)");
         let late = late.replace("\"}')", "\"}', now() - interval '1 day')");
@@ -87,7 +88,7 @@ fn advance(fixture: &Fixture, slot: &str) {
     }
 }
 
-/// The slot passes rows that were not published, so the table contains the only copy of these rows.
+/// The slot moves past rows that were not published, so these rows exist only in the table.
 #[test]
 fn keeps_rows_of_an_unpublished_table_after_the_slot_has_passed_them() {
     let fixture = Fixture::new();
@@ -137,8 +138,8 @@ fn keeps_a_new_row_that_reuses_the_ctid_of_an_old_one() {
     });
     fixture.write_other_wal(1);
     let pass = fixture.invoke("maintain").args(ARGUMENTS).start();
-    // Except between queries of the slot's position, a maintenance pass sleeps at most once.
-    // Several sleeps therefore show that the pass is waiting for the slot.
+    // A maintenance pass sleeps repeatedly only while it waits for the slot. Otherwise, it sleeps
+    // at most once. Several sleeps therefore show that the pass is waiting for the slot.
     let mut sleeps = HashSet::new();
     wait_until("the pass to wait for the slot", || {
         sleeps.extend(fixture.db.value(
@@ -148,7 +149,8 @@ fn keeps_a_new_row_that_reuses_the_ctid_of_an_old_one() {
         sleeps.len() > 2
     });
     fixture.db.run("DELETE FROM outbox");
-    // Retry until no query of the maintenance pass can still see the old row.
+    // Retry, because VACUUM can't remove the old row while a query of the maintenance pass can
+    // still see the row.
     wait_until("the old row to be removed", || {
         fixture.db.run("VACUUM outbox");
         fixture.db.number("SELECT pg_relation_size('outbox')") == 0

@@ -38,7 +38,7 @@ impl Version {
     }
 }
 
-/// Formats the suffix of a name, such as `_2`, or nothing for the original name.
+/// Writes the suffix of an object's name, such as `_2`. The original name has no suffix.
 impl fmt::Display for Version {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
@@ -130,8 +130,8 @@ impl Walk<'_> {
             9 if self.has_only_own_table() => return self.toggle_tables_during_copy(),
             9 => self.toggle_tables(),
             3..=4 => self.definition.has_other_topic = !self.definition.has_other_topic,
-            // The remaining changes leave a checkpoint that does not match the new pipeline, slot
-            // or mode, so events may be repeated.
+            // After a change of the pipeline's name, its slot, its publication or its mode, the
+            // checkpoint may not match the new definition, so events may be repeated.
             other => {
                 self.exclude_from_repeat_check();
                 match other {
@@ -193,7 +193,7 @@ impl Walk<'_> {
         self.stop();
         self.insert_many();
         self.definition.slot.increment();
-        // Send one record at a time, which makes the copy slow enough.
+        // Send one record at a time, so that the copy is still running when the definition changes.
         self.definition.window = "window_records = 1\n";
         self.init(&[]);
         self.start_run(None);
@@ -213,8 +213,8 @@ impl Walk<'_> {
         self.definition.tables = TableScope::Several;
     }
 
-    /// Changes the definition back to a single table. Walpost's error requires this if the copy of
-    /// the single table is incomplete.
+    /// Changes the definition back to a single table. If the copy of that table is incomplete,
+    /// Walpost reports an error that requires this change.
     pub(super) fn define_single_table(&mut self) {
         self.definition.tables = TableScope::Single;
     }

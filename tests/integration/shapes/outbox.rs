@@ -61,7 +61,7 @@ impl Walk<'_> {
             false => String::new(),
         };
         let (schema, name) = table.split_once('.').expect("a schema");
-        // Don't replace a table that is not published and that Walpost has not seen published. If
+        // Don't replace a table that is neither published nor recorded in walpost.table_state. If
         // such a table were renamed, nothing would distinguish it from any other table: `check` and
         // `run` report its rows only while it has the name of an outbox.
         let slot = self.slot();
@@ -79,7 +79,7 @@ impl Walk<'_> {
         ));
     }
 
-    /// Returns whether Walpost has seen the table published for the slot.
+    /// Returns whether Walpost has recorded that the table was published for the slot.
     fn is_recorded(&self, table: &str, slot: &str) -> bool {
         let rows = self.fixture.db.try_rows(&format!(
             "SELECT FROM walpost.table_state WHERE slot = '{slot}' AND relation = to_regclass('{table}')"
@@ -88,7 +88,7 @@ impl Walk<'_> {
     }
 
     /// Returns whether the table has a child table that Walpost has not reported yet. Walpost
-    /// reports child tables only while their parent has the name of an outbox.
+    /// reports child tables only while the parent table has the name of an outbox.
     fn has_unreported_child(&self, table: &str) -> bool {
         let prefix = format!("{table}_child_");
         let mut events = self.written.values();

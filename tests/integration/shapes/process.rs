@@ -83,8 +83,8 @@ impl Walk<'_> {
         self.has_confirmed_up_to(goal, within)
     }
 
-    /// Waits until everything committed so far is confirmed. Returns false early if no event is
-    /// delivered within the duration `pause`.
+    /// Waits until everything committed so far is confirmed. Stops waiting and returns false if no
+    /// event is delivered within the duration `pause`.
     pub(super) fn catches_up(&mut self, pause: Duration) -> bool {
         let goal = self.fixture.wal_position();
         let topics = self.fixture.topics();

@@ -133,8 +133,8 @@ impl Walk<'_> {
         has_moved
     }
 
-    /// Assigns the child table's events to the outbox, into which their rows were inserted after
-    /// the WAL position `after`.
+    /// Records that the child table's events are now in the outbox. Their rows were inserted into
+    /// the outbox after the WAL position `after`.
     fn move_child_events(&mut self, child: &str, outbox: &str, after: u64) {
         let (era, by) = (self.era, self.end_of_wal());
         for event in self
@@ -152,8 +152,8 @@ impl Walk<'_> {
         }
     }
 
-    /// Replays the rows that `walpost checkpoint adopt` lists in its preview. If the slot was moved
-    /// again after the halt, the error that caused the halt does not mention these rows.
+    /// Replays the rows that `walpost checkpoint adopt` lists in its preview. The error that halted
+    /// the pipeline does not mention these rows if the slot was moved again after the halt.
     fn replay_previewed(&mut self) -> bool {
         let preview = self.command(&["checkpoint", "adopt"], &[]);
         let lines: Vec<_> = preview.stdout.lines().map(str::to_owned).collect();

@@ -69,8 +69,8 @@ impl Walk<'_> {
         self.open.clear();
         self.fixture.server.stop(StopMode::Fast);
         let folder = self.fixture.server.copy_data();
-        // Record the events before the server starts again, because the background session then
-        // writes events that the copy lacks.
+        // Record the events before the server starts again. Once it has started, the background
+        // session writes events that the copy lacks.
         self.collect_background();
         let ids = self.written.keys().cloned().collect();
         self.fixture.server.start();
@@ -105,7 +105,8 @@ impl Walk<'_> {
             self.void.insert(id);
         }
         self.log_step("the copy of the server was put back");
-        // Up to the end of the copy, an LSN refers to the same WAL in both histories.
+        // The original WAL and the WAL of the restored server are identical up to the end of the
+        // copy, so LSNs up to that point remain valid.
         self.era += 1;
         for event in self.written.values_mut() {
             event.era = self.era;
@@ -119,8 +120,8 @@ impl Walk<'_> {
         if self.rng.bool() {
             self.drop_slot();
         }
-        // Events that the copy contains but that were delivered after it was made may be delivered
-        // again, because the restored server has no record of their delivery.
+        // If Walpost delivered events from the copy only after the copy was made, the restored
+        // server has no record of that delivery. These events may be delivered again.
         self.exclude_from_repeat_check();
     }
 

@@ -38,8 +38,9 @@ impl Walk<'_> {
         self.log_step(format!("topic {topic}: restored"));
     }
 
-    /// Re-creates the topic, which deletes its records. Stops Walpost first, because it could
-    /// otherwise deliver records between counting and deletion.
+    /// Re-creates the topic, which deletes its records. Stops Walpost first. Otherwise, Walpost
+    /// could deliver records after the existing records are counted and before the topic is
+    /// deleted.
     fn recreate_topic(&mut self) {
         let is_running = self.walpost.is_some();
         self.stop();
@@ -53,8 +54,8 @@ impl Walk<'_> {
         }
     }
 
-    /// Adds the records that the topics now contain to the number of times that each event was
-    /// delivered.
+    /// Counts how often each event occurs in the topics, and adds these numbers to the counts of
+    /// earlier deliveries.
     pub(super) fn count_records(&mut self) {
         // A killed process leaves its transaction open. Wait until that transaction has ended,
         // because records that follow it can't be read before then.

@@ -60,8 +60,8 @@ pub(super) struct Walk<'s> {
     pub(super) written: HashMap<String, WrittenEvent>,
     /// Events that were discarded when an older copy of the server was restored.
     pub(super) void: HashSet<String>,
-    /// How often each event was delivered, by id. Excludes replayed records, and records in topics
-    /// that still exist; see `count_records`.
+    /// How often each event was delivered, by id. Excludes replayed records. Records in a topic are
+    /// added by `count_records`, when the topic is deleted or the walk ends.
     pub(super) times: HashMap<String, u32>,
     /// Number of times that LSNs have started over, either on another server or because an older
     /// copy was restored.
@@ -79,9 +79,10 @@ pub(super) struct Walk<'s> {
     groups: Vec<StepGroup>,
     /// Every step with its result. Printed if the walk fails.
     step_log: Vec<String>,
-    /// The log of the last process that exited. Cleared when its remedy is followed.
+    /// The log of the last process that exited. Cleared when the remedy in the log is followed.
     pub(super) last_log: String,
-    /// Whether the operator skipped events or accepted a slot that may lack events.
+    /// Whether the operator skipped events, or accepted the position of a slot that may have passed
+    /// undelivered events.
     pub(super) has_given_up: bool,
     /// Whether a process ever stopped delivering without logging a reason.
     pub(super) has_stalled: bool,

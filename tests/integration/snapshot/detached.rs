@@ -89,8 +89,8 @@ fn does_not_repeat_the_report_of_a_partition_detached_before_the_first_run() {
     expect_replay(&fixture, &[0]);
 }
 
-/// The table itself has no rows left, so its copy is recorded as not needed. The detached
-/// partitions must still be reported.
+/// The table itself no longer contains any rows, so the journal records that no copy is needed.
+/// Walpost must still report the detached partitions.
 #[test]
 fn reports_every_partition_of_a_table_whose_partitions_were_all_detached() {
     let fixture = fixture_before_init(&partitioned_table());

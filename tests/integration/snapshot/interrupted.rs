@@ -229,8 +229,8 @@ fn kill_and_resume(fixture: &Fixture, aggregate: &str, key: &str) {
     let verdict = checker::check(&rest, &streamed, &[], Resends::Never);
     verdict.unwrap_or_else(|violations| panic!("{key}: {violations}"));
 
-    // The stream left out the rows that had been copied. Those rows must not be sent after the
-    // restart either, whereas new rows must be delivered.
+    // Walpost did not send the copied rows again from the stream. After a restart, it must not send
+    // them either, but it must deliver new rows.
     let walpost = fixture.start();
     fill(fixture, aggregate, 10);
     settle(fixture, walpost);
@@ -371,8 +371,8 @@ fn restarts_the_snapshot_if_a_checkpoint_was_adopted_after_its_consistent_point(
 }
 
 /// Found by a random walk of `./dev soak --shapes` with seed 96064689526093. If there is no
-/// checkpoint, only `checkpoint adopt` and the error that halts the pipeline report that events may
-/// be missing.
+/// checkpoint, events may be missing, which is reported only by `checkpoint adopt` and by the error
+/// that halts the pipeline.
 #[test]
 fn halt_message_and_checkpoint_adopt_report_events_skipped_by_a_moved_slot() {
     let mut fixture = fixture_before_init(TABLE);

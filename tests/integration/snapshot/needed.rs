@@ -192,8 +192,8 @@ fn reports_a_missing_privilege_for_the_snapshot() {
     assert_eq!(check_copied(&fixture, snapshot_lsn(&fixture)), 20);
 }
 
-/// If `skip` were allowed, Walpost would treat the slot as already read, and no later run would
-/// copy the rows.
+/// `skip` must refuse to run before the existing rows are copied. Otherwise, Walpost would treat
+/// the slot as already read, and no later run would copy the rows.
 #[test]
 fn rejects_a_skip_before_existing_rows_are_copied() {
     let (fixture, _) = fixture_with_older_rows(TABLE, 20, false);

@@ -1,4 +1,4 @@
-//! An outbox table is replaced by another one before all of its rows are copied.
+//! An outbox table is replaced by a new table before all rows of the former table are copied.
 
 use std::collections::HashSet;
 
@@ -117,7 +117,7 @@ fn reports_uncopied_rows_of_a_table_dropped_before_its_snapshot() {
     fixture.check().finish().expect_code(0);
 }
 
-/// The former slot's position says nothing about rows that had not been copied yet.
+/// The position of the former slot does not show which rows were copied.
 #[test]
 fn reports_uncopied_rows_if_the_slot_is_recreated_during_a_snapshot() {
     let (fixture, _) = fixture_with_older_rows(TABLE, 20_000, false);
@@ -152,7 +152,8 @@ fn reports_uncopied_rows_if_the_slot_is_recreated_after_switching_to_several_tab
     assert_eq!(fixture.records().len(), 20);
 }
 
-/// If the table was published before, `walpost.add_outbox` does not write its rows into WAL.
+/// If a table was published before, `walpost.add_outbox` does not write the table's existing rows
+/// to WAL.
 #[test]
 fn reports_uncopied_rows_if_a_table_is_added_to_the_publication_again() {
     let mut fixture = fixture_before_init(TABLE);

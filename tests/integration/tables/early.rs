@@ -1,4 +1,4 @@
-//! Tables that are added before the slot that will deliver their rows is created.
+//! Tables are added before the pipeline's slot exists.
 
 use super::{SETTINGS, writer};
 use crate::init::{psql_file, try_psql};

@@ -105,8 +105,8 @@ fn reports_an_unpublished_table_with_undelivered_rows_if_the_slot_is_replaced() 
     assert!(check.stdout.contains(&line), "{}", check.stdout);
 }
 
-/// A fully delivered table must not be reported. Otherwise, replacing a slot would report every
-/// tenant that was ever removed.
+/// Walpost must not report a table whose rows were all delivered. Otherwise, it would report the
+/// tables of all removed tenants whenever a slot is replaced.
 #[test]
 fn does_not_report_a_table_fully_delivered_before_it_was_unpublished() {
     let (fixture, _) = fixture_with_delivered_tables(|fixture| fixture.aggregate(1));
@@ -146,7 +146,8 @@ fn reports_a_table_missing_from_the_publication_when_a_new_slot_is_created() {
         "ALTER PUBLICATION {former} DROP TABLE public.outbox"
     ));
     expect_gap(&fixture, "public.outbox", "between");
-    // Events that are committed after the end of this gap belong to the next gap.
+    // The gap ends at its recorded position, so an event that is committed later belongs to the
+    // next gap.
     insert(&fixture, "public.outbox", &aggregate, "later");
     fixture.db.run(&format!(
         "ALTER PUBLICATION {former} ADD TABLE public.outbox"
@@ -154,8 +155,8 @@ fn reports_a_table_missing_from_the_publication_when_a_new_slot_is_created() {
     expect_gap(&fixture, "public.outbox", "later");
 }
 
-/// If a different publication is configured, it also applies to older events that the slot has not
-/// sent yet, and determines which of them are delivered.
+/// If a different publication is configured, PostgreSQL also applies it to older events that the
+/// slot has not sent yet. The new publication determines which of these events are delivered.
 #[test]
 fn reports_a_table_missing_from_the_newly_configured_publication() {
     // Create the publication first, because PostgreSQL can't decode transactions that precede it.

@@ -31,7 +31,8 @@ fn multi_megabyte_column_default_does_not_stop_delivery() {
     replay.finish().expect_code(0);
 }
 
-/// With the default settings, PostgreSQL 18 has too little stack to print this default.
+/// With its default `max_stack_depth`, PostgreSQL 18 fails to print this column default, because
+/// the expression is nested too deeply.
 #[test]
 fn deeply_nested_column_default_does_not_stop_delivery() {
     let fixture = fixture_on(18, SETTINGS, &["tenant_1.outbox", "tenant_2.outbox"]);

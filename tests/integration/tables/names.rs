@@ -1,5 +1,5 @@
 //! The owner of an outbox table gives it the name of another table, inserts rows, and restores the
-//! name. The rows are never published under the other name.
+//! original name. Walpost must not deliver these rows under the other table's name.
 
 use super::{add, fixture_on, writer};
 use crate::support::event::Event;
@@ -74,7 +74,7 @@ fn never_publishes_a_table_under_another_name_while_streaming() {
     for major in [14, 15, 17] {
         let fixture = fixture(major);
         let walpost = start(&fixture);
-        // The table has not sent a row yet.
+        // The server has not sent any row of the table yet.
         forge(&fixture, "ob_a", "ob_gone", "forged");
         expect_halt(walpost, &fixture, ("ob_gone", "ob_a"));
         // A restart does not make Walpost accept the forged name, even if the table really has that
@@ -124,7 +124,8 @@ fn never_publishes_a_table_under_another_name_if_it_was_added_while_streaming() 
 }
 
 /// Walpost compares the publication with walpost.table_state every 30 seconds and at each start. If
-/// the table has a different name at that time, Walpost records that name but must not accept it.
+/// a table has a different name at that time, Walpost records the name. Recording the name must not
+/// make Walpost accept rows that were sent under that name.
 #[test]
 fn never_accepts_a_name_merely_because_it_was_recorded() {
     let fixture = fixture(MAJOR);
@@ -199,7 +200,7 @@ fn checks_names_used_after_startup_even_if_none_were_recorded() {
 #[test]
 fn does_not_set_aside_a_new_table_because_another_table_used_its_name() {
     let settings = format!("{SETTINGS}on_table_error = \"set-aside\"\n");
-    // Without table names in records, Walpost accepts any table name.
+    // If records do not contain the table's name, Walpost accepts any table name.
     let settings = settings.replace(", table = \"{table.name}\"", ", table = \"any\"");
     for major in [15, 18] {
         let fixture = fixture_on(major, &settings, &[TABLE]);

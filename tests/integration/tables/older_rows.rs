@@ -1,6 +1,6 @@
-//! Rows that a table already contains when it is added. In WAL, they appear as rows of
-//! `walpost.outbox_row`, which are meant for one particular publication. The transactions that
-//! inserted them precede the slot's position.
+//! A table contains rows when it is added. Because the slot has already passed the transactions
+//! that inserted these rows, the rows are written to WAL again as rows of `walpost.outbox_row`.
+//! These copies are meant for one particular publication.
 
 use super::{SETTINGS, add, fixture, writer};
 use crate::support::event::Event;
@@ -65,7 +65,7 @@ fn expect_replay(fixture: &Fixture<'_>) {
 }
 
 /// Found by a random walk of `./dev soak --shapes` with seed 211777191430145: the reported gap
-/// began only when the table was added.
+/// began at the position at which the table was added, so it did not include older rows.
 #[test]
 fn reports_existing_rows_if_a_different_publication_is_configured() {
     for has_table in [true, false] {

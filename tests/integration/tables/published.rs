@@ -1,4 +1,4 @@
-//! Tables are removed from a publication for several tables and added again.
+//! A table is removed from a publication that contains several tables, and is added again later.
 
 use super::{SETTINGS, add, fixture, fixture_on, writer};
 use crate::published::gaps;

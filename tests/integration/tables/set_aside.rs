@@ -232,7 +232,7 @@ fn sets_aside_a_renamed_or_altered_table_on_every_server_version() {
                 "{major}, {tenant}: {log}"
             );
         }
-        // No row reaches Kafka under a table's new name either.
+        // No row may reach Kafka under the new name of a renamed table.
         let records = fixture.records();
         let others = records
             .iter()

@@ -100,7 +100,7 @@ fn verify_reports_a_gap_in_a_transaction() {
     ForgedRecord::new(&aggregate, "x", "foreign")
         .at(0x15, 3)
         .produce(fixture.broker);
-    // If a snapshot was restarted, some of the copied rows have two records.
+    // If a snapshot was restarted, some of the copied rows were sent twice.
     fixture.db.run(&format!(
         "INSERT INTO walpost.journal (pipeline, slot, action, to_lsn, detail)
          VALUES ('{}', '{}', 'snapshot', '0/41', '{{}}')",

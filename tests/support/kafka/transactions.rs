@@ -66,8 +66,8 @@ impl Broker {
     }
 
     /// Runs `test`, which kills a broker during transactions. If the test fails and the broker has
-    /// lost a transaction marker, runs it again with another broker, because such a failure says
-    /// nothing about Walpost.
+    /// lost a transaction marker, runs it again with another broker, because such a failure does
+    /// not indicate a bug in Walpost.
     pub(crate) fn with_markers(test: impl Fn(&Broker)) {
         for _ in 0..3 {
             let broker = Self::private();

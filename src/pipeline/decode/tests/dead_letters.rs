@@ -180,7 +180,8 @@ fn halts_unless_dead_letters_are_enabled_for_the_kind_of_failure() {
     halts(only(false, false), &unroutable("a"), None);
     halts(only(false, false), &insert("a"), Some(too_large()));
     assert_eq!(only(false, false).core.dead_letters(), None);
-    // No dead letter is sent if the row is not an event, or if the error has a different cause.
+    // No dead letter is sent if the row is not an event, or if the sink fails for a reason other
+    // than the record.
     let other = insert("a");
     let other = [&b"I"[..], &7_u32.to_be_bytes(), &other[5..]].concat();
     halts(only(true, true), &other, None);
@@ -250,7 +251,7 @@ fn counts_a_retried_dead_letter_once() {
     assert_eq!(fixture.counts(), (0, 1));
     assert_eq!(fixture.core.delivery.watermark.in_flight().records, 1);
 
-    // A new core continues counting from the previous core's values.
+    // A new `Core` starts with the counts of the previous `Core`.
     let mut next = Fixture::new().with_dead_letters(true, true);
     next.core.resume_counts(None, fixture.core.dead_letters());
     assert_eq!(next.counts(), (0, 1));

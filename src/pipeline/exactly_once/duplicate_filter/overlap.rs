@@ -118,7 +118,7 @@ impl Overlap {
     }
 
     /// Processes a keepalive, which means that the server has no more events to send before `lsn`.
-    /// Returns the same value as [`Overlap::commit`].
+    /// Returns whether the overlap has ended.
     ///
     /// # Errors
     /// Returns an error if the last published transaction should have arrived before `lsn` but did

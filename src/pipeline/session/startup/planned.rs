@@ -41,10 +41,10 @@ impl<C: CatalogQueries> Planned<C> {
         };
         let state = start.slot_state(&self.catalog, &self.slot_identity).await?;
         if self.checkpoint.is_none() {
-            // Without a checkpoint, compare the slot with its recorded position. A checkpoint would
-            // be more reliable, because it also reflects deliveries by other instances. Ignore the
-            // recorded position if the older rows are copied, because nothing is lost then, even if
-            // the slot was moved or replaced.
+            // Without a checkpoint, compare the slot's position with the recorded position. A
+            // checkpoint would be more reliable, because it also reflects deliveries by other
+            // instances. Ignore the recorded position if older rows are copied, because no events
+            // are lost in that case, even if the slot was moved or replaced.
             let is_copied = matches!(self.older, OlderRows::Copy(_));
             let recorded = state.flatten().filter(|_| !is_copied);
             let recorded = recorded.map(|state| state.confirmed);

@@ -136,7 +136,7 @@ impl<C: CatalogQueries> SlotTaken<C> {
         }
         let entries = match self.catalog.set_aside(&settings.target).await {
             Err(CatalogError::NoJournal { .. }) if !settings.sets_tables_aside() => Vec::new(),
-            // A role without the privilege to read the journal can't have set a table aside.
+            // If the role lacks the privilege to read the journal, it can't have set a table aside.
             Err(CatalogError::Server(error))
                 if !outbox.is_several() && error.code == INSUFFICIENT_PRIVILEGE =>
             {
@@ -208,10 +208,11 @@ impl Recorded {
         let Some(before) = self.state else {
             return Ok((ConfirmationGate::always_open(), None));
         };
-        // With exactly-once delivery, do not mark the slot as read until the first position must be
-        // recorded. Otherwise, if the first run failed before its first checkpoint, the next run
-        // would not count as the first. Waiting is safe, because events are delivered only together
-        // with a checkpoint, and a position is recorded before it is confirmed.
+        // With exactly-once delivery, mark the slot as read only when the first position must be
+        // recorded. If the slot were marked now and this run failed before its first checkpoint,
+        // the next run would not count as the pipeline's first run. Waiting is safe, because events
+        // are delivered only together with a checkpoint, and a position is recorded before it is
+        // confirmed.
         let exactly_once = start.settings.delivery != Delivery::AtLeastOnce;
         let is_unread =
             exactly_once && before.is_some_and(|state: SlotState| state.is_untouched(resume));

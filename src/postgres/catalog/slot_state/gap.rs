@@ -8,20 +8,20 @@ use crate::postgres::target::{Outbox, Target};
 /// Events that may be missing because one slot was replaced by another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Gap {
-    /// The last confirmed position of the former slot; `None` if the former slot was in a different
-    /// database or cluster.
+    /// The last confirmed position of the former slot. `None` if there was no former slot, or if
+    /// its position can't be compared with positions on this server.
     pub(super) from: Option<Lsn>,
     pub(super) reason: &'static str,
     /// The slot that may not have delivered the events; `None` if there was no earlier slot.
     pub(super) former: Option<FormerSlot>,
-    /// The rows that are not missing because the first run with the new slot copies them; `None` if
-    /// that run copies no table.
+    /// The rows that the first run with the new slot copies, and that are therefore not missing;
+    /// `None` if that run copies no table.
     pub(super) copied: Option<Copied>,
     /// Tables whose existing rows were not copied completely while the former slot was in use.
     pub(super) uncopied: Vec<String>,
 }
 
-/// The rows that are not part of a gap because the first run copies them.
+/// The rows that are not missing, because the first run copies them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Copied {
     /// Every row of the outbox table.
@@ -99,11 +99,13 @@ impl GapTable {
     }
 }
 
-/// The reason recorded for a gap if the pipeline was previously configured with a different slot.
+/// The recorded reason for missing events if the pipeline was previously configured with a
+/// different slot.
 pub(super) const FORMER_SLOT: &str = "the pipeline previously used a different slot";
 
 impl Gap {
-    /// Describes how the gap will be recorded in the journal, or how an operator can record it.
+    /// Describes how `walpost run` or the operator records in the journal that the events may be
+    /// missing.
     #[must_use]
     pub(crate) fn next_step(&self, target: &Target) -> String {
         match self.reason == FORMER_SLOT {
@@ -118,10 +120,10 @@ impl Gap {
         }
     }
 
-    /// Removes the outbox table, which the first run will copy, from the gap. Returns `None` if no
-    /// events of other tables can be missing.
+    /// Removes the outbox table from this gap, because the first run will copy the table. Returns
+    /// `None` if no events of other tables can be missing.
     pub(super) fn without_copied_table(self) -> Option<Self> {
-        // If the former slot was in the same database, no other table needs to be considered,
+        // If the former slot was in the same database, no events of other tables can be missing,
         // because Walpost recognizes a renamed table by its OID.
         self.from.is_none().then_some(Self {
             copied: Some(Copied::Table),

@@ -1,11 +1,11 @@
 //! The names under which the rows of a table may be published.
 //!
-//! The owner of a table can rename it, insert rows, and restore its name, even while Walpost does
-//! not run, so neither the catalog nor the stream shows whether a name is legitimate. Therefore,
+//! The owner of a table can rename it, insert rows, and restore its name, even while Walpost is not
+//! running, so neither the catalog nor the stream shows whether a name is legitimate. Therefore,
 //! `walpost.table_state` records which names were accepted for each OID, in the column
 //! `accepted_for`. A name is accepted if `walpost.add_outbox` adds the table under that name, if it
-//! is the first name that Walpost records for the table, or if the operator passes it to `init` with
-//! `--table`.
+//! is the first name that Walpost records for the table, or if the operator passes it to `init`
+//! with `--table`.
 //!
 //! Accepted names are kept when a table is renamed, because WAL that has yet to be read can contain
 //! rows from before the rename. The column is a list, because the name of a table can be reused by
@@ -33,8 +33,8 @@ pub(crate) struct AcceptedNames {
     /// The names recorded for the table, ending with the most recent one. If no name is recorded,
     /// contains the table's current name.
     pub(crate) names: Vec<TableName>,
-    /// If no name is recorded for the table, the WAL position at which its name was the one in
-    /// `names`; otherwise zero.
+    /// If no name is recorded for the table, the WAL position at the time when its current name was
+    /// queried; otherwise zero.
     pub(crate) unchecked_before: Lsn,
 }
 
@@ -191,8 +191,7 @@ impl Catalog {
         );
         let rows = self.run_on_own_table(OwnTable::TableState, target, "", &sql);
         let rows = match rows.await {
-            // SQLSTATE class 42 (syntax error or access rule violation), for example because a
-            // privilege or a column is missing.
+            // SQLSTATE class 42 covers errors such as a missing privilege or a missing column.
             Err(CatalogError::Server(error)) if error.code.starts_with("42") => return Ok(names),
             rows => rows?,
         };
@@ -206,8 +205,8 @@ impl Catalog {
         Ok(names)
     }
 
-    /// Records that rows of the table that was last recorded under `name` may be published under
-    /// this name. Returns false if this was already recorded.
+    /// Records `name` as an accepted name of the table that was last recorded under this name.
+    /// Returns false if the name was already accepted.
     ///
     /// # Errors
     /// See [`Catalog::record_tables`].

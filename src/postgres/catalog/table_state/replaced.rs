@@ -1,10 +1,10 @@
 //! Detects that a table was replaced by another table with the same name, for example because a
 //! migration renamed or dropped the outbox table and then re-created it.
 //!
-//! The stream contains the rows that were inserted into each of the two tables while that table was
-//! published. Rows of the former table are never sent if they had not been copied yet or were
-//! inserted while the table was not published. A replay of the current table does not send them
-//! either.
+//! The stream contains rows of both tables, but only rows that were inserted while their table was
+//! published. Rows of the former table are never sent if they had not been copied yet, or if they
+//! were inserted while that table was not published. A replay of the current table does not send
+//! these rows either.
 //!
 //! Rows of tables that inherit from an outbox table can be missing as well. `check` and `run`
 //! report such child tables as long as the parent has the outbox's name. If neither command ran
@@ -32,8 +32,8 @@ use crate::postgres::target::{OUTBOX_ROW, Outbox, Target};
 pub(super) struct ReplacedTable {
     /// The current name of the table; `None` if the table was dropped.
     name: Option<TableName>,
-    /// The table's former name, which another table may have now. For a child table, the former
-    /// name of its parent.
+    /// The table's former name, which may now belong to another table. For a child table, the
+    /// former name of its parent.
     by: TableName,
     publication: String,
     missing: MissingEvents,
@@ -48,8 +48,8 @@ enum MissingEvents {
     Copy,
     /// Rows that were inserted while the table was not published are missing.
     Publication(MissingRows),
-    /// Rows are missing that the journal records under the table's former name as missing or set
-    /// aside. A replay of this name would read the table that has the name now.
+    /// The journal records rows as missing or set aside under the table's former name. A replay of
+    /// that name would read a different table, which has the name now.
     Replay(MissingRows),
     /// All rows of a child table are missing, because only its parent was published.
     Child { parent: TableName },
@@ -103,8 +103,8 @@ impl ReplacedTable {
     ) -> Option<Self> {
         let stored = observed.stored.as_ref()?;
         let unpublished = match observed.evaluate(&target.publication) {
-            // If the former table has been published without interruption, none of its rows are
-            // missing: only rows of the current table may be.
+            // If the former table was published without interruption, none of its rows are missing.
+            // Only rows of the current table may be missing.
             TableChange::Gap(gap) if !stored.is_published || stored.is_out => Some(MissingRows {
                 from: gap.from,
                 since: gap.since,
@@ -249,8 +249,8 @@ impl TableObservation {
 }
 
 impl Catalog {
-    /// Returns the tables that have been replaced since they were recorded, if some of their rows
-    /// may be missing, and the tables that inherit from replaced tables.
+    /// Returns the tables that have been replaced since they were recorded and whose rows may be
+    /// missing. Also returns the tables that inherit from replaced tables.
     pub(super) async fn replaced_tables<'l>(
         &self,
         target: &Target,
@@ -300,8 +300,8 @@ impl Catalog {
             .map(|entry| rows(entry.from, entry.since, entry.cluster.as_ref()));
         let relation = observed.stored.as_ref().map_or(0, |stored| stored.relation);
         let mut aside = self.set_aside_of_table(target, &name, relation).await?;
-        // Keep only the entries about the former table. They contain its former name, but a replay
-        // would read the table that has this name now.
+        // Keep only the entries about the former table. They contain the former name, but a replay
+        // of that name would read the current table.
         aside.retain(|entry| entry.table == name && entry.relation == relation);
         let aside = aside.iter().map(|entry| {
             rows(
@@ -313,8 +313,8 @@ impl Catalog {
         Ok(missing.chain(aside).reduce(MissingRows::union))
     }
 
-    /// Returns the non-empty tables that inherit from a table that was published and has been
-    /// renamed. Returns no tables if another table now has the former name.
+    /// If a published table has been renamed, returns the non-empty tables that inherit from it.
+    /// Returns no tables if another table now has the former name.
     pub(super) async fn children_of_renamed(
         &self,
         target: &Target,
@@ -327,8 +327,7 @@ impl Catalog {
         }
     }
 
-    /// Returns the non-empty tables that inherit from the recorded table, if that table has been
-    /// renamed.
+    /// If the recorded table has been renamed, returns the non-empty tables that inherit from it.
     async fn children_of_recorded(
         &self,
         target: &Target,
@@ -352,7 +351,7 @@ impl Catalog {
         Ok(children)
     }
 
-    /// Adds journal entries for the rows of replaced tables that may be missing. The statement that
+    /// Adds journal entries for the replaced tables whose rows may be missing. The statement that
     /// adds an entry also records the OID of the current table, so that the entry is added only
     /// once.
     pub(super) async fn record_replaced_tables(

@@ -107,8 +107,8 @@ fn reports_missing_rows_of_a_replaced_table_unless_it_was_always_published() {
         slot: "tenants".to_owned(),
         commands: Default::default(),
     };
-    // If the current table is published, it is published through a different catalog row than the
-    // former table was.
+    // The catalog row that publishes the current table differs from the row that published the
+    // former table.
     let has_missing_rows = |memberships: &[u32], is_published, is_out| {
         let former = StoredTable {
             name: Some("tenant_a.former".parse().expect("a table")),
@@ -126,7 +126,7 @@ fn reports_missing_rows_of_a_replaced_table_unless_it_was_always_published() {
     // The publication temporarily did not publish inserts.
     assert!(has_missing_rows(&[2], true, true));
     assert!(has_missing_rows(&[], true, true));
-    // The former table is still not published, so the gap has not ended.
+    // The former table is still unpublished, so the range of its missing rows is not final yet.
     assert!(!has_missing_rows(&[], false, true));
 }
 
@@ -191,7 +191,7 @@ fn reports_unsent_rows_of_a_removed_table_as_a_gap_if_the_publication_is_differe
     check(&observed(&[], Some(out(10, &[1]))), left);
     check(&observed(&[], Some(out(9, &[1]))), TableChange::Nothing);
     // A record without publication memberships means that the journal already contains an entry for
-    // the gap.
+    // the missing rows.
     check(&observed(&[], Some(out(10, &[]))), TableChange::Nothing);
 }
 

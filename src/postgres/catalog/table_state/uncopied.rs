@@ -1,8 +1,8 @@
 //! Finds tables with rows that are older than the slot and still have to be copied.
 //!
 //! For an outbox with a single table, `walpost init` runs `sql/snapshot.sql`. If the table has
-//! rows, the script records in the journal that a copy is due. If the outbox has been configured
-//! differently by the time of the first run, no run copies these rows.
+//! rows, the script records in the journal that a copy is due. If the outbox is configured
+//! differently before the first run, no run copies these rows.
 
 use super::{DATABASE_OID, SYSTEM_ID, TableGap, TableObservation, VERSION};
 use crate::model::lsn::Lsn;
@@ -49,8 +49,8 @@ impl DueCopy {
 }
 
 impl Catalog {
-    /// Returns the tables for which a copy is due but which no run will copy, because they are not
-    /// the configured outbox table.
+    /// Returns the tables for which a copy is due but which no run will copy, because none of them
+    /// is the configured outbox table.
     ///
     /// # Errors
     /// Returns an error if a query fails, or if `sql/examine.sql` rejects one of Walpost's tables.
@@ -116,8 +116,8 @@ impl Catalog {
         let created = self.created_position(target).await?;
         let mut copies = Vec::new();
         for (recorded, slot_at, relation) in due {
-            // If a newer slot has replaced the slot for which the copy was due, the gap that was
-            // recorded when the newer slot was created covers the table's rows.
+            // If a newer slot has replaced the slot for which the copy was due, the table's rows
+            // were recorded as missing when the newer slot was created.
             if created.is_some_and(|created| created > slot_at)
                 || self.is_sent_by_slot(target, relation).await?
             {
@@ -211,8 +211,9 @@ impl Catalog {
         }
     }
 
-    /// Extends the gap to the whole table if the outbox has several tables and the existing rows of
-    /// this table were not copied completely, because no run of such an outbox completes the copy.
+    /// If the outbox has several tables and the existing rows of this table were not copied
+    /// completely, extends `gap` to all rows of the table, because no run of such a pipeline
+    /// completes the copy.
     pub(super) async fn widen_if_uncopied(
         &self,
         target: &Target,

@@ -29,9 +29,9 @@ pub enum Exposure {
 }
 
 impl Exposure {
-    /// Returns the exposure of a TCP connection. `peer` is the server's address; `None` means that
-    /// it is unknown and therefore not trusted. `tls` states whether the server's certificate was
-    /// verified; `None` means that the connection does not use TLS.
+    /// Returns how well a TCP connection is protected. `peer` is the server's address; `None` means
+    /// that the address is unknown and therefore not trusted. `tls` states whether the server's
+    /// certificate was verified; `None` means that the connection does not use TLS.
     pub(crate) fn over_tcp(peer: Option<IpAddr>, tls: Option<bool>) -> Exposure {
         // An IPv4 address may be reported as an IPv6 address, as in ::ffff:127.0.0.1.
         let is_loopback = peer.is_some_and(|address| address.to_canonical().is_loopback());
@@ -96,13 +96,13 @@ impl Exposure {
 }
 
 /// The warnings logged about connections that were opened with one connection string. Each kind of
-/// exposure is logged only once, no matter how often Walpost connects.
+/// warning is logged only once, no matter how often Walpost connects.
 #[derive(Debug, Default)]
 pub(crate) struct Exposures(Mutex<Vec<(Exposure, String)>>);
 
 impl Exposures {
-    /// Logs a warning if an authenticated connection is exposed and no such warning has been logged
-    /// yet.
+    /// Logs a warning if an authenticated connection is not secure, unless the same kind of warning
+    /// has already been logged.
     pub(crate) fn record_connection(&self, exposure: Exposure, host: &str, mode: SslMode) {
         let consequence = match exposure {
             Exposure::Local | Exposure::Proven => return,

@@ -51,7 +51,7 @@ fn parsed(text: &str) -> Result<Conninfo, ConninfoError> {
     Conninfo::parse(text, &|name| (name == "USER").then(|| "me".to_owned()))
 }
 
-/// Returns everything that is printed for the parsed connection string or for the error.
+/// Returns everything that Walpost prints about the connection string, including parse errors.
 fn displayed(text: &str) -> String {
     match parsed(text) {
         Ok(conninfo) => {
@@ -63,8 +63,8 @@ fn displayed(text: &str) -> String {
     }
 }
 
-/// Returns a connection string that contains the pairs, or `None` if it can't contain one of the
-/// names.
+/// Returns a connection string that contains the pairs, or `None` if one of the names can't be
+/// written in a connection string.
 fn written(pairs: &[syntax::Pair]) -> Option<String> {
     // The leading space prevents the string from being parsed as a URL.
     let mut text = String::from(" ");

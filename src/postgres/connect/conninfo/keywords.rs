@@ -8,9 +8,9 @@ use super::ConninfoError;
 #[derive(Clone, Copy)]
 pub(crate) enum Rule {
     Used,
-    /// Has no effect in Walpost, and does not affect security.
+    /// The parameter has no effect in Walpost and is not relevant to security.
     Ignored,
-    /// Accepted only with values that request Walpost's normal behavior.
+    /// The parameter is accepted only with values that request Walpost's normal behavior.
     Only(&'static [&'static str]),
     Refused(&'static str),
 }

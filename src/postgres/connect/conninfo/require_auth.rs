@@ -44,7 +44,7 @@ impl fmt::Display for AuthMethod {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in crate::postgres) struct RequireAuth {
     is_negated: bool,
-    /// Empty if the parameter is not set.
+    /// The methods in the list; empty if the parameter is not set.
     methods: Vec<AuthMethod>,
 }
 

@@ -54,14 +54,15 @@ pub(super) fn parameter_with(text: &str, marker: &str) -> Option<&'static str> {
     IN_PLACE.into_iter().find(|known| known == name)
 }
 
-/// Checks a value that a registry row supplies for insertion into the value of `parameter`.
+/// Checks a value from a registry row before the value is inserted into the connection parameter
+/// `parameter`.
 pub(super) fn check_part(parameter: &str, value: &str) -> Result<(), String> {
     let expected = match parameter {
         "host" if !is_host(value) => HOST_EXPECTED,
         "hostaddr" if value.parse::<IpAddr>().is_err() => "an IP address",
         "port" if !is_port(value) => "a number from 1 to 65535",
-        // An empty password would count as not set, so a password from a different source would be
-        // sent to the row's server.
+        // An empty password counts as not set. In that case, a password from a different source
+        // would be sent to the server that the row specifies.
         "password" if value.is_empty() => return Err("is empty, expected a password".to_owned()),
         _ if value.is_empty() => "non-empty text",
         _ if value.contains('\0') => "text without NUL characters",
@@ -74,7 +75,8 @@ pub(super) fn check_part(parameter: &str, value: &str) -> Result<(), String> {
 /// Checks a complete connection string that a registry row supplies. Errors don't contain values
 /// that could be passwords.
 pub(super) fn check_whole(text: &str) -> Result<(), String> {
-    // Ignore the error: parsing the string again later reports a better one.
+    // Ignore a syntax error here: the string is parsed again later, which reports a more useful
+    // error.
     let Ok(pairs) = syntax::pairs(text) else {
         return Ok(());
     };

@@ -399,8 +399,8 @@ fn reads_the_password_from_the_string_then_the_environment_then_the_password_fil
     }
 }
 
-/// Returns the connection string `text` as read from a file. `now` is the content of the file when
-/// it is reread.
+/// Parses the connection string `text` as if it had been read from a file. `now` is the result of
+/// reading the file again.
 fn from_changed_file(text: &str, now: Result<&str, &str>) -> Conninfo {
     let now = now.map(str::to_owned).map_err(str::to_owned);
     let read = move || parse(now.as_ref().map_err(String::clone)?, &[]).map_err(|e| e.to_string());

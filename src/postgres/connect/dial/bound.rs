@@ -32,9 +32,9 @@ impl SqlLimits {
         remedy: "Find the object whose name, definition or comment is too long, and shorten it",
     };
 
-    /// Returns the limits for a client that also runs queries whose rows are read one at a time and
-    /// have at most `row_bytes_max` bytes. Rows that are slightly larger are also accepted, so that
-    /// the reader can report which row is too large.
+    /// Returns the limits for a client that also reads large results, one row at a time. Each row
+    /// may have at most `row_bytes_max` bytes. Rows that are slightly larger are also accepted, so
+    /// that the reader can report which row is too large.
     #[must_use]
     pub(crate) fn rows(row_bytes_max: usize) -> SqlLimits {
         SqlLimits {
@@ -183,7 +183,7 @@ mod tests {
     }
 
     /// Passes `bytes` to a [`ResponseLimit`] in pieces. Returns the bytes that the client may
-    /// receive and, if the rest is rejected, the reason.
+    /// receive and, if the remaining bytes are rejected, the reason.
     fn pass(
         bound: &mut ResponseLimit,
         mut bytes: &[u8],

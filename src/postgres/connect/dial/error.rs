@@ -331,7 +331,7 @@ pub enum DialError {
         host: String,
         /// The credential that the server requests.
         what: &'static str,
-        /// How the connection is exposed.
+        /// How well the connection is protected from attackers.
         exposure: Exposure,
         /// The method's name in `require_auth`.
         method: String,
@@ -541,9 +541,10 @@ impl DialError {
     /// Returns the failure on which the suggested remedy is based. Never returns
     /// [`DialError::AllHosts`].
     ///
-    /// If several attempts failed, returns the failure that is most likely to be temporary, or the
-    /// last of several equally likely ones. For example, if one host is unreachable and another
-    /// rejected the password, the unreachable host may still accept the connection later.
+    /// If several attempts failed, returns the failure that is most likely to be temporary. If
+    /// several failures are equally likely to be temporary, returns the last of them. For example,
+    /// if one host is unreachable and another rejected the password, the unreachable host may still
+    /// accept the connection later.
     pub fn decisive(&self) -> &DialError {
         match self {
             DialError::AllHosts { failures, decisive } => failures.get(*decisive).unwrap_or(self),
@@ -559,7 +560,8 @@ impl DialError {
         }
     }
 
-    /// Returns the error that the server reported, if [`DialError::decisive`] is such an error.
+    /// Returns the error that the server reported, if [`DialError::decisive`] returns a failure
+    /// with such an error.
     pub(in crate::postgres) fn server_mut(&mut self) -> Option<&mut ServerError> {
         match self {
             DialError::Server { error, .. } => Some(error),

@@ -1,9 +1,9 @@
 //! Fuzz target for a whole replication connection: startup, commands and stream. The input consists
 //! of the bytes that the server sends.
 //!
-//! The client's side of SCRAM is random, so fixed bytes would not get past authentication. The
-//! input can contain two placeholders for values that a server can compute only from the client's
-//! messages: [`NONCE`] and [`PROOF`].
+//! The client's SCRAM messages contain random data, so fixed server messages would fail
+//! authentication. The input can contain two placeholders for values that a server can compute only
+//! from the client's messages: [`NONCE`] and [`PROOF`].
 
 use std::cell::RefCell;
 
@@ -17,7 +17,7 @@ use super::*;
 use crate::postgres::replication::fuzz::read_all;
 use crate::postgres::replication::{Connection, ConnectionError};
 
-/// Placeholder for the client's nonce, which has the same length.
+/// Placeholder for the client's nonce. The placeholder and the nonce have the same length.
 const NONCE: &[u8] = b"nnnnnnnnnnnnnnnnnnnnnnnn";
 /// Placeholder for the proof that the server knows the password.
 const PROOF: &[u8] = b"pppppppppppppppppppppppppppppppppppppppppppp";
@@ -25,8 +25,8 @@ const PROOF: &[u8] = b"pppppppppppppppppppppppppppppppppppppppppppp";
 const PASSWORD: &str = "q7Zr0vT2mXw9";
 const ROW_MAX: usize = 10_000;
 
-/// Runs a client against a server. The first byte of `data` determines how many bytes the server
-/// sends at a time, and the other bytes are the data that it sends.
+/// Runs a client against a simulated server. The first byte of `data` determines how many bytes the
+/// server sends at a time, and the remaining bytes are the data to send.
 ///
 /// # Panics
 /// Panics if the result depends on how the bytes are split, if the password is revealed, or if the
@@ -59,7 +59,7 @@ pub fn startup(data: &[u8]) {
 
 /// The outcome of one connection attempt and the data exchanged.
 struct Exchange {
-    /// The result of each of the client's steps, up to the first failure.
+    /// The result of each step that the client performed, up to the first failure.
     outcome: Vec<String>,
     /// The bytes that the server received.
     received: Vec<u8>,
@@ -67,7 +67,7 @@ struct Exchange {
 }
 
 impl Exchange {
-    /// Returns whether the outcome may contain the random nonce, because an error can quote it.
+    /// Returns whether the outcome may contain the random nonce, which an error message can quote.
     fn is_random(&self) -> bool {
         self.used.nonce && self.outcome.len() == 1
     }
@@ -128,7 +128,7 @@ async fn replicate(session: Session, outcome: &mut Vec<String>) -> ConnectionErr
     read_all(&mut connection, |frame| outcome.push(format!("{frame:?}"))).await
 }
 
-/// Which of the placeholders [`NONCE`] and [`PROOF`] the server replaced in the bytes that it sent.
+/// Whether the server replaced the placeholders [`NONCE`] and [`PROOF`] in the bytes that it sent.
 #[derive(Default)]
 struct Sent {
     nonce: bool,
@@ -154,8 +154,8 @@ async fn serve(server: DuplexStream, sent: &[u8], received: &RefCell<Vec<u8>>) -
             rest = after;
             let known = match mark {
                 // A placeholder is replaced only in AuthenticationSASLContinue and
-                // AuthenticationSASLFinal. Elsewhere, random bytes would make the result
-                // unpredictable.
+                // AuthenticationSASLFinal. In other messages, the random values would make the
+                // result unpredictable.
                 NONCE if sent_bytes.ends_with(b"\0\0\0\x0br=") && !used.nonce => {
                     wait_until_idle(received).await;
                     let nonce = nonce(&received.borrow()).map(<[u8]>::to_vec);
@@ -182,8 +182,8 @@ async fn serve(server: DuplexStream, sent: &[u8], received: &RefCell<Vec<u8>>) -
     tokio::join!(receive, send).1
 }
 
-/// Returns the length of the placeholder with which the bytes start. If they don't start with one,
-/// returns the length of the bytes before the first placeholder.
+/// Returns the length of the placeholder at the start of the bytes. If the bytes don't start with a
+/// placeholder, returns the number of bytes before the first placeholder.
 fn until_mark(bytes: &[u8]) -> usize {
     let mark = |at: usize| {
         [NONCE, PROOF]
@@ -215,7 +215,7 @@ fn nonce(received: &[u8]) -> Option<&[u8]> {
     after(received, b"n,,n=,r=")?.get(..NONCE.len())
 }
 
-/// Returns the proof that a server that knows the password would send (RFC 5802).
+/// Returns the proof that a server would compute from the password (RFC 5802).
 fn proof(received: &[u8], sent_bytes: &[u8]) -> Option<Vec<u8>> {
     let nonce = nonce(received)?;
     let own_nonce = [b"r=", nonce].concat();

@@ -44,7 +44,7 @@ pub(crate) async fn to_tokio_postgres(
         is_finished: false,
     };
     stream.pass_on(&mut session.buffer);
-    // TLS is disabled here because the socket already uses it if required.
+    // tokio-postgres must not negotiate TLS, because the socket already uses TLS if required.
     let connected = Config::new()
         .user(user)
         .ssl_mode(SslMode::Disable)
@@ -194,8 +194,8 @@ impl AsyncWrite for Handover {
             .any(|part| part == TYPE_LOOKUP)
         {
             self.refuse("the server's response contains a type that is not built into PostgreSQL");
-            // Wake the task, which may be waiting for the socket: nothing more is read from the
-            // socket, so the socket will not wake it.
+            // Wake the task explicitly. It may be waiting for the socket, but nothing more is read
+            // from the socket, so no I/O event would wake the task.
             cx.waker().wake_by_ref();
             return Poll::Ready(Ok(buf.len()));
         }

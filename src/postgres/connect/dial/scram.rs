@@ -26,7 +26,8 @@ pub(crate) fn check_first_message(
     let mut members = text.split(',');
     let mut member = |name: &str| members.next()?.strip_prefix(name);
     let (nonce, salt, iterations) = (member("r=")?, member("s=")?, member("i=")?);
-    // Search for the attribute, because the nonce itself can contain "r=".
+    // Split the message into attributes before searching for "r=", because the nonce itself can
+    // contain this text.
     let mut attributes = std::str::from_utf8(initial).ok()?.split(',');
     let own = attributes.find_map(|attribute| attribute.strip_prefix("r="))?;
     // If the server adds nothing to the client's nonce, an attacker could replay an intercepted

@@ -75,8 +75,8 @@ impl Socket {
             && SockRef::from(stream).set_recv_buffer_size(bytes).is_ok()
     }
 
-    /// Returns a second handle to a Unix-domain socket, which is also non-blocking. Returns `None`
-    /// for other types of sockets.
+    /// Duplicates the handle of a Unix-domain socket. The new handle is also non-blocking. Returns
+    /// `None` for other types of sockets.
     ///
     /// # Errors
     /// Returns an error if the process or system is out of file descriptors.

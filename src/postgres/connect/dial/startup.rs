@@ -111,7 +111,7 @@ impl<'a> Wire<'a> {
         }
     }
 
-    /// Closes the session with a Terminate message, without which the server would log a lost
+    /// Closes the session. Sends a Terminate message first, so that the server does not log a lost
     /// connection.
     pub(crate) async fn terminate(mut self) {
         // Errors are ignored, because the server may already have closed the connection.
@@ -136,9 +136,9 @@ impl<'a> Wire<'a> {
 
     async fn authenticate(&mut self, conninfo: &Conninfo, host: &Host) -> Result<(), DialError> {
         let request = self.next_message().await?;
-        // The requested method in the form that is compared with `require_auth`, and the method's
-        // name for messages. The former is `None` for obsolete methods, for which `require_auth`
-        // has no name.
+        // The authentication method that the server requested, and the method's name for messages.
+        // The method is `None` if it is obsolete, because `require_auth` has no name for an
+        // obsolete method.
         let (method, name) = match &request {
             Message::AuthenticationOk => (Some(AuthMethod::None), "no"),
             Message::AuthenticationCleartextPassword => {
@@ -200,10 +200,10 @@ impl<'a> Wire<'a> {
         }
     }
 
-    /// Returns an error if it is not safe to send a password, or a hash that could be used in its
-    /// place: the server has not proven its identity, and the connection uses a network or a socket
-    /// that other users could have created. If `require_auth` explicitly allows the method, sending
-    /// is always allowed.
+    /// Returns an error if it is not safe to send a password, or a hash that could be used in place
+    /// of a password. Sending is not safe if the server has not proven its identity and the
+    /// connection uses a network or a socket that another user could have created. If
+    /// `require_auth` explicitly allows the method, sending is always allowed.
     fn check_may_send(&self, conninfo: &Conninfo, method: AuthMethod) -> Result<(), DialError> {
         if !self.exposure.is_open() || conninfo.require_auth.requires(method) {
             return Ok(());
@@ -293,10 +293,10 @@ impl<'a> Wire<'a> {
             return Err(self.unexpected("instead of AuthenticationSASLFinal"));
         };
         proof.finish(body.data()).map_err(failed)?;
-        // If channel binding is required, the server has proven that it knows the password, and the
-        // proof is bound to the certificate that it presented. Otherwise, the proof might not be
-        // bound to the certificate, because an attacker on the network could have removed the
-        // server's offer of channel binding.
+        // If channel binding is required, the SCRAM exchange has proven the server's identity, and
+        // the proof is bound to the server's certificate. If channel binding is optional, an
+        // attacker on the network could have removed the server's offer of channel binding, so the
+        // proof might not be bound to the certificate.
         if conninfo.channel_binding == ChannelBinding::Require {
             self.exposure = Exposure::Proven;
         }
@@ -440,7 +440,7 @@ impl<'a> Wire<'a> {
             .iter()
             .all(|byte| byte.is_ascii_graphic() || *byte == b' ');
         if tag == b'E' && self.received_bytes == self.buffer.len() && is_text {
-            // The text ends with a NUL character or when the server closes the connection.
+            // Read the text until a NUL character arrives or the server closes the connection.
             while self.buffer.len() < TEXT_BYTES_MAX && !self.buffer.contains(&0) {
                 let read = self.socket.read_buf(&mut self.buffer).await;
                 if !matches!(read, Ok(1..)) {

@@ -47,7 +47,7 @@ use Step::{Accept, Anything, Send, Tagged, Tls as AcceptTls, Untagged, Wait};
 trait Stream: AsyncRead + AsyncWrite + Unpin + std::marker::Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + std::marker::Send> Stream for T {}
 
-/// The bodies of the messages that a server has read, as one list per connection.
+/// The bodies of the messages that a scripted server has read: one list for each connection.
 type Received = Vec<Vec<Vec<u8>>>;
 
 /// Returns an address of this machine that other hosts on the network can reach, or `None` if this
@@ -196,7 +196,7 @@ fn sasl_offer() -> Vec<u8> {
 }
 
 /// Returns AuthenticationOk and the startup messages that follow it. The reported server version is
-/// too old for [`LATER_TIMEOUTS`], so the client does not send this query.
+/// too old for the query [`LATER_TIMEOUTS`], so the client does not send the query.
 fn ready() -> Vec<u8> {
     let key = [7_i32.to_be_bytes(), 8_i32.to_be_bytes()].concat();
     [

@@ -179,8 +179,8 @@ fn stops_reading_at_the_memory_limit_without_losing_bytes() {
     // Write until the socket stays full for longer than the reader needs to read everything, so
     // that it must have stopped reading.
     while full < 50 {
-        // On a busy machine, nothing may arrive for so long that the reader stops, so start it
-        // again.
+        // The reader stops if it receives no data for a while, which can happen on a busy machine,
+        // so start the reader again.
         reader.read();
         let bytes = bytes_from(sent.len());
         match io::Write::write(&mut &theirs, &bytes) {

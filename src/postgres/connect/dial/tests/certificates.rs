@@ -70,7 +70,7 @@ async fn verifies_the_certificate_if_sslmode_or_a_root_certificate_requires_it()
         );
 
         let parameters = format!("sslmode={mode} sslrootcert=/nonexistent/root.crt");
-        // The file is looked up before Walpost sends anything to the server.
+        // The file `sslrootcert` is opened before Walpost sends anything to the server.
         let error = dial(&parameters, vec![Wait]).await.0.unwrap_err();
         assert!(
             matches!(error, DialError::TlsFile { .. }),

@@ -35,8 +35,8 @@ async fn runs_an_sql_client_on_a_session_opened_by_dial() {
     );
 }
 
-/// Runs a query against a server that replies with these bytes through a pipe with the given
-/// capacity.
+/// Runs a query against a scripted server. The server replies with the bytes in `sent` through a
+/// pipe that holds `room` bytes.
 async fn run_query(sent: Vec<u8>, room: usize) -> Result<Vec<String>, tokio_postgres::Error> {
     let (client, mut server) = tokio::io::duplex(room);
     let serve = async move {
@@ -71,7 +71,8 @@ async fn run_query(sent: Vec<u8>, room: usize) -> Result<Vec<String>, tokio_post
     Ok(answer?.iter().filter_map(text).collect())
 }
 
-/// Returns bytes that the server sent right after the startup, and the server's parameters.
+/// Returns a notice that the server sent immediately after the startup messages, and the server's
+/// parameters.
 fn sent_with_startup() -> (Vec<u8>, HashMap<String, String>) {
     let notice = message(b'N', b"SNOTICE\0C00000\0Mhello\0\0");
     let parameters = [("server_version".to_owned(), "15.3".to_owned())];
@@ -124,7 +125,7 @@ async fn rejects_an_oversized_message_before_it_arrives() {
     }
 }
 
-/// The server sends far more notices than the limit allows, as any server could.
+/// Simulates a server that sends far more notices than Walpost's limit allows.
 #[tokio::test]
 async fn logs_a_limited_number_of_notices_from_a_server() {
     #[derive(Clone, Default)]
@@ -155,7 +156,7 @@ async fn logs_a_limited_number_of_notices_from_a_server() {
     assert!((1..100).contains(&logged), "{logged}");
 }
 
-/// The number of nested type lookups to which the simulated server replies before it stops.
+/// Maximum number of nested type lookups that the simulated server answers.
 const NESTED_TYPES: u32 = 100;
 
 /// Returns the description of a statement that has one parameter of type oid or no parameters, and
@@ -172,7 +173,7 @@ fn described(has_parameter: bool, columns: &[u32]) -> Vec<u8> {
     [message(b't', parameters), message(b'T', &body)].concat()
 }
 
-/// Replies to each type lookup with an array type whose element type is also unknown, up to
+/// Answers each type lookup with an array type whose element type is also unknown, up to
 /// [`NESTED_TYPES`] times.
 async fn nest_types(client: tokio::io::DuplexStream) -> io::Result<()> {
     let mut client: Box<dyn Stream> = Box::new(client);
@@ -219,7 +220,7 @@ async fn nest_types(client: tokio::io::DuplexStream) -> io::Result<()> {
     }
 }
 
-/// A sufficient number of nested lookups would overflow the stack.
+/// With a sufficient number of nested lookups, the client would overflow the stack.
 #[tokio::test]
 async fn does_not_look_up_types_that_are_not_built_in() {
     let (client, server) = tokio::io::duplex(1 << 16);

@@ -1,4 +1,4 @@
-//! Tests for connections that an attacker on the network can intercept.
+//! Tests for connections over a network on which an attacker can intercept them.
 
 use super::*;
 
@@ -87,7 +87,8 @@ async fn sends_no_password_over_a_network_to_an_unauthenticated_server() {
                 assert!(!format!("{received:?}").contains(&format!("{:?}", b"secret")));
                 assert_eq!(received[0].len(), 2, "the password is not sent");
             }
-            // A list of disallowed methods does not explicitly allow the remaining methods.
+            // Excluding `none` with `require_auth=!none` does not explicitly allow the other
+            // methods.
             let parameters = "password=secret require_auth=!none";
             let (done, _) =
                 dial_external(address, is_replication, parameters, without(requests())).await;
@@ -115,7 +116,8 @@ async fn logs_each_kind_of_exposure_once() {
     let (port, received) = server_at(address, scripts).await;
     let conninfo = conninfo(&format!("hostaddr={address} port={port}"));
     for warnings in [1, 1, 2, 2, 2] {
-        // A clone is used, because clones must share the recorded exposures.
+        // Connect with a clone of `conninfo`, to check that clones share the list of warnings that
+        // have already been logged.
         replication(&conninfo.clone(), &[]).await.unwrap();
         assert_eq!(conninfo.exposures().len(), warnings);
     }
