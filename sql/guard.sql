@@ -120,6 +120,12 @@ DECLARE
     family oid[];
     -- Whether an untrusted role can change any table in `family`.
     is_exposed boolean;
+    was_locked boolean := false;
+    may_not_lock CONSTANT text := 'role %I owns function walpost.lock_and_examine but may not lock table %I.%I';
+    -- ALTER FUNCTION ... OWNER TO is not suggested: the current owner may have changed the
+    -- function's body, which would then run with the new owner's privileges.
+    lock_hint CONSTANT text := 'As a superuser: DROP FUNCTION walpost.lock_and_examine(text, text, text); then sql/guard.sql. '
+        'Or: GRANT %I TO %I';
     calls text;
 BEGIN
     -- At isolation level REPEATABLE READ or SERIALIZABLE, the queries below could read an older
@@ -137,42 +143,62 @@ BEGIN
     ELSIF kind NOT IN ('r', 'p') THEN
         RETURN format('%I.%I is not a table', schema_name, table_name);
     END IF;
-    -- The outbox, its partitions, and other tables that inherit from it.
-    WITH RECURSIVE tree (oid) AS (
-        SELECT outbox UNION SELECT inhrelid FROM pg_inherits JOIN tree ON inhparent = tree.oid
-    ) SELECT array_agg(oid) INTO tables FROM tree;
-    -- pg_partition_ancestors is not used, because it omits a parent from which a table is being
-    -- detached. The planner still evaluates that parent's partition key.
-    WITH RECURSIVE ancestors (oid) AS (
-        SELECT unnest(tables) UNION SELECT inhparent FROM pg_inherits JOIN ancestors ON inhrelid = ancestors.oid
-    ) SELECT array_agg(oid) INTO family FROM ancestors;
-    -- The locks acquired below block VACUUM. Therefore, they are acquired only for Walpost's role
-    -- and for roles that could lock the outbox and its ancestors themselves.
-    IF NOT coalesce(has_table_privilege(caller, outbox, 'SELECT')
-        AND has_table_privilege(caller, to_regclass('walpost.slot_state'), 'UPDATE'), false)
-        AND EXISTS (SELECT FROM pg_class WHERE (oid = outbox OR oid = ANY (family) AND oid <> ALL (tables))
-            AND NOT (has_table_privilege(caller, oid, 'UPDATE, DELETE, TRUNCATE') OR pg_has_role(caller, relowner, 'USAGE'))) THEN
-        -- The role can read the table, but lacks the privilege by which Walpost's role is
-        -- recognized: UPDATE on walpost.slot_state.
-        IF has_table_privilege(caller, outbox, 'SELECT') THEN
-            RAISE EXCEPTION 'permission denied for table walpost.slot_state' USING ERRCODE = 'insufficient_privilege',
-                HINT = format('GRANT USAGE ON SCHEMA walpost TO %1$I; GRANT SELECT, INSERT, UPDATE ON walpost.slot_state TO %1$I', caller);
+    FOR examination IN 1..2 LOOP
+        -- The outbox, its partitions, and other tables that inherit from it.
+        WITH RECURSIVE tree (oid) AS (
+            SELECT outbox UNION SELECT inhrelid FROM pg_inherits JOIN tree ON inhparent = tree.oid
+        ) SELECT array_agg(oid) INTO tables FROM tree;
+        -- pg_partition_ancestors is not used, because it omits a parent from which a table is being
+        -- detached. The planner still evaluates that parent's partition key.
+        WITH RECURSIVE ancestors (oid) AS (
+            SELECT unnest(tables) UNION SELECT inhparent FROM pg_inherits JOIN ancestors ON inhrelid = ancestors.oid
+        ) SELECT array_agg(oid) INTO family FROM ancestors;
+        -- The locks acquired below block VACUUM. Therefore, they are acquired only for Walpost's role
+        -- and for roles that could lock the outbox and its ancestors themselves.
+        IF NOT coalesce(has_table_privilege(caller, outbox, 'SELECT')
+            AND has_table_privilege(caller, to_regclass('walpost.slot_state'), 'UPDATE'), false)
+            AND EXISTS (SELECT FROM pg_class WHERE (oid = outbox OR oid = ANY (family) AND oid <> ALL (tables))
+                AND NOT (has_table_privilege(caller, oid, 'UPDATE, DELETE, TRUNCATE') OR pg_has_role(caller, relowner, 'USAGE'))) THEN
+            -- The role can read the table, but lacks the privilege by which Walpost's role is
+            -- recognized: UPDATE on walpost.slot_state.
+            IF has_table_privilege(caller, outbox, 'SELECT') THEN
+                RAISE EXCEPTION 'permission denied for table walpost.slot_state' USING ERRCODE = 'insufficient_privilege',
+                    HINT = format('GRANT USAGE ON SCHEMA walpost TO %1$I; GRANT SELECT, INSERT, UPDATE ON walpost.slot_state TO %1$I', caller);
+            END IF;
+            RAISE EXCEPTION 'permission denied for table %', table_name USING ERRCODE = 'insufficient_privilege';
         END IF;
-        RAISE EXCEPTION 'permission denied for table %', table_name USING ERRCODE = 'insufficient_privilege';
+        SELECT n.* INTO foreign_schema FROM pg_namespace n
+            WHERE oid IN (SELECT relnamespace FROM pg_class WHERE oid = ANY (family))
+            AND CASE WHEN nspowner = to_regrole('pg_database_owner')
+                THEN (SELECT datdba FROM pg_database WHERE datname = current_database()) ELSE nspowner END <> ALL (trusted)
+            LIMIT 1;
+        is_exposed := foreign_schema.oid IS NOT NULL
+            -- The owner of a partitioned table can add indexes to its partitions, even to those that
+            -- belong to other roles.
+            OR EXISTS (SELECT FROM pg_class WHERE relowner <> ALL (trusted) AND oid = ANY (family))
+            OR EXISTS (SELECT FROM pg_class, aclexplode(relacl) WHERE oid = ANY (family)
+                AND privilege_type IN ('TRIGGER', 'REFERENCES') AND grantee <> ALL (trusted))
+            OR EXISTS (SELECT FROM pg_attribute, aclexplode(attacl) WHERE attrelid = ANY (family)
+                AND privilege_type = 'REFERENCES' AND grantee <> ALL (trusted));
+        -- An exposed table is locked below.
+        EXIT WHEN is_exposed OR examination = 2;
+        -- Waits for transactions that are changing the table. They may hand it over to an untrusted
+        -- role, or may have created a trigger or a foreign key with a privilege that has since been
+        -- revoked. While the lock is held, the table's owner can't change.
+        BEGIN
+            EXECUTE format('LOCK TABLE %I.%I IN %s MODE', schema_name, table_name,
+                CASE statement WHEN 'DELETE' THEN 'ROW EXCLUSIVE' WHEN 'ALTER' THEN 'SHARE UPDATE EXCLUSIVE' ELSE 'ACCESS SHARE' END);
+        EXCEPTION WHEN insufficient_privilege THEN
+            RAISE EXCEPTION '%', format(may_not_lock, current_user, schema_name, table_name)
+                USING ERRCODE = 'object_not_in_prerequisite_state', HINT = regexp_replace(
+                    format(lock_hint, pg_get_userbyid(table_owner), current_user), unprintable, '?', 'g');
+        END;
+        was_locked := true;
+    END LOOP;
+    IF was_locked AND is_exposed THEN
+        RAISE EXCEPTION 'table %.% was handed over to another role while it was being examined', quote_ident(schema_name),
+            quote_ident(table_name) USING ERRCODE = 'object_in_use', HINT = 'Run the same command again.';
     END IF;
-    SELECT n.* INTO foreign_schema FROM pg_namespace n
-        WHERE oid IN (SELECT relnamespace FROM pg_class WHERE oid = ANY (family))
-        AND CASE WHEN nspowner = to_regrole('pg_database_owner')
-            THEN (SELECT datdba FROM pg_database WHERE datname = current_database()) ELSE nspowner END <> ALL (trusted)
-        LIMIT 1;
-    is_exposed := foreign_schema.oid IS NOT NULL
-        -- The owner of a partitioned table can add indexes to its partitions, even to those that
-        -- belong to other roles.
-        OR EXISTS (SELECT FROM pg_class WHERE relowner <> ALL (trusted) AND oid = ANY (family))
-        OR EXISTS (SELECT FROM pg_class, aclexplode(relacl) WHERE oid = ANY (family)
-            AND privilege_type IN ('TRIGGER', 'REFERENCES') AND grantee <> ALL (trusted))
-        OR EXISTS (SELECT FROM pg_attribute, aclexplode(attacl) WHERE attrelid = ANY (family)
-            AND privilege_type = 'REFERENCES' AND grantee <> ALL (trusted));
     -- If the table was dropped after its name was looked up, the queries above found neither an
     -- owner nor privileges, so is_exposed would wrongly be false. If the table still exists now, it
     -- existed during all of these queries.
@@ -209,25 +235,13 @@ BEGIN
                 'that, run as a superuser: DROP FUNCTION walpost.lock_and_examine(text, text, text); then sql/guard.sql',
                 foreign_schema.nspname, pg_get_userbyid(foreign_schema.nspowner)), unprintable, '?', 'g');
         END IF;
-    END IF;
-    -- A table that only trusted roles can change does not need to be locked for a SELECT. Before DELETE
-    -- and ALTER, the lock waits for transactions that created a trigger or a foreign key with a
-    -- privilege that has since been revoked.
-    IF is_exposed OR statement IN ('DELETE', 'ALTER') THEN
         BEGIN
-            EXECUTE format('LOCK TABLE %I.%I IN %s EXCLUSIVE MODE', schema_name, table_name,
-                CASE WHEN is_exposed THEN 'SHARE UPDATE' ELSE 'ROW' END);
+            EXECUTE format('LOCK TABLE %I.%I IN SHARE UPDATE EXCLUSIVE MODE', schema_name, table_name);
         EXCEPTION WHEN insufficient_privilege THEN
-            RAISE EXCEPTION 'role % owns function walpost.lock_and_examine but may not lock table %.%', quote_ident(current_user),
-                quote_ident(schema_name), quote_ident(table_name) USING ERRCODE = 'object_not_in_prerequisite_state',
-                    -- ALTER FUNCTION ... OWNER TO is not suggested: the current owner may have
-                    -- changed the function's body, which would then run with the new owner's
-                    -- privileges.
-                    HINT = regexp_replace(format('As a superuser: DROP FUNCTION walpost.lock_and_examine(text, text, text); then '
-                        'sql/guard.sql. Or: GRANT %I TO %I', pg_get_userbyid(table_owner), current_user), unprintable, '?', 'g');
+            RAISE EXCEPTION '%', format(may_not_lock, current_user, schema_name, table_name)
+                USING ERRCODE = 'object_not_in_prerequisite_state', HINT = regexp_replace(
+                    format(lock_hint, pg_get_userbyid(table_owner), current_user), unprintable, '?', 'g');
         END;
-    END IF;
-    IF is_exposed THEN
         -- LOCK TABLE determines the list of partitions before it locks any of them. While it waits
         -- for one table, a partition can be attached to another table that is not locked yet. LOCK
         -- TABLE also omits partitions that are being detached. Ancestors are locked too, because

@@ -68,7 +68,7 @@ BEGIN
     -- is not in the publication.
     SELECT string_agg(format('%I.%I', schemaname, tablename), ', '),
             string_agg(format('ONLY %I.%I', schemaname, tablename), ', '),
-            string_agg(format('SELECT walpost.add_outbox(%L, %L);', format('%I.%I', schemaname, tablename), publication), ' ')
+            string_agg(format('psql -v schema=%L -v table=%L -v publication=%L -f sql/add_outbox.sql;', schemaname, tablename, publication), ' ')
         INTO tables, only_tables, add_again FROM pg_publication_tables
         WHERE pubname = publication AND (schemaname, tablename) <> ('walpost', 'outbox_row')
             AND EXISTS (SELECT FROM pg_publication_tables

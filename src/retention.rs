@@ -527,9 +527,9 @@ struct Pass<'a> {
     client: &'a Client,
     settings: &'a PipelineSettings,
     outbox: &'a MaintainedTable,
-    /// How long to wait for slots to reach the WAL position in a mark. The timeout is shorter if
-    /// the maintenance pass covers many tables. A timeout does no harm, because the next pass
-    /// continues where this pass stopped.
+    /// How long to wait for slots to reach the WAL position up to which rows are to be deleted. The
+    /// timeout is shorter if the maintenance pass covers many tables. A timeout does no harm,
+    /// because the next pass continues where this pass stopped.
     slot_timeout: Duration,
     report: &'a mut RetentionReport,
     /// Whether this maintenance pass has verified that none of the table's events are missing from
@@ -926,13 +926,6 @@ impl Pass<'_> {
         self.catalog
             .lock_and_examine(&self.outbox.name, self.outbox.statement())
             .await?;
-        // Lock the table explicitly. Examining the table locks it only if an untrusted role can
-        // change it, but a trusted role could transfer the table to an untrusted role.
-        if self.outbox.partitioning.is_some() {
-            let table = self.outbox.name.quoted();
-            let lock = format!("LOCK TABLE ONLY {table} IN SHARE UPDATE EXCLUSIVE MODE");
-            self.client.batch_execute(&lock).await?;
-        }
         // The statements were composed from properties that may have changed before the table was
         // locked, so query the properties again.
         let now = facts::query_maintained_table(self.client, &self.outbox.name).await?;

@@ -22,6 +22,7 @@ on_each_version! {
     locks_partitions_that_the_lock_table_statement_omits
     inspects_and_locks_the_parent_while_a_table_is_being_detached
     rejects_a_table_that_is_replaced_by_its_parent_during_inspection
+    rejects_a_table_that_is_handed_over_to_another_role_during_inspection
 }
 
 /// Statements that a role executes repeatedly over a separate connection until this value is
@@ -628,4 +629,44 @@ fn rejects_a_table_that_is_replaced_by_its_parent_during_inspection(major: u32) 
         .expect_err("another table");
     let message = error.as_db_error().expect("an answer").message();
     assert!(message.contains("was replaced by another one"), "{message}");
+}
+
+/// The new owner's transaction waits for the table behind the transfer and ahead of the command, so
+/// it changes the table before the command uses it. `CREATE RULE` locks the table before it checks
+/// who owns the table.
+fn rejects_a_table_that_is_handed_over_to_another_role_during_inspection(major: u32) {
+    let shop = PlantedFixture::new(Outbox::Table, major);
+    let fixture = &shop.fixture;
+    fixture.insert(&fixture.aggregate(1), "k");
+    let holder = fixture.server.session_as("postgres", &fixture.name);
+    holder.run(&format!(
+        "BEGIN; ALTER TABLE public.outbox OWNER TO {}",
+        shop.mallory
+    ));
+    let wait_for_waiters = |count| {
+        wait_until("sessions to wait for the table", || {
+            count
+                == holder.number(
+                    "SELECT count(*) FROM pg_locks WHERE relation = 'public.outbox'::regclass AND NOT granted
+                     AND database = (SELECT oid FROM pg_database WHERE datname = current_database())",
+                )
+        });
+    };
+    let finished = thread::scope(|scope| {
+        let attacker = fixture.server.session_as(&shop.mallory, &fixture.name);
+        let attack = scope.spawn(move || {
+            attacker.run(
+                "BEGIN; CREATE RULE r AS ON INSERT TO public.outbox DO ALSO NOTHING; DROP RULE r ON public.outbox;
+                 CREATE STATISTICS plot.s ON (plot.note('statistics')) FROM public.outbox; COMMIT",
+            );
+        });
+        wait_for_waiters(1);
+        let command = shop.command(&["replay", "--all", "--dry-run"]).start();
+        wait_for_waiters(2);
+        holder.run("COMMIT");
+        attack.join().expect("the attack");
+        command.finish()
+    });
+    shop.expect_nothing_ran("replay");
+    finished.expect_mentions(&["was handed over to another role while it was being examined"]);
 }
