@@ -1,7 +1,7 @@
 //! A pipeline's Kafka properties, and its credentials for the brokers.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::Given;
 use super::error::ConfigError;
@@ -51,12 +51,18 @@ pub(super) fn sink(
     }
     let mut properties = file_properties(kafka, file);
     properties.extend(overrides.clone());
+    let secrets = path.map(|path| SecretFile {
+        path: path.to_owned(),
+        origin: file.origin.clone(),
+        pipeline: reader.pipeline.clone(),
+        overrides: overrides.clone(),
+        recipients: recipients(&properties),
+    });
     let program = token_command(reader, file, &properties)?;
     let endpoint = match token_endpoint::is_named(&properties) {
         true => Some(endpoint(
             reader,
-            path,
-            &file.origin,
+            secrets.clone(),
             &overrides,
             &mut properties,
         )?),
@@ -107,7 +113,7 @@ pub(super) fn sink(
             Credentials::from_program(origin, program)
         }
         (None, Some(endpoint)) => Credentials::from_endpoint(endpoint),
-        (None, None) => credentials(path, &file.origin, &reader.pipeline, overrides),
+        (None, None) => credentials(secrets, &overrides),
     };
     Ok(SinkSettings::Kafka {
         properties,
@@ -173,8 +179,7 @@ fn token_command(
 /// overrides take precedence over the file.
 fn endpoint(
     reader: &Reader,
-    path: Option<&Path>,
-    origin: &Origin,
+    secrets: Option<SecretFile>,
     overrides: &Properties,
     properties: &mut Properties,
 ) -> Result<Endpoint, ConfigError> {
@@ -184,14 +189,16 @@ fn endpoint(
             .filter_map(|name| properties.get(*name));
         found.next().cloned()
     };
-    let fixed = match path {
+    let fixed = match secrets {
         Some(_) => secret(overrides),
         None => secret(properties),
     };
-    let (path, origin) = (path.map(Path::to_owned), origin.clone());
-    let pipeline = reader.pipeline.clone();
-    let read_secret = move || match (&fixed, &path) {
-        (None, Some(path)) => Ok(secret(&reread_properties(path, &origin, &pipeline)?)),
+    let loaded = secret(properties);
+    let read_secret = move || match (&fixed, &secrets) {
+        (None, Some(secrets)) => match secrets.reread()? {
+            Reread::Current(properties) => Ok(secret(&properties)),
+            Reread::ForOtherServers(_) => Ok(loaded.clone()),
+        },
         (fixed, _) => Ok(fixed.clone()),
     };
     let endpoint = Endpoint::from_properties(properties, read_secret);
@@ -209,24 +216,77 @@ fn file_properties(kafka: &BTreeMap<String, file::Scalar>, pipeline: &FilePipeli
         .collect()
 }
 
-/// Reads the file again, and returns the pipeline's current properties.
-fn reread_properties(path: &Path, origin: &Origin, pipeline: &str) -> Result<Properties, String> {
-    let current = read_again(path, origin, pipeline);
-    let (kafka, current) = current.map_err(|error| error.to_string())?;
-    Ok(file_properties(&kafka, &current))
+/// The properties that determine which servers receive a secret, and how these servers are
+/// authenticated.
+const RECIPIENT_PROPERTIES: [&str; 14] = [
+    "bootstrap.servers",
+    "metadata.broker.list",
+    "security.protocol",
+    "sasl.mechanism",
+    "sasl.mechanisms",
+    "ssl.ca.location",
+    "ssl.ca.pem",
+    "ssl.endpoint.identification.algorithm",
+    "enable.ssl.certificate.verification",
+    "sasl.oauthbearer.token.endpoint.url",
+    "sasl.oauthbearer.client.id",
+    "sasl.oauthbearer.client.credentials.client.id",
+    "https.ca.location",
+    "https.ca.pem",
+];
+
+fn recipients(properties: &Properties) -> Properties {
+    let is_recipient =
+        |(name, _): &(&String, &String)| RECIPIENT_PROPERTIES.contains(&name.as_str());
+    let found = properties.iter().filter(is_recipient);
+    found
+        .map(|(name, value)| (name.clone(), value.clone()))
+        .collect()
+}
+
+/// A configuration file from which a pipeline's secrets are read again, because they may have
+/// changed since the file was last read.
+#[derive(Clone)]
+struct SecretFile {
+    path: PathBuf,
+    origin: Origin,
+    pipeline: String,
+    /// Properties that take precedence over the file.
+    overrides: Properties,
+    /// The properties, among [`RECIPIENT_PROPERTIES`], that are in use.
+    recipients: Properties,
+}
+
+impl SecretFile {
+    /// Reads the file again, and returns the pipeline's current properties. If the file now names
+    /// different servers, its secrets are for these servers and must not be sent to the servers in
+    /// use, so this returns the name of the changed property in [`Reread::ForOtherServers`].
+    fn reread(&self) -> Result<Reread, String> {
+        let current = read_again(&self.path, &self.origin, &self.pipeline);
+        let (kafka, current) = current.map_err(|error| error.to_string())?;
+        let mut current = file_properties(&kafka, &current);
+        current.extend(self.overrides.clone());
+        let now = recipients(&current);
+        let mut names = self.recipients.keys().chain(now.keys());
+        match names.find(|name| self.recipients.get(*name) != now.get(*name)) {
+            None => Ok(Reread::Current(current)),
+            Some(name) => Ok(Reread::ForOtherServers(name.clone())),
+        }
+    }
+}
+
+/// The result of reading a [`SecretFile`] again.
+enum Reread {
+    Current(Properties),
+    ForOtherServers(String),
 }
 
 /// Returns the credentials for the brokers. The file is read again, because the credentials may
 /// have changed since it was last read. The properties in `overrides` take precedence over the file
 /// and are not read again.
-fn credentials(
-    path: Option<&Path>,
-    origin: &Origin,
-    pipeline: &str,
-    overrides: Properties,
-) -> Credentials {
-    let path = match path {
-        Some(path) if !overrides.contains_key("sasl.password") => path.to_owned(),
+fn credentials(secrets: Option<SecretFile>, overrides: &Properties) -> Credentials {
+    let secrets = match secrets {
+        Some(secrets) if !overrides.contains_key("sasl.password") => secrets,
         _ => {
             return Credentials::fixed(format!(
                 "-X sasl.password or the environment variable {KAFKA_VARIABLE_PREFIX}SASL_PASSWORD, which are only read \
@@ -234,11 +294,12 @@ fn credentials(
             ));
         }
     };
-    let place = format!("\"sasl.password\" in {}", path.display());
-    let (origin, pipeline) = (origin.clone(), pipeline.to_owned());
-    Credentials::kept(place, move || {
-        let mut current = reread_properties(&path, &origin, &pipeline)?;
-        current.extend(overrides.clone());
-        Ok(current)
+    let place = format!("\"sasl.password\" in {}", secrets.path.display());
+    Credentials::kept(place, move || match secrets.reread()? {
+        Reread::Current(properties) => Ok(properties),
+        Reread::ForOtherServers(name) => Err(format!(
+            "{name} has changed as well, so the password in the file may be for other brokers; both changes take effect \
+             when the configuration is reloaded"
+        )),
     })
 }
