@@ -237,7 +237,7 @@ async fn adopt(settings: &PipelineSettings, yes: bool) -> Result<(), Failure> {
         server.system_id,
         server.timeline
     );
-    let catalog = Catalog::open(&settings.postgres).await?;
+    let catalog = open_as_owner(settings).await?;
     let observed = catalog.observe(&settings.target).await?;
     match snapshot::predict_snapshot(settings, &catalog, &observed).await {
         Ok(Some(older)) => say!("{name}: {older}"),

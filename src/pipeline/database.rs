@@ -26,18 +26,34 @@ use crate::postgres::table::TableName;
 use crate::postgres::table_pattern::TablePatterns;
 use crate::postgres::target::Target;
 
-/// Connects to the database for a command that changes the pipeline's slot, journal or outbox.
+/// Opens a connection for catalog queries that change the pipeline's slot, journal or outbox, or
+/// that rely on the slot's position.
 ///
 /// # Errors
-/// See [`Catalog::open_as_owner`].
+/// Returns an error if no host accepts the connection. If the pipeline is defined by a row, also
+/// returns an error if the slot does not belong to the pipeline, or if this can't be determined.
+pub(crate) async fn open_catalog_of_owner<D: Database>(
+    settings: &PipelineSettings,
+    database: &D,
+) -> Result<D::Catalog, CatalogError> {
+    let catalog = database.catalog().await?;
+    catalog
+        .check_slot_owner(
+            &settings.name,
+            settings.defined_by,
+            &settings.target,
+            UnknownOwner::Rejected,
+        )
+        .await?;
+    Ok(catalog)
+}
+
+/// Like [`open_catalog_of_owner`], but connects to the database in the settings.
+///
+/// # Errors
+/// See [`open_catalog_of_owner`].
 pub(crate) async fn open_as_owner(settings: &PipelineSettings) -> Result<Catalog, CatalogError> {
-    Catalog::open_as_owner(
-        &settings.postgres,
-        &settings.name,
-        settings.defined_by,
-        &settings.target,
-    )
-    .await
+    open_catalog_of_owner(settings, &settings.postgres).await
 }
 
 /// The database that a session uses.

@@ -353,8 +353,8 @@ impl Core {
         self.suspects = suspects;
     }
 
-    /// Returns the range of isolated rows once the stream has passed the range and all of its rows
-    /// are durable.
+    /// Returns the range of the rows that are being sent one by one, once the stream has passed the
+    /// range and all of its rows are delivered.
     pub(crate) fn passed_suspects(&self) -> Option<&RangeInclusive<Position>> {
         let suspects = self.suspects.as_ref()?;
         let is_past = match self.position {

@@ -15,7 +15,7 @@ use tokio::time::{Instant, timeout};
 use tracing::{info, warn};
 
 use self::error::SnapshotError;
-use super::database::{CatalogQueries, Database, LockedQueries};
+use super::database::{CatalogQueries, Database, LockedQueries, open_catalog_of_owner};
 use super::decode::error::CoreError;
 use super::decode::{CopyFrom, Core, Step};
 use super::recovery::{self, Remedy};
@@ -936,7 +936,10 @@ impl Copying {
         let pipeline = &settings.name;
         info!(pipeline, rows = self.rows, snapshot_lsn = %self.snapshot_lsn, "snapshot delivered");
         let entry = entry(settings, self.snapshot_lsn, SnapshotRecord::DONE);
-        let record = async { database.catalog().await?.write_journal(&entry).await };
+        let record = async {
+            let catalog = open_catalog_of_owner(settings, database).await?;
+            catalog.write_journal(&entry).await
+        };
         match timeout(JOURNAL_TIMEOUT, record).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {

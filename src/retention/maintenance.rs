@@ -12,7 +12,7 @@ use crate::model::outage::{Outage, OutageMessage};
 use crate::model::rounded::Elapsed;
 use crate::pipeline::database::open_as_owner;
 use crate::pipeline::settings::PipelineSettings;
-use crate::postgres::catalog::{Catalog, CatalogError};
+use crate::postgres::catalog::CatalogError;
 
 /// Maximum interval between two maintenance passes. The interval is shorter if the retention period
 /// is short.
@@ -74,7 +74,7 @@ async fn pass(settings: &PipelineSettings) -> Vec<String> {
             // table does not affect the next table.
             Err(reason) => {
                 problems.push(format!("{}: {reason}", target.outbox));
-                catalog = match with_timeout(Catalog::open(&settings.postgres)).await {
+                catalog = match with_timeout(open_as_owner(settings)).await {
                     Ok(catalog) => catalog,
                     Err(reason) => {
                         problems.push(reason);

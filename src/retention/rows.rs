@@ -44,8 +44,8 @@ enum SlotWait {
 }
 
 impl Pass<'_> {
-    /// Performs as many steps as possible toward the deletion of the rows that the table's mark
-    /// covers.
+    /// Deletes the rows up to the position in the mark of the table, or does as much of that work
+    /// as is possible now.
     pub(crate) async fn delete_rows(
         &mut self,
         target: &Target,

@@ -24,6 +24,7 @@ use crate::pipeline::halt::record_halt;
 use crate::pipeline::order::Order;
 use crate::pipeline::recovery::Remedy;
 use crate::pipeline::settings::{Delivery, PipelineSettings};
+use crate::postgres::catalog::slot_owner::DefinedBy;
 use crate::retention::maintenance;
 use crate::sink::on_demand::OnDemand;
 use crate::sink::stdout::StdoutSink;
@@ -178,14 +179,14 @@ impl<D: PartialEq> Pipelines<D> {
         for index in 0..self.all.len() {
             let name = &self.all[index].settings.name;
             if !names.contains(name) {
-                let slot = &self.all[index].settings.target.slot;
+                let settings = &self.all[index].settings;
                 if self.all[index].phase == Phase::Draining(NextStep::Remove) {
                     continue;
                 }
                 warn!(
                     pipeline = name,
-                    "the pipeline was removed from the configuration and is being stopped. Its slot {slot:?} is kept, so PostgreSQL \
-                     retains WAL for it. If the slot is no longer needed: SELECT pg_catalog.pg_drop_replication_slot('{slot}')"
+                    "the pipeline was removed from the configuration and is being stopped. {}",
+                    describe_kept_slot(settings)
                 );
                 self.end_pipeline(index, NextStep::Remove, None);
             }
@@ -206,13 +207,12 @@ impl<D: PartialEq> Pipelines<D> {
                 continue;
             }
             let (before, now) = (&entry.settings, &defined.settings);
-            let slot = &before.target.slot;
-            if (slot, before.postgres.describe()) != (&now.target.slot, now.postgres.describe()) {
+            let (former, next) = (&before.target.slot, &now.target.slot);
+            if (former, before.postgres.describe()) != (next, now.postgres.describe()) {
                 warn!(
                     pipeline = before.name,
-                    "the pipeline now uses a different slot or database. Slot {slot:?} in {} is kept, so PostgreSQL retains WAL for it. \
-                     If the slot is no longer needed: SELECT pg_catalog.pg_drop_replication_slot('{slot}')",
-                    before.postgres.describe()
+                    "the pipeline now uses a different slot or database. {}",
+                    describe_kept_slot(before)
                 );
             }
             let waits_for_copy = waits_for_copy(before, now);
@@ -640,6 +640,23 @@ impl Drop for Report {
         }
         // Sending fails only while the process is exiting.
         let _ = self.ended_tx.send((self.start, self.ended));
+    }
+}
+
+/// Describes the slot of a pipeline that no longer uses it, and how to drop the slot. A row of a
+/// query may have named a slot that belongs to another pipeline, so for a pipeline that is defined
+/// by a row, refers to `walpost check`, which names unused slots.
+fn describe_kept_slot(settings: &PipelineSettings) -> String {
+    let (slot, database) = (&settings.target.slot, settings.postgres.describe());
+    match settings.defined_by {
+        DefinedBy::Operator => format!(
+            "Its slot {slot:?} in {database} is kept, so PostgreSQL retains WAL for it. If the slot is no longer needed: \
+             SELECT pg_catalog.pg_drop_replication_slot('{slot}')"
+        ),
+        DefinedBy::Row => format!(
+            "If its slot {slot:?} in {database} still exists, PostgreSQL retains WAL for it. The slot may belong to another \
+             pipeline: see walpost.slot_state in this database before dropping it"
+        ),
     }
 }
 

@@ -10,7 +10,7 @@ use tracing::{info, warn};
 use super::error::SlotError;
 use crate::model::outage::{Outage, OutageMessage};
 use crate::model::set_aside::SetAside;
-use crate::pipeline::database::{CatalogQueries, Database};
+use crate::pipeline::database::{CatalogQueries, Database, open_catalog_of_owner};
 use crate::pipeline::decode::Core;
 use crate::pipeline::error::{NotRecorded, PipelineError};
 use crate::pipeline::settings::PipelineSettings;
@@ -94,12 +94,13 @@ pub(super) fn record(
     database: &impl Database,
     note: TableNote,
 ) -> Recording {
-    let (pipeline, target) = (settings.name.clone(), settings.target.clone());
-    let database = database.clone();
+    let (settings, database) = (settings.clone(), database.clone());
     Box::pin(async move {
         let written = async {
-            let catalog = database.catalog().await?;
-            catalog.write_set_aside(&pipeline, &target, &note).await
+            let catalog = open_catalog_of_owner(&settings, &database).await?;
+            catalog
+                .write_set_aside(&settings.name, &settings.target, &note)
+                .await
         };
         written.await.map_err(|error| match note {
             TableNote::Begun { table, reason, .. } => NotRecorded {

@@ -84,7 +84,7 @@ fn ignores_slot_positions_above_the_recorded_position() {
 }
 
 #[test]
-fn copies_rows_only_if_no_record_shows_an_earlier_copy() {
+fn copies_rows_only_if_no_earlier_copy_is_recorded() {
     let some = || Rows::About(3);
     assert_eq!(
         decided(SnapshotRecord::Nothing, false, some(), SNAPSHOT_LSN),

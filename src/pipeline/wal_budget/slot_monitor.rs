@@ -15,7 +15,7 @@ use crate::delivery::stats::PipelineStats;
 use crate::model::dropped_slot::{DroppedSlot, replay_command};
 use crate::model::rounded::Elapsed;
 use crate::model::set_aside::SetAside;
-use crate::pipeline::database::{CatalogQueries, Database};
+use crate::pipeline::database::{CatalogQueries, Database, open_catalog_of_owner};
 use crate::pipeline::settings::SnapshotMode;
 use crate::pipeline::settings::{Delivery, PipelineSettings};
 use crate::postgres::catalog::drop_slot::Outcome;
@@ -201,7 +201,7 @@ pub(crate) async fn drop_slot(
         "the slot retains more WAL than wal_budget.max; dropping the slot because wal_budget.on_max is \"drop-slot\""
     );
     let drop_slot = async {
-        let catalog = database.catalog().await?;
+        let catalog = open_catalog_of_owner(settings, database).await?;
         let copies = settings.snapshot == SnapshotMode::Initial;
         let outcome = catalog
             .drop_slot_over_budget(pipeline, target, max, copies)

@@ -89,7 +89,7 @@ pub(crate) struct Observed {
     pub has_publish: bool,
     /// Whether the journal exists.
     pub has_journal: bool,
-    /// Whether `walpost.slot_state` exists, so that confirmed positions can be recorded.
+    /// Whether `walpost.slot_state` exists. Confirmed positions can be recorded only if it does.
     pub has_slot_state: bool,
     /// Whether `walpost.table_state` exists, so that Walpost can record how tables are published.
     pub has_table_state: bool,

@@ -7,7 +7,6 @@
 
 use super::own_table::{OwnTable, Use};
 use super::{Catalog, CatalogError};
-use crate::postgres::connect::conninfo::Conninfo;
 use crate::postgres::sql::text_literal;
 use crate::postgres::target::Target;
 
@@ -75,26 +74,6 @@ impl SlotOwner {
 }
 
 impl Catalog {
-    /// Connects to the pipeline's database for a command that changes the slot, the journal or the
-    /// outbox of the pipeline.
-    ///
-    /// # Errors
-    /// Returns an error if no host in `conninfo` accepts the connection. If the pipeline is defined
-    /// by a row, also returns an error if the slot does not belong to the pipeline, if this can't be
-    /// determined, or if the query fails.
-    pub(crate) async fn open_as_owner(
-        conninfo: &Conninfo,
-        pipeline: &str,
-        defined_by: DefinedBy,
-        target: &Target,
-    ) -> Result<Self, CatalogError> {
-        let catalog = Self::open(conninfo).await?;
-        catalog
-            .check_slot_owner(pipeline, defined_by, target, UnknownOwner::Rejected)
-            .await?;
-        Ok(catalog)
-    }
-
     /// If the pipeline is defined by a row, checks that the slot belongs to the pipeline.
     ///
     /// # Errors

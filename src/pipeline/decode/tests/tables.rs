@@ -57,7 +57,7 @@ fn row(oid: u32, values: &[&str]) -> Vec<u8> {
 const COLUMNS: [&str; 4] = ["id", "aggregatetype", "aggregateid", "payload"];
 
 #[test]
-fn maps_each_table_using_its_own_columns_and_numbers_rows_across_tables() {
+fn maps_each_table_by_its_own_columns_and_assigns_row_numbers_across_tables() {
     let mut fixture = several(OutboxSettings {
         topic: "{table.schema}.{table.name}.{aggregatetype}"
             .parse()

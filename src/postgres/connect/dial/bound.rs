@@ -151,7 +151,7 @@ impl ResponseLimit {
                  accepted. {remedy}"
             ));
         }
-        // ParameterStatus. Walpost does not use the values reported after the startup.
+        // ParameterStatus. Walpost ignores values reported after startup.
         self.is_removed = tag == b'S';
         if tag == b'Z' {
             self.response_bytes = 0;
