@@ -57,8 +57,8 @@ fn main() {
     }
 }
 
-/// Redirects calls of a function to its wrapper. The option is spelled with a single dash, because
-/// the linker of `zig cc` does not recognize the option with two dashes.
+/// Makes the linker replace a function with its wrapper at each call. The option is spelled with a
+/// single dash, because the linker of `zig cc` does not recognize the option with two dashes.
 fn wrap(function: &str) {
     println!("cargo:rustc-link-arg-bins=-Wl,-wrap={function}");
 }

@@ -97,7 +97,7 @@ impl Range {
     }
 }
 
-/// An error that prevents a verification.
+/// An error that prevents verification.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum VerifyError {
     /// The outbox has no table to compare the topics with.

@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn rejects_a_row_value_that_is_too_long_without_quoting_it() {
+    fn does_not_quote_a_rejected_row_value_that_is_too_long() {
         let long = "\u{7f}".repeat((64 << 10) + 1);
         let row = row(&[("v", Some(&long)), ("name", Some("a"))]);
         let error = filled("postgres = \"postgresql://u@h/{v}\"", &row).expect_err("too long");

@@ -215,8 +215,8 @@ fn tls(source: &mut Source, report: &mut Report) -> Vec<(String, String)> {
                 parameters.push(("sslmode".to_owned(), mode));
             }
             "allow" => {
-                let message = "allows Debezium to send the password before it tries TLS, which Walpost never does: \
-                 sslmode=prefer is used instead, which tries TLS first";
+                let message = "allows Debezium to send the password over a connection without TLS before it tries TLS. \
+                 Walpost never does that: sslmode=prefer is used instead";
                 report.different(&taken.written, message);
                 parameters.push(("sslmode".to_owned(), "prefer".to_owned()));
             }

@@ -191,7 +191,7 @@ pub(crate) struct Limits {
     /// Maximum size, in bytes, of a batch that the topic accepts, or the reason why this limit is
     /// unknown.
     topic: Result<u32, String>,
-    /// Maximum size, in bytes, to which the producer fills a batch of several records.
+    /// Maximum size of a batch of several records, in bytes. A single record may be larger.
     batches: u32,
     /// Maximum size, in bytes, of a record that the producer accepts.
     records: u32,

@@ -103,7 +103,7 @@ impl TopicLookup {
                         .await?
                 }
                 Err(code) => {
-                    debug!(topic = pending.topic, %code, "failed to look up several topics at once");
+                    debug!(topic = pending.topic, %code, "failed to look up several topics in one request");
                     return self.prepare_topic(pending.topic).await;
                 }
             }

@@ -147,7 +147,7 @@ struct Search {
     position: Position,
 }
 
-/// A record with the position.
+/// A record whose header contains the position.
 #[derive(Debug, PartialEq, Eq)]
 struct FoundRecord {
     id: String,
@@ -174,7 +174,7 @@ impl fmt::Display for FoundRecord {
 #[derive(Debug, Default, PartialEq, Eq)]
 struct FoundRecords {
     first: Option<FoundRecord>,
-    /// The first record with a different ID.
+    /// The first of the other records: those whose ID differs from that of `first`.
     other: Option<FoundRecord>,
 }
 

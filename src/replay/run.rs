@@ -36,7 +36,7 @@ pub(super) struct RunNote {
     /// written when the run ends.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub(super) dropped_slots: Vec<i64>,
-    /// The IDs of the journal entries that set aside the table whose rows this run has sent.
+    /// The IDs of the journal entries about setting aside the table whose rows this run has sent.
     /// Present only in the entry that is written when the run ends.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub(super) set_aside: Vec<i64>,
@@ -81,7 +81,7 @@ pub(super) struct PlannedRows {
     /// The IDs of journal entries about dropped slots.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub(super) dropped_slots: Vec<i64>,
-    /// The IDs of the journal entries that set the table aside.
+    /// The IDs of the journal entries about setting the table aside.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub(super) set_aside: Vec<i64>,
     /// The limits below which all rows of a set-aside table have been sent when the run ends.

@@ -42,8 +42,8 @@ pub(super) struct Sender<'p, S, F> {
     accepted: u64,
     /// The key of the last accepted row.
     latest_key: Vec<String>,
-    /// Rows that can be recorded in the journal once Kafka has acknowledged them. For each row,
-    /// contains its one-based number and its key.
+    /// Rows that can be recorded in the journal once Kafka has acknowledged them. Each entry is the
+    /// one-based number and the key of a row.
     marks: VecDeque<(u64, Vec<String>)>,
     /// The number of rows that Kafka has acknowledged, not counting any row after the first
     /// unacknowledged one.

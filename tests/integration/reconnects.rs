@@ -1,4 +1,4 @@
-//! Sessions that end repeatedly, and an address that leads to a different server after a reconnect.
+//! Repeated session failures, and addresses that lead to a different server after a reconnect.
 
 use std::time::{Duration, Instant};
 

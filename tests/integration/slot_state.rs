@@ -111,7 +111,7 @@ fn halts_until_the_operator_accepts_a_slot_that_was_recreated_while_unused(outbo
 /// The journal entry that `skip` writes permits the slot to move to the LSN that was passed to
 /// `skip`, but to no other position.
 #[test]
-fn skip_permits_no_slot_move_except_to_the_skipped_position() {
+fn skip_allows_the_slot_to_move_only_to_the_skipped_position() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "k");

@@ -168,7 +168,7 @@ fn growth(page: &mut Page, results: &Results) {
     page.add(
         "PostgreSQL decodes a whole transaction before it sends the first row, and writes changes that do not fit in memory to\n\
          disk. The time for both steps is included in *start to last record*, both for Walpost and for the measured limit, but\n\
-         not in rows/s. No rate is shown (–) if the first query that found records in the topic already found at least half of\n\
+         not in rows/s. A rate is shown as – if the first query that found records in the topic already found at least half of\n\
          them.",
     );
     page.add("### A table, or WAL messages only");

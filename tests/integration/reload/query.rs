@@ -437,7 +437,7 @@ fn a_row_does_not_take_over_the_slot_of_another_pipeline() {
 /// If the slot belongs to another pipeline, `init` neither re-creates the slot for a row's pipeline
 /// nor assigns it to that pipeline, unless the operator requests this.
 #[test]
-fn an_operator_can_assign_a_slot_to_the_pipeline_of_a_row() {
+fn an_operator_can_assign_a_slot_to_a_pipeline_defined_by_a_row() {
     let fixture = Fixture::new();
     let shards = Shards::new();
     shards.add(&fixture);

@@ -30,8 +30,8 @@ impl Walk<'_> {
         has_followed
     }
 
-    /// Follows the remedy in a line. Returns whether the line contained a remedy that the walk
-    /// supports and that succeeded.
+    /// Applies the remedy that a line of output suggests. Returns whether the line contained a
+    /// remedy that this test can apply and that succeeded.
     fn follow(&mut self, line: &str) -> bool {
         if line.contains("contains tables other than") {
             let (_, command) = line
@@ -94,7 +94,8 @@ impl Walk<'_> {
         false
     }
 
-    /// Adds the table that the line names to the publication, and replays its rows.
+    /// Adds the table named in a line of output to the publication, and replays the rows of that
+    /// table.
     fn publish_table(&mut self, line: &str) -> bool {
         let publication = self.publication();
         let table = word_after(line, "ADD TABLE ");
