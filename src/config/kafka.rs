@@ -303,3 +303,43 @@ fn credentials(secrets: Option<SecretFile>, overrides: &Properties) -> Credentia
         )),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rereads_secrets_only_for_the_servers_in_use() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let path = folder.path().join("walpost.toml");
+        let write = |brokers: &str, password: &str| {
+            let text = format!(
+                "[kafka]\n\"bootstrap.servers\" = \"{brokers}\"\n\"sasl.password\" = \"{password}\"\n\
+                 [[pipeline]]\nname = \"a\"\npostgres = \"postgresql://r@h/d\"\n"
+            );
+            std::fs::write(&path, text).expect("written");
+        };
+        let property = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        let file = |overrides: Properties, brokers: &str| SecretFile {
+            path: path.clone(),
+            origin: Origin::File(path.clone()),
+            pipeline: "a".to_owned(),
+            overrides,
+            recipients: Properties::from([property("bootstrap.servers", brokers)]),
+        };
+        let password = |secrets: &SecretFile| match secrets.reread().expect("a valid file") {
+            Reread::Current(properties) => Ok(properties["sasl.password"].clone()),
+            Reread::ForOtherServers(name) => Err(name),
+        };
+        let in_use = file(Properties::new(), "a:1");
+        write("a:1", "old");
+        assert_eq!(password(&in_use), Ok("old".to_owned()));
+        write("a:1", "new");
+        assert_eq!(password(&in_use), Ok("new".to_owned()));
+        write("b:1", "for b");
+        assert_eq!(password(&in_use), Err("bootstrap.servers".to_owned()));
+        // The file does not determine the brokers if the environment does.
+        let overrides = Properties::from([property("bootstrap.servers", "c:1")]);
+        assert_eq!(password(&file(overrides, "c:1")), Ok("for b".to_owned()));
+    }
+}

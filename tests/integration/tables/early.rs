@@ -134,7 +134,8 @@ fn init_rejects_a_publication_that_already_contains_tables() {
             !refused.status.success() && message.contains(&remedy),
             "{message}"
         );
-        assert!(message.contains(&add(&fixture)), "{message}");
+        let add_again = format!("-v publication='{publication}' -f sql/add_outbox.sql");
+        assert!(message.contains(&add_again), "{message}");
         fixture
             .init()
             .finish()
