@@ -527,9 +527,9 @@ struct Pass<'a> {
     client: &'a Client,
     settings: &'a PipelineSettings,
     outbox: &'a MaintainedTable,
-    /// How long to wait for slots to reach the WAL position up to which rows are to be deleted. The
-    /// timeout is shorter if the maintenance pass covers many tables. A timeout does no harm,
-    /// because the next pass continues where this pass stopped.
+    /// How long to wait for slots to reach the WAL position that is recorded in a mark. The timeout
+    /// is shorter if the maintenance pass covers many tables. A timeout does no harm, because the
+    /// next pass continues where this pass stopped.
     slot_timeout: Duration,
     report: &'a mut RetentionReport,
     /// Whether this maintenance pass has verified that none of the table's events are missing from

@@ -44,8 +44,8 @@ enum SlotWait {
 }
 
 impl Pass<'_> {
-    /// Deletes the rows up to the position in the mark of the table, or does as much of that work
-    /// as is possible now.
+    /// Deletes the rows that the mark of the table covers, or does as much of that work as is
+    /// possible now.
     pub(crate) async fn delete_rows(
         &mut self,
         target: &Target,

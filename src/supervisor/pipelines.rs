@@ -643,9 +643,9 @@ impl Drop for Report {
     }
 }
 
-/// Describes the slot of a pipeline that no longer uses it, and how to drop the slot. A row of a
-/// query may have named a slot that belongs to another pipeline, so for a pipeline that is defined
-/// by a row, refers to `walpost check`, which names unused slots.
+/// Describes the slot of a pipeline that no longer uses it, and how to drop the slot. The row that
+/// defined a pipeline may have named a slot of another pipeline, so for such a pipeline, the text
+/// contains no command.
 fn describe_kept_slot(settings: &PipelineSettings) -> String {
     let (slot, database) = (&settings.target.slot, settings.postgres.describe());
     match settings.defined_by {
