@@ -120,7 +120,6 @@ DECLARE
     family oid[];
     -- Whether an untrusted role can change any table in `family`.
     is_exposed boolean;
-    was_locked boolean := false;
     may_not_lock CONSTANT text := 'role %I owns function walpost.lock_and_examine but may not lock table %I.%I';
     -- ALTER FUNCTION ... OWNER TO is not suggested: the current owner may have changed the
     -- function's body, which would then run with the new owner's privileges.
@@ -180,6 +179,10 @@ BEGIN
                 AND privilege_type IN ('TRIGGER', 'REFERENCES') AND grantee <> ALL (trusted))
             OR EXISTS (SELECT FROM pg_attribute, aclexplode(attacl) WHERE attrelid = ANY (family)
                 AND privilege_type = 'REFERENCES' AND grantee <> ALL (trusted));
+        IF examination = 2 AND is_exposed THEN
+            RAISE EXCEPTION 'table %.% was handed over to another role while it was being examined', quote_ident(schema_name),
+                quote_ident(table_name) USING ERRCODE = 'object_in_use', HINT = 'Run the same command again.';
+        END IF;
         -- An exposed table is locked below.
         EXIT WHEN is_exposed OR examination = 2;
         -- Waits for transactions that are changing the table. They may hand it over to an untrusted
@@ -193,12 +196,7 @@ BEGIN
                 USING ERRCODE = 'object_not_in_prerequisite_state', HINT = regexp_replace(
                     format(lock_hint, pg_get_userbyid(table_owner), current_user), unprintable, '?', 'g');
         END;
-        was_locked := true;
     END LOOP;
-    IF was_locked AND is_exposed THEN
-        RAISE EXCEPTION 'table %.% was handed over to another role while it was being examined', quote_ident(schema_name),
-            quote_ident(table_name) USING ERRCODE = 'object_in_use', HINT = 'Run the same command again.';
-    END IF;
     -- If the table was dropped after its name was looked up, the queries above found neither an
     -- owner nor privileges, so is_exposed would wrongly be false. If the table still exists now, it
     -- existed during all of these queries.
