@@ -183,11 +183,11 @@ impl Core {
         }
     }
 
-    /// Returns whether the names of tables must be checked because records contain them. If not,
+    /// Returns whether the accepted names of tables must be loaded from the catalog. If not,
     /// [`Core::accept_names`] has no effect.
-    pub(crate) fn checks_table_names(&self) -> bool {
+    pub(crate) fn loads_table_names(&self) -> bool {
         match &self.source {
-            Source::Table(source) => source.names().is_enabled(),
+            Source::Table(source) => source.names().are_loaded(),
             Source::Messages(_) => false,
         }
     }

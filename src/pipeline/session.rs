@@ -354,7 +354,7 @@ impl Session<'_> {
     fn describe_table(&self, database: &impl Database, core: &Core, oid: u32) -> Wait {
         let database = database.clone();
         let target = core
-            .checks_table_names()
+            .loads_table_names()
             .then(|| self.settings.target.clone());
         let pipeline = self.settings.name.clone();
         let description = async move {

@@ -10,6 +10,9 @@
 //! for each OID; the module of [`AcceptedNames`] describes how a name is accepted. A table that was
 //! added while the pipeline was running is looked up when the stream describes it.
 //!
+//! Names are also loaded if records do not contain them: loading the names of a new table records
+//! that its rows are delivered, which `walpost.add_outbox` must find.
+//!
 //! If no name is recorded for a table, because Walpost's role can't use `walpost.table_state`, the
 //! name in the catalog is accepted instead. In this case, the names in WAL from before the start of
 //! the pipeline can't be checked, because the table may have been renamed legitimately.
@@ -36,6 +39,9 @@ pub(super) const ENTRY_BYTES: usize = 100;
 /// The names under which the rows of tables may be published, by OID.
 #[derive(Default)]
 pub(crate) struct TableNames {
+    /// Whether the outbox can consist of several tables. The name of a single table is fixed by the
+    /// configuration.
+    is_several: bool,
     /// The setting that adds table names to records; quoted in error messages. If it is `None`,
     /// table names have no effect and need not be checked.
     setting: Option<String>,
@@ -56,21 +62,17 @@ struct KnownNames {
 
 impl TableNames {
     pub(super) fn new(outbox: &Outbox, settings: &OutboxSettings) -> Self {
-        // If the outbox is a single table, its name is fixed by the configuration, so there is
-        // nothing to check.
-        let setting = match outbox.is_several() {
-            true => settings.setting_with_table_name(),
-            false => None,
-        };
+        let is_several = outbox.is_several();
         Self {
-            setting,
+            is_several,
+            setting: settings.setting_with_table_name().filter(|_| is_several),
             ..Self::default()
         }
     }
 
-    /// Returns whether the names of tables are checked.
-    pub(super) fn is_enabled(&self) -> bool {
-        self.setting.is_some()
+    /// Returns whether the accepted names of tables must be loaded from the catalog.
+    pub(super) fn are_loaded(&self) -> bool {
+        self.is_several
     }
 
     /// Sets the commands that error messages suggest.
@@ -81,7 +83,7 @@ impl TableNames {
     /// Sets the accepted names of the published tables. If no name is recorded for a table, any
     /// names from an earlier call are kept.
     pub(super) fn add(&mut self, tables: Vec<AcceptedNames>) {
-        if !self.is_enabled() {
+        if !self.are_loaded() {
             return;
         }
         self.new_bytes = 0;
@@ -105,7 +107,7 @@ impl TableNames {
     /// Adds the accepted names of a table that was not published when the pipeline started. `found`
     /// is empty if the table does not exist and no name is recorded for it.
     pub(super) fn add_new_table(&mut self, oid: u32, found: Vec<AcceptedNames>) {
-        if self.is_enabled() {
+        if self.are_loaded() {
             let names = found.into_iter().flat_map(|table| table.names);
             let names: Vec<_> = names.collect();
             self.new_bytes += ENTRY_BYTES + names.iter().map(memory_bytes).sum::<usize>();
@@ -119,13 +121,20 @@ impl TableNames {
     }
 
     /// Returns whether the table's accepted names must be loaded before [`Self::check`] is called.
+    /// If the table has no recorded name, loading them also records that the table's rows have been
+    /// delivered, so that `add_outbox` does not send them again. Therefore, names are also loaded
+    /// if they are not checked.
     pub(super) fn lacks(&self, oid: u32) -> bool {
-        self.is_enabled() && !self.known.contains_key(&oid)
+        self.are_loaded() && !self.known.contains_key(&oid)
     }
 
-    /// Returns `name` if it is accepted for the table, and otherwise the name that was last
-    /// accepted for the table. A name that is not accepted may belong to another table.
+    /// Returns `name` if it is accepted for the table or if names are not checked, and otherwise
+    /// the name that was last accepted for the table. A name that is not accepted may belong to
+    /// another table.
     pub(super) fn accepted_name(&self, oid: u32, name: TableName) -> TableName {
+        if self.setting.is_none() {
+            return name;
+        }
         let accepted = self.known.get(&oid).map(|known| &known.accepted);
         match accepted.filter(|names| !names.contains(&name)) {
             Some(names) => names.last().cloned().unwrap_or(name),
@@ -301,8 +310,12 @@ mod tests {
     #[test]
     fn ignores_renames_if_records_do_not_contain_table_names() {
         let mut names = names("{aggregatetype}");
+        assert!(names.lacks(7));
+        names.add_new_table(7, accepted(&["tenant_a.outbox"], 0x200));
         assert!(!names.lacks(7));
         assert_eq!(check(&mut names, "tenant_a.outbox"), Ok(()));
         assert_eq!(check(&mut names, "tenant_b.outbox"), Ok(()));
+        let name = names.accepted_name(7, table("tenant_b.outbox"));
+        assert_eq!(name, table("tenant_b.outbox"));
     }
 }

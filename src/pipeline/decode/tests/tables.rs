@@ -1,8 +1,10 @@
 //! Tests for outboxes with several tables.
 
 use super::*;
+use crate::model::commands::Commands;
 use crate::outbox::settings::Format;
 use crate::pipeline::settings::Undeliverable;
+use crate::postgres::catalog::table_state::AcceptedNames;
 use crate::postgres::table_pattern::TablePatterns;
 
 fn several(settings: OutboxSettings) -> Fixture {
@@ -21,6 +23,16 @@ fn several(settings: OutboxSettings) -> Fixture {
     fixture.core = Core::new(outbox, settings, watermark).expect("settings fit");
     fixture.process(&begin(0x200));
     fixture
+}
+
+/// Processes a relation message for a table whose description has not been loaded, and then again
+/// after an empty description was loaded.
+fn process_new_table(fixture: &mut Fixture, oid: u32, schema: &str, name: &str) {
+    let relation = described(oid, schema, name, &COLUMNS);
+    let step = fixture.send(&relation).expect("success");
+    assert_eq!(step, Step::NewTable(oid));
+    fixture.core.describe_table(oid, Vec::new(), Vec::new());
+    fixture.process(&relation);
 }
 
 /// Returns a relation message for a table with these text columns, in this order.
@@ -102,10 +114,10 @@ fn maps_each_table_by_its_own_columns_and_assigns_row_numbers_across_tables() {
 #[test]
 fn delivers_rows_only_while_the_table_name_matches_a_configured_pattern() {
     let mut fixture = several(OutboxSettings::default());
-    fixture.process(&described(3, "tenant_a", "outbox", &COLUMNS));
+    process_new_table(&mut fixture, 3, "tenant_a", "outbox");
     fixture.process(&described(4, "tenant_a", "other", &COLUMNS));
     fixture.process(&row(3, &["1", "order", "key", "a"]));
-    fixture.process(&described(4, "tenant_c", "outbox", &COLUMNS));
+    process_new_table(&mut fixture, 4, "tenant_c", "outbox");
     fixture.process(&row(4, &["2", "order", "key", "b"]));
     fixture.process(&described(3, "tenant_a", "old", &COLUMNS));
     let count = |table: &str, rows| (table.to_owned(), rows);
@@ -153,6 +165,14 @@ fn requests_column_details_of_a_table_if_the_record_format_requires_them() {
     fixture
         .core
         .describe_columns(HashMap::from([(3, facts(true))]));
+    fixture.core.accept_names(
+        vec![AcceptedNames {
+            oid: 3,
+            names: Vec::new(),
+            unchecked_before: Lsn::ZERO,
+        }],
+        &Commands::default(),
+    );
     fixture.process(&described(3, "tenant_a", "outbox", &COLUMNS));
     let late = described(4, "tenant_b", "outbox", &COLUMNS);
     assert_eq!(fixture.send(&late).expect("success"), Step::NewTable(4));
@@ -168,9 +188,6 @@ fn requests_column_details_of_a_table_if_the_record_format_requires_them() {
         .iter()
         .map(|record| record.contains("\"optional\":true"));
     assert_eq!(optional.collect::<Vec<_>>(), [false, true]);
-
-    let mut fixture = several(OutboxSettings::default());
-    fixture.process(&described(4, "tenant_b", "outbox", &COLUMNS));
 }
 
 #[test]
@@ -182,7 +199,7 @@ fn adds_the_table_name_to_dead_letters() {
     };
     fixture.core.send_dead_letters("orders", &settings);
     for (oid, schema) in [(3, "tenant_a"), (4, "tenant_b")] {
-        fixture.process(&described(oid, schema, "outbox", &COLUMNS));
+        process_new_table(&mut fixture, oid, schema, "outbox");
         fixture.process(&row(oid, &["1", "no topic", "key", "a"]));
         let header = format!("walpost-source-table={schema}.outbox");
         assert!(

@@ -133,7 +133,7 @@ impl<C: CatalogQueries> Checked<C> {
         start.session_state.record_tables(&catalog).await;
         // Read the accepted names only after the tables have been recorded, because recording a new
         // table adds its name to the accepted names.
-        if start.core.checks_table_names() {
+        if start.core.loads_table_names() {
             let names = catalog.accepted_names(target, &oids).await?;
             start.core.accept_names(names, &target.commands);
         }
