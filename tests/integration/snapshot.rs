@@ -177,6 +177,20 @@ pub(crate) fn start_and_copy_some(fixture: &Fixture<'_>) -> Walpost {
     walpost
 }
 
+/// Waits until Walpost has copied all rows and streams. With a small window, this can take minutes
+/// on a busy machine, so only the time without any progress is limited.
+pub(crate) fn wait_until_copied(fixture: &Fixture<'_>, walpost: &Walpost) {
+    let topics = fixture.topics();
+    let mut is_streaming = false;
+    while !is_streaming {
+        let before = fixture.broker.ends(&topics);
+        wait_until("copied rows", || {
+            is_streaming = walpost.logged("streaming") > 0;
+            is_streaming || fixture.broker.ends(&topics) != before
+        });
+    }
+}
+
 /// Asserts that all events were delivered and, in exactly-once mode, that none was repeated.
 pub(crate) fn expect_all(fixture: &Fixture<'_>, count: usize, exactly_once: bool) {
     let records = fixture.records();

@@ -189,7 +189,9 @@ fn sends_no_secret_to_an_endpoint_with_an_invalid_certificate() {
 #[test]
 fn renews_tokens_from_a_program_under_load_and_retries_if_the_program_fails() {
     let (server, broker) = (Server::shared(MAJOR), Broker::shared());
-    let issuers = [Issuer::new(5), Issuer::new(5)];
+    // A new token is requested after 80 % of the lifetime. On a busy machine, the rest must be long
+    // enough to run the program and to send the token to the broker.
+    let issuers = [Issuer::new(15), Issuer::new(15)];
     let streams = [false, true].map(|exactly_once| {
         let fixture = Fixture::on_servers(server, broker).in_mode(exactly_once);
         let flags = flags(&fixture, &issuers[usize::from(exactly_once)]);

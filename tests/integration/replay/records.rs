@@ -37,7 +37,10 @@ fn replays_rows_while_the_pipeline_runs(exactly_once: bool) {
     assert!(!is_replayed(&records[6]));
     assert_eq!(runs(&records).len(), 1);
     let entry = |state: &str, sent: &str| [state.to_owned(), sent.to_owned()];
-    assert_eq!(journal(&fixture), [entry("begun", "0"), entry("done", "3")]);
+    let mut entries = journal(&fixture);
+    // On a busy machine, the replay takes so long that its progress is recorded.
+    entries.retain(|[state, _]| state != "going");
+    assert_eq!(entries, [entry("begun", "0"), entry("done", "3")]);
 }
 
 /// A replay formats values as the stream does, regardless of the session's settings.

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use super::{
     TABLE, check_copied, check_copied_records, expect_all, fill, fixture_before_init,
     fixture_with_older_rows, journal, open_transaction, settle, start_and_copy_some,
-    wait_until_blocked,
+    wait_until_blocked, wait_until_copied,
 };
 use crate::support::checker::{self, DeliveredRecord, Resends};
 use crate::support::event::Outbox;
@@ -130,7 +130,7 @@ fn postgresql_shuts_down_within_seconds_during_a_snapshot(exactly_once: bool) {
     server.start();
     fixture.reconnect();
     walpost.wait_for_logs("copying", 2);
-    walpost.wait_for_log("streaming");
+    wait_until_copied(&fixture, &walpost);
     settle(&fixture, walpost);
     expect_all(&fixture, 20_000, exactly_once);
 }
@@ -240,18 +240,16 @@ fn kill_and_resume(fixture: &Fixture, aggregate: &str, key: &str) {
 #[test]
 fn does_not_resend_copied_rows_after_a_disconnect_between_chunks() {
     let create = "CREATE TABLE outbox (id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb)";
-    let (fixture, aggregate) = fixture_with_older_rows(create, 6_000, true);
+    let (fixture, aggregate) = fixture_with_older_rows(create, 3_000, true);
     let walpost = start_and_copy_some(&fixture);
     fixture.kill(walpost);
-    fill(&fixture, &aggregate, 6_000);
-    let mut walpost = fixture
-        .run()
-        .args(["--window-records", "20"])
-        .start_streaming();
+    fill(&fixture, &aggregate, 3_000);
+    let mut walpost = fixture.run().args(["--window-records", "20"]).start();
+    wait_until_copied(&fixture, &walpost);
     // Interrupt the stream several times while rows remain to be delivered.
     for _ in 0..5 {
         let before = fixture.records().len();
-        if before < 12_000 {
+        if before < 6_000 {
             fixture.wait_for_records(before + 1);
         }
         fixture.kill(walpost);
@@ -260,7 +258,7 @@ fn does_not_resend_copied_rows_after_a_disconnect_between_chunks() {
     }
     fill(&fixture, &aggregate, 10);
     settle(&fixture, walpost);
-    expect_all(&fixture, 12_010, true);
+    expect_all(&fixture, 6_010, true);
 }
 
 #[test]
