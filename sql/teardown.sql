@@ -8,6 +8,8 @@
 -- never be delivered: a new slot delivers only events that are committed after it is created.
 -- Dropping the slot can't be undone. In a message outbox (-v table=), undelivered events are lost
 -- together with the slot. Safe to run again.
+-- To remove what Walpost has recorded about a slot that no longer exists, set `publication` to an
+-- empty string (-v publication=). The publication is then kept, because another pipeline may use it.
 -- Run by: a superuser, or the owner of the publication if it may also drop slots (REPLICATION).
 \set ON_ERROR_STOP on
 \if :{?schema}
@@ -79,9 +81,11 @@ SELECT format('DELETE FROM walpost.%I WHERE slot = %L', name, :'slot')
 COMMIT;
 \endif
 
+SELECT :'publication' <> '' AS is_publication, :'table' <> '' AS is_table \gset
+\if :is_publication
 DROP PUBLICATION IF EXISTS :"publication";
+\endif
 
-SELECT :'table' <> '' AS is_table \gset
 \echo 'Not removed: the outbox, its functions, schema walpost with the journal, and the role. To remove them too:'
 \if :is_table
 \echo '   ' DROP TABLE :"schema".:"table" ';'

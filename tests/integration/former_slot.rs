@@ -1,6 +1,9 @@
 //! A pipeline is switched to a different slot before the former slot has delivered all of its
 //! events.
 
+use std::path::Path;
+
+use crate::init::try_psql_with;
 use crate::support::fixture::Fixture;
 use crate::support::wait::wait_until;
 use crate::support::walpost::{Finished, Invocation};
@@ -273,9 +276,19 @@ fn retention_waits_for_the_former_slot_of_a_renamed_pipeline() {
     let kept = "SELECT EXISTS (SELECT FROM outbox WHERE aggregateid = 'between')";
     assert!(fixture.db.is_true(kept));
     fixture.drop_slot();
-    let file = fixture.file(&format!("slot = \"{}_2\"\n", fixture.slot()));
-    let check = Invocation::new(["check", "--config"]).arg(file).finish();
-    check.expect_mentions(&[
-        "of pipeline \"former\" does not exist, and no configured pipeline uses it",
-    ]);
+    let former = fixture.slot();
+    let file = fixture.file(&format!("slot = \"{former}_2\"\n"));
+    let check = || Invocation::new(["check", "--config"]).arg(&file).finish();
+    let vanished = "of pipeline \"former\" does not exist, and no configured pipeline uses it";
+    let remedy = format!("psql -v slot={former} -v publication= -f FILE");
+    check().expect_mentions(&[vanished, "sql/teardown.sql", &remedy]);
+
+    // The remedy keeps the publication, which the renamed pipeline uses.
+    let teardown = Path::new(env!("CARGO_MANIFEST_DIR")).join("sql/teardown.sql");
+    let variables = [("slot", former.as_str()), ("publication", "")];
+    let output = try_psql_with(&fixture, &fixture.conninfo(), &teardown, &variables);
+    assert!(output.status.success(), "{output:?}");
+    assert!(!check().mentions(vanished));
+    let published = "SELECT count(*) FROM pg_publication";
+    assert_eq!(fixture.db.number(published), 1);
 }

@@ -186,6 +186,19 @@ pub(crate) fn try_psql(fixture: &Fixture, file: &Path) -> Output {
 
 /// Like [`try_psql`], but connects with the given connection string.
 pub(crate) fn try_psql_as(fixture: &Fixture, conninfo: &str, file: &Path) -> Output {
+    try_psql_with(fixture, conninfo, file, &[])
+}
+
+/// Like [`try_psql_as`], but sets additional variables.
+pub(crate) fn try_psql_with(
+    fixture: &Fixture,
+    conninfo: &str,
+    file: &Path,
+    variables: &[(&str, &str)],
+) -> Output {
+    let variables = variables
+        .iter()
+        .map(|(name, value)| format!("--set={name}={value}"));
     let name = fixture.slot();
     let installed = debian_binaries(MAJOR).join("psql");
     let program = if installed.exists() {
@@ -203,7 +216,9 @@ pub(crate) fn try_psql_as(fixture: &Fixture, conninfo: &str, file: &Path) -> Out
         ])
         .args(["-v", &format!("pipeline={}", fixture.name)])
         .args(["-v", "writer=postgres", "-v", "owner=postgres"])
-        .args(["-v", &format!("role={}", fixture.name), "--file"])
+        .args(["-v", &format!("role={}", fixture.name)])
+        .args(variables)
+        .arg("--file")
         .arg(file)
         .output()
         .expect("psql runs")

@@ -2,12 +2,11 @@
 
 use std::fmt;
 
-use postgres_protocol::escape::escape_literal;
-
 use super::own_table::{OwnTable, Use};
 use super::slot_state::{FoundState, SlotIdentity, is_dropped_at};
 use super::table_state::{DATABASE_OID, SYSTEM_ID, VERSION, grant, text_array};
 use super::{Catalog, CatalogError};
+use crate::escape::shell_word_on_one_line;
 use crate::model::lsn::Lsn;
 use crate::postgres::sql::text_literal;
 use crate::postgres::table::TableName;
@@ -36,9 +35,9 @@ impl fmt::Display for VanishedSlot {
             f,
             "slot {slot:?} of pipeline {pipeline:?} does not exist, and no configured pipeline uses it: events \
              committed after {confirmed} may be missing from Kafka. If the pipeline was renamed, send the events again: \
-             {replay}. If the events are not needed: SET search_path = pg_catalog; DELETE FROM walpost.slot_state WHERE \
-             slot = {}",
-            escape_literal(slot).trim_start()
+             {replay}. If the events are not needed, run sql/teardown.sql of Walpost in this database: psql -v {} \
+             -v publication= -f FILE",
+            shell_word_on_one_line(&format!("slot={slot}"))
         )
     }
 }
