@@ -92,7 +92,9 @@ DECLARE
             SELECT other.oid FROM pg_roles AS other CROSS JOIN ours
                 GROUP BY other.oid HAVING bool_and(pg_has_role(other.oid, ours.oid, $1)
                 OR EXISTS (SELECT FROM pg_auth_members AS m
-                    WHERE m.roleid = ours.oid AND m.admin_option AND pg_has_role(other.oid, m.member, 'USAGE'))
+                    WHERE m.roleid = ours.oid AND m.admin_option AND pg_has_role(other.oid, m.member, 'USAGE')
+                        -- Only a superuser may grant the role of a superuser.
+                        AND NOT ours.rolsuper)
                 OR other.rolcreaterole AND $1 = 'MEMBER' AND NOT ours.rolsuper)
         )
         SELECT oid FROM able WHERE oid IN (SELECT oid FROM ours) OR NOT EXISTS (

@@ -97,7 +97,9 @@ DECLARE
             SELECT other.oid FROM pg_roles AS other CROSS JOIN ours
                 GROUP BY other.oid HAVING bool_and(pg_has_role(other.oid, ours.oid, act_as)
                 OR EXISTS (SELECT FROM pg_auth_members AS m
-                    WHERE m.roleid = ours.oid AND m.admin_option AND pg_has_role(other.oid, m.member, 'USAGE'))
+                    WHERE m.roleid = ours.oid AND m.admin_option AND pg_has_role(other.oid, m.member, 'USAGE')
+                        -- Only a superuser may grant the role of a superuser.
+                        AND NOT ours.rolsuper)
                 OR other.rolcreaterole AND act_as = 'MEMBER' AND NOT ours.rolsuper)
         )
         SELECT oid FROM able WHERE oid IN (SELECT oid FROM ours) OR NOT EXISTS (
@@ -360,6 +362,13 @@ BEGIN
         -- expressions. OIDs below 12000 belong to built-in types.
         UNION SELECT class, object, 'pg_type'::regclass, ids[1]::oid
             FROM attached CROSS JOIN regexp_matches(expressions, ':typid (\d+)', 'g') AS m (ids) WHERE ids[1]::oid >= 12000
+    ), inlined (class, object, function) AS (
+        -- The functions that the planner replaces with their bodies, because they are written in SQL.
+        SELECT DISTINCT class, object, p.oid FROM attached
+            CROSS JOIN regexp_matches(expressions, ':(funcid|opfuncid|opno) (\d+)', 'g') AS m (ids)
+            LEFT JOIN pg_operator o ON ids[1] = 'opno' AND o.oid = ids[2]::oid
+            JOIN pg_proc p ON p.oid = CASE ids[1] WHEN 'opno' THEN o.oprcode::oid ELSE ids[2]::oid END
+            JOIN pg_language l ON l.oid = p.prolang WHERE l.lanname NOT IN ('internal', 'c')
     ), called (class, object, function, owner) AS (
         SELECT class, object, p.oid, p.proowner FROM used
             JOIN pg_proc p ON used_class = 'pg_proc'::regclass AND p.oid = used_object
@@ -408,9 +417,21 @@ BEGIN
                 format_type(ids[1]::oid, NULL))
             FROM attached CROSS JOIN regexp_matches(expressions, ':[a-z_]*type(?:id)? ([0-9]+)', 'g') AS m (ids)
             WHERE strpos(expressions, '{JSONCONSTRUCTOREXPR ') > 0 AND ids[1]::oid >= 12000
+        -- Some of PostgreSQL's own functions are written in SQL and accept any type, such as quote_literal(anyelement) and
+        -- the function of the operator || for text and another type. Their bodies cast the argument to text, with a
+        -- function that the owner of the argument's type determines. pg_depend does not record the cast, and it can be
+        -- created at any time.
+        UNION ALL SELECT class, object, format('calls function %s, which can use a cast of type %s that belongs to another role',
+                function::regprocedure, format_type(t.oid, NULL))
+            FROM inlined JOIN attached USING (class, object)
+            CROSS JOIN regexp_matches(expressions, ':[a-z_]*type(?:id)? ([0-9]+)', 'g') AS m (ids)
+            JOIN pg_type t ON t.oid >= 12000 AND t.oid = ids[1]::oid
+            WHERE typowner <> ALL (trusted) OR EXISTS (SELECT FROM pg_cast JOIN pg_proc p ON p.oid = castfunc
+                WHERE castsource = t.oid AND proowner <> ALL (trusted))
         -- Some of PostgreSQL's own functions, such as ts_rewrite(), run text as SQL. None of these
-        -- functions is immutable. Expressions in indexes and partition keys can call only immutable
-        -- functions, and other constraints are not evaluated.
+        -- functions is immutable. After functions that are written in SQL have been inlined,
+        -- expressions in indexes and partition keys contain only immutable functions, and other
+        -- constraints are not evaluated.
         UNION ALL SELECT class, object, format('calls function %s, which is not immutable', p.oid::regprocedure)
             FROM attached CROSS JOIN regexp_matches(expressions, ':(?:funcid|opfuncid) (\d+)', 'g') AS m (ids)
             JOIN pg_proc p ON p.oid = ids[1]::oid WHERE provolatile <> 'i'

@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rejects_paths_in_environment_variables_if_other_users_can_write_to_them() {
+    fn rejects_certificate_files_from_the_environment_if_other_users_can_write_to_them() {
         let root = tempfile::tempdir().expect("a folder");
         let [file, folder] = ["ca.pem", "certs"].map(|name| root.path().join(name));
         fs::write(&file, "").expect("a file");
@@ -102,7 +102,7 @@ mod tests {
         let error = check_file().expect_err("a writable file");
         assert!(error.error.is_untrusted(), "{error}");
         assert_eq!((error.variable, &error.path), ("SSL_CERT_FILE", &file));
-        let error = check_folders().expect_err("a link to a writable file");
+        let error = check_folders().expect_err("a link to a writable file must be rejected");
         assert_eq!((error.variable, &error.path), ("SSL_CERT_DIR", &folder));
         mode(&file, 0o644);
         // In a sticky folder, other users could create the missing file.

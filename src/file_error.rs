@@ -61,11 +61,15 @@ mod tests {
             (
                 Errno::FBIG,
                 None,
-                "file system does not allow a larger file",
+                "The file system does not allow a larger file",
             ),
             (Errno::NOSPC, None, "TMPDIR"),
             (Errno::DQUOT, None, "TMPDIR"),
-            (Errno::MFILE, Some(20), "open files and connections is 20"),
+            (
+                Errno::MFILE,
+                Some(20),
+                "The limit on open files and connections is 20",
+            ),
             (Errno::NFILE, None, "sysctl fs.file-max"),
         ] {
             let remedy = remedy(error, |_| limit).expect("a remedy");
@@ -78,7 +82,8 @@ mod tests {
     fn names_the_file_that_could_not_be_written() {
         let error = io::Error::from_raw_os_error(Errno::NOSPC.raw_os_error());
         let text = explained("report.jsonl", &error).to_string();
-        let expected = "failed to write report.jsonl: No space left on device (os error 28). Free";
+        let expected =
+            "failed to write report.jsonl: No space left on device (os error 28). Free some space";
         assert!(text.starts_with(expected), "{text}");
     }
 }

@@ -86,7 +86,7 @@ pub(crate) fn debezium(given: &str, worker: Option<&str>) -> Result<Imported, Im
         section.set(
             "name",
             text(&name),
-            "Walpost's slot and publication are walpost_NAME",
+            "Walpost's slot and publication are named walpost_NAME",
         );
         section.set("table", text(&table.in_sql()), table.from.clone());
         let mut own = format!("walpost_{name}");
@@ -98,14 +98,14 @@ pub(crate) fn debezium(given: &str, worker: Option<&str>) -> Result<Imported, Im
         document.pipelines.push(section.append(&common));
     }
     if tables.len() > 1 {
-        let message = "become separate pipelines, each of which delivers its events in commit order. Debezium delivers \
-         the events of all tables in commit order: if two pipelines share a topic, their events can be interleaved \
+        let message = "the tables become separate pipelines, each of which delivers its events in commit order. Debezium \
+         delivers the events of all tables in commit order: if two pipelines share a topic, their events can be interleaved \
          differently";
         report.different("several tables", message);
     }
     report.different(
         "header walpost-position",
-        "is added to every record, after Debezium's headers",
+        "this header is added to every record, after Debezium's headers",
     );
     known::report_remaining(source, report);
 

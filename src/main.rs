@@ -2,7 +2,7 @@
 
 #![expect(
     unsafe_code,
-    reason = "exports symbols that jemalloc reads and librdkafka calls, and initializes OpenSSL"
+    reason = "required to export symbols for jemalloc and librdkafka, and to initialize OpenSSL"
 )]
 
 use std::process::ExitCode;

@@ -156,7 +156,9 @@ pub(crate) async fn run<S: Sink>(
                     }
                     Err(error) => {
                         let error = with_rejection(error, core).await;
-                        let error = unsendable::with_table(error, settings, database).await;
+                        let error =
+                            unsendable::with_table(error, settings, database, &stats, &mut orders)
+                                .await;
                         let error = unpublished_wal::with_remedy(error, settings);
                         session_state.record_position(core);
                         is_isolating = match &error {
@@ -198,7 +200,8 @@ pub(crate) async fn run<S: Sink>(
                 }
             }
             Err(error) => {
-                let error = unsendable::with_table(error, settings, database).await;
+                let error =
+                    unsendable::with_table(error, settings, database, &stats, &mut orders).await;
                 unpublished_wal::with_remedy(error, settings)
             }
         };

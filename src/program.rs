@@ -10,7 +10,7 @@
 //! because they may change at any time after Walpost has read its configuration.
 #![expect(
     unsafe_code,
-    reason = "a new process is prepared between fork and exec, where only system calls are allowed"
+    reason = "`isolate` runs between fork and exec, where only system calls are allowed"
 )]
 
 use std::collections::{HashMap, HashSet};
@@ -57,36 +57,42 @@ pub(crate) struct Program {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProgramError {
     /// Another user could have modified the program.
-    #[error("was not run: {0}")]
+    #[error("the program was not run: {0}")]
     Untrusted(Box<PathError>),
     /// The operating system could not start the program.
-    #[error("failed to start: {0}")]
+    #[error("the program failed to start: {0}")]
     Start(String),
     /// The program was killed because it exceeded its time limit.
-    #[error("did not exit within {} s and was killed. {}", limit.as_secs(), hint())]
+    #[error(
+        "the program did not exit within {} s and was killed. {}",
+        limit.as_secs(),
+        hint()
+    )]
     Slow {
         /// The time limit.
         limit: Duration,
     },
     /// The exit status of the program is not 0.
-    #[error("failed with {status}. {}", hint())]
+    #[error("the program failed with {status}. {}", hint())]
     Failed {
         /// The exit status.
         status: ExitStatus,
     },
     /// The program wrote nothing to standard output.
-    #[error("printed nothing. {}", hint())]
+    #[error("the program printed nothing. {}", hint())]
     Nothing,
     /// The output is too long to be a secret.
-    #[error("printed more than {MAX_SECRET_BYTES} bytes; expected a password or a token")]
+    #[error(
+        "the program printed more than {MAX_SECRET_BYTES} bytes; expected a password or a token"
+    )]
     TooMuch,
 }
 
 /// Explains how to find the cause of a failure.
 fn hint() -> String {
     format!(
-        "Its standard error is not shown, because it may contain secrets. Run the program by hand as uid {}, or redirect its \
-         standard error to a file",
+        "The program's standard error is not shown, because it may contain secrets. Run the program by hand as uid {}, or \
+         redirect its standard error to a file",
         geteuid().as_raw()
     )
 }
@@ -310,7 +316,7 @@ fn descendants(root: Pid) -> HashSet<Pid> {
 
 /// Returns the parent of each process that has not ended.
 fn running_processes() -> HashMap<Pid, Pid> {
-    #[expect(clippy::disallowed_methods, reason = "only the kernel writes /proc")]
+    #[expect(clippy::disallowed_methods, reason = "only the kernel writes to /proc")]
     let Ok(entries) = fs::read_dir("/proc") else {
         return HashMap::new();
     };
@@ -318,7 +324,7 @@ fn running_processes() -> HashMap<Pid, Pid> {
         let name = entry.ok()?.file_name();
         let pid = Pid::from_raw(name.to_str()?.parse().ok()?)?;
         let path = Path::new("/proc").join(name).join("stat");
-        #[expect(clippy::disallowed_methods, reason = "only the kernel writes /proc")]
+        #[expect(clippy::disallowed_methods, reason = "only the kernel writes to /proc")]
         let stat = fs::read(path).ok()?;
         Some((pid, parent(&stat)?))
     };
@@ -465,10 +471,16 @@ mod tests {
             Ok("secret\n".to_owned())
         );
         let error = run("echo part; exit 3").expect_err("it fails");
-        assert!(error.starts_with("failed with exit status: 3. "), "{error}");
+        assert!(
+            error.starts_with("the program failed with exit status: 3. "),
+            "{error}"
+        );
         assert!(error.contains("Run the program by hand"), "{error}");
         let error = run("true").expect_err("nothing");
-        assert!(error.starts_with("printed nothing. "), "{error}");
+        assert!(
+            error.starts_with("the program printed nothing. "),
+            "{error}"
+        );
         let error = run("kill -9 $$").expect_err("killed");
         assert!(error.contains("signal: 9"), "{error}");
     }

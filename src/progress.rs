@@ -188,7 +188,10 @@ impl Write for BarSafeStderr {
 }
 
 /// Returns whether standard error is a terminal.
-#[expect(clippy::disallowed_methods, reason = "only queried, not written to")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "nothing is written to standard error"
+)]
 pub(crate) fn is_terminal() -> bool {
     io::stderr().is_terminal()
 }

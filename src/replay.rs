@@ -245,7 +245,8 @@ pub(crate) enum ReplayError {
     Parameters,
     /// The run was started with a different condition, or without a condition.
     #[error(
-        "replay {run}, started by role {} at {}, {}. The condition in the journal is only compared with yours, and never executed: {}",
+        "replay {run}, which role {} started at {}, {}. Walpost does not execute the condition in the journal; it only compares \
+         the condition with --where. {}",
         begun.by_role,
         begun.at,
         match expected {
@@ -253,8 +254,8 @@ pub(crate) enum ReplayError {
             None => "has no --where".to_owned(),
         },
         match expected {
-            Some(_) => format!("if this condition is intended, specify it again: {command}"),
-            None => format!("omit --where: {command}"),
+            Some(_) => format!("If this condition is intended, specify it again: {command}"),
+            None => format!("Omit --where: {command}"),
         }
     )]
     OtherCondition {
@@ -567,7 +568,9 @@ impl<'s> ReplayPlan<'s> {
             sent,
         } = RecordedRun::find(&writer, settings, run).await?;
         let Some(selected) = planned.selected() else {
-            return Err(entry.unreadable("it does not specify the rows".to_owned()));
+            return Err(
+                entry.unreadable("the entry does not specify which rows to send".to_owned())
+            );
         };
         let command = resume_command(settings, run, selected.condition.as_deref(), &planned.topic);
         if selected.condition.as_deref() != condition {
@@ -734,17 +737,19 @@ impl<'s> ReplayPlan<'s> {
             "" => "all rows".to_owned(),
             condition => format!("rows with {}", condition.replace('\n', "")),
         };
-        let progress = match self.is_resumed {
-            true => format!(", after the {} already sent", self.sent_before),
-            false => String::new(),
-        };
         let rows = if self.rows == 1 { "row" } else { "rows" };
-        format!(
-            "{} {rows} of table {}: {selection}{progress}; ordered by {}",
+        let (count, table, order) = (
             self.rows,
-            self.planned.table,
-            self.planned.order.join(", ")
-        )
+            &self.planned.table,
+            self.planned.order.join(", "),
+        );
+        match self.is_resumed {
+            true => format!(
+                "{count} {rows} of table {table}: {selection}, not including the {} already sent; ordered by {order}",
+                self.sent_before
+            ),
+            false => format!("{count} {rows} of table {table}: {selection}; ordered by {order}"),
+        }
     }
 
     /// Returns the command that resumes the run.
@@ -900,7 +905,9 @@ fn resume_command(
 fn key_values(row: &SimpleQueryRow) -> Result<Vec<String>, CatalogError> {
     let value = |index| {
         let value = row.get(index).map(str::to_owned);
-        value.ok_or_else(|| CatalogError::Unexpected("null in a primary key".to_owned()))
+        value.ok_or_else(|| {
+            CatalogError::Unexpected("a column of the primary key is null".to_owned())
+        })
     };
     (0..row.len()).map(value).collect()
 }

@@ -499,7 +499,10 @@ impl RetentionStep {
         match self {
             Self::Create(name, range) => format!("create partition {name} for {range}"),
             Self::MarkClosed(partition) => {
-                format!("mark {} as past its time range", partition.name)
+                format!(
+                    "mark {} as closed, because its time range has passed",
+                    partition.name
+                )
             }
             Self::MarkDelivered(partition) => format!("mark {} as delivered", partition.name),
             Self::Detach(partition) => format!("detach {}", partition.name),
@@ -995,7 +998,8 @@ fn drop_sql(table: &Detached) -> String {
     let block = format!(
         "BEGIN IF NOT EXISTS (SELECT FROM pg_class WHERE oid = {oid} AND oid = {}::regclass AND NOT relispartition \
          AND {found} = {expected}) THEN \
-         RAISE EXCEPTION 'it has changed, and is not dropped' USING ERRCODE = 'object_not_in_prerequisite_state'; \
+         RAISE EXCEPTION 'the detached partition has changed since it was inspected, and was not dropped' \
+         USING ERRCODE = 'object_not_in_prerequisite_state'; \
          END IF; END",
         escape_literal(&name.quoted())
     );

@@ -223,7 +223,7 @@ pub enum SinkError {
     #[error("Kafka producer: {0}. Correct [kafka] in the configuration")]
     Configuration(String),
     /// The pipeline's last record in the checkpoint topic is not a valid checkpoint.
-    #[error("the checkpoint of pipeline {pipeline:?} at {place}: {error}")]
+    #[error("can't read the checkpoint of pipeline {pipeline:?} at {place}: {error}")]
     Checkpoint {
         pipeline: String,
         /// The topic and offset of the record.

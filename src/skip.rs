@@ -52,7 +52,7 @@ impl FromStr for SkipTarget {
                 .map(Self::Position)
                 .map_err(|error| format!("{error}")),
             false => text.parse().map(Self::Lsn).map_err(|error| {
-                format!("{error}; or a position such as 00000000/016B3748:0000000002")
+                format!("{error}. A position such as 00000000/016B3748:0000000002 is also accepted")
             }),
         }
     }

@@ -201,11 +201,11 @@ impl<D: PartialEq> Supervisor<D> {
             Ok((changes, doubtful)) => {
                 info!("configuration reloaded after {cause}: {changes}");
                 for failure in &failed {
-                    error!("{failure}; its running pipelines are kept");
+                    error!("{failure}; pipelines already running from this source are kept");
                 }
                 for removal in doubtful {
                     error!(
-                        "configuration not reloaded from {}; its running pipelines are kept: {removal}",
+                        "configuration not reloaded from {}; pipelines already running from this source are kept: {removal}",
                         removal.source
                     );
                     failed.push(removal.to_string());

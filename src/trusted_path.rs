@@ -656,11 +656,11 @@ fn distrust(place: &Path, entry: impl AsFd, fault: Option<Fault>) -> Result<(), 
     let word = shell_word(&place.to_string_lossy());
     let (found, remedy) = match fault {
         Fault::Owner { owner, expected } => (
-            format!("its owner is uid {owner}, expected {expected}"),
+            format!("the owner is uid {owner}, expected {expected}"),
             format!("chown -h {} {word}, or run Walpost as uid {owner}", own()),
         ),
         Fault::Mode(mode) => (
-            format!("its mode is {mode:04o}, expected no write permission for group and others"),
+            format!("the mode is {mode:04o}, expected no write permission for group and others"),
             format!("chmod go-w {word}"),
         ),
     };
@@ -670,8 +670,8 @@ fn distrust(place: &Path, entry: impl AsFd, fault: Option<Fault>) -> Result<(), 
         remedy,
         read_only: match is_read_only(&entry)? {
             true => {
-                ". In a container whose read-only mounts other users can't modify, you can set \
-                 WALPOST_TRUST_READ_ONLY_MOUNTS=true in the environment instead"
+                ". Alternatively, in a container in which other users can't modify read-only mounts, set the environment \
+                 variable WALPOST_TRUST_READ_ONLY_MOUNTS=true"
             }
             false => "",
         },

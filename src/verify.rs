@@ -123,14 +123,12 @@ pub(crate) enum VerifyError {
     NoIdHeader,
     /// The table has no suitable column with the time of each row.
     #[error(
-        "column {column:?} of table {table} {found}, but --since and --until require a column with the time of each \
-         row. Specify the column with --time-column"
+        "{found}, but --since and --until require a column with the time of each row. Specify the column with \
+         --time-column"
     )]
     NoTime {
-        table: TableName,
-        column: String,
-        /// A description of the problem.
-        found: &'static str,
+        /// A description of the problem, which includes the column and the table.
+        found: String,
     },
     /// The role is not allowed to read the table.
     #[error(

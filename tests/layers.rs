@@ -421,7 +421,7 @@ fn detects_direct_and_indirect_reference_cycles() {
 }
 
 #[test]
-fn every_top_level_module_exists_and_has_one_layer_rank() {
+fn every_listed_top_level_module_exists_and_is_listed_once() {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let top_modules = RANKS.concat();
     for top_module in &top_modules {
@@ -448,7 +448,7 @@ fn paths(module: &str, text: &str) -> Vec<String> {
 }
 
 #[test]
-fn resolves_import_groups_globs_and_aliases() {
+fn resolves_grouped_glob_and_aliased_imports() {
     assert_eq!(
         paths("a::b", "use crate::x::{self, y::{z as w, *}, super_ish};"),
         ["x::self", "x::y::z", "x::y", "x::super_ish"]
@@ -475,7 +475,7 @@ fn resolves_super_and_self_relative_to_their_module() {
 }
 
 #[test]
-fn finds_module_paths_in_bodies_types_macros_and_attributes() {
+fn finds_module_paths_in_function_bodies_types_macros_and_attributes() {
     assert_eq!(
         paths(
             "a",
@@ -507,7 +507,7 @@ fn finds_module_paths_in_bodies_types_macros_and_attributes() {
 }
 
 #[test]
-fn reports_references_to_modules_of_higher_or_equal_layers_with_file_and_line() {
+fn reports_references_to_modules_in_the_same_or_a_higher_layer_with_file_and_line() {
     let check = |file: &str, text: &str| -> Vec<_> {
         let found = violations(Path::new(file), text);
         found.iter().map(ToString::to_string).collect()
@@ -549,7 +549,7 @@ fn reports_references_to_modules_of_higher_or_equal_layers_with_file_and_line() 
 }
 
 #[test]
-fn only_the_owning_module_refers_to_a_restricted_crate() {
+fn reports_uses_of_a_crate_outside_the_module_that_wraps_it() {
     let check = |file: &str, text: &str| violations(Path::new(file), text).len();
     for text in [
         "use rdkafka::Message;",

@@ -97,7 +97,7 @@ fn functions_in_printed_statements_are_schema_qualified() {
 }
 
 #[test]
-fn documentation_sets_search_path_before_reading_catalogs() {
+fn documented_queries_set_search_path_before_reading_catalogs() {
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs");
     let mut found = Vec::new();
     files(&docs, &["md"], &mut found);
@@ -113,7 +113,7 @@ fn documentation_sets_search_path_before_reading_catalogs() {
 }
 
 #[test]
-fn detects_unqualified_calls_and_blocks_without_search_path() {
+fn detects_unqualified_calls_and_sql_blocks_that_do_not_set_search_path() {
     let text = "SELECT pg_reload_conf()\nSELECT pg_catalog.pg_reload_conf()\n`pg_terminate_backend(7)`\nmy_pg_reload_conf()\n";
     assert_eq!(unqualified_calls(text), [1, 3]);
     let block = "```sql\nSELECT slot_name FROM pg_replication_slots WHERE active;\n```\n";

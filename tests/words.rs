@@ -283,7 +283,7 @@ fn parts(name: &str) -> Vec<String> {
 }
 
 #[test]
-fn no_name_is_vague() {
+fn no_identifier_contains_a_vague_word() {
     let mut vague = Vec::new();
     for (file, text) in checked_files() {
         if file.ends_with(".rs") {

@@ -170,7 +170,7 @@ pub(super) fn describe(checkpoint: &Checkpoint) -> String {
     };
     let copied = match &checkpoint.snapshot {
         Some(copied) if !copied.is_complete() => {
-            format!(", {} older rows copied so far", copied.rows)
+            format!("; {} older rows copied so far", copied.rows)
         }
         _ => String::new(),
     };
@@ -231,7 +231,7 @@ async fn adopt(settings: &PipelineSettings, yes: bool) -> Result<(), Failure> {
         Some(found) => say!("{name}: {}", describe(found)),
     }
     say!(
-        "{name}: new checkpoint: events up to {}, the position of slot {}, count as delivered; cluster {}, timeline {}",
+        "{name}: new checkpoint: events up to {}, the position of slot {}, will count as delivered; cluster {}, timeline {}",
         server.confirmed,
         server.slot,
         server.system_id,

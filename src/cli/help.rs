@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_flag_hidden_from_help_exists() {
+    fn hidden_flag_lists_contain_only_existing_flags() {
         for (path, unused) in [
             (&["check"][..], CHECK),
             (&["verify"], VERIFY),

@@ -82,7 +82,7 @@ fn read(path: &Path) -> Result<String, String> {
         true => Ok(Box::new(io::stdin())),
         #[expect(
             clippy::disallowed_methods,
-            reason = "import only converts the file, and starts nothing with its contents"
+            reason = "import only converts the file, and never runs a program that the file names"
         )]
         false => fs::File::open(path).map(|file| Box::new(file) as Box<dyn Read>),
     };

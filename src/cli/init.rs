@@ -351,7 +351,7 @@ pub(super) fn apply(
             if let Some(error) = unfit {
                 warn!(
                     pipeline, %database,
-                    "not ready yet: {error}. To use the table unchanged, specify its columns with the walpost run \
+                    "the outbox is not ready yet: {error}. To use the table unchanged, specify its columns with the walpost run \
                      options --payload, --topic, --key and --header"
                 );
                 return Ok(Readiness::Ready);
@@ -368,21 +368,21 @@ pub(super) fn apply(
     };
     let hint = match (&error.reason, error.left) {
         (reason, LeftTables::NoSlot) if is_lock_timeout(reason) => {
-            ". A slot can be created only after all transactions that are already running have ended (see \
+            "A slot can be created only after all transactions that are already running have ended (see \
              pg_stat_activity). Run init again, or raise --lock-timeout"
         }
         (reason, _) if is_lock_timeout(reason) => {
-            ". Another transaction holds the lock (see pg_locks). Run init again, or raise --lock-timeout"
+            "Another transaction holds the lock (see pg_locks). Run init again, or raise --lock-timeout"
         }
         (CatalogError::Server(error), _) if error.code == "42501" => &format!(
-            ". Run init as the owner of the table or functions, with REPLICATION, or as a superuser{}",
+            "Run init as the owner of the table or functions, with REPLICATION, or as a superuser{}",
             as_superuser(settings)
         ),
         (CatalogError::Dial(DialError::Server { error, .. }), _)
             if error.code.starts_with("28") && settings.postgres.user() != SUPERUSER =>
         {
             &format!(
-                ". Run init as a superuser, or as the owner of the table{}",
+                "Run init as a superuser, or as the owner of the table{}",
                 as_superuser(settings)
             )
         }
@@ -393,7 +393,8 @@ pub(super) fn apply(
     // has its own punctuation.
     let error = error.to_string();
     let error = error.trim_end_matches(['.', ';']);
-    error!(pipeline, %database, "{error}{hint}. {left}");
+    let separator = if hint.is_empty() { "" } else { ". " };
+    error!(pipeline, %database, "{error}{separator}{hint}. {left}");
     Err(match recovery::catalog_remedy(reason) {
         Remedy::Reconnect if is_lock_timeout(reason) => Exit::Halted,
         remedy => remedy.into(),
@@ -468,12 +469,17 @@ async fn warn_of_unchanged_limit(provision: &Provision, catalog: &Catalog) {
         return;
     }
     let limit = match found {
-        Some(limit) => format!("still limits events to {} bytes", limit.bytes),
-        None => "still has no limit on the size of an event".to_owned(),
+        Some(limit) => format!(
+            "table {table} already existed and still limits events to {} bytes",
+            limit.bytes
+        ),
+        None => {
+            format!("table {table} already existed and still has no limit on the size of an event")
+        }
     };
     warn!(
         pipeline = provision.pipeline,
-        "table {table} already existed and {limit}. As the table's owner, change the limit: {}",
+        "{limit}. As the table's owner, change the limit: {}",
         EventLimit {
             table: table.clone(),
             bytes: found.map_or(0, |limit| limit.bytes)
@@ -499,7 +505,7 @@ async fn hidden_rows(
         Ok::<_, CatalogError>(hidden_rows_warning(target, &hidden))
     };
     queried.await.map_err(|reason| ProvisionError {
-        step: "tables that inherit from an outbox".to_owned(),
+        step: "the check for tables that inherit from an outbox table".to_owned(),
         reason,
         left: LeftTables::Slot,
     })

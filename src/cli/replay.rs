@@ -269,7 +269,7 @@ async fn replay(settings: &PipelineSettings, args: &ReplayArgs) -> Result<Replay
         let remark = if previous.is_ours {
             ""
         } else {
-            " (not the role of this session)"
+            " (this session uses another role)"
         };
         say!(
             "{name}: started by role {}{remark}, at {}",

@@ -121,7 +121,7 @@ fn print_plan(settings: &PipelineSettings, plan: &SkipPlan) {
     );
     if found.dealt_with > 0 {
         say!(
-            "{name}: {} more were already delivered or skipped, according to the checkpoint",
+            "{name}: according to the checkpoint, {} more events were already delivered or skipped",
             found.dealt_with
         );
     }
@@ -133,7 +133,7 @@ fn print_plan(settings: &PipelineSettings, plan: &SkipPlan) {
     }
     if found.unroutable > 0 {
         say!(
-            "{name}:   {} that can't be converted to a record",
+            "{name}:   {} events that can't be converted to records",
             found.unroutable
         );
     }

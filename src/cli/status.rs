@@ -430,7 +430,8 @@ fn problems(
         if let (None, Some(halt)) = (status, &database.last_halt) {
             reasons.push(Reason {
                 source: Source::Database,
-                remedy: "Follow the instructions in the message, then start Walpost".to_owned(),
+                remedy: "Follow the instructions in the error message, then start Walpost"
+                    .to_owned(),
                 ..critical(halt.describe())
             });
         }

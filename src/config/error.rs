@@ -55,11 +55,11 @@ pub(crate) enum ConfigError {
         found: String,
     },
     /// Two pipelines use the same name, slot or topic.
-    #[error("pipelines {first:?} and {second:?} use the same {what}; each needs its own")]
+    #[error("pipelines {first:?} and {second:?} conflict: {what}")]
     Twice {
         first: String,
         second: String,
-        /// The kind of resource that the pipelines share: the name, the slot or a topic.
+        /// Which resource the pipelines share: the name, the slot or a topic.
         what: &'static str,
     },
     /// Two files define pipelines with the same name.

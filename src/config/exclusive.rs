@@ -74,12 +74,17 @@ impl ExclusiveResource {
         matches!(self, Self::Slot { .. })
     }
 
-    /// Returns a description of the resource, for an error about two pipelines that share it.
+    /// Returns the reason for an error about two pipelines that share the resource.
     pub(super) fn description(&self) -> &'static str {
         match self {
-            Self::Name(_) => "name",
-            Self::Slot { .. } => "slot in the same database",
-            Self::Topic { .. } => "topic for different purposes (checkpoints and dead letters)",
+            Self::Name(_) => "both pipelines use the same name; each pipeline needs its own name",
+            Self::Slot { .. } => {
+                "both pipelines use the same slot in the same database; each needs its own slot"
+            }
+            Self::Topic { .. } => {
+                "both pipelines use the same topic for different purposes (checkpoints and dead letters); choose another topic \
+                 for one of them"
+            }
         }
     }
 }

@@ -294,7 +294,7 @@ pub(crate) enum DeliveryName {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(
     deny_unknown_fields,
-    expecting = "a table: { topic = \"TOPIC\", replication = 3 }"
+    expecting = "a table like { topic = \"TOPIC\", replication = 3 }"
 )]
 pub(crate) struct FileCheckpoint {
     pub topic: Option<String>,
@@ -305,7 +305,7 @@ pub(crate) struct FileCheckpoint {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(
     deny_unknown_fields,
-    expecting = "a table: { column = \"COLUMN\", regex = \"REGEX\", replacement = \"TEXT\" }"
+    expecting = "a table like { column = \"COLUMN\", regex = \"REGEX\", replacement = \"TEXT\" }"
 )]
 pub(crate) struct FileRoute {
     pub column: String,
@@ -374,7 +374,7 @@ impl<'de> Deserialize<'de> for FileHeaders {
 #[derive(Clone, Default, PartialEq, Deserialize)]
 #[serde(
     deny_unknown_fields,
-    expecting = "a table: { warn = \"10GiB\", max = \"40GiB\" }"
+    expecting = "a table like { warn = \"10GiB\", max = \"40GiB\" }"
 )]
 pub(crate) struct FileWalBudget {
     pub warn: Option<Scalar>,

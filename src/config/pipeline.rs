@@ -166,7 +166,7 @@ fn wal_budget(
         let given = given.map(|given| given.to_string());
         let size = reader.parse(key, given.as_ref(), parse_size)?;
         match size {
-            Some(Bytes(0)) => Err(reader.error(key, "expected more than 0 bytes")),
+            Some(Bytes(0)) => Err(reader.error(key, "expected a size of more than 0 bytes")),
             size => Ok(size.map(|Bytes(size)| size)),
         }
     };
@@ -184,8 +184,7 @@ fn wal_budget(
         return Err(reader.error("wal_budget.warn", reason));
     }
     if given.on_max.is_some() && budget.max_bytes.is_none() {
-        let reason =
-            "has no effect without wal_budget.max. Set wal_budget.max, or remove wal_budget.on_max";
+        let reason = "this key has no effect without wal_budget.max. Set wal_budget.max, or remove wal_budget.on_max";
         return Err(reader.error("wal_budget.on_max", reason));
     }
     if budget.on_max == OnMax::DropSlot && outbox.table().is_none() {
@@ -257,8 +256,8 @@ fn dead_letters(
     };
     if !settings.is_enabled() {
         if file.dead_letter_topic.is_some() {
-            let reason = "has no effect unless dead letters are enabled. Set on_oversize or on_unroutable to dead-letter, \
-                          or remove dead_letter_topic";
+            let reason = "this key has no effect unless dead letters are enabled. Set on_oversize or on_unroutable to \
+                          dead-letter, or remove dead_letter_topic";
             return Err(reader.error(TOPIC, reason));
         }
         return Ok(settings);

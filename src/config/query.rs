@@ -181,8 +181,8 @@ pub(super) fn check_distinct(first: &QuerySource, second: &QuerySource) -> Resul
                 && can_be_equal(&collision_key(topic), &collision_key(other_topic))
             {
                 return Err(format!(
-                    "found a source with {key} = {topic:?} and one with {other_key} = {other_topic:?} in its template, which could \
-                     be the same topic. Begin them with different text"
+                    "found two sources that could use the same topic for different purposes, because their templates have {key} = \
+                     {topic:?} and {other_key} = {other_topic:?}. Begin the topics with different text"
                 ));
             }
         }
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn replaces_template_columns_with_values_from_the_row() {
+    fn replaces_column_placeholders_in_a_template_with_values_from_the_row() {
         let row = row(&[("name", Some("a")), ("host", Some("h1")), ("none", None)]);
         let table = filled(
             r#"
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn identifies_a_source_by_its_query_database_and_pipeline_names() {
+    fn identifies_a_registry_by_its_query_and_database_and_pipeline_names() {
         let ours = source("postgresql://r:old@h/shards", "SELECT 1", "{a}").id();
         assert_eq!(
             ours,
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn keeps_a_row_only_while_a_pipeline_refers_to_it() {
+    fn discards_a_registry_row_once_no_pipeline_uses_it() {
         let id = |query| source("postgresql://h/shards", query, "{a}").id();
         let [old, new] = ["1", "2"].map(|value| row(&[("a", Some(value))]));
         let mut rows = DefiningRows::default();
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn row_values_do_not_change_other_connection_parameters() {
+    fn a_value_from_a_registry_row_cannot_change_other_connection_parameters() {
         let text = "a?host=evil&user=b/c@d:e%20,\u{e4}";
         let row = row(&[("dbname", Some(text)), ("url", Some("host=h dbname=d"))]);
         let postgres = |template: &str| {
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn does_not_quote_a_rejected_row_value_that_is_too_long() {
+    fn error_about_an_oversized_row_value_omits_the_value() {
         let long = "\u{7f}".repeat((64 << 10) + 1);
         let row = row(&[("v", Some(&long)), ("name", Some("a"))]);
         let error = filled("postgres = \"postgresql://u@h/{v}\"", &row).expect_err("too long");
@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn rejects_row_values_that_are_invalid_for_their_key() {
+    fn rejects_row_values_that_are_invalid_for_their_configuration_key() {
         let fill_error = |template: &str, value: &str| {
             let row = row(&[("v", Some(value)), ("name", Some("a"))]);
             let template = template.replace('\'', "\"");

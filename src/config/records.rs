@@ -143,7 +143,7 @@ fn expansion(reader: &Reader, file: &FilePipeline) -> Result<Option<Expansion>, 
     ];
     match given.into_iter().find(|(_, is_given)| *is_given) {
         Some((key, _)) => {
-            let reason = "has no effect unless the payload is expanded. Set expand_payload = true, or remove this key";
+            let reason = "this key has no effect unless the payload is expanded. Set expand_payload = true, or remove this key";
             Err(reader.error(key, reason))
         }
         None => Ok(None),

@@ -280,7 +280,7 @@ fn accepted<'r>(
     check: impl Fn(&str) -> Result<(), String>,
 ) -> Result<&'r str, String> {
     let value = value(name, row)?;
-    check(value).map_err(|reason| format!("column {} {reason}", column(name)))?;
+    check(value).map_err(|reason| format!("column {}: {reason}", column(name)))?;
     Ok(value)
 }
 
@@ -403,7 +403,7 @@ fn check_identifier(in_quotes: bool, value: &str) -> Result<(), String> {
     };
     match fits && !value.is_empty() {
         true => Ok(()),
-        false => Err(format!("has {value:?}, expected {expected}")),
+        false => Err(format!("found {value:?}, expected {expected}")),
     }
 }
 
@@ -433,7 +433,7 @@ fn check_topic_part(template: &Template, index: usize, value: &str) -> Result<()
     match template.separator_in(index, value) {
         None => Ok(()),
         Some(separator) => Err(format!(
-            "has {value:?}, expected a name without {separator:?}, which separates the name from the rest of the topic: \
+            "found {value:?}, expected a name without {separator:?}, which separates the name from the rest of the topic: \
              otherwise, events of different pipelines could be written to the same topic"
         )),
     }
@@ -445,7 +445,7 @@ fn check_topic(value: &str) -> Result<(), String> {
     match is_topic_name(&format!("{value}_")) && !value.is_empty() {
         true => Ok(()),
         false => Err(format!(
-            "has {value:?}, expected a topic name with the characters a-z A-Z 0-9 . _ -"
+            "found {value:?}, expected a topic name with the characters a-z A-Z 0-9 . _ -"
         )),
     }
 }
@@ -468,7 +468,7 @@ fn kafka(property: &str, text: &str, row: &TextRow) -> Result<String, String> {
         match is_list {
             true if name.is_some() => check_brokers(value),
             true => check_broker_part(value),
-            false if value.is_empty() => Err("is empty".to_owned()),
+            false if value.is_empty() => Err("found an empty value".to_owned()),
             false => Ok(()),
         }
     })
@@ -478,7 +478,7 @@ fn kafka(property: &str, text: &str, row: &TextRow) -> Result<String, String> {
 fn check_broker_part(value: &str) -> Result<(), String> {
     match is_host(value) || is_port(value) {
         true => Ok(()),
-        false => Err(format!("has {value:?}, expected a broker's host or port")),
+        false => Err(format!("found {value:?}, expected a broker's host or port")),
     }
 }
 
@@ -496,7 +496,7 @@ fn check_brokers(value: &str) -> Result<(), String> {
     match value.split(',').all(is_broker) {
         true => Ok(()),
         false => Err(format!(
-            "has {value:?}, expected HOST:PORT, or several of them separated by commas"
+            "found {value:?}, expected HOST:PORT, or a comma-separated list of such addresses"
         )),
     }
 }

@@ -39,7 +39,7 @@ pub(super) fn target(
             }
         },
         OutboxName::Messages if file.snapshot == Some(SnapshotMode::Initial) => {
-            let reason = "an outbox that uses logical decoding messages has no table, and so no older rows. Remove the snapshot \
+            let reason = "an outbox that uses logical decoding messages has no table, and therefore no older rows. Remove the snapshot \
                  setting";
             return Err(reader.error("snapshot", reason));
         }

@@ -218,7 +218,7 @@ fn reads_every_configuration_key_of_a_pipeline() {
 }
 
 #[test]
-fn message_outbox_accepts_a_prefix_but_not_a_table() {
+fn outbox_with_logical_messages_accepts_a_prefix_but_not_a_table() {
     let outbox = |lines: &str| from_toml(&format!("{MINIMAL}\noutbox = \"messages\"\n{lines}"));
     let prefix = |prefix: &str| Outbox::Messages {
         prefix: prefix.to_owned(),
@@ -746,7 +746,7 @@ fn syntax_error(text: &str) -> (usize, String) {
 }
 
 #[test]
-fn error_for_a_placeholder_suggests_an_environment_variable() {
+fn error_about_a_variable_reference_suggests_an_environment_variable() {
     let (line, reason) = syntax_error("[kafka]\n\"sasl.password\" = \"${KAFKA_PW}\"\n");
     assert_eq!(line, 2);
     for word in [
@@ -803,17 +803,17 @@ fn error_describes_the_expected_format_without_naming_rust_types() {
     for (setting, expected) in [
         (
             "create_topics = 12",
-            "a table: { partitions = 12, replication = 3 }",
+            "a table like { partitions = 12, replication = 3 }",
         ),
         (
             "checkpoint = \"x\"",
-            "a table: { topic = \"TOPIC\", replication = 3 }",
+            "a table like { topic = \"TOPIC\", replication = 3 }",
         ),
         (
             "wal_budget = \"10GiB\"",
-            "a table: { warn = \"10GiB\", max = \"40GiB\" }",
+            "a table like { warn = \"10GiB\", max = \"40GiB\" }",
         ),
-        ("route = \"x\"", "a table: { column = "),
+        ("route = \"x\"", "a table like { column = "),
         ("tables = \"a.*\"", "an array in [brackets]"),
         ("headers = [\"id\"]", "an array of two strings"),
         ("delete_rows = \"yes\"", "true or false"),
@@ -836,7 +836,7 @@ fn error_suggests_double_brackets_for_arrays_of_tables() {
 /// A pipeline that is defined by a row reads its credentials again from the template of the source
 /// that returned the row.
 #[test]
-fn rereads_credentials_from_the_source_that_defined_the_row() {
+fn rereads_credentials_from_the_template_that_defined_the_pipeline() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let path = folder.path().join("walpost.toml");
     let source = |name: &str| {
@@ -866,7 +866,7 @@ fn rereads_credentials_from_the_source_that_defined_the_row() {
 /// If the names could be the same, a row of one source could redefine a pipeline that is defined by
 /// a row of the other source.
 #[test]
-fn rejects_two_sources_whose_pipelines_could_have_the_same_name() {
+fn rejects_two_templates_that_could_produce_the_same_pipeline_name() {
     let parse = |first: &str, second: &str| {
         let source = |query: &str, template: &str| {
             format!(
@@ -891,7 +891,7 @@ fn rejects_two_sources_whose_pipelines_could_have_the_same_name() {
         for (first, second) in [(first, second), (second, first)] {
             let reason = parse(&name(first), &name(second)).expect_err(first);
             for text in [
-                "could have the same name",
+                "found two sources whose pipelines could have the same name",
                 &format!("{first:?}"),
                 &format!("{second:?}"),
             ] {
@@ -916,7 +916,10 @@ fn rejects_two_sources_whose_pipelines_could_have_the_same_name() {
     let dead_letters = |topic| format!("name = \"b_{{a}}\", dead_letter_topic = \"{topic}\"");
     for topic in ["own.{a}", "own_{a}.dead", "{a}.dead", "own.dead"] {
         let reason = parse(checkpoints, &dead_letters(topic)).expect_err(topic);
-        assert!(reason.contains("could be the same topic"), "{reason}");
+        assert!(
+            reason.contains("could use the same topic for different purposes"),
+            "{reason}"
+        );
         parse(&dead_letters(topic), checkpoints).expect_err(topic);
     }
     parse(checkpoints, &dead_letters("dead.{a}")).expect("two topics");
@@ -933,12 +936,12 @@ fn file_with_source(pipeline: &str, template: &str) -> String {
 }
 
 #[test]
-fn reserves_topics_of_a_template_while_its_query_fails() {
+fn reserves_topics_named_in_a_pipeline_template_even_if_its_query_fails() {
     let template = "delivery = \"exactly-once\", checkpoint = { topic = \"shards.cp\" }, \
                     on_unroutable = \"dead-letter\", dead_letter_topic = \"{name}.dead\"";
     let text = file_with_source("topic = \"{aggregatetype}\"", template);
     let [b] = &from_toml(&text).expect("loads")[..] else {
-        panic!("expected only the pipeline in the file");
+        panic!("expected only the pipeline that the file defines");
     };
     let find = |topic: &str| b.outbox.reserved_topics.find(topic);
     for topic in ["shards.cp", "shards_cp"] {
@@ -951,7 +954,7 @@ fn reserves_topics_of_a_template_while_its_query_fails() {
 }
 
 #[test]
-fn rejects_pipelines_that_use_the_topics_of_a_template() {
+fn rejects_pipelines_that_use_topics_reserved_by_a_pipeline_template() {
     let template =
         "checkpoint = { topic = \"outbox.{name}.cp\" }, dead_letter_topic = \"dead-{name}\"";
     let exactly_once = "delivery = \"exactly-once\"\ncheckpoint = { topic = \"dead-x\" }";
@@ -1015,7 +1018,7 @@ fn definition_with_rows(template: &str, rows: &[&str]) -> Definition {
 /// A pipeline is restarted if its definition changes. A role that can add rows must not be able to
 /// restart the pipelines in the file.
 #[test]
-fn added_rows_do_not_change_the_definitions_of_other_pipelines() {
+fn rows_added_to_the_pipeline_registry_do_not_change_other_pipelines() {
     let template = "delivery = \"exactly-once\", checkpoint = { topic = \"{name}.cp\" }, \
                     on_unroutable = \"dead-letter\", dead_letter_topic = \"{name}.dead\"";
     let before = definition_with_rows(template, &[]);

@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn parses_dates_times_and_durations_relative_to_now() {
+    fn parses_absolute_times_and_durations_relative_to_now() {
         let now: jiff::Timestamp = "2026-11-21T12:00:00Z".parse().expect("a time");
         let check = |text: &str, expected: &str| {
             let found = parse_time(text, now).map(|time| time.to_string());

@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn recognizes_copied_rows_by_their_key_and_chunk_snapshot() {
+    fn recognizes_copied_rows_by_their_key_and_the_snapshot_of_their_chunk() {
         let three = [
             chunk(100, Some(&["9", "b"])),
             chunk(200, Some(&["10", "a"])),
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn does_not_count_rows_after_an_unfinished_copy_as_copied() {
+    fn does_not_treat_rows_that_an_unfinished_copy_has_not_reached_as_copied() {
         let copied = copied(&[chunk(100, Some(&["9", "b"]))]);
         assert!(!copied.is_complete());
         let key = |n: &'static str| {

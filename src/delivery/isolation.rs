@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn marks_a_record_that_is_rejected_alone_and_halts_on_its_second_rejection() {
+    fn marks_a_record_rejected_on_its_own_and_halts_if_it_is_rejected_again() {
         let mut isolation = Isolation::default();
         assert!(isolation.record_failure(&failure(5), in_flight(40)));
         assert!(isolation.batching().single);
@@ -181,7 +181,7 @@ mod tests {
     /// If other records are in flight, the broker may have rejected the batch as a whole, so
     /// omitting only the reported record could be wrong.
     #[test]
-    fn halts_if_a_suspected_record_is_rejected_while_others_are_in_flight() {
+    fn halts_if_a_suspect_record_is_rejected_while_other_records_are_in_flight() {
         for in_flight in [in_flight(0), in_flight(2)] {
             let mut isolation = Isolation::default();
             assert!(isolation.record_failure(&failure(5), in_flight));
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn remembers_a_rejected_copied_record_until_a_later_lsn_is_confirmed() {
+    fn keeps_the_rejection_of_a_copied_row_until_a_later_lsn_is_confirmed() {
         let mut failure = failure(5);
         failure.refused.as_mut().expect("a record").at.commit = Lsn(0x1ff);
         let mut isolation = Isolation::default();
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn halts_if_the_failure_does_not_name_a_record() {
+    fn halts_if_the_failure_does_not_identify_a_record() {
         let mut failure = failure(5);
         failure.refused = None;
         assert!(!Isolation::default().record_failure(&failure, in_flight(1)));

@@ -137,7 +137,7 @@ pub enum OrderError {
     #[error("the commit at {0} (end {1}) does not match the open transaction")]
     Unmatched(Lsn, Lsn),
     /// A row was received outside a transaction.
-    #[error("a row is outside a transaction")]
+    #[error("received a row outside a transaction")]
     Stray,
     /// A commit LSN is lower than an LSN that was already received.
     #[error("commit LSN {0} is lower than the preceding LSN {1}")]
@@ -371,7 +371,7 @@ impl Watermark {
         }
         assert!(
             self.confirmed.0 <= self.received,
-            "would confirm up to {}, but WAL was received only up to {}",
+            "tried to confirm WAL up to {}, but WAL was received only up to {}",
             self.confirmed.0,
             self.received,
         );

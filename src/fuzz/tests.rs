@@ -47,7 +47,7 @@ fn every_fuzz_target_passes_on_its_corpus() {
     }
     assert!(
         failed.is_empty(),
-        "failed, with the errors above: {failed:#?}"
+        "these inputs failed, with the errors above: {failed:#?}"
     );
 }
 

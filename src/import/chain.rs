@@ -74,19 +74,21 @@ pub(super) fn read(source: &mut Source, report: &mut Report) -> Result<Chain, Im
         let class = source.take_property(&format!("{prefix}type"), report);
         let condition = condition(&prefix, source, report);
         let Some(class) = class else {
-            let message =
-                "is in the list of transforms but has no type, which Kafka Connect rejects";
+            let message = "this transform is in the list of transforms but has no type, which Kafka Connect rejects";
             report.unknown(&format!("transforms.{name}"), message);
             continue;
         };
         if class.value.trim() == ROUTER && router.is_none() {
-            report.carried(&class.written, "the keys of this file");
+            report.carried(
+                &class.written,
+                "the router's properties become keys of walpost.toml",
+            );
             router = Some((prefix, condition));
             continue;
         }
         if class.value.trim() == ROUTER {
-            let message = "is a second outbox event router, but only one can be imported at a time: import this router \
-             separately, from a copy of the file without the first router, and append its [[pipeline]] to this file";
+            let message = "this transform is a second outbox event router, but only one can be imported at a time: import this \
+             router separately, from a copy of the file without the first router, and append its [[pipeline]] to this file";
             report.unsupported(&class.written, message);
         } else {
             others.push(OtherTransform {
@@ -140,8 +142,8 @@ fn condition(prefix: &str, source: &mut Source, report: &mut Report) -> Conditio
         "RecordIsTombstone" if negate => Condition::Always,
         "RecordIsTombstone" => Condition::Tombstones,
         _ => {
-            let message = "is a predicate for which Walpost has no equivalent: all rows of the table are delivered. If some rows \
-             must not be delivered, change the service so that it writes them to another table";
+            let message = "Walpost has no equivalent for this predicate: all rows of the table are delivered. If some rows must \
+             not be delivered, change the service so that it writes them to another table";
             report.unsupported(&predicate.written, message);
             Condition::Unknown
         }
@@ -164,7 +166,7 @@ fn topic_condition(
     let Some(java) = source.take_property(&format!("{prefix}pattern"), report) else {
         report.unknown(
             &format!("{prefix}pattern"),
-            "is missing, which Kafka Connect rejects",
+            "this property is missing, which Kafka Connect rejects",
         );
         return Condition::Unknown;
     };
@@ -177,8 +179,8 @@ fn topic_condition(
         }),
         Err(reason) => {
             let message = format!(
-                "can't be converted: {reason}. In walpost.toml, set table to the outbox table, which is the one among the \
-                 source's tables that the pattern matches"
+                "this pattern can't be converted: {reason}. In walpost.toml, set table to the outbox table, which is the one of \
+                 the connector's tables that the pattern matches"
             );
             report.unsupported(&java.written, message);
             Condition::Unknown
@@ -226,7 +228,7 @@ impl Chain {
                  traceparent is read from a column"
                     .to_owned(),
                 _ => format!(
-                    "{short} is a transform for which Walpost has no equivalent: change the service so that it writes events as \
+                    "Walpost has no equivalent for the transform {short}: change the service so that it writes events as \
                      consumers expect them"
                 ),
             };

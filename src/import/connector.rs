@@ -41,8 +41,8 @@ pub(super) fn take_or_obsolete(
     let (_, obsolete) = FORMER_NAMES.iter().find(|(new, _)| *new == name)?;
     let taken = source.take_property(obsolete, report)?;
     let message = format!(
-        "is not a property of Debezium 3: Debezium 2 renamed the property to {name}, and its value was imported as {name}. Make \
-         sure that the value is still correct"
+        "this is not a property of Debezium 3: Debezium 2 renamed it to {name}, and the value was imported as {name}. Make sure \
+         that the value is still correct"
     );
     report.unknown(&taken.written, message);
     Some(taken)
@@ -77,7 +77,7 @@ pub(super) fn connection(source: &mut Source, section: &mut Section, report: &mu
                     if !source.contains(name) {
                         report.task(
                             name,
-                            "is not in this file: specify it in the postgres setting",
+                            "this property is not set: specify the value in the postgres setting",
                         );
                     }
                     missing.push(name);
@@ -100,7 +100,7 @@ pub(super) fn connection(source: &mut Source, section: &mut Section, report: &mu
             Some(_) => report.carried(&taken.written, "postgres"),
             None => report.unsupported(
                 &taken.written,
-                "is not a port number: specify one from 1 to 65535 in the postgres setting",
+                "this value is not a port number: specify a number from 1 to 65535 in the postgres setting",
             ),
         }
         port
@@ -109,8 +109,8 @@ pub(super) fn connection(source: &mut Source, section: &mut Section, report: &mu
     let parameters = tls(source, report);
     let hosts = hosts_in_url(&host, port);
     if host.contains(',') {
-        let message = "names several hosts, which are tried in turn until one accepts the connection. To skip standbys, add \
-             target_session_attrs=read-write to the postgres setting";
+        let message = "this property lists several hosts, which are tried in turn until one accepts the connection. To skip \
+             standbys, add target_session_attrs=read-write to the postgres setting";
         report.different("database.hostname", message);
     }
     let as_role = |user: &str, parameters: &[(String, String)]| {
@@ -132,7 +132,7 @@ pub(super) fn connection(source: &mut Source, section: &mut Section, report: &mu
     if let Err(error) = Conninfo::parse(&url, &|_| None) {
         report.unsupported(
             "database.*",
-            format!("does not result in a valid connection string: {error}. Correct the postgres setting"),
+            format!("these properties do not result in a valid connection string: {error}. Correct the postgres setting"),
         );
         url = format!("postgresql://{CHANGE_ME}@change-me.invalid/{CHANGE_ME}");
         administrator.clone_from(&url);
@@ -189,8 +189,8 @@ fn password(source: &mut Source, section: &mut Section, report: &mut Report) {
         };
         let is_reference = super::source::reference(source.kind, &taken.value);
         let what = match is_reference {
-            Some(reference) => format!("is {reference}, which Walpost can't look up"),
-            None => "is a secret, which was not copied".to_owned(),
+            Some(reference) => format!("the value is {reference}, which Walpost can't look up"),
+            None => "the value is a secret, which was not copied".to_owned(),
         };
         let places = match name {
             "database.password" => PLACES,
@@ -215,14 +215,14 @@ fn tls(source: &mut Source, report: &mut Report) -> Vec<(String, String)> {
                 parameters.push(("sslmode".to_owned(), mode));
             }
             "allow" => {
-                let message = "allows Debezium to send the password over a connection without TLS before it tries TLS. \
+                let message = "this mode allows Debezium to send the password over a connection without TLS before it tries TLS. \
                  Walpost never does that: sslmode=prefer is used instead";
                 report.different(&taken.written, message);
                 parameters.push(("sslmode".to_owned(), "prefer".to_owned()));
             }
             _ => report.unsupported(
                 &taken.written,
-                "is not an sslmode: expected disable, prefer, require, verify-ca or verify-full",
+                "this value is not a valid sslmode: expected disable, prefer, require, verify-ca or verify-full",
             ),
         }
     }
@@ -238,9 +238,9 @@ fn tls(source: &mut Source, report: &mut Report) -> Vec<(String, String)> {
             .iter()
             .any(|end| file.to_ascii_lowercase().ends_with(end));
         if name == "sslkey" && is_der {
-            let message = "is a key in DER or PKCS#12, as JDBC expects it. Walpost reads PEM, like libpq. Convert it with \
-                 openssl pkcs8 -inform DER -in FILE.pk8 -out FILE.pem, or openssl pkcs12 -in FILE.p12 -nodes -nocerts -out \
-                 FILE.pem, and set sslkey in the postgres setting to that file, with mode 0600";
+            let message = "this file contains a key in DER or PKCS#12, as JDBC expects. Walpost reads PEM, like libpq. Convert \
+                 the key with openssl pkcs8 -inform DER -in FILE.pk8 -out FILE.pem, or openssl pkcs12 -in FILE.p12 -nodes \
+                 -nocerts -out FILE.pem, and set sslkey in the postgres setting to that file, with mode 0600";
             report.task(&taken.written, message);
         } else {
             report.carried(&taken.written, "postgres");
@@ -270,7 +270,8 @@ pub(super) fn tables(
             .unwrap_or_default();
         let Some((schema, name)) = literal(&pattern) else {
             let message = format!(
-                "contains {pattern:?}, a regular expression: write a [[pipeline]] for each table that the expression matches"
+                "the list contains {pattern:?}, a regular expression: write a [[pipeline]] for each table that the expression \
+                 matches"
             );
             report.unsupported(&from, message);
             continue;
@@ -278,8 +279,8 @@ pub(super) fn tables(
         let topic = format!("{}.{schema}.{name}", prefix.unwrap_or_default());
         if filter.is_some_and(|filter| !filter.accepts(&topic)) {
             let message = format!(
-                "contains {schema}.{name}, whose changes do not pass through the outbox event router: keep Debezium for this \
-                 table, and remove the outbox table from its list"
+                "the list contains {schema}.{name}, whose changes do not pass through the outbox event router: keep Debezium for \
+                 this table, and remove the outbox table from Debezium's list"
             );
             report.unsupported(&from, message);
             continue;
@@ -289,7 +290,7 @@ pub(super) fn tables(
             .any(|c| c.is_ascii_uppercase())
         {
             let message = format!(
-                "contains {schema}.{name}: Debezium ignores the case of letters, but in walpost.toml a name in double \
+                "the list contains {schema}.{name}: Debezium ignores the case of letters, but in walpost.toml a name in double \
                  quotes is case-sensitive. Make sure that this name has the same case as the table's name"
             );
             report.task(&from, message);
@@ -303,11 +304,12 @@ pub(super) fn tables(
         let (from, message) = match &listed {
             Some(listed) => (
                 listed.written.as_str(),
-                "contains no plain table name: specify the name of the outbox table in the table setting",
+                "the list contains no plain table name: specify the name of the outbox table in the table setting",
             ),
             None => (
                 "table.include.list",
-                "is not in this file, so Debezium reads all tables: specify the name of the outbox table in the table setting",
+                "this property is not in the file, so Debezium reads all tables: specify the name of the outbox table in the \
+                 table setting",
             ),
         };
         report.task(from, message);
@@ -397,12 +399,12 @@ pub(super) fn slot(source: &mut Source, report: &mut Report) -> String {
     let slot = taken.value.trim();
     let is_legal = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'_';
     if slot.is_empty() || slot.len() > 63 || !slot.bytes().all(is_legal) {
-        let message = "is not a valid slot name, and PostgreSQL would reject it too: expected 1 to 63 characters of \
+        let message = "this value is not a valid slot name, and PostgreSQL would reject it too: expected 1 to 63 characters of \
              a-z, 0-9 and _";
         report.unsupported(&taken.written, message);
         return DEFAULT.to_owned();
     }
-    let message = "remains in use by Debezium. Walpost creates its own slot and publication, so that no event is missed \
+    let message = "Debezium continues to use this slot. Walpost creates its own slot and publication, so that no event is missed \
      and you can switch back";
     report.different(&taken.written, message);
     slot.to_owned()
@@ -424,16 +426,16 @@ pub(super) fn snapshot(source: &mut Source, section: &mut Section, report: &mut 
         other => {
             let message = match other {
                 "always" => {
-                    "copies the table whenever the connector starts. Walpost copies the table only once: snapshot = \
-                     \"initial\" is used instead; walpost replay sends rows again"
+                    "in this mode, Debezium copies the table whenever the connector starts. Walpost copies the table only once: \
+                     snapshot = \"initial\" is used instead; walpost replay sends rows again"
                 }
                 "initial_only" => {
-                    "copies the table and then stops. Walpost continues with new rows: snapshot = \"initial\" is used \
-                     instead"
+                    "in this mode, Debezium copies the table and then stops. Walpost continues with new rows: snapshot = \
+                     \"initial\" is used instead"
                 }
                 _ => {
-                    "is not a snapshot mode that Walpost supports: expected initial or never. snapshot = \"initial\" is \
-                     used instead"
+                    "Walpost does not support this snapshot mode: expected initial or never. snapshot = \"initial\" is used \
+                     instead"
                 }
             };
             report.unsupported(from, message);
@@ -460,8 +462,8 @@ pub(super) fn heartbeat(source: &mut Source, section: &mut Section, report: &mut
     };
     let deletes = java_regex::pattern("(?i)(?s).*\\b(delete|truncate|drop)\\b.*");
     if deletes.is_ok_and(|deletes| deletes.matches_whole(&taken.value)) {
-        let message = "removes rows at each heartbeat. Walpost does not run custom SQL: retention = \"7d\" with delete_rows = true \
-         removes delivered rows, or drops partitions; see docs/retention.md";
+        let message = "this query removes rows at each heartbeat. Walpost does not run custom SQL: retention = \"7d\" with \
+         delete_rows = true removes delivered rows, or drops partitions; see docs/retention.md";
         report.unsupported(&taken.written, message);
         let note = format!(
             "{} removes rows. In Walpost, retention removes delivered rows if both of these lines are uncommented",
@@ -471,8 +473,8 @@ pub(super) fn heartbeat(source: &mut Source, section: &mut Section, report: &mut
         section.add_comment("   retention = \"7d\"");
         section.add_comment("   delete_rows = true");
     } else {
-        let message = "has no equivalent and is not needed: Walpost also confirms WAL of other tables. After Debezium \
-         is removed, drop the table that this statement writes to";
+        let message = "this query has no equivalent and is not needed: Walpost also confirms WAL of other tables. After Debezium \
+         is removed, drop the table to which the query writes";
         report.different(&taken.written, message);
     }
 }
@@ -493,8 +495,8 @@ pub(super) fn remaining(
     match prefix {
         Some(prefix) if has_headers => {
             let comment = format!(
-                "{}, and the default of extended.headers.enabled: the headers __debezium.context.*. Remove the line if no \
-                 consumer reads them; earlier versions of Debezium did not write these headers",
+                "{}, and the default of extended.headers.enabled. This key adds the headers __debezium.context.* to each record. \
+                 Remove the key if no consumer reads these headers; earlier versions of Debezium did not write them",
                 prefix.written
             );
             section.set("debezium_headers", text(prefix.value.trim()), comment);
@@ -521,7 +523,8 @@ pub(super) fn remaining(
             .any(|operation| operation.eq_ignore_ascii_case("c"))
         {
             true => {
-                let message = "skips inserts, but the inserts are an outbox's events, so Walpost delivers them anyway";
+                let message = "this property skips inserts, but the inserts are the outbox's events, so Walpost delivers them \
+                 anyway";
                 report.unsupported(&taken.written, message);
             }
             false => report.without_effect(&taken.written),
@@ -538,14 +541,14 @@ fn topics(source: &mut Source, section: &mut Section, report: &mut Report) {
         if let Some(taken) = replication {
             report.task(
                 &taken.written,
-                "is set without a number of partitions: set create_topics, or create the topics yourself",
+                "this property is set without a number of partitions: set create_topics, or create the topics yourself",
             );
         }
         return;
     };
     let Some(count) = number(&partitions).filter(|count| *count > 0) else {
-        let message = "leaves the number of partitions to the broker, but Walpost's create_topics requires a number: \
-         specify one, or create the topics yourself";
+        let message = "this value leaves the number of partitions to the broker, but Walpost's create_topics requires a number: \
+         specify a number, or create the topics yourself";
         return report.task(&partitions.written, message);
     };
     let mut entries = vec![("partitions", count.to_string())];
@@ -562,7 +565,7 @@ fn topics(source: &mut Source, section: &mut Section, report: &mut Report) {
             }
             _ => report.unsupported(
                 &taken.written,
-                "is not a valid number of replicas: expected 1 or more",
+                "this value is not a valid number of replicas: expected 1 or more",
             ),
         }
     }

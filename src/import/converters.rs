@@ -54,9 +54,9 @@ pub(super) fn read(source: &mut Source, section: &mut Section, report: &mut Repo
         read_converter("header"),
     );
     if header.format == Format::String {
-        let message = "writes header values as Java formats them: times as numbers, and bytea as the name of an object. \
-         Walpost writes the column's text: if a header comes from a column of such a type, compare the values before \
-         the switch-over";
+        let message = "this converter writes header values as Java formats them: times as numbers, and bytea as the name of an \
+         object. Walpost writes the column's text: if a header comes from a column of such a type, compare the values before the \
+         switch-over";
         report.different(&header.from, message);
     }
     if key.format != Format::String {
@@ -128,8 +128,8 @@ fn converter(role: &str, source: &mut Source, report: &mut Report) -> FoundForma
         }
     };
     if let Some(decimals) = decimals.filter(|decimals| !decimals.is("BASE64")) {
-        let message = "writes values of type numeric differently from the default, BASE64, which Walpost uses: compare such \
-         columns before the switch-over";
+        let message = "with this setting, values of type numeric are written differently than with the default, BASE64, which \
+         Walpost uses: compare such columns before the switch-over";
         report.task(&decimals.written, message);
     }
     while let Some(name) = source.next_with_prefix(&format!("{role}.converter.")) {
@@ -148,7 +148,7 @@ fn converter(role: &str, source: &mut Source, report: &mut Report) -> FoundForma
                 report.task(&taken.written, DELEGATE_HINT);
             }
             _ => {
-                let message = "is an unknown setting of the converter: make sure that no consumer depends on it";
+                let message = "this is an unknown setting of the converter: make sure that no consumer depends on it";
                 report.unknown(&taken.written, message);
             }
         }
@@ -163,9 +163,10 @@ fn converter(role: &str, source: &mut Source, report: &mut Report) -> FoundForma
     found
 }
 
-const DELEGATE_HINT: &str = "writes values that are not bytea: if the payload column has another type, such as jsonb, this \
- converter determines the bytes, while value_format = \"bytes\" delivers the column's text. For JsonConverter, set value_format \
- to \"json\" or \"json-schema\"; for StringConverter, omit value_format. If the payload is bytea, no change is necessary";
+const DELEGATE_HINT: &str = "this converter writes values that are not bytea: if the payload column has another type, such as \
+ jsonb, the converter determines the bytes, while value_format = \"bytes\" delivers the column's text. For JsonConverter, set \
+ value_format to \"json\" or \"json-schema\"; for StringConverter, omit value_format. If the payload is bytea, no change is \
+ necessary";
 
 const DEFAULT_OF_HEADERS: &str = "the default of header.converter";
 const DEFAULTS: [&str; 1] = [DEFAULT_OF_HEADERS];
@@ -206,11 +207,11 @@ fn class(role: &str, source: &mut Source, report: &mut Report) -> Taken {
         );
     }
     let property = format!("{role}.converter");
-    let message = "is not in this file, so the Connect worker's setting applies. JsonConverter with schemas is assumed, \
-     because it is the default in the worker files that Kafka ships. To use the actual setting, pass the worker's file \
+    let message = "this property is not in the file, so the Connect worker's setting applies. JsonConverter with schemas is \
+     assumed, because it is the default in the worker files that Kafka ships. To use the actual setting, pass the worker's file \
      with --worker";
     report.task(&property, message);
-    taken(&format!("{property}, which the worker sets"), JSON)
+    taken(&format!("{property}, which the Connect worker sets"), JSON)
 }
 
 /// Explains why a converter is not supported, and suggests an alternative.
@@ -223,17 +224,16 @@ fn unsupported_message(role: &str, class: &str) -> String {
         }
     };
     let why = if class.contains("avro") || class.contains("Avro") {
-        "writes Avro with schema IDs from a schema registry, but Walpost does not register schemas"
+        "this converter writes Avro with schema IDs from a schema registry, but Walpost does not register schemas"
     } else if class.contains("protobuf") || class.contains("Protobuf") {
-        "writes Protobuf with schema IDs from a schema registry, but Walpost does not register schemas"
+        "this converter writes Protobuf with schema IDs from a schema registry, but Walpost does not register schemas"
     } else if class.contains("CloudEvents") {
-        "writes CloudEvents. For binary mode, use headers with templates (ce_id, ce_type and so on); structured mode has no \
-         equivalent"
+        "this converter writes CloudEvents. For binary mode, use headers with templates (ce_id, ce_type and so on); structured \
+         mode has no equivalent"
     } else if class.contains("JsonSchemaConverter") || class.contains("ExtJsonConverter") {
-        "writes JSON with schema IDs from a schema registry, but Walpost does not register schemas"
+        "this converter writes JSON with schema IDs from a schema registry, but Walpost does not register schemas"
     } else {
-        "is a converter for which Walpost has no equivalent: Walpost supports StringConverter, JsonConverter and \
-         ByteArrayConverter"
+        "Walpost has no equivalent for this converter: it supports StringConverter, JsonConverter and ByteArrayConverter"
     };
     format!("{why}. {instead}")
 }

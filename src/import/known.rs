@@ -25,27 +25,27 @@ use Handling::{Different, ToDo, Unsupported, WithoutEffect};
 struct KnownProperty(&'static str, &'static [&'static str], Handling);
 
 const TYPES: Handling = ToDo(
-    "changes how columns of some types are written to the key, headers or envelope. Walpost writes them as Debezium \
-     does with this property's default: compare those columns before the switch-over",
+    "this property changes how columns of some types are written to the key, headers or envelope. Walpost writes these columns \
+     as Debezium does with the property's default: compare them before the switch-over",
 );
 const SKIPS: Handling = Different(
-    "makes Debezium skip events that fail. Walpost does not skip events: it halts, or sends a dead letter with on_unroutable = \
-     \"dead-letter\"",
+    "this setting makes Debezium skip events that fail. Walpost does not skip events: it halts, or sends a dead letter with \
+     on_unroutable = \"dead-letter\"",
 );
 const COLUMNS: Handling = Unsupported(
-    "changes the values of columns. Walpost delivers the values in the table: change the service so that it writes the \
-     values that consumers expect",
+    "this property changes the values of columns. Walpost delivers the values in the table: change the service so that it writes \
+     the values that consumers expect",
 );
 const COPY: Handling = Different(
-    "configures Debezium's snapshot. Walpost copies all rows that are older than its slot, or none; walpost replay sends \
-     selected rows again",
+    "this property configures Debezium's snapshot. Walpost copies all rows that are older than its slot, or none; walpost replay \
+     sends selected rows again",
 );
 const SIGNALS: Handling = Different(
-    "configures Debezium's signals, which Walpost does not support; walpost replay sends rows of the table again",
+    "this property configures Debezium's signals, which Walpost does not support; walpost replay sends rows of the table again",
 );
 const TOPICS: Handling = ToDo(
-    "is a setting for new topics. Walpost sets only their partitions and replicas: create the topics yourself, or change the \
-     setting with kafka-configs.sh",
+    "this is a setting for new topics. Walpost sets only their partitions and replicas: create the topics yourself, or change \
+     the setting with kafka-configs.sh",
 );
 
 const KNOWN: &[KnownProperty] = &[
@@ -72,14 +72,15 @@ const KNOWN: &[KnownProperty] = &[
         "slot.drop.on.stop",
         &["false"],
         ToDo(
-            "makes Debezium drop its slot when it stops: set the property to false before the switch-over, so that you can switch back",
+            "this setting makes Debezium drop its slot when it stops: set the property to false before the switch-over, so that \
+             you can switch back",
         ),
     ),
     KnownProperty(
         "slot.failover",
         &["false"],
         Different(
-            "is the default of walpost init on PostgreSQL 17 and later; --no-failover disables it",
+            "on PostgreSQL 17 and later, walpost init creates a failover slot by default; --no-failover disables this",
         ),
     ),
     KnownProperty("slot.stream.params", &[], WithoutEffect),
@@ -90,7 +91,7 @@ const KNOWN: &[KnownProperty] = &[
         "offset.mismatch.strategy",
         &[],
         Different(
-            "has no equivalent: if Walpost's slot was moved, Walpost halts and logs the commands that resolve this",
+            "this property has no equivalent: if Walpost's slot was moved, Walpost halts and logs the commands that resolve this",
         ),
     ),
     KnownProperty("create.slot.command.timeout", &[], WithoutEffect),
@@ -105,16 +106,16 @@ const KNOWN: &[KnownProperty] = &[
         "lsn.flush.mode",
         &["connector", "connector_and_driver"],
         ToDo(
-            "lets other programs move Debezium's slot, so the position of the slot does not show what Debezium has delivered: \
-             during the switch-over, compare Debezium's offsets with the start of Walpost's slot",
+            "this setting lets other programs move Debezium's slot, so the position of the slot does not show what Debezium has \
+             delivered: during the switch-over, compare Debezium's offsets with the start of Walpost's slot",
         ),
     ),
     KnownProperty(
         "flush.lsn.source",
         &["true"],
         ToDo(
-            "lets other programs move Debezium's slot, so the position of the slot does not show what Debezium has delivered: \
-             during the switch-over, compare Debezium's offsets with the start of Walpost's slot",
+            "this setting lets other programs move Debezium's slot, so the position of the slot does not show what Debezium has \
+             delivered: during the switch-over, compare Debezium's offsets with the start of Walpost's slot",
         ),
     ),
     KnownProperty("xmin.fetch.interval.ms", &[], WithoutEffect),
@@ -122,8 +123,9 @@ const KNOWN: &[KnownProperty] = &[
         "read.only",
         &["false"],
         Unsupported(
-            "prevents Debezium from writing to the database. Walpost records the confirmed position in the table \
-             walpost.slot_state on the primary, and reads the slot's state there: grant Walpost's role these privileges (sql/role.sql)",
+            "this setting prevents Debezium from writing to the database. Walpost records the confirmed position in the table \
+             walpost.slot_state on the primary, and reads the slot's state there: grant Walpost's role the privileges in \
+             sql/role.sql",
         ),
     ),
     KnownProperty("connection.validation.timeout.ms", &[], WithoutEffect),
@@ -133,40 +135,41 @@ const KNOWN: &[KnownProperty] = &[
         "database.initial.statements",
         &[""],
         Unsupported(
-            "runs SQL in each session. Set parameters in the connection string instead: options='-c NAME=VALUE'",
+            "this property runs SQL in each session. Set parameters in the connection string instead: options='-c NAME=VALUE'",
         ),
     ),
     KnownProperty(
         "database.sslfactory",
         &[""],
         Unsupported(
-            "is a Java class. Use sslmode and sslrootcert in the postgres setting to configure certificate verification",
+            "this property names a Java class. Use sslmode and sslrootcert in the postgres setting to configure certificate \
+             verification",
         ),
     ),
     KnownProperty(
         "database.connection.factory.class",
         &[""],
         Unsupported(
-            "is a Java class. Walpost reads passwords from PGPASSWORD, ~/.pgpass or walpost.toml",
+            "this property names a Java class. Walpost reads passwords from PGPASSWORD, ~/.pgpass or walpost.toml",
         ),
     ),
     KnownProperty(
         "driver.*",
         &[],
         Unsupported(
-            "is a property of the JDBC driver. If libpq has an equivalent parameter, add it to the postgres setting",
+            "this is a property of the JDBC driver. If libpq has an equivalent parameter, add it to the postgres setting",
         ),
     ),
     // Tables and columns.
     KnownProperty(
         "table.exclude.list",
         &[""],
-        Different("has no equivalent: a pipeline reads only its own table"),
+        Different("this property has no equivalent: a pipeline reads only its own table"),
     ),
     KnownProperty(
         "schema.exclude.list",
         &[""],
-        Different("has no equivalent: a pipeline reads only its own table"),
+        Different("this property has no equivalent: a pipeline reads only its own table"),
     ),
     KnownProperty("database.include.list", &[], WithoutEffect),
     KnownProperty("database.exclude.list", &[], WithoutEffect),
@@ -179,28 +182,30 @@ const KNOWN: &[KnownProperty] = &[
         "converters",
         &[""],
         Unsupported(
-            "are custom converters for columns, which Walpost does not support: Walpost writes these columns as \
-             Debezium does without custom converters",
+            "these are custom converters for columns, which Walpost does not support: Walpost writes these columns as Debezium \
+             does without custom converters",
         ),
     ),
     KnownProperty(
         "post.processors",
         &[""],
-        Unsupported("are custom processors, which Walpost does not support"),
+        Unsupported("these are custom processors, which Walpost does not support"),
     ),
     KnownProperty("message.key.columns", &[], WithoutEffect),
     KnownProperty(
         "message.prefix.include.list",
         &[""],
         Different(
-            "selects messages of pg_logical_emit_message. Walpost reads only messages that are its own events: see docs/messages.md",
+            "this property selects messages of pg_logical_emit_message. Walpost reads only messages that are its own events: see \
+             docs/messages.md",
         ),
     ),
     KnownProperty(
         "message.prefix.exclude.list",
         &[""],
         Different(
-            "selects messages of pg_logical_emit_message. Walpost reads only messages that are its own events: see docs/messages.md",
+            "this property selects messages of pg_logical_emit_message. Walpost reads only messages that are its own events: see \
+             docs/messages.md",
         ),
     ),
     KnownProperty("skip.messages.without.change", &[], WithoutEffect),
@@ -209,8 +214,8 @@ const KNOWN: &[KnownProperty] = &[
         "provide.transaction.metadata",
         &["false"],
         ToDo(
-            "makes Debezium send a record for each BEGIN and END to a separate topic. Walpost does not send such records: the \
-             header walpost-position contains the commit LSN, which is the same for all records of a transaction",
+            "this setting makes Debezium send a record for each BEGIN and END to a separate topic. Walpost does not send such \
+             records: the header walpost-position contains the commit LSN, which is the same for all records of a transaction",
         ),
     ),
     KnownProperty("transaction.metadata.factory", &[], WithoutEffect),
@@ -225,8 +230,8 @@ const KNOWN: &[KnownProperty] = &[
         "binary.handling.mode",
         &["bytes"],
         Unsupported(
-            "writes bytea as text. Walpost delivers the bytes unchanged: change the service so that it writes base64 or hex \
-             into a text column",
+            "with this setting, Debezium writes bytea as text. Walpost delivers the bytes unchanged: change the service so that \
+             it writes base64 or hex into a text column",
         ),
     ),
     KnownProperty("include.unknown.datatypes", &[], WithoutEffect),
@@ -263,7 +268,8 @@ const KNOWN: &[KnownProperty] = &[
         "notification.enabled.channels",
         &[""],
         Different(
-            "has no equivalent: the state of a pipeline is available in its metrics, in /status and from walpost status",
+            "this property has no equivalent: the state of a pipeline is available in its metrics, in /status and from walpost \
+             status",
         ),
     ),
     KnownProperty("notification.*", &[], WithoutEffect),
@@ -272,8 +278,8 @@ const KNOWN: &[KnownProperty] = &[
         "heartbeat.interval.ms",
         &["0"],
         Different(
-            "has no equivalent and is not needed: Walpost also confirms WAL of other tables, and sends no records to a \
-             heartbeat topic",
+            "this property has no equivalent and is not needed: Walpost also confirms WAL of other tables, and sends no records \
+             to a heartbeat topic",
         ),
     ),
     KnownProperty("topic.heartbeat.prefix", &[], WithoutEffect),
@@ -323,7 +329,7 @@ const KNOWN: &[KnownProperty] = &[
     KnownProperty(
         "debezium.sink.*",
         &[],
-        Unsupported("belongs to a sink that Walpost does not support"),
+        Unsupported("this property belongs to a sink that Walpost does not support"),
     ),
     KnownProperty("debezium.api.*", &[], WithoutEffect),
     KnownProperty("quarkus.*", &[], WithoutEffect),
@@ -483,7 +489,7 @@ fn without_secret(written: &str) -> String {
 fn unknown_message(name: &str) -> String {
     if let Some((_, meant)) = OBSOLETE.iter().find(|(obsolete, _)| *obsolete == name) {
         return format!(
-            "is not a property of Debezium 3; did you mean {meant}? Debezium ignores it, and so does Walpost"
+            "this is not a property of Debezium 3; did you mean {meant}? Debezium ignores it, and so does Walpost"
         );
     }
     let known = KNOWN
@@ -491,9 +497,9 @@ fn unknown_message(name: &str) -> String {
         .map(|KnownProperty(known, ..)| known.trim_end_matches(['*', '.']));
     match nearest(name, known.chain(CONVERTED_PROPERTIES.iter().copied())) {
         Some(known) => format!(
-            "is not a property of Debezium 3.7; did you mean {known}? Debezium ignores it, and so does Walpost"
+            "this is not a property of Debezium 3.7; did you mean {known}? Debezium ignores it, and so does Walpost"
         ),
-        None => "is not a known property of Debezium 3.7: find out which component uses it, and remove it if none does"
+        None => "this is not a known property of Debezium 3.7: find out which component uses it, and remove it if none does"
             .to_owned(),
     }
 }
@@ -533,9 +539,9 @@ mod tests {
         ]);
         assert_eq!(found.len(), 1, "{found:?}");
         assert!(
-            found[0]
-                .message
-                .ends_with("does not need errors.tolerance, poll.interval.ms, tasks.max"),
+            found[0].message.ends_with(
+                "walpost.toml does not need errors.tolerance, poll.interval.ms, tasks.max"
+            ),
             "{found:?}"
         );
         assert!(!found[0].needs_action);

@@ -20,17 +20,18 @@ enum Rule {
 use Rule::{Different, Renamed, Unsupported, WithoutEffect};
 
 const WAITING_RULE: Rule = Different(
-    "has no equivalent: Walpost waits for the brokers indefinitely, because a record that expires would leave a gap",
+    "this property has no equivalent: Walpost waits for the brokers indefinitely, because an expired record would be missing \
+     from Kafka",
 );
-const CODE_RULE: Rule = Unsupported("is a Java class, which Walpost can't load");
+const CODE_RULE: Rule = Unsupported("this property names a Java class, which Walpost can't load");
 const TOKEN_RULE: Rule = Unsupported(
-    "configures token authentication through Java classes. Instead, set kafka_token_command to a program that prints a \
-     token, or \"sasl.oauthbearer.method\" = \"oidc\" in [kafka] to fetch tokens from a token endpoint: see \
+    "this property configures token authentication through Java classes. Instead, set kafka_token_command to a program that \
+     prints a token, or \"sasl.oauthbearer.method\" = \"oidc\" in [kafka] to fetch tokens from a token endpoint: see \
      docs/managed.md",
 );
 const KERBEROS_RULE: Rule = Unsupported(
-    "configures Kerberos authentication, which Walpost does not support: use a listener that accepts SCRAM, tokens or \
-     certificates",
+    "this property configures Kerberos authentication, which Walpost does not support: use a listener that accepts SCRAM, tokens \
+     or certificates",
 );
 
 /// Rules by property name. A `*` at the end of a name matches any suffix.
@@ -66,7 +67,7 @@ const RULES: &[(&str, Rule)] = &[
     (
         "ssl.cipher.suites",
         Unsupported(
-            "contains Java cipher suite names: use OpenSSL's names in [kafka], or omit this property",
+            "this property contains Java cipher suite names: use OpenSSL's names in [kafka], or omit this property",
         ),
     ),
     ("retries", WAITING_RULE),
@@ -74,8 +75,8 @@ const RULES: &[(&str, Rule)] = &[
     (
         "buffer.memory",
         Different(
-            "has no equivalent: window_bytes limits the size of the records that were read but not yet acknowledged \
-             (8MiB by default)",
+            "this property has no equivalent: window_bytes limits the size of the records that were read but not yet \
+             acknowledged (8MiB by default)",
         ),
     ),
     ("partitioner.class", CODE_RULE),
@@ -90,8 +91,8 @@ const RULES: &[(&str, Rule)] = &[
     (
         "partitioner.ignore.keys",
         Unsupported(
-            "makes Debezium ignore the key when it chooses a partition. Walpost always sends the same key to the same \
-             partition",
+            "this setting makes Debezium ignore the key when it chooses a partition. Walpost always sends the same key to the \
+             same partition",
         ),
     ),
 ];
@@ -178,7 +179,7 @@ fn brokers(source: &mut Source, kafka: &mut Section, report: &mut Report) {
         set(kafka, NAME, taken.value.trim(), &taken, report);
     }
     if !kafka.contains(NAME) {
-        let message = "is not in this file: the Kafka Connect worker's file contains the brokers. Pass the worker's \
+        let message = "this property is not in the file: the Kafka Connect worker's file contains the brokers. Pass the worker's \
          file with --worker, or set the brokers in walpost.toml";
         report.task(NAME, message);
         let comment = "CHANGE THIS: set the brokers here, and configure authentication and TLS below \
@@ -194,22 +195,24 @@ fn fixed_properties(source: &mut Source, report: &mut Report) {
         (
             "acks",
             &["all", "-1"][..],
-            "has no equivalent: Walpost waits for all in-sync replicas (acks = all)",
+            "this property has no equivalent: Walpost waits for all in-sync replicas (acks = all)",
         ),
         (
             "enable.idempotence",
             &["true"],
-            "has no equivalent: without idempotence, a retry can repeat and reorder records",
+            "this property has no equivalent: without idempotence, a retry can repeat and reorder records",
         ),
         (
             "max.in.flight.requests.per.connection",
             &["1"],
-            "has no equivalent: Walpost allows one request in flight per broker, or five with delivery = \"exactly-once\"",
+            "this property has no equivalent: Walpost allows one request in flight per broker, or five with delivery = \
+             \"exactly-once\"",
         ),
         (
             "transactional.id",
             &[],
-            "has no equivalent: with delivery = \"exactly-once\", Walpost derives the ID from the pipeline and the slot",
+            "this property has no equivalent: with delivery = \"exactly-once\", Walpost derives the ID from the pipeline and the \
+             slot",
         ),
     ] {
         if let Some(taken) = source.take_property(&format!("producer.{name}"), report) {
@@ -228,9 +231,9 @@ fn fixed_properties(source: &mut Source, report: &mut Report) {
     match class {
         Some(taken) if is_default(&taken) => report.without_effect(&taken.written),
         Some(taken) => {
-            let message = "selects partitions with a Java class. Walpost hashes the key like the Java client does by default \
-             (murmur2). To select partitions differently, set \"partitioner\" in [kafka] to another partitioner of librdkafka, \
-             or write the partition into a column";
+            let message = "this property selects partitions with a Java class. Walpost hashes the key like the Java client does \
+             by default (murmur2). To select partitions differently, set \"partitioner\" in [kafka] to another partitioner of \
+             librdkafka, or write the partition into a column";
             report.unsupported(&taken.written, message);
         }
         None => {}
@@ -250,19 +253,19 @@ fn jaas(source: &mut Source, kafka: &mut Section, report: &mut Report) {
         .iter()
         .any(|known| module.ends_with(known))
     {
-        let message = "configures authentication through a Java class other than PlainLoginModule and ScramLoginModule: \
-         docs/configuration.md and librdkafka's CONFIGURATION.md list the mechanisms and their properties";
+        let message = "this property configures authentication through a Java class other than PlainLoginModule and \
+         ScramLoginModule: docs/configuration.md and librdkafka's CONFIGURATION.md list the mechanisms and their properties";
         return report.unsupported(&taken.written, message);
     }
     match option(&taken.value, "username") {
         Some(user) => set(kafka, "sasl.username", &user, &taken, report),
         None => report.unsupported(
             &taken.written,
-            "contains no username: set sasl.username in [kafka]",
+            "this property contains no username: set sasl.username in [kafka]",
         ),
     }
-    let message = "contains a password, which was not copied: set it in WALPOST_KAFKA_SASL_PASSWORD, or as \
-     \"sasl.password\" in [kafka] with mode 0600";
+    let message = "this property contains a password, which was not copied: set the password in WALPOST_KAFKA_SASL_PASSWORD, or \
+     as \"sasl.password\" in [kafka] with mode 0600";
     report.task(&taken.written, message);
     kafka.add_comment(
         "sasl.password comes from the environment variable WALPOST_KAFKA_SASL_PASSWORD",
@@ -290,8 +293,8 @@ fn authorities(source: &mut Source, kafka: &mut Section, report: &mut Report) {
         return set(kafka, "ssl.ca.location", &taken.value, &taken, report);
     }
     let message = format!(
-        "is a Java trust store, but librdkafka reads PEM. Write its certificates to {PEM}: keytool -list -rfc -keystore \
-         TRUSTSTORE > {PEM}"
+        "this file is a Java trust store, but librdkafka reads PEM. Write its certificates to {PEM}: keytool -list -rfc \
+         -keystore TRUSTSTORE > {PEM}"
     );
     report.task(&taken.written, message);
     set(kafka, "ssl.ca.location", PEM, &taken, report);
@@ -310,7 +313,7 @@ fn certificate(source: &mut Source, kafka: &mut Section, report: &mut Report) {
         set(kafka, "ssl.certificate.pem", &taken.value, &taken, report);
     }
     if let Some(taken) = source.raw("producer.ssl.keystore.key") {
-        let message = "is a private key, which was not copied: put it into a file with mode 0600, and set \
+        let message = "the value is a private key, which was not copied: put the key into a file with mode 0600, and set \
          \"ssl.key.location\" in [kafka] to that file";
         report.task(&taken.written, message);
     }
@@ -320,8 +323,9 @@ fn certificate(source: &mut Source, kafka: &mut Section, report: &mut Report) {
     ] {
         if let Some(taken) = source.raw(&format!("producer.{name}")) {
             let variable = property.to_uppercase().replace('.', "_");
-            let message =
-                format!("is a secret, which was not copied: set it in WALPOST_KAFKA_{variable}");
+            let message = format!(
+                "the value is a secret, which was not copied: set it in WALPOST_KAFKA_{variable}"
+            );
             report.task(&taken.written, message);
         }
     }
@@ -341,9 +345,8 @@ fn certificate(source: &mut Source, kafka: &mut Section, report: &mut Report) {
         set(kafka, "ssl.keystore.location", &taken.value, &taken, report);
     } else {
         let message = format!(
-            "is a Java key store, but librdkafka reads PKCS#12: keytool -importkeystore -srckeystore KEYSTORE -destkeystore \
-             {PKCS12} \
-             -deststoretype PKCS12"
+            "this file is a Java key store, but librdkafka reads PKCS#12. Convert it: keytool -importkeystore -srckeystore \
+             KEYSTORE -destkeystore {PKCS12} -deststoretype PKCS12"
         );
         report.task(&taken.written, message);
         set(kafka, "ssl.keystore.location", PKCS12, &taken, report);
@@ -376,9 +379,9 @@ fn apply_rule(name: &str, taken: &Taken, kafka: &mut Section, report: &mut Repor
                 .chain(SAME_IN_LIBRDKAFKA.iter().copied())
                 .chain(HANDLED_SEPARATELY.iter().copied());
             let message = match nearest(name, names) {
-                Some(known) => format!("is not a property of Kafka's producer; did you mean {known}?"),
-                None => "is not a known property of Kafka's producer: look for an equivalent in librdkafka's CONFIGURATION.md, \
-                 or remove it"
+                Some(known) => format!("this is not a property of Kafka's producer; did you mean {known}?"),
+                None => "this is not a known property of Kafka's producer: look for an equivalent in librdkafka's \
+                 CONFIGURATION.md, or remove it"
                     .to_owned(),
             };
             report.unknown(&taken.written, message);

@@ -17,7 +17,10 @@ pub(super) fn set(
     report: &mut Report,
 ) {
     if kafka.contains(name) {
-        return report.unsupported(&taken.written, format!("sets {name} a second time"));
+        return report.unsupported(
+            &taken.written,
+            format!("this property sets {name} a second time"),
+        );
     }
     let properties = [("bootstrap.servers", NO_BROKER), (name, value)];
     let properties: Properties = properties
@@ -35,7 +38,7 @@ pub(super) fn set(
         }
         Err(error) => report.unsupported(
             &taken.written,
-            format!("is rejected by librdkafka. {error}"),
+            format!("librdkafka rejects this property. {error}"),
         ),
     }
 }

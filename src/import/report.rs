@@ -33,9 +33,9 @@ impl Group {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Finding {
     pub(crate) group: Group,
-    /// The subject of a sentence: usually the property's name as written in the file.
+    /// What the message is about: usually the property's name as written in the file.
     pub(crate) property: String,
-    /// The rest of the sentence that starts with `property`, such as `is not a port`.
+    /// A sentence about `property`, such as `this value is not a port number`.
     pub(crate) message: String,
     /// Whether the user must act before using the configuration.
     pub(crate) needs_action: bool,

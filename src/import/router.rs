@@ -139,7 +139,8 @@ impl Router<'_> {
     fn column(&mut self, given: &Given) -> Option<String> {
         let template = column(&given.value);
         if template.is_none() {
-            let message = "refers to a column whose name contains braces, which a template can't contain: rename the column";
+            let message = "this property names a column whose name contains braces, which a template can't contain: rename the \
+             column";
             self.report.unsupported(&given.from, message);
         }
         template
@@ -218,8 +219,8 @@ impl Router<'_> {
             Ok(pattern) => pattern,
             Err(reason) => {
                 let message = format!(
-                    "can't be converted: {reason}. Until the topic or route setting is specified, all events go to the default \
-                     topic"
+                    "this regex can't be converted: {reason}. Until the topic or route setting is specified, all events go to \
+                     the default topic"
                 );
                 self.report.unsupported(&regex.from, message);
                 return self.default_topic(&by, section);
@@ -231,10 +232,12 @@ impl Router<'_> {
                 let is_reference = reference(self.source.kind, &replacement.value).is_some();
                 let message = match is_reference {
                     true => {
-                        "refers to a value that Walpost can't look up: specify the actual topic in the topic setting"
+                        "this property refers to a value that Walpost can't look up: specify the actual topic in the topic \
+                         setting"
                             .to_owned()
                     }
-                    false => format!("is not valid in Java either: {reason}. Specify the topic or route setting"),
+                    false => format!("this replacement is not valid in Java either: {reason}. Specify the topic or route \
+                     setting"),
                 };
                 self.report.unsupported(&replacement.from, message);
                 return self.default_topic(&by, section);
@@ -288,8 +291,9 @@ impl Router<'_> {
                 [column, place] => (column, place, column),
                 [column, place, alias] => (column, place, alias),
                 _ => {
-                    let message =
-                        format!("contains {placed:?}; expected COLUMN:PLACE or COLUMN:PLACE:ALIAS");
+                    let message = format!(
+                        "the list contains {placed:?}; expected COLUMN:PLACE or COLUMN:PLACE:ALIAS"
+                    );
                     self.report.unsupported(&written, message);
                     continue;
                 }
@@ -302,8 +306,9 @@ impl Router<'_> {
                     match is_fit && !is_taken {
                         true => envelope.push((column_name.to_owned(), alias.to_owned())),
                         false => {
-                            let message =
-                                format!("contains {placed:?}, which Debezium also rejects");
+                            let message = format!(
+                                "the list contains {placed:?}, which Debezium also rejects"
+                            );
                             self.report.unsupported(&written, message);
                         }
                     }
@@ -313,8 +318,8 @@ impl Router<'_> {
                 }
                 _ => {
                     let message = format!(
-                        "contains {placed:?}; expected COLUMN:PLACEMENT or COLUMN:PLACEMENT:ALIAS, where the placement is header, envelope \
-                         or partition"
+                        "the list contains {placed:?}; expected COLUMN:PLACEMENT or COLUMN:PLACEMENT:ALIAS, where the placement \
+                         is header, envelope or partition"
                     );
                     self.report.unsupported(&written, message);
                 }
@@ -358,7 +363,8 @@ impl Router<'_> {
             "Debezium does not read headers from a column",
         );
         if !has_more {
-            let message = "becomes a header. If the table has columns traceparent and tracestate, they become headers too";
+            let message = "the event ID becomes a header. If the table has columns traceparent and tracestate, they become \
+             headers too";
             self.report.different("table.field.event.id", message);
         }
         let placement = placement.map(|taken| taken.written).unwrap_or_default();
@@ -375,8 +381,8 @@ impl Router<'_> {
                 placement,
             );
         } else if !envelope.is_empty() {
-            let message = "places columns in the envelope, but a bytes converter can't write an object, so no envelope \
-                 is written";
+            let message = "this property places columns in the envelope, but a bytes converter can't write an object, so no \
+                 envelope is written";
             self.report.unsupported(&placement, message);
         }
         if let Some((column, from)) = partition {
@@ -395,13 +401,12 @@ impl Router<'_> {
         let is_fit = !alias.is_empty() && !is_reserved(alias.as_bytes()) && !alias.contains('\0');
         let Some(template) = column(column_name) else {
             let message = format!(
-                "places the column {column_name:?}, whose name can't be used in a template: rename the column"
+                "the name of column {column_name:?} can't be used in a template: rename the column"
             );
             return self.report.unsupported(written, message);
         };
         if !is_fit {
-            let message =
-                format!("contains the header {alias:?}, whose name is reserved or not valid");
+            let message = format!("the header name {alias:?} is reserved or not valid");
             return self.report.unsupported(written, message);
         }
         headers.push((alias.to_owned(), template));
@@ -432,8 +437,7 @@ impl Router<'_> {
                 section.set(key, text(&kept.replace('_', "-")), taken.written.clone());
                 self.report.carried(&taken.written, key);
             } else {
-                let message =
-                    format!("has a value that Debezium rejects; expected ignore or {kept}");
+                let message = format!("Debezium rejects this value; expected ignore or {kept}");
                 self.report.unsupported(&taken.written, message);
             }
         }
@@ -442,15 +446,15 @@ impl Router<'_> {
             return self.report.without_effect(&expand.written);
         }
         if is_bytes {
-            let message = "turns the payload into an object, but a bytes converter can't write one, so the payload is \
-             delivered unchanged";
+            let message = "this setting turns the payload into an object, but a bytes converter can't write an object, so the \
+             payload is delivered unchanged";
             return self.report.unsupported(&expand.written, message);
         }
         section.set("expand_payload", "true".to_owned(), expand.written.clone());
         self.report.carried(&expand.written, "expand_payload");
         let message = match formats.value.is_json() {
             true => {
-                "top-level arrays and integers of more than 64 bits, which make Debezium's task fail, are delivered. Doubles \
+                "Walpost delivers top-level arrays and integers of more than 64 bits, which make Debezium's task fail. Doubles \
                  are written with the fewest digits that identify them, as in Java 19 and later; in arrays whose objects have \
                  different members, the order of members can differ"
             }
@@ -503,8 +507,8 @@ impl Router<'_> {
             // Debezium writes the event's schema version only into the schema of an envelope.
             match has_envelope && formats.value == Format::JsonSchema {
                 true => {
-                    let message = "uses the column as the version of the schema of each value. The schema that Walpost writes \
-                         has no version: place the column in a header or in the envelope";
+                    let message = "this property makes the column the schema version of each value. The schema that Walpost \
+                         writes has no version: place the column in a header or in the envelope";
                     self.report.unsupported(&taken.written, message);
                 }
                 false => self.report.without_effect(&taken.written),
@@ -513,9 +517,9 @@ impl Router<'_> {
         if let Some(taken) = self.take_property("table.field.additional.missing") {
             match taken.is("ignore") {
                 true => {
-                    let message = "makes Debezium ignore columns that the table does not have. Walpost does not start \
-                     if a configured column is missing: remove such columns from headers, envelope and partition; \
-                     walpost check lists them";
+                    let message = "this setting makes Debezium ignore columns that the table does not have. Walpost does not \
+                     start if a configured column is missing: remove such columns from headers, envelope and partition; walpost \
+                     check lists them";
                     self.report.different(&taken.written, message);
                 }
                 false => self.report.without_effect(&taken.written),
@@ -524,8 +528,8 @@ impl Router<'_> {
         if let Some(taken) = self.take_property("table.op.invalid.behavior") {
             match taken.is("fatal") {
                 true => {
-                    let message = "stops Debezium at an UPDATE. Walpost reads only inserts: reject UPDATE with the trigger in \
-                     sql/no_update.sql";
+                    let message = "this setting stops Debezium at an UPDATE. Walpost reads only inserts: reject UPDATE with the \
+                     trigger in sql/no_update.sql";
                     self.report.different(&taken.written, message);
                 }
                 false => self.report.without_effect(&taken.written),
@@ -544,11 +548,11 @@ impl Router<'_> {
                 .or_else(|| nearest(&name, KEYS.iter().copied()));
             let message = match meant {
                 Some(meant) => format!(
-                    "is not a property of the outbox event router; did you mean {}{meant}? Debezium ignores it, and so does \
+                    "this is not a property of the outbox event router; did you mean {}{meant}? Debezium ignores it, and so does \
                      Walpost",
                     self.prefix
                 ),
-                None => "is not a property of the outbox event router: Debezium ignores it, and so does Walpost".to_owned(),
+                None => "this is not a property of the outbox event router: Debezium ignores it, and so does Walpost".to_owned(),
             };
             self.report.unknown(&taken.written, message);
         }

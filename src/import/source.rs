@@ -12,16 +12,16 @@ use crate::outbox::properties;
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ImportError {
     #[error(
-        "it is empty; expected the JSON of a Kafka Connect connector, or Debezium Server's application.properties"
+        "the file is empty; expected the JSON of a Kafka Connect connector, or Debezium Server's application.properties"
     )]
     Empty,
     #[error(
-        "it is neither the JSON of a Kafka Connect connector nor Debezium Server's application.properties: no property is \
+        "the file is neither the JSON of a Kafka Connect connector nor Debezium Server's application.properties: no property is \
          called connector.class or debezium.source.connector.class"
     )]
     Neither,
     #[error(
-        "it is not valid JSON: {0}. Expected a connector's configuration, as returned by Kafka Connect for GET \
+        "the file is not valid JSON: {0}. Expected a connector's configuration, as returned by Kafka Connect for GET \
          /connectors/NAME/config"
     )]
     Json(String),
@@ -32,12 +32,12 @@ pub(crate) enum ImportError {
     )]
     Nested(String),
     #[error(
-        "it contains {found} connectors, but only one can be imported at a time. Extract the first with: jq '{path}' FILE > \
-         connector.json"
+        "the file contains {found} connectors, but only one can be imported at a time. Extract the first with: jq '{path}' FILE \
+         > connector.json"
     )]
     Bundle { found: usize, path: String },
     #[error(
-        "it is YAML, like a Strimzi KafkaConnector; expected JSON. Get the JSON with kubectl get kafkaconnector NAME -o \
+        "the file is YAML, like a Strimzi KafkaConnector; expected JSON. Get the JSON with kubectl get kafkaconnector NAME -o \
          json, or from Kafka Connect: curl http://localhost:8083/connectors/NAME"
     )]
     Yaml,
@@ -191,7 +191,7 @@ impl Source {
         let mut taken = self.raw(name)?;
         if let Some(reference) = reference(kind, &taken.value) {
             let message = format!(
-                "is {reference}, which Walpost can't look up: specify the value itself in walpost.toml"
+                "the value is {reference}, which Walpost can't look up: specify the value itself in walpost.toml"
             );
             report.unsupported(&taken.written, message);
             return None;
@@ -433,7 +433,7 @@ fn from_properties(text: &str, report: &mut Report) -> Result<Source, ImportErro
     for (written, value) in plain.into_iter().chain(profiles) {
         let (profile, name) = without_profile(&written);
         if profile.is_some_and(|profile| profile.split(',').all(|one| one.trim() != "prod")) {
-            let message = "belongs to a Quarkus profile that Debezium Server uses only if that profile is selected \
+            let message = "this property belongs to a Quarkus profile that Debezium Server uses only if that profile is selected \
              (QUARKUS_PROFILE); the values of the profile prod are imported";
             report.different(&written, message);
             continue;
@@ -537,9 +537,12 @@ mod tests {
             ("{", "not valid JSON: line 1"),
             ("{\"a\": 1}", "neither"),
             ("a=b", "neither"),
-            ("[{}, {}]", "it contains 2 connectors"),
+            ("[{}, {}]", "the file contains 2 connectors"),
             (r#"{"connectors": [{}]}"#, "jq '.connectors[0]'"),
-            (r#"{"connectors": {"a": {}}}"#, "it contains 1 connectors"),
+            (
+                r#"{"connectors": {"a": {}}}"#,
+                "the file contains 1 connectors",
+            ),
             (
                 r#"{"a": {"info": {}}, "b": {"info": {}}}"#,
                 "jq 'to_entries[0].value.info'",
@@ -593,7 +596,7 @@ mod tests {
     }
 
     #[test]
-    fn omits_default_values_when_describing_references() {
+    fn descriptions_of_variable_references_omit_default_values() {
         for value in [
             "${DB_PASSWORD:hunter2}",
             "x ${KAFKA_PW:${OTHER:hunter2}}",

@@ -63,7 +63,10 @@ pub(super) fn read(jaas: &Taken, source: &mut Source, kafka: &mut Section, repor
         .iter()
         .map(|(name, value, _)| ((*name).to_owned(), value.clone()));
     if let Err(reason) = Endpoint::from_properties(&mut values.collect(), || Ok(None)) {
-        return report.unsupported(&jaas.written, format!("can't be converted: {reason}"));
+        return report.unsupported(
+            &jaas.written,
+            format!("this configuration can't be converted: {reason}"),
+        );
     }
     for (name, value, taken) in found {
         report.carried(&taken.written, format!("{name:?} in [kafka]"));
@@ -72,7 +75,7 @@ pub(super) fn read(jaas: &Taken, source: &mut Source, kafka: &mut Section, repor
 
     let secret = source.raw("producer.sasl.oauthbearer.client.credentials.client.secret");
     let written = secret.map_or(jaas.written.clone(), |secret| secret.written);
-    let message = "contains the client secret, which was not copied: set it in \
+    let message = "this property contains the client secret, which was not copied: set the secret in \
      WALPOST_KAFKA_SASL_OAUTHBEARER_CLIENT_SECRET, or as \"sasl.oauthbearer.client.secret\" in [kafka] with mode 0600";
     report.task(&written, message);
     kafka.add_comment(
@@ -80,8 +83,8 @@ pub(super) fn read(jaas: &Taken, source: &mut Source, kafka: &mut Section, repor
          WALPOST_KAFKA_SASL_OAUTHBEARER_CLIENT_SECRET",
     );
     if option(&jaas.value, "ssl.truststore.location").is_some() {
-        let message = "contains a trust store for the token endpoint: write its certificates to a PEM file, and set \
-         \"https.ca.location\" in [kafka] to that file";
+        let message = "this property contains a trust store for the token endpoint: write its certificates to a PEM file, and \
+         set \"https.ca.location\" in [kafka] to that file";
         report.task(&jaas.written, message);
     }
 
@@ -126,8 +129,8 @@ pub(super) fn add_program_placeholder(
     if !has_tokens || kafka.contains(METHOD) {
         return;
     }
-    let message = "requires a program that prints a token: set kafka_token_command to such a program. docs/managed.md lists one \
-     for each service";
+    let message = "this mechanism requires a program that prints a token: set kafka_token_command to such a program. \
+     docs/managed.md lists one for each service";
     report.task("sasl.mechanism", message);
     let comment = "CHANGE THIS: the program that prints a token (docs/managed.md, \"Tokens\")";
     let program = NO_PROGRAM.map(text).join(", ");

@@ -115,34 +115,38 @@ fn names(certificate: &X509) -> Vec<String> {
 
 fn describe(found: &Rejection, address: &str, config: &ClientConfig) -> String {
     let system_bundle = authorities::system_bundle();
-    let trusted = match config.get("ssl.ca.location") {
-        Some(path) if system_bundle != Some(Path::new(path)) => {
-            format!("ssl.ca.location {path} does not contain")
-        }
-        _ => "this machine does not trust".to_owned(),
-    };
-    let problem = match found.reason.as_raw() {
-        HAS_EXPIRED => "has expired: renew it on the broker".to_owned(),
-        NOT_YET_VALID => {
-            "is not valid yet: compare this machine's clock with the clock of the certificate's issuer"
-                .to_owned()
-        }
+    let certificate = format!("the certificate of broker {address}");
+    match found.reason.as_raw() {
+        HAS_EXPIRED => format!("{certificate} has expired: renew the certificate"),
+        NOT_YET_VALID => format!(
+            "{certificate} is not valid yet: compare this machine's clock with the clock of the certificate's issuer"
+        ),
         code if OTHER_HOST.contains(&code) => {
             let names = match found.names.is_empty() {
                 true => String::new(),
                 false => format!(" ({})", found.names.join(", ")),
             };
             format!(
-                "is for a different name{names}: in bootstrap.servers and in the broker's advertised.listeners, use a name that \
-                 the certificate contains"
+                "{certificate} is for a different name{names}: in bootstrap.servers and in the broker's advertised.listeners, use a \
+                 name that the certificate contains"
             )
         }
-        code if UNKNOWN_AUTHORITY.contains(&code) => format!(
-            "is signed by an authority that {trusted}: set ssl.ca.location to the certificate of that authority"
+        code if UNKNOWN_AUTHORITY.contains(&code) => {
+            let authority = match config.get("ssl.ca.location") {
+                Some(path) if system_bundle != Some(Path::new(path)) => {
+                    format!("an authority that is not in ssl.ca.location {path}")
+                }
+                _ => "an authority that this machine does not trust".to_owned(),
+            };
+            format!(
+                "{certificate} is signed by {authority}: set ssl.ca.location to the certificate of that authority"
+            )
+        }
+        _ => format!(
+            "{certificate} is not valid: {}",
+            found.reason.error_string()
         ),
-        _ => format!("is not valid: {}", found.reason.error_string()),
-    };
-    format!("the certificate of broker {address} {problem}")
+    }
 }
 
 #[cfg(test)]

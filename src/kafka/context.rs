@@ -398,13 +398,17 @@ impl Context {
     /// Returns the broker's reason for rejecting the record, followed by how to fix it.
     fn explain(&self, code: RDKafkaErrorCode, record: &UndeliveredRecord) -> String {
         let remedy = self.remedy(code, record);
-        match record.reason.trim_end_matches('.') {
-            "" => format!("{code}{remedy}"),
-            reason => format!("{code}: {reason}{remedy}"),
+        let reason = match record.reason.trim_end_matches('.') {
+            "" => code.to_string(),
+            reason => format!("{code}: {reason}"),
+        };
+        match remedy.is_empty() {
+            true => reason,
+            false => format!("{reason}. {remedy}"),
         }
     }
 
-    /// Returns how to fix the failure, as text to append to the reason.
+    /// Returns how to fix the failure, or an empty string if no fix is known.
     fn remedy(&self, code: RDKafkaErrorCode, record: &UndeliveredRecord) -> String {
         use RDKafkaErrorCode as Code;
         let topic = &record.topic;
@@ -419,31 +423,31 @@ impl Context {
                     None => String::new(),
                 };
                 format!(
-                    ". {found}Correct the column, remove the timestamp setting, or change the range of times that the topic \
+                    "{found}Correct the column, remove the timestamp setting, or change the range of times that the topic \
                      accepts: {configs} message.timestamp.after.max.ms=... (message.timestamp.before.max.ms for times in the \
                      past)"
                 )
             }
             Code::InvalidRecord if record.reason.contains(WITHOUT_KEY) => format!(
-                ". The topic is compacted, so each record needs a key, but the key of this row is null. Give the row a key, or \
+                "The topic is compacted, so each record needs a key, but the key of this row is null. Give the row a key, or \
                  change the topic: {configs} cleanup.policy=delete"
             ),
-            Code::InvalidTopic => ". The topic is reserved for the brokers, or its name is not valid. Correct the topic in the \
+            Code::InvalidTopic => "The topic is reserved for the brokers, or its name is not valid. Correct the topic in the \
                  configuration or in the row"
                 .to_owned(),
             Code::MessageSizeTooLarge | Code::MessageBatchTooLarge => format!(
-                ". Raise the topic's limit: {configs} max.message.bytes={}",
+                "Raise the topic's limit: {configs} max.message.bytes={}",
                 needed_limit(record.bytes)
             ),
             Code::TopicAuthorizationFailed | Code::ClusterAuthorizationFailed => {
                 let grant = self.grants.topic(topic);
-                format!(". Grant the principal the required permission: {grant}")
+                format!("Grant the principal the required permission: {grant}")
             }
             Code::UnknownTopic | Code::UnknownTopicOrPartition | Code::UnknownPartition => {
-                ". The topic was deleted, or has fewer partitions than before; Walpost will look up the topic again".to_owned()
+                "The topic was deleted, or has fewer partitions than before; Walpost will look up the topic again".to_owned()
             }
             Code::UnsupportedCompressionType | Code::UnsupportedForMessageFormat => {
-                ". In [kafka], set a compression type that these brokers support: \"compression.type\" = \"gzip\", or \"none\". \
+                "In [kafka], set a compression type that these brokers support: \"compression.type\" = \"gzip\", or \"none\". \
                  Azure Event Hubs supports no other type"
                     .to_owned()
             }

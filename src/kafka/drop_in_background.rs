@@ -19,9 +19,7 @@ impl<T: Send + 'static> Deref for DropInBackground<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        self.0
-            .as_ref()
-            .expect("the client exists until it is dropped")
+        self.0.as_ref().expect("the client is removed only on drop")
     }
 }
 

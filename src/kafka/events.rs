@@ -56,7 +56,7 @@ impl Events {
     pub(super) fn open(producer: Arc<BaseProducer<Context>>) -> Self {
         // SAFETY: the producer is valid.
         let queue = unsafe { rd_kafka_queue_get_main(producer.client().native_ptr()) };
-        let queue = NonNull::new(queue).expect("a producer has a main queue");
+        let queue = NonNull::new(queue).expect("every producer has a main queue");
         Self { queue, producer }
     }
 

@@ -210,7 +210,7 @@ impl Limits {
     ) -> Self {
         let (topic, is_compacted) = match query_topic(client, topic) {
             Ok(settings) => {
-                let no_value = "the brokers did not return it".to_owned();
+                let no_value = "the brokers did not return this setting".to_owned();
                 (settings.batch_bytes.ok_or(no_value), settings.is_compacted)
             }
             Err(code) => (Err(code.to_string()), false),
@@ -252,11 +252,14 @@ impl fmt::Display for Limits {
             Ok(limit) if *limit < self.batches => {
                 write!(
                     f,
-                    "; batches are limited to its {TOPIC_LIMIT_SETTING}, {limit}"
+                    "; the topic's {TOPIC_LIMIT_SETTING} limits batches to {limit} bytes"
                 )
             }
             Ok(_) => Ok(()),
-            Err(reason) => write!(f, "; failed to look up its {TOPIC_LIMIT_SETTING}: {reason}"),
+            Err(reason) => write!(
+                f,
+                "; failed to look up the topic's {TOPIC_LIMIT_SETTING}: {reason}"
+            ),
         }
     }
 }

@@ -670,8 +670,8 @@ impl Transactions {
                     topic,
                     before,
                     found,
-                    "the topic's number of partitions has changed, so keys now map to different partitions: events with the \
-                     same key are not ordered across the change"
+                    "the topic's number of partitions has changed, so keys now map to different partitions: the order of \
+                     events with the same key is not preserved across the change"
                 );
             }
         }
@@ -836,7 +836,7 @@ mod tests {
         .await;
         let failure = watermark.deliveries().failure().expect("a failure");
         assert!(!failure.permanent);
-        let expected = "but not the record of the row";
+        let expected = "Kafka acknowledged later records for topic";
         assert!(failure.reason.contains(expected), "{failure:?}");
     }
 

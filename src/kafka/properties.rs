@@ -154,9 +154,9 @@ fn refusal(name: &str, value: &str) -> Option<&'static str> {
         "acks" | "request.required.acks" if !is_any(&["all", "-1"]) => Some(
             "an LSN is confirmed only after all in-sync replicas have the records (acks = all)",
         ),
-        "message.timeout.ms" | "delivery.timeout.ms" if !is_any(&["0"]) => {
-            Some("an expired record would leave a gap; Walpost waits for the broker instead")
-        }
+        "message.timeout.ms" | "delivery.timeout.ms" if !is_any(&["0"]) => Some(
+            "an expired record would be missing from Kafka; Walpost waits for the broker instead",
+        ),
         "enable.gapless.guarantee" if !is_any(&["true"]) => {
             Some("if the broker rejected a record, later records would be delivered ahead of it")
         }
@@ -509,8 +509,8 @@ fn network_warnings(properties: &Properties) -> Vec<String> {
     let shows_password = protocol.starts_with("sasl")
         && ["PLAIN", "OAUTHBEARER"].contains(&mechanism.to_ascii_uppercase().as_str());
     let exposed = match shows_password {
-        true => "every record and the SASL password or token",
-        false => "every record",
+        true => "every record that Walpost sends and the SASL password or token",
+        false => "every record that Walpost sends",
     };
     if protocol.ends_with("ssl") {
         if effective("enable.ssl.certificate.verification") == "false" {
@@ -522,8 +522,8 @@ fn network_warnings(properties: &Properties) -> Vec<String> {
         }
         if effective("ssl.endpoint.identification.algorithm") == "none" {
             return vec![format!(
-                "ssl.endpoint.identification.algorithm = none: anyone who has a certificate from the same authority can impersonate \
-                 a broker and read {exposed}. Remove it"
+                "ssl.endpoint.identification.algorithm = none: anyone who has a certificate from the same CA can impersonate \
+                 a broker and read {exposed}. Remove this setting"
             )];
         }
         return Vec::new();
@@ -614,18 +614,18 @@ pub(crate) fn describe(error: &rdkafka::error::KafkaError) -> String {
         rdkafka::error::KafkaError::ClientConfig(_, description, name, _)
             if description.starts_with("No such configuration property") =>
         {
-            let nearest = property_names::nearest(name);
-            let nearest = nearest.map(|known| format!("; did you mean {known}?"));
-            format!(
-                "{name}: librdkafka has no such property{}",
-                nearest.unwrap_or_default()
-            )
+            match property_names::nearest(name) {
+                Some(known) => {
+                    format!("{name}: librdkafka has no such property; did you mean {known}?")
+                }
+                None => format!("{name}: librdkafka has no such property"),
+            }
         }
         rdkafka::error::KafkaError::ClientConfig(_, description, name, _) => {
             // librdkafka's description of the error may contain the property's value.
             match is_secret(name) {
                 true if name == "sasl.jaas.config" => format!(
-                    "{name} is for Java clients. Instead, set sasl.mechanisms and sasl.username, and the environment variable \
+                    "{name} is a property of Java clients. Instead, set sasl.mechanisms and sasl.username, and the environment variable \
                      WALPOST_KAFKA_SASL_PASSWORD"
                 ),
                 true => format!("{name} has an invalid value"),
@@ -754,7 +754,12 @@ mod tests {
             ),
             (
                 &[remote],
-                &["plaintext", "kafka.example.com:2", "every record.", "= ssl"],
+                &[
+                    "plaintext",
+                    "kafka.example.com:2",
+                    "every record that Walpost sends.",
+                    "= ssl",
+                ],
             ),
             (
                 &[("bootstrap.servers", "PLAINTEXT://10.0.0.1:1")],
@@ -775,7 +780,11 @@ mod tests {
                     ("security.protocol", "sasl_plaintext"),
                     ("sasl.mechanism", "SCRAM-SHA-256"),
                 ],
-                &["sasl_plaintext", "every record.", "= sasl_ssl"],
+                &[
+                    "sasl_plaintext",
+                    "every record that Walpost sends.",
+                    "= sasl_ssl",
+                ],
             ),
             (
                 &[
@@ -897,11 +906,11 @@ mod tests {
             check(&properties(&[("security.protocol", "tls")])).expect_err("an unknown value");
         let text = error.to_string();
         assert!(
-            text.ends_with("; expected plaintext, ssl, sasl_plaintext or sasl_ssl"),
+            text.ends_with("expected plaintext, ssl, sasl_plaintext or sasl_ssl"),
             "{text}"
         );
         let error = check(&properties(&[("sasl.jaas.config", "x")]))
-            .expect_err("a property for Java clients");
+            .expect_err("a property of Java clients is rejected");
         assert!(
             error.to_string().contains("WALPOST_KAFKA_SASL_PASSWORD"),
             "{error}"

@@ -76,8 +76,8 @@ pub enum ReadError {
     Sink(#[from] SinkError),
     /// Records were removed while the topic was read.
     #[error(
-        "topic {topic:?}: records were removed while the topic was being read, by retention or manually. Run the command again, or \
-         with a later start time"
+        "topic {topic:?}: records were removed while the topic was being read, by retention or manually. Run the command again, \
+         with a later start time if necessary"
     )]
     Removed { topic: String },
     /// Records could not be stored in a temporary file.
@@ -377,7 +377,7 @@ impl TopicReader {
                 }
                 Some(Err(error)) => match error.rdkafka_error_code() {
                     Some(Code::TopicAuthorizationFailed) => {
-                        let reason = "the principal is not authorized to read it".to_owned();
+                        let reason = "the principal is not authorized to read the topic".to_owned();
                         return Err(self.denied(topic, reason).into());
                     }
                     Some(Code::AutoOffsetReset | Code::OffsetOutOfRange) => {

@@ -58,8 +58,8 @@ impl fmt::Display for Change {
         match self {
             Self::OtherCluster { before, now } => write!(
                 f,
-                "the brokers belong to a different Kafka cluster than before: {now:?}, expected {before:?}. Its topics do not \
-                 contain the records that were delivered earlier"
+                "the brokers belong to a different Kafka cluster than before: {now:?}, expected {before:?}. The topics of this \
+                 cluster do not contain the records that were delivered earlier"
             ),
             Self::Deleted { topic } => {
                 write!(f, "topic {topic:?} was deleted, and its records are lost")

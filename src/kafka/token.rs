@@ -44,14 +44,14 @@ pub(super) struct Token {
 /// secrets, so no variant contains any part of that output.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum TokenError {
-    #[error("kafka_token_command: {program} {error}")]
+    #[error("kafka_token_command: {program} did not supply a token: {error}")]
     Program {
         program: String,
         error: ProgramError,
     },
     #[error("kafka_token_command: {program} printed {found}")]
     Output { program: String, found: OutputError },
-    #[error("the token endpoint {url} {error}")]
+    #[error("{url}: {error}")]
     Endpoint { url: String, error: EndpointError },
     #[error("the token endpoint {url} returned {found}")]
     Answer { url: String, found: OutputError },
@@ -77,12 +77,12 @@ pub(super) enum OutputError {
     )]
     NoExpiry,
     #[error(
-        "an invalid value of {0:?}; expected a number of seconds or, for expires_at, a time with a UTC offset"
+        "an invalid value for {0:?}; expected a number of seconds or, for expires_at, a time with a UTC offset"
     )]
     Value(&'static str),
     #[error(
-        "invalid \"extensions\"; expected an object whose names consist of letters (\"auth\" is not allowed) and whose \
-         values are ASCII strings"
+        "invalid \"extensions\"; expected an object whose member names consist of letters (\"auth\" is not allowed) and \
+         whose values are ASCII strings"
     )]
     Extensions,
     #[error("a token that expired {0} s ago. Compare this machine's clock with the issuer's clock")]
@@ -90,7 +90,7 @@ pub(super) enum OutputError {
     #[error("a token with characters other than visible ASCII")]
     Characters,
     /// librdkafka's own message is not used because it repeats the token.
-    #[error("a token that librdkafka rejects because it has expired in the meantime")]
+    #[error("a token that librdkafka rejected because it had already expired")]
     Unusable,
 }
 
@@ -299,7 +299,10 @@ impl Issued {
     fn is_fresh(&self, now_millis: i64) -> bool {
         let lifetime = self.token.expires_millis.saturating_sub(self.at_millis);
         let left = self.token.expires_millis.saturating_sub(now_millis);
-        #[expect(clippy::cast_precision_loss, reason = "the fraction need not be exact")]
+        #[expect(
+            clippy::cast_precision_loss,
+            reason = "an approximate fraction is sufficient"
+        )]
         let part = left as f64 / lifetime.max(1) as f64;
         part > REMAINING_LIFETIME_MIN
     }
@@ -547,11 +550,11 @@ mod tests {
             ),
             (
                 "{\"token\": \"hunter2\", \"lifetime\": \"hunter2\"}",
-                "value of \"lifetime\"",
+                "value for \"lifetime\"",
             ),
             (
                 "{\"token\": \"hunter2\", \"expires_at\": \"hunter2\"}",
-                "value of \"expires_at\"",
+                "value for \"expires_at\"",
             ),
             (
                 "{\"token\": \"hunter2\", \"lifetime\": 9, \"extensions\": [\"hunter2\"]}",
@@ -605,7 +608,7 @@ mod tests {
     fn requests_a_new_token_when_brokers_reject_an_old_one() {
         let tokens = tokens("echo '{\"token\": \"'$$'\", \"lifetime\": 1000}'");
         let first = tokens.get_token().expect("a token").value.clone();
-        let mut state = tokens.0.state.lock().expect("a lock that is not poisoned");
+        let mut state = tokens.0.state.lock().expect("lock should not be poisoned");
         let issued = state.last.as_mut().expect("a token");
         issued.at -= RETRY_DELAY + Duration::from_secs(1);
         drop(state);
@@ -626,7 +629,7 @@ mod tests {
             .0
             .state
             .lock()
-            .expect("a lock that is not poisoned")
+            .expect("lock should not be poisoned")
             .failed = None;
         let second = tokens.get_token().expect("a token");
         assert_ne!(second.value, first.value);
@@ -657,13 +660,13 @@ mod tests {
         assert!(!failing.is_last_valid());
         let error = failing.get_token().err().expect("it fails");
         let text = error.to_string();
-        let expected = "kafka_token_command: /bin/sh failed with exit status: 7. ";
+        let expected = "kafka_token_command: /bin/sh did not supply a token: the program failed with exit status: 7. ";
         assert!(text.starts_with(expected), "{text}");
-        let state = failing.0.state.lock().expect("a lock that is not poisoned");
+        let state = failing.0.state.lock().expect("lock should not be poisoned");
         let first = state.failed.as_ref().map(|(at, _)| *at);
         drop(state);
         assert_eq!(failing.get_token().err(), Some(error));
-        let state = failing.0.state.lock().expect("a lock that is not poisoned");
+        let state = failing.0.state.lock().expect("lock should not be poisoned");
         assert_eq!(state.failed.as_ref().map(|(at, _)| *at), first);
     }
 }

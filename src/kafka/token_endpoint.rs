@@ -94,26 +94,30 @@ pub(crate) struct Endpoint {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum EndpointError {
     #[error(
-        "was not queried: the client secret is missing. Set \"{secret}\" in [kafka], or WALPOST_KAFKA_SASL_OAUTHBEARER_CLIENT_SECRET",
+        "the token endpoint was not queried, because the client secret is missing. Set \"{secret}\" in [kafka], or \
+         WALPOST_KAFKA_SASL_OAUTHBEARER_CLIENT_SECRET",
         secret = SECRETS[0]
     )]
     NoSecret,
-    #[error("was not queried: failed to reread {name}: {0}", name = SECRETS[0])]
+    #[error("the token endpoint was not queried: failed to reread {name}: {0}", name = SECRETS[0])]
     Secret(String),
-    #[error("was not queried: {AUTHORITIES_FILE}: {0}")]
+    #[error("the token endpoint was not queried: {AUTHORITIES_FILE}: {0}")]
     Authorities(String),
-    #[error("is unreachable: {0}")]
+    #[error("the token endpoint is unreachable: {0}")]
     Io(String),
     #[error(
-        "failed the TLS handshake: {0}. If its certificate was issued by a private CA, set {AUTHORITIES_FILE} in [kafka] to the \
-         certificate of that CA"
+        "the TLS handshake with the token endpoint failed: {0}. If the endpoint's certificate was issued by a private CA, set \
+         {AUTHORITIES_FILE} in [kafka] to the certificate of that CA"
     )]
     Tls(String),
-    #[error("did not respond within {} s", REQUEST_TIMEOUT.as_secs())]
+    #[error("the token endpoint did not respond within {} s", REQUEST_TIMEOUT.as_secs())]
     Slow,
-    #[error("did not return a valid HTTP response: {0}")]
+    #[error("the token endpoint did not return a valid HTTP response: {0}")]
     Http(String),
-    #[error("returned {status}{}", .code.map_or_else(String::new, |code| format!(": {code}")))]
+    #[error(
+        "the token endpoint returned {status}{}",
+        .code.map_or_else(String::new, |code| format!(": {code}"))
+    )]
     Refused {
         status: StatusCode,
         /// One of [`ERROR_CODES`].
@@ -294,7 +298,7 @@ impl Endpoint {
                 Err(match verified == X509VerifyResult::OK {
                     true => EndpointError::Tls(error.to_string()),
                     false => EndpointError::Tls(format!(
-                        "its certificate is not valid: {}",
+                        "the endpoint's certificate is not valid: {}",
                         verified.error_string()
                     )),
                 })
@@ -378,19 +382,21 @@ impl Endpoint {
 
 /// Parses the endpoint's URL, and returns whether it uses TLS.
 fn parse_url(url: &str) -> Result<(Uri, bool), String> {
-    let error = |found: &str| format!("{URL} {found}; expected https://HOST[:PORT]/PATH");
-    let uri: Uri = url.parse().map_err(|_| error("is not a valid URL"))?;
+    let error = |found: &str| format!("{URL}: {found}; expected https://HOST[:PORT]/PATH");
+    let uri: Uri = url
+        .parse()
+        .map_err(|_| error("the value is not a valid URL"))?;
     let is_tls = match uri.scheme_str() {
         Some("https") => true,
         Some("http") => false,
-        _ => return Err(error("is not an HTTP URL")),
+        _ => return Err(error("the value is not an HTTP URL")),
     };
     match uri.authority() {
-        Some(authority) if authority.as_str().contains('@') => Err(error(
-            "contains credentials, but the URL may appear in the log",
-        )),
+        Some(authority) if authority.as_str().contains('@') => {
+            Err(error("the URL contains credentials, which might be logged"))
+        }
         Some(_) => Ok((uri, is_tls)),
-        None => Err(error("does not contain a host")),
+        None => Err(error("the URL does not contain a host")),
     }
 }
 
@@ -496,10 +502,18 @@ mod tests {
     fn rejects_invalid_token_endpoint_properties() {
         for (name, value, expected) in [
             (URL, "", "is missing"),
-            (URL, "login.example.com", "is not an HTTP URL"),
-            (URL, "ftp://login.example.com", "is not an HTTP URL"),
+            (URL, "login.example.com", "the value is not an HTTP URL"),
+            (
+                URL,
+                "ftp://login.example.com",
+                "the value is not an HTTP URL",
+            ),
             (URL, "https://a:b@login.example.com", "contains credentials"),
-            (URL, "https://login example.com", "is not a valid URL"),
+            (
+                URL,
+                "https://login example.com",
+                "the value is not a valid URL",
+            ),
             ("sasl.oauthbearer.client.id", " ", "is missing"),
             (EXTENSIONS, "a", "NAME=VALUE"),
             (URLENCODE, "yes", "true or false"),

@@ -46,7 +46,7 @@ pub(super) const LOOKUP_DELAY_MAX: Duration = Duration::from_millis(200);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(
     deny_unknown_fields,
-    expecting = "a table: { partitions = 12, replication = 3 }"
+    expecting = "a table like { partitions = 12, replication = 3 }"
 )]
 pub struct CreateTopics {
     /// Number of partitions.
@@ -452,7 +452,9 @@ impl Creation {
             self.logged_at = Some(Instant::now());
             let reason = match &self.requested {
                 Some((_, CreatedTopic::NotNow(reason))) => reason,
-                _ => "the brokers report that it exists, but it is missing from their metadata",
+                _ => {
+                    "the brokers report that the topic exists, but the topic is missing from their metadata"
+                }
             };
             warn!(
                 topic,

@@ -238,7 +238,7 @@ impl Checkpoints {
             return Err(SinkError::CheckpointTopic {
                 topic: self.topic().to_owned(),
                 found: format!("the topic has {partitions} partitions, expected 1"),
-                remedy: "set checkpoint to another topic".to_owned(),
+                remedy: "specify another topic in the checkpoint setting".to_owned(),
             });
         }
         Ok(client)
@@ -373,7 +373,10 @@ impl Checkpoints {
                 None if started_at.elapsed() < BROKER_RECOVERY_TIMEOUT => {
                     tokio::time::sleep(RETRY_DELAY).await
                 }
-                None => return Err(self.denied(format!("the brokers did not return its {POLICY}"))),
+                None => {
+                    let reason = format!("the brokers did not return the topic's {POLICY}");
+                    return Err(self.denied(reason));
+                }
             }
         };
         if policy == "compact" {

@@ -42,8 +42,8 @@ pub(super) enum UnusableReason {
 
 /// Brokers also return an authorization error for a missing topic if the principal is not allowed
 /// to describe the topic.
-pub(super) const NOT_AUTHORIZED: &str = "the principal is not authorized to use it";
-pub(super) const NAME_NOT_ACCEPTED: &str = "the broker does not accept the name";
+pub(super) const NOT_AUTHORIZED: &str = "the principal is not authorized to use the topic";
+pub(super) const NAME_NOT_ACCEPTED: &str = "the broker does not accept the topic name";
 
 /// The brokers' responses about topics that can't be used.
 #[derive(Debug)]
@@ -195,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cached_topic_errors_expire_within_twice_their_lifetime() {
+    fn cached_topic_errors_expire_after_at_most_twice_the_cache_lifetime() {
         let topics = UnusableTopics::new("dead");
         let now = Instant::now();
         topics.insert("a", UnusableReason::Missing, now);
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_memory_and_keeps_the_most_recent_topic() {
+    fn limits_the_number_of_cached_topics_and_keeps_the_most_recent() {
         let topics = UnusableTopics::new("dead");
         let now = Instant::now();
         for number in 0..RESPONSES_MAX * 5 {
@@ -261,7 +261,7 @@ mod tests {
         topics.record_auto_creation(false, now);
         assert!(
             topics.tries_auto_creation(now),
-            "a rejected name does not mean that automatic creation is off"
+            "a rejected topic name does not mean that automatic topic creation is disabled"
         );
     }
 }

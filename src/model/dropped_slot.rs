@@ -69,15 +69,15 @@ impl DroppedSlot {
     #[must_use]
     pub fn cause(&self) -> &'static str {
         match self.left_publication {
-            true if self.is_replaced => "another table has taken its place",
+            true if self.is_replaced => "the table was replaced by another table",
             true => "the table was temporarily missing from the publication",
             false if self.uncopied_partitions => {
                 "partitions were detached before their older rows were copied. Only attached partitions are read, so \
                  reattach these partitions first"
             }
             false if self.detached_partitions => {
-                "a different slot was used before. Walpost reads a partition that contains events of that slot only while the \
-                 partition is attached, so attach it first"
+                "a different slot was used before, and its undelivered events may be in detached partitions. Walpost reads only attached \
+                 partitions: if a detached partition contains such events, attach it first"
             }
             false => "a slot was dropped",
         }

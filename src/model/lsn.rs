@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn maps_a_row_position_to_the_same_row_index_in_a_repeated_copy() {
+    fn maps_the_position_of_a_copied_row_to_a_later_copy_of_the_table() {
         let position = |commit, index| Position {
             commit: Lsn(commit),
             index,

@@ -26,7 +26,7 @@ pub(crate) fn from_postgres_micros(micros: i64) -> u64 {
 #[must_use]
 #[expect(
     clippy::cast_precision_loss,
-    reason = "exact to the microsecond for two centuries"
+    reason = "f64 represents every number of microseconds below 2^53 (285 years) exactly"
 )]
 pub(crate) fn seconds(micros: u64) -> f64 {
     micros as f64 / 1e6

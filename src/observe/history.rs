@@ -75,7 +75,7 @@ pub struct Recent {
 impl Recent {
     #[expect(
         clippy::cast_precision_loss,
-        reason = "the number stays far below 2^52 within ten seconds"
+        reason = "the counters increase by far less than 2^52 between two samples"
     )]
     fn between(first: &Sample, last: &Sample) -> Self {
         let lasted = seconds(last.at_micros.saturating_sub(first.at_micros));

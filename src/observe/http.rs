@@ -72,7 +72,7 @@ const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 fn port_remedy(error: &std::io::Error) -> &'static str {
     match error.kind() {
         std::io::ErrorKind::PermissionDenied => {
-            ". Ports below 1024 are reserved for root: use another port"
+            " Ports below 1024 are reserved for root: use another port."
         }
         _ => "",
     }
@@ -89,7 +89,7 @@ pub(crate) enum ListenError {
     InUse(String),
     /// The address is invalid or does not belong to this machine.
     #[error(
-        "--http {address}: {error}. Expected HOST:PORT, like 127.0.0.1:9464 or 0.0.0.0:9464, or \"off\"{}", port_remedy(.error)
+        "--http {address}: {error}.{} Expected HOST:PORT, like 127.0.0.1:9464 or 0.0.0.0:9464, or \"off\"", port_remedy(.error)
     )]
     Other {
         address: String,

@@ -344,7 +344,7 @@ pub const METRICS: &[Definition] = &[
     ),
     metric(
         "walpost_dead_letters_total",
-        "Dead letters, by the reason for which the events could not be delivered.",
+        "Dead letters, by the reason why the events could not be delivered.",
         Source::Counters("kind", |pipeline| {
             let letters = pipeline.dead_letters;
             vec![
@@ -412,12 +412,18 @@ fn signed(number: i64) -> f64 {
     number as f64
 }
 
-#[expect(clippy::unnecessary_wraps, reason = "the return type of a source")]
+#[expect(
+    clippy::unnecessary_wraps,
+    reason = "a metric's function must return Option<f64>"
+)]
 fn count(number: u64) -> Option<f64> {
     Some(exact(number))
 }
 
-#[expect(clippy::unnecessary_wraps, reason = "the return type of a source")]
+#[expect(
+    clippy::unnecessary_wraps,
+    reason = "a metric's function must return Option<f64>"
+)]
 fn flag(value: bool) -> Option<f64> {
     Some(f64::from(u8::from(value)))
 }

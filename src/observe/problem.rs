@@ -217,12 +217,12 @@ pub(crate) fn partitions_problem(
     let at = i64::try_from(end.at_micros).unwrap_or(i64::MAX);
     let at = Timestamp::from_microsecond(at).unwrap_or_default();
     let consequence = match end.has_default {
-        true => ", so later rows will go to the default partition",
-        false => " and there is no default partition, so inserting later rows will fail",
+        true => "later rows will be inserted into the default partition",
+        false => "there is no default partition, so inserting later rows will fail",
     };
     Some(Problem::new(
         Kind::PartitionsRunOut,
-        format!("the last partition of {outbox} ends at {at:.0}{consequence}"),
+        format!("the last partition of {outbox} ends at {at:.0}: {consequence}"),
         format!(
             "Create more partitions: {}, or specify the retention setting, so that walpost run creates them",
             commands.print(["maintain"])
@@ -239,7 +239,7 @@ pub(crate) fn unread(slot: &str) -> Problem {
         format!(
             "no process is reading slot {slot:?}, and the WAL that the slot retains will fill the disk"
         ),
-        "Start Walpost, or see its log",
+        "Start Walpost or, if it is already running, check its log",
     )
 }
 
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_a_last_partition_that_ends_within_a_day() {
+    fn reports_when_the_last_partition_ends_within_a_day() {
         let now = 1_000_000_000_000_000;
         let line = |hours: u64, ahead, has_default| {
             let vitals = Vitals {

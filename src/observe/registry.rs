@@ -173,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limits_the_history_of_many_pipelines_to_the_latest_points() {
+    fn limits_the_history_of_many_pipelines_to_the_latest_data_points() {
         const PIPELINES: usize = 2000;
         let registry = Registry::new((0..PIPELINES).map(|_| Arc::default()));
         let samples = 3 + HISTORY_POINTS_MAX / PIPELINES;

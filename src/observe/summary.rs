@@ -226,7 +226,8 @@ mod tests {
     use super::*;
     use crate::model::lifecycle::{ErrorKind, Failure};
 
-    const LOST: &str = "replication slot \"s\" is lost: the server has removed it. Drop it";
+    const LOST: &str =
+        "replication slot \"s\" is lost: the server has invalidated it. Drop and re-create it";
 
     fn summarize(
         state: State,
@@ -245,11 +246,7 @@ mod tests {
             ..LifecycleSnapshot::default()
         };
         let lasting = |(kind, what): &(Kind, &str)| Lasting {
-            problem: Problem::new(
-                *kind,
-                (*what).to_owned(),
-                format!("help with {}", kind.name()),
-            ),
+            problem: Problem::new(*kind, (*what).to_owned(), format!("Fix {}", kind.name())),
             since: 7.0,
         };
         let problems: Vec<_> = problems.iter().map(lasting).collect();
@@ -287,8 +284,8 @@ mod tests {
         assert_eq!((summary.severity, summary.rank), (Severity::Ok, 4));
         let not_ready = NotReady::KafkaDown("2/2 brokers are down".to_owned(), 3);
         let problems = [
-            (Kind::NoProgress, "nothing moves"),
-            (Kind::LongTransaction, "PID 1 waits"),
+            (Kind::NoProgress, "no events are delivered"),
+            (Kind::LongTransaction, "a transaction is open"),
         ];
         let summary = summarize(State::Streaming, Some(&not_ready), &problems, &[]);
         assert_eq!((summary.state.as_str(), summary.since), ("stuck", 5.0));
@@ -299,7 +296,7 @@ mod tests {
             reported[0].contains("(3 events are waiting): 2/2 brokers are down. Start the brokers"),
             "{reported:?}"
         );
-        assert_eq!(reported[1], "PID 1 waits. help with long_transaction");
+        assert_eq!(reported[1], "a transaction is open. Fix long_transaction");
         assert_eq!(
             summarize(State::StandingBy, None, &[], &[]).state,
             "standing by"
@@ -316,7 +313,7 @@ mod tests {
         let problems = [
             (
                 Kind::NotStreaming,
-                "slot \"s\" has not been read for 61 s: halted: why",
+                "slot \"s\" has not been read for 61 s: the pipeline has halted",
             ),
             (
                 Kind::SlotLost,
@@ -324,14 +321,14 @@ mod tests {
             ),
         ];
         let later = summarize(State::Halted, Some(&not_ready), &problems, &[]);
-        assert_eq!(lines(&later), [format!("{LOST}. help with not_streaming")]);
+        assert_eq!(lines(&later), [format!("{LOST}. Fix not_streaming")]);
         assert_eq!((later.severity, later.rank), (Severity::Critical, 0));
         // A problem that no other reason describes is listed separately.
         let missing = [(Kind::SlotMissing, "slot \"s\" does not exist")];
         let reported = lines(&summarize(State::Halted, Some(&not_ready), &missing, &[]));
         assert_eq!(
             reported[1..],
-            ["slot \"s\" does not exist. help with slot_missing"]
+            ["slot \"s\" does not exist. Fix slot_missing"]
         );
     }
 
@@ -358,7 +355,7 @@ mod tests {
         assert_eq!((soon.severity, soon.rank), (Severity::Warning, 2));
         let problems = [(
             Kind::NotStreaming,
-            "slot \"s\" has not been read for 61 s: why",
+            "slot \"s\" has not been read for 61 s: connection refused",
         )];
         let later = summarize(State::Reconnecting, Some(&not_ready), &problems, &[]);
         assert_eq!((later.severity, later.rank), (Severity::Critical, 1));

@@ -354,13 +354,18 @@ fn check_streaming(facts: &Facts<'_>) -> Verdict {
 
 fn event_loop_stalled(facts: &Facts<'_>) -> Verdict {
     let totals = facts.totals;
-    match without_stream(facts.lifecycle.state) {
-        Some(verdict) => verdict,
-        None if !health::is_hung(totals) => Verdict::Fine,
-        None => Verdict::Wrong(unready(
+    match facts.lifecycle.state {
+        State::Streaming if health::is_hung(totals) => Verdict::Wrong(unready(
             Kind::EventLoopStalled,
             &NotReady::EventLoopStalled(totals.since_last_iteration),
         )),
+        // Only the event loop changes the state, so the loop is running again. If the problem were
+        // kept while the pipeline reconnects, systemd would kill the process because of an
+        // unreachable server.
+        State::Streaming | State::Starting | State::Reconnecting => Verdict::Fine,
+        State::StandingBy | State::Halted | State::Draining | State::Stopped => {
+            Verdict::NotApplicable
+        }
     }
 }
 

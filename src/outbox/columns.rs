@@ -782,7 +782,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_a_limited_number_of_names_and_characters() {
+    fn limits_the_number_and_total_length_of_listed_column_names() {
         let list = |names: &[&str]| list_names(names.iter().copied());
         assert_eq!(list(&["id", "type"]), "id, type");
         assert_eq!(list(&[]), "");
@@ -809,7 +809,7 @@ mod tests {
     }
 
     #[test]
-    fn binds_the_default_settings_to_a_debezium_outbox_table() {
+    fn default_settings_match_a_debezium_outbox_table() {
         let mapping = bind(|_| {}).expect("binds");
         let needed: Vec<_> = (0..mapping.width())
             .map(|i| mapping.slot(i).is_some())
@@ -819,7 +819,7 @@ mod tests {
     }
 
     #[test]
-    fn binds_a_table_without_an_id_if_no_setting_refers_to_it() {
+    fn accepts_a_table_without_an_id_column_if_no_setting_refers_to_it() {
         let columns = &columns()[1..];
         let mut settings = OutboxSettings::default();
         settings.headers.clear();
@@ -851,7 +851,7 @@ mod tests {
     }
 
     #[test]
-    fn table_name_placeholders_need_no_column_but_are_invalid_for_messages() {
+    fn table_name_placeholders_need_no_column_and_are_invalid_for_logical_messages() {
         let topic = "{table.schema}-{table.name}";
         let mapping = bind(|s| s.topic = topic.parse().expect("template")).expect("binds");
         assert_eq!(mapping.slot(1), None, "aggregatetype");
@@ -908,7 +908,7 @@ mod tests {
     }
 
     #[test]
-    fn assigns_one_value_slot_to_a_column_that_is_used_twice() {
+    fn stores_the_value_of_a_column_once_if_the_column_is_used_twice() {
         let mapping = bind(|s| s.key = "{id}{id}".parse().expect("template")).expect("binds");
         assert_eq!(mapping.slot(0), Some(mapping.key.slots()[0]));
         assert_eq!(mapping.key.slots()[0], mapping.key.slots()[1]);
@@ -944,7 +944,7 @@ mod tests {
     }
 
     #[test]
-    fn message_events_have_the_same_columns_as_a_table_created_by_init() {
+    fn logical_message_events_have_the_same_columns_as_a_table_created_by_init() {
         let with = |change: fn(&mut OutboxSettings)| {
             let mut settings = OutboxSettings::default();
             change(&mut settings);
@@ -966,7 +966,7 @@ mod tests {
     }
 
     #[test]
-    fn rejects_more_columns_than_fit_into_a_row() {
+    fn rejects_settings_that_use_more_columns_than_the_maximum() {
         let names: Vec<_> = (0..=COLUMNS_MAX).map(|i| format!("c{i}")).collect();
         let columns: Vec<_> = names
             .iter()

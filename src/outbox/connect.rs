@@ -560,7 +560,7 @@ fn zoned_timestamp(text: &str, digits: u8) -> Option<String> {
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_precision_loss,
-    reason = "Debezium converts it in the same way"
+    reason = "Debezium performs the same conversion"
 )]
 fn interval(text: &str) -> Option<i64> {
     let (mut months, mut days, mut micros) = (0i64, 0i64, 0i64);

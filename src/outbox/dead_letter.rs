@@ -515,7 +515,7 @@ mod tests {
         );
         assert!(
             !bad.contains(&"a=b".to_owned()),
-            "only some of the headers: {bad:?}"
+            "the invalid headers column was converted partially: {bad:?}"
         );
     }
 

@@ -806,7 +806,7 @@ impl Expanded<'_> {
 
     /// Appends the characters of escaped text. An unpaired surrogate becomes a question mark, as in
     /// Java's UTF-8 encoding.
-    #[expect(clippy::unused_self, reason = "the text belongs to `self`")]
+    #[expect(clippy::unused_self, reason = "`text` is a part of `self.texts`")]
     fn push_unescaped(&self, text: &[u8], out: &mut Vec<u8>) {
         if !text.contains(&b'\\') {
             return out.extend_from_slice(text);

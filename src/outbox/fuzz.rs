@@ -158,8 +158,8 @@ fn check_error(error: &RouteError, topic: &Template, values: &Values<'_>) {
             assert_eq!(*text, String::from_utf8_lossy(at));
             assert_eq!(time(at), Err(()));
         }
-        RouteError::Encoding => panic!("detected before a row is routed"),
-        RouteError::NotText => panic!("no value is converted to JSON"),
+        RouteError::Encoding => panic!("invalid encoding is detected before a row is routed"),
+        RouteError::NotText => panic!("these settings convert no value to JSON"),
     }
 }
 
@@ -253,7 +253,7 @@ fn check_headers(headers: Vec<(&str, Option<&[u8]>)>, json: Option<&[u8]>) {
     // A name that is repeated in the object results in several headers.
     for (name, member) in &object {
         let header = headers.iter().rev().find(|(header, _)| header == name);
-        let (_, value) = header.expect("every member is a header");
+        let (_, value) = header.expect("every member becomes a header");
         match (member, value) {
             (serde_json::Value::Null, value) => assert_eq!(*value, None),
             (serde_json::Value::String(text), value) => {

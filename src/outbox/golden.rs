@@ -68,7 +68,7 @@ const DIFFERENCES: &[(&str, &str, &str)] = &[
     (
         "headers string",
         "",
-        "StringConverter prints descriptions of ByteBuffers, and lists in Java's format",
+        "StringConverter prints descriptions of ByteBuffers, and uses Java's format for lists",
     ),
     (
         "key bool string",
@@ -98,7 +98,7 @@ const DIFFERENCES: &[(&str, &str, &str)] = &[
     (
         "typed partition",
         "",
-        "Kafka rejects the partition too, and Debezium's task fails",
+        "Kafka rejects the partition, so Debezium's task fails",
     ),
     (
         "typed timestamp",
@@ -477,11 +477,11 @@ fn replay(file: &str, rows_expected: usize, all_differ: bool) {
 }
 
 #[test]
-fn produces_the_same_bytes_as_debezium_for_the_records_in_the_lab_file() {
+fn produces_the_same_bytes_as_debezium_for_records_captured_in_a_lab() {
     replay("lab.jsonl", 60, false);
 }
 
 #[test]
-fn produces_the_same_bytes_as_debezium_for_the_records_in_the_captured_file() {
+fn produces_the_same_bytes_as_debezium_for_records_captured_by_the_capture_script() {
     replay("captured.jsonl", 2500, true);
 }

@@ -138,7 +138,7 @@ pub(super) fn append_json(
         .and_then(|()| deserializer.end())
         .map_err(|error| {
             format!(
-                "not a valid JSON object of headers, at line {} column {}",
+                "the value is not a valid JSON object of headers (line {}, column {})",
                 error.line(),
                 error.column()
             )
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn creates_a_header_for_each_member() {
+    fn creates_a_header_for_each_member_of_the_json_object() {
         let pair = |name: &str, value: Option<&str>| (name.to_owned(), value.map(str::to_owned));
         assert_eq!(
             headers(
@@ -267,7 +267,8 @@ mod tests {
         ] {
             let error = headers(json).expect_err(json);
             assert!(
-                error.contains("not a valid JSON object of headers") && !error.contains("secret"),
+                error.contains("the value is not a valid JSON object of headers")
+                    && !error.contains("secret"),
                 "{error}"
             );
         }

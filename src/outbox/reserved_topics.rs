@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn pattern_matches_each_name_that_its_template_can_produce() {
+    fn topic_pattern_matches_every_name_that_its_template_can_produce() {
         let check = |literals: &[&str], topic: &str, expected| {
             let found = pattern(literals).matches(topic);
             assert_eq!(found, expected, "{literals:?} and {topic:?}");

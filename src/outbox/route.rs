@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn writes_a_null_payload_as_a_tombstone_unless_configured_as_empty() {
+    fn writes_a_null_payload_as_a_tombstone_unless_an_empty_value_is_configured() {
         let row = &EVENT[..3];
         assert_eq!(route(|_| {}, row).expect("routes").4, None);
         let empty = |s: &mut OutboxSettings| s.null_payload = NullPayload::Empty;
@@ -442,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn writes_a_null_payload_inside_the_envelope_unless_empty_payloads_are_tombstones() {
+    fn writes_an_envelope_around_a_null_payload_unless_empty_payloads_are_tombstones() {
         let payload = |empty_payload| {
             let change = |s: &mut OutboxSettings| {
                 s.value_format = Format::Json;
@@ -506,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn recomputes_the_topic_when_the_routed_value_changes() {
+    fn recomputes_the_topic_when_the_value_used_for_routing_changes() {
         let settings = OutboxSettings {
             topic: Topic::Route(Route::new("aggregatetype", "(.*)", "t.$1").expect("a route")),
             ..OutboxSettings::default()
@@ -747,7 +747,9 @@ mod tests {
             let error = route(settings, &with(&[("tenant", tenant)])).expect_err("reserved");
             let error = error.to_string();
             assert!(
-                error.contains("for checkpoints, because it matches \"shard_{name}.cp\""),
+                error.contains(
+                    "for checkpoints, because the topic name matches \"shard_{name}.cp\""
+                ),
                 "{error}"
             );
             let other = route(settings, &with(&[("tenant", "a.events")]));

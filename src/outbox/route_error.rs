@@ -91,7 +91,7 @@ impl RouteError {
 /// no template.
 fn matched(template: Option<&str>) -> String {
     template.map_or_else(String::new, |template| {
-        format!(", because it matches {template:?} in the template of a fleet.source")
+        format!(", because the topic name matches {template:?} in the template of a fleet.source")
     })
 }
 

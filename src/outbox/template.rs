@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn templates_that_contain_columns_have_no_constant_text() {
+    fn template_is_constant_only_if_it_contains_no_placeholders() {
         let constant = |text: &str| {
             let template = text.parse::<Template>().expect(text);
             template.constant().map(str::to_owned)

@@ -87,7 +87,7 @@ pub(crate) struct RoleRefused {
 pub(super) enum Change {
     /// The role can't authenticate.
     Login {
-        /// The source of the role's password, such as a file.
+        /// A sentence that describes the source of the role's password, such as a file.
         origin: String,
     },
     /// The role lost a privilege that it needs to connect.
@@ -99,10 +99,12 @@ pub(super) enum Change {
 impl fmt::Display for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Login { origin } => write!(
-                f,
-                "its password or pg_hba.conf has changed. Walpost gets the password from {origin}"
-            ),
+            Self::Login { origin } => {
+                write!(
+                    f,
+                    "the role's password or pg_hba.conf has changed. {origin}"
+                )
+            }
             Self::Privilege => f.write_str("a privilege of the role has been revoked"),
             Self::Closed => f.write_str("the database does not currently accept connections"),
         }

@@ -640,7 +640,7 @@ impl Simulation {
             if world.broken.is_some() || began.elapsed() > RUN_TIMEOUT {
                 let (confirmed, end) = (world.database.confirmed, world.database.end);
                 world.break_rule(format!(
-                    "the run did not end: confirmed up to {confirmed} of {end}"
+                    "the simulation did not finish: the WAL ends at {end}, but is confirmed only up to {confirmed}"
                 ));
                 break;
             }

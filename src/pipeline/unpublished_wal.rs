@@ -44,9 +44,9 @@ fn add_remedy(error: &mut ServerError, target: &Target) {
         false => "walpost init prints the commands that resend the slot's events".to_owned(),
     };
     error.hint = Some(format!(
-        "The publication did not exist when the next events of slot {slot:?} were committed, so these events can't be read with it. \
-         If the pipeline used a different publication when the events were committed, set publication to the name of that publication until the events are delivered. Otherwise, replace the \
-         slot: \
+        "The publication did not exist when the next events of slot {slot:?} were committed, so these events can't be read with \
+         this publication. If the pipeline used a different publication when the events were committed, set publication to the name \
+         of that publication until the events are delivered. Otherwise, replace the slot: \
          SELECT pg_catalog.pg_drop_replication_slot({}); {}. {resend}",
         escape_literal(slot).trim_start(),
         target.init_slot(),

@@ -5,14 +5,18 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use tokio::sync::watch;
 use tokio::time::timeout;
 use tracing::debug;
 
 use super::database::{CatalogQueries, Database};
 use super::decode::error::CoreError;
 use super::error::PipelineError;
+use super::order::{Order, drain_ordered};
 use super::session::state::SessionState;
 use super::settings::PipelineSettings;
+use crate::delivery::stats::PipelineStats;
+use crate::model::lifecycle::State;
 use crate::model::lsn::{Lsn, Position};
 use crate::postgres::catalog::CatalogError;
 use crate::postgres::replication::{Connection, ConnectionError, UnsendableCause};
@@ -23,6 +27,9 @@ use crate::postgres::wire::pgoutput::{LogicalHead, Message, RowHead};
 
 /// How long to wait for the server to report why it aborted the stream.
 const REASON_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long to search for the table of a row that can't be sent. The table is only named in the
+/// error, so the pipeline halts without it if the server takes longer to decode the transaction.
+const TABLE_SEARCH_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Returns the error with which the server aborted the stream before any data was processed, or
 /// `None` if the server does not send one. Discards the data received on `connection`.
@@ -85,21 +92,33 @@ pub(super) fn is_unsendable(error: &PipelineError) -> bool {
     matches!(error, PipelineError::Core(CoreError::Unsendable { .. }))
 }
 
-/// Adds the name of the table to an error about a row that the server can't send. The slot must be
-/// free.
+/// Adds the name of the table to an error about a row that the server can't send, unless finding
+/// the table takes too long or the pipeline is asked to drain. The slot must be free.
 pub(super) async fn with_table(
     mut error: PipelineError,
     settings: &PipelineSettings,
     database: &impl Database,
+    stats: &PipelineStats,
+    orders: &mut watch::Receiver<Order>,
 ) -> PipelineError {
-    if let PipelineError::Core(CoreError::Unsendable {
+    let PipelineError::Core(CoreError::Unsendable {
         at, table, cause, ..
     }) = &mut error
-    {
-        match find_table(settings, database, *at, *cause).await {
-            Ok(found) => *table = found,
-            Err(error) => debug!(%error, "failed to find the table of a row that can't be sent"),
-        }
+    else {
+        return error;
+    };
+    // The transaction is read again, which can take minutes. Until the state changes, the watchdog
+    // expects the event loop to run.
+    stats.entered(State::Reconnecting);
+    let find_table = find_table(settings, database, *at, *cause);
+    tokio::select! {
+        biased;
+        () = drain_ordered(orders) => {}
+        found = timeout(TABLE_SEARCH_TIMEOUT, find_table) => match found {
+            Ok(Ok(found)) => *table = found,
+            Ok(Err(error)) => debug!(%error, "failed to find the table of a row that can't be sent"),
+            Err(_) => debug!("timed out while searching for the table of a row that can't be sent"),
+        },
     }
     error
 }

@@ -137,8 +137,8 @@ pub enum CatalogError {
     },
     /// A statement would run code owned by another role as the current role.
     #[error(
-        "statements on table {table} would run code owned by other roles as role {role}: {code}. Nothing was done with \
-         the table. Check who created the code, then drop the object that calls it"
+        "statements on table {table} would run code owned by other roles as role {role}: {code}. The statements \
+         were not run. Check who created the code, then drop the object that calls it"
     )]
     ForeignCode {
         table: TableName,
@@ -177,8 +177,8 @@ pub enum CatalogError {
     /// A pipeline that is defined by a row is configured with a slot that does not belong to the
     /// pipeline.
     #[error(
-        "{found}, but pipeline {pipeline:?} is defined by a row of a query, and such a pipeline may use only a slot that is \
-         recorded as its own. Correct the row; or, to let the pipeline continue from the slot's position, stop the pipeline \
+        "{found}, but pipeline {pipeline:?} is defined by a row of a query, and such a pipeline can only use a slot that is \
+         recorded as belonging to it. Correct the row; or, to let the pipeline continue from the slot's position, stop the pipeline \
          that uses the slot, if there is one, and run: {take}"
     )]
     ForeignSlot {

@@ -193,7 +193,7 @@ impl Provision {
         }
         for writer in &self.writers {
             together.push(Script {
-                makes: format!("privileges of role {writer} to send events"),
+                makes: format!("privileges that allow role {writer} to send events"),
                 sql: Variables {
                     writer: Some(writer),
                     ..self.variables()
@@ -223,12 +223,12 @@ impl Provision {
         });
         if let Some(owner) = &self.owner {
             together.push(Script {
-                makes: format!("role {owner} as the owner of {outbox}"),
+                makes: format!("ownership of {outbox} by role {owner}"),
                 sql: self.fill_in(OWNER),
             });
         }
         together.push(Script {
-            makes: "owners of the objects above".to_owned(),
+            makes: "owners of the required objects".to_owned(),
             sql: sql_file::examine(
                 &self.target,
                 SessionKind::Any,
@@ -320,14 +320,14 @@ impl Provision {
             tracing::info!("checking or creating {makes}");
             run(catalog, makes, sql, left).await?;
             if left == LeftTables::NoSlot && is_new {
-                let step = "record of the new slot";
+                let step = "record of the new slot in walpost.slot_state";
                 let recorded = catalog
                     .record_new_slot(&self.pipeline, &self.target, self.first_start)
                     .await;
                 recorded.map_err(failed(step, LeftTables::Slot))?;
             }
             if left == LeftTables::NoSlot && !is_new {
-                let step = "record of the slot";
+                let step = "record of the slot in walpost.slot_state";
                 let recorded = self.record_other_history(catalog).await;
                 recorded.map_err(failed(step, LeftTables::LastStep))?;
                 if self.takes_slot {
@@ -344,10 +344,12 @@ impl Provision {
             // walpost.add_outbox looks up the slot in walpost.table_state. Record it again after
             // walpost.add_outbox has run, because this function may have omitted rows.
             let recorded = self.record_tables(catalog).await;
-            recorded.map_err(failed("record of the published tables", left))?;
+            let step = "record of the published tables in walpost.table_state";
+            recorded.map_err(failed(step, left))?;
         }
         let accepted = self.accept_name(catalog).await;
-        accepted.map_err(failed("record of the accepted name", LeftTables::LastStep))
+        let step = "record of the accepted table name in walpost.table_state";
+        accepted.map_err(failed(step, LeftTables::LastStep))
     }
 
     /// If the pipeline is defined by a row of a query's result, checks that the slot belongs to the
@@ -381,7 +383,7 @@ impl Provision {
         };
         match catalog.accept_name(&self.target, table).await {
             Ok(true) => tracing::info!(
-                "table {table} was renamed: accepted its name. Restart the pipeline if it has halted"
+                "accepted the new name of table {table}, which was renamed. Restart the pipeline if it has halted"
             ),
             Ok(false) => {}
             Err(CatalogError::Server(error)) if error.code == "42501" => tracing::warn!(
@@ -607,7 +609,7 @@ mod tests {
             "function walpost.add_outbox",
             "role carrier",
             "publication pub",
-            "owners of the objects above",
+            "owners of the required objects",
             "slot slot",
         ];
         assert_eq!(made(&all)[2..], shared);
@@ -707,7 +709,7 @@ mod tests {
     }
 
     #[test]
-    fn sql_files_examine_created_objects_before_they_commit() {
+    fn sql_files_check_created_objects_before_they_commit() {
         for (name, text) in files() {
             let creates = [
                 "CREATE SCHEMA",
@@ -797,7 +799,7 @@ mod tests {
     /// statement must examine the table first. Exceptions are listed with the reason why they are
     /// safe.
     #[test]
-    fn statements_on_walpost_tables_examine_the_tables_first() {
+    fn walpost_tables_are_checked_before_each_statement_that_uses_them() {
         let listed = [
             // This file contains a condition for queries on the journal. The queries themselves are
             // in catalog/journal.rs.
@@ -826,7 +828,7 @@ mod tests {
     /// Returns the words between `start` and the next `end` in `sql/examine.sql`.
     fn examined(start: &str, end: char) -> Vec<&'static str> {
         let (_, rest) = sql_file::EXAMINE.split_once(start).expect("the list");
-        let (list, _) = rest.split_once(end).expect("the end of the list");
+        let (list, _) = rest.split_once(end).expect("a delimiter after the list");
         let words = list.split(|c: char| !c.is_ascii_lowercase() && c != '_');
         words.filter(|word| !word.is_empty()).collect()
     }
@@ -834,7 +836,7 @@ mod tests {
     /// Another role could create an object in the schema walpost before Walpost does, or become the
     /// owner of an existing object.
     #[test]
-    fn every_object_in_the_walpost_schema_is_examined() {
+    fn examine_script_checks_every_object_in_the_walpost_schema() {
         let tables = examined("own_tables CONSTANT name[] := '{", '}');
         let functions = examined("n.nspname = 'walpost' AND p.proname IN (", ')');
         let mut found = Vec::new();
@@ -871,7 +873,7 @@ mod tests {
     /// Only `table_guard` may read a table's rows. Exceptions are listed with the reason why they
     /// are safe.
     #[test]
-    fn statements_refer_to_tables_only_after_examining_them() {
+    fn statements_use_a_table_only_after_it_has_been_checked() {
         // In these files, errors and warnings contain statements that an administrator can run.
         let messages = [
             "check/postgres.rs",
@@ -943,7 +945,7 @@ mod tests {
     /// such a change. Code that only examines a table must detect the change itself, and is
     /// therefore listed here.
     #[test]
-    fn only_listed_source_files_lock_and_examine_tables_directly() {
+    fn only_listed_source_files_call_lock_and_examine_directly() {
         let listed = ["catalog/table_guard.rs", "src/retention.rs", "provision.rs"];
         for (path, text) in sources() {
             let is_listed = listed.iter().any(|name| path.ends_with(name));
@@ -1043,12 +1045,12 @@ mod tests {
                 "function walpost.lock_and_examine",
                 "table \"My Shop\".\"out'box\"",
                 "lock on \"My Shop\".\"out'box\"",
-                "privileges of role it's a shop to send events",
+                "privileges that allow role it's a shop to send events",
                 "table walpost.journal",
                 "role carrier",
                 "publication pub",
-                "role it's an owner as the owner of table \"My Shop\".\"out'box\"",
-                "owners of the objects above",
+                "ownership of table \"My Shop\".\"out'box\" by role it's an owner",
+                "owners of the required objects",
             ]
         );
         assert_eq!(

@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parses_table_names_like_sql() {
+    fn parses_table_names_like_postgresql() {
         let check = |text: &str, schema: &str, name: &str, sql_name: &str| {
             let table: TableName = text.parse().expect(text);
             assert!(table.is(schema, name), "{text}: {table:?}");

@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn escapes_literal_characters_for_like() {
+    fn escapes_literal_characters_for_the_like_operator() {
         let like = pattern("ten_nt?*.\"50%\\\"").like();
         assert_eq!(like, ["ten\\_nt_%", "50\\%\\\\"]);
     }

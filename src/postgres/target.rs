@@ -93,15 +93,18 @@ impl Target {
     pub(crate) fn resend(&self) -> String {
         match &self.outbox {
             Outbox::Table(_) => {
-                format!("Send them again from the table: {}", self.replay_from())
+                format!(
+                    "Send these events again from the table: {}",
+                    self.replay_from()
+                )
             }
             Outbox::Tables(_) | Outbox::OneOf { .. } => {
                 let words = ["replay", "--table", "TABLE", "--from", "TIME"];
                 let replay = self.commands.print(words);
-                format!("Send them again from each table: {replay}")
+                format!("Send these events again from each table: {replay}")
             }
             Outbox::Messages { .. } => {
-                "They are not stored in a table, so the application must publish them again"
+                "These events are not stored in a table, so the application must publish them again"
                     .to_owned()
             }
         }

@@ -275,7 +275,7 @@ mod tests {
     use crate::postgres::catalog::journal::ALREADY_DELIVERED;
 
     #[test]
-    fn reads_back_a_written_journal_note() {
+    fn reads_back_a_note_written_to_the_journal() {
         let note = RunNote {
             run: Uuid::nil(),
             state: RunState::Begun,

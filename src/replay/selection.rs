@@ -308,7 +308,7 @@ mod tests {
     use crate::model::lsn::Lsn;
 
     #[test]
-    fn distinguishes_times_positions_and_ids() {
+    fn distinguishes_times_from_positions_and_ids() {
         let check = |text: &str, is_time: bool| {
             let bound: Bound = text.parse().expect(text);
             assert_eq!(matches!(bound, Bound::Time(_)), is_time, "{text}");
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn parses_aggregates_with_and_without_an_id() {
+    fn parses_aggregate_types_with_and_without_an_id() {
         let aggregate = |text: &str| text.parse::<Aggregate>();
         let parsed = |kind: &str, id: Option<&str>| {
             let (kind, id) = (kind.to_owned(), id.map(str::to_owned));

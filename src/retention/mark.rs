@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_back_written_partition_marks() {
+    fn reads_back_written_retention_marks_of_partitions() {
         let read = |text: &str| origin().read(Some(text));
         let lsn = Lsn(0x16B_3748);
         assert_eq!(
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_back_written_row_marks() {
+    fn reads_back_written_retention_marks_of_table_rows() {
         let (before, at) = ("2025-11-22T01:02:03Z", "2025-11-22T01:02:04Z");
         let [before_time, at_time] = [before, at].map(|text| text.parse().expect("a time"));
         let read = |text: &str| origin().read_rows_mark(Some(text));
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn marks_fit_within_the_maximum_comment_line_length() {
+    fn retention_marks_fit_within_the_maximum_comment_line_length() {
         let origin = Origin {
             table: u32::MAX,
             cluster: u64::MAX.to_string(),
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn ignores_marks_from_a_different_cluster_or_table() {
+    fn ignores_retention_marks_from_a_different_cluster_or_table() {
         let ours = comment(MarkKind::Detached, "0/1");
         for (from, to) in [("7405", "7406"), ("16390", "16391")] {
             assert_eq!(origin().read(Some(&ours.replace(from, to))), None);

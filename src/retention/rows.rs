@@ -103,7 +103,7 @@ impl Pass<'_> {
                 None | Some(_) => MarkKind::RowsClosed,
             };
             if dry_run {
-                let would = format!("would mark how far the rows of {table} have been delivered");
+                let would = format!("would record the delivery progress of the rows of {table}");
                 self.report.done.push(would);
                 return Ok(());
             }

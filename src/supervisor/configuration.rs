@@ -124,7 +124,10 @@ mod tests {
             loop {
                 match result_rx.try_recv() {
                     Ok(ReloadResult { request, result }) => {
-                        return (request.cause, result.expect_err("the text of the file"));
+                        return (
+                            request.cause,
+                            result.expect_err("the source returns the text of the file"),
+                        );
                     }
                     Err(_) => assert!(started_at.elapsed() < TIMEOUT, "the file was not read"),
                 }

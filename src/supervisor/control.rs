@@ -95,7 +95,9 @@ fn make_folder(path: &Path) -> String {
     let user = rustix::process::geteuid().as_raw();
     let word = |path: &Path| shell_word(&path.display().to_string());
     let (folder_word, socket_word) = (word(&folder), word(&folder.join("control.sock")));
-    format!("install -d -m 0700 -o {user} {folder_word}; then --control {socket_word}")
+    format!(
+        "install -d -m 0700 -o {user} {folder_word}; then start Walpost with --control {socket_word}"
+    )
 }
 
 /// The control socket. Dropping this value removes the socket's file.
@@ -360,7 +362,7 @@ mod tests {
         let mut abandoned = Vec::new();
         for _ in 0..CLIENTS_MAX {
             let mut stream = request().await;
-            stream.read_u8().await.expect("the start of the response");
+            stream.read_u8().await.expect("a response begins to arrive");
             abandoned.push(stream);
         }
         let mut response = Vec::new();

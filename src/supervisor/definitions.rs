@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn source_that_loses_most_pipelines_does_not_block_changes_to_others() {
+    fn removal_of_most_pipelines_from_a_source_does_not_block_other_changes() {
         let changed = next(&[("rows", "a", 2), ("file", "d", 2), ("file", "f", 1)]);
         let expected = (names(&["a", "b", "c"]), names(&["d", "f"]));
         assert_eq!(postponed(&CURRENT, changed), Some(expected));
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn rejects_all_changes_if_new_pipelines_conflict_with_those_to_be_kept() {
+    fn rejects_all_changes_if_a_new_pipeline_conflicts_with_one_that_must_be_kept() {
         let changed = || next(&[("file", "d", 1), ("file", "e", 1), ("file", "f", 1)]);
         assert!(postponed(&CURRENT, changed()).is_some());
         let mut same_slot = changed();

@@ -631,7 +631,8 @@ struct Report {
 impl Drop for Report {
     fn drop(&mut self) {
         if thread::panicking() {
-            const DEFECT: &str = "stopped because of a bug in Walpost; please report it";
+            const DEFECT: &str =
+                "the pipeline stopped because of a bug in Walpost; please report this bug";
             error!(pipeline = self.name, "{DEFECT}");
             self.stats.entered(State::Halted);
             let remedy = Remedy::Halt.describe();
@@ -650,12 +651,12 @@ fn describe_kept_slot(settings: &PipelineSettings) -> String {
     let (slot, database) = (&settings.target.slot, settings.postgres.describe());
     match settings.defined_by {
         DefinedBy::Operator => format!(
-            "Its slot {slot:?} in {database} is kept, so PostgreSQL retains WAL for it. If the slot is no longer needed: \
+            "Slot {slot:?} in {database} is kept, so PostgreSQL retains WAL for it. If the slot is no longer needed: \
              SELECT pg_catalog.pg_drop_replication_slot('{slot}')"
         ),
         DefinedBy::Row => format!(
-            "If its slot {slot:?} in {database} still exists, PostgreSQL retains WAL for it. The slot may belong to another \
-             pipeline: see walpost.slot_state in this database before dropping it"
+            "If slot {slot:?} in {database} still exists, PostgreSQL retains WAL for it. The slot may belong to another pipeline: \
+             see walpost.slot_state in this database before dropping the slot"
         ),
     }
 }
@@ -712,7 +713,7 @@ mod tests {
     /// If the sink were created only when the first record arrives, it could not fence earlier
     /// producers until then.
     #[test]
-    fn creates_the_sink_at_startup_for_exactly_once() {
+    fn creates_the_sink_at_startup_in_exactly_once_mode() {
         assert!(needs_eager_sink(&exactly_once()));
         assert!(!needs_eager_sink(&Delivery::AtLeastOnce));
     }

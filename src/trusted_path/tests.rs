@@ -411,7 +411,7 @@ fn checks_the_interpreter_of_a_script() {
     assert!(error.is_untrusted(), "{error}");
     let text = format!("#!{}\n", fixture.path("circle").display());
     let circle = fixture.file("circle", &text);
-    check_program(&circle).expect_err("an endless chain of interpreters");
+    check_program(&circle).expect_err("the script is its own interpreter");
     for (line, expected) in [
         (&b"#!/bin/sh\necho"[..], Some("/bin/sh")),
         (b"#! /usr/bin/env python3", Some("/usr/bin/env")),

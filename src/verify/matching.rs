@@ -14,7 +14,7 @@ const REPORTED_LOCATIONS_MAX: usize = 5;
 
 /// A description of a spill that contains the rows and records of events.
 pub(super) const EVENTS: Contents = Contents {
-    group: "the rows and records with the same event ID",
+    group: "the rows and records that share an event ID",
     entry_overhead_bytes: 128,
 };
 

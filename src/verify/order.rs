@@ -16,7 +16,7 @@ const REPORTED_GAPS_MAX: usize = 20;
 
 /// A description of a spill that contains the events of transactions.
 const TRANSACTIONS: Contents = Contents {
-    group: "the events of one transaction",
+    group: "the events of a single transaction",
     entry_overhead_bytes: 64,
 };
 

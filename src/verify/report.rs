@@ -152,7 +152,7 @@ impl fmt::Display for Finding {
                 differs,
             } => write!(
                 f,
-                "MISPLACED    {id}: at {at}, but belongs in topic {topic:?}; its {differs} differs"
+                "MISPLACED    {id}: at {at}, but belongs in topic {topic:?}; its {differs} does not match the row"
             ),
             Self::Unroutable { row, reason } => write!(f, "UNROUTABLE   {row}: {reason}"),
             Self::Unexpected { id, at } => write!(

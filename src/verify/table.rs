@@ -233,11 +233,11 @@ fn time_column(
         None if range.column.is_none() && !range.is_bounded() => Ok(None),
         Some(_) if range.column.is_none() && !range.is_bounded() => Ok(None),
         found => Err(VerifyError::NoTime {
-            table: table.clone(),
-            column: name.to_owned(),
             found: match found {
-                Some(_) => "has a type other than timestamptz and timestamp",
-                None => "does not exist",
+                Some(_) => format!(
+                    "column {name:?} of table {table} has a type other than timestamptz and timestamp"
+                ),
+                None => format!("column {name:?} of table {table} does not exist"),
             },
         }),
     }
@@ -248,7 +248,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn distinguishes_missing_empty_and_different_keys() {
+    fn distinguishes_keys_by_value_and_a_missing_key_from_an_empty_one() {
         assert_ne!(hash_of_key(None), hash_of_key(Some(b"")));
         assert_ne!(hash_of_key(Some(b"a")), hash_of_key(Some(b"b")));
         assert_eq!(hash_of_key(Some(b"a")), hash_of_key(Some(b"a")));

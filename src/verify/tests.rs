@@ -369,7 +369,7 @@ fn reports_unexpected_events_only_on_request_and_never_for_a_time_range() {
 }
 
 #[test]
-fn reports_a_record_with_the_wrong_topic_key_or_partition_as_misplaced() {
+fn reports_a_record_as_misplaced_if_its_topic_or_key_or_partition_is_wrong() {
     let check = |change: fn(&mut Row), differs: Option<&str>| {
         let mut fixture = Fixture::new();
         change(fixture.row("a", ORDERS));
@@ -383,7 +383,7 @@ fn reports_a_record_with_the_wrong_topic_key_or_partition_as_misplaced() {
         };
         let text = differs.map(|differs| {
             format!(
-                "MISPLACED    a: at orders/1@0, but belongs in topic {topic:?}; its {differs} differs"
+                "MISPLACED    a: at orders/1@0, but belongs in topic {topic:?}; its {differs} does not match the row"
             )
         });
         assert_eq!(verified.findings, Vec::from_iter(text));
@@ -415,7 +415,7 @@ fn accepts_a_record_that_matches_one_of_two_rows_with_the_same_id() {
     // refer to the same row.
     let texts = [("bills", "key"), ("orders", "topic")].map(|(topic, differs)| {
         format!(
-            "MISPLACED    a: at bills/0@0, but belongs in topic {topic:?}; its {differs} differs"
+            "MISPLACED    a: at bills/0@0, but belongs in topic {topic:?}; its {differs} does not match the row"
         )
     });
     let findings = &verified.findings;
@@ -470,7 +470,7 @@ fn ignores_the_order_of_repeated_and_unexpected_records() {
 }
 
 #[test]
-fn reports_missing_events_of_a_transaction_as_a_gap() {
+fn reports_events_missing_from_within_a_transaction() {
     let mut fixture = Fixture::new();
     fixture.delivered(&[
         ("a", position(100, 0)),
@@ -511,7 +511,7 @@ fn reports_missing_events_of_a_transaction_as_a_gap() {
 }
 
 #[test]
-fn reports_gaps_only_in_complete_transactions_and_not_in_copied_rows() {
+fn looks_for_missing_events_only_in_completely_read_streamed_transactions() {
     let has_gap = |commit, copies: &[u64]| {
         let mut fixture = Fixture::new();
         fixture.context.complete_range = CompleteRange {
@@ -540,7 +540,7 @@ fn reports_gaps_only_in_complete_transactions_and_not_in_copied_rows() {
 /// If the hash did not depend on the event ID, all entries would be processed together, regardless
 /// of the memory limit.
 #[test]
-fn assigns_entries_to_spill_parts_by_the_hash_of_the_event_id() {
+fn groups_spilled_entries_by_the_hash_of_the_event_id() {
     let mut fixture = Fixture::new();
     let row = EntryKind::Row(*fixture.row("a", ORDERS));
     let record = EntryKind::Record(*fixture.record("a", ORDERS_0, position(100, 0)));

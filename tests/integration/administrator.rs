@@ -88,7 +88,7 @@ fn init_as_administrator_sets_up_each_pipeline_in_its_own_database() {
 }
 
 #[test]
-fn init_accepts_the_administrator_from_libpq_environment_variables() {
+fn init_reads_the_administrator_connection_from_libpq_environment_variables() {
     let two = TwoPipelines::new();
     let server = two.fixtures[0].server;
     let init = two

@@ -29,7 +29,7 @@ pub(crate) const DROP_SLOT: [&str; 4] =
     ["--wal-budget-max", "1", "--wal-budget-on-max", "drop-slot"];
 
 const WARN_MESSAGE: &str = "the slot retains more WAL than wal_budget.warn";
-const HOLD_MESSAGE: &str = "the slot retains more WAL than wal_budget.max, and is kept";
+const HOLD_MESSAGE: &str = "the slot retains more WAL than wal_budget.max, but is not dropped";
 const RECOVERED_MESSAGE: &str = "the slot is within its WAL budget again";
 
 /// Prepares `walpost run` with the fixture's slot and the given brokers.

@@ -239,7 +239,7 @@ fn imported_debezium_configuration_is_valid_without_changes() {
     let import = || Invocation::new(["import", "debezium", "-"]).answer(&connector);
     let printed = import().finish().expect_code(3).expect_mentions(&[
         "Carried over",
-        "TO DO  database.password: is a secret",
+        "TO DO  database.password: the value is a secret",
         "Unknown",
         "did you mean table.include.list?",
     ]);

@@ -144,7 +144,7 @@ fn writes_an_unroutable_event_as_a_dead_letter_with_its_payload(exactly_once: bo
         ("1", "does not have partition 7"),
         ("3", "the row has no topic"),
         ("4", "is not a valid topic name"),
-        ("5", "headers column: not a valid JSON object"),
+        ("5", "headers column: the value is not a valid JSON object"),
         ("6", "the timestamp column contains \"infinity\""),
         ("7", "the partition column contains -1"),
         ("8", "does not have partition 7"),

@@ -33,7 +33,7 @@ fn targets() -> Vec<PathBuf> {
 }
 
 #[test]
-fn dockerfile_creates_a_file_for_each_target_in_cargo_toml() {
+fn dockerfile_creates_a_stub_file_for_each_target_in_cargo_toml() {
     let dockerfile = read("deploy/Dockerfile");
     let (_, steps) = dockerfile
         .split_once("COPY Cargo.toml Cargo.lock ./\nRUN ")
@@ -76,7 +76,7 @@ fn demo_prints_no_control_characters_from_records() {
 }
 
 #[test]
-fn image_build_context_contains_every_copied_file() {
+fn image_build_context_contains_exactly_the_copied_files() {
     let ignored = read(".dockerignore");
     let included: BTreeSet<_> = ignored
         .lines()
@@ -200,7 +200,7 @@ fn workflows_pin_each_action_to_a_commit() {
 }
 
 #[test]
-fn workflows_call_existing_dev_subcommands_and_match_the_dockerfile_rust_version() {
+fn workflows_call_existing_dev_subcommands_and_use_the_dockerfile_rust_version() {
     let dev = read("dev");
     let words: BTreeSet<_> = dev
         .lines()
@@ -267,7 +267,7 @@ fn seconds_after(path: &str, key: &str) -> Duration {
 }
 
 #[test]
-fn stop_timeouts_in_deploy_exceed_the_drain_timeout() {
+fn stop_timeouts_in_deployment_files_exceed_the_default_drain_timeout() {
     for (path, key) in [
         ("deploy/systemd/walpost.service", "\nTimeoutStopSec="),
         (

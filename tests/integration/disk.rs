@@ -57,7 +57,7 @@ fn resumes_after_space_is_freed_on_a_full_wal_disk() {
 /// While decoding a large transaction, the walsender spills it to disk, in the directory that also
 /// contains the slots.
 #[test]
-fn resumes_after_space_is_freed_on_the_full_disk_for_walsender_spill_files() {
+fn resumes_after_space_is_freed_on_a_full_disk_with_walsender_spill_files() {
     const EVENTS: usize = 20_000;
     let disk = Disk::new(64);
     let server = Server::on_disk(

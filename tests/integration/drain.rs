@@ -103,7 +103,7 @@ fn drain_waits_for_broker_acknowledgements(outbox: Outbox) {
 }
 
 #[test]
-fn drain_stops_at_its_timeout() {
+fn stops_when_the_drain_timeout_expires() {
     let broker = Broker::borrowed();
     let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker);
     let walpost = stop_while_broker_is_frozen(&fixture, &["--drain-timeout", "1s"]);

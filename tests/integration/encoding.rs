@@ -121,7 +121,7 @@ fn writes_an_invalid_utf8_row_from_a_sql_ascii_database_as_a_dead_letter() {
 }
 
 #[test]
-fn sets_aside_the_table_of_an_invalid_utf8_row_in_a_sql_ascii_database() {
+fn stops_delivery_of_only_the_table_with_an_invalid_utf8_row_in_a_sql_ascii_database() {
     let mut fixture = fixture("SQL_ASCII");
     fixture.use_settings(
         "tables = [\"tenant_*.outbox\"]\non_table_error = \"set-aside\"\nheaders = { tenant = \"{table.schema}\" }\n",

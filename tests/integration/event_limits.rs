@@ -40,7 +40,7 @@ fn delivers_the_largest_event_that_a_new_outbox_table_accepts() {
 }
 
 #[test]
-fn delivers_the_largest_event_that_publish_accepts() {
+fn delivers_the_largest_event_that_the_publish_function_accepts() {
     let fixture =
         Fixture::with_outbox_on(Outbox::Messages, Server::shared(MAJOR), Broker::shared());
     let aggregate = fixture.aggregate(1);
@@ -83,7 +83,7 @@ fn outbox_table_rejects_an_invalid_topic_name_on_insert() {
 }
 
 #[test]
-fn init_sets_the_event_size_limit_and_check_compares_it_with_kafka() {
+fn init_sets_the_event_size_limit_and_check_compares_it_with_the_kafka_limit() {
     for arguments in [&[][..], &["--partitioned"]] {
         let fixture = Fixture::bare();
         let init = |limit: &str| {
@@ -140,7 +140,7 @@ fn check_compares_the_event_size_limit_with_the_topic_limit() {
 }
 
 #[test]
-fn repeated_init_keeps_the_publish_size_limit_unless_given_a_new_one() {
+fn running_init_again_keeps_the_publish_size_limit_unless_a_new_one_is_given() {
     let fixture = Fixture::bare_with(
         Outbox::Messages,
         Server::shared(MAJOR),

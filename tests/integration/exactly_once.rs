@@ -158,7 +158,7 @@ fn keeps_the_postgresql_connection_open_when_kafka_aborts_a_transaction_during_a
 }
 
 #[test]
-fn confirms_positions_for_an_idle_outbox_in_a_busy_database() {
+fn confirms_positions_while_the_outbox_is_idle_and_the_database_is_busy() {
     let fixture = Fixture::with_outbox(Outbox::Table).exactly_once();
     let walpost = fixture.start();
     fixture
@@ -226,7 +226,7 @@ fn confirmed_position_is_never_ahead_of_the_checkpoint() {
 }
 
 #[test]
-fn halts_without_a_checkpoint_until_one_is_adopted() {
+fn halts_without_a_checkpoint_until_the_operator_adopts_one() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     fixture.insert(&aggregate, "k");
@@ -409,7 +409,7 @@ fn reports_the_command_that_aborts_a_hanging_transaction() {
 
 /// A checkpoint lists the topics that have been written to, but must fit into one record.
 #[test]
-fn commits_a_checkpoint_whose_topics_do_not_fit_in_one_record() {
+fn commits_a_checkpoint_with_more_topics_than_fit_in_one_record() {
     const TOPICS: usize = 30;
     let fixture = Fixture::new().exactly_once();
     let long = "x".repeat(180);

@@ -33,7 +33,7 @@ fn expect_remedy(invocation: Invocation, code: i32, expected: &str) {
 }
 
 #[test]
-fn verify_reports_the_file_size_limit_and_the_file() {
+fn verify_reports_the_limit_and_the_path_if_a_temporary_file_cannot_be_written() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     // `verify` can't keep this many events in 4 MiB of memory, so it writes temporary files.
@@ -52,7 +52,7 @@ fn verify_reports_the_file_size_limit_and_the_file() {
 }
 
 #[test]
-fn verify_reports_the_path_of_its_findings_file() {
+fn verify_reports_the_path_if_its_output_file_cannot_be_written() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "delivered");
@@ -69,7 +69,7 @@ fn verify_reports_the_path_of_its_findings_file() {
 }
 
 #[test]
-fn commands_report_truncated_output() {
+fn command_exits_with_an_error_if_its_output_is_truncated() {
     let fixture = Fixture::bare();
     let (_, output) = file("init.sql");
     let print = fixture.init().arg("--print").output_to(output);

@@ -15,7 +15,7 @@ const TABLE: &str =
     "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text)";
 
 #[test]
-fn init_logs_server_notices_with_the_command_to_run() {
+fn init_shows_a_statement_to_run_instead_of_raw_server_notices() {
     let fixture = Fixture::bare();
     fixture.db.run(
         "CREATE TABLE outbox (id int PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload text)",
@@ -85,7 +85,7 @@ fn suggests_a_remedy_for_a_missing_database_or_unreachable_server() {
         .expect_code(1)
         .expect_mentions(&[
             "can't connect",
-            "Start PostgreSQL there",
+            "Start PostgreSQL at this address",
             "listen_addresses",
         ]);
     let folder = reaper::folder("no_socket").display().to_string();
@@ -149,7 +149,10 @@ fn suggests_another_directory_if_the_control_socket_path_is_unusable() {
     let folder = reaper::folder("control").join("none");
     let path = folder.join("control.sock").display().to_string();
     let run = fixture.run().args(["--control", &path]).finish();
-    let command = format!(" {}; then --control {path}", folder.display());
+    let command = format!(
+        " {}; then start Walpost with --control {path}",
+        folder.display()
+    );
     run.expect_code(2)
         .expect_mentions(&["install -d -m 0700 -o ", &command]);
 }
@@ -331,7 +334,7 @@ fn check_suggests_granting_only_the_missing_schema_privilege() {
 /// Exactly-once delivery requires a Kafka sink, but commands that access only the database work
 /// without one.
 #[test]
-fn database_only_commands_accept_an_exactly_once_pipeline() {
+fn commands_that_use_only_the_database_accept_an_exactly_once_pipeline() {
     let fixture = Fixture::new();
     let file = fixture.file("delivery = \"exactly-once\"\n");
     let invoke = |words: &[&str]| Invocation::new(words).arg("--config").arg(&file);

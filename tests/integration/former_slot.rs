@@ -55,7 +55,7 @@ fn expect_gap(fixture: &Fixture<'_>, command: &str) {
 }
 
 #[test]
-fn reports_events_lost_with_the_former_slot_and_missed_by_the_new_one() {
+fn reports_events_that_neither_the_former_slot_nor_the_new_one_delivered() {
     let mut fixture = Fixture::new();
     leave_event_undelivered(&mut fixture);
     use_next_slot(&mut fixture, "snapshot = \"never\"\n");
@@ -71,7 +71,7 @@ fn reports_events_lost_with_the_former_slot_and_missed_by_the_new_one() {
 /// Nothing was ever read from the former slot, so no position of it was confirmed. Found by
 /// `./dev soak --shapes` with seed 390551700811244.
 #[test]
-fn reports_events_of_a_former_slot_that_was_never_read() {
+fn reports_events_lost_because_the_former_slot_was_never_read() {
     let mut fixture = Fixture::new();
     fixture.init().finish().expect_code(0);
     fixture.insert(&fixture.aggregate(1), "between");
@@ -92,7 +92,7 @@ fn reports_events_of_a_former_slot_that_was_never_read() {
 /// The pipeline was renamed as well, and its slot was dropped before anything was read from it.
 /// Found by `./dev soak --shapes` with seed 207086988709707.
 #[test]
-fn check_reports_a_vanished_slot_that_was_never_read() {
+fn check_reports_a_missing_slot_that_was_never_read() {
     let mut fixture = Fixture::new();
     fixture.init().finish().expect_code(0);
     fixture.drop_slot();
@@ -111,7 +111,7 @@ fn check_reports_a_vanished_slot_that_was_never_read() {
 /// No checkpoint names the former slot, because the first run with the new slot writes the first
 /// checkpoint. Found by `./dev soak --shapes` with seed 25202613687550.
 #[test]
-fn first_exactly_once_run_reports_events_that_the_former_slot_did_not_deliver() {
+fn first_run_in_exactly_once_mode_reports_events_that_the_former_slot_did_not_deliver() {
     let mut fixture = Fixture::new();
     leave_event_undelivered(&mut fixture);
     use_next_slot(
@@ -132,7 +132,7 @@ fn first_exactly_once_run_reports_events_that_the_former_slot_did_not_deliver() 
 }
 
 #[test]
-fn reports_events_of_a_partition_detached_before_the_snapshot() {
+fn reports_undelivered_events_in_a_partition_detached_before_the_snapshot() {
     let mut fixture = Fixture::with_table(PARTITIONED);
     leave_event_undelivered(&mut fixture);
     fixture
@@ -153,7 +153,7 @@ fn reports_events_of_a_partition_detached_before_the_snapshot() {
 /// A replay reads only attached partitions, and events are no longer reported as missing after the
 /// replay has finished. Therefore, a detached partition must be attached before the replay.
 #[test]
-fn check_requires_attaching_a_detached_partition_before_replay() {
+fn check_says_to_attach_a_detached_partition_before_replaying_its_rows() {
     let mut fixture = Fixture::with_table(PARTITIONED);
     leave_event_undelivered(&mut fixture);
     fixture
@@ -188,7 +188,7 @@ fn reports_a_detached_partition_even_if_another_partition_was_copied() {
 }
 
 #[test]
-fn reports_events_of_a_replaced_table() {
+fn reports_undelivered_events_of_a_table_that_was_replaced() {
     let mut fixture = Fixture::new();
     leave_event_undelivered(&mut fixture);
     let publication = fixture.slot();
@@ -210,7 +210,7 @@ fn reports_events_of_a_replaced_table() {
 }
 
 #[test]
-fn does_not_report_events_that_the_first_run_copies() {
+fn does_not_report_events_as_missing_if_the_first_run_copies_them() {
     for delivery in ["at-least-once", "exactly-once"] {
         let mut fixture = Fixture::new();
         leave_event_undelivered(&mut fixture);
@@ -255,7 +255,7 @@ fn retention_keeps_rows_that_the_former_slot_did_not_deliver() {
 /// The pipeline was also renamed, so only the table shows that the former slot belonged to this
 /// pipeline.
 #[test]
-fn retention_waits_for_the_former_slot_of_a_renamed_pipeline() {
+fn retention_keeps_rows_needed_by_the_former_slot_of_a_renamed_pipeline() {
     let mut fixture = Fixture::new();
     let aggregate = leave_event_undelivered(&mut fixture);
     fixture
@@ -280,7 +280,7 @@ fn retention_waits_for_the_former_slot_of_a_renamed_pipeline() {
     let file = fixture.file(&format!("slot = \"{former}_2\"\n"));
     let check = || Invocation::new(["check", "--config"]).arg(&file).finish();
     let vanished = "of pipeline \"former\" does not exist, and no configured pipeline uses it";
-    let remedy = format!("psql -v slot={former} -v publication= -f FILE");
+    let remedy = format!("psql -v 'slot={former}' -v publication= -f FILE");
     check().expect_mentions(&[vanished, "sql/teardown.sql", &remedy]);
 
     // The remedy keeps the publication, which the renamed pipeline uses.

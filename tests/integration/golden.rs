@@ -90,7 +90,7 @@ const TAGS: &[u8] = b"BCDIMORTUY";
 
 #[test]
 #[ignore = "writes tests/golden; run it to capture a new version"]
-fn captures_golden_records() {
+fn captures_golden_files_with_replication_messages() {
     for major in MAJORS {
         let server = Server::private(major, "");
         let session = server.session("postgres");
@@ -114,7 +114,7 @@ fn captures_golden_records() {
 
 #[test]
 #[ignore = "writes tests/golden; run it to capture other events"]
-fn captures_golden_outbox_messages() {
+fn captures_golden_files_with_outbox_messages() {
     let server = Server::private(MAJOR, "");
     let session = server.session("postgres");
     session.run(OUTBOXES);

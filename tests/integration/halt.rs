@@ -355,7 +355,7 @@ fn suggests_a_remedy_if_the_connection_uses_a_pooler() {
     halted.expect_mentions(&[
         "unsupported startup parameter",
         "connection pooler",
-        "its own address",
+        "PostgreSQL's own address and port",
     ]);
 }
 
@@ -400,7 +400,7 @@ fn pooler_without_parameters(server_port: &str) -> u16 {
 /// PgCat and Supavisor drop startup parameters that they do not support, such as `search_path`. The
 /// session then has the search_path that the database's owner has set.
 #[test]
-fn calls_no_function_if_a_pooler_drops_the_startup_parameters() {
+fn does_not_call_user_functions_if_a_pooler_drops_startup_parameters() {
     for major in [14, MAJOR, 18] {
         let fixture = Fixture::on_servers(Server::shared(major), Broker::shared());
         fixture.db.run(&format!(

@@ -128,7 +128,7 @@ fn copies_rows_older_than_the_slot_after_a_kafka_outage_at_startup() {
 /// Initializing a transactional producer fences the previous one, so only the process that holds
 /// the slot may initialize a producer.
 #[test]
-fn standby_does_not_fence_the_producer_of_the_slot_holder() {
+fn standby_does_not_fence_the_producer_of_the_process_that_holds_the_slot() {
     let fixture = Fixture::new().exactly_once();
     let aggregate = fixture.aggregate(1);
     let first = fixture.start_and_confirm_one(&aggregate, "k");

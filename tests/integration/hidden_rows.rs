@@ -59,7 +59,7 @@ const CHILD: &str = "CREATE TABLE public.child () INHERITS (public.outbox)";
 const END_INHERITANCE: &str = "ALTER TABLE public.child NO INHERIT public.outbox";
 
 #[test]
-fn init_rejects_a_table_with_an_inheriting_child() {
+fn init_rejects_a_table_with_an_inheritance_child() {
     for major in MAJORS {
         let fixture = Fixture::bare_on_servers(Server::shared(major), Broker::shared());
         fixture.db.run(&format!("{PARENT}; {CHILD}"));
@@ -84,7 +84,7 @@ fn deliver_one(fixture: &Fixture) {
 }
 
 #[test]
-fn add_outbox_rejects_a_table_with_an_inheriting_child() {
+fn add_outbox_rejects_a_table_with_an_inheritance_child() {
     let mut fixture = Fixture::bare();
     fixture.use_settings("tables = [\"public.outbox\"]\n");
     fixture.init().finish().expect_code(0);
@@ -115,7 +115,7 @@ fn add_outbox_rejects_a_table_with_an_inheriting_child() {
 
 /// The publication was changed manually and also contains the child table.
 #[test]
-fn delivers_events_after_applying_any_suggested_remedy_for_a_published_child_table() {
+fn each_remedy_suggested_for_a_published_child_table_restores_delivery() {
     let fixture = Fixture::with_table(PARENT);
     let publication = fixture.slot();
     let aggregate = fixture.aggregate(1);
@@ -174,7 +174,7 @@ fn reports_a_child_table_if_only_the_parent_is_published() {
 
 /// FOR TABLE ONLY does not exclude partitions.
 #[test]
-fn delivers_rows_of_partitions_if_the_publication_excludes_descendant_tables() {
+fn delivers_rows_of_partitions_if_the_publication_uses_for_table_only() {
     for major in MAJORS {
         let fixture = Fixture::bare_on_servers(Server::shared(major), Broker::shared());
         let publication = fixture.slot();

@@ -212,7 +212,7 @@ fn delivers_other_topics_while_thousands_of_topics_are_missing() {
 }
 
 #[test]
-fn uses_a_topic_created_later_without_a_restart() {
+fn needs_no_restart_to_use_a_topic_that_is_created_later() {
     let fixture = Fixture::with_table(TABLE);
     let dead = dead_letter_topic(&fixture);
     let aggregate = format!("{}.later", fixture.name);
@@ -419,7 +419,7 @@ fn publish_limits_the_length_of_each_event_field() {
 /// Expanding a JSON payload requires several times the payload's size in memory. The manifests in
 /// deploy/ limit a process to 256 MiB.
 #[test]
-fn expands_payloads_with_many_members_within_the_memory_limit_of_the_deploy_manifests() {
+fn expands_large_json_objects_within_the_memory_limit_in_the_deployment_manifests() {
     let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload json)",
     );

@@ -147,13 +147,13 @@ fn peak_memory_after_flood(count: u32, message: fn(u32) -> Vec<u8>) -> u64 {
 }
 
 #[test]
-fn memory_stays_bounded_during_endless_relation_messages_for_the_outbox() {
+fn memory_stays_bounded_if_the_server_sends_endless_relation_messages_for_the_outbox() {
     let peak = peak_memory_after_flood(250_000, |number| relation(1_000_000 + number, "outbox"));
     assert!(peak < 150 << 20, "Walpost used {peak} bytes");
 }
 
 #[test]
-fn memory_stays_bounded_during_endless_relation_messages_for_other_tables() {
+fn memory_stays_bounded_if_the_server_sends_endless_relation_messages_for_other_tables() {
     let peak = peak_memory_after_flood(300_000, |number| {
         relation(1_000_000 + number, &format!("{number:01000}"))
     });

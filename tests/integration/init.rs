@@ -82,7 +82,7 @@ fn init_creates_all_objects_and_can_be_repeated() {
 }
 
 #[test]
-fn init_with_print_flag_outputs_equivalent_sql_without_changing_the_database() {
+fn init_with_the_print_flag_prints_equivalent_sql_without_changing_the_database() {
     let fixture = Fixture::bare();
     let finished = fixture.init().arg("--print").finish().expect_code(0);
     assert_eq!(objects(&fixture), Vec::<Vec<_>>::new());
@@ -133,7 +133,7 @@ fn tables_created_by_init_reject_updates() {
 }
 
 #[test]
-fn init_times_out_on_a_lock_and_leaves_no_unfinished_slot() {
+fn init_times_out_if_a_transaction_blocks_slot_creation_and_leaves_no_slot() {
     let server = Server::private(MAJOR, "");
     let fixture = Fixture::bare_on_servers(&server, Broker::shared());
     let other = server.session(&fixture.name);
@@ -151,7 +151,7 @@ fn init_times_out_on_a_lock_and_leaves_no_unfinished_slot() {
 }
 
 #[test]
-fn run_with_init_flag_creates_missing_objects_first() {
+fn run_with_the_init_flag_creates_missing_objects_first() {
     let fixture = Fixture::bare();
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_with(&["--init"]);
@@ -262,7 +262,7 @@ fn concurrent_init_processes_in_several_databases_create_one_role() {
 }
 
 #[test]
-fn init_reports_the_session_that_holds_its_lock() {
+fn init_reports_the_session_that_holds_the_init_lock() {
     const KEY: &str = "x'77616c70'::int, 0";
     let fixture = Fixture::bare();
     let other = fixture.server.session(&fixture.name);
@@ -348,7 +348,7 @@ fn role_sql_file_can_be_run_twice() {
 }
 
 #[test]
-fn init_rejects_a_journal_with_unexpected_columns() {
+fn init_rejects_a_journal_table_with_unexpected_columns() {
     for (columns, expected) in [
         (
             "id bigint GENERATED ALWAYS AS IDENTITY, action text",
@@ -440,7 +440,7 @@ fn writer_role_can_only_insert_events() {
 }
 
 #[test]
-fn does_not_lock_an_existing_table_if_no_trigger_is_added() {
+fn existing_table_is_not_locked_if_no_trigger_is_added_to_it() {
     let fixture = Fixture::bare();
     fixture.db.run(
         "CREATE TABLE outbox (id int PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload text)",

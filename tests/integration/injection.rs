@@ -149,7 +149,7 @@ fn hostile_walpost(document: String) -> String {
 }
 
 #[test]
-fn every_command_escapes_server_errors() {
+fn every_command_escapes_control_characters_in_server_errors() {
     let conninfo = hostile_postgres(EVIL);
     let mut findings = EscapeViolations::default();
     for command in [
@@ -190,7 +190,7 @@ fn every_command_escapes_server_errors() {
 }
 
 #[test]
-fn server_errors_cannot_forge_log_lines_responses_or_systemd_status() {
+fn server_errors_cannot_forge_log_lines_or_http_responses_or_systemd_status() {
     let folder = reaper::folder("notify");
     let systemd = UnixDatagram::bind(folder.join("socket")).unwrap();
     systemd.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
@@ -416,7 +416,7 @@ fn status_page_escapes_error_messages() {
 
 /// Records are data and must be delivered unchanged, even if standard output is a terminal.
 #[test]
-fn writes_records_to_standard_output_as_escaped_json_with_unchanged_values() {
+fn json_records_on_standard_output_are_escaped_and_decode_to_the_original_values() {
     let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text)",
     );

@@ -216,7 +216,7 @@ fn commit_for_wide_and_limited_topics(fixture: &Fixture) -> [String; 2] {
 /// Each row determines its own topic, so Walpost discovers the second topic while records for the
 /// first one are in flight.
 #[test]
-fn keeps_batches_within_the_size_limit_of_a_topic_that_appears_while_streaming() {
+fn keeps_batches_within_the_size_limit_of_a_topic_discovered_while_streaming() {
     let fixture = Fixture::with_table(TABLE);
     let [wide, limited] = commit_for_wide_and_limited_topics(&fixture);
     // `linger.ms` is the time that librdkafka waits for more records before it sends the last batch

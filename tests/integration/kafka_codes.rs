@@ -101,7 +101,7 @@ fn unknown_broker_error_codes_in_one_pipeline_do_not_stop_others() {
 
 /// A broker responds with an unknown error code when Walpost asks it to create a topic.
 #[test]
-fn survives_an_unknown_error_code_for_topic_creation() {
+fn unknown_error_code_from_topic_creation_does_not_crash_the_process() {
     let broker = Broker::borrowed();
     let kafka = broker.proxy();
     let codes = kafka.error_codes();

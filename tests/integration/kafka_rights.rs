@@ -139,7 +139,7 @@ fn creating_topics_requires_the_create_permission() {
 /// Without the DescribeConfigs permission, Walpost can't query the topic's `max.message.bytes`, so
 /// some batches are rejected. Everything else works.
 #[test]
-fn avoids_rejected_batches_if_describe_configs_is_granted() {
+fn avoids_rejected_batches_if_the_describe_configs_permission_is_granted() {
     let restricted = RestrictedBroker::new();
     let topic = format!("--topic {}", restricted.topic);
     restricted.grant("Write", &topic);
@@ -164,7 +164,7 @@ fn avoids_rejected_batches_if_describe_configs_is_granted() {
         );
     };
     let checked = restricted.command(&check).finish().expect_code(0);
-    checked.expect_mentions(&["failed to look up its max.message.bytes"]);
+    checked.expect_mentions(&["failed to look up the topic's max.message.bytes"]);
     delivers_a_backlog(1);
     restricted.grant("DescribeConfigs", &topic);
     let checked = restricted.command(&check).finish().expect_code(0);
@@ -197,7 +197,7 @@ fn dead_letters_require_write_permission_on_their_topic() {
 }
 
 #[test]
-fn exactly_once_mode_requires_permissions_on_checkpoints_and_transactional_id() {
+fn exactly_once_mode_requires_permissions_on_the_checkpoint_topic_and_transactional_id() {
     let restricted = RestrictedBroker::new();
     let checkpoints = format!("{}-checkpoints", restricted.fixture.name);
     let text = format!(

@@ -355,7 +355,7 @@ fn rejects_kafka_properties_that_load_openssl_engines_or_run_commands() {
 }
 
 #[test]
-fn rejects_forbidden_kafka_properties_that_have_a_topic_prefix() {
+fn rejects_forbidden_kafka_properties_written_with_the_topic_prefix() {
     let nowhere = "postgresql://u@/shop?host=/nowhere";
     for property in ["topic.message.timeout.ms=1000", "topic.acks=1"] {
         let words = [

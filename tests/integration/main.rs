@@ -5,17 +5,18 @@
 mod support;
 
 /// Generates two tests, one for each kind of outbox, from functions that take an
-/// [`Outbox`](support::event::Outbox): `name::passes_with_table_outbox` and `name::passes_with_message_outbox`.
+/// [`Outbox`](support::event::Outbox): `name::test_passes_with_an_outbox_table` and
+/// `name::test_passes_with_logical_decoding_messages`.
 macro_rules! for_each_outbox {
     ($($name:ident)*) => { $(
         mod $name {
             #[test]
-            fn passes_with_table_outbox() {
+            fn test_passes_with_an_outbox_table() {
                 super::$name($crate::support::event::Outbox::Table);
             }
 
             #[test]
-            fn passes_with_message_outbox() {
+            fn test_passes_with_logical_decoding_messages() {
                 super::$name($crate::support::event::Outbox::Messages);
             }
         }
@@ -23,17 +24,18 @@ macro_rules! for_each_outbox {
 }
 
 /// Generates two tests, one for each mode, from functions with a parameter that states whether the
-/// mode is exactly-once: `name::passes_in_at_least_once_mode` and `name::passes_in_exactly_once_mode`.
+/// mode is exactly-once: `name::test_passes_in_at_least_once_mode` and
+/// `name::test_passes_in_exactly_once_mode`.
 macro_rules! in_both_modes {
     ($($name:ident)*) => { $(
         mod $name {
             #[test]
-            fn passes_in_at_least_once_mode() {
+            fn test_passes_in_at_least_once_mode() {
                 super::$name(false);
             }
 
             #[test]
-            fn passes_in_exactly_once_mode() {
+            fn test_passes_in_exactly_once_mode() {
                 super::$name(true);
             }
         }
@@ -41,8 +43,9 @@ macro_rules! in_both_modes {
 }
 
 /// Generates three tests from functions that take a [`Fixture`](support::fixture::Fixture) on the
-/// shared servers: `name::passes_with_table_outbox` and `name::passes_with_message_outbox` in at-least-once mode,
-/// and `name::passes_in_exactly_once_mode` with an outbox table.
+/// shared servers: `name::test_passes_with_an_outbox_table` and
+/// `name::test_passes_with_logical_decoding_messages` in at-least-once mode, and
+/// `name::test_passes_in_exactly_once_mode` with an outbox table.
 macro_rules! for_each_fixture {
     ($($name:ident)*) => { $(
         mod $name {
@@ -50,17 +53,17 @@ macro_rules! for_each_fixture {
             use $crate::support::fixture::Fixture;
 
             #[test]
-            fn passes_with_table_outbox() {
+            fn test_passes_with_an_outbox_table() {
                 super::$name(Fixture::with_outbox(Outbox::Table));
             }
 
             #[test]
-            fn passes_with_message_outbox() {
+            fn test_passes_with_logical_decoding_messages() {
                 super::$name(Fixture::with_outbox(Outbox::Messages));
             }
 
             #[test]
-            fn passes_in_exactly_once_mode() {
+            fn test_passes_in_exactly_once_mode() {
                 super::$name(Fixture::new().exactly_once());
             }
         }

@@ -118,7 +118,7 @@ fn templates_combine_columns_and_literal_text() {
 /// Covers a row that is older than the slot and a row from the stream. `verify` and `replay` must
 /// recognize both rows.
 #[test]
-fn kafka_connect_formats_include_column_metadata_from_the_catalog() {
+fn records_in_kafka_connect_formats_include_column_metadata_from_the_catalog() {
     let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id uuid PRIMARY KEY, aggregatetype text NOT NULL, aggregateid bigint NOT NULL,
              payload jsonb NOT NULL, tenant varchar(10) DEFAULT 'acme')",
@@ -323,7 +323,7 @@ fn headers_column_can_be_renamed_or_disabled() {
 }
 
 #[test]
-fn header_of_a_null_column_has_a_null_value() {
+fn adds_a_header_with_a_null_value_for_a_null_column() {
     let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text, trace text)",
     );

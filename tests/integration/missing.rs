@@ -192,7 +192,7 @@ fn waits_for_an_existing_topic_that_is_missing_from_broker_metadata(exactly_once
     let mut walpost = fixture.start_with(&["--create-topics", "3:1", "-X", &far]);
     fixture.insert(&aggregate, "k");
     let line = walpost.wait_for_log("waiting for a topic to exist");
-    for part in ["WARN", &topic, "the brokers report that it exists"] {
+    for part in ["WARN", &topic, "the brokers report that the topic exists"] {
         assert!(line.contains(part), "{part} in {line}");
     }
     proxy.hide_topic(None);

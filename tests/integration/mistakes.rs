@@ -58,7 +58,7 @@ fn suggests_the_command_that_creates_a_missing_function() {
 }
 
 #[test]
-fn printed_command_creates_a_missing_journal() {
+fn suggests_the_command_that_creates_a_missing_journal_table() {
     let fixture = Fixture::new();
     fixture
         .db
@@ -128,7 +128,7 @@ fn init_by_an_unprivileged_role_prints_the_command_for_a_superuser() {
 }
 
 #[test]
-fn check_warns_about_a_constant_key_that_is_a_column_name() {
+fn check_warns_if_a_column_name_used_as_the_key_lacks_braces() {
     let fixture = Fixture::new();
     let warning = "key = \"aggregateid\" is the same text for all events";
     let check = fixture.check().args(["--key", "aggregateid"]).finish();
@@ -150,7 +150,7 @@ fn does_not_suggest_adding_a_nonexistent_table_to_the_publication() {
 }
 
 #[test]
-fn missing_slot_state_privilege_is_not_reported_as_an_outbox_problem() {
+fn check_reports_a_missing_slot_state_privilege_instead_of_an_outbox_problem() {
     let fixture = Fixture::bare();
     let role = format!("{}_role", fixture.name);
     let init = fixture.invoke("init").args(["--role", &role]);

@@ -135,7 +135,7 @@ fn interrupt_kafka(exactly_once: bool, breaks: impl FnOnce(&Proxy)) {
 /// If each Kafka transaction contained a full window, every transaction would time out. Therefore,
 /// Walpost reduces the size of its transactions until they complete in time.
 #[test]
-fn delivers_all_events_over_a_link_too_slow_to_send_a_full_window() {
+fn delivers_all_events_over_a_link_too_slow_for_full_sized_kafka_transactions() {
     const TIMEOUT_MILLIS: usize = 3000;
     const BYTES_PER_SECOND: usize = 200_000;
     let broker = Broker::borrowed();

@@ -71,7 +71,7 @@ fn recovers_quickly_from_a_broker_outage_with_bounded_memory_and_one_log_line(ou
 }
 
 #[test]
-fn waits_for_a_broker_that_is_down_at_startup() {
+fn waits_at_startup_if_the_broker_is_down() {
     let broker = Broker::borrowed();
     let kafka = broker.proxy();
     let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker).behind_proxy(&kafka);
@@ -112,7 +112,7 @@ fn reconnects_to_brokers_that_returned_an_empty_broker_list(exactly_once: bool) 
 }
 
 #[test]
-fn waits_for_postgresql_that_is_down_at_startup() {
+fn waits_at_startup_if_postgresql_is_down() {
     let server = Server::private(MAJOR, "");
     let mut fixture = Fixture::on_servers(&server, Broker::shared());
     let aggregate = fixture.aggregate(1);

@@ -252,7 +252,7 @@ fn init_does_not_change_the_owner_of_a_table_it_did_not_create() {
 }
 
 #[test]
-fn init_rejects_an_owner_for_an_outbox_without_a_table() {
+fn init_rejects_the_owner_flag_if_the_outbox_has_no_table() {
     let setup = OwnerFixture::with_outbox(Outbox::Messages, 15);
     let init = setup.init().finish().expect_code(2);
     init.expect_mentions(&["--owner applies to a single table"]);

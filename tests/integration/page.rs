@@ -109,7 +109,7 @@ fn overview_rows(tab: &mut Tab) -> Vec<[String; 2]> {
 /// Twelve pipelines: one has halted, one can't reach its server, one is on standby, and nine
 /// stream.
 #[test]
-fn page_with_many_pipelines_shows_problems_first_and_stays_short() {
+fn status_page_with_many_pipelines_shows_problems_first_and_stays_short() {
     let (halted, healthy) = (Fixture::new(), Fixture::bare());
     let mut text = format!(
         "http = \"127.0.0.1:0\"\n[kafka]\n\"bootstrap.servers\" = \"{}\"\n",
@@ -238,7 +238,7 @@ fn page_with_many_pipelines_shows_problems_first_and_stays_short() {
 
 /// With three pipelines or fewer, no card is collapsed.
 #[test]
-fn page_with_few_pipelines_has_no_overview() {
+fn status_page_with_few_pipelines_has_no_overview() {
     let fixture = Fixture::new();
     let (walpost, http) = start(&[&fixture]);
     for width in [1280, 390] {
@@ -253,7 +253,7 @@ fn page_with_few_pipelines_has_no_overview() {
 }
 
 #[test]
-fn page_shows_each_pipeline_and_its_rate() {
+fn status_page_shows_each_pipeline_and_its_rate() {
     let fixtures = [Fixture::new(), Fixture::new()];
     let aggregate = fixtures[0].aggregate(2);
     let (walpost, http) = start(&fixtures.each_ref());
@@ -308,7 +308,7 @@ fn page_shows_each_pipeline_and_its_rate() {
 /// The page must show the duration of the stall, which is shorter than the time since streaming
 /// began.
 #[test]
-fn page_shows_how_long_a_pipeline_has_been_stalled() {
+fn status_page_shows_how_long_a_pipeline_has_been_stalled() {
     let broker = Broker::borrowed();
     let kafka = broker.proxy();
     let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker).behind_proxy(&kafka);
@@ -351,7 +351,7 @@ fn page_shows_how_long_a_pipeline_has_been_stalled() {
 
 /// The error contains text from a row, which must be escaped rather than interpreted as HTML.
 #[test]
-fn page_shows_an_error_with_its_remedy_as_plain_text() {
+fn status_page_shows_an_error_with_its_remedy_as_plain_text() {
     let fixtures = [Fixture::new(), Fixture::new()];
     let (mut walpost, http) = start(&fixtures.each_ref());
     fixtures[0].accept_any_name("outbox");
@@ -373,7 +373,7 @@ fn page_shows_an_error_with_its_remedy_as_plain_text() {
 }
 
 #[test]
-fn page_loads_no_external_resources() {
+fn status_page_loads_no_external_resources() {
     let fixture = Fixture::new();
     let (walpost, http) = start(&[&fixture]);
     let page = http.get("/");
@@ -401,7 +401,7 @@ fn page_loads_no_external_resources() {
 /// Creates docs/page.png.
 #[test]
 #[ignore = "writes to docs/"]
-fn captures_the_status_page_screenshot() {
+fn captures_a_screenshot_of_the_status_page() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(3);
     let (walpost, http) = start(&[&fixture]);
@@ -416,7 +416,7 @@ fn captures_the_status_page_screenshot() {
 }
 
 #[test]
-fn page_lists_dropped_slots() {
+fn status_page_lists_dropped_slots() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     fixture.insert(&aggregate, "k");

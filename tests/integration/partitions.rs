@@ -156,7 +156,7 @@ fn init_creates_partitions_of_a_table_with_a_generated_column() {
 }
 
 #[test]
-fn init_warns_if_another_object_has_the_name_of_a_partition() {
+fn init_warns_if_a_partition_name_is_already_used_by_another_object() {
     for major in [15, 18] {
         let fixture = Fixture::bare_on_servers(Server::shared(major), Broker::shared());
         fixture.init().arg("--partitioned").finish().expect_code(0);

@@ -96,7 +96,7 @@ fn accepts_a_payload_column_with_a_different_name() {
 }
 
 #[test]
-fn delivers_rows_of_ten_megabytes() {
+fn delivers_ten_megabyte_rows() {
     const LENGTH: usize = 10 << 20;
     let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text);

@@ -15,27 +15,27 @@ macro_rules! on_each_version {
     ($($name:ident)*) => { $(
         mod $name {
             #[test]
-            fn passes_on_postgresql_14() {
+            fn test_passes_on_postgresql_14() {
                 super::$name(14);
             }
 
             #[test]
-            fn passes_on_postgresql_15() {
+            fn test_passes_on_postgresql_15() {
                 super::$name(15);
             }
 
             #[test]
-            fn passes_on_postgresql_16() {
+            fn test_passes_on_postgresql_16() {
                 super::$name(16);
             }
 
             #[test]
-            fn passes_on_postgresql_17() {
+            fn test_passes_on_postgresql_17() {
                 super::$name(17);
             }
 
             #[test]
-            fn passes_on_postgresql_18() {
+            fn test_passes_on_postgresql_18() {
                 super::$name(18);
             }
         }

@@ -209,7 +209,7 @@ fn exactly_once_settings(fixture: &Fixture<'_>) -> String {
 }
 
 #[test]
-fn replay_command_printed_for_a_set_aside_table_works() {
+fn replay_command_printed_when_a_table_is_set_aside_works() {
     let mut fixture = Fixture::bare();
     fixture.use_settings("tables = [\"tenant_*.outbox\"]\non_table_error = \"set-aside\"\ntopic = \"{aggregatetype}\"\n");
     fixture.init().finish().expect_code(0);

@@ -157,7 +157,7 @@ fn role_created_by_init_has_no_unnecessary_privileges() {
 }
 
 #[test]
-fn verify_prints_the_grant_if_the_select_privilege_is_missing() {
+fn verify_suggests_the_grant_statement_if_the_select_privilege_is_missing() {
     let fixture = fixture_on(Outbox::Table, MAJOR);
     let walpost_role = walpost_role(&fixture);
     let (db, role) = (&fixture.db, &walpost_role.role);

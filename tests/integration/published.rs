@@ -147,7 +147,7 @@ fn reports_rows_inserted_while_inserts_were_not_published(exactly_once: bool) {
 }
 
 #[test]
-fn records_no_gap_for_table_changes_that_lose_no_row() {
+fn records_no_missing_rows_after_harmless_changes_to_a_published_table() {
     for major in MAJORS {
         let fixture = Fixture::on_servers(Server::shared(major), Broker::shared());
         let aggregate = fixture.aggregate(1);
@@ -182,7 +182,7 @@ fn records_no_gap_for_table_changes_that_lose_no_row() {
 
 /// In a published schema, a table is published as soon as it exists.
 #[test]
-fn records_no_gap_for_a_table_recreated_in_a_published_schema() {
+fn records_no_missing_rows_for_a_table_recreated_in_a_published_schema() {
     for major in [15, 18] {
         let mut fixture = Fixture::bare_on_servers(Server::shared(major), Broker::shared());
         fixture.use_settings("table = \"events.outbox\"\n");
@@ -221,7 +221,7 @@ fn records_no_gap_for_a_table_recreated_in_a_published_schema() {
 }
 
 #[test]
-fn removing_the_partition_root_records_a_gap_but_removing_partitions_does_not() {
+fn unpublishing_a_partitioned_table_records_missing_rows_but_replacing_a_partition_does_not() {
     for major in [14, 18] {
         let mut fixture = Fixture::bare_on_servers(Server::shared(major), Broker::shared());
         fixture.use_settings("table = \"public.outbox\"\n");
@@ -249,7 +249,7 @@ fn removing_the_partition_root_records_a_gap_but_removing_partitions_does_not() 
 }
 
 #[test]
-fn ignores_table_state_from_a_different_database_or_cluster() {
+fn ignores_recorded_table_state_from_a_different_database_or_cluster() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     stop_after_one(&fixture, &aggregate);
@@ -270,7 +270,7 @@ fn ignores_table_state_from_a_different_database_or_cluster() {
 }
 
 #[test]
-fn warns_about_missing_table_state_and_records_no_gap() {
+fn warns_if_walpost_table_state_is_missing_but_reports_no_missing_rows() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     stop_after_one(&fixture, &aggregate);
@@ -307,7 +307,7 @@ fn reports_rows_inserted_before_the_first_run_while_the_table_was_unpublished() 
 }
 
 #[test]
-fn halts_on_a_moved_slot_even_if_the_journal_has_an_entry_for_a_table() {
+fn halts_on_a_moved_slot_even_if_missing_rows_of_a_table_were_already_recorded() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     stop_after_one(&fixture, &aggregate);
@@ -321,7 +321,7 @@ fn halts_on_a_moved_slot_even_if_the_journal_has_an_entry_for_a_table() {
 }
 
 #[test]
-fn init_records_a_gap_for_a_recreated_publication() {
+fn init_records_rows_missed_while_the_publication_did_not_exist() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     stop_after_one(&fixture, &aggregate);
@@ -346,7 +346,7 @@ fn init_records_a_gap_for_a_recreated_publication() {
 /// walpost.table_state must be updated regularly, because a replay starts at the last update and
 /// would otherwise send many events that were already delivered.
 #[test]
-fn updates_table_state_while_events_are_delivered() {
+fn updates_the_recorded_table_state_while_events_are_delivered() {
     let fixture = Fixture::on_servers(Server::shared(MAJOR), Broker::shared());
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start();

@@ -272,7 +272,7 @@ fn in_config_map() -> String {
 }
 
 #[test]
-fn documented_switch_from_debezium_leaves_no_gap() {
+fn following_the_documented_switch_from_debezium_loses_no_event() {
     let environment = ExampleEnvironment::new("");
     create_topic(&environment);
     let db = environment.shop();
@@ -466,7 +466,7 @@ fn shards(environment: &ExampleEnvironment) -> Session {
 }
 
 #[test]
-fn query_rows_define_pipelines_as_documented() {
+fn rows_of_a_query_define_pipelines_as_documented() {
     let environment = ExampleEnvironment::new("");
     create_topic(&environment);
     let db = shards(&environment);

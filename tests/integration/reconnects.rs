@@ -162,7 +162,7 @@ fn database_timeouts_do_not_end_sessions_during_a_kafka_outage() {
 /// Between two connections, the address is moved to another server. The state of the slot on the
 /// first server must not be applied to the second server.
 #[test]
-fn confirms_no_undelivered_event_if_the_server_address_moves_to_another_server() {
+fn confirms_only_delivered_events_if_the_server_address_is_reassigned_to_another_server() {
     let (old, new) = (Server::private(MAJOR, ""), Server::private(MAJOR, ""));
     // The old server's slot is ahead of all WAL on the new server.
     for _ in 0..3 {

@@ -38,7 +38,7 @@ fn expect_rejection(finished: Finished, texts: &[&str]) {
 }
 
 #[test]
-fn suggests_the_nearest_known_key_for_an_unknown_one() {
+fn suggests_the_nearest_known_key_for_an_unknown_configuration_key() {
     expect_rejection(pipeline("publicaton = 'x'"), &["publicaton", "publication"]);
     expect_rejection(
         pipeline("window_byte = '1MiB'"),

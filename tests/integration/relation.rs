@@ -9,7 +9,7 @@ const TABLE: &str =
     payload jsonb, unused text)";
 
 #[test]
-fn mapping_follows_columns_added_and_dropped_under_load() {
+fn keeps_mapping_columns_correctly_while_columns_are_added_and_dropped_under_load() {
     let fixture = Fixture::with_table(TABLE);
     let aggregate = fixture.aggregate(3);
     let walpost = fixture.start();

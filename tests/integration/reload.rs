@@ -256,7 +256,7 @@ fn reload_reports_an_invalid_file_and_changes_nothing() {
 }
 
 #[test]
-fn removes_most_pipelines_only_if_the_operator_confirms() {
+fn reload_removes_most_pipelines_only_if_the_operator_confirms() {
     let fixtures = [Fixture::new(), Fixture::new(), Fixture::new()];
     let mut process = Process::start(&fixtures.each_ref());
     let senders = fixtures.each_ref().map(walsender);
@@ -290,7 +290,7 @@ fn removes_most_pipelines_only_if_the_operator_confirms() {
 }
 
 #[test]
-fn directory_source_defines_a_pipeline_in_each_file() {
+fn each_file_in_a_pipeline_directory_defines_a_pipeline() {
     let [one, two, three] = [Fixture::new(), Fixture::new(), Fixture::new()];
     let folder = reaper::folder("config");
     let parts = folder.join("pipelines.d");
@@ -373,7 +373,7 @@ fn sends_no_password_for_pipelines_in_a_directory_writable_by_other_users() {
 }
 
 #[test]
-fn special_files_in_a_source_directory_do_not_block_reload() {
+fn special_files_in_a_pipeline_directory_do_not_block_a_reload() {
     let (folder, parts) = with_parts();
     let part = parts.join("part.toml");
     let run = || {

@@ -161,7 +161,7 @@ fn writes_a_row_for_a_reserved_topic_as_a_dead_letter(outbox: Outbox) {
 
 /// A regular expression derives the topic, as Debezium's `route.topic.regex` does.
 #[test]
-fn regular_expression_cannot_produce_a_reserved_topic() {
+fn topic_derived_by_a_regular_expression_cannot_be_a_reserved_topic() {
     for (column, replacement) in [("post-checkpoints", "wal$1"), ("__consumer_offsets", "$1")] {
         let mut fixture = Fixture::new();
         fixture.use_settings(&format!(

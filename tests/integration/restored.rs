@@ -154,7 +154,7 @@ fn halts_if_restored_wal_extends_past_the_checkpoint_but_lacks_its_last_event() 
 }
 
 #[test]
-fn halts_on_postgresql_18_if_wal_of_an_idle_restored_server_passes_the_checkpoint() {
+fn halts_if_new_wal_on_an_idle_restored_postgresql_18_server_passes_the_checkpoint() {
     let server = Server::private(18, "");
     let mut restored = Restored::deliver(&server, Outbox::Messages);
     restored.restore_copy();

@@ -157,7 +157,7 @@ fn rereads_the_password_in_the_configuration_file() {
 }
 
 #[test]
-fn rereads_the_password_from_a_row_of_a_query_source() {
+fn rereads_the_password_from_a_query_result() {
     let password_fixture = PasswordFixture::new(false);
     let fixture = &password_fixture.fixture;
     fixture.db.run(&format!(
@@ -232,7 +232,9 @@ fn runs_the_password_command_for_each_connection() {
         password(0)
     ));
     wait_until("a walsender to end", || fixture.end_walsender());
-    let line = walpost.wait_for_log("password_command /bin/sh failed with exit status: 3");
+    let line = walpost.wait_for_log(
+        "password_command /bin/sh did not supply one: the program failed with exit status: 3",
+    );
     for text in ["Run the program by hand", "localhost"] {
         assert!(line.contains(text), "{text} in {line}");
     }
@@ -286,7 +288,7 @@ fn does_not_run_a_password_command_that_other_users_can_replace() {
     fs::remove_file(&link).unwrap();
     symlink("../releases/2", &link).unwrap();
     wait_until("a walsender to end", || fixture.end_walsender());
-    let line = walpost.wait_for_log("password was not run: ");
+    let line = walpost.wait_for_log("the program was not run: ");
     for text in [
         "is writable by other users",
         &format!("chmod go-w {}", app.display()),

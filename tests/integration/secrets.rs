@@ -128,7 +128,7 @@ fn expect_verbose_log(finished: &Finished) {
 }
 
 #[test]
-fn prints_no_secrets_during_init_streaming_and_reconnects() {
+fn prints_no_secrets_during_init_or_while_streaming_or_reconnecting() {
     let locked = SecretsFixture::new();
     let fixture = &locked.fixture;
     let aggregate = fixture.aggregate(1);
@@ -406,7 +406,7 @@ fn secret_search_finds_every_encoding_of_a_secret() {
 
 /// Only helpers that search the output for secrets may start the binary.
 #[test]
-fn only_helpers_that_search_output_for_secrets_start_the_binary() {
+fn only_test_helpers_that_search_output_for_secrets_start_the_walpost_binary() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
     let mut starters = Vec::new();
     let mut folders = vec![folder];

@@ -15,7 +15,7 @@ use crate::support::postgres::{AUTHORITY, MAJOR, MAJORS, Server, StopMode};
 use crate::support::wait::WAIT_TIMEOUT;
 
 #[test]
-fn every_server_version_starts_and_has_test_decoding() {
+fn every_supported_postgresql_version_starts_and_has_test_decoding() {
     for major in MAJORS {
         let session = Server::shared(major).session("postgres");
         let version = session.number("SELECT current_setting('server_version_num')::int / 10000");
@@ -26,7 +26,7 @@ fn every_server_version_starts_and_has_test_decoding() {
 }
 
 #[test]
-fn oracle_lists_events_in_commit_order() {
+fn test_oracle_lists_events_in_commit_order() {
     let server = Server::private(15, "");
     let session = server.session("postgres");
     session.run("CREATE TABLE public.outbox (id bigint, note text)");
@@ -52,7 +52,7 @@ fn oracle_lists_events_in_commit_order() {
 }
 
 #[test]
-fn oracle_lists_messages_with_one_prefix_and_numbers_them_among_all_messages() {
+fn test_oracle_lists_messages_with_one_prefix_and_their_index_among_all_messages() {
     let fixture = Fixture::bare();
     let oracle = Oracle::new(&fixture.db, &format!("second_{}", fixture.name));
     let id = "406c07f3-26f0-4eea-a50c-109940064b8f";
@@ -85,7 +85,7 @@ fn broker_keeps_its_topics_when_killed_and_restarted() {
 }
 
 #[test]
-fn record_reader_distinguishes_empty_from_null() {
+fn record_reader_distinguishes_empty_values_from_null_values() {
     let broker = Broker::shared();
     let topic = unique_name();
     broker.create_topic(&topic, 1, &[]);
@@ -134,7 +134,7 @@ fn secured_listeners_respond_to_authorized_clients() {
 }
 
 #[test]
-fn history_contains_exactly_the_events_committed_under_load() {
+fn test_oracle_lists_exactly_the_events_committed_under_load() {
     let fixture = Fixture::bare();
     fixture.db.run(
         "CREATE TABLE outbox (id uuid, aggregatetype text, aggregateid text, type text, payload jsonb)",

@@ -163,7 +163,7 @@ fn recorded_position_never_decreases() {
 /// The slot exists either because `init` was killed after creating it, or because it was created by
 /// hand.
 #[test]
-fn init_records_a_gap_if_the_slot_state_is_from_a_different_cluster() {
+fn init_records_missing_events_if_the_slot_state_is_from_a_different_cluster() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "k");
@@ -184,7 +184,7 @@ fn init_records_a_gap_if_the_slot_state_is_from_a_different_cluster() {
 }
 
 #[test]
-fn run_records_a_gap_if_the_slot_state_is_from_a_different_timeline() {
+fn run_records_missing_events_if_the_slot_state_is_from_a_different_timeline() {
     for history in [
         "timeline = timeline + 1",
         "system_id = '1'",
@@ -225,7 +225,7 @@ fn run_records_a_gap_if_the_slot_state_is_from_a_different_timeline() {
 /// A slot that was synchronized to the new primary is at or before the recorded position, so no
 /// events are missing.
 #[test]
-fn records_no_gap_for_a_synchronized_slot_after_a_failover() {
+fn records_no_missing_events_for_a_synchronized_slot_after_a_failover() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "k");
@@ -264,7 +264,7 @@ fn second_init_before_the_first_run_reports_events_committed_without_a_slot() {
 /// The gap before the second slot ends at the position where the second slot starts, so the gap
 /// must not include later events.
 #[test]
-fn reports_both_gaps_of_a_slot_replaced_twice() {
+fn reports_the_missing_events_of_each_slot_when_a_slot_is_replaced_twice() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "delivered");
@@ -599,7 +599,7 @@ fn records_each_position_before_confirming_it(outbox: Outbox) {
 /// A pipeline generates little WAL itself, and none while it is idle. On a shared server, the WAL
 /// of other tests would make the pipeline record new positions.
 #[test]
-fn idle_pipeline_writes_no_slot_state() {
+fn idle_pipeline_does_not_update_its_slot_state() {
     let server = Server::private(MAJOR, "");
     let fixture = Fixture::on_servers(&server, Broker::shared());
     let aggregate = fixture.aggregate(1);
@@ -774,7 +774,7 @@ fn halts_if_the_slot_was_recreated_before_a_first_run_without_a_snapshot() {
 
 /// Without a checkpoint, no event can be in Kafka, however the first run ended.
 #[test]
-fn repeats_the_first_exactly_once_run_if_killed_before_its_first_checkpoint() {
+fn first_run_in_exactly_once_mode_starts_over_if_killed_before_its_first_checkpoint() {
     let run = |fixture: &Fixture| fixture.run().arg("--exactly-once").start();
     let server = Server::private(MAJOR, "");
     let mut fixture = Fixture::on_servers(&server, Broker::shared());
@@ -819,7 +819,7 @@ fn repeats_the_first_exactly_once_run_if_killed_before_its_first_checkpoint() {
 /// If Walpost is killed before it writes the first checkpoint, it repeats the copy of the rows that
 /// are older than the slot.
 #[test]
-fn repeats_the_first_exactly_once_snapshot_if_killed_before_a_checkpoint() {
+fn first_snapshot_in_exactly_once_mode_starts_over_if_killed_before_a_checkpoint() {
     let fixture = crate::snapshot::fixture_with_older_rows(crate::snapshot::TABLE, 1000, false).0;
     let mut walpost = fixture.run().arg("--exactly-once").start();
     walpost.wait_for_log("starting a snapshot");

@@ -37,7 +37,7 @@ fn row<'t>(text: &'t str, name: &str) -> Vec<&'t str> {
 }
 
 #[test]
-fn shows_process_and_database_data_for_a_healthy_pipeline() {
+fn status_shows_process_and_database_data_for_a_healthy_pipeline() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     let (walpost, http) = start(&fixture);
@@ -68,7 +68,7 @@ fn shows_process_and_database_data_for_a_healthy_pipeline() {
 }
 
 #[test]
-fn queries_only_the_database_if_walpost_is_not_running() {
+fn status_queries_only_the_database_if_walpost_is_not_running() {
     let fixture = Fixture::new();
     let nowhere = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = nowhere.local_addr().unwrap().to_string();

@@ -215,7 +215,7 @@ fn renews_tokens_from_a_program_under_load_and_retries_if_the_program_fails() {
     let mut walpost = fixture.run().args(&arguments).start();
     fixture.insert(&aggregate, "k");
     let line = walpost.wait_for_log("Kafka is unreachable");
-    let failure = "kafka_token_command: /bin/sh failed with exit status: 3";
+    let failure = "kafka_token_command: /bin/sh did not supply a token: the program failed with exit status: 3";
     assert!(line.contains(failure), "{line}");
     let check = fixture.check().args(&arguments).finish().expect_code(1);
     check.expect_mentions(&["UNREACHABLE", failure]);

@@ -20,7 +20,7 @@ fn halt_message_suggests_a_remedy_for_events_committed_before_the_publication_ex
         fixture.init().finish().expect_code(0);
         let run = fixture.run().start().finish().expect_code(3);
         run.expect_mentions(&[
-            "these events can't be read with it",
+            "these events can't be read with this publication",
             &format!(
                 "SELECT pg_catalog.pg_drop_replication_slot('{slot}'); walpost init --slot {slot}"
             ),

@@ -193,7 +193,7 @@ fn golden() -> PathBuf {
 
 #[test]
 #[ignore = "writes tests/golden/at_rest.jsonl: ./dev golden"]
-fn captures_golden_stored_state() {
+fn captures_golden_files_with_the_stored_state() {
     let mut seen = BTreeSet::new();
     let mut text = String::new();
     for (kind, value) in persistent_state() {
@@ -207,7 +207,7 @@ fn captures_golden_stored_state() {
 /// If this test fails, the format of the stored state has changed. Changing the format requires a
 /// new format version, and a test that resumes from state in the previous format.
 #[test]
-fn stored_state_keeps_its_format() {
+fn format_of_the_stored_state_is_unchanged() {
     let golden = fs::read_to_string(golden()).unwrap();
     let golden = golden.lines().map(|line| {
         let mut line: Value = serde_json::from_str(line).unwrap();

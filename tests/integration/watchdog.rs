@@ -78,7 +78,7 @@ fn logs_a_stalled_delivery_once_and_its_recovery_once() {
 }
 
 #[test]
-fn identifies_a_transaction_that_retains_wal_by_pid_for_an_unprivileged_role() {
+fn logs_the_pid_of_a_transaction_that_retains_wal_when_run_as_an_unprivileged_role() {
     for major in [MAJORS[0], MAJORS[MAJORS.len() - 1]] {
         let server = Server::private(major, "max_slot_wal_keep_size = 128MB\n");
         let fixture = Fixture::on_servers(&server, Broker::shared());

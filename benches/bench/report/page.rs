@@ -67,8 +67,8 @@ const INTRODUCTION: &str = "
 # Benchmarks
 
 This page shows how fast Walpost delivers a backlog, how quickly an event arrives, how both depend on the load, and how
-much CPU time delivery costs the database server. The figures are compared with the rate of the database alone and with
-other programs.
+much CPU time delivery costs the database server. For comparison, the page also shows the rate of the database alone and
+the figures of other programs.
 
 Back to the [README](../README.md).
 
@@ -85,7 +85,7 @@ const TARGETS: &str = "
 ## Targets and what was measured
 
 The median of the rounds determines whether a target is met. [Why some targets are not
-met](#why-some-targets-are-not-met) explains why Walpost misses the other targets.";
+met](#why-some-targets-are-not-met) explains why Walpost misses some of the targets.";
 
 const DRAIN_NOTES: &str = "
 *rows/s* is measured from the first record in the topic to the last. *Of the limit* is the rate divided by the rate of
@@ -102,7 +102,7 @@ fn drain(page: &mut Page, results: &Results) {
     page.chart("Rows per second for each program", "drain.svg");
     for series in summary::distinct(data.drains.iter().map(|drain| &drain.series)) {
         if series == comparison::MORE_ROWS {
-            page.add("The same measurement with more rows:");
+            page.add("The measurement was repeated with more rows:");
         }
         page.add(super::describe_backlog(&data.drains, series));
         page.add(tables::comparison(&data.drains, series));
@@ -125,8 +125,8 @@ that a stall affects the time of every transaction that it delays. The other tim
 in the INSERT. All times are measured until a consumer (`fetch.min.bytes=1`) receives the record, and include the
 commit, with `fsync` on. The second table shows how long the commit takes. Walpost connects over the Unix-domain socket,
 and other programs connect over TCP. Debezium uses the same settings as in the drain, which are tuned for throughput,
-although `poll.interval.ms` and `linger.ms` are already small. If it were tuned only for latency, Debezium would be
-faster, but would use more CPU while idle.";
+although `poll.interval.ms` and `linger.ms` are already small. Debezium would be faster if it were tuned only for
+latency, but would use more CPU while idle.";
 
 fn latency(page: &mut Page, results: &Results) {
     let Some(part) = &results.latency else { return };
@@ -167,9 +167,9 @@ fn growth(page: &mut Page, results: &Results) {
     }
     page.add(
         "PostgreSQL decodes a whole transaction before it sends the first row, and writes changes that do not fit in memory to\n\
-         disk. The time for both steps is included in *start to last record*, both for Walpost and for the measured limit, but\n\
-         not in rows/s. A rate is shown as – if the first query that found records in the topic already found at least half of\n\
-         them.",
+         disk. The time until the first row is sent is included in *start to last record*, both for Walpost and for the measured\n\
+         limit, but not in rows/s. A rate is shown as – if the first query that found records in the topic already found at least\n\
+         half of them.",
     );
     page.add("### A table, or WAL messages only");
     page.chart(
@@ -207,8 +207,8 @@ const MISSED_TARGETS: &str = "
   few partitions, the entire drain takes only slightly longer than 2 s. The table below therefore shows a drain of
   2,000,000 rows.
 - **1 KB, and 1,000,000 rows in a transaction**: with 1,000,000 rows in a transaction, the walsender, Walpost and the
-  broker keep both processors busy. With payloads of 1 KB, each of these processes waits for a processor, and the
-  walsender also waits for the socket.
+  broker keep both processors busy. With payloads of 1 KB, the walsender, Walpost and the broker each wait for a
+  processor, and the walsender also waits for the socket.
 - **10 KB**: LZ4 takes more than half of Walpost's CPU time, and compresses the text by only 6 %. Without compression
   (`compression.type = none` in `[kafka]`), Walpost meets the target rate, and a row costs less than half as much CPU
   time.
@@ -218,11 +218,11 @@ const MISSED_TARGETS: &str = "
   them for each report. With `statistics.interval.ms = 0`, librdkafka keeps no histograms, and `walpost_kafka_up` is the only
   remaining `walpost_kafka_...` metric.
 - **Latency of exactly-once**: a checkpoint takes four sequential requests (AddPartitionsToTxn, Produce for the events,
-  Produce for the checkpoint, and EndTxn). The first three take 3 to 4 ms on this machine, EndTxn takes 0.6 ms, and the
-  broker then takes 2 ms to write the transaction markers, after which a consumer sees the records. The events of the
-  next transaction have to wait for these markers.
+  Produce for the checkpoint, and EndTxn). The first three requests take 3 to 4 ms on this machine, EndTxn takes 0.6 ms,
+  and the broker then takes 2 ms to write the transaction markers, after which a consumer sees the records. The events
+  of the next transaction have to wait for the markers of the previous one.
 - **1.7 CPU s per million rows**: Walpost meets this target over TCP with 2,000,000 rows. Over the Unix-domain socket,
-  Walpost misses the target because of the wake-ups described above.";
+  Walpost misses the target because the walsender and Walpost wake each other too often.";
 
 fn tuned(page: &mut Page, results: &Results) {
     let Some(part) = &results.tuned else { return };
@@ -262,10 +262,11 @@ fn database(page: &mut Page, results: &Results) {
          a million events. *Polling* is the usual alternative for delivering an outbox: one session selects {} rows at a time\n\
          (`ORDER BY id LIMIT {} FOR UPDATE SKIP LOCKED`), sends them to the same Kafka broker, waits for the acknowledgement,\n\
          and deletes them or sets `sent_at` (with a partial index on unsent rows); if it finds no rows, it pauses for {} ms.\n\
-         *Nothing reads* is the cost of writing alone. This cost includes generating the payloads, which costs the same in every\n\
-         case. autovacuum is off. VACUUM runs once afterwards, and is shown separately. `synchronous_commit` is off only for the\n\
-         writers, because waiting for the disk uses no CPU. Walpost leaves the rows in the table; you can remove them by dropping\n\
-         partitions. With *no table*, the sessions call `walpost.publish`, which leaves nothing to remove.",
+         The row *nothing reads* shows the cost of writing alone, including the cost of generating the payloads, which is the\n\
+         same in every case. autovacuum is off. VACUUM runs once afterwards, and is shown separately. The writers commit with\n\
+         `synchronous_commit = off`, which saves time but does not affect the comparison, because a session that waits for the\n\
+         disk uses no CPU. Walpost leaves the rows in the table; you can remove them by dropping partitions. With *no table*, the\n\
+         sessions call `walpost.publish`, which leaves nothing to remove.",
         whole(events as f64),
         poller::BATCH_ROWS,
         poller::BATCH_ROWS,
@@ -287,13 +288,13 @@ const PROTECTION: &str = "
 | insert an event, with the CHECKs on the length of its columns |        0.28 |     0.28 |   1.0 |
 | insert 1,000 events in one statement, with the same CHECKs    |        28.7 |     48.0 |   1.6 |
 
-All figures are durations of a transaction. Walpost examines a table once in each transaction that reads or deletes its
-rows. The examination takes 9.7 ms, or 13.5 ms with 33 partitions. Walpost writes its position at most ten times a
-second while events arrive, and less often otherwise. Nearly all of the cost of the CHECKs is the regular expression on
+All figures are transaction durations. Walpost examines a table once in each transaction that reads or deletes its rows.
+The examination takes 9.7 ms, or 13.5 ms with 33 partitions. Walpost writes its position at most ten times a second
+while events arrive, and less often otherwise. Nearly all of the cost of the CHECKs is due to the regular expression on
 `aggregatetype`.
 
-These figures were measured by hand with pgbench on 2026-11-30, not with `./dev bench`. They compare transactions with
-and without the examination, or tables with and without the three CHECKs. PostgreSQL 15 ran with `fsync = off` and
+These figures were measured by hand with pgbench on 2026-11-30, not with `./dev bench`. The table compares transactions
+with and without the examination, or tables with and without the three CHECKs. PostgreSQL 15 ran with `fsync = off` and
 `autovacuum = off`. The outbox belongs to a role other than Walpost's, and contains 50,000 events of 1 KB. Each figure
 is the median of 7 rounds, which alternate between the variants in one run. The ratios of single rounds vary by about 15
 percent, and for 1,000 events in one statement from 1.1 to 2.1.";
@@ -339,7 +340,7 @@ fn warm_up() -> String {
         "PostgreSQL and Kafka are started for each run, with empty data directories. As a warm-up, Walpost then drains a backlog\n\
          of {} rows {} to {} times, until the broker's CPU time has fallen by less than 10 % from one drain to the next,\n\
          twice in a row. Until the broker's Java virtual machine has compiled its hot code, the broker uses several times as much\n\
-         CPU, which would affect the figures more than the programs under test do.",
+         CPU, which would affect the figures more than the choice of the program under test.",
         whole(WARM_UP_ROWS as f64),
         WARM_UPS.start(),
         WARM_UPS.end(),
@@ -357,8 +358,8 @@ const METHOD: &str = "
   same way, but from the number of bytes that `pg_recvlogical` has written.
 - Before latency is measured, each program runs the whole measurement once, because a drain does not make the broker's
   JVM compile the code that handles many small requests.
-- CPU is the user and system time of the program and its children, of the walsender, or of the broker. These times are
-  read from /proc, in steps of 10 ms. Peak RSS is VmHWM.
+- CPU is the user and system time of the program and its children, of the walsender, or of the broker. CPU times are
+  read from /proc, with a resolution of 10 ms. Peak RSS is VmHWM.
 - After a drain, Walpost is stopped and the records are counted again: a missing or extra record aborts the benchmark.
 - Debezium runs on Kafka Connect in one Java virtual machine, with the options of Kafka's own start script, and is tuned
   for throughput; [benches/debezium](../benches/debezium) has all its settings. Debezium also adds four headers to each

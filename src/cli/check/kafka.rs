@@ -91,8 +91,8 @@ pub(super) async fn kafka<'s>(
                 if !creates && !settings.dead_letters.includes_events() =>
             {
                 let message = format!(
-                    "a message that is not an event will halt the pipeline, and any role that may write logical \
-                     decoding messages can cause this: {error}"
+                    "any role that may write logical decoding messages can halt the pipeline with a message that is not \
+                     an event: {error}"
                 );
                 report.add("dead letters", Outcome::Warning, message);
             }
@@ -126,12 +126,14 @@ fn event_size(
         return;
     }
     let result = match settings.dead_letters.oversize {
-        Undeliverable::Halt => "halts the pipeline",
-        Undeliverable::DeadLetter => "becomes a dead letter without its payload",
+        Undeliverable::Halt => "a larger event halts the pipeline",
+        Undeliverable::DeadLetter => {
+            "a larger event is replaced by a dead letter without the payload"
+        }
     };
     let EventLimit { table, bytes } = accepted;
     let message = format!(
-        "table {table} accepts events of up to {bytes} bytes (walpost_event_size), but {record}: a larger event {result}. Raise \
+        "table {table} accepts events of up to {bytes} bytes (walpost_event_size), but {record}: {result}. Raise \
          Kafka's limits or, as the table's owner, make the table reject larger events: {}",
         accepted.change_to(record.event_bytes())
     );

@@ -65,13 +65,13 @@ pub(super) async fn postgres(
                 catalog.explain_rejection(error).await;
                 is_explained = error.hint.is_some();
             }
-            let remedy = match is_explained {
-                true => "",
-                false => {
-                    ". The role needs REPLICATION, and pg_hba.conf needs an entry that matches the role and database"
-                }
+            let message = match is_explained {
+                true => error.to_string(),
+                false => format!(
+                    "{error}. The role needs REPLICATION, and pg_hba.conf needs an entry that matches the role and database"
+                ),
             };
-            report.add("replication", Outcome::Failure, format!("{error}{remedy}"));
+            report.add("replication", Outcome::Failure, message);
         }
     }
     let mut problems = observed.problems(&settings.target);
@@ -208,11 +208,11 @@ fn buffer(connection: &Connection, report: &mut Report<'_>) {
 /// Reports privileges that allow every role to publish or forge events.
 fn forgery(target: &Target, public_privileges: &PublicPrivileges, report: &mut Report<'_>) {
     let init = target.init(&["--writer", "ROLE"]);
-    let first = format!("First grant the privilege to the roles that need it: {init}.");
+    let first = format!("First, grant this privilege to the roles that need it: {init}.");
     if public_privileges.publishes {
         let message = format!(
-            "every role in the database can publish events. {first} Then revoke it from all others: REVOKE EXECUTE ON \
-             FUNCTION walpost.publish(text, text, text, jsonb, jsonb, uuid, text), walpost.publish_bytes(text, text, \
+            "every role in the database can publish events. {first} Then, revoke the privilege from all other roles: \
+             REVOKE EXECUTE ON FUNCTION walpost.publish(text, text, text, jsonb, jsonb, uuid, text), walpost.publish_bytes(text, text, \
              text, bytea, jsonb, uuid, text) FROM PUBLIC; REVOKE USAGE ON SCHEMA walpost FROM PUBLIC"
         );
         report.add("publish", Outcome::Warning, message);
@@ -243,7 +243,7 @@ async fn owners(
     } else if let Err(error) = catalog.examine_owners(target, false).await {
         report.add("owners", Outcome::Warning, error);
     } else {
-        let message = "the objects that Walpost uses belong to a superuser, this role or the owner of the outbox";
+        let message = "the objects that Walpost uses are owned by a superuser, Walpost's role or the owner of the outbox";
         report.add("owners", Outcome::Ok, message);
     }
     let mut can_examine = true;
@@ -506,7 +506,7 @@ async fn tables(
         let name = identifier(&settings.target.publication);
         let message = format!(
             "the publication does not contain table walpost.outbox_row, so existing rows can't be delivered when a table is \
-             added. Add it: {}; and then: ALTER PUBLICATION {name} ADD TABLE walpost.outbox_row",
+             added. Create the table: {}; then add it to the publication: ALTER PUBLICATION {name} ADD TABLE walpost.outbox_row",
             settings.target.init(&[])
         );
         report.add("tables", Outcome::Warning, message);
@@ -628,8 +628,8 @@ async fn unrecorded_gaps(
         Ok(gaps) => {
             for gap in gaps {
                 let message = format!(
-                    "{gap}. Run the pipeline, or {}: either one records the missing rows and logs the command that \
-                     sends them",
+                    "{gap}. Run the pipeline, or run {}: both record the missing rows and log the command that \
+                     sends these rows",
                     settings.target.init(&[])
                 );
                 report.add(SUBJECT, Outcome::Failure, message);
@@ -842,7 +842,10 @@ fn risks(settings: &PipelineSettings, observed: &Observed, report: &mut Report<'
             ),
             status => {
                 let status = status.unwrap_or("unknown");
-                let message = format!("confirmed up to {}, wal_status {status}", slot.confirmed);
+                let message = format!(
+                    "the slot is confirmed up to {}, and its wal_status is {status}",
+                    slot.confirmed
+                );
                 report.add("slot", Outcome::Ok, message);
             }
         }

@@ -176,7 +176,7 @@ fn imports_a_complete_connector_without_manual_steps() {
 }
 
 #[test]
-fn writes_the_origin_of_each_line_in_a_comment() {
+fn writes_the_original_property_in_a_comment_above_each_setting() {
     let imported = import(&router(&[
         ("table.field.event.key", "tenant"),
         ("table.field.event.timestamp", "at"),
@@ -288,7 +288,7 @@ fn converts_a_topic_regex_and_replacement_to_a_route() {
 }
 
 #[test]
-fn converts_additional_fields_to_the_corresponding_settings() {
+fn converts_debezium_additional_fields_to_the_corresponding_settings() {
     let imported = import(&router(&[
         (
             "table.fields.additional.placement",
@@ -299,7 +299,7 @@ fn converts_additional_fields_to_the_corresponding_settings() {
     let line = "headers = [[\"id\", \"{uid}\"], [\"eventType\", \"{type}\"], [\"a\", \"{a}\"]]\n";
     assert!(
         imported.toml.contains(line),
-        "expected the same order as in Debezium: {}",
+        "expected the headers in the same order as in Debezium: {}",
         imported.toml
     );
     let headers = |placement: &str| {
@@ -347,7 +347,7 @@ fn converts_additional_fields_to_the_corresponding_settings() {
 }
 
 #[test]
-fn maps_connect_converters_to_formats() {
+fn maps_kafka_connect_converters_to_walpost_formats() {
     let json = "org.apache.kafka.connect.json.JsonConverter";
     let check = |overrides: &[(&str, &str)], expected: [Option<&str>; 3]| {
         let imported = import(&connector(overrides));
@@ -507,7 +507,7 @@ fn imports_payload_expansion_settings() {
         "JsonConverter writes null"
     );
     assert!(
-        report_text(&imported).contains("integers of more than 64 bits"),
+        report_text(&imported).contains("top-level arrays and integers of more than 64 bits"),
         "{}",
         report_text(&imported)
     );
@@ -557,7 +557,7 @@ fn imports_payload_expansion_settings() {
 }
 
 #[test]
-fn output_and_report_contain_no_password() {
+fn imported_configuration_and_report_contain_no_password() {
     let jaas = "org.apache.kafka.common.security.scram.ScramLoginModule required username=\"wal\\\"post\" password=\"hunter2;\";";
     let imported = import(&connector(&[
         ("database.password", "hunter2"),
@@ -722,12 +722,15 @@ fn reports_config_provider_references_as_manual_steps() {
     for (property, expected) in [
         (
             "database.hostname",
-            "an environment variable of the Connect worker, ${env:DB_HOST}",
+            "a reference to an environment variable of the Connect worker, ${env:DB_HOST}",
         ),
-        ("database.password", "a file on the Connect worker"),
+        (
+            "database.password",
+            "a reference to a file on the Connect worker",
+        ),
         (
             "database.user",
-            "one of the Connect worker's config providers",
+            "a reference to a secret from one of the Connect worker's config providers",
         ),
     ] {
         assert!(
@@ -785,7 +788,7 @@ fn converts_connection_properties_to_an_equivalent_url() {
 }
 
 #[test]
-fn creates_a_pipeline_and_slot_for_each_literal_table() {
+fn creates_a_pipeline_and_slot_for_each_table_listed_by_name() {
     let imported = import(&connector(&[(
         "table.include.list",
         "public.outbox, sales\\.events,order.user",
@@ -872,7 +875,8 @@ fn selects_tables_according_to_the_transform_predicate() {
     );
     check(&imported, "public.outbox", true);
     assert!(
-        report_text(&imported).contains("public.orders, whose changes do not pass through"),
+        report_text(&imported)
+            .contains("public.orders, whose changes do not pass through the outbox event router"),
         "{}",
         report_text(&imported)
     );
@@ -1122,7 +1126,7 @@ fn cutover_commands_contain_the_configured_names() {
             .toml
             .lines()
             .any(|line| line == "snapshot = \"initial\""),
-        "the sed command expects this line"
+        "the sed command replaces this line"
     );
     let never = import(&connector(&[("snapshot.mode", "never")]));
     assert!(!never.toml.contains("sed -i"), "{}", never.toml);

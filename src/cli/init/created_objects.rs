@@ -86,7 +86,7 @@ mod tests {
     use crate::postgres::target::Outbox;
 
     #[test]
-    fn lists_created_changed_and_existing_objects() {
+    fn reports_which_objects_were_created_or_changed_and_which_already_existed() {
         let target = Target {
             outbox: Outbox::Messages {
                 prefix: "p".to_owned(),

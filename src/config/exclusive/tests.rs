@@ -53,7 +53,7 @@ fn resolve(
 }
 
 #[test]
-fn a_row_does_not_displace_a_pipeline_defined_in_a_file() {
+fn a_pipeline_registry_row_cannot_replace_a_pipeline_defined_in_a_file() {
     for added in ["file", "other/file"] {
         for previous in [None, Some(&["a"][..])] {
             let mut source = source(&["a", added], previous);
@@ -73,7 +73,7 @@ fn a_row_does_not_displace_a_pipeline_defined_in_a_file() {
 /// If only the changed row were rejected, its pipeline would no longer be defined, and the running
 /// pipeline would be removed.
 #[test]
-fn keeps_the_previous_rows_of_a_source_if_a_changed_pipeline_needs_a_slot_already_in_use() {
+fn keeps_all_pipelines_of_a_registry_if_a_changed_row_uses_a_slot_already_in_use() {
     let mut rows = source(&["a/file", "c"], Some(&["a"]));
     assert_eq!(resolve(&mut rows, "file", &["a"]), Ok(vec!["a".to_owned()]));
     assert!(rows.failure().is_some());
@@ -88,13 +88,13 @@ fn keeps_the_previous_rows_of_a_source_if_a_changed_pipeline_needs_a_slot_alread
 }
 
 #[test]
-fn rejects_all_rows_of_a_source_that_have_the_same_name() {
-    let mut rows = source(&["a", "twice", "twice/b"], None);
+fn rejects_every_registry_row_whose_pipeline_name_is_not_unique() {
+    let mut rows = source(&["a", "duplicate", "duplicate/b"], None);
     rows.remove_duplicates();
     assert_eq!(rows.rows.len(), 1);
     let failure = rows.failure().expect("rejected rows");
     assert!(
-        failure.starts_with("2 rows can't be used. row twice: "),
+        failure.starts_with("2 rows can't be used. row duplicate: "),
         "{failure}"
     );
 }

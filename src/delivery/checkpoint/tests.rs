@@ -159,7 +159,7 @@ fn accepts_a_slot_behind_the_checkpoint_but_not_ahead_of_it() {
 }
 
 #[test]
-fn rejects_wal_that_ends_before_the_last_position_read() {
+fn rejects_a_server_whose_wal_ends_before_the_last_position_read() {
     let resume = |checkpoint: &Checkpoint, flushed| {
         let server = ServerState {
             flushed,
@@ -230,7 +230,7 @@ fn rejects_wal_that_ends_before_the_last_position_read() {
 }
 
 #[test]
-fn rejects_a_different_cluster_or_slot() {
+fn rejects_a_checkpoint_for_a_different_cluster_or_slot() {
     let other = ServerState {
         system_id: "8".to_owned(),
         ..server()
@@ -344,7 +344,7 @@ fn rejects_a_timeline_that_does_not_descend_from_the_checkpoint() {
 }
 
 #[test]
-fn caps_chunk_snapshot_lsns_at_the_timeline_switch() {
+fn caps_snapshot_lsns_of_copied_chunks_at_the_timeline_switch_point() {
     let chunk = |snapshot_lsn, upto: Option<&str>| Chunk {
         snapshot_lsn,
         upto: upto.map(|key| vec![key.to_owned()]),
@@ -395,7 +395,7 @@ fn caps_chunk_snapshot_lsns_at_the_timeline_switch() {
 }
 
 #[test]
-fn skip_marks_only_the_skipped_transactions_as_processed() {
+fn skipping_marks_only_the_skipped_transactions_as_processed() {
     let skipped = |to: u64| {
         let found = checkpoint().skipped(Lsn(to));
         (found.safe_lsn, found.delivered)
@@ -473,7 +473,7 @@ fn limits_the_number_of_recorded_topics_but_keeps_topics_in_use() {
 }
 
 #[test]
-fn removes_only_as_many_topics_as_necessary() {
+fn removes_only_as_many_recorded_topics_as_the_limit_requires() {
     let bytes = |topics: usize| topics * ("aa".len() + PARTITION_ENTRY_BYTES);
     let recorded = |topics: &[&str], bytes_max, in_use: bool| {
         let mut checkpoint = Checkpoint::first(1, &server());

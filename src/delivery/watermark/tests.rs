@@ -65,9 +65,13 @@ fn counts_a_row_as_durable_when_it_and_all_preceding_rows_are_delivered() {
     watermark.begin_row().expect("a valid begin");
     assert!(
         watermark.begin_row().is_err(),
-        "a row must not begin inside another row"
+        "a row can't begin inside another row"
     );
-    assert_eq!(watermark.durable_rows(), 3, "the row has not ended");
+    assert_eq!(
+        watermark.durable_rows(),
+        3,
+        "the last row has not ended yet"
+    );
 }
 
 #[test]
@@ -167,7 +171,7 @@ fn reports_the_oldest_transaction_that_is_not_durable() {
     );
     let confirmed = watermark.confirmed();
     let waiting = watermark.progress(confirmed, true).oldest_micros;
-    assert_eq!(waiting, 9, "the first row waits for the sink");
+    assert_eq!(waiting, 9, "the first row is waiting for its topic");
     watermark.reserve(1).expect("open").expect("space");
     assert_eq!(oldest(&mut watermark), 9);
 }
@@ -189,7 +193,7 @@ fn confirms_no_position_after_the_last_checkpoint() {
 }
 
 #[test]
-#[should_panic(expected = "followed a checkpoint up to")]
+#[should_panic(expected = "a checkpoint up to 0/63 followed a checkpoint")]
 fn panics_if_a_checkpoint_moves_backwards() {
     let mut watermark = watermark();
     watermark.record_checkpoint(Lsn(100));
@@ -321,7 +325,7 @@ fn limits_records_and_bytes_in_flight() {
     let large = watermark
         .reserve(1000)
         .expect("open")
-        .expect("the only record in flight");
+        .expect("a record larger than the window is accepted if no other record is in flight");
     assert_eq!(watermark.reserve(1), Ok(None));
     deliver(&watermark, &[large]);
     let first = watermark.reserve(60).expect("open").expect("space");

@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn public_listener_rejects_host_names_that_are_not_internal() {
+    fn public_listener_accepts_only_internal_host_names_by_default() {
         for host in [
             "walpost:9464",
             "a.shop.svc",

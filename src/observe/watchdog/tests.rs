@@ -129,7 +129,7 @@ fn never_reports_an_idle_pipeline() {
 }
 
 #[test]
-fn logs_the_start_and_end_of_a_stalled_delivery_and_a_reminder_every_ten_minutes() {
+fn logs_the_start_and_end_of_a_delivery_stall_and_a_reminder_every_ten_minutes() {
     let mut fixture = Fixture::new();
     fixture.totals.waits = true;
     fixture.totals.in_flight = 7;
@@ -253,7 +253,7 @@ fn reports_an_unread_slot_after_a_minute_unless_the_pipeline_is_standing_by() {
 }
 
 #[test]
-fn stopping_does_not_log_a_stalled_session_as_resolved() {
+fn does_not_log_a_stall_as_resolved_when_the_pipeline_stops() {
     let mut fixture = Fixture::new();
     fixture.totals.since_last_iteration = Duration::from_secs(60);
     fixture.advance(3);
@@ -261,6 +261,23 @@ fn stopping_does_not_log_a_stalled_session_as_resolved() {
     fixture.enter(State::Draining);
     fixture.advance(3);
     assert_eq!(fixture.logged.len(), 1);
+}
+
+/// While an event loop counts as stalled, Walpost does not notify systemd, which then kills the
+/// process with all of its pipelines.
+#[test]
+fn event_loop_no_longer_counts_as_stalled_while_the_pipeline_reconnects() {
+    let mut fixture = Fixture::new();
+    fixture.totals.since_last_iteration = Duration::from_secs(60);
+    fixture.advance(3);
+    assert_eq!(fixture.reported_kinds(), [Kind::EventLoopStalled]);
+    fixture.enter(State::Reconnecting);
+    fixture.advance(1);
+    assert_eq!(fixture.reported_kinds(), []);
+    assert_eq!(
+        fixture.logged.last(),
+        Some(&(3, "resolved", Kind::EventLoopStalled))
+    );
 }
 
 #[test]

@@ -97,7 +97,7 @@ fn formats_times_like_postgresql() {
 }
 
 #[test]
-fn names_the_field_in_errors() {
+fn errors_name_the_invalid_field() {
     let check =
         |bytes: &[u8], expected: EnvelopeError| assert_eq!(Envelope::decode(bytes), Err(expected));
     let good = envelope(None, Some(b"p"));
@@ -147,7 +147,7 @@ fn rejects_truncated_envelopes() {
     let null = [&envelope(None, None)[..], b"x"].concat();
     assert!(
         Envelope::decode(&null).is_err(),
-        "bytes after a null payload"
+        "accepted bytes after a null payload"
     );
 }
 

@@ -243,18 +243,18 @@ fn columns_hint(error: &MappingError, at: &str) -> String {
         // The message for `Renamed` already contains instructions.
         MappingError::Renamed { .. } => String::new(),
         _ => format!(
-            ". The rows at {at} have the columns that the table and the publication had when the rows were written; later changes \
-             do not affect these rows"
+            ". The rows at {at} have the columns that were in the table and the publication when the rows were written; later \
+             changes do not affect these rows"
         ),
     }
 }
 
 fn describe_unsendable(cause: UnsendableCause) -> &'static str {
     match cause {
-        UnsendableCause::Encoding => "one of its values has no equivalent in UTF-8",
-        UnsendableCause::Size => "its values contain more than 1 GB of text",
+        UnsendableCause::Encoding => "one of the row's values has no equivalent in UTF-8",
+        UnsendableCause::Size => "the row contains more than 1 GB of text",
         UnsendableCause::Value => {
-            "one of its values can't be converted to text, or the publication's row filter fails"
+            "one of the row's values can't be converted to text, or the publication's row filter fails"
         }
     }
 }

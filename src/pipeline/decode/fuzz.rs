@@ -201,7 +201,7 @@ impl Stream {
                     self.check_invariants();
                     self.step(&mut &b"d\0"[..])?;
                 }
-                Ok(Step::SetAside(_)) => panic!("unexpected table to set aside"),
+                Ok(Step::SetAside(_)) => panic!("a table was set aside unexpectedly"),
                 Ok(Step::NewTable(oid)) => self.core.describe_table(oid, Vec::new(), Vec::new()),
                 Err(error) => {
                     assert_eq!(core_remedy(&error), Remedy::Halt);

@@ -212,7 +212,7 @@ impl SetAsideTables {
             ),
             false => format!(
                 "the replay read the table at {before}, but rows that were committed at or after that position were \
-                 omitted; the last one at {last}"
+                 omitted, the last of them at {last}"
             ),
         };
         Some(TableNote::Missed {

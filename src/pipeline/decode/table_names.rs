@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn rejects_table_names_that_have_not_been_accepted_for_the_table() {
+    fn rejects_rows_of_a_renamed_table_until_its_new_name_is_accepted() {
         let mut names = names("{table.schema}.{aggregatetype}");
         names.add(accepted(&["tenant_a.outbox"], 0));
         let error = check(&mut names, "tenant_b.box").expect_err("renamed");
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn accepts_all_recorded_names_in_any_order() {
+    fn accepts_all_recorded_names_of_a_table_in_any_order() {
         let mut names = names("{table.name}");
         names.add(accepted(&["tenant_a.outbox"], 0));
         assert!(check(&mut names, "tenant_b.outbox").is_err());
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn accepts_earlier_names_of_an_unrecorded_table_only_in_older_wal() {
+    fn accepts_any_table_name_in_wal_written_before_the_current_name_was_looked_up() {
         let mut names = names("{table.name}");
         names.add(accepted(&["tenant_b.outbox"], 0x200));
         assert_eq!(check_at(&mut names, "tenant_a.outbox", 0x1ff), Ok(()));
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn accepts_only_the_first_name_of_a_dropped_table_that_is_not_recorded() {
+    fn accepts_only_the_first_streamed_name_of_a_dropped_table_without_a_recorded_name() {
         let mut names = names("{table.name}");
         names.add_new_table(7, Vec::new());
         assert_eq!(check(&mut names, "tenant_a.outbox"), Ok(()));

@@ -534,7 +534,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_the_memory_for_descriptions_of_columns() {
+    fn limits_the_memory_for_column_descriptions() {
         let mut source = source("{aggregatetype}");
         let facts = |bytes| ColumnFacts {
             default: Some("x".repeat(bytes)),
@@ -558,7 +558,7 @@ mod tests {
     }
 
     #[test]
-    fn requires_a_new_connection_if_the_names_of_tables_use_too_much_memory() {
+    fn requires_a_reconnect_if_table_names_use_too_much_memory() {
         let mut source = source("{table.schema}.{aggregatetype}");
         let names = |oid| AcceptedNames {
             oid,

@@ -385,7 +385,7 @@ fn assigns_positions_to_records_and_confirms_the_commit_after_delivery() {
     assert_eq!(
         fixture.confirmed(),
         Lsn(0x210),
-        "the commit's end, not its start"
+        "the LSN after the commit record is confirmed, not the record's own LSN"
     );
 }
 
@@ -721,7 +721,7 @@ fn reports_an_open_transaction_from_begin_to_commit() {
 /// Keepalives that the server sends in the middle of a transaction contain a position after that
 /// transaction, although the transaction's remaining rows have yet to arrive.
 #[test]
-fn keepalive_within_a_repeated_transaction_does_not_mark_the_wal_as_verified() {
+fn keepalive_within_a_resent_transaction_does_not_finish_wal_verification() {
     let delivered = |fixture: &mut Fixture, last: Option<Last>| {
         let last = last.map(Delivered::UpTo);
         fixture.core.omit_delivered(last, Lsn(0x100), Lsn(0x100));

@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn keeps_the_maximum_window_with_a_fast_broker() {
+    fn keeps_the_window_at_its_maximum_while_the_broker_is_fast() {
         let mut adaptive_window = AdaptiveWindow::new(MAX_WINDOW);
         for in_flight in [window(1, 500), MAX_WINDOW] {
             adaptive_window.record_commit(in_flight, COMMIT_TIME);

@@ -129,7 +129,7 @@ mod tests {
 
     /// Even the end of a transaction without events shows that the stream has reached the safe LSN.
     #[test]
-    fn marks_the_wal_as_verified_when_a_transaction_reaches_the_safe_lsn() {
+    fn finishes_wal_verification_when_a_transaction_reaches_the_safe_lsn() {
         let mut filter = DuplicateFilter::new(None, Lsn(0x310), Lsn(0x100));
         let mut commit = |lsn| {
             let begin = Begin {

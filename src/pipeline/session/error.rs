@@ -14,7 +14,7 @@ pub(crate) enum SlotError {
     /// The replication connection and the catalog connection have reached different servers.
     #[error(
         "slot {slot:?} is streamed by PID {walsender}, but the catalog shows {found} for it: the two connections \
-         reached different servers, one of which may be obsolete, or the walsender has just exited. If this error \
+         reached different servers, one of which may be a former primary, or the walsender has just exited. If this error \
          persists, make sure that the address leads to only one server"
     )]
     TwoServers {

@@ -18,6 +18,10 @@ use crate::postgres::replication::ConnectionError;
 const CONFIRM_INTERVAL: Duration = Duration::from_millis(100);
 /// Maximum interval between status updates to the server.
 const STATUS_INTERVAL: Duration = Duration::from_secs(10);
+/// How long the event loop may wait until the server accepts a status update. Together with
+/// [`STATUS_INTERVAL`], this must be shorter than the time after which the watchdog considers the
+/// event loop stalled.
+const STATUS_WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long Walpost may delay a server's shutdown. During a shutdown, the server waits until the
 /// client has confirmed all WAL that was sent. This includes the WAL that the server writes while
 /// it shuts down.
@@ -73,6 +77,7 @@ impl Session<'_> {
             // it may be silent for a long time. Request a reply from it to find out whether it is
             // still alive.
             let request_reply = now.duration_since(self.connection.last_received_at()) >= status;
+            let limit = limit.min(STATUS_WRITE_TIMEOUT);
             self.connection
                 .confirm(confirmed, request_reply, limit)
                 .await?;

@@ -210,7 +210,7 @@ impl SessionState {
                 resend: slot.target.resend(),
                 then: match written {
                     Some(_) => format!(
-                        "then accept the new position: {}; and start walpost",
+                        "then accept the slot's new position: {}; then start walpost",
                         slot.target.skip(&found.to_string())
                     ),
                     None => "then restart walpost".to_owned(),

@@ -343,7 +343,10 @@ impl Sink for SimSink {
         let is_too_large = is_oversize(id) || is_refused && is_dead_letter;
         let payload = record.payload.map(|_| number(record.payload));
         if is_dead_letter != must_be_dead_letter || payload != (!is_too_large).then_some(id) {
-            let text = format!("event {id} is in topic {:?} with {payload:?}", record.topic);
+            let text = format!(
+                "event {id} has the wrong topic or payload: topic {:?}, payload {payload:?}",
+                record.topic
+            );
             self.producer.shared.lock().break_rule(text);
         }
         let mut state = self.producer.lock();

@@ -128,7 +128,7 @@ impl World {
                 if self.is_copied() && snapshot_lsn > self.database.confirmed =>
             {
                 let text = format!(
-                    "after {:?}, a copy up to {snapshot_lsn} was started",
+                    "a copy up to {snapshot_lsn} was started although the journal contains {:?}",
                     self.record()
                 );
                 self.break_rule(text);
@@ -157,9 +157,9 @@ impl World {
     pub(super) fn copy(&mut self, snapshot: Snapshot, after: u64) -> Vec<Event> {
         if self.is_copied() {
             let text = format!(
-                "after {:?}, rows before {} were copied",
-                self.record(),
-                snapshot.snapshot_lsn
+                "rows before {} were copied although the journal contains {:?}",
+                snapshot.snapshot_lsn,
+                self.record()
             );
             self.break_rule(text);
         }

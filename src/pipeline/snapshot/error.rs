@@ -21,8 +21,8 @@ pub(crate) enum SnapshotError {
     /// The journal does not exist, so Walpost can't determine whether the rows have been delivered.
     #[error(
         "table {table} has rows, but Walpost can't tell whether the rows that are older than slot {slot:?} have been delivered, \
-         because table walpost.journal does not exist. To deliver these rows before the stream, create the journal with init. If \
-         they have been delivered, or should not be delivered, set snapshot = \"never\""
+         because table walpost.journal does not exist. To deliver these rows before the stream, create the journal with walpost \
+         init. If they have been delivered, or should not be delivered, set snapshot = \"never\""
     )]
     NoJournal {
         /// The outbox.

@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn ends_a_busy_period_at_a_lull() {
+    fn a_lull_ends_a_busy_period() {
         let (mut pace, now) = fast(10);
         assert!(pace.is_busy(now + MEASUREMENT_MIN));
         // The next frame arrives after a long pause in the traffic.
@@ -216,7 +216,7 @@ mod tests {
         assert_eq!(
             pauses(30, Duration::from_millis(50)),
             0,
-            "a burst on its own is read immediately"
+            "a single burst is read immediately"
         );
     }
 

@@ -43,7 +43,7 @@ fn decided(record: SnapshotRecord, has_streamed: bool, rows: Rows, confirmed: Ls
 /// If a copy counted as durable too early, the next run would not repeat it, and the rows that
 /// Kafka had not acknowledged yet would be lost.
 #[tokio::test]
-async fn considers_a_copy_durable_after_it_is_read_completely_and_confirmed() {
+async fn copy_is_durable_once_it_is_read_completely_and_confirmed() {
     let all_read = copying(None, Lsn::ZERO);
     assert!(!all_read.is_durable(BEFORE));
     assert!(all_read.is_durable(SNAPSHOT_LSN));
@@ -54,7 +54,7 @@ async fn considers_a_copy_durable_after_it_is_read_completely_and_confirmed() {
 /// The slot may be at the consistent point before any row is copied, for example after the
 /// promotion of a standby that lacks all later WAL.
 #[tokio::test]
-async fn does_not_consider_a_copy_durable_while_the_slot_is_at_its_initial_position() {
+async fn copy_is_not_durable_while_the_slot_is_at_its_initial_position() {
     let all_read = copying(None, SNAPSHOT_LSN);
     assert!(!all_read.is_durable(SNAPSHOT_LSN));
     assert!(all_read.is_durable(AFTER));

@@ -115,12 +115,12 @@ mod tests {
     }
 
     #[test]
-    fn reports_nothing_without_limits() {
+    fn reports_nothing_if_no_wal_limits_are_configured() {
         assert_eq!(findings(WalBudget::default(), &[(0, u64::MAX)]), []);
     }
 
     #[test]
-    fn reports_a_wal_budget_excess_at_its_start_every_minute_and_at_its_end() {
+    fn reports_an_exceeded_wal_budget_once_a_minute_and_when_it_is_no_longer_exceeded() {
         let limits = WalBudget {
             warn_bytes: Some(10),
             ..WalBudget::default()

@@ -166,7 +166,7 @@ impl Watched {
             ),
             Finding::Held(lasts) => error!(
                 pipeline, slot, retained = %retained, wal_budget.max = %max, elapsed = %Elapsed(lasts),
-                "the slot retains more WAL than wal_budget.max, and is kept: no events are lost, but the disk may fill up. Fix the \
+                "the slot retains more WAL than wal_budget.max, but is not dropped: no events are lost, but the disk may fill up. Fix the \
                  cause. To skip events that can't be delivered: {skip}. To free disk space and send the events again from the table \
                  later, set wal_budget.on_max = \"drop-slot\". To make PostgreSQL limit the retained WAL and invalidate the slot, set \
                  max_slot_wal_keep_size"
@@ -218,7 +218,8 @@ pub(crate) async fn drop_slot(
     };
     match timeout(settings.link_timeout, drop_slot).await {
         Ok(Ok((Outcome::Dropped, entries))) => {
-            let why = format!(", because it retained more than wal_budget.max, {max_size}");
+            let why =
+                format!(" because the slot retained more WAL than wal_budget.max ({max_size})");
             slot_dropped(settings, &entries, why)
         }
         Ok(Ok((Outcome::InUse(pid), _))) => SlotInUse {
@@ -292,8 +293,8 @@ pub(crate) async fn log_dropped_slots(
             for entry in entries {
                 warn!(
                     pipeline,
-                    "{} have not been sent again yet: {}. Until they have been, rows of {} are not deleted. Send them \
-                     again: {}",
+                    "{} have not been sent again yet: {}. Until these events have been sent, rows of {} are not deleted. \
+                     Send the events again: {}",
                     match entry.left_publication {
                         true =>
                             "events that were committed while the table was not in the publication",

@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn finds_partitions_detached_since_a_journal_entry() {
+    fn finds_partitions_detached_since_a_journal_entry_was_written() {
         let entries = [
             entry(Action::Snapshot, &[1, 2]),
             entry(Action::Snapshot, &[2, 3]),

@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn selects_rows_inserted_since_the_earliest_transaction() {
+    fn selects_rows_inserted_since_the_earliest_recorded_transaction() {
         let late = entry(Some(TRANSACTION_IDS + 900), "here");
         let early = entry(Some(TRANSACTION_IDS + 7), "here");
         let condition = DroppedSlot::condition(&[late, early], "here");

@@ -38,21 +38,19 @@ impl GuardFunction {
     /// Describes the problem and the command that fixes it. Returns `None` if there is no problem.
     #[must_use]
     pub(crate) fn warning(self, target: &Target) -> Option<String> {
-        let effect = match self {
+        let problem = match self {
             Self::Current => return None,
             Self::Missing => {
-                "does not exist, and Walpost can't read tables without it: older rows are not copied, and the commands verify \
-                 and replay and the removal of old rows (retention) fail. Create the function"
+                "function walpost.lock_and_examine does not exist, and Walpost can't read tables without it: older rows are not \
+                 copied, and walpost verify, walpost replay and the removal of old rows (retention) fail. Create the function \
+                 as a superuser"
             }
             Self::Different => {
-                "differs from the function that this version of Walpost creates, so it may fail to detect that statements on a \
-                 table would run code owned by other roles. Replace the function"
+                "function walpost.lock_and_examine differs from the function that this version of Walpost creates, so it may fail \
+                 to detect that statements on a table would run code owned by other roles. Replace the function as a superuser"
             }
         };
-        Some(format!(
-            "function walpost.lock_and_examine {effect} as a superuser: {}",
-            target.init(&[])
-        ))
+        Some(format!("{problem}: {}", target.init(&[])))
     }
 }
 

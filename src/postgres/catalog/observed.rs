@@ -252,15 +252,17 @@ impl Observed {
     /// Returns a problem if the server is a standby that can't stream from the slot. Since
     /// PostgreSQL 16, a standby can have its own slot, from which it can stream.
     fn recovery_problem(&self, target: &Target) -> Option<Problem> {
+        let name = &target.slot;
         let found = match &self.slot {
             _ if !self.in_recovery => return None,
-            None => "does not exist on this server",
+            None => format!("slot {name:?} does not exist on this server"),
             // A synchronized slot is temporary until its first synchronization completes.
-            Some(slot) if slot.synced || slot.temporary => "is a copy of the primary's slot",
+            Some(slot) if slot.synced || slot.temporary => {
+                format!("slot {name:?} is a copy of the primary's slot")
+            }
             Some(_) => return None,
         };
-        let slot = target.slot.clone();
-        Some(Problem::InRecovery { slot, found })
+        Some(Problem::InRecovery { found })
     }
 
     /// Returns whether a pipeline may use the slot even if Walpost can't determine which pipeline
@@ -574,7 +576,11 @@ mod tests {
             in_recovery: true,
             ..healthy()
         };
-        assert_eq!(standby.problems(&target()), [], "standby with its own slot");
+        assert_eq!(
+            standby.problems(&target()),
+            [],
+            "a standby with its own slot has no problems"
+        );
     }
 
     #[test]
@@ -703,7 +709,7 @@ mod tests {
         );
         check(
             |o| (o.in_recovery, slot(o).synced) = (true, true),
-            &["is a copy of the primary's", "target_session_attrs"],
+            &["is a copy of the primary's slot", "target_session_attrs"],
         );
         check(|o| o.slot = None, &["\"slot\"", "walpost init"]);
         check(

@@ -97,7 +97,7 @@ impl Catalog {
         }
         let role: String = found.try_get(1)?;
         Ok(Some(format!(
-            "permission denied for table walpost.{name}. Grant it: GRANT USAGE ON SCHEMA walpost TO {role}; GRANT \
+            "permission denied for table walpost.{name}. Grant the privileges: GRANT USAGE ON SCHEMA walpost TO {role}; GRANT \
              SELECT, INSERT, UPDATE ON walpost.{name} TO {role}"
         )))
     }

@@ -91,7 +91,7 @@ impl fmt::Display for AdvisoryLockHolder {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Problem {
     /// The server is too old.
-    #[error("PostgreSQL has version {found}; Walpost needs 14 or later")]
+    #[error("PostgreSQL has version {found}; Walpost requires version 14 or later")]
     Version {
         /// `server_version_num`.
         found: i32,
@@ -106,13 +106,12 @@ pub(crate) enum Problem {
     },
     /// The server is a standby, and the slot can't be used until the standby is promoted.
     #[error(
-        "the server is a standby in recovery, and slot {slot:?} {found}; waiting for the standby to be promoted. To try \
+        "the server is a standby in recovery, and {found}; waiting for the standby to be promoted. To try \
          the other hosts in the connection string in the meantime, set target_session_attrs=primary"
     )]
     InRecovery {
-        slot: String,
-        /// The reason why the slot can't be used, phrased to follow the slot's name.
-        found: &'static str,
+        /// The name of the slot and the reason why the slot can't be used.
+        found: String,
     },
     /// The table does not exist.
     #[error(
@@ -341,10 +340,10 @@ pub(crate) struct SlotInUse {
 pub(super) fn lost(reason: Option<&str>, confirmed: Lsn) -> String {
     match reason {
         Some("wal_removed") | None => format!(
-            "the server has removed WAL after {confirmed} that was not delivered (wal_status = lost; see \
+            "the server has removed undelivered WAL after {confirmed} (wal_status = lost; see \
              max_slot_wal_keep_size)"
         ),
-        Some("idle_timeout") => "it was inactive for longer than idle_replication_slot_timeout (invalidation_reason = \
+        Some("idle_timeout") => "the slot was inactive for longer than idle_replication_slot_timeout (invalidation_reason = \
          idle_timeout). Raise this timeout above the longest time for which Walpost is stopped, or disable the timeout \
          and limit retained WAL with max_slot_wal_keep_size: ALTER SYSTEM SET idle_replication_slot_timeout = 0; SELECT \
          pg_catalog.pg_reload_conf()"

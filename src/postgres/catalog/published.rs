@@ -55,7 +55,7 @@ pub(super) const UNTRUSTED_OWNER: &str = "SELECT pg_get_userbyid(b.pubowner)::te
      AND NOT coalesce((SELECT bool_and(pg_has_role(o.oid, us.oid, CASE WHEN current_setting('server_version_num')::int < 160000 \
          THEN 'MEMBER' ELSE 'SET' END) \
          OR EXISTS (SELECT FROM pg_auth_members m \
-             WHERE m.roleid = us.oid AND m.admin_option AND pg_has_role(o.oid, m.member, 'USAGE')) \
+             WHERE m.roleid = us.oid AND m.admin_option AND NOT us.rolsuper AND pg_has_role(o.oid, m.member, 'USAGE')) \
          OR NOT us.rolsuper AND (o.rolreplication \
              OR o.rolcreaterole AND current_setting('server_version_num')::int < 160000 \
              OR NOT us.rolreplication AND EXISTS (SELECT FROM pg_roles r WHERE r.rolname = 'rds_replication' \
@@ -227,7 +227,7 @@ mod tests {
     ];
 
     #[test]
-    fn catalog_query_and_examine_sql_use_the_same_unsafe_function_condition() {
+    fn catalog_query_and_examine_script_use_the_same_condition_for_unsafe_functions() {
         let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
         let (_, condition) = UNSAFE_FUNCTIONS
             .split_once("called.oid <> 0 AND ")
@@ -240,7 +240,7 @@ mod tests {
     /// `lock_and_examine` runs with the privileges of its owner. It therefore contains its own copy
     /// of the query for trusted roles in `sql/examine.sql`.
     #[test]
-    fn guard_sql_and_examine_sql_trust_the_same_roles() {
+    fn guard_and_examine_scripts_trust_the_same_roles() {
         let trusted_roles = |text: &'static str| {
             let (_, rest) = text.split_once("able AS MATERIALIZED (").expect("roles");
             let (trusted_roles, _) = rest.split_once(";\n").expect("the end");

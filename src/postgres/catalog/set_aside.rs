@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn keeps_a_replayed_table_set_aside_until_the_stream_resumes() {
+    fn table_stays_set_aside_after_a_replay_until_the_stream_resumes_delivering_it() {
         let resumed = json!({ "state": "resumed", "closes": [1] });
         let all = [
             begin(1, "a.outbox", &[], None),
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn replaces_an_entry_if_rows_are_missed_during_its_replay() {
+    fn replaces_a_journal_entry_if_the_stream_omits_rows_during_the_replay() {
         let all = [
             begin(1, "a.outbox", &[], None),
             replay(2, &[1], 0x300),
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn rejects_an_entry_with_an_invalid_position() {
+    fn rejects_a_journal_entry_with_an_invalid_position() {
         let mut broken = begin(1, "a.outbox", &[], None);
         broken.detail["position"] = json!("here");
         let error = collect_set_aside(vec![broken])

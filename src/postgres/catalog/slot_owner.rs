@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pipeline_of_a_row_uses_only_a_slot_that_is_recorded_as_its_own() {
+    fn rejects_slots_of_other_pipelines_and_optionally_slots_with_an_unknown_owner() {
         let own = SlotOwner::Pipeline("row".to_owned());
         let other = SlotOwner::Pipeline("other".to_owned());
         let unreadable = SlotOwner::Unknown("the reason".to_owned());

@@ -560,7 +560,7 @@ impl Catalog {
             former: None,
             copied: None,
             uncopied: Vec::new(),
-            reason: "tables added before the creation of the slot was complete",
+            reason: "tables were added before slot creation was complete",
         }))
     }
 

@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn snapshot_is_open_until_its_position_is_confirmed() {
+    fn snapshot_is_unfinished_until_its_position_is_confirmed() {
         let begun = SnapshotRecord::Begun(Lsn(7));
         assert!(begun.is_open(Lsn(6)));
         assert!(!begun.is_open(Lsn(7)));
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn uses_the_last_snapshot_entry_unless_the_snapshot_is_done() {
+    fn uses_the_last_snapshot_entry_in_the_journal_unless_the_snapshot_is_done() {
         let begun = entry(Action::Snapshot, SnapshotRecord::BEGUN, 7);
         let done = entry(Action::Snapshot, SnapshotRecord::DONE, 7);
         let skip = entry(Action::Skip, "", 9);
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn copy_is_due_until_it_starts() {
+    fn copy_of_existing_rows_is_due_until_it_starts() {
         let due_at = |to| {
             let mut due = entry(Action::Snapshot, SnapshotRecord::DUE, to);
             due.detail["relation"] = "16384".into();

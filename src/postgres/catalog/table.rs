@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn sorts_rows_by_created_at_first_unless_it_is_missing_or_the_key_is_ascending() {
+    fn sorts_rows_by_creation_time_first_unless_it_is_missing_or_the_key_is_ascending() {
         let time = || Some(column("created_at", false));
         let names = |key: &[OrderColumn], time, created_at| {
             let ordered = ordered(key.to_vec(), time, created_at);

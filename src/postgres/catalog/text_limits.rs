@@ -94,6 +94,9 @@ mod tests {
                 }
             }
         }
-        assert!(found.is_empty(), "text of any length: {found:#?}");
+        assert!(
+            found.is_empty(),
+            "these lines read text without limiting its length: {found:#?}"
+        );
     }
 }

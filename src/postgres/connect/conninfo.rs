@@ -270,10 +270,12 @@ pub enum PasswordError {
     #[error(transparent)]
     Program(#[from] ProgramError),
     /// The first line is empty.
-    #[error("printed an empty first line, expected the password")]
+    #[error("the first line of the program's output is empty, expected the password")]
     Empty,
     /// The line contains a NUL character, which PostgreSQL does not allow in a password.
-    #[error("printed a line that contains a NUL character, expected the password")]
+    #[error(
+        "the first line of the program's output contains a NUL character, expected the password"
+    )]
     Nul,
 }
 
@@ -430,7 +432,7 @@ impl Conninfo {
         place: &str,
     ) -> Result<Self, &'static str> {
         if self.password.is_some() && self.password_variable.is_none() {
-            return Err("postgres contains a password too; remove one of the two");
+            return Err("the connection string also contains a password; remove one of the two");
         }
         let place = place.into();
         self.password_command = Some(PasswordCommand { program, place });
@@ -564,7 +566,7 @@ impl Conninfo {
     pub fn password_origin(&self) -> String {
         if let Some(PasswordCommand { program, place }) = &self.password_command {
             return format!(
-                "{place}: {}, which is run for each connection",
+                "Walpost gets the password from the program {} ({place}), which is run for each connection",
                 program.path()
             );
         }
@@ -572,37 +574,60 @@ impl Conninfo {
         let now = again.as_ref().unwrap_or(self);
         match (&now.password, now.password_variable, &self.source) {
             (Some(_), Some(variable), _) => {
-                format!("the environment variable {variable}, which is only read at startup")
+                format!(
+                    "Walpost gets the password from the environment variable {variable}, which is only read at startup"
+                )
             }
-            (Some(_), None, Some(source)) => source.place.to_string(),
-            (Some(_), None, None) => {
-                "the connection string from the command line or the environment, which is only read at startup"
-                    .to_owned()
+            (Some(_), None, Some(source)) => {
+                format!("Walpost gets the password from {}", source.place)
             }
+            (Some(_), None, None) => "Walpost gets the password from the connection string on the command line or in the \
+                                      environment, which is only read at startup"
+                .to_owned(),
             (None, ..) => match &now.passfile {
-                Some(file) => format!("the password file {}", file.display()),
-                None => "the password file, but PGPASSFILE is not set and there is no home directory"
+                Some(file) => format!(
+                    "Walpost gets the password from the password file {}",
+                    file.display()
+                ),
+                None => "Walpost can't find a password file, because PGPASSFILE is not set and there is no home directory"
                     .to_owned(),
             },
         }
     }
 
     /// Rereads the connection string from its file. Returns `None` if the file can't be read or now
-    /// contains a different host, user or database.
+    /// contains a different host, user or database, or different security settings. A new password
+    /// must not be sent according to the old settings, for example to a server that only the old
+    /// `sslrootcert` accepts.
     fn reread(&self) -> Option<Conninfo> {
         let PasswordSource { place, read } = self.source.as_ref()?;
         let reason = match read() {
-            Ok(now)
-                if (&now.hosts, &now.user, &now.dbname)
-                    == (&self.hosts, &self.user, &self.dbname) =>
-            {
-                return Some(now);
+            Ok(now) if now.has_same_server(self) => return Some(now),
+            Ok(_) => {
+                "the host, user, database or a security setting in the connection string has changed. Restart Walpost"
+                    .to_owned()
             }
-            Ok(_) => "its host, user or database has changed. Restart Walpost".to_owned(),
             Err(reason) => reason,
         };
         tracing::warn!("failed to read {place} again, so the previous password is used: {reason}");
         None
+    }
+
+    /// Returns whether the other connection string refers to the same servers, and requires the same
+    /// proof of their identity before the password is sent.
+    fn has_same_server(&self, other: &Self) -> bool {
+        let place = |info: &Self| (info.hosts.clone(), info.user.clone(), info.dbname.clone());
+        let proof = |info: &Self| {
+            let tls = &info.tls;
+            (
+                (tls.mode, tls.root.clone(), tls.revoked.clone()),
+                (tls.version_min, tls.version_max),
+                info.channel_binding,
+                info.require_auth.clone(),
+                info.require_peer.clone(),
+            )
+        };
+        place(self) == place(other) && proof(self) == proof(other)
     }
 
     /// Returns the password for one of the hosts. The password is taken from the connection string

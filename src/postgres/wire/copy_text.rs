@@ -52,7 +52,7 @@ pub enum TextError {
         expected: usize,
     },
     /// A backslash is followed by a character that does not form a known escape.
-    #[error("value {field} of the line has an unknown escape")]
+    #[error("field {field} contains an unknown escape sequence")]
     Escape {
         /// The position of the value in the line, starting at one.
         field: usize,

@@ -53,10 +53,10 @@ const XLOG_HEADER: usize = 25;
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
     /// The body ends before the end of the frame.
-    #[error("replication frame {0:?}: {1} bytes are not enough")]
+    #[error("replication frame {0:?} is too short: {1} bytes")]
     Short(char, usize),
     /// The body continues after the end of the frame.
-    #[error("replication frame {0:?}: {1} bytes too many")]
+    #[error("replication frame {0:?} has {1} unexpected bytes at the end")]
     Long(char, usize),
     /// No frame starts with this byte.
     #[error("replication frame begins with byte {0:#04x}, expected 'w' or 'k'")]

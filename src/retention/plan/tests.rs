@@ -81,7 +81,7 @@ fn creates_partitions_with_the_width_of_existing_partitions() {
 }
 
 #[test]
-fn fills_gaps_without_changing_existing_partitions() {
+fn fills_gaps_between_partitions_without_changing_existing_partitions() {
     let old = partition("o", "2025-11-01T00:00:00Z", "2025-11-02T00:00:00Z");
     let far = partition("f", "2035-11-24T00:00:00Z", "2035-11-25T00:00:00Z");
     let next = partition("n", "2025-11-23T00:00:00Z", "2025-11-24T00:00:00Z");

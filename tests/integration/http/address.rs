@@ -11,7 +11,7 @@ use crate::support::wait::wait_until;
 use crate::support::walpost::{Invocation, config_file};
 
 #[test]
-fn serves_every_path_on_the_free_port_reported_in_the_log() {
+fn logs_the_automatically_chosen_port_and_serves_every_path_on_it() {
     let fixture = Fixture::new();
     let mut walpost = fixture.start_with(&ANY_PORT);
     let http = walpost.http();
@@ -46,7 +46,7 @@ fn serves_every_path_on_the_free_port_reported_in_the_log() {
 /// Any local user can occupy the port temporarily. Walpost must not exit with code 2 in that case,
 /// because systemd would then not restart it.
 #[test]
-fn exits_with_a_code_that_permits_restarts_if_the_port_is_in_use() {
+fn exits_with_a_code_that_lets_systemd_restart_it_if_the_port_is_in_use() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let fixture = Fixture::bare();

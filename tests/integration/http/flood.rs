@@ -200,7 +200,7 @@ fn health_endpoint_responds_during_a_flood_of_silent_connections() {
 }
 
 #[test]
-fn health_endpoint_responds_during_a_flood_of_endless_request_headers() {
+fn health_endpoint_responds_during_a_flood_of_requests_with_endless_headers() {
     expect_health_during_flood(FloodBehavior::SlowHead);
 }
 
@@ -210,7 +210,7 @@ fn health_endpoint_responds_during_a_flood_of_idle_connections() {
 }
 
 #[test]
-fn health_endpoint_responds_during_a_flood_of_unread_responses() {
+fn health_endpoint_responds_during_a_flood_of_clients_that_never_read_responses() {
     expect_health_during_flood(FloodBehavior::NeverReads);
 }
 
@@ -223,7 +223,7 @@ fn health_endpoint_responds_during_a_flood_of_pipelined_requests() {
 
 /// A metrics scraper keeps its connection open. A flood from another address must not displace it.
 #[test]
-fn flood_from_one_address_does_not_close_connections_of_another() {
+fn flood_from_one_client_address_does_not_close_connections_from_another() {
     let fixture = Fixture::new();
     let mut walpost = fixture.start_with(&ANY_PORT);
     let http = walpost.http();

@@ -125,7 +125,7 @@ fn rejects_an_invalid_host_name_in_the_configuration() {
 /// Kubernetes probes a pod by its IP address, and Prometheus scrapes it by a service name. An
 /// attacker can register neither of them as a domain.
 #[test]
-fn public_listener_accepts_ip_addresses_and_internal_host_names() {
+fn public_listener_accepts_requests_for_ip_addresses_and_internal_host_names() {
     let fixture = Fixture::new();
     let mut walpost = fixture.start_with(&["--http", "0.0.0.0:0"]);
     let http = walpost.http();

@@ -129,7 +129,7 @@ fn halts_on_a_message_without_an_envelope_and_allows_it_to_be_skipped() {
 }
 
 #[test]
-fn halts_on_an_envelope_of_a_later_version() {
+fn halts_on_a_message_whose_envelope_has_a_newer_version() {
     bad_content(
         "'\\x02'::bytea",
         &["byte 0x02", "0x01", "newer version of Walpost"],

@@ -37,7 +37,7 @@ fn init_creates_functions_and_an_empty_publication_on_every_version() {
 }
 
 #[test]
-fn init_with_print_flag_outputs_equivalent_sql_without_changing_the_database() {
+fn init_with_the_print_flag_prints_equivalent_sql_without_changing_the_database() {
     let fixture = Fixture::bare_with(
         Outbox::Messages,
         Server::shared(MAJOR),
@@ -98,7 +98,7 @@ fn suggests_the_command_that_creates_missing_objects() {
 }
 
 #[test]
-fn run_with_init_flag_creates_missing_objects_first() {
+fn run_with_the_init_flag_creates_missing_objects_first() {
     let fixture = Fixture::bare_with(
         Outbox::Messages,
         Server::shared(MAJOR),

@@ -12,7 +12,7 @@ const ID: &str = "406c07f3-26f0-4eea-a50c-109940064b8f";
 for_each_outbox! { delivers_events_from_a_non_utf8_database_in_utf8 }
 
 #[test]
-fn published_event_has_the_columns_of_the_outbox_table() {
+fn events_published_as_messages_provide_the_same_columns_as_the_outbox_table() {
     let fixture = message_fixture();
     let topic = format!("{}-events", fixture.name);
     fixture.topic(&topic, 1, &[]);
@@ -152,7 +152,7 @@ fn error_for_an_unknown_event_column_lists_the_available_columns() {
 }
 
 #[test]
-fn writes_message_events_to_standard_output() {
+fn writes_events_published_as_messages_to_standard_output() {
     let fixture = message_fixture();
     let walpost = fixture
         .invoke("run")

@@ -124,7 +124,7 @@ fn only_writer_roles_passed_to_init_can_publish() {
 }
 
 #[test]
-fn check_reports_publish_privileges_granted_before_init() {
+fn check_reports_privileges_on_publish_functions_that_init_did_not_grant() {
     let fixture = message_fixture();
     let (_roles, [shop]) = TestRoles::new(&fixture, ["shop"]);
     // Imitate a role that has the grant option and grants these privileges before `init` runs
@@ -155,7 +155,7 @@ fn check_reports_publish_privileges_granted_before_init() {
 }
 
 #[test]
-fn publish_calls_no_functions_planted_in_the_search_path() {
+fn publish_does_not_call_functions_that_other_roles_put_in_its_search_path() {
     for major in [14, 18] {
         let fixture =
             Fixture::with_outbox_on(Outbox::Messages, Server::shared(major), Broker::shared());

@@ -408,7 +408,7 @@ fn snapshot_evaluates_no_indexes_or_statistics_created_during_a_lock_wait(major:
 
 /// The attack needs a row filter, which PostgreSQL 14 does not support.
 #[test]
-fn snapshot_does_not_evaluate_a_row_filter_that_changes_during_a_lock_wait() {
+fn snapshot_does_not_evaluate_a_row_filter_changed_while_it_waits_for_a_lock() {
     for major in [15, 16, 17, 18] {
         let shop = PlantedFixture::owned_by_attacker(major);
         let (fixture, mallory, publication) = (&shop.fixture, &shop.mallory, shop.fixture.slot());

@@ -10,6 +10,7 @@ use crate::support::event::Outbox;
 on_each_version! {
     superuser_owned_functions_run_no_code_planted_by_the_table_owner
     accepts_expressions_that_use_only_built_in_or_extension_objects
+    never_calls_the_cast_of_an_enumeration_in_an_inlined_function
     creates_no_partitions_if_an_index_calls_an_extension_function
     deleting_rows_fires_no_trigger_or_rule_created_by_the_table_owner
     compares_keys_with_the_operators_of_their_base_type
@@ -116,6 +117,66 @@ fn accepts_expressions_that_use_only_built_in_or_extension_objects(major: u32) {
     for statement in ["SELECT", "DELETE", "ALTER"] {
         assert_eq!(shop.examined(statement), "", "{statement}");
     }
+}
+
+/// When the planner inlines `quote_literal(anyelement)` or the operator `||` for a value that is not
+/// text, it looks up the cast to text, whose function the owner of the value's type determines.
+/// `pg_depend` does not record the cast, and the cast can be created at any time.
+fn never_calls_the_cast_of_an_enumeration_in_an_inlined_function(major: u32) {
+    let shop = PlantedFixture::owned_by_attacker(major);
+    shop.attacker.run(
+        "CREATE TYPE plot.state AS ENUM ('new');
+         CREATE FUNCTION plot.to_text(plot.state) RETURNS text LANGUAGE plpgsql IMMUTABLE STRICT AS
+             $$ BEGIN PERFORM plot.note('cast to text'); RETURN 'x'; END $$;
+         CREATE FUNCTION plot.to_text(plot.state[]) RETURNS text LANGUAGE plpgsql IMMUTABLE STRICT AS
+             $$ BEGIN PERFORM plot.note('cast of an array to text'); RETURN 'x'; END $$;
+         CREATE CAST (plot.state AS text) WITH FUNCTION plot.to_text(plot.state);
+         CREATE CAST (plot.state[] AS text) WITH FUNCTION plot.to_text(plot.state[]);
+         ALTER TABLE public.outbox ADD state plot.state, ADD states plot.state[], ADD number int;
+         CREATE INDEX of_an_operator ON public.outbox ((type || 'new'::plot.state));
+         CREATE INDEX of_a_function ON public.outbox ((quote_literal(state)));
+         CREATE INDEX of_an_array ON public.outbox ((quote_literal(states)));
+         CREATE INDEX of_a_number ON public.outbox ((type || number));
+         ALTER TABLE public.outbox ADD CONSTRAINT c CHECK (type || state <> '')",
+    );
+    let found = [
+        "index public.of_an_operator calls function textanycat(text,anynonarray), which can use a cast of type plot.state",
+        "index public.of_a_function calls function quote_literal(anyelement)",
+        "index public.of_an_array calls function quote_literal(anyelement), which can use a cast of type plot.state[]",
+        "constraint c on table public.outbox calls function textanycat",
+    ];
+    for words in [&["replay", "--all", "--dry-run"][..], &["run"]] {
+        for role in [&*shop.walpost, "postgres"] {
+            let finished = shop.command_as(role, words).finish();
+            shop.expect_nothing_ran(words[0]);
+            finished.expect_code(3).expect_mentions(&found);
+        }
+    }
+    shop.attacker
+        .run("DROP CAST (plot.state AS text); DROP CAST (plot.state[] AS text)");
+    for statement in ["SELECT", "DELETE", "ALTER"] {
+        let examined = shop.examined(statement);
+        for found in found {
+            assert!(examined.contains(found), "{statement}: {examined}");
+        }
+        assert!(!examined.contains("of_a_number"), "{examined}");
+    }
+    // The type of another role can also be used in an index of a trusted role.
+    let cast = "CREATE CAST (plot.state AS text) WITH FUNCTION plot.to_text(plot.state)";
+    shop.attacker.run(cast);
+    shop.fixture.db.run(
+        "ALTER TABLE public.outbox OWNER TO postgres; REVOKE ALL ON public.outbox FROM PUBLIC",
+    );
+    let check = |owned: &str, is_found: bool| {
+        shop.fixture
+            .db
+            .run(&format!("ALTER {owned} OWNER TO postgres"));
+        let examined = shop.examined("SELECT");
+        assert_eq!(examined.contains(found[0]), is_found, "{owned}: {examined}");
+    };
+    check("TABLE public.outbox", true);
+    check("TYPE plot.state", true);
+    check("FUNCTION plot.to_text(plot.state)", false);
 }
 
 fn creates_no_partitions_if_an_index_calls_an_extension_function(major: u32) {

@@ -74,7 +74,7 @@ pub(super) fn attack_command(shop: &PlantedFixture, folder: &Path, attack: &str)
 const INSPECTION_LINE: &str = "\\ir examine.sql\n";
 
 #[test]
-fn does_not_use_a_function_created_after_the_inspection() {
+fn rejects_a_function_created_after_the_security_check() {
     let uuidv7 = "CREATE FUNCTION public.walpost_uuidv7() RETURNS uuid LANGUAGE plpgsql AS 'BEGIN RETURN pg_catalog.gen_random_uuid(); END'";
     let no_update = "CREATE FUNCTION public.walpost_no_update() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'";
     for major in MAJORS {
@@ -95,7 +95,7 @@ fn does_not_use_a_function_created_after_the_inspection() {
 /// A function of another role that ran earlier in the administrator's session could have prepared
 /// statements under the names that the inspection uses for its own prepared statements.
 #[test]
-fn does_not_use_inspection_statements_prepared_earlier_in_the_session() {
+fn security_check_does_not_use_statements_prepared_earlier_in_the_session() {
     let shop = PlantedFixture::bare(Outbox::Table, MAJOR);
     shop.attacker.run(
         "CREATE FUNCTION public.walpost_uuidv7() RETURNS uuid LANGUAGE plpgsql AS 'BEGIN RETURN pg_catalog.gen_random_uuid(); END'",
@@ -164,7 +164,7 @@ fn detects_a_renamed_function_used_as_a_column_default() {
 }
 
 #[test]
-fn rejects_a_schema_created_after_the_inspection() {
+fn rejects_a_schema_created_after_the_security_check() {
     let attack = "CREATE SCHEMA walpost; GRANT USAGE ON SCHEMA walpost TO PUBLIC;
         CREATE FUNCTION walpost.add_outbox(regclass, name) RETURNS int8 LANGUAGE plpgsql AS $$ BEGIN
             PERFORM plot.note('add_outbox'); RETURN NULL; END $$;
@@ -214,7 +214,7 @@ fn rejects_a_schema_created_after_the_inspection() {
 /// The first examination does not find a trigger that another transaction has added but not yet
 /// committed. The trigger would fire once that transaction has committed and released its lock.
 #[test]
-fn teardown_does_not_fire_a_trigger_of_an_open_transaction() {
+fn teardown_sql_does_not_fire_a_trigger_created_by_a_concurrent_transaction() {
     for major in [14, 18] {
         let shop = PlantedFixture::new(Outbox::Table, major);
         let (db, mallory) = (&shop.fixture.db, &shop.mallory);
@@ -361,7 +361,7 @@ fn database_settings_do_not_hide_warnings_or_change_the_result_of_a_check() {
 /// If an object does not exist when Walpost inspects the database, Walpost must not read it later,
 /// because it was never inspected.
 #[test]
-fn does_not_read_a_slot_state_table_created_after_the_inspection() {
+fn does_not_read_a_slot_state_table_created_after_the_security_check() {
     for major in MAJORS {
         let shop = PlantedFixture::bare(Outbox::Table, major);
         let publication = shop.fixture.slot();
@@ -388,7 +388,7 @@ fn does_not_read_a_slot_state_table_created_after_the_inspection() {
 /// guard.sql does not refer to a particular table, so it must leave the psql variable `table`
 /// unchanged for the files that follow it.
 #[test]
-fn sql_files_use_the_given_table_when_run_after_guard_sql_in_the_same_session() {
+fn sql_files_run_after_guard_sql_in_the_same_session_still_use_the_given_table() {
     let shop = PlantedFixture::bare(Outbox::Table, MAJOR);
     let sql = Path::new(env!("CARGO_MANIFEST_DIR")).join("sql");
     let all = reaper::folder("planted").join("all.sql");

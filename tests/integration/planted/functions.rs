@@ -261,7 +261,7 @@ fn rejects_functions_and_publications_owned_by_another_role(major: u32) {
 }
 
 #[test]
-fn init_replaces_functions_that_call_planted_functions() {
+fn init_replaces_old_walpost_functions_that_call_untrusted_functions() {
     let shop = PlantedFixture::bare(Outbox::Table, 14);
     // Imitate functions created by an old version of Walpost, which did not set search_path.
     shop.attacker.run(
@@ -338,7 +338,7 @@ fn checks_the_inspection_function_before_calling_it(major: u32) {
 
 /// Since PostgreSQL 18, Walpost uses the built-in function uuidv7() instead of its own.
 #[test]
-fn ignores_a_function_that_is_not_used_on_this_version() {
+fn ignores_an_untrusted_function_that_walpost_does_not_use_on_this_server_version() {
     let shop = PlantedFixture::bare(Outbox::Table, 18);
     shop.attacker.run(
         "CREATE FUNCTION public.walpost_uuidv7() RETURNS uuid LANGUAGE plpgsql AS

@@ -404,7 +404,7 @@ fn new_table_owner_cannot_run_code_as_the_role_that_transfers_ownership(major: u
 /// Walpost recognizes a former partition by a comment with the OID of its parent and the system
 /// identifier. Any role can read both numbers, and could therefore forge such a comment.
 #[test]
-fn does_not_treat_a_table_as_a_partition_because_of_its_comment() {
+fn a_forged_comment_does_not_make_a_table_count_as_a_former_partition() {
     let shop = PlantedFixture::new(Outbox::Table, MAJOR);
     let fixture = &shop.fixture;
     let aggregate = fixture.aggregate(1);

@@ -70,7 +70,7 @@ fn printed_statements_stop_at_the_first_error() {
 /// The table stays locked until every statement that names it has run, so that no index can be
 /// created on it in the meantime.
 #[test]
-fn printed_statements_do_not_evaluate_expressions_of_an_index_created_concurrently() {
+fn printed_statements_do_not_evaluate_expressions_of_an_index_created_meanwhile() {
     for major in MAJORS {
         let shop = PlantedFixture::owned_by_attacker(major);
         let folder = reaper::folder("planted");

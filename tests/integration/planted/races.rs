@@ -336,7 +336,7 @@ fn add_outbox_does_not_read_a_table_that_takes_the_name_of_the_given_table(major
 /// The schema does not exist when Walpost inspects its own objects, but appears before Walpost
 /// calls one of them.
 #[test]
-fn never_uses_a_walpost_schema_that_appears_during_a_command() {
+fn never_uses_a_walpost_schema_created_while_a_command_runs() {
     for major in [14, 17] {
         let shop = PlantedFixture::bare(Outbox::Table, major);
         shop.fixture.db.run(
@@ -376,7 +376,7 @@ fn never_uses_a_walpost_schema_that_appears_during_a_command() {
 
 /// The owner of the outbox is not trusted with Walpost's own tables.
 #[test]
-fn does_not_run_a_slot_state_trigger_created_while_streaming() {
+fn does_not_run_a_trigger_created_on_the_slot_state_table_while_streaming() {
     let shop = PlantedFixture::owned_by_attacker(MAJOR);
     let (fixture, mallory) = (&shop.fixture, &shop.mallory);
     let mut walpost = shop.command(&["run", "--snapshot=never"]).start_streaming();
@@ -438,7 +438,7 @@ fn does_not_lock_tables_in_the_query_of_a_view(major: u32, replace: &str) {
 }
 
 #[test]
-fn does_not_lock_tables_referenced_by_a_view_that_takes_the_name_of_the_table() {
+fn does_not_lock_tables_referenced_by_a_view_that_replaces_a_table() {
     for major in [15, 16, 17, 18] {
         does_not_lock_tables_in_the_query_of_a_view(
             major,

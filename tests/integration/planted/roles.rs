@@ -70,7 +70,7 @@ fn does_not_trust_a_session_role_set_by_alter_database() {
 /// The server truncates a role setting that is longer than an identifier, so the setting may name a
 /// different role than it seems to.
 #[test]
-fn session_sql_ignores_a_database_role_setting_longer_than_the_identifier_limit() {
+fn session_sql_ignores_a_role_set_for_the_database_even_if_its_name_is_truncated() {
     for major in MAJORS {
         let shop = PlantedFixture::bare(Outbox::Table, major);
         let fixture = &shop.fixture;
@@ -136,6 +136,32 @@ fn does_not_trust_role_members_that_lack_the_set_option() {
             shop.walpost
         ));
         shop.command(&replay).finish().expect_code(0);
+    }
+}
+
+/// A role with ADMIN OPTION can usually grant itself membership, but only a superuser may grant the
+/// role of a superuser.
+#[test]
+fn does_not_trust_a_role_with_admin_option_on_a_superuser() {
+    for major in MAJORS.into_iter().filter(|major| *major >= 16) {
+        let shop = PlantedFixture::owned_by_attacker(major);
+        let (mallory, walpost) = (&shop.mallory, &shop.walpost);
+        shop.fixture.db.run(&format!(
+            "GRANT {walpost} TO {mallory} WITH ADMIN TRUE, INHERIT FALSE, SET FALSE; ALTER ROLE {walpost} SUPERUSER;
+             ALTER PUBLICATION {} OWNER TO {mallory}",
+            shop.fixture.slot()
+        ));
+        let grant = format!("GRANT {walpost} TO {mallory} WITH SET TRUE");
+        shop.attacker.try_run(&grant).expect_err("an error");
+        shop.attacker
+            .run("CREATE INDEX i ON public.outbox (id) WHERE plot.note('index')");
+        let replay = shop.command(&["replay", "--all", "--dry-run"]).finish();
+        shop.expect_nothing_ran("replay");
+        let index = ["i calls function plot.note(text)"];
+        replay.expect_code(3).expect_mentions(&index);
+        let publication = format!("belongs to role {mallory}");
+        let check = shop.command(&["check"]).finish();
+        check.expect_mentions(&[&publication]);
     }
 }
 

@@ -240,7 +240,7 @@ fn printed_commands_quote_names_for_the_shell() {
 }
 
 #[test]
-fn only_the_owner_can_add_a_table_whose_indexes_call_planted_functions() {
+fn only_the_owner_can_add_a_table_whose_indexes_call_untrusted_functions() {
     for major in [14, 18] {
         let shop = PlantedFixture::of_tenants(major);
         shop.attacker

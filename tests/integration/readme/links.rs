@@ -57,7 +57,7 @@ fn documentation_links_resolve() {
 /// Checks that error messages, comments, manifests and scripts refer only to pages and headings
 /// that exist. A reference has the form `docs/page.md` or `docs/page.md#heading`.
 #[test]
-fn pages_referenced_by_source_files_exist() {
+fn documentation_pages_referenced_by_source_files_exist() {
     let text = sources(&["src", "sql", "deploy", "benches", "tests", "dev"]);
     let mut named = BTreeSet::new();
     for rest in text.split("docs/").skip(1) {
@@ -121,7 +121,7 @@ fn package_contains_files_linked_from_the_readme_and_no_tests() {
 }
 
 #[test]
-fn each_page_begins_with_its_purpose_and_links_back_to_the_readme() {
+fn each_documentation_page_begins_with_its_purpose_and_links_back_to_the_readme() {
     for page in documents()
         .iter()
         .filter(|page| page.path.starts_with("docs/"))
@@ -160,7 +160,7 @@ fn files_referenced_by_the_documentation_exist() {
 
 /// Test names have the form `module::name`; the suffix of a generated variant is omitted.
 #[test]
-fn tests_listed_in_the_guarantees_exist() {
+fn tests_listed_on_the_guarantees_page_exist() {
     let guarantees = page("docs/guarantees.md");
     let is_test = |name: &String| name.contains("::") && !name.ends_with(':');
     let named: BTreeSet<_> = in_backticks(&guarantees.text)
@@ -213,7 +213,7 @@ fn tests_in(text: &str) -> Vec<&str> {
 }
 
 #[test]
-fn guarantees_refer_to_every_attack_test() {
+fn guarantees_page_refers_to_every_attack_test() {
     // Not attacks.
     let exempt = [
         "halts_if_a_topic_from_the_configuration_is_missing",

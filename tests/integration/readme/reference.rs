@@ -107,7 +107,7 @@ fn documented() -> Vec<Flag> {
 }
 
 #[test]
-fn reference_lists_every_flag_with_its_variable_and_default() {
+fn documentation_lists_every_flag_with_its_environment_variable_and_default() {
     let documented = documented();
     let mut known = BTreeSet::new();
     for command in [
@@ -144,7 +144,7 @@ fn reference_lists_every_flag_with_its_variable_and_default() {
 }
 
 #[test]
-fn reference_lists_exactly_the_configuration_keys() {
+fn documentation_lists_all_configuration_keys_and_no_others() {
     let file = config_file("[[pipeline]]\nthis_is_no_key = 1\n");
     let refused = Invocation::new(["check", "--config"])
         .arg(file)
@@ -164,7 +164,7 @@ fn reference_lists_exactly_the_configuration_keys() {
 }
 
 #[test]
-fn reference_lists_exactly_the_exported_metrics() {
+fn documentation_lists_all_exported_metrics_and_no_others() {
     let text = |cell: &[String]| cell.join(", ");
     let documented: Vec<_> = page("docs/monitoring.md")
         .tables("Metrics")
@@ -183,7 +183,7 @@ fn reference_lists_exactly_the_exported_metrics() {
 }
 
 #[test]
-fn reference_lists_kafka_properties_that_walpost_sets_or_rejects() {
+fn documentation_lists_kafka_properties_that_walpost_sets_or_rejects() {
     let with = |name: &str, value: &str| {
         let brokers = ("bootstrap.servers".to_owned(), "localhost:9092".to_owned());
         Properties::from([brokers, (name.to_owned(), value.to_owned())])
@@ -292,7 +292,7 @@ fn read_sources(path: &Path, into: &mut String) {
 }
 
 #[test]
-fn troubleshooting_covers_every_error_that_halts_a_pipeline() {
+fn troubleshooting_page_covers_every_error_that_halts_a_pipeline() {
     let sources = sources(&["src"]);
     let troubleshooting = &page(TROUBLESHOOTING).text;
     let mut missing = Vec::new();
@@ -348,7 +348,7 @@ fn troubleshooting_covers_every_error_that_halts_a_pipeline() {
 }
 
 #[test]
-fn log_lines_quoted_in_troubleshooting_exist_in_the_sources() {
+fn log_lines_quoted_on_the_troubleshooting_page_exist_in_the_source_code() {
     let sources = sources(&["src"]);
     for line in [
         "standing by",
@@ -369,7 +369,7 @@ fn log_lines_quoted_in_troubleshooting_exist_in_the_sources() {
 }
 
 #[test]
-fn reference_lists_exactly_the_dead_letter_headers() {
+fn documentation_lists_all_dead_letter_headers_and_no_others() {
     let documented: BTreeSet<_> = page("docs/dead-letters.md")
         .tables("Headers")
         .into_iter()

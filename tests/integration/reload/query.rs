@@ -3,7 +3,7 @@
 use super::*;
 use crate::support::http::Http;
 
-const FAILED_MESSAGE: &str = "its running pipelines are kept";
+const FAILED_MESSAGE: &str = "pipelines already running from this source are kept";
 
 /// A database with a table of database names. Each row defines a pipeline.
 struct Shards {
@@ -115,7 +115,7 @@ fn adds_and_removes_pipelines_when_query_results_change_without_affecting_others
 }
 
 #[test]
-fn reports_a_broken_source_and_changes_nothing() {
+fn reports_an_invalid_pipeline_query_or_row_and_changes_nothing() {
     let [one, other, in_file] = [Fixture::new(), Fixture::new(), Fixture::new()];
     let shards = Shards::new();
     shards.add(&one);
@@ -203,7 +203,7 @@ fn reports_a_broken_source_and_changes_nothing() {
 }
 
 #[test]
-fn starts_other_pipelines_while_a_registry_database_is_down() {
+fn starts_other_pipelines_if_the_query_that_defines_some_pipelines_fails() {
     let [of_row, in_file] = [Fixture::new(), Fixture::new()];
     let shards = Shards::new();
     shards.add(&of_row);
@@ -244,7 +244,7 @@ fn starts_other_pipelines_while_a_registry_database_is_down() {
 /// Otherwise, a role that writes events could forge a checkpoint, and these pipelines would skip
 /// events once the registry is available again.
 #[test]
-fn no_event_reaches_the_checkpoint_topic_of_a_source_while_its_registry_is_down() {
+fn no_event_reaches_the_checkpoint_topic_of_a_pipeline_whose_defining_query_fails() {
     let in_file = Fixture::new();
     let shards = Shards::new();
     let checkpoints = format!("{}.cp", in_file.name);
@@ -268,7 +268,7 @@ fn no_event_reaches_the_checkpoint_topic_of_a_source_while_its_registry_is_down(
 /// A new row with its own dead-letter topic must not restart the pipelines in the configuration
 /// file. Otherwise, anyone who can add rows could restart these pipelines at any time.
 #[test]
-fn added_rows_with_own_topics_do_not_restart_other_pipelines() {
+fn adding_a_pipeline_with_its_own_topics_does_not_restart_other_pipelines() {
     let [of_row, in_file] = [Fixture::new(), Fixture::new()];
     let shards = Shards::new();
     let template = "template = { on_unroutable = 'dead-letter', dead_letter_topic = '{name}.dead',";
@@ -293,7 +293,7 @@ fn added_rows_with_own_topics_do_not_restart_other_pipelines() {
 /// Otherwise, anyone who can remove rows of one source could block changes to all sources and
 /// files.
 #[test]
-fn removing_most_rows_of_a_source_does_not_block_changes_to_others() {
+fn removing_most_rows_returned_by_one_query_does_not_block_changes_to_other_pipelines() {
     let [one, other, in_file, added] = std::array::from_fn(|_| Fixture::new());
     let shards = Shards::new();
     shards.add(&one);
@@ -330,7 +330,7 @@ fn removing_most_rows_of_a_source_does_not_block_changes_to_others() {
 /// that belongs to another owner and sorts first would take over the pipeline's slot, checkpoint
 /// and transactional ID.
 #[test]
-fn rejects_a_row_that_duplicates_a_pipeline_name_at_startup() {
+fn startup_rejects_query_rows_that_define_pipelines_with_the_same_name() {
     let [of_row, in_file] = [Fixture::new(), Fixture::new()];
     let shards = Shards::new();
     shards.add(&of_row);
@@ -357,7 +357,7 @@ const FOREIGN_SLOT: &str = "init --take-slot";
 /// server. The row's pipeline must not wait for the slot. It must not use the slot even if the
 /// other pipeline is not running, whatever the reason.
 #[test]
-fn a_row_does_not_take_over_the_slot_of_another_pipeline() {
+fn pipeline_defined_by_a_query_row_does_not_take_over_the_slot_of_another_pipeline() {
     let [of_row, in_file] = [Fixture::bare(), Fixture::new()];
     let [own, others] = [Shards::new(), Shards::new()];
     own.add(&of_row);
@@ -437,7 +437,7 @@ fn a_row_does_not_take_over_the_slot_of_another_pipeline() {
 /// If the slot belongs to another pipeline, `init` neither re-creates the slot for a row's pipeline
 /// nor assigns it to that pipeline, unless the operator requests this.
 #[test]
-fn an_operator_can_assign_a_slot_to_a_pipeline_defined_by_a_row() {
+fn operator_can_reassign_a_slot_to_a_pipeline_defined_by_a_query_row() {
     let fixture = Fixture::new();
     let shards = Shards::new();
     shards.add(&fixture);
@@ -560,7 +560,7 @@ const SOURCE_BY_HOST: &str =
 /// If a row could name a Unix-domain socket as the host, Walpost would send the password to it in
 /// clear text, whatever the `sslmode`.
 #[test]
-fn rejects_only_the_row_whose_host_is_a_socket_path() {
+fn rejects_only_the_query_row_whose_host_is_a_socket_path() {
     let fixture = Fixture::new();
     let good = row_of(&fixture, serde_json::json!({}));
     let (registry, source) = registry(&[good], SOURCE_BY_HOST);
@@ -590,7 +590,7 @@ fn rejects_only_the_row_whose_host_is_a_socket_path() {
     let line = process.walpost.wait_for_log(FAILED_MESSAGE);
     for text in [
         "row of pipeline \"evil\"",
-        "column host has",
+        "column host: found",
         &host,
         "expected a host name",
     ] {
@@ -609,7 +609,7 @@ fn rejects_only_the_row_whose_host_is_a_socket_path() {
 }
 
 #[test]
-fn rejects_row_values_that_would_alter_other_settings() {
+fn rejects_values_in_query_rows_that_would_alter_other_settings() {
     const WITH_TABLES: &str = "postgres = 'postgresql://postgres@{host}:{port}/{dbname}'\ntables = ['{schema}.outbox']\n\
         topic = '{source.tenant}.{aggregatetype}'\nkafka = { 'bootstrap.servers' = '{brokers}' }";
     const WITH_URL: &str = "postgres = '{host}'";
@@ -677,7 +677,7 @@ fn rejects_row_values_that_would_alter_other_settings() {
 }
 
 #[test]
-fn limits_the_rows_and_bytes_of_a_registry_query_result() {
+fn limits_the_number_of_rows_and_bytes_returned_by_a_pipeline_query() {
     let registry = Fixture::bare();
     let file = reaper::folder("config").join("walpost.toml");
     for (query, expected) in [

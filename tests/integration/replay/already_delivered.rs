@@ -56,7 +56,7 @@ fn settle(fixture: &Fixture<'_>, more: &[&str]) -> Finished {
 }
 
 #[test]
-fn operator_can_close_a_gap_whose_events_were_already_delivered() {
+fn operator_can_mark_missing_events_as_already_delivered() {
     let fixture = fixture_after_cluster_change();
     // The journal entry must remain open until the operator confirms.
     let listed = settle(&fixture, &["--dry-run"]).expect_code(0);
@@ -98,7 +98,7 @@ fn operator_can_close_a_gap_whose_events_were_already_delivered() {
 }
 
 #[test]
-fn operator_can_close_the_gap_of_a_dropped_table() {
+fn operator_can_mark_missing_events_of_a_dropped_table_as_already_delivered() {
     let fixture = fixture_after_cluster_change();
     fixture.db.run("DROP TABLE tenant_1.outbox");
     let replay = fixture.replay(&["--dropped-slots", "--table", TABLES[0], "--yes"]);

@@ -60,7 +60,7 @@ fn is_there(fixture: &Fixture, slot: &str) -> bool {
 }
 
 #[test]
-fn never_evaluates_a_condition_from_the_journal() {
+fn never_evaluates_a_replay_condition_stored_in_the_journal() {
     let fixture = Fixture::new();
     let walpost_role = walpost_role(&fixture);
     let aggregate = fixture.aggregate(1);
@@ -102,7 +102,7 @@ fn never_evaluates_a_condition_from_the_journal() {
 }
 
 #[test]
-fn rejects_a_condition_if_the_role_could_become_a_superuser() {
+fn rejects_a_replay_condition_if_the_role_could_become_a_superuser() {
     let fixture = Fixture::new();
     let walpost_role = walpost_role(&fixture);
     let aggregate = fixture.aggregate(1);
@@ -154,7 +154,7 @@ fn rejects_a_condition_if_the_role_could_become_a_superuser() {
 }
 
 #[test]
-fn rejects_a_condition_that_closes_its_parenthesis_or_adds_sql() {
+fn rejects_a_replay_condition_that_is_not_a_self_contained_expression() {
     let fixture = Fixture::new();
     let walpost_role = walpost_role(&fixture);
     let aggregate = fixture.aggregate(1);
@@ -287,7 +287,7 @@ fn resume_rejects_a_journal_entry_that_differs_from_the_settings_or_table() {
 }
 
 #[test]
-fn resumes_a_conditional_replay_if_the_condition_is_passed_again() {
+fn resumes_a_replay_with_a_condition_only_if_the_same_condition_is_passed_again() {
     let fixture = Fixture::new();
     let walpost_role = walpost_role(&fixture);
     let aggregate = fixture.aggregate(1);

@@ -116,7 +116,7 @@ fn replays_rows_to_a_different_topic() {
 }
 
 #[test]
-fn respects_the_rate_limit() {
+fn replay_respects_the_rate_limit() {
     let fixture = Fixture::new();
     fixture
         .db

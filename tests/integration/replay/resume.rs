@@ -7,7 +7,7 @@ use crate::support::fixture::Fixture;
 use crate::support::wait::wait_until;
 
 #[test]
-fn sends_every_row_and_repeats_few_when_resumed_after_a_kill() {
+fn replay_resumed_after_a_kill_sends_every_row_and_repeats_few() {
     const ROWS: usize = 1500;
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(2);
@@ -55,7 +55,7 @@ fn sends_every_row_and_repeats_few_when_resumed_after_a_kill() {
 }
 
 #[test]
-fn repeats_no_row_when_resumed_after_a_stop() {
+fn replay_resumed_after_a_graceful_stop_repeats_no_row() {
     const ROWS: usize = 400;
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);

@@ -10,7 +10,7 @@ use crate::support::fixture::Fixture;
 use crate::support::wait::WAIT_TIMEOUT;
 
 #[test]
-fn selects_rows_by_record_position() {
+fn selects_rows_to_replay_by_record_position() {
     let fixture = Fixture::new();
     // Write to two topics alternately.
     let aggregates = [fixture.aggregate(2), fixture.aggregate(1)];
@@ -55,7 +55,7 @@ fn selects_rows_by_record_position() {
 /// Two records have the same position but different ids: one record was forged with the id of a
 /// later event. If the replay used the forged record, it would omit the rows before that event.
 #[test]
-fn rejects_a_position_that_records_with_different_ids_have() {
+fn rejects_a_position_shared_by_records_with_different_ids() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(2);
     for number in 0..4 {
@@ -101,7 +101,7 @@ fn rejects_a_position_that_records_with_different_ids_have() {
 }
 
 #[test]
-fn selects_rows_by_time_id_aggregate_and_condition() {
+fn selects_rows_to_replay_by_time_id_aggregate_or_condition() {
     let fixture = Fixture::new();
     let id = |number: u32| format!("00000000-0000-7000-8000-00000000000{number}");
     // The rows' ids are not in the order in which the rows were written.

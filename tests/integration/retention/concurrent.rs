@@ -98,7 +98,7 @@ fn writers_wait_no_longer_than_the_lock_timeout() {
 /// may therefore take longer than the lock timeout, for example if the table has many indexes or
 /// the server is busy.
 #[test]
-fn slow_inspection_does_not_count_toward_the_lock_timeout() {
+fn slow_inspection_of_a_table_does_not_count_toward_the_lock_timeout() {
     let fixture = fixture_with_old_partition(Server::shared(MAJOR), DEFAULT);
     let walpost = fixture.start_and_confirm_one(&fixture.aggregate(1), "k");
     let seconds = LOCK_TIMEOUT.as_secs_f64() * 2.0;

@@ -14,7 +14,7 @@ use crate::support::wait::{assert_stays, wait_until};
 
 /// The position of the new slot alone suggests that all events have been delivered.
 #[test]
-fn keeps_a_partition_with_rows_not_delivered_by_a_dropped_slot_until_they_are_replayed() {
+fn keeps_a_partition_until_rows_that_a_dropped_slot_did_not_deliver_are_replayed() {
     let fixture = fixture_with_old_partition(Server::shared(MAJOR), DEFAULT);
     let aggregate = fixture.aggregate(1);
     insert_old(&fixture, &aggregate, "dropped");
@@ -45,7 +45,7 @@ fn keeps_a_partition_with_rows_not_delivered_by_a_dropped_slot_until_they_are_re
 }
 
 #[test]
-fn keeps_rows_not_delivered_by_a_dropped_slot_until_they_are_replayed() {
+fn keeps_rows_that_a_dropped_slot_did_not_deliver_until_they_are_replayed() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     fixture.insert(&aggregate, "dropped");
@@ -69,7 +69,7 @@ fn keeps_rows_not_delivered_by_a_dropped_slot_until_they_are_replayed() {
 }
 
 #[test]
-fn reports_a_detached_partition_with_rows_not_delivered_by_a_dropped_slot() {
+fn replay_reports_a_detached_partition_with_rows_that_a_dropped_slot_did_not_deliver() {
     let fixture = fixture_with_late_row_in_detached_partition();
     budget::drop_slot(&fixture);
     budget::new_slot(&fixture);

@@ -34,7 +34,7 @@ fn long_comment_on_an_unrelated_table_does_not_stop_retention() {
 }
 
 #[test]
-fn preserves_a_long_partition_comment_when_marking_the_partition() {
+fn keeps_a_long_comment_on_a_partition_when_adding_to_it() {
     let fixture = fixture_with_old_partition(Server::shared(MAJOR), DEFAULT);
     fixture.db.run(
         "DO $$ BEGIN EXECUTE format('COMMENT ON TABLE outbox_old IS %L', E'first\\nwalpost: of another version\\n' || repeat('x', 100000)); END $$"

@@ -169,14 +169,14 @@ fn dry_run_reports_the_steps_and_changes_nothing() {
     let finished = maintain(&fixture, &["--retention", "1s", "--dry-run"]).expect_code(0);
     finished.expect_mentions(&[
         "would create partition",
-        "as past its time range",
+        "as closed, because its time range has passed",
         "outbox_old",
     ]);
     assert_eq!(tables(&fixture), before);
 }
 
 #[test]
-fn preserves_the_partition_comment_when_marking_the_partition() {
+fn keeps_the_existing_comment_on_a_partition_when_adding_to_it() {
     let fixture = fixture_with_old_partition(Server::shared(MAJOR), DEFAULT);
     fixture
         .db
@@ -240,7 +240,7 @@ fn creates_several_partitions_in_one_transaction() {
 }
 
 #[test]
-fn marks_several_partitions_in_one_transaction() {
+fn adds_comments_to_several_partitions_in_one_transaction() {
     avoid_utc_midnight();
     let fixture = Fixture::bare();
     fixture.db.run(&format!(

@@ -89,7 +89,7 @@ fn retention_keeps_undelivered_rows_if_another_program_recreates_the_slot() {
 /// The row in walpost.slot_state comes from a restored dump, and the slot was created by hand
 /// afterwards.
 #[test]
-fn removes_nothing_if_the_slot_state_belongs_to_a_different_timeline_or_cluster() {
+fn retention_removes_nothing_if_slot_state_is_from_a_different_timeline_or_cluster() {
     for history in ["system_id = '1'", "timeline = timeline + 1"] {
         let fixture = fixture_with_old_partition(Server::shared(MAJOR), DEFAULT);
         let aggregate = fixture.aggregate(1);

@@ -53,7 +53,7 @@ impl Walk<'_> {
             self.define_single_table();
             return true;
         }
-        if line.contains("these events can't be read with it") {
+        if line.contains("these events can't be read with this publication") {
             let slot = self.slot();
             let is_dropped = self.sql(&format!(
                 "SELECT pg_catalog.pg_drop_replication_slot('{slot}')"

@@ -81,7 +81,7 @@ pub(crate) fn detached_before_first_start() -> Fixture<'static> {
 }
 
 #[test]
-fn does_not_repeat_the_report_of_a_partition_detached_before_the_first_run() {
+fn reports_a_partition_detached_before_the_first_run_only_once() {
     let fixture = detached_before_first_start();
     assert!(fixture.records().len() < 40);
     settle(&fixture, fixture.start());
@@ -116,7 +116,7 @@ fn reports_a_partition_detached_while_it_is_being_copied(exactly_once: bool) {
 }
 
 #[test]
-fn reports_no_events_for_a_dropped_partition() {
+fn reports_no_missing_events_for_a_partition_that_was_dropped() {
     let fixture = fixture_before_init(&partitioned_table());
     let aggregate = fixture.aggregate(2);
     fill(&fixture, &aggregate, 40);

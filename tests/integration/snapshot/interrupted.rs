@@ -154,7 +154,7 @@ fn exactly_once_mode_resumes_an_interrupted_snapshot_after_the_last_delivered_ro
 
 /// Walpost compares keys byte by byte, whatever the database's collation.
 #[test]
-fn resumes_a_snapshot_keyed_by_text_with_a_nonbinary_collation() {
+fn resumes_a_snapshot_ordered_by_a_text_key_in_a_database_with_an_icu_collation() {
     let options = "ENCODING utf8 LOCALE_PROVIDER icu ICU_LOCALE 'en-US'";
     let fixture = Fixture::bare_with(
         Outbox::Table,
@@ -291,7 +291,7 @@ fn exactly_once_mode_halts_if_a_snapshot_cannot_be_resumed() {
 }
 
 #[test]
-fn treats_a_confirmed_but_unrecorded_snapshot_as_done() {
+fn treats_a_fully_confirmed_snapshot_as_done_even_if_its_end_was_not_recorded() {
     let fixture = fixture_before_init(TABLE);
     let aggregate = fixture.aggregate(1);
     fill(&fixture, &aggregate, 20);
@@ -372,7 +372,7 @@ fn restarts_the_snapshot_if_a_checkpoint_was_adopted_after_its_consistent_point(
 /// checkpoint, events may be missing, which is reported only by `checkpoint adopt` and by the error
 /// that halts the pipeline.
 #[test]
-fn halt_message_and_checkpoint_adopt_report_events_skipped_by_a_moved_slot() {
+fn halt_message_and_checkpoint_adopt_command_report_events_skipped_by_a_moved_slot() {
     let mut fixture = fixture_before_init(TABLE);
     let aggregate = fixture.aggregate(1);
     fixture.init().finish().expect_code(0);
@@ -412,7 +412,7 @@ fn halt_message_and_checkpoint_adopt_report_events_skipped_by_a_moved_slot() {
 /// detects that the checkpoint belongs to a different slot, the server has already sent data from
 /// the new slot.
 #[test]
-fn halting_on_a_checkpoint_for_a_different_slot_does_not_count_as_a_run() {
+fn still_takes_a_snapshot_after_a_run_halted_on_a_checkpoint_for_a_different_slot() {
     let (mut fixture, aggregate) = fixture_with_older_rows(TABLE, 20, true);
     settle(&fixture, fixture.start());
     fill(&fixture, &aggregate, 10);

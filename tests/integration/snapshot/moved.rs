@@ -40,7 +40,7 @@ fn create_slot(fixture: &Fixture<'_>) {
 /// Regression test for a problem found by a random walk of `./dev soak --shapes` with seed
 /// 214938665290757.
 #[test]
-fn reports_uncopied_rows_of_a_table_replaced_before_the_database_is_moved() {
+fn reports_uncopied_rows_of_a_table_replaced_before_a_move_to_another_server() {
     let next = next_server();
     let mut fixture = fixture_with_due_snapshot();
     replace(&fixture);
@@ -57,7 +57,7 @@ fn reports_uncopied_rows_of_a_table_replaced_before_the_database_is_moved() {
 
 /// In the restored database, nothing distinguishes the former outbox from any other table.
 #[test]
-fn copies_the_table_with_the_same_name_after_the_database_is_moved() {
+fn copies_the_table_with_the_configured_name_after_a_move_to_another_server() {
     let next = next_server();
     let mut fixture = fixture_with_due_snapshot();
     replace(&fixture);

@@ -211,7 +211,7 @@ fn rejects_a_skip_before_existing_rows_are_copied() {
 
 /// An operator ran the SQL files with psql instead of `walpost init`.
 #[test]
-fn halts_if_a_snapshot_requested_with_the_sql_files_is_due_for_several_tables() {
+fn halts_if_a_snapshot_is_pending_when_the_pipeline_switches_to_several_tables() {
     let mut fixture = fixture_before_init(TABLE);
     let aggregate = fixture.aggregate(1);
     fill(&fixture, &aggregate, 20);

@@ -35,7 +35,7 @@ fn add_outbox_does_not_lock_tables_of_other_tenants() {
 }
 
 #[test]
-fn add_outbox_times_out_on_a_lock_and_reports_the_session_that_holds_it() {
+fn add_outbox_times_out_waiting_for_a_lock_and_reports_the_session_that_holds_it() {
     let fixture = fixture(&["tenant_1.outbox"]);
     let add = add_second_table_sql(&fixture);
     let publication = fixture.slot();

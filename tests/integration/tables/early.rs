@@ -164,7 +164,7 @@ fn reports_and_replays_rows_of_a_table_added_while_the_slot_is_being_created() {
     open.run("COMMIT");
     let remedy = format!("walpost replay --dropped-slots --table {TABLE}");
     init.finish().expect_code(0).expect_mentions(&[
-        "tables added before the creation of the slot was complete",
+        "tables were added before slot creation was complete",
         "may be missing",
         &remedy,
     ]);

@@ -234,7 +234,7 @@ fn check_fails_if_a_published_table_has_been_replaced() {
 /// The rows committed while the table was not published are in the former table. Replaying the
 /// table that has taken over the name would not send those rows.
 #[test]
-fn reports_an_unpublished_table_that_was_replaced_by_another() {
+fn reports_an_unpublished_table_that_was_replaced_by_another_table() {
     let (mut fixture, aggregate) = fixture_with_delivered_tables(|fixture| fixture.aggregate(1));
     let publication = fixture.slot();
     fixture.db.run(&format!(
@@ -261,7 +261,7 @@ fn reports_an_unpublished_table_that_was_replaced_by_another() {
 /// If a child table is not published, PostgreSQL does not remove its parent from the publication
 /// unless the command contains ONLY.
 #[test]
-fn printed_command_unpublishes_a_table_whose_child_is_not_published() {
+fn printed_command_removes_a_parent_table_without_its_child_from_the_publication() {
     let (fixture, _) = fixture_with_delivered_tables(|fixture| fixture.aggregate(1));
     let publication = fixture.slot();
     fixture.db.run(&format!(
@@ -282,7 +282,7 @@ fn expect_gap_of_former(fixture: &mut Fixture<'_>) {
     const FORMER_TABLE: &str = "tenant_1.former";
     let command = command(fixture, FORMER_TABLE);
     let halted = fixture.run().finish().expect_code(3);
-    halted.expect_mentions(&[&command, "these events can't be read with it"]);
+    halted.expect_mentions(&[&command, "these events can't be read with this publication"]);
     let check = fixture.check().finish().expect_code(3);
     check.expect_mentions(&[&command]);
     let settings = format!(

@@ -70,7 +70,7 @@ fn expect_halt(mut walpost: Walpost, fixture: &Fixture, (found, before): (&str, 
 }
 
 #[test]
-fn never_publishes_a_table_under_another_name_while_streaming() {
+fn never_delivers_rows_under_another_table_name_while_streaming() {
     for major in [14, 15, 17] {
         let fixture = fixture(major);
         let walpost = start(&fixture);
@@ -88,7 +88,7 @@ fn never_publishes_a_table_under_another_name_while_streaming() {
 }
 
 #[test]
-fn never_publishes_a_table_under_another_name_after_delivering_rows_under_its_own_name() {
+fn never_delivers_rows_under_another_table_name_after_delivering_some_under_the_right_one() {
     let fixture = fixture(MAJOR);
     let walpost = start(&fixture);
     insert(&fixture, TABLE, "own");
@@ -99,7 +99,7 @@ fn never_publishes_a_table_under_another_name_after_delivering_rows_under_its_ow
 }
 
 #[test]
-fn never_publishes_a_table_under_a_name_it_had_while_walpost_was_stopped() {
+fn never_delivers_rows_under_a_table_name_that_was_used_while_walpost_was_stopped() {
     for major in [15, 18] {
         let fixture = fixture(major);
         start(&fixture).terminate().expect_code(0);
@@ -113,7 +113,7 @@ fn never_publishes_a_table_under_a_name_it_had_while_walpost_was_stopped() {
 }
 
 #[test]
-fn never_publishes_a_table_under_another_name_if_it_was_added_while_streaming() {
+fn never_delivers_rows_of_a_newly_added_table_under_another_table_name() {
     for major in [15, 18] {
         let fixture = fixture(major);
         let walpost = start(&fixture);
@@ -127,7 +127,7 @@ fn never_publishes_a_table_under_another_name_if_it_was_added_while_streaming() 
 /// a table has a different name at that time, Walpost records the name. Recording the name must not
 /// make Walpost accept rows that were sent under that name.
 #[test]
-fn never_accepts_a_name_merely_because_it_was_recorded() {
+fn never_accepts_a_table_name_merely_because_it_was_recorded() {
     let fixture = fixture(MAJOR);
     fixture
         .db
@@ -143,7 +143,7 @@ fn never_accepts_a_name_merely_because_it_was_recorded() {
 }
 
 #[test]
-fn publishes_a_renamed_table_once_init_has_accepted_its_name() {
+fn delivers_rows_of_a_renamed_table_once_init_has_accepted_its_new_name() {
     let fixture = fixture(MAJOR);
     start(&fixture).terminate().expect_code(0);
     insert(&fixture, TABLE, "before");
@@ -163,7 +163,7 @@ fn publishes_a_renamed_table_once_init_has_accepted_its_name() {
 /// A migration replaces the table. WAL still contains rows of the former table under its old name,
 /// which is now recorded for the new table.
 #[test]
-fn publishes_rows_of_a_replaced_table_under_its_former_name() {
+fn delivers_rows_of_a_replaced_table_under_its_former_name() {
     let fixture = fixture(MAJOR);
     insert(&fixture, TABLE, "former");
     fixture.db.run(
@@ -181,7 +181,7 @@ fn publishes_rows_of_a_replaced_table_under_its_former_name() {
 /// If no name was recorded, Walpost can't check the names in older WAL, but it must check the names
 /// used after it starts.
 #[test]
-fn checks_names_used_after_startup_even_if_none_were_recorded() {
+fn checks_table_names_used_after_startup_even_if_no_names_were_recorded() {
     let fixture = fixture(MAJOR);
     insert(&fixture, TABLE, "before");
     fixture.db.run(
@@ -198,7 +198,7 @@ fn checks_names_used_after_startup_even_if_none_were_recorded() {
 /// The owner of a table gives it the name of a future table, and inserts a row that causes an
 /// error, so that the future table is set aside.
 #[test]
-fn does_not_set_aside_a_new_table_because_another_table_used_its_name() {
+fn delivers_a_new_table_even_if_an_earlier_table_with_its_name_was_set_aside() {
     let settings = format!("{SETTINGS}on_table_error = \"set-aside\"\n");
     // If records do not contain the table's name, Walpost accepts any table name.
     let settings = settings.replace(", table = \"{table.name}\"", ", table = \"any\"");
@@ -226,7 +226,7 @@ fn does_not_set_aside_a_new_table_because_another_table_used_its_name() {
 
 /// If a forged name causes the error, the table is set aside under its own name.
 #[test]
-fn sets_a_renamed_table_aside_under_its_accepted_name() {
+fn sets_aside_a_temporarily_renamed_table_under_its_original_name() {
     let settings = format!("{SETTINGS}on_table_error = \"set-aside\"\n");
     let fixture = fixture_on(MAJOR, &settings, &[TABLE]);
     let mut walpost = start(&fixture);

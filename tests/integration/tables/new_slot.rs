@@ -198,7 +198,7 @@ fn reports_events_that_the_former_slot_had_not_delivered() {
 /// An operator switches the pipeline to a new slot. Because the former slot delivers everything up
 /// to the switch, there is no gap.
 #[test]
-fn reports_no_gap_if_the_new_slot_is_created_before_the_pipeline_switches_to_it() {
+fn reports_no_missing_events_if_the_new_slot_is_created_before_the_pipeline_switches_to_it() {
     let mut fixture = fixture(&TABLES);
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "before");

@@ -155,7 +155,7 @@ fn reports_a_table_renamed_while_it_was_unpublished() {
 }
 
 #[test]
-fn add_outbox_requires_the_privilege_to_record_the_table() {
+fn add_outbox_requires_the_privilege_to_write_to_walpost_table_state() {
     let fixture = fixture_on(MAJOR, SETTINGS, &TABLES[..1]);
     let (role, slot) = (format!("migrator_{}", fixture.name), fixture.slot());
     fixture.db.run(&format!(

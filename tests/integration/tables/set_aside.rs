@@ -252,7 +252,7 @@ fn sets_aside_a_renamed_or_altered_table_on_every_server_version() {
 /// If the pipeline started, it would deliver new events of the set-aside table before the events
 /// that were left out.
 #[test]
-fn does_not_start_if_the_only_table_is_set_aside() {
+fn pipeline_does_not_start_if_its_only_table_is_set_aside() {
     const TABLE: &str = "tenant_1.outbox";
     let mut fixture = fixture(&[TABLE], false);
     let aggregate = fixture.aggregate(1);
@@ -447,7 +447,7 @@ pub(crate) fn fixture_with_resumed_table() -> Fixture<'static> {
 }
 
 #[test]
-fn retention_keeps_the_rows_of_a_set_aside_table() {
+fn retention_keeps_the_rows_of_a_table_that_is_set_aside() {
     let settings = format!("{SETTINGS}retention = \"1s\"\ndelete_rows = true\n");
     let fixture = fixture_on(MAJOR, &settings, &["tenant_1.outbox"]);
     fixture.accept_any_name("tenant_1.outbox");
@@ -465,7 +465,7 @@ fn retention_keeps_the_rows_of_a_set_aside_table() {
 /// A replay of set-aside events reads the table that has the recorded name when the replay starts.
 /// By then, another table may have that name.
 #[test]
-fn reports_a_table_replaced_while_it_is_set_aside() {
+fn reports_a_table_that_was_replaced_while_it_was_set_aside() {
     let fixture = fixture(&["tenant_1.outbox"], false);
     let aggregate = fixture.aggregate(1);
     let mut walpost = fixture.start();

@@ -83,7 +83,7 @@ fn verify_reports_out_of_order_records() {
 }
 
 #[test]
-fn verify_reports_a_gap_in_a_transaction() {
+fn verify_reports_events_missing_from_the_middle_of_a_transaction() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     let ids = insert_rows(&fixture, &aggregate, &["a", "b", "c", "d", "e"]);

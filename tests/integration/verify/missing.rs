@@ -71,7 +71,7 @@ fn verify_reports_undelivered_rows_as_missing() {
 }
 
 #[test]
-fn verify_reports_skipped_rows_as_missing_with_a_note() {
+fn verify_reports_skipped_rows_as_missing_and_notes_that_they_were_skipped() {
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "a");
@@ -99,7 +99,7 @@ fn verify_reports_skipped_rows_as_missing_with_a_note() {
 }
 
 #[test]
-fn verify_reports_rows_for_a_missing_topic_as_missing_if_no_slot_remains() {
+fn verify_reports_rows_for_a_nonexistent_topic_as_missing_if_no_slot_remains() {
     let fixture = Fixture::new();
     let slot = fixture.slot();
     let nowhere = format!("{}.nowhere", fixture.name);

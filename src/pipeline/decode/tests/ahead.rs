@@ -34,14 +34,14 @@ fn lists_each_topic_of_the_buffered_rows_once() {
     assert_eq!(
         topics_ahead(&fixture, &ahead),
         expected,
-        "must not list topics that follow a table that may have changed"
+        "topics after a table that may have changed must not be listed"
     );
     assert!(fixture.accepted().is_empty());
     fixture.process(&insert_row("a"));
     assert_eq!(
         fixture.accepted(),
         ["outbox.event.a key text 00000000/00000200:0000000000"],
-        "the search must not change the state"
+        "listing topics must not change the decoder's state"
     );
 }
 

@@ -19,7 +19,7 @@ impl Fixture {
             key: key.map(|(name, kind)| (name.to_owned(), kind)).to_vec(),
             before,
         });
-        started.expect("a snapshot after the resume position");
+        started.expect("the snapshot is after the resume position");
         fixture
     }
 
@@ -124,6 +124,6 @@ fn lists_the_topics_of_the_rows_to_be_copied_next() {
     assert_eq!(
         fixture.core.copied(),
         None,
-        "the search must not change the progress"
+        "listing topics must not change the progress of the copy"
     );
 }

@@ -114,7 +114,10 @@ fn keeps_the_payload_in_the_dead_letter_of_an_unroutable_event() {
     );
     assert_eq!(fixture.header("walpost-error"), Some("unroutable"));
     let message = fixture.header("walpost-error-message").expect("a reason");
-    assert!(message.contains("does not have partition 7"), "{message}");
+    assert!(
+        message.contains("topic \"t\" does not have partition 7"),
+        "{message}"
+    );
     assert_eq!(fixture.header("walpost-payload-bytes"), None);
     assert_eq!(fixture.counts(), (0, 2));
 }
@@ -193,7 +196,7 @@ fn halts_unless_dead_letters_are_enabled_for_the_kind_of_failure() {
 }
 
 #[test]
-fn reduces_a_dead_letter_until_the_sink_accepts_it() {
+fn shrinks_a_dead_letter_until_the_sink_accepts_it() {
     let after = |refusals: usize, oversize: bool| {
         let mut fixture = Fixture::new().with_dead_letters(oversize, true);
         fixture.sink.results = (0..refusals).map(|_| too_large()).collect();
@@ -258,7 +261,7 @@ fn counts_a_retried_dead_letter_once() {
 }
 
 #[test]
-fn uses_an_invalid_message_as_payload_unless_it_is_too_large() {
+fn uses_an_invalid_message_as_the_dead_letter_payload_unless_it_is_too_large() {
     let mut fixture = Fixture::as_messages().with_dead_letters(false, true);
     fixture.process(&logical(true, "ours", b"\x02?"));
     fixture.process(&published("b"));
@@ -294,7 +297,7 @@ fn uses_an_invalid_message_as_payload_unless_it_is_too_large() {
 }
 
 #[test]
-fn writes_an_oversized_event_as_a_dead_letter_or_halts_and_ignores_other_messages() {
+fn writes_a_dead_letter_or_halts_only_for_oversized_messages_that_are_events() {
     let large = |transactional, prefix: &str, content_bytes: u32| {
         let mut head = logical(transactional, prefix, b"");
         head.truncate(head.len() - 4);

@@ -260,7 +260,7 @@ fn delivers_rows_that_a_table_contained_when_it_was_added() {
 }
 
 #[test]
-fn rejects_older_rows_that_are_invalid_or_belong_to_other_tables() {
+fn rejects_invalid_existing_rows_of_an_added_table_and_rows_of_other_tables() {
     let stops = |message: &[u8], word: &str| {
         let mut fixture = several(OutboxSettings::default());
         fixture.core.read_older_rows_of("ours");
@@ -305,7 +305,7 @@ fn rejects_older_rows_that_are_invalid_or_belong_to_other_tables() {
 }
 
 #[test]
-fn requests_column_details_for_the_older_rows_of_a_table() {
+fn requests_column_details_for_rows_that_a_table_contained_when_it_was_added() {
     let mut fixture = several(OutboxSettings {
         value_format: Format::JsonSchema,
         ..OutboxSettings::default()

@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rechecks_for_older_rows_in_a_later_session_if_a_checkpoint_exists() {
+    fn checks_again_for_rows_to_copy_in_later_sessions_if_a_checkpoint_exists() {
         let checkpoint = Known {
             has_delivered: true,
             copied: None,

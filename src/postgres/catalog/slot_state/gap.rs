@@ -71,31 +71,31 @@ impl GapTable {
         let Some(table) = &self.name else {
             return target.resend();
         };
-        let published = match self.is_published {
-            true => "is published",
-            false => "is no longer in the publication",
-        };
         let is_other = self.is_named && !is_outbox(target, table);
         let first = match &target.outbox {
             Outbox::Table(_) if is_other => {
                 format!("The pipeline delivers events from a table other than {table}. ")
             }
+            _ if is_other && self.is_published => format!(
+                "No pattern in the tables setting matches {table}, which is published: add the table to this setting. "
+            ),
             _ if is_other => format!(
-                "No pattern in the tables setting matches {table}, which {published}: add the table to this setting. "
+                "No pattern in the tables setting matches {table}, which is no longer in the publication: add the table \
+                 to this setting. "
             ),
             _ if self.is_published => String::new(),
-            _ => format!("Table {table} {published}. "),
+            _ => format!("Table {table} is no longer in the publication. "),
         };
         let table = self.is_named.then_some(table.as_str());
         let command = replay_command(&target.commands, table);
-        let settle = match gap.from {
-            Some(_) => String::new(),
+        match gap.from {
+            Some(_) => format!("{first}Send these events again: {command}"),
             None => format!(
-                ". If all of these events were delivered before the database was moved: {}",
+                "{first}Send these events again: {command}. If all of these events were delivered before the database \
+                 was moved: {}",
                 settle_command(&target.commands, table)
             ),
-        };
-        format!("{first}Send these events again: {command}{settle}")
+        }
     }
 }
 
@@ -114,7 +114,8 @@ impl Gap {
                     .to_owned()
             }
             false => format!(
-                "walpost.slot_state describes a slot from a different history of the database. Record the gap: {}",
+                "walpost.slot_state describes a slot from a different history of the database. To record the missing \
+                 events in the journal: {}",
                 target.init(&[])
             ),
         }
@@ -135,8 +136,8 @@ impl Gap {
     /// events may be missing.
     pub(super) fn describe_copied(&self, outbox: &TableName) -> String {
         format!(
-            "{}, before any run had copied the older rows of {outbox}. The first run copies the table that is now \
-             named {outbox}: events may be missing from Kafka if another table had that name before the database was moved",
+            "{}: the older rows of {outbox} had not been copied before the database was moved. The first run copies the \
+             table that is now named {outbox}, so events may be missing from Kafka if another table had that name before",
             self.reason
         )
     }
@@ -152,20 +153,22 @@ impl Gap {
             Some(from) if from > Lsn::ZERO => format!("after {from} and "),
             _ => String::new(),
         };
-        format!(
-            "{}: events committed {after}before {found} may be missing from Kafka{}",
-            self.reason,
-            match self.copied {
-                Some(Copied::Partitions) => {
-                    ", if they are in a detached partition: only rows that are still in the table are copied. Attach \
-                     the partition first"
-                }
-                Some(Copied::Table) => {
-                    ", if they are in a table other than the one that is copied"
-                }
-                None => "",
+        let reason = self.reason;
+        match self.copied {
+            Some(Copied::Partitions) => format!(
+                "{reason}: events committed {after}before {found} may be missing from Kafka if they are in a detached \
+                 partition. Only attached partitions are copied, so attach the partition first"
+            ),
+            Some(Copied::Table) => format!(
+                "{reason}: events committed {after}before {found} may be missing from Kafka if they are in a table \
+                 other than the one that is copied"
+            ),
+            None => {
+                format!(
+                    "{reason}: events committed {after}before {found} may be missing from Kafka"
+                )
             }
-        )
+        }
     }
 }
 

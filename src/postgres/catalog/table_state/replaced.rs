@@ -146,7 +146,7 @@ impl ReplacedTable {
         } = self;
         let name = match &self.name {
             Some(name) => format!("{name}"),
-            None => "a dropped table of the same name".to_owned(),
+            None => format!("a dropped table that was also named {by}"),
         };
         match &self.missing {
             MissingEvents::Child { parent } => format!(
@@ -190,19 +190,16 @@ impl ReplacedTable {
             }
             _ => String::new(),
         };
-        let send = match self.missing {
+        let replay = replay_command(commands, Some(&name.to_string()));
+        match self.missing {
             // Child tables do not inherit the primary key, which a replay requires.
-            MissingEvents::Child { .. } => {
-                "Add a primary key to the table if it has none, then send these events"
-            }
+            MissingEvents::Child { .. } => format!(
+                "{first}Add a primary key to the table if it has none, then send these events: {replay}"
+            ),
             MissingEvents::Copy | MissingEvents::Publication(_) | MissingEvents::Replay(_) => {
-                "Send these events again"
+                format!("{first}Send these events again: {replay}")
             }
-        };
-        format!(
-            "{first}{send}: {}",
-            replay_command(commands, Some(&name.to_string()))
-        )
+        }
     }
 
     fn entry<'e>(&self, pipeline: &'e str, target: &'e Target, cluster: &str) -> Entry<'e> {
@@ -221,8 +218,8 @@ impl ReplacedTable {
             to: Some(self.end),
             detail: json!({
                 "reason": match is_child {
-                    true => "it inherits from a table that was renamed",
-                    false => "another table has taken its place",
+                    true => "the table inherits from a table that was renamed",
+                    false => "the table was replaced by another table",
                 },
                 LEFT_PUBLICATION: target.publication,
                 REPLACED: !is_child,

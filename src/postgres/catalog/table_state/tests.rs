@@ -51,7 +51,7 @@ fn reports_a_published_table_as_new_until_it_is_recorded() {
 }
 
 #[test]
-fn reports_no_gap_if_a_publication_membership_is_unchanged() {
+fn reports_no_missing_rows_if_the_table_was_published_without_interruption() {
     check(&observed(&[1], Some(stored(&[1]))), TableChange::Same);
     check(&observed(&[1, 2], Some(stored(&[1]))), TableChange::Changed);
     check(&observed(&[2], Some(stored(&[1, 2]))), TableChange::Changed);
@@ -63,7 +63,7 @@ fn reports_no_gap_if_a_publication_membership_is_unchanged() {
 }
 
 #[test]
-fn reports_a_gap_if_the_table_was_added_to_every_publication_after_it_was_recorded() {
+fn reports_missing_rows_if_a_recorded_table_was_added_to_every_publication_again() {
     check(&observed(&[2], Some(stored(&[1]))), gap(Some(400)));
     let older = TableObservation {
         member_xid: Some(399),
@@ -78,7 +78,7 @@ fn reports_a_gap_if_the_table_was_added_to_every_publication_after_it_was_record
 }
 
 #[test]
-fn reports_a_gap_when_an_unpublished_table_is_published_again() {
+fn reports_missing_rows_when_an_unpublished_table_is_published_again() {
     check(&observed(&[], Some(stored(&[1]))), TableChange::Unpublished);
     let out = StoredTable {
         is_out: true,
@@ -131,7 +131,7 @@ fn reports_missing_rows_of_a_replaced_table_unless_it_was_always_published() {
 }
 
 #[test]
-fn reports_a_gap_if_rows_were_left_unsent_before_a_new_publication_was_created() {
+fn reports_rows_left_unsent_before_a_new_publication_was_created() {
     let other_publication = StoredTable {
         publication: "before".to_owned(),
         ..stored(&[1])
@@ -145,7 +145,7 @@ fn reports_a_gap_if_rows_were_left_unsent_before_a_new_publication_was_created()
 }
 
 #[test]
-fn reports_unsent_older_rows_as_a_gap_if_a_different_publication_is_configured() {
+fn reports_unsent_existing_rows_as_missing_if_a_different_publication_is_configured() {
     let whole = TableGap {
         table: "tenant_a.outbox".parse().expect("a table"),
         publication: "tenants".to_owned(),
@@ -177,7 +177,7 @@ fn reports_unsent_older_rows_as_a_gap_if_a_different_publication_is_configured()
 }
 
 #[test]
-fn reports_unsent_rows_of_a_removed_table_as_a_gap_if_the_publication_is_different() {
+fn reports_unsent_rows_of_a_removed_table_if_a_different_publication_is_configured() {
     let out = |out_lsn, memberships| StoredTable {
         publication: "before".to_owned(),
         is_out: true,
@@ -196,7 +196,7 @@ fn reports_unsent_rows_of_a_removed_table_as_a_gap_if_the_publication_is_differe
 }
 
 #[test]
-fn reports_no_gap_for_the_internal_outbox_row_table() {
+fn reports_no_missing_rows_for_the_internal_table_outbox_row() {
     let mut observed = observed(&[2], Some(stored(&[1])));
     observed.table = TableName::from_catalog(OUTBOX_ROW[0], OUTBOX_ROW[1]);
     check(&observed, TableChange::Changed);

@@ -1,7 +1,6 @@
 //! Determines whether an attacker on the same network or machine could intercept a connection, and
 //! logs warnings about such connections.
 
-use std::borrow::Cow;
 use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};
 
@@ -51,32 +50,33 @@ impl Exposure {
         }
     }
 
-    /// Describes why the connection is not secure, phrased to follow "the connection". Returns an
-    /// empty string if the connection is secure.
-    pub(crate) fn fault(self) -> Cow<'static, str> {
+    /// Describes why the connection is not secure. `connection` is the subject of the sentence,
+    /// such as "the connection". Returns an empty string if the connection is secure.
+    pub(crate) fn fault(self, connection: &str) -> String {
         match self {
-            Exposure::Local | Exposure::Proven => "".into(),
+            Exposure::Local | Exposure::Proven => String::new(),
             Exposure::OtherUser { uid: Some(uid) } => format!(
-                "uses a Unix-domain socket that any user on this machine could have created, and the listening process \
-                 belongs to uid {uid}"
-            )
-            .into(),
-            Exposure::OtherUser { uid: None } => {
-                "uses a Unix-domain socket that any user on this machine could have created".into()
+                "{connection} uses a Unix-domain socket that any user on this machine could have created, and the \
+                 listening process belongs to uid {uid}"
+            ),
+            Exposure::OtherUser { uid: None } => format!(
+                "{connection} uses a Unix-domain socket that any user on this machine could have created"
+            ),
+            Exposure::Unproven => {
+                format!("{connection} uses TLS without verifying the server's certificate")
             }
-            Exposure::Unproven => "uses TLS without verifying the server's certificate".into(),
-            Exposure::Clear => "does not use TLS".into(),
+            Exposure::Clear => format!("{connection} does not use TLS"),
         }
     }
 
-    /// Describes who could impersonate the server.
+    /// Describes who could read the client's response to an authentication request.
     pub(crate) fn attacker(self) -> &'static str {
         match self {
             Exposure::OtherUser { .. } => {
-                "any user who listens on the socket while PostgreSQL is down"
+                "any user who listens on the socket while PostgreSQL is down could read the response"
             }
             Exposure::Local | Exposure::Proven | Exposure::Unproven | Exposure::Clear => {
-                "anyone on the network between Walpost and the server"
+                "anyone on the network between Walpost and the server could read the response"
             }
         }
     }
@@ -115,19 +115,19 @@ impl Exposures {
                  is not verified"
             }
         };
-        let fault = exposure.fault();
+        let fault = exposure.fault(&format!("the connection to PostgreSQL at {host}"));
         let text = format!(
-            "the connection to PostgreSQL at {host} {fault} (sslmode={mode}): {consequence}. Set \
-             sslmode=verify-full with sslrootcert=FILE or sslrootcert=system, or channel_binding=require"
+            "{fault} (sslmode={mode}): {consequence}. Set sslmode=verify-full with sslrootcert=FILE or sslrootcert=system, \
+             or channel_binding=require"
         );
         self.warn_once(exposure, text);
     }
 
     fn record_socket(&self, exposure: Exposure, host: &str) {
         let text = format!(
-            "the connection to PostgreSQL at {host} {}: while PostgreSQL is down, another user can listen on the \
-             socket, impersonate the server and change the data. {}",
-            exposure.fault(),
+            "{}: while PostgreSQL is down, another user can listen on the socket, impersonate the server and change \
+             the data. {}",
+            exposure.fault(&format!("the connection to PostgreSQL at {host}")),
             exposure.remedy()
         );
         self.warn_once(exposure, text);
@@ -181,7 +181,7 @@ mod tests {
             panic!("{:?}", conninfo.exposures());
         };
         assert!(
-            warning.contains("at h does not use TLS (sslmode=prefer)"),
+            warning.contains("the connection to PostgreSQL at h does not use TLS (sslmode=prefer)"),
             "{warning}"
         );
     }

@@ -111,7 +111,7 @@ pub(crate) const KEYWORDS: &[Keyword] = &[
     ),
     string_only(
         "sslkeylogfile",
-        Refused("session keys are not written to files"),
+        Refused("Walpost does not write TLS session keys to a file"),
     ),
     string_only("scram_client_key", Refused("use the password instead")),
     string_only("scram_server_key", Refused("use the password instead")),

@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn logs_more_notices_for_init() {
+    fn logs_more_server_notices_during_init() {
         let limit = NoticeLimit::for_init();
         let now = Instant::now();
         let logged = (0..2000).filter(|_| limit.admit(now).is_some()).count();

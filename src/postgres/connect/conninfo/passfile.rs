@@ -33,9 +33,10 @@ fn read_private(path: &Path) -> Result<Vec<u8>, PathError> {
     let file = trusted_path::open(path)?;
     match file.mode() & 0o077 {
         0 => file.read(),
-        _ => Err(
-            io::Error::other("group or other users have access to it; run chmod 0600 on it").into(),
-        ),
+        _ => Err(io::Error::other(
+            "group or other users can access the file; run chmod 0600 on it",
+        )
+        .into()),
     }
 }
 

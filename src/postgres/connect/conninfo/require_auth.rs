@@ -64,7 +64,7 @@ impl RequireAuth {
             if index == 0 {
                 read.is_negated = is_negated;
             } else if read.is_negated != is_negated {
-                return Err("a ! before all methods, or before none".to_owned());
+                return Err("a list in which either all methods or none begin with !".to_owned());
             }
             let known = AuthMethod::VALUES.iter().find(|(known, _)| *known == name);
             let Some((_, method)) = known else {
@@ -75,7 +75,7 @@ impl RequireAuth {
                 ));
             };
             if read.methods.contains(method) {
-                return Err("each method at most once".to_owned());
+                return Err("a list that contains each method at most once".to_owned());
             }
             read.methods.push(*method);
         }

@@ -43,7 +43,7 @@ const IN_WHOLE: [&str; 16] = [
 ];
 
 /// A description of valid hosts, for errors about an invalid host.
-const HOST_EXPECTED: &str = "a host name or an IP address. Set the directory of a Unix-domain socket in the template: \
+const HOST_EXPECTED: &str = "a host name or an IP address. The directory of a Unix-domain socket must be part of the template: \
                              postgresql://walpost@/{dbname}?host=/var/run/postgresql";
 
 /// Returns the parameter whose value contains `marker`. Returns `None` if no value contains it, or
@@ -63,13 +63,15 @@ pub(super) fn check_part(parameter: &str, value: &str) -> Result<(), String> {
         "port" if !is_port(value) => "a number from 1 to 65535",
         // An empty password counts as not set. In that case, a password from a different source
         // would be sent to the server that the row specifies.
-        "password" if value.is_empty() => return Err("is empty, expected a password".to_owned()),
+        "password" if value.is_empty() => {
+            return Err("found an empty password, expected a non-empty password".to_owned());
+        }
         _ if value.is_empty() => "non-empty text",
         _ if value.contains('\0') => "text without NUL characters",
         _ => return Ok(()),
     };
     let shown: String = value.chars().take(HOST_BYTES_MAX).collect();
-    Err(format!("has {shown:?}, expected {expected}"))
+    Err(format!("found {shown:?}, expected {expected}"))
 }
 
 /// Checks a complete connection string that a registry row supplies. Errors don't contain values
@@ -88,7 +90,7 @@ pub(super) fn check_whole(text: &str) -> Result<(), String> {
             match is_known(name) {
                 true => {
                     return Err(format!(
-                        "sets {name}, which a row must not set. Remove the parameter, or set its environment variable"
+                        "the connection string sets {name}, which a row must not set. Remove the parameter, or set its environment variable"
                     ));
                 }
                 false => continue,
@@ -99,12 +101,16 @@ pub(super) fn check_whole(text: &str) -> Result<(), String> {
         }
         names_host |= !value.is_empty();
         if let Some(wrong) = value.split(',').find(|host| !is_host(host)) {
-            return Err(format!("has the host {wrong:?}, expected {HOST_EXPECTED}"));
+            return Err(format!(
+                "found the host {wrong:?}, expected {HOST_EXPECTED}"
+            ));
         }
     }
     match names_host {
         true => Ok(()),
-        false => Err(format!("does not name a host, expected {HOST_EXPECTED}")),
+        false => Err(format!(
+            "the connection string does not name a host, expected {HOST_EXPECTED}"
+        )),
     }
 }
 
@@ -143,7 +149,7 @@ mod tests {
     ];
 
     #[test]
-    fn classifies_each_connection_parameter_as_settable_by_rows_or_by_operators_only() {
+    fn each_connection_parameter_is_allowed_in_registry_rows_or_only_for_operators() {
         for keyword in KEYWORDS {
             let lists = [&IN_PLACE[..], &IN_WHOLE, &OPERATORS_ONLY];
             let listed = lists.iter().filter(|list| list.contains(&keyword.name));
@@ -154,7 +160,7 @@ mod tests {
             let name = keyword.name;
             assert!(
                 expected.contains(&listed.count()),
-                "add the parameter {name} to one of these two lists"
+                "parameter {name} must be in exactly one of IN_PLACE, IN_WHOLE and OPERATORS_ONLY"
             );
         }
     }
@@ -207,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn rejects_connection_strings_with_sockets_files_or_authentication_methods() {
+    fn rejects_connection_strings_with_sockets_or_files_or_authentication_methods() {
         for text in [
             "postgresql://u:secret@db.example.com:5432/shop?sslmode=verify-full",
             "host=db,10.0.0.1 user=u password=secret",

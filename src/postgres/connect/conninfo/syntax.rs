@@ -143,7 +143,7 @@ impl<'a> Url<'a> {
                     ));
                 }
                 if !matches!(self.peek(), None | Some(':' | '/' | '?' | ',')) {
-                    return Err(syntax(self.at, "expected : / ? or , after ]"));
+                    return Err(syntax(self.at, "expected ':', '/', '?' or ',' after ']'"));
                 }
                 host
             } else {
@@ -185,7 +185,10 @@ impl<'a> Url<'a> {
                 }
                 let value = self.text_until(&['=', '&']);
                 if self.peek() == Some('=') {
-                    return Err(syntax(self.at, "a second = (in a value, write it as %3D)"));
+                    return Err(syntax(
+                        self.at,
+                        "unexpected second equals sign (in a value, write it as %3D)",
+                    ));
                 }
                 self.eat('&');
                 let (key, value) = (percent_decode(key)?, percent_decode(value)?);
@@ -238,13 +241,15 @@ fn percent_decode((start, text): (usize, &str)) -> Result<String, ConninfoError>
             Some(0) => return Err(syntax(start + at, "%00, a NUL character")),
             Some(byte) => bytes.push(byte),
             None => {
-                let what = "% that is not followed by two hexadecimal digits (write a literal percent sign as %25)";
+                let what =
+                    "expected two hexadecimal digits after % (write a literal percent sign as %25)";
                 return Err(syntax(start + at, what));
             }
         }
         rest.nth(1);
     }
-    String::from_utf8(bytes).map_err(|_| syntax(start, "percent-encoded bytes that are not UTF-8"))
+    String::from_utf8(bytes)
+        .map_err(|_| syntax(start, "the percent-encoded bytes are not valid UTF-8"))
 }
 
 #[cfg(test)]

@@ -32,7 +32,7 @@ fn default_host() -> String {
 }
 
 #[test]
-fn parses_hosts_ports_user_and_database_like_libpq() {
+fn parses_server_addresses_and_user_and_database_names_like_libpq() {
     let at_home = format!("shop on {} as alice", default_host());
     for (text, expected) in [
         ("dbname=shop", at_home.as_str()),
@@ -260,7 +260,7 @@ fn reports_found_and_expected_values_of_invalid_parameters() {
         ),
         (
             "ssl_min_protocol_version=TLSv1.3 ssl_max_protocol_version=TLSv1.2",
-            "ssl_max_protocol_version is \"TLSv1.2\", expected not less than",
+            "ssl_max_protocol_version is \"TLSv1.2\", expected not less than ssl_min_protocol_version",
         ),
         (
             "sslrootcert=system sslmode=require",
@@ -276,25 +276,25 @@ fn reports_found_and_expected_values_of_invalid_parameters() {
         ),
         (
             "require_auth='md5, password'",
-            "separated by commas without spaces",
+            "none, separated by commas without spaces",
         ),
         ("require_auth=md5,", "expected one or more of password"),
         ("require_auth=!", "expected one or more of password"),
         (
             "require_auth=md5,!password",
-            "before all methods, or before none",
+            "expected a list in which either all methods or none begin with !",
         ),
         (
             "require_auth=!md5,password",
-            "before all methods, or before none",
+            "expected a list in which either all methods or none begin with !",
         ),
         (
             "require_auth=md5,none,md5",
-            "expected each method at most once",
+            "expected a list that contains each method at most once",
         ),
         (
             "require_auth=!none,!none",
-            "expected each method at most once",
+            "expected a list that contains each method at most once",
         ),
         ("sslcrldir=/x", "sslcrldir is not supported"),
         (
@@ -323,7 +323,7 @@ fn names_the_environment_variable_in_errors() {
 }
 
 #[test]
-fn missing_user_error_names_the_possible_sources() {
+fn error_about_a_missing_user_name_lists_the_ways_to_set_it() {
     let error = Conninfo::parse("host=h", &|_| None)
         .unwrap_err()
         .to_string();
@@ -408,13 +408,37 @@ fn from_changed_file(text: &str, now: Result<&str, &str>) -> Conninfo {
 }
 
 #[test]
-fn rereads_the_password_from_a_file_unless_the_server_user_or_database_changed() {
+fn rereads_the_password_from_a_file_unless_the_server_or_login_or_security_settings_changed() {
     let text = "host=h user=u dbname=d password=old";
     for (now, expected) in [
         (Ok("host=h user=u dbname=d password=new"), "new"),
         (Ok("host=other user=u dbname=d password=new"), "old"),
         (Ok("host=h user=other dbname=d password=new"), "old"),
         (Ok("host=h user=u dbname=other password=new"), "old"),
+        (
+            Ok("host=h user=u dbname=d password=new application_name=a"),
+            "new",
+        ),
+        (
+            Ok("host=h user=u dbname=d password=new sslmode=verify-full"),
+            "old",
+        ),
+        (
+            Ok("host=h user=u dbname=d password=new sslrootcert=/ca"),
+            "old",
+        ),
+        (
+            Ok("host=h user=u dbname=d password=new require_auth=scram-sha-256"),
+            "old",
+        ),
+        (
+            Ok("host=h user=u dbname=d password=new channel_binding=require"),
+            "old",
+        ),
+        (
+            Ok("host=h user=u dbname=d password=new requirepeer=postgres"),
+            "old",
+        ),
         (Err("no such file"), "old"),
     ] {
         let conninfo = from_changed_file(text, now);
@@ -432,30 +456,30 @@ fn password_error_names_the_source_of_the_password() {
     let check = |found: String, expected: &str| assert!(found.starts_with(expected), "{found}");
     check(
         origin("host=h password=x", &[]),
-        "the connection string from the command line or the environment",
+        "Walpost gets the password from the connection string on the command line or in the environment",
     );
     check(
         origin("host=h", &[("PGPASSWORD", "x")]),
-        "the environment variable PGPASSWORD",
+        "Walpost gets the password from the environment variable PGPASSWORD",
     );
     check(
         origin("host=h", &[("PGPASSFILE", "/f")]),
-        "the password file /f",
+        "Walpost gets the password from the password file /f",
     );
     let homeless = Conninfo::parse("host=h user=u", &|_| None).unwrap();
     check(
         homeless.password_origin(),
-        "the password file, but PGPASSFILE is not set",
+        "Walpost can't find a password file, because PGPASSFILE is not set",
     );
     let in_file = "host=h password=x";
     check(
         from_changed_file(in_file, Ok(in_file)).password_origin(),
-        "walpost.toml",
+        "Walpost gets the password from walpost.toml",
     );
     // The password was moved to the password file after startup.
     check(
         from_changed_file(in_file, Ok("host=h passfile=/f")).password_origin(),
-        "the password file /f",
+        "Walpost gets the password from the password file /f",
     );
 }
 
@@ -542,7 +566,7 @@ fn uses_the_first_line_of_the_program_output_as_the_password() {
     assert_eq!(run("printf 'o ne \\r\\n'"), Ok("o ne ".to_owned()));
     assert_eq!(run("printf one"), Ok("one".to_owned()));
     for (script, expected) in [
-        ("echo; echo one", "an empty first line"),
+        ("echo; echo one", "output is empty"),
         ("printf 'o\\0ne\\n'", "contains a NUL character"),
         ("true", "printed nothing"),
     ] {
@@ -553,7 +577,7 @@ fn uses_the_first_line_of_the_program_output_as_the_password() {
     let conninfo = with("host=db user=u", "true").expect("one password");
     let origin = conninfo.password_origin();
     assert!(
-        origin.starts_with("password_command of pipeline \"x\": /bin/sh"),
+        origin.contains("the program /bin/sh (password_command of pipeline \"x\")"),
         "{origin}"
     );
     let limit = conninfo.attempt_limit().expect("a limit");

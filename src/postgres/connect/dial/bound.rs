@@ -137,7 +137,7 @@ impl ResponseLimit {
         let length = usize::try_from(u32::from_be_bytes(length)).unwrap_or(usize::MAX);
         let Some(body_bytes) = length.checked_sub(4) else {
             return Err(format!(
-                "the server sent a message of length {length}, tag {tag:#04x}: expected at least 4"
+                "the server sent a message of length {length}, tag {tag:#04x}; expected a length of at least 4"
             ));
         };
         let SqlLimits {
@@ -233,7 +233,10 @@ mod tests {
         .concat();
         for piece in 1..good.len() + 10 {
             for (bad, expected) in [
-                (message(b'D', 97), "of 101 bytes, tag 0x44"),
+                (
+                    message(b'D', 97),
+                    "the server sent a message of 101 bytes, tag 0x44",
+                ),
                 (vec![b'D', 255, 255, 255, 255], "of 4294967295 bytes"),
                 (vec![b'D', 0, 0, 0, 3], "of length 3"),
             ] {
@@ -249,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn removes_reported_parameters_however_the_data_is_split() {
+    fn removes_parameter_status_messages_however_the_data_is_split() {
         let report = message(b'S', 50);
         let row = message(b'D', 7);
         let sent = [

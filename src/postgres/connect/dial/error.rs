@@ -78,7 +78,7 @@ impl ServerError {
             // of the settings that Walpost uses in every session.
             "08P01" if contains("unsupported startup parameter") => ("PgBouncer", OWN_ADDRESS),
             "0A000" if contains("RDS Proxy") => {
-                ("RDS Proxy", "the endpoint of the instance or the cluster")
+                ("RDS Proxy", "the endpoint of the DB instance or DB cluster")
             }
             // Supavisor expects the project's ID as a suffix of the user name.
             "XX000" if contains("Tenant or user not found") || contains("tenant/user") => (
@@ -128,7 +128,7 @@ impl ServerError {
     }
 }
 
-const OWN_ADDRESS: &str = "its own address and port";
+const OWN_ADDRESS: &str = "PostgreSQL's own address and port";
 
 /// A proxy that shares its PostgreSQL connections among clients, so that a client does not have a
 /// session of its own.
@@ -286,7 +286,9 @@ pub enum DialError {
         user: String,
     },
     /// The program that should print the password did not supply one.
-    #[error("{host}: the server requests a password, but password_command {program} {error}")]
+    #[error(
+        "{host}: the server requests a password, but password_command {program} did not supply one: {error}"
+    )]
     PasswordCommand {
         /// The host that was tried.
         host: String,
@@ -322,9 +324,9 @@ pub enum DialError {
     /// The server requests a password, but an attacker may be able to read the network traffic, or
     /// the peer may not be PostgreSQL. The password was not sent.
     #[error(
-        "{host}: the server requests {what}, but the connection {}: {} could obtain it, so it was not sent. {}, or configure the server \
-         to request scram-sha-256 (pg_hba.conf). To send it anyway, set require_auth={method}",
-        exposure.fault(), exposure.attacker(), exposure.remedy()
+        "{host}: the server requests {what}, but {}: {}, so it was not sent. {}, or configure the server to request scram-sha-256 \
+         (pg_hba.conf). To send it anyway, set require_auth={method}",
+        exposure.fault("the connection"), exposure.attacker(), exposure.remedy()
     )]
     Exposed {
         /// The host that was tried.
@@ -411,17 +413,19 @@ fn list(failures: &[DialError]) -> String {
 
 /// Describes what to check if no server accepts connections, phrased to follow the operating
 /// system's error.
-fn connect_remedy(error: &io::Error) -> &'static str {
-    match error.kind() {
+fn connect_remedy(error: &io::Error) -> String {
+    let remedy = match error.kind() {
         io::ErrorKind::ConnectionRefused => {
-            ". Start PostgreSQL there, or correct the host and port; PostgreSQL accepts connections at the addresses in listen_addresses"
+            "Start PostgreSQL at this address, or correct the host and port; PostgreSQL accepts connections at the addresses in \
+             listen_addresses"
         }
         // The path of the Unix-domain socket does not exist.
         io::ErrorKind::NotFound => {
-            ". Start PostgreSQL, or correct the host and port; PostgreSQL creates its socket in the directories in unix_socket_directories"
+            "Start PostgreSQL, or correct the host and port; PostgreSQL creates its socket in the directories in unix_socket_directories"
         }
-        _ => "",
-    }
+        _ => return String::new(),
+    };
+    format!(". {remedy}")
 }
 
 /// Describes how to fix an error for which PostgreSQL does not send a hint. Some errors are

@@ -48,7 +48,7 @@ pub fn startup(data: &[u8]) {
         let is_sent = contains(&whole.received, PASSWORD.as_bytes());
         assert!(
             is_requested || !is_sent,
-            "the password is in {:?}",
+            "the client sent the password without being asked for it: {:?}",
             whole.received
         );
     }

@@ -47,7 +47,10 @@ mod tests {
         let notifications = Notifications::default();
         let has_next = || notifications.next().now_or_never().is_some();
         notifications.receive("slot");
-        assert!(!has_next(), "no payload is expected yet");
+        assert!(
+            !has_next(),
+            "notifications are ignored until a payload is expected"
+        );
         notifications.expect("slot");
         notifications.receive("other");
         assert!(!has_next());

@@ -102,7 +102,7 @@ mod tests {
         }
         assert_eq!(user_id("root"), Some(0));
         assert_eq!(user_id("4294967294"), Some(4_294_967_294));
-        assert_eq!(user_id("no user of this machine"), None);
+        assert_eq!(user_id("no such user"), None);
     }
 
     #[test]

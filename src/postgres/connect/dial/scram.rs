@@ -49,9 +49,9 @@ pub(crate) fn check_first_message(
     }
     if iterations < u64::from(ITERATIONS_MIN) && exposure.is_open() {
         return Some(format!(
-            "the server requests {iterations} iterations, expected at least {ITERATIONS_MIN}, because the connection \
+            "the server requests {iterations} iterations, expected at least {ITERATIONS_MIN}, because \
              {}. Raise scram_iterations on the server and set the password again. Alternatively: {}",
-            exposure.fault(),
+            exposure.fault("the connection"),
             exposure.remedy()
         ));
     }
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rejects_a_repeated_nonce_that_looks_like_an_attribute() {
+    fn rejects_a_server_nonce_that_only_repeats_the_client_nonce() {
         for nonce in ["fyko+d2l", "ar=b", "r=", "r=r=b"] {
             let initial = format!("n,,n=,r={nonce}");
             let check = |sent: &str| {

@@ -106,7 +106,7 @@ impl<'a> Wire<'a> {
                 | Message::CommandComplete(_)
                 | Message::ParameterStatus(_) => {}
                 Message::ReadyForQuery(_) => return Ok(value),
-                _ => return Err(self.unexpected("in reply to a query")),
+                _ => return Err(self.protocol("an unexpected message in reply to a query")),
             }
         }
     }
@@ -150,7 +150,11 @@ impl<'a> Wire<'a> {
             Message::AuthenticationSspi => (Some(AuthMethod::Sspi), "sspi"),
             Message::AuthenticationKerberosV5 => (None, "Kerberos V5"),
             Message::AuthenticationScmCredential => (None, "SCM credential"),
-            _ => return Err(self.unexpected("instead of an authentication request")),
+            _ => {
+                return Err(
+                    self.protocol("an unexpected message instead of an authentication request")
+                );
+            }
         };
         if method.is_some_and(|method| !conninfo.require_auth.allows(method)) {
             return Err(DialError::RequireAuth {
@@ -279,7 +283,9 @@ impl<'a> Wire<'a> {
         self.send(|buffer| frontend::sasl_initial_response(mechanism, proof.message(), buffer))
             .await?;
         let Message::AuthenticationSaslContinue(body) = self.next_message().await? else {
-            return Err(self.unexpected("instead of AuthenticationSASLContinue"));
+            return Err(
+                self.protocol("an unexpected message instead of AuthenticationSASLContinue")
+            );
         };
         if let Some(reason) =
             scram::check_first_message(proof.message(), body.data(), self.exposure)
@@ -290,7 +296,7 @@ impl<'a> Wire<'a> {
         self.send(|buffer| frontend::sasl_response(proof.message(), buffer))
             .await?;
         let Message::AuthenticationSaslFinal(body) = self.next_message().await? else {
-            return Err(self.unexpected("instead of AuthenticationSASLFinal"));
+            return Err(self.protocol("an unexpected message instead of AuthenticationSASLFinal"));
         };
         proof.finish(body.data()).map_err(failed)?;
         // If channel binding is required, the SCRAM exchange has proven the server's identity, and
@@ -326,7 +332,7 @@ impl<'a> Wire<'a> {
     async fn expect_ok(&mut self) -> Result<(), DialError> {
         match self.next_message().await? {
             Message::AuthenticationOk => Ok(()),
-            _ => Err(self.unexpected("instead of AuthenticationOk")),
+            _ => Err(self.protocol("an unexpected message instead of AuthenticationOk")),
         }
     }
 
@@ -348,7 +354,7 @@ impl<'a> Wire<'a> {
                     started.secret = body.secret_key();
                 }
                 Message::ReadyForQuery(_) => return Ok(started),
-                _ => return Err(self.unexpected("before ReadyForQuery")),
+                _ => return Err(self.protocol("an unexpected message before ReadyForQuery")),
             }
         }
     }
@@ -403,7 +409,7 @@ impl<'a> Wire<'a> {
                     return Err(self.oversize(header.tag(), message_bytes).await);
                 }
                 if header.tag() == NEGOTIATE_PROTOCOL_VERSION {
-                    let what = "NegotiateProtocolVersion in reply to version 3.0 without options";
+                    let what = "NegotiateProtocolVersion, although Walpost requested version 3.0 without protocol options";
                     return Err(self.protocol(what));
                 }
                 // Parse only complete messages, because the parser allocates as much memory as the
@@ -456,12 +462,8 @@ impl<'a> Wire<'a> {
             return self.broken(io::Error::other(text));
         }
         self.protocol(format!(
-            "a message of {message_bytes} bytes, tag {tag:#04x}"
+            "a message of {message_bytes} bytes with tag {tag:#04x}, which is too long"
         ))
-    }
-
-    fn unexpected(&self, place: &str) -> DialError {
-        self.protocol(format!("an unexpected message {place}"))
     }
 
     fn protocol(&self, what: impl ToString) -> DialError {

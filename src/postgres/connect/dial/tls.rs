@@ -290,7 +290,7 @@ fn add_certificates(
         return Err(file_error(
             parameter,
             path,
-            "does not contain a certificate in PEM format",
+            "the file does not contain a certificate in PEM format",
         ));
     }
     certificates
@@ -312,7 +312,7 @@ fn client_certificate(tls: &Tls, builder: &mut SslConnectorBuilder) -> Result<()
         return Err(file_error(
             "sslcert",
             certificate,
-            "does not have a private key: set sslkey",
+            "no private key is configured for the certificate: set sslkey",
         ));
     };
     let pem = read_key(key).map_err(|error| path_error("sslkey", key, error))?;
@@ -342,8 +342,9 @@ fn read_key(path: &Path) -> Result<Vec<u8>, PathError> {
     let forbidden = if file.owner() == 0 { 0o037 } else { 0o077 };
     match file.mode() & forbidden {
         0 => file.read(),
-        _ => Err(
-            io::Error::other("group or other users have access to it; run chmod 0600 on it").into(),
-        ),
+        _ => Err(io::Error::other(
+            "group or other users can access the file; run chmod 0600 on it",
+        )
+        .into()),
     }
 }

@@ -129,7 +129,7 @@ fn rejects_messages_with_missing_or_trailing_bytes() {
 }
 
 #[test]
-fn names_the_field_in_errors() {
+fn errors_name_the_invalid_field() {
     let check = |bytes: &[u8], expected| assert_eq!(Message::decode(bytes), Err(expected));
     check(b"", DecodeError::Empty);
     check(b"?", DecodeError::UnknownTag(b'?'));

@@ -68,7 +68,7 @@ fn omits_exactly_the_delivered_events() {
 }
 
 #[test]
-fn finds_no_overlap_if_the_stream_repeats_nothing() {
+fn finds_no_overlap_if_the_server_resends_no_wal() {
     let none = |delivered, safe, confirmed| Overlap::new(delivered, safe, confirmed).is_none();
     let up_to = || Some(Delivered::UpTo(last_event()));
     assert!(none(None, CONFIRMED, CONFIRMED));
@@ -110,7 +110,7 @@ fn detects_a_missing_last_transaction_when_a_keepalive_arrives() {
 }
 
 #[test]
-fn marks_the_wal_as_verified_when_the_stream_reaches_the_safe_lsn() {
+fn finishes_wal_verification_when_the_stream_reaches_the_safe_lsn() {
     let mut overlap = overlap();
     overlap.begin(&begin(300)).expect("the same");
     assert!(is_delivered(&mut overlap, 300, 1));
@@ -174,7 +174,7 @@ fn detects_a_different_transaction_at_the_same_position() {
 }
 
 #[test]
-fn omits_events_that_precede_a_failover() {
+fn omits_events_delivered_before_a_failover() {
     let mut overlap = overlap_from(Some(Delivered::Before(Lsn(300))), CONFIRMED, CONFIRMED);
     overlap.begin(&begin(200)).expect("any");
     assert!(is_delivered(&mut overlap, 200, 0));

@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test]
-async fn fails_without_tls_support_only_if_tls_is_required() {
+async fn fails_on_a_server_without_tls_only_if_tls_is_required() {
     for mode in [
         "require",
         "verify-full sslrootcert=system",

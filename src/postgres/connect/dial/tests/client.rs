@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test]
-async fn runs_an_sql_client_on_a_session_opened_by_dial() {
+async fn sql_client_runs_queries_over_an_established_session() {
     let script = vec![Untagged, Accept, Tagged, Send(value("hello")), Tagged];
     let (port, received) = server(vec![script]).await;
     let text = format!("hostaddr=127.0.0.1 port={port} sslmode=disable");

@@ -107,7 +107,7 @@ async fn sends_no_password_over_a_network_to_an_unauthenticated_server() {
 }
 
 #[tokio::test]
-async fn logs_each_kind_of_exposure_once() {
+async fn logs_each_kind_of_insecure_connection_once() {
     let Some(address) = external_address() else {
         return;
     };
