@@ -396,8 +396,8 @@ impl Resolved {
         }
     }
 
-    /// Returns whether other users can create files in the folder, which is possible only if the
-    /// folder is sticky.
+    /// Returns whether other users can create files in the folder. In this case, the folder has the
+    /// sticky bit, because other folders to which other users can write are rejected.
     fn is_shared(&self) -> bool {
         self.stat.st_mode & WRITABLE_BY_OTHERS != 0
     }

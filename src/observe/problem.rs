@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::model::commands::Commands;
 use crate::model::vitals::Vitals;
 
-/// A slot is considered in danger if less than 1/`DANGER_PARTS` of its WAL limit remains.
+/// A warning is issued if less than 1/`DANGER_PARTS` of the slot's WAL limit remains.
 const DANGER_PARTS: u64 = 4;
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);

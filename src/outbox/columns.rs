@@ -482,9 +482,9 @@ fn topic_setting(topic: &Topic) -> String {
     format!("{key} = \"{topic}\"")
 }
 
-/// Returns a list of names for use in an error message. If names are omitted, the list ends with
-/// their number. The length of the list is limited, because errors for many tables may be kept in
-/// memory.
+/// Returns a list of names for use in an error message. If there are too many names, the list ends
+/// with the number of names that were omitted. The length of the list is limited, because errors
+/// for many tables may be kept in memory.
 pub(crate) fn list_names<'n>(names: impl ExactSizeIterator<Item = &'n str>) -> String {
     let total = names.len();
     let (mut list, mut chars, mut listed) = (String::new(), 0, 0);

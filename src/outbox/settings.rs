@@ -323,7 +323,7 @@ pub enum Untyped {
     /// Omits the member.
     #[default]
     Ignore,
-    /// Keeps the member, with the type that Debezium uses.
+    /// Keeps the JSON member, and gives it the type that Debezium would use.
     Keep,
 }
 

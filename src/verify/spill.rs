@@ -245,8 +245,8 @@ mod tests {
         hash(&entry[..4])
     }
 
-    /// Adds entries to a spill with the given memory limit, and reads them. Returns the entries and
-    /// the number of portions.
+    /// Adds entries to a [`Spill`] with the given memory limit, and reads the entries back. Returns
+    /// the entries and the number of portions in which they were read.
     fn through(memory: u64, count: u32) -> (BTreeMap<Vec<u8>, usize>, usize) {
         let mut spill = Spill::new(memory, CONTENTS);
         for copy in 0..2_u8 {

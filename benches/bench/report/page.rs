@@ -149,7 +149,7 @@ const BOUNDS_NOTES: &str = "
 Figures are medians, in seconds per million rows. *Runs* is user and system time; *waits for a processor* is the time in
 which threads were runnable but had no processor, according to the kernel (`/proc/PID/task/TID/schedstat`). For the rest
 of the time, the walsender sleeps until its reader has emptied the socket, or until the disk responds. A drain takes at
-least as long as the walsender runs. When the limit is measured, the walsender runs almost all of the time. All
+least as long as the walsender runs. While pg_recvlogical reads the slot, the walsender runs almost all of the time. All
 processes share the machine's processors.";
 
 fn growth(page: &mut Page, results: &Results) {

@@ -268,7 +268,7 @@ fn prevention(cause: UnsendableCause) -> &'static str {
         UnsendableCause::Size => {
             "To reject such events when they are written, see sql/outbox.sql and sql/publish.sql"
         }
-        UnsendableCause::Value => "Fix the program that writes such rows",
+        UnsendableCause::Value => "Fix the program that wrote the row",
     }
 }
 

@@ -75,7 +75,7 @@ pub(super) struct Database {
     pub(super) has_sent: bool,
     /// The end of the WAL when the database first recorded that the slot had been read.
     pub(super) begun: Option<Lsn>,
-    /// The server's incarnation, which is incremented whenever all connections are terminated.
+    /// A number that is incremented whenever the server terminates all connections.
     pub(super) incarnation: u64,
     /// The slot's confirmed position in memory.
     pub(super) confirmed: Lsn,

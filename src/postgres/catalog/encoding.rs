@@ -20,8 +20,8 @@ impl Observed {
             )),
             _ => Some(format!(
                 "database {} has encoding {encoding}, and PostgreSQL can't send a row that contains a character without \
-                 an equivalent in UTF-8. Such a row in any table halts the pipeline, even if dead letters are enabled \
-                 or tables are set aside. The error message contains the command that skips the row's transaction. Use \
+                 an equivalent in UTF-8. Such a row in any table halts the pipeline, even if the settings make other invalid \
+                 rows dead letters or set their tables aside. The error message contains the command that skips the row's transaction. Use \
                  a database with encoding UTF8 for the outbox",
                 identifier(&self.database)
             )),

@@ -119,9 +119,9 @@ fn accepts_expressions_that_use_only_built_in_or_extension_objects(major: u32) {
     }
 }
 
-/// When the planner inlines `quote_literal(anyelement)` or the operator `||` for a value that is not
-/// text, it looks up the cast to text, whose function the owner of the value's type determines.
-/// `pg_depend` does not record the cast, and the cast can be created at any time.
+/// `quote_literal(anyelement)` and the operator `||` cast a value that is not text to text. When the
+/// planner inlines them, it looks up the cast, which the owner of the value's type can create at any
+/// time. `pg_depend` does not record the cast.
 fn never_calls_the_cast_of_an_enumeration_in_an_inlined_function(major: u32) {
     let shop = PlantedFixture::owned_by_attacker(major);
     shop.attacker.run(

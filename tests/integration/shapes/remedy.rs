@@ -197,7 +197,7 @@ impl Walk<'_> {
         has_succeeded
     }
 
-    /// Replays every row of the table that was written since the walk began.
+    /// Replays every row of the table that was written since this random walk began.
     fn replay_from_beginning(&mut self, table: &str) {
         let started_at = self.started_at().to_owned();
         self.replay_between(table, &started_at, None);

@@ -120,8 +120,8 @@ impl Walk<'_> {
         if self.rng.bool() {
             self.drop_slot();
         }
-        // If Walpost delivered events from the copy only after the copy was made, the restored
-        // server has no record of that delivery. These events may be delivered again.
+        // The copy contains events that Walpost may have delivered after the copy was made. The
+        // restored server has no record of their delivery, so they may be delivered again.
         self.exclude_from_repeat_check();
     }
 
