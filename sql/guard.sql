@@ -369,6 +369,11 @@ BEGIN
             LEFT JOIN pg_operator o ON ids[1] = 'opno' AND o.oid = ids[2]::oid
             JOIN pg_proc p ON p.oid = CASE ids[1] WHEN 'opno' THEN o.oprcode::oid ELSE ids[2]::oid END
             JOIN pg_language l ON l.oid = p.prolang WHERE l.lanname NOT IN ('internal', 'c')
+    ), mentioned (class, object, type) AS (
+        -- The types of all parts of an expression, and the base types of domains. OIDs below 12000 belong to built-in types.
+        SELECT class, object, ids[1]::oid FROM attached
+            CROSS JOIN regexp_matches(expressions, ':[a-zA-Z_]*typ(?:e(?:[iI]d)?|id) ([0-9]+)', 'g') AS m (ids) WHERE ids[1]::oid >= 12000
+        UNION SELECT class, object, typbasetype FROM mentioned JOIN pg_type t ON t.oid = type WHERE typbasetype >= 12000
     ), called (class, object, function, owner) AS (
         SELECT class, object, p.oid, p.proowner FROM used
             JOIN pg_proc p ON used_class = 'pg_proc'::regclass AND p.oid = used_object
@@ -412,22 +417,24 @@ BEGIN
             WHERE strpos(expressions, format(':funcid %s ',
                 'pg_catalog.satisfies_hash_partition(oid, integer, integer, "any")'::regprocedure::oid)) > 0
         -- JSON_ARRAY and similar constructors use a type's cast to json. pg_depend does not record the cast, and it can
-        -- be created at any time. OIDs below 12000 belong to built-in types.
+        -- be created at any time.
         UNION ALL SELECT class, object, format('constructs JSON of type %s, for which a cast to json can be created',
-                format_type(ids[1]::oid, NULL))
-            FROM attached CROSS JOIN regexp_matches(expressions, ':[a-z_]*type(?:id)? ([0-9]+)', 'g') AS m (ids)
-            WHERE strpos(expressions, '{JSONCONSTRUCTOREXPR ') > 0 AND ids[1]::oid >= 12000
+                format_type(type, NULL))
+            FROM mentioned JOIN attached USING (class, object) WHERE strpos(expressions, '{JSONCONSTRUCTOREXPR ') > 0
         -- Some of PostgreSQL's own functions are written in SQL and accept any type, such as quote_literal(anyelement) and
         -- the function of the operator || for text and another type. Their bodies cast the argument to text, with a
         -- function that the owner of the argument's type determines. pg_depend does not record the cast, and it can be
         -- created at any time.
         UNION ALL SELECT class, object, format('calls function %s, which can use a cast of type %s that belongs to another role',
-                function::regprocedure, format_type(t.oid, NULL))
-            FROM inlined JOIN attached USING (class, object)
-            CROSS JOIN regexp_matches(expressions, ':[a-z_]*type(?:id)? ([0-9]+)', 'g') AS m (ids)
-            JOIN pg_type t ON t.oid >= 12000 AND t.oid = ids[1]::oid
+                function::regprocedure, format_type(type, NULL))
+            FROM inlined JOIN mentioned USING (class, object) JOIN pg_type t ON t.oid = type
             WHERE typowner <> ALL (trusted) OR EXISTS (SELECT FROM pg_cast JOIN pg_proc p ON p.oid = castfunc
-                WHERE castsource = t.oid AND proowner <> ALL (trusted))
+                WHERE castsource = type AND proowner <> ALL (trusted))
+        -- To estimate how many rows satisfy the predicate of a partial index, the planner calls functions of range types.
+        UNION ALL SELECT class, object, format('uses range type %s, whose functions belong to another role', format_type(t.oid, NULL))
+            FROM mentioned JOIN pg_range ON type IN (rngtypid, rngmultitypid) JOIN pg_type t ON t.oid = rngtypid
+            WHERE typowner <> ALL (trusted) OR EXISTS (SELECT FROM pg_proc
+                WHERE oid IN (rngcanonical, rngsubdiff) AND proowner <> ALL (trusted))
         -- Some of PostgreSQL's own functions, such as ts_rewrite(), run text as SQL. None of these
         -- functions is immutable. After functions that are written in SQL have been inlined,
         -- expressions in indexes and partition keys contain only immutable functions, and other

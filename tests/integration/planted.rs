@@ -159,7 +159,10 @@ impl PlantedFixture {
         wait_until(step, || {
             self.confirm_all_events();
             let dry_run = maintain(&["--dry-run"]).finish();
-            if dry_run.stdout.contains("would mark") {
+            let is_marked = ["would mark", "would record the delivery progress"]
+                .iter()
+                .any(|mark| dry_run.stdout.contains(mark));
+            if is_marked {
                 maintain(&[]).finish();
             }
             dry_run.stdout.contains(step)

@@ -216,7 +216,7 @@ fn check_reports_a_missing_dead_letter_topic_for_malformed_messages() {
     let topic = format!("{}.dead", fixture.name);
     let dead = ["--dead-letter-topic", &topic];
     let output = fixture.check().args(dead).finish().expect_code(0);
-    let output = output.expect_mentions(&["warning", "will halt the pipeline", "--create --topic"]);
+    let output = output.expect_mentions(&["warning", "can halt the pipeline", "--create --topic"]);
     assert!(output.stdout.contains(&topic), "{}", output.stdout);
     let halting = fixture
         .check()

@@ -11,6 +11,8 @@ on_each_version! {
     superuser_owned_functions_run_no_code_planted_by_the_table_owner
     accepts_expressions_that_use_only_built_in_or_extension_objects
     never_calls_the_cast_of_an_enumeration_in_an_inlined_function
+    never_calls_functions_of_range_types_to_plan_a_statement
+    never_calls_the_cast_of_a_type_that_json_value_returns
     creates_no_partitions_if_an_index_calls_an_extension_function
     deleting_rows_fires_no_trigger_or_rule_created_by_the_table_owner
     compares_keys_with_the_operators_of_their_base_type
@@ -177,6 +179,69 @@ fn never_calls_the_cast_of_an_enumeration_in_an_inlined_function(major: u32) {
     check("TABLE public.outbox", true);
     check("TYPE plot.state", true);
     check("FUNCTION plot.to_text(plot.state)", false);
+}
+
+/// To estimate how many rows satisfy a partial index's predicate, the planner calls the range type's
+/// `subtype_diff` function. `pg_depend` does not record the type of a column in the predicate.
+fn never_calls_functions_of_range_types_to_plan_a_statement(major: u32) {
+    let shop = PlantedFixture::owned_by_attacker(major);
+    shop.attacker.run(
+        "CREATE FUNCTION plot.diff(int, int) RETURNS float8 LANGUAGE plpgsql IMMUTABLE AS
+             $$ BEGIN PERFORM plot.note('subtype_diff'); RETURN $1 - $2; END $$;
+         CREATE TYPE plot.span AS RANGE (subtype = int4, subtype_diff = plot.diff);
+         ALTER TABLE public.outbox ADD span plot.span;
+         INSERT INTO public.outbox (aggregatetype, aggregateid, type, span)
+             SELECT 'order', '1', 't', plot.span(g, g + 10) FROM generate_series(1, 100) AS g;
+         CREATE INDEX i ON public.outbox (type) WHERE created_at IS NOT NULL OR span @> 50;
+         ANALYZE public.outbox",
+    );
+    let found =
+        ["index public.i uses range type plot.span, whose functions belong to another role"];
+    let replay = ["replay", "--from=2025-01-01", "--dry-run"];
+    let maintain = ["maintain", "--retention=24h", "--delete-rows"];
+    for (role, words) in [
+        (&*shop.walpost, &replay),
+        ("postgres", &replay),
+        ("postgres", &maintain),
+    ] {
+        let finished = shop.command_as(role, words).finish();
+        shop.expect_nothing_ran(words[0]);
+        finished.expect_code(3).expect_mentions(&found);
+    }
+    // The functions of a built-in range type belong to PostgreSQL.
+    shop.attacker.run(
+        "DROP INDEX public.i; ALTER TABLE public.outbox ADD builtin int4range;
+         CREATE INDEX ON public.outbox (type) WHERE created_at IS NOT NULL OR builtin @> 50",
+    );
+    assert_eq!(shop.examined("SELECT"), "");
+}
+
+/// In `JSON_VALUE ... RETURNING`, the type has a different place in the stored expression than in
+/// other expressions.
+fn never_calls_the_cast_of_a_type_that_json_value_returns(major: u32) {
+    // Versions before 17 do not support JSON_VALUE.
+    if major < 17 {
+        return;
+    }
+    let shop = PlantedFixture::owned_by_attacker(major);
+    shop.attacker.run(
+        "CREATE TYPE plot.state AS ENUM ('new');
+         CREATE FUNCTION plot.boom() RETURNS text LANGUAGE plpgsql IMMUTABLE STRICT AS
+             $$ BEGIN PERFORM plot.note('cast to text'); RETURN 'x'; END $$;
+         CREATE FUNCTION plot.second(plot.state, text) RETURNS text LANGUAGE plpgsql IMMUTABLE STRICT AS
+             $$ BEGIN RETURN $2; END $$;
+         CREATE FUNCTION plot.to_text(plot.state) RETURNS text LANGUAGE sql IMMUTABLE STRICT AS
+             $$ SELECT plot.second($1, plot.boom()) $$;
+         CREATE CAST (plot.state AS text) WITH FUNCTION plot.to_text(plot.state);
+         CREATE INDEX i ON public.outbox ((quote_literal(JSON_VALUE(jsonb '\"new\"', '$'
+             RETURNING plot.state ERROR ON EMPTY ERROR ON ERROR))))",
+    );
+    for words in [&["replay", "--all", "--dry-run"][..], &["run"]] {
+        let finished = shop.command_as("postgres", words).finish();
+        shop.expect_nothing_ran(words[0]);
+        let found = "index public.i calls function quote_literal(anyelement), which can use a cast of type plot.state";
+        finished.expect_code(3).expect_mentions(&[found]);
+    }
 }
 
 fn creates_no_partitions_if_an_index_calls_an_extension_function(major: u32) {
