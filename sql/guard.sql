@@ -362,8 +362,8 @@ BEGIN
         -- expressions. OIDs below 12000 belong to built-in types.
         UNION SELECT class, object, 'pg_type'::regclass, ids[1]::oid
             FROM attached CROSS JOIN regexp_matches(expressions, ':typid (\d+)', 'g') AS m (ids) WHERE ids[1]::oid >= 12000
-    ), inlined (class, object, function) AS (
-        -- The functions that the planner replaces with their bodies, because they are written in SQL.
+    ), interpreted (class, object, function) AS (
+        -- The functions that are not written in C. The planner replaces calls of those written in SQL with their bodies.
         SELECT DISTINCT class, object, p.oid FROM attached
             CROSS JOIN regexp_matches(expressions, ':(funcid|opfuncid|opno) (\d+)', 'g') AS m (ids)
             LEFT JOIN pg_operator o ON ids[1] = 'opno' AND o.oid = ids[2]::oid
@@ -427,7 +427,7 @@ BEGIN
         -- created at any time.
         UNION ALL SELECT class, object, format('calls function %s, which can use a cast of type %s that belongs to another role',
                 function::regprocedure, format_type(type, NULL))
-            FROM inlined JOIN mentioned USING (class, object) JOIN pg_type t ON t.oid = type
+            FROM interpreted JOIN mentioned USING (class, object) JOIN pg_type t ON t.oid = type
             WHERE typowner <> ALL (trusted) OR EXISTS (SELECT FROM pg_cast JOIN pg_proc p ON p.oid = castfunc
                 WHERE castsource = type AND proowner <> ALL (trusted))
         -- To estimate how many rows satisfy the predicate of a partial index, the planner calls functions of range types.

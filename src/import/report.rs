@@ -33,7 +33,7 @@ impl Group {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Finding {
     pub(crate) group: Group,
-    /// What the message is about: usually the property's name as written in the file.
+    /// The subject of the message: usually the name of the property, as written in the file.
     pub(crate) property: String,
     /// A sentence about `property`, such as `this value is not a port number`.
     pub(crate) message: String,

@@ -230,7 +230,71 @@ impl Rows {
 
 #[cfg(test)]
 mod tests {
+    use std::future::pending;
+
+    use tokio::time::Instant;
+
     use super::*;
+    use crate::pipeline::sim;
+    use crate::postgres::catalog::Catalog;
+
+    /// A database that accepts no connection and does not reject it either.
+    #[derive(Clone)]
+    struct SilentDatabase;
+
+    impl Database for SilentDatabase {
+        type Catalog = Catalog;
+
+        async fn catalog(&self) -> Result<Catalog, CatalogError> {
+            pending().await
+        }
+
+        async fn connect(&self, _: Duration, _: usize) -> Result<Connection, ConnectionError> {
+            pending().await
+        }
+    }
+
+    /// Searches a database that does not respond, after `order` was sent. Returns how long the
+    /// search took.
+    async fn search_silent_database(order: Order) -> Duration {
+        let settings = sim::settings(false, false, &mut fastrand::Rng::with_seed(1));
+        let stats = PipelineStats::default();
+        stats.entered(State::Streaming);
+        let (_sender, mut orders) = watch::channel(order);
+        let error = CoreError::Unsendable {
+            at: Position {
+                commit: Lsn(100),
+                index: 0,
+            },
+            table: None,
+            cause: UnsendableCause::Size,
+            error: "out of memory".to_owned(),
+        };
+        let started_at = Instant::now();
+        let found = with_table(
+            error.into(),
+            &settings,
+            &SilentDatabase,
+            &stats,
+            &mut orders,
+        )
+        .await;
+        assert!(is_unsendable(&found), "{found}");
+        // While the state is Streaming, the watchdog would consider the event loop stalled.
+        assert_eq!(stats.lifecycle_snapshot().state, State::Reconnecting);
+        started_at.elapsed()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn search_for_a_table_ends_at_its_time_limit_or_when_the_pipeline_must_drain() {
+        assert_eq!(search_silent_database(Order::Drain).await, Duration::ZERO);
+        let elapsed = search_silent_database(Order::Run).await;
+        assert!(
+            (TABLE_SEARCH_TIMEOUT..TABLE_SEARCH_TIMEOUT + Duration::from_secs(1))
+                .contains(&elapsed),
+            "{elapsed:?}"
+        );
+    }
 
     /// The beginnings of messages that exceed the size limit, one for each type of message that has
     /// a position: an insert, an update, a delete and a transactional logical decoding message.

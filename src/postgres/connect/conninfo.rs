@@ -602,7 +602,7 @@ impl Conninfo {
     fn reread(&self) -> Option<Conninfo> {
         let PasswordSource { place, read } = self.source.as_ref()?;
         let reason = match read() {
-            Ok(now) if now.has_same_server(self) => return Some(now),
+            Ok(now) if now.password_recipient() == self.password_recipient() => return Some(now),
             Ok(_) => {
                 "the host, user, database or a security setting in the connection string has changed. Restart Walpost"
                     .to_owned()
@@ -613,21 +613,18 @@ impl Conninfo {
         None
     }
 
-    /// Returns whether the other connection string refers to the same servers, and requires the same
-    /// proof of their identity before the password is sent.
-    fn has_same_server(&self, other: &Self) -> bool {
-        let place = |info: &Self| (info.hosts.clone(), info.user.clone(), info.dbname.clone());
-        let proof = |info: &Self| {
-            let tls = &info.tls;
-            (
-                (tls.mode, tls.root.clone(), tls.revoked.clone()),
-                (tls.version_min, tls.version_max),
-                info.channel_binding,
-                info.require_auth.clone(),
-                info.require_peer.clone(),
-            )
-        };
-        place(self) == place(other) && proof(self) == proof(other)
+    /// Returns the settings that determine which servers receive the password, and how these servers
+    /// must prove their identity.
+    fn password_recipient(&self) -> impl PartialEq + '_ {
+        let tls = &self.tls;
+        (
+            (&self.hosts, &self.user, &self.dbname),
+            (tls.mode, &tls.root, &tls.revoked),
+            (tls.version_min, tls.version_max),
+            self.channel_binding,
+            &self.require_auth,
+            &self.require_peer,
+        )
     }
 
     /// Returns the password for one of the hosts. The password is taken from the connection string
