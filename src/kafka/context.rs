@@ -27,6 +27,8 @@ const AUTHENTICATION_FAILURE_LOG_INTERVAL: Duration = Duration::from_secs(15);
 
 /// Prefix of librdkafka's error message when a token can't be obtained.
 const NO_TOKEN: &str = "Failed to acquire SASL OAUTHBEARER token";
+/// Part of the error if a connection is closed, or times out, during the SASL handshake.
+const INTERRUPTED_HANDSHAKE: &str = "mechanism handshake failed: Local: ";
 
 /// Error message to report if the brokers don't support idempotent producers.
 pub(super) const NEEDS_IDEMPOTENCE: &str = "Walpost produces with enable.idempotence = true, because without it a retry can duplicate \
@@ -340,7 +342,7 @@ impl Context {
             // This error means that no token could be obtained, which has already been reported. It
             // is not an authentication failure, because no broker was contacted.
             Code::Authentication if reason.contains(NO_TOKEN) => {}
-            code if is_refusal(code) => {
+            code if is_refusal(code, reason) => {
                 *lock(&self.refusal) = Some(reason.to_owned());
                 self.broker_failed(reason);
                 self.log_rejected_credentials(reason);
@@ -526,14 +528,18 @@ fn timestamp_in(reason: &str) -> Option<jiff::Timestamp> {
     jiff::Timestamp::from_millisecond(millis).ok()
 }
 
-/// Returns whether the code means that authentication failed: the broker rejected the credentials,
+/// Returns whether the error means that authentication failed: the broker rejected the credentials,
 /// or librdkafka rejected the broker's certificate.
-pub(super) fn is_refusal(code: RDKafkaErrorCode) -> bool {
+///
+/// librdkafka 2.12 uses the same code if the broker closes the connection during the SASL
+/// handshake, for example because it is shutting down; then, the reason contains a local error
+/// (`rd_kafka_broker_handle_SaslHandshake`).
+pub(super) fn is_refusal(code: RDKafkaErrorCode, reason: &str) -> bool {
     use RDKafkaErrorCode as Code;
     matches!(
         code,
         Code::Authentication | Code::SaslAuthenticationFailed | Code::SSL
-    )
+    ) && !reason.contains(INTERRUPTED_HANDSHAKE)
 }
 
 /// Returns whether the same record would fail again unless an operator intervenes.
@@ -572,4 +578,21 @@ impl ProducerContext for Context {
     type DeliveryOpaque = ();
 
     fn delivery(&self, _result: &DeliveryResult<'_>, _tag: ()) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use RDKafkaErrorCode as Code;
+
+    use super::*;
+
+    #[test]
+    fn closed_connection_during_the_sasl_handshake_is_not_a_refusal() {
+        let closed = "sasl_plaintext://kafka1:9092/1: SASL PLAIN mechanism handshake failed: Local: Broker transport failure: \
+                      broker's supported mechanisms: (n/a) (after 0ms in state DOWN)";
+        assert!(!is_refusal(Code::Authentication, closed));
+        let unsupported = "sasl_plaintext://kafka1:9092/1: SASL PLAIN mechanism handshake failed: Broker: Unsupported SASL \
+                           mechanism: broker's supported mechanisms: SCRAM-SHA-512";
+        assert!(is_refusal(Code::Authentication, unsupported));
+    }
 }

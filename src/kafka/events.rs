@@ -99,11 +99,11 @@ impl Event {
                     let code = rd_kafka_event_error(self.0.as_ptr());
                     (code, text(rd_kafka_event_error_string(self.0.as_ptr())))
                 };
-                let code = code.into();
+                let (code, reason) = (code.into(), reason.trim());
                 // Discard the original error code, because `reason` already contains it.
                 let _ = unknown_codes::take_last();
-                context.error(code, reason.trim());
-                if is_refusal(code) {
+                context.error(code, reason);
+                if is_refusal(code, reason) {
                     if let Some(login) = context.new_login() {
                         set_login(producer, &login);
                     }
