@@ -609,16 +609,9 @@ mod tests {
     #[test]
     fn parses_the_parent_pid_regardless_of_the_process_name() {
         let parse = |stat: &str| parent(stat.as_bytes()).map(Pid::as_raw_nonzero);
-        assert_eq!(parse("7 (a) S 1 7 7").map(|pid| pid.get()), Some(1));
-        assert_eq!(parse("7 (a) Z 1) S 5 7 7").map(|pid| pid.get()), Some(5));
-        for stat in [
-            "7 (a) Z 1 7 7",
-            "7 (a) S 0 0 0",
-            "7 (a",
-            "7 (a)",
-            "7 (a) S",
-            "",
-        ] {
+        assert_eq!(parse("7 (a) S 1").map(|pid| pid.get()), Some(1));
+        assert_eq!(parse("7 (a)Z) S 5").map(|pid| pid.get()), Some(5));
+        for stat in ["7 (a) Z 1", "7 (a) S 0", "7 (a", "7 (a)", "7 (a) S", ""] {
             assert_eq!(parse(stat), None, "{stat}");
         }
     }

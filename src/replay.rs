@@ -173,8 +173,8 @@ pub(crate) enum ReplayError {
     /// A journal entry marks a slot to be dropped, but the slot still exists.
     #[error(
         "slot {slot:?} still exists (confirmed up to {confirmed}) and retains undelivered events, although journal \
-         entry {entry} marked it to be dropped. Start walpost, which drops the slot or delivers the events; then run \
-         the replay again"
+         entry {entry} was written in order to drop the slot. Start walpost, which drops the slot or delivers the \
+         events; then run the replay again"
     )]
     NotDropped {
         slot: String,
@@ -218,8 +218,8 @@ pub(crate) enum ReplayError {
     Running { run: Uuid, holder: LockHolder },
     /// Another run is sending the events that the journal entries describe.
     #[error(
-        "{flag}: another process is sending these events of slot {slot:?}. Wait until that process ends, then check \
-         whether any events remain. {holder}"
+        "{flag}: another process is already sending the events that the journal lists for slot {slot:?}. Wait until \
+         that process ends, then check whether any of these events still have to be sent. {holder}"
     )]
     EntriesLocked {
         slot: String,
@@ -245,16 +245,16 @@ pub(crate) enum ReplayError {
     Parameters,
     /// The run was started with a different condition, or without a condition.
     #[error(
-        "replay {run}, which role {} started at {}, {}. Walpost does not execute the condition in the journal; it only compares \
-         the condition with --where. {}",
+        "replay {run} was started by role {} at {} {}. Walpost does not execute a condition that is stored in the journal; it only \
+         checks that --where is the same. {}",
         begun.by_role,
         begun.at,
         match expected {
-            Some(expected) => format!("has the condition: {expected}"),
-            None => "has no --where".to_owned(),
+            Some(expected) => format!("with the condition: {expected}"),
+            None => "without --where".to_owned(),
         },
         match expected {
-            Some(_) => format!("If this condition is intended, specify it again: {command}"),
+            Some(_) => format!("If the stored condition is intended, specify it again: {command}"),
             None => format!("Omit --where: {command}"),
         }
     )]
@@ -339,7 +339,7 @@ pub(crate) enum ReplayError {
     },
     /// The sink rejected a dead letter.
     #[error(
-        "the dead letter for {row} can't be delivered either: {error}. The dead letter was sent because: {reason}"
+        "the dead letter for {row} can't be delivered: {error}. The dead letter was sent because: {reason}"
     )]
     DeadLetter {
         /// A description of the row.

@@ -148,7 +148,10 @@ async fn supervise<D: Definitions>(
             logging::flush();
             std::process::exit(i32::from(Exit::Failed.code()));
         }
-        info!(signal, "stopping; a second signal stops immediately");
+        info!(
+            signal,
+            "stopping; to stop immediately, send a second signal"
+        );
         orders.send_replace(Order::Drain);
         supervisor.pipelines.drain();
     }
@@ -201,11 +204,11 @@ impl<D: PartialEq> Supervisor<D> {
             Ok((changes, doubtful)) => {
                 info!("configuration reloaded after {cause}: {changes}");
                 for failure in &failed {
-                    error!("{failure}; pipelines already running from this source are kept");
+                    error!("{failure}; pipelines already started from this source keep running");
                 }
                 for removal in doubtful {
                     error!(
-                        "configuration not reloaded from {}; pipelines already running from this source are kept: {removal}",
+                        "configuration not reloaded from {}; pipelines already started from this source keep running: {removal}",
                         removal.source
                     );
                     failed.push(removal.to_string());

@@ -109,7 +109,7 @@ pub enum PathError {
     },
     /// A component of the path is on a FUSE file system that another user mounted.
     #[error(
-        "{place} is on a FUSE file system that {user} mounted, expected {expected}. Move the file to a different file system"
+        "{place} is on a FUSE file system mounted by {user}, expected one mounted by {expected}. Move the file to a different file system"
     )]
     Mounted {
         /// The file or folder.
@@ -467,7 +467,7 @@ fn kind_name(kind: FileType) -> &'static str {
         FileType::Fifo => "a FIFO",
         FileType::Socket => "a socket",
         FileType::CharacterDevice | FileType::BlockDevice => "a device",
-        _ => "a file of a different type",
+        _ => "a special file",
     }
 }
 
@@ -590,15 +590,15 @@ fn denied(action: &'static str, place: &Path, stat: &Stat) -> PathError {
     let word = shell_word(&place);
     PathError::Denied {
         remedy: match action {
-            "read" => format!("To allow this: chown {user} {word} && chmod 0600 {word}"),
+            "read" => format!("To allow access: chown {user} {word} && chmod 0600 {word}"),
             // The folder's mode allows members of its group to enter it. For example, the packages
             // create /etc/walpost with the group walpost.
             _ if stat.st_mode & 0o010 != 0 => format!(
-                "Run the command as root or as a member of the group with ID {}, or allow all users to enter the directory: \
+                "Run walpost as root or as a member of the group with ID {}, or allow all users to enter the directory: \
                  chmod o+x {word}",
                 stat.st_gid
             ),
-            _ => format!("To allow this: chmod o+x {word}"),
+            _ => format!("To allow access: chmod o+x {word}"),
         },
         user,
         action,

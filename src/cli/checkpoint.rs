@@ -170,7 +170,10 @@ pub(super) fn describe(checkpoint: &Checkpoint) -> String {
     };
     let copied = match &checkpoint.snapshot {
         Some(copied) if !copied.is_complete() => {
-            format!("; {} older rows copied so far", copied.rows)
+            format!(
+                "; the snapshot has copied {} older rows so far",
+                copied.rows
+            )
         }
         _ => String::new(),
     };
@@ -281,7 +284,7 @@ async fn print_gaps(
             true => settings.target.resend(),
             false => {
                 let replay = replay_command(&settings.target.commands, None);
-                format!("Then send these events again: {replay}")
+                format!("After the checkpoint is set, send the missing events again: {replay}")
             }
         };
         say!("{name}: {}. {resend}", gap.describe(confirmed));
@@ -294,7 +297,7 @@ async fn print_gaps(
         let resend = match settings.target.outbox.is_messages() {
             true => settings.target.resend(),
             false => format!(
-                "Send these events again: {}",
+                "Send the missing events again: {}",
                 entry.replay(&settings.target.commands)
             ),
         };

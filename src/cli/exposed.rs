@@ -28,7 +28,7 @@ pub(crate) fn passwords(matches: &ArgMatches) -> Vec<String> {
     {
         found.push(warning(
             "--postgres",
-            "PGPASSWORD, ~/.pgpass, or postgres in walpost.toml with mode 0600",
+            "Set the password in PGPASSWORD, ~/.pgpass, or postgres in walpost.toml with mode 0600",
         ));
     }
     if is_flag("kafka_property") {
@@ -40,7 +40,9 @@ pub(crate) fn passwords(matches: &ArgMatches) -> Vec<String> {
             let variable = name.to_uppercase().replace('.', "_");
             warning(
                 &format!("-X {name}"),
-                &format!("WALPOST_KAFKA_{variable}, or [kafka] in walpost.toml with mode 0600"),
+                &format!(
+                    "Set the password in WALPOST_KAFKA_{variable}, or under [kafka] in walpost.toml with mode 0600"
+                ),
             )
         }));
     }
@@ -49,8 +51,7 @@ pub(crate) fn passwords(matches: &ArgMatches) -> Vec<String> {
 
 fn warning(flag: &str, remedy: &str) -> String {
     format!(
-        "{flag}: a password was passed on the command line, where any user on this machine can read it. Set the \
-         password in {remedy}"
+        "{flag}: a password was passed on the command line, where any user on this machine can read it. {remedy}"
     )
 }
 

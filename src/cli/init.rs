@@ -134,8 +134,10 @@ pub(crate) fn run(args: &InitArgs) -> Exit {
         };
         if is_given && let Some(settings) = pipelines.iter().find(rejects_flag) {
             let remedy = match settings.target.outbox.is_messages() {
-                true => "this outbox uses logical decoding messages. Remove the flag",
-                false => "this outbox consists of several tables. Select one with --table",
+                true => format!("this outbox uses logical decoding messages. Remove {flag}"),
+                false => {
+                    "this outbox consists of several tables. Select one with --table".to_owned()
+                }
             };
             error!(
                 "pipeline {:?}: {flag} applies to a single table, but {remedy}",
@@ -375,7 +377,7 @@ pub(super) fn apply(
             "Another transaction holds the lock (see pg_locks). Run init again, or raise --lock-timeout"
         }
         (CatalogError::Server(error), _) if error.code == "42501" => &format!(
-            "Run init as the owner of the table or functions, with REPLICATION, or as a superuser{}",
+            "Run init as a role that has REPLICATION and owns the table or functions, or as a superuser{}",
             as_superuser(settings)
         ),
         (CatalogError::Dial(DialError::Server { error, .. }), _)
@@ -505,7 +507,7 @@ async fn hidden_rows(
         Ok::<_, CatalogError>(hidden_rows_warning(target, &hidden))
     };
     queried.await.map_err(|reason| ProvisionError {
-        step: "the check for tables that inherit from an outbox table".to_owned(),
+        step: "failed to check whether any tables inherit from an outbox table".to_owned(),
         reason,
         left: LeftTables::Slot,
     })

@@ -106,8 +106,8 @@ enum Failure {
         command: String,
     },
     #[error(
-        "the table remains set aside: {0}. Run the same command again; it sends only these rows. If rows arrive too \
-         fast, stop the pipeline while the command runs"
+        "the table remains set aside: {0}. Run the same command again to send only the missed rows. If the \
+         table receives rows continuously, stop the pipeline while the command runs"
     )]
     StillSetAside(String),
     #[error("failed to install signal handlers: {0}")]

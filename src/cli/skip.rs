@@ -133,7 +133,7 @@ fn print_plan(settings: &PipelineSettings, plan: &SkipPlan) {
     }
     if found.unroutable > 0 {
         say!(
-            "{name}:   {} that can't be converted to a record",
+            "{name}:   events that can't be converted to a record: {}",
             found.unroutable
         );
     }

@@ -420,7 +420,7 @@ fn problems(
         }
         (None, Some(address)) => reasons.push(critical(match &connector.error {
             Some(error) => format!("no response from Walpost at {address}: {error}"),
-            None => format!("Walpost at {address} has no such pipeline"),
+            None => format!("the Walpost process at {address} has no pipeline with this name"),
         })),
         (None, None) => {}
     }
@@ -589,7 +589,7 @@ fn notes(pipelines: &[&Found], report: &StatusReport) -> Vec<String> {
                 "no response from Walpost at {}: {error}",
                 report.connector.address.as_deref().unwrap_or(UNKNOWN)
             ),
-            None => "there is no such pipeline".to_owned(),
+            None => "no pipeline with this name was found".to_owned(),
         });
     }
     notes

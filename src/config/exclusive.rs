@@ -189,7 +189,7 @@ impl SourceRows {
             [] => None,
             [reason] => Some(reason.clone()),
             [reason, ..] => Some(format!(
-                "{} rows can't be used. {reason}",
+                "{} rows can't be used. First error: {reason}",
                 self.rejected.len()
             )),
         }

@@ -95,7 +95,8 @@ impl TryFrom<WrittenSource> for FileSource {
     type Error = String;
 
     fn try_from(written: WrittenSource) -> Result<Self, String> {
-        const EXPECTED: &str = "expected either directory, or postgres, query and template";
+        const EXPECTED: &str =
+            "expected either the key directory, or the keys postgres, query and template";
         let has_more = written.password_command.is_some() || written.every.is_some();
         match (
             written.directory,

@@ -164,8 +164,9 @@ fn token_command(
     };
     if is_fetched {
         return Err(error(
-            "sasl.oauthbearer.method is oidc, so tokens come from a token endpoint. Remove either this method or the other token \
-             source".to_owned(),
+            "sasl.oauthbearer.method is oidc, so tokens come from a token endpoint. Remove either \
+             sasl.oauthbearer.method or kafka_token_command"
+                .to_owned(),
         ));
     }
     if !is_used {
@@ -289,8 +290,8 @@ fn credentials(secrets: Option<SecretFile>, overrides: &Properties) -> Credentia
         Some(secrets) if !overrides.contains_key("sasl.password") => secrets,
         _ => {
             return Credentials::fixed(format!(
-                "-X sasl.password or the environment variable {KAFKA_VARIABLE_PREFIX}SASL_PASSWORD, which are only read \
-                 at startup"
+                "the flag -X sasl.password or the environment variable {KAFKA_VARIABLE_PREFIX}SASL_PASSWORD; both are read \
+                 only at startup"
             ));
         }
     };
@@ -298,8 +299,8 @@ fn credentials(secrets: Option<SecretFile>, overrides: &Properties) -> Credentia
     Credentials::kept(place, move || match secrets.reread()? {
         Reread::Current(properties) => Ok(properties),
         Reread::ForOtherServers(name) => Err(format!(
-            "{name} has changed as well, so the password in the file may be for other brokers; both changes take effect \
-             when the configuration is reloaded"
+            "property {name} was changed too, so the password in the file may be for other brokers. All changes to the \
+             file take effect when the configuration is reloaded"
         )),
     })
 }

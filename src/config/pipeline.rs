@@ -305,7 +305,7 @@ fn with_reread_password(
     origin: &Origin,
     pipeline: &str,
 ) -> Conninfo {
-    let place = format!("postgres of pipeline {pipeline:?} in {origin}");
+    let place = format!("the setting postgres of pipeline {pipeline:?} in {origin}");
     let (path, origin) = (path.to_owned(), origin.clone());
     let pipeline = pipeline.to_owned();
     postgres.with_source(&place, move || {

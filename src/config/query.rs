@@ -545,18 +545,18 @@ mod tests {
 
     #[test]
     fn error_names_the_column_that_is_missing_or_null() {
-        let row = row(&[("name", Some("a")), ("none", None)]);
+        let row = row(&[("name", Some("a")), ("slot_name", None)]);
         for (template, says) in [
             (
-                "name = '{nmae}'",
-                "name: the query has no column nmae; its columns are name, none",
+                "name = '{title}'",
+                "name: the query has no column title; its columns are name, slot_name",
             ),
-            ("slot = '{none}'", "slot: column none is NULL"),
+            ("slot = '{slot_name}'", "slot: column slot_name is NULL"),
             ("slot = 'x{name'", "unmatched brace"),
             ("slot = 'x}'", "unmatched brace"),
             (
-                "topic = '{source.nmae}'",
-                "topic: the query has no column nmae",
+                "topic = '{source.title}'",
+                "topic: the query has no column title",
             ),
         ] {
             let error = filled(template, &row).expect_err(template);

@@ -100,8 +100,8 @@ impl NamedTopics {
                 TopicUse::DeadLetters | TopicUse::KafkaInternal => "dead_letter_topic",
             };
             let reason = format!(
-                "topic {topic:?} is used for {usage}, but it matches {:?} in the template of a fleet.source, which is reserved for \
-                 {}; choose another topic",
+                "topic {topic:?} is used for {usage}, but topics that match {:?} in the template of a fleet.source are reserved \
+                 for {}; choose another topic",
                 pattern.text(),
                 pattern.usage()
             );
@@ -178,8 +178,8 @@ fn constant_topic_error(topic: &Topic, reserved: &ReservedTopics) -> Option<Stri
         .and_then(|outline| reserved.find_pattern(&outline))
     {
         return Some(format!(
-            "\"{topic}\" always produces topics that match {:?} in the template of a fleet.source, which is reserved for {}; \
-             choose another topic, or add text to the template",
+            "\"{topic}\" always produces topics that match {:?} in the template of a fleet.source and are therefore reserved for \
+             {}; choose another topic, or add text to the template",
             pattern.text(),
             pattern.usage()
         ));

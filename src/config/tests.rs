@@ -134,7 +134,9 @@ fn reads_every_configuration_key_of_a_pipeline() {
     .expect("loads")
     .remove(0);
     assert_eq!(settings.name, "orders");
-    assert_eq!(settings.postgres.describe(), "shop on db:5432 as me");
+    let postgres = &settings.postgres;
+    assert_eq!((postgres.dbname(), postgres.user()), ("shop", "me"));
+    assert_eq!(postgres.servers(), "db:5432");
     assert_eq!(settings.target.outbox.to_string(), "table shop.events");
     assert_eq!(
         (
@@ -366,7 +368,7 @@ fn rejects_topics_used_for_checkpoints_and_dead_letters() {
     let both = format!("{MINIMAL}\n{dead}\"x\"\n{other}{exactly_once}\"x\" }}");
     let text = error(&both);
     assert!(
-        text.contains("use the same topic for different purposes"),
+        text.contains("both pipelines use the same topic for different purposes"),
         "{text}"
     );
     // Several pipelines may share a topic if they use it for the same purpose.
@@ -490,10 +492,10 @@ fn loads_a_single_pipeline_without_a_file() {
     let error = load_text("", ConnectionArgs::default(), &records, &[]).expect_err("no database");
     assert!(error.to_string().contains("WALPOST_POSTGRES"), "{error}");
     let from_env = load_text("", ConnectionArgs::default(), &records, &[("PGHOST", "db")]);
-    assert_eq!(
-        from_env.expect("loads")[0].postgres.describe(),
-        "me on db:5432 as me"
-    );
+    let loaded = from_env.expect("loads");
+    let postgres = &loaded[0].postgres;
+    assert_eq!((postgres.dbname(), postgres.user()), ("me", "me"));
+    assert_eq!(postgres.servers(), "db:5432");
 }
 
 #[test]
@@ -813,9 +815,15 @@ fn error_describes_the_expected_format_without_naming_rust_types() {
             "wal_budget = \"10GiB\"",
             "a table like { warn = \"10GiB\", max = \"40GiB\" }",
         ),
-        ("route = \"x\"", "a table like { column = "),
+        (
+            "route = \"x\"",
+            "a table like { column = \"COLUMN\", regex = \"REGEX\", replacement = \"TEXT\" }",
+        ),
         ("tables = \"a.*\"", "an array in [brackets]"),
-        ("headers = [\"id\"]", "an array of two strings"),
+        (
+            "headers = [\"id\"]",
+            "an array of two strings: [\"NAME\", \"TEMPLATE\"]",
+        ),
         ("delete_rows = \"yes\"", "true or false"),
     ] {
         let (_, reason) = syntax_error(&format!("[[pipeline]]\n{setting}"));
@@ -917,7 +925,8 @@ fn rejects_two_templates_that_could_produce_the_same_pipeline_name() {
     for topic in ["own.{a}", "own_{a}.dead", "{a}.dead", "own.dead"] {
         let reason = parse(checkpoints, &dead_letters(topic)).expect_err(topic);
         assert!(
-            reason.contains("could use the same topic for different purposes"),
+            reason
+                .contains("found two sources that could use the same topic for different purposes"),
             "{reason}"
         );
         parse(&dead_letters(topic), checkpoints).expect_err(topic);

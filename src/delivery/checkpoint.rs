@@ -265,7 +265,7 @@ pub enum HistoryError {
 pub enum CheckpointError {
     /// The checkpoint was written by a different version of Walpost.
     #[error(
-        "version {0} is not supported (expected version {VERSION}); run the version of Walpost that wrote the checkpoint"
+        "checkpoint version {0} is not supported (expected version {VERSION}); run the version of Walpost that wrote the checkpoint"
     )]
     Version(u64),
     /// The text is malformed.

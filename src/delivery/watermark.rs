@@ -391,7 +391,7 @@ impl Watermark {
         let before = self.checkpointed.replace(lsn);
         assert!(
             before.is_none_or(|before| before <= lsn),
-            "a checkpoint up to {lsn} followed a checkpoint up to {before:?}",
+            "the checkpoint moved backwards: found {lsn}, expected at least {before:?}",
         );
         let mut settled = Settled::new(&self.deliveries.stats);
         while let Some((end, times)) = self.uncovered.front()

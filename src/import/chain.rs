@@ -179,8 +179,8 @@ fn topic_condition(
         }),
         Err(reason) => {
             let message = format!(
-                "this pattern can't be converted: {reason}. In walpost.toml, set table to the outbox table, which is the one of \
-                 the connector's tables that the pattern matches"
+                "this pattern can't be converted: {reason}. Find the connector's table that the pattern matches, and set table in \
+                 walpost.toml to the name of this table"
             );
             report.unsupported(&java.written, message);
             Condition::Unknown

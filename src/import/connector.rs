@@ -181,25 +181,25 @@ fn host_in_url(host: &str) -> String {
 }
 
 fn password(source: &mut Source, section: &mut Section, report: &mut Report) {
-    const PLACES: &str =
-        "PGPASSWORD, ~/.pgpass (mode 0600), or postgres in walpost.toml with mode 0600";
+    const PASSWORD_REMEDY: &str = "set the password in PGPASSWORD, ~/.pgpass (mode 0600), or postgres in walpost.toml with \
+         mode 0600";
+    const KEY_REMEDY: &str = "set the private key's password with the sslpassword parameter of the connection string \
+         (postgres in walpost.toml with mode 0600, or WALPOST_POSTGRES)";
     for name in ["database.password", "database.sslpassword"] {
         let Some(taken) = source.raw(name) else {
             continue;
         };
         let is_reference = super::source::reference(source.kind, &taken.value);
         let what = match is_reference {
-            Some(reference) => format!("the value is {reference}, which Walpost can't look up"),
+            Some(reference) => format!("{reference}, which Walpost can't look up"),
             None => "the value is a secret, which was not copied".to_owned(),
         };
-        let places = match name {
-            "database.password" => PLACES,
-            _ => {
-                "the sslpassword parameter of postgres (in walpost.toml with mode 0600, or in WALPOST_POSTGRES)"
-            }
+        let remedy = match name {
+            "database.password" => PASSWORD_REMEDY,
+            _ => KEY_REMEDY,
         };
-        report.task(&taken.written, format!("{what}: set it in {places}"));
-        section.add_comment(format!("{}: set it in {places}", taken.written));
+        report.task(&taken.written, format!("{what}: {remedy}"));
+        section.add_comment(format!("{}: {remedy}", taken.written));
     }
 }
 
@@ -495,8 +495,8 @@ pub(super) fn remaining(
     match prefix {
         Some(prefix) if has_headers => {
             let comment = format!(
-                "{}, and the default of extended.headers.enabled. This key adds the headers __debezium.context.* to each record. \
-                 Remove the key if no consumer reads these headers; earlier versions of Debezium did not write them",
+                "{} is used because extended.headers.enabled is not false. This key adds the headers __debezium.context.* to each \
+                 record. Remove the key if no consumer reads these headers; earlier versions of Debezium did not write them",
                 prefix.written
             );
             section.set("debezium_headers", text(prefix.value.trim()), comment);

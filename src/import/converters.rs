@@ -211,7 +211,7 @@ fn class(role: &str, source: &mut Source, report: &mut Report) -> Taken {
      assumed, because it is the default in the worker files that Kafka ships. To use the actual setting, pass the worker's file \
      with --worker";
     report.task(&property, message);
-    taken(&format!("{property}, which the Connect worker sets"), JSON)
+    taken(&format!("the Connect worker's {property}"), JSON)
 }
 
 /// Explains why a converter is not supported, and suggests an alternative.

@@ -216,7 +216,7 @@ impl Translator<'_> {
     /// Translates an escape sequence whose backslash has already been read.
     fn escape(&mut self, in_class: bool) -> Result<(), String> {
         let Some(c) = self.rest.next() else {
-            return Err("the text ends with a backslash".to_owned());
+            return Err("the regex ends with a backslash".to_owned());
         };
         // Write the members explicitly, because Java's predefined classes contain only ASCII
         // characters.
@@ -312,13 +312,14 @@ pub(super) fn replacement(java: &str, pattern: &Pattern) -> Result<Vec<Part>, St
     while let Some(c) = rest.next() {
         let group = match c {
             '\\' => {
-                let escaped = rest.next().ok_or("the text ends with a backslash")?;
+                let escaped = rest.next().ok_or("the replacement ends with a backslash")?;
                 literal.push(escaped);
                 continue;
             }
             '$' if rest.next_if_eq(&'{').is_some() => {
                 let name: String = std::iter::from_fn(|| rest.next_if(|c| *c != '}')).collect();
-                rest.next().ok_or("a ${ is never closed")?;
+                rest.next()
+                    .ok_or("the replacement contains ${ without a closing }")?;
                 let mut names = pattern.groups.iter();
                 let found = names.position(|group| group.as_deref() == Some(&*name));
                 found.ok_or_else(|| format!("the regex has no group {name:?}"))?
@@ -328,7 +329,8 @@ pub(super) fn replacement(java: &str, pattern: &Pattern) -> Result<Vec<Part>, St
                     let digit = rest.peek()?.to_digit(10)?;
                     usize::try_from(digit).ok()
                 };
-                let mut group = digit(&mut rest).ok_or("a $ is not followed by a group")?;
+                let mut group = digit(&mut rest)
+                    .ok_or("the replacement contains a $ that is not followed by a group")?;
                 rest.next();
                 if group >= pattern.groups.len() {
                     return Err(format!("the regex has no group {group}"));

@@ -292,7 +292,7 @@ impl Router<'_> {
                 [column, place, alias] => (column, place, alias),
                 _ => {
                     let message = format!(
-                        "the list contains {placed:?}; expected COLUMN:PLACE or COLUMN:PLACE:ALIAS"
+                        "the list contains {placed:?}; expected COLUMN:PLACEMENT or COLUMN:PLACEMENT:ALIAS"
                     );
                     self.report.unsupported(&written, message);
                     continue;
@@ -482,13 +482,15 @@ impl Router<'_> {
             // With JsonConverter, Debezium writes a NULL payload as `null`. Walpost's JSON formats
             // do the same by default.
             if !formats.value.is_json() {
-                let from = format!("the default of {NAME}, with this converter");
+                let from = format!(
+                    "even if {NAME} is false, Debezium sends a tombstone for a NULL payload with this converter"
+                );
                 section.set("null_payload", text("tombstone"), from);
             }
         }
         if formats.null_default {
             let from = "If a column has a DEFAULT, Debezium delivers that value instead of NULL. To deliver NULL, set \
-                 this to false";
+                 null_default to false";
             section.set("null_default", "true".to_owned(), from);
         }
     }

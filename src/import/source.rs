@@ -32,8 +32,8 @@ pub(crate) enum ImportError {
     )]
     Nested(String),
     #[error(
-        "the file contains {found} connectors, but only one can be imported at a time. Extract the first with: jq '{path}' FILE \
-         > connector.json"
+        "the file contains a list of {found} connector(s), but only one can be imported at a time. Extract the first with: \
+         jq '{path}' FILE > connector.json"
     )]
     Bundle { found: usize, path: String },
     #[error(
@@ -191,7 +191,7 @@ impl Source {
         let mut taken = self.raw(name)?;
         if let Some(reference) = reference(kind, &taken.value) {
             let message = format!(
-                "the value is {reference}, which Walpost can't look up: specify the value itself in walpost.toml"
+                "{reference}, which Walpost can't look up: specify the value itself in walpost.toml"
             );
             report.unsupported(&taken.written, message);
             return None;
@@ -270,24 +270,28 @@ pub(super) fn reference(kind: Kind, value: &str) -> Option<String> {
             let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');
             return Some(match (kind, name) {
                 (Kind::Server, name) if name.chars().all(is_plain) => {
-                    format!("a Quarkus property expression, {name}")
+                    format!("the value refers to the Quarkus property {name}")
                 }
-                (Kind::Server, _) => "a Quarkus property expression".to_owned(),
+                (Kind::Server, _) => "the value contains a Quarkus property expression".to_owned(),
                 (_, "env") => {
                     let variable = inner.split_once(':').map_or("", |(_, variable)| variable);
                     match variable.chars().all(is_plain) {
                         true => format!(
-                            "a reference to an environment variable of the Connect worker, ${{env:{variable}}}"
+                            "the value refers to an environment variable of the Connect worker, ${{env:{variable}}}"
                         ),
-                        false => "a reference to an environment variable of the Connect worker"
-                            .to_owned(),
+                        false => {
+                            "the value refers to an environment variable of the Connect worker"
+                                .to_owned()
+                        }
                     }
                 }
                 (_, "file" | "dir" | "directory") => {
-                    "a reference to a file on the Connect worker".to_owned()
+                    "the value refers to a file on the Connect worker".to_owned()
                 }
-                _ => "a reference to a secret from one of the Connect worker's config providers"
-                    .to_owned(),
+                _ => {
+                    "the value refers to a secret from one of the Connect worker's config providers"
+                        .to_owned()
+                }
             });
         }
         before = Some('}');
@@ -534,22 +538,19 @@ mod tests {
         for (text, expected) in [
             ("", "empty"),
             (" \n", "empty"),
-            ("{", "not valid JSON: line 1"),
+            ("{", "valid JSON: line 1"),
             ("{\"a\": 1}", "neither"),
             ("a=b", "neither"),
-            ("[{}, {}]", "the file contains 2 connectors"),
+            ("[{}, {}]", "a list of 2 connector(s)"),
             (r#"{"connectors": [{}]}"#, "jq '.connectors[0]'"),
-            (
-                r#"{"connectors": {"a": {}}}"#,
-                "the file contains 1 connectors",
-            ),
+            (r#"{"connectors": {"a": {}}}"#, "a list of 1 connector(s)"),
             (
                 r#"{"a": {"info": {}}, "b": {"info": {}}}"#,
                 "jq 'to_entries[0].value.info'",
             ),
             (
-                r#"{"connector.class": "C", "a": []}"#,
-                "property a is an array",
+                r#"{"connector.class": "C", "transforms": []}"#,
+                "property transforms is an array",
             ),
             (
                 "apiVersion: kafka.strimzi.io/v1\nkind: KafkaConnector",
@@ -614,7 +615,7 @@ mod tests {
             }
         }
         let found = reference(Kind::Server, "${DB_PASSWORD:hunter2}");
-        assert!(found.is_some_and(|found| found.ends_with("expression, DB_PASSWORD")));
+        assert!(found.is_some_and(|found| found.ends_with("property DB_PASSWORD")));
     }
 
     #[test]

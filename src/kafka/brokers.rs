@@ -52,7 +52,10 @@ impl Brokers {
             producer
                 .context()
                 .record_unreachable("librdkafka has no brokers");
-            debug!(pipeline, "adding bootstrap.servers to librdkafka again");
+            debug!(
+                pipeline,
+                "librdkafka has no brokers; adding bootstrap.servers again"
+            );
             native::add_brokers(producer, &self.bootstrap);
         }
     }

@@ -115,11 +115,13 @@ fn names(certificate: &X509) -> Vec<String> {
 
 fn describe(found: &Rejection, address: &str, config: &ClientConfig) -> String {
     let system_bundle = authorities::system_bundle();
-    let certificate = format!("the certificate of broker {address}");
     match found.reason.as_raw() {
-        HAS_EXPIRED => format!("{certificate} has expired: renew the certificate"),
+        HAS_EXPIRED => {
+            format!("the certificate of broker {address} has expired: renew the certificate")
+        }
         NOT_YET_VALID => format!(
-            "{certificate} is not valid yet: compare this machine's clock with the clock of the certificate's issuer"
+            "the certificate of broker {address} is not valid yet: compare this machine's clock with the clock of the \
+             certificate's issuer"
         ),
         code if OTHER_HOST.contains(&code) => {
             let names = match found.names.is_empty() {
@@ -127,23 +129,22 @@ fn describe(found: &Rejection, address: &str, config: &ClientConfig) -> String {
                 false => format!(" ({})", found.names.join(", ")),
             };
             format!(
-                "{certificate} is for a different name{names}: in bootstrap.servers and in the broker's advertised.listeners, use a \
-                 name that the certificate contains"
+                "the certificate of broker {address} is for a different name{names}: in bootstrap.servers and in the broker's \
+                 advertised.listeners, use a name that the certificate contains"
             )
         }
-        code if UNKNOWN_AUTHORITY.contains(&code) => {
-            let authority = match config.get("ssl.ca.location") {
-                Some(path) if system_bundle != Some(Path::new(path)) => {
-                    format!("an authority that is not in ssl.ca.location {path}")
-                }
-                _ => "an authority that this machine does not trust".to_owned(),
-            };
-            format!(
-                "{certificate} is signed by {authority}: set ssl.ca.location to the certificate of that authority"
-            )
-        }
+        code if UNKNOWN_AUTHORITY.contains(&code) => match config.get("ssl.ca.location") {
+            Some(path) if system_bundle != Some(Path::new(path)) => format!(
+                "the certificate of broker {address} is signed by an authority that is not in ssl.ca.location {path}: set \
+                     ssl.ca.location to the certificate of that authority"
+            ),
+            _ => format!(
+                "the certificate of broker {address} is signed by an authority that this machine does not trust: set \
+                     ssl.ca.location to the certificate of that authority"
+            ),
+        },
         _ => format!(
-            "{certificate} is not valid: {}",
+            "the certificate of broker {address} is not valid: {}",
             found.reason.error_string()
         ),
     }

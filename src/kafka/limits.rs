@@ -210,7 +210,8 @@ impl Limits {
     ) -> Self {
         let (topic, is_compacted) = match query_topic(client, topic) {
             Ok(settings) => {
-                let no_value = "the brokers did not return this setting".to_owned();
+                let no_value =
+                    format!("the brokers returned no value for the topic's {TOPIC_LIMIT_SETTING}");
                 (settings.batch_bytes.ok_or(no_value), settings.is_compacted)
             }
             Err(code) => (Err(code.to_string()), false),

@@ -139,7 +139,7 @@ fn code_action(name: &str) -> Option<&'static str> {
         "ssl.providers" => Some("load OpenSSL providers"),
         // librdkafka inserts the other Kerberos properties into the kinit command, which a shell
         // runs.
-        name if name.starts_with("sasl.kerberos.") => Some("run a command in a shell"),
+        name if name.starts_with("sasl.kerberos.") => Some("run a shell command"),
         _ => None,
     }
 }
@@ -509,8 +509,8 @@ fn network_warnings(properties: &Properties) -> Vec<String> {
     let shows_password = protocol.starts_with("sasl")
         && ["PLAIN", "OAUTHBEARER"].contains(&mechanism.to_ascii_uppercase().as_str());
     let exposed = match shows_password {
-        true => "every record that Walpost sends and the SASL password or token",
-        false => "every record that Walpost sends",
+        true => "Walpost's records and credentials",
+        false => "Walpost's records",
     };
     if protocol.ends_with("ssl") {
         if effective("enable.ssl.certificate.verification") == "false" {
@@ -757,7 +757,7 @@ mod tests {
                 &[
                     "plaintext",
                     "kafka.example.com:2",
-                    "every record that Walpost sends.",
+                    "Walpost's records.",
                     "= ssl",
                 ],
             ),
@@ -772,7 +772,7 @@ mod tests {
                     ("security.protocol", "SASL_PLAINTEXT"),
                     ("sasl.mechanism", "PLAIN"),
                 ],
-                &["sasl_plaintext", "password", "= sasl_ssl"],
+                &["sasl_plaintext", "credentials", "= sasl_ssl"],
             ),
             (
                 &[
@@ -780,11 +780,7 @@ mod tests {
                     ("security.protocol", "sasl_plaintext"),
                     ("sasl.mechanism", "SCRAM-SHA-256"),
                 ],
-                &[
-                    "sasl_plaintext",
-                    "every record that Walpost sends.",
-                    "= sasl_ssl",
-                ],
+                &["sasl_plaintext", "Walpost's records.", "= sasl_ssl"],
             ),
             (
                 &[
@@ -870,7 +866,7 @@ mod tests {
         for mechanism in MECHANISMS {
             assert_eq!(login(Some(mechanism)), None);
         }
-        let expected = "expected PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER";
+        let expected = "PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER";
         for (mechanism, reason) in [
             (None, "sasl.mechanisms is missing"),
             (Some(""), "sasl.mechanisms is missing"),

@@ -49,48 +49,48 @@ pub(super) enum TokenError {
         program: String,
         error: ProgramError,
     },
-    #[error("kafka_token_command: {program} printed {found}")]
+    #[error("kafka_token_command: {program} did not print a valid token: {found}")]
     Output { program: String, found: OutputError },
     #[error("{url}: {error}")]
     Endpoint { url: String, error: EndpointError },
-    #[error("the token endpoint {url} returned {found}")]
+    #[error("the token endpoint {url} did not return a valid token: {found}")]
     Answer { url: String, found: OutputError },
 }
 
 /// The reason why the output does not contain a valid token.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum OutputError {
-    #[error("output that is not UTF-8; expected a token")]
+    #[error("the output is not UTF-8; expected a token")]
     Encoding,
-    #[error("invalid JSON at line {line}, column {column}")]
+    #[error("the JSON is invalid at line {line}, column {column}")]
     Json { line: usize, column: usize },
-    #[error("JSON without a string member \"token\" (or \"access_token\")")]
+    #[error("the JSON has no string member \"token\" (or \"access_token\")")]
     NoToken,
     #[error(
-        "several words; expected one token, or JSON: {{\"token\": \"...\", \"expires_at\": ...}}"
+        "the output has several words; expected one token, or JSON: {{\"token\": \"...\", \"expires_at\": ...}}"
     )]
     Words,
     #[error(
-        "a token without an expiry time; expected a JWT with \"exp\", or JSON: {{\"token\": \"...\", \"expires_at\": ...}}, where \
+        "the token has no expiry time; expected a JWT with \"exp\", or JSON: {{\"token\": \"...\", \"expires_at\": ...}}, where \
          expires_at is in seconds since 1970 or a time like 2026-11-25T09:05:00Z. Instead of expires_at, \"lifetime\" in seconds is \
          also accepted"
     )]
     NoExpiry,
     #[error(
-        "an invalid value for {0:?}; expected a number of seconds or, for expires_at, a time with a UTC offset"
+        "the JSON has an invalid value for {0:?}; expected a number of seconds or, for expires_at, a time with a UTC offset"
     )]
     Value(&'static str),
     #[error(
-        "invalid \"extensions\"; expected an object whose member names consist of letters (\"auth\" is not allowed) and \
+        "the value for \"extensions\" is invalid; expected an object whose member names consist of letters (\"auth\" is not allowed) and \
          whose values are ASCII strings"
     )]
     Extensions,
-    #[error("a token that expired {0} s ago. Compare this machine's clock with the issuer's clock")]
+    #[error("the token expired {0} s ago. Compare this machine's clock with the issuer's clock")]
     Expired(i64),
-    #[error("a token with characters other than visible ASCII")]
+    #[error("the token contains characters other than visible ASCII")]
     Characters,
     /// librdkafka's own message is not used because it repeats the token.
-    #[error("a token that librdkafka rejected because it had already expired")]
+    #[error("librdkafka rejected the token because the token had already expired")]
     Unusable,
 }
 
@@ -536,17 +536,14 @@ mod tests {
                 "{\"token\": \"x\", \"lifetime\": 9, \"extensions\": {\"auth\": \"hunter2\"}}",
                 "extensions",
             ),
-            ("hunter2", "without an expiry time"),
-            ("hunter2.hunter2.hunter2", "without an expiry time"),
-            ("{\"token\": \"hunter2\"}", "without an expiry time"),
-            ("{\"token\": hunter2}", "invalid JSON at line 1, column"),
-            (
-                "{\"tokn\": \"hunter2\"}",
-                "without a string member \"token\"",
-            ),
+            ("hunter2", "no expiry time"),
+            ("hunter2.hunter2.hunter2", "no expiry time"),
+            ("{\"token\": \"hunter2\"}", "no expiry time"),
+            ("{\"token\": hunter2}", "at line 1, column"),
+            ("{\"tokn\": \"hunter2\"}", "no string member \"token\""),
             (
                 "{\"token\": 7, \"lifetime\": 7}",
-                "without a string member \"token\"",
+                "no string member \"token\"",
             ),
             (
                 "{\"token\": \"hunter2\", \"lifetime\": \"hunter2\"}",

@@ -460,7 +460,7 @@ impl Creation {
                 topic,
                 reason,
                 elapsed = format_args!("{}s", missing.as_secs()),
-                "waiting for a topic to exist"
+                "waiting for a topic to appear in the brokers' metadata"
             );
         }
         Ok(Ok(()))

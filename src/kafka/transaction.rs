@@ -237,7 +237,7 @@ impl Checkpoints {
         if partitions != 1 {
             return Err(SinkError::CheckpointTopic {
                 topic: self.topic().to_owned(),
-                found: format!("the topic has {partitions} partitions, expected 1"),
+                found: format!("the topic has {partitions} partitions instead of 1"),
                 remedy: "specify another topic in the checkpoint setting".to_owned(),
             });
         }
@@ -384,7 +384,7 @@ impl Checkpoints {
         }
         Err(SinkError::CheckpointTopic {
             topic: self.topic().to_owned(),
-            found: format!("the topic's {POLICY} is {policy}, expected compact"),
+            found: format!("the topic's {POLICY} is {policy} instead of compact"),
             remedy: format!(
                 "kafka-configs.sh --bootstrap-server {} --alter --entity-type topics --entity-name {} --add-config \
                  {POLICY}=compact",

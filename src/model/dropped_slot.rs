@@ -60,7 +60,7 @@ impl DroppedSlot {
             (from, _) => format!("after {}", from.unwrap_or_default()),
         };
         format!(
-            "events{of_table} committed {when} (entry {} of the journal, {})",
+            "events{of_table} committed {when} (journal entry {}, written at {})",
             self.id, self.at
         )
     }

@@ -70,7 +70,7 @@ impl SetAside {
     #[must_use]
     pub fn describe(&self) -> String {
         format!(
-            "table {} is set aside: its events from position {} on are not delivered (entry {} of the journal, {})",
+            "table {} is set aside: its events from position {} on are not delivered (journal entry {}, written at {})",
             self.table, self.position, self.id, self.at
         )
     }

@@ -98,14 +98,14 @@ impl NotReady {
     #[must_use]
     pub fn remedy<'e>(&'e self, error: Option<&'e Failure>) -> &'e str {
         match self {
-            Self::State(..) => error.map_or("See the log for the reason", |e| &e.remedy),
+            Self::State(..) => error.map_or("See the log for details", |e| &e.remedy),
             Self::KafkaDown(..) => KAFKA_DOWN_REMEDY,
             Self::Stuck(..) => {
                 "Check whether the brokers respond, and whether partitions have fewer in-sync replicas than \
                  min.insync.replicas: kafka-topics.sh --describe --under-min-isr-partitions"
             }
             Self::EventLoopStalled(_) => {
-                "Restart Walpost (no events are lost), and report this problem, including the log"
+                "Restart Walpost (no events are lost), and report this problem with a copy of the log"
             }
             Self::Omission(left) => &left.remedy,
         }
@@ -300,16 +300,16 @@ mod tests {
         lifecycle.last_error = Some(Failure {
             at_micros: 0,
             kind: ErrorKind::Setup,
-            message: "no slot".to_owned(),
+            message: "connection refused".to_owned(),
             remedy: String::new(),
         });
         for (state, expected) in [
             (
                 State::Starting,
-                "starting: streaming has not begun yet: no slot",
+                "starting: streaming has not begun yet: connection refused",
             ),
-            (State::Reconnecting, "reconnecting: no slot"),
-            (State::Halted, "halted: no slot"),
+            (State::Reconnecting, "reconnecting: connection refused"),
+            (State::Halted, "halted: connection refused"),
             (State::Draining, "stopping"),
             (State::Stopped, "stopped"),
         ] {

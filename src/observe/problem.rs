@@ -216,13 +216,17 @@ pub(crate) fn partitions_problem(
     }
     let at = i64::try_from(end.at_micros).unwrap_or(i64::MAX);
     let at = Timestamp::from_microsecond(at).unwrap_or_default();
-    let consequence = match end.has_default {
-        true => "later rows will be inserted into the default partition",
-        false => "there is no default partition, so inserting later rows will fail",
+    let what = match end.has_default {
+        true => format!(
+            "the last partition of {outbox} ends at {at:.0}: later rows will be inserted into the default partition"
+        ),
+        false => format!(
+            "the last partition of {outbox} ends at {at:.0}: there is no default partition, so inserting later rows will fail"
+        ),
     };
     Some(Problem::new(
         Kind::PartitionsRunOut,
-        format!("the last partition of {outbox} ends at {at:.0}: {consequence}"),
+        what,
         format!(
             "Create more partitions: {}, or specify the retention setting, so that walpost run creates them",
             commands.print(["maintain"])
@@ -321,7 +325,7 @@ mod tests {
         assert_eq!(line(2, 1, true), None, "another partition follows");
         let text = line(23, 0, true).expect("a problem");
         for part in [
-            "table public.outbox ends at 2001-09-10T00:46:40Z",
+            "the last partition of table public.outbox ends at 2001-09-10T00:46:40Z",
             "default partition",
             "walpost maintain",
         ] {

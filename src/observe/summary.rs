@@ -246,7 +246,11 @@ mod tests {
             ..LifecycleSnapshot::default()
         };
         let lasting = |(kind, what): &(Kind, &str)| Lasting {
-            problem: Problem::new(*kind, (*what).to_owned(), format!("Fix {}", kind.name())),
+            problem: Problem::new(
+                *kind,
+                (*what).to_owned(),
+                format!("See docs/operations.md#{}", kind.name()),
+            ),
             since: 7.0,
         };
         let problems: Vec<_> = problems.iter().map(lasting).collect();
@@ -293,10 +297,13 @@ mod tests {
         let reported = lines(&summary);
         assert_eq!(reported.len(), 2, "{reported:?}");
         assert!(
-            reported[0].contains("(3 events are waiting): 2/2 brokers are down. Start the brokers"),
+            reported[0].contains("Kafka is unreachable (3 events are waiting): 2/2 brokers are down. Start the brokers"),
             "{reported:?}"
         );
-        assert_eq!(reported[1], "a transaction is open. Fix long_transaction");
+        assert_eq!(
+            reported[1],
+            "a transaction is open. See docs/operations.md#long_transaction"
+        );
         assert_eq!(
             summarize(State::StandingBy, None, &[], &[]).state,
             "standing by"
@@ -321,14 +328,17 @@ mod tests {
             ),
         ];
         let later = summarize(State::Halted, Some(&not_ready), &problems, &[]);
-        assert_eq!(lines(&later), [format!("{LOST}. Fix not_streaming")]);
+        assert_eq!(
+            lines(&later),
+            [format!("{LOST}. See docs/operations.md#not_streaming")]
+        );
         assert_eq!((later.severity, later.rank), (Severity::Critical, 0));
         // A problem that no other reason describes is listed separately.
         let missing = [(Kind::SlotMissing, "slot \"s\" does not exist")];
         let reported = lines(&summarize(State::Halted, Some(&not_ready), &missing, &[]));
         assert_eq!(
             reported[1..],
-            ["slot \"s\" does not exist. Fix slot_missing"]
+            ["slot \"s\" does not exist. See docs/operations.md#slot_missing"]
         );
     }
 

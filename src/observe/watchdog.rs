@@ -488,7 +488,7 @@ fn long_transaction(oldest: &OpenTransaction, open: Duration, retained: u64) -> 
             (
                 format!("prepared transaction {name:?}"),
                 format!(
-                    "In that database, run: COMMIT PREPARED {quoted}, or ROLLBACK PREPARED {quoted}"
+                    "In database {database:?}, run: COMMIT PREPARED {quoted}, or ROLLBACK PREPARED {quoted}"
                 ),
             )
         }

@@ -515,7 +515,7 @@ mod tests {
         );
         assert!(
             !bad.contains(&"a=b".to_owned()),
-            "the invalid headers column was converted partially: {bad:?}"
+            "an invalid headers column was partially converted: {bad:?}"
         );
     }
 

@@ -159,7 +159,7 @@ fn check_error(error: &RouteError, topic: &Template, values: &Values<'_>) {
             assert_eq!(time(at), Err(()));
         }
         RouteError::Encoding => panic!("invalid encoding is detected before a row is routed"),
-        RouteError::NotText => panic!("these settings convert no value to JSON"),
+        RouteError::NotText => panic!("the fuzz settings do not convert values to JSON"),
     }
 }
 

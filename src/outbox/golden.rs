@@ -108,7 +108,7 @@ const DIFFERENCES: &[(&str, &str, &str)] = &[
     (
         "expanded",
         "beyond double",
-        "Debezium replaces the number with Infinity",
+        "Debezium replaces numbers that are too large for a double with Infinity",
     ),
     (
         "expanded",
@@ -138,7 +138,7 @@ const DIFFERENCES: &[(&str, &str, &str)] = &[
     (
         "traced",
         "later version",
-        "Debezium writes version 00, and Walpost keeps the application's version",
+        "Debezium writes traceparent version 00, and Walpost keeps the application's version",
     ),
     (
         "traced",

@@ -20,8 +20,8 @@ const ESCAPES: [u8; 256] = {
     escapes[0x0a] = b'n';
     escapes[0x0c] = b'f';
     escapes[0x0d] = b'r';
-    escapes[b'"' as usize] = b'"';
-    escapes[b'\\' as usize] = b'\\';
+    escapes[0x22] = b'"';
+    escapes[0x5c] = b'\\';
     // Lead bytes of characters outside the BMP, which are written as two surrogates.
     let mut astral = 0xf0;
     while astral < 0xf8 {

@@ -177,7 +177,7 @@ mod tests {
             )],
         );
         check(
-            "tracestate : a\\=1\r\n other x\n!no\ntraceparent b",
+            "tracestate : a\\=1\r\n other x\n!comment\ntraceparent b",
             &[("traceparent", "b"), ("tracestate", "a=1")],
         );
         check(

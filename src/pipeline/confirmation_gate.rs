@@ -399,7 +399,10 @@ mod tests {
         fixture.0.wait_for_change().await;
         assert!(fixture.0.is_requested());
         assert_eq!(advance_at(&mut fixture, 1100, false, 5000), (1000, None));
-        assert!(!fixture.0.is_requested(), "one request causes one write");
+        assert!(
+            !fixture.0.is_requested(),
+            "one request must cause only one write"
+        );
         assert_eq!(fixture.1.next_request().await, Lsn(1100));
         fixture.1.mark_written(Lsn(1100));
         // The WAL that a write generates does not trigger another write.

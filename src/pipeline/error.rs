@@ -151,39 +151,41 @@ impl PipelineError {
     /// command.
     pub(crate) fn message(&self, commands: &Commands) -> String {
         match self.resolution(commands) {
-            Some((why, command)) => format!("{self}. {why}: {command}"),
+            Some(remedy) => format!("{self}. {remedy}"),
             None => self.to_string(),
         }
     }
 
-    /// Returns the command that resolves the error, and the phrase that introduces it in the
-    /// message. Returns `None` if no single command resolves the error.
-    fn resolution(&self, commands: &Commands) -> Option<(&'static str, String)> {
-        const SKIP: &str = "To skip the transaction that contains the event";
-        const ADOPT: &str = "To accept the slot's position";
-        let adopt = || commands.print(["checkpoint", "adopt"]);
+    /// Returns the command that resolves the error, introduced by its purpose. Returns `None` if no
+    /// single command resolves the error.
+    fn resolution(&self, commands: &Commands) -> Option<String> {
+        let skip = |at: String| {
+            let skip = commands.print(["skip", "--to", &at]);
+            format!("To skip the transaction that contains the event: {skip}")
+        };
+        let adopt = || {
+            let adopt = commands.print(["checkpoint", "adopt"]);
+            format!("To accept the slot's position: {adopt}")
+        };
         let core = match self {
             Self::Core(error) => error,
             Self::Snapshot(error) => match error.as_ref() {
                 SnapshotError::Core(error) => error,
                 SnapshotError::NoJournal { .. } => {
-                    return Some(("To create the journal", commands.print(["init"])));
+                    return Some(format!(
+                        "To create the journal: {}",
+                        commands.print(["init"])
+                    ));
                 }
                 _ => return None,
             },
-            Self::ExactlyOnce(ExactlyOnceError::History(_)) => return Some((ADOPT, adopt())),
-            Self::Sink(error) => {
-                return error
-                    .skip_to()
-                    .map(|at| (SKIP, commands.print(["skip", "--to", &at])));
-            }
+            Self::ExactlyOnce(ExactlyOnceError::History(_)) => return Some(adopt()),
+            Self::Sink(error) => return error.skip_to().map(skip),
             _ => return None,
         };
         match core {
-            CoreError::History(_) => Some((ADOPT, adopt())),
-            _ => core
-                .skip_to()
-                .map(|at| (SKIP, commands.print(["skip", "--to", &at]))),
+            CoreError::History(_) => Some(adopt()),
+            _ => core.skip_to().map(skip),
         }
     }
 

@@ -251,7 +251,7 @@ fn dial_remedy(error: &DialError) -> Remedy {
     }
 }
 
-/// Returns the remedy for an SQLSTATE (PostgreSQL 18, "Appendix A. PostgreSQL Error Codes").
+/// Returns the remedy for an SQLSTATE (listed in appendix A of the PostgreSQL 18 manual).
 fn server_remedy(error: &ServerError) -> Remedy {
     match error.code.as_str() {
         // object_in_use: another walsender holds the slot.
@@ -451,7 +451,7 @@ mod tests {
             let error = DialError::Server { host, error }.with_remedy(&conninfo);
             assert_eq!(dial_remedy(&error), Remedy::Halt, "{message}");
             let text = error.to_string();
-            assert!(text.contains("This is a connection pooler ("), "{text}");
+            assert!(text.contains("a connection pooler ("), "{text}");
         }
     }
 }

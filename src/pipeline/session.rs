@@ -464,8 +464,8 @@ impl Session<'_> {
             let restart = commands.print(["pipeline", "restart", &self.settings.name]);
             info!(
                 pipeline = self.settings.name,
-                "the definition has changed; the pipeline will restart with the new definition when the copy of older \
-                 rows is complete. To restart the pipeline now: {restart}"
+                "the pipeline's definition has changed; the pipeline will restart with the new definition when the copy of \
+                 older rows is complete. To restart the pipeline now: {restart}"
             );
         }
         true

@@ -337,7 +337,7 @@ impl Unfinished {
             snapshot_lsn: self.snapshot_lsn,
             never: match settings.target.outbox.is_several() {
                 true => {
-                    "restore the previous definition, with snapshot = \"never\", and keep it until \"streaming\" is logged"
+                    "restore the pipeline's previous definition with snapshot = \"never\", and keep it until the log contains \"streaming\""
                 }
                 false => "snapshot = \"never\"",
             },
@@ -392,7 +392,7 @@ fn settled(
         warn!(
             pipeline = settings.name,
             slot = settings.target.slot,
-            "the slot previously delivered table {before}: rows that {table} contained when it replaced {before} are \
+            "the slot was previously used for table {before}: rows that {table} contained when it replaced {before} are \
              not delivered, unless the outbox already included {table}. To send these rows: {}",
             settings.target.replay_from()
         );

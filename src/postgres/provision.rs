@@ -228,7 +228,7 @@ impl Provision {
             });
         }
         together.push(Script {
-            makes: "owners of the required objects".to_owned(),
+            makes: "ownership of Walpost's objects".to_owned(),
             sql: sql_file::examine(
                 &self.target,
                 SessionKind::Any,
@@ -320,14 +320,14 @@ impl Provision {
             tracing::info!("checking or creating {makes}");
             run(catalog, makes, sql, left).await?;
             if left == LeftTables::NoSlot && is_new {
-                let step = "record of the new slot in walpost.slot_state";
+                let step = "row for the new slot in walpost.slot_state";
                 let recorded = catalog
                     .record_new_slot(&self.pipeline, &self.target, self.first_start)
                     .await;
                 recorded.map_err(failed(step, LeftTables::Slot))?;
             }
             if left == LeftTables::NoSlot && !is_new {
-                let step = "record of the slot in walpost.slot_state";
+                let step = "row for the slot in walpost.slot_state";
                 let recorded = self.record_other_history(catalog).await;
                 recorded.map_err(failed(step, LeftTables::LastStep))?;
                 if self.takes_slot {
@@ -344,11 +344,11 @@ impl Provision {
             // walpost.add_outbox looks up the slot in walpost.table_state. Record it again after
             // walpost.add_outbox has run, because this function may have omitted rows.
             let recorded = self.record_tables(catalog).await;
-            let step = "record of the published tables in walpost.table_state";
+            let step = "rows for the published tables in walpost.table_state";
             recorded.map_err(failed(step, left))?;
         }
         let accepted = self.accept_name(catalog).await;
-        let step = "record of the accepted table name in walpost.table_state";
+        let step = "row for the renamed table in walpost.table_state";
         accepted.map_err(failed(step, LeftTables::LastStep))
     }
 
@@ -557,8 +557,8 @@ mod tests {
             },
             partitioned: false,
             role: Some("carrier".to_owned()),
-            owner: Some("it's an owner".to_owned()),
-            writers: vec!["it's a shop".to_owned()],
+            owner: Some("table's owner".to_owned()),
+            writers: vec!["shop's writer".to_owned()],
             failover: None,
             lock_timeout: Duration::from_secs(1),
             row_bytes_max: 64 << 20,
@@ -609,7 +609,7 @@ mod tests {
             "function walpost.add_outbox",
             "role carrier",
             "publication pub",
-            "owners of the required objects",
+            "ownership of Walpost's objects",
             "slot slot",
         ];
         assert_eq!(made(&all)[2..], shared);
@@ -741,7 +741,7 @@ mod tests {
                 // If the hint suggested `psql -f sql/guard.sql`, another user could create a file
                 // with that name in the directory in which an operator runs the command.
                 assert!(
-                    hint.contains(" of Walpost in this database") && !hint.contains("-f sql/"),
+                    hint.contains("Walpost in this database") && !hint.contains("-f sql/"),
                     "{name}: {hint:?}"
                 );
             }
@@ -828,7 +828,7 @@ mod tests {
     /// Returns the words between `start` and the next `end` in `sql/examine.sql`.
     fn examined(start: &str, end: char) -> Vec<&'static str> {
         let (_, rest) = sql_file::EXAMINE.split_once(start).expect("the list");
-        let (list, _) = rest.split_once(end).expect("a delimiter after the list");
+        let (list, _) = rest.split_once(end).expect("a closing delimiter");
         let words = list.split(|c: char| !c.is_ascii_lowercase() && c != '_');
         words.filter(|word| !word.is_empty()).collect()
     }
@@ -1045,12 +1045,12 @@ mod tests {
                 "function walpost.lock_and_examine",
                 "table \"My Shop\".\"out'box\"",
                 "lock on \"My Shop\".\"out'box\"",
-                "privileges that allow role it's a shop to send events",
+                "privileges that allow role shop's writer to send events",
                 "table walpost.journal",
                 "role carrier",
                 "publication pub",
-                "ownership of table \"My Shop\".\"out'box\" by role it's an owner",
-                "owners of the required objects",
+                "ownership of table \"My Shop\".\"out'box\" by role table's owner",
+                "ownership of Walpost's objects",
             ]
         );
         assert_eq!(

@@ -236,7 +236,7 @@ impl fmt::Display for LockHolder {
         match &self.holder {
             Some(holder) => write!(
                 f,
-                "The advisory lock is held by {holder}. Unless that is walpost replay, release the lock: {}",
+                "The advisory lock is held by {holder}. Unless the holder is a walpost replay process, release the lock: {}",
                 holder.release()
             ),
             None => f.write_str("The session that held the advisory lock has since ended. Run the same command again"),

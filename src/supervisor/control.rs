@@ -75,7 +75,10 @@ pub(crate) enum ControlError {
     InUse(PathBuf),
     /// The folder's permissions allow other users to create the socket's file first, which would
     /// keep the process from starting.
-    #[error("control socket {}: its folder can't be used: {error}. Alternatively, set another path with --control", path.display())]
+    #[error(
+        "control socket {}: the socket's folder can't be used: {error}. Alternatively, set another path with --control",
+        path.display()
+    )]
     Folder { path: PathBuf, error: PathError },
     /// The file at this path is not a socket.
     #[error("control socket {}: the existing file is not a socket. Set another path with --control", .0.display())]

@@ -70,7 +70,7 @@ impl fmt::Display for SuspectRemoval {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} pipelines would be removed ({}), leaving {} from {}. To apply this anyway, run walpost pipeline reload --accept",
+            "{} pipelines would be removed ({}), leaving {} from {}. To apply the change anyway, run walpost pipeline reload --accept",
             self.removed.len(),
             self.removed.join(", "),
             self.left,

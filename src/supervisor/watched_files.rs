@@ -62,7 +62,7 @@ fn versions(paths: &[PathBuf]) -> Vec<FileVersion> {
         versions.push(version(path));
         #[expect(
             clippy::disallowed_methods,
-            reason = "only detects changes; a reload checks the folder before it uses a file"
+            reason = "this function only detects changes; a reload checks the folder before it uses a file"
         )]
         let Ok(folder) = fs::read_dir(path) else {
             continue;

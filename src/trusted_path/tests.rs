@@ -158,7 +158,7 @@ fn rejects_links_and_files_owned_by_other_users() {
     lchown(&file, Some(12345), None).expect("an owner");
     let (place, remedy) = expect_writable(&link);
     assert_eq!(place, fixture.real("file"));
-    assert!(remedy.ends_with("or run Walpost as uid 12345"), "{remedy}");
+    assert!(remedy.ends_with("Walpost as uid 12345"), "{remedy}");
     lchown(&file, Some(0), None).expect("an owner");
     lchown(&shared, Some(12345), None).expect("an owner");
     assert_eq!(expect_writable(&link).0, fixture.real("shared"));
@@ -195,12 +195,9 @@ fn rejects_special_files_and_folders_without_opening_them() {
     let _listener = std::os::unix::net::UnixListener::bind(&socket).expect("a socket");
     set_mode(&socket, 0o700);
     for (path, expected) in [
-        (fifo, "is a FIFO, expected a regular file"),
-        (socket, "is a socket, expected a regular file"),
-        (
-            fixture.folder("folder"),
-            "is a folder, expected a regular file",
-        ),
+        (fifo, "is a FIFO, expected"),
+        (socket, "is a socket, expected"),
+        (fixture.folder("folder"), "is a folder, expected"),
         // The device's mode, which allows all users to write, is checked before its type.
         (endless, "/dev/zero is writable by other users"),
     ] {

@@ -321,7 +321,7 @@ fn halts_if_the_cleanup_policy_of_the_checkpoint_topic_deletes_records() {
         let run = Invocation::new(["run", "--config"]).arg(&file);
         run.finish().expect_code(3).expect_mentions(&[
             &topic,
-            &format!("cleanup.policy is {policy}, expected compact"),
+            &format!("cleanup.policy is {policy} instead of compact"),
             "kafka-configs.sh",
         ]);
     }

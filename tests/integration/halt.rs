@@ -355,7 +355,7 @@ fn suggests_a_remedy_if_the_connection_uses_a_pooler() {
     halted.expect_mentions(&[
         "unsupported startup parameter",
         "connection pooler",
-        "PostgreSQL's own address and port",
+        "PostgreSQL's address and port",
     ]);
 }
 

@@ -191,7 +191,7 @@ fn waits_for_an_existing_topic_that_is_missing_from_broker_metadata(exactly_once
     let far = format!("bootstrap.servers=127.0.0.1:{}", proxy.port());
     let mut walpost = fixture.start_with(&["--create-topics", "3:1", "-X", &far]);
     fixture.insert(&aggregate, "k");
-    let line = walpost.wait_for_log("waiting for a topic to exist");
+    let line = walpost.wait_for_log("waiting for a topic to appear in the brokers' metadata");
     for part in ["WARN", &topic, "the brokers report that the topic exists"] {
         assert!(line.contains(part), "{part} in {line}");
     }

@@ -412,7 +412,7 @@ fn reports_and_skips_a_row_larger_than_1_gb() {
         refused.expect_mentions(&["can't list the events after it", &position]);
         let skipped = fixture.skip(&position).answer(&answer).finish();
         skipped.expect_code(0).expect_mentions(&[
-            "1 that can't be converted to a record",
+            "events that can't be converted to a record: 1",
             "any later events in the transaction are not listed",
         ]);
         let walpost = fixture.start();
@@ -475,7 +475,7 @@ fn reports_and_skips_a_row_with_a_value_that_postgresql_cannot_convert_to_text()
         let answer = format!("{}\n", fixture.name);
         let skip = fixture.skip(&position(&halted)).answer(&answer).finish();
         skip.expect_code(0)
-            .expect_mentions(&["1 that can't be converted to a record", "skipped"]);
+            .expect_mentions(&["events that can't be converted to a record: 1", "skipped"]);
         let walpost = fixture.start();
         wait_until("the event after the skipped transaction", || {
             keys(&fixture.records()).iter().any(|key| key == "after")

@@ -115,11 +115,11 @@ fn status_reports_every_problem() {
     status(&other, http.address())
         .finish()
         .expect_code(1)
-        .expect_mentions(&["has no such pipeline"]);
+        .expect_mentions(&["has no pipeline with this name"]);
     Invocation::new(["status", "--pipeline", "nobody", "--http", http.address()])
         .finish()
         .expect_code(1)
-        .expect_mentions(&["there is no such pipeline"]);
+        .expect_mentions(&["no pipeline with this name was found"]);
     walpost.terminate().expect_code(0);
 }
 

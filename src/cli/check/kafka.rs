@@ -126,9 +126,9 @@ fn event_size(
         return;
     }
     let result = match settings.dead_letters.oversize {
-        Undeliverable::Halt => "a larger event halts the pipeline",
+        Undeliverable::Halt => "an event whose record exceeds the limit halts the pipeline",
         Undeliverable::DeadLetter => {
-            "a larger event is replaced by a dead letter without the payload"
+            "an event whose record exceeds the limit is replaced by a dead letter without the payload"
         }
     };
     let EventLimit { table, bytes } = accepted;

@@ -208,10 +208,11 @@ fn buffer(connection: &Connection, report: &mut Report<'_>) {
 /// Reports privileges that allow every role to publish or forge events.
 fn forgery(target: &Target, public_privileges: &PublicPrivileges, report: &mut Report<'_>) {
     let init = target.init(&["--writer", "ROLE"]);
-    let first = format!("First, grant this privilege to the roles that need it: {init}.");
+    let first =
+        format!("First, grant the required privileges to each role that writes events: {init}.");
     if public_privileges.publishes {
         let message = format!(
-            "every role in the database can publish events. {first} Then, revoke the privilege from all other roles: \
+            "every role in the database can publish events. {first} Then, revoke the privileges from all other roles: \
              REVOKE EXECUTE ON FUNCTION walpost.publish(text, text, text, jsonb, jsonb, uuid, text), walpost.publish_bytes(text, text, \
              text, bytea, jsonb, uuid, text) FROM PUBLIC; REVOKE USAGE ON SCHEMA walpost FROM PUBLIC"
         );
@@ -800,7 +801,8 @@ fn risks(settings: &PipelineSettings, observed: &Observed, report: &mut Report<'
             let remedy = match outbox.table() {
                 Some(table) => format!("ALTER PUBLICATION {name} SET TABLE {table}"),
                 None => {
-                    "drop the table from the publication, and add it again without WHERE".to_owned()
+                    "drop the table from the publication, and add it again without a WHERE clause"
+                        .to_owned()
                 }
             };
             let message = format!(

@@ -65,12 +65,12 @@ fn counts_a_row_as_durable_when_it_and_all_preceding_rows_are_delivered() {
     watermark.begin_row().expect("a valid begin");
     assert!(
         watermark.begin_row().is_err(),
-        "a row can't begin inside another row"
+        "expected an error, because the previous row is still open"
     );
     assert_eq!(
         watermark.durable_rows(),
         3,
-        "the last row has not ended yet"
+        "end_row was not called for the last row"
     );
 }
 
@@ -193,7 +193,7 @@ fn confirms_no_position_after_the_last_checkpoint() {
 }
 
 #[test]
-#[should_panic(expected = "a checkpoint up to 0/63 followed a checkpoint")]
+#[should_panic(expected = "the checkpoint moved backwards: found 0/63")]
 fn panics_if_a_checkpoint_moves_backwards() {
     let mut watermark = watermark();
     watermark.record_checkpoint(Lsn(100));

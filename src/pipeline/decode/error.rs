@@ -172,7 +172,7 @@ pub enum CoreError {
     },
     /// The sink did not accept the dead letter for a row.
     #[error(
-        "the dead letter for {row} at {at} can't be delivered either: {error}. Reason for the dead letter: {reason}"
+        "the dead letter for {row} at {at} can't be delivered: {error}. Reason for the dead letter: {reason}"
     )]
     DeadLetter {
         /// Position of the row.
@@ -263,10 +263,10 @@ fn describe_unsendable(cause: UnsendableCause) -> &'static str {
 fn prevention(cause: UnsendableCause) -> &'static str {
     match cause {
         UnsendableCause::Encoding => {
-            "Fix the program that writes such values, or move the outbox to a database with the encoding UTF8"
+            "Fix the program that writes values without an equivalent in UTF-8, or move the outbox to a database with the encoding UTF8"
         }
         UnsendableCause::Size => {
-            "To reject such events when they are written, see sql/outbox.sql and sql/publish.sql"
+            "To reject oversized events when they are written, see sql/outbox.sql and sql/publish.sql"
         }
         UnsendableCause::Value => "Fix the program that wrote the row",
     }
@@ -281,11 +281,11 @@ fn dead_letter_hint(error: &SinkError) -> String {
             cause: RefusalCause::Size,
             ..
         } => {
-            "To send such events to the dead-letter topic without their payload (only if the outbox is a table), set \
+            "To send oversized events to the dead-letter topic without their payload (only if the outbox is a table), set \
              on_oversize = \"dead-letter\""
         }
         SinkError::RecordRejected { .. } | SinkError::NoPartition { .. } => {
-            "To send such events to the dead-letter topic, set on_unroutable = \"dead-letter\""
+            "To send unroutable events to the dead-letter topic, set on_unroutable = \"dead-letter\""
         }
         _ => return String::new(),
     };

@@ -245,7 +245,7 @@ impl Stream {
         let first = pending.map(|position| position.commit).min();
         assert!(
             first.is_none_or(|first| confirmed <= first),
-            "confirmed up to {confirmed}, but {first:?} has not been delivered"
+            "positions up to {confirmed} were confirmed, but {first:?} has not been delivered"
         );
         let in_flight = self.core.delivery.watermark.in_flight();
         assert_eq!(in_flight.records, self.sink.pending.len() as u64);

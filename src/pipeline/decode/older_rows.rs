@@ -76,11 +76,11 @@ impl RowTable {
     /// the error describes the invalid contents.
     pub(super) fn read(&self, tuple: &Tuple<'_>) -> Result<OlderRow, &'static str> {
         let text = |index: usize| match tuple.values().nth(index) {
-            Some(Value::Text(text)) => str::from_utf8(text).map_err(|_| "text that is not UTF-8"),
-            _ => Err("a row that lacks a value"),
+            Some(Value::Text(text)) => str::from_utf8(text).map_err(|_| "non-UTF-8 text"),
+            _ => Err("an incomplete row"),
         };
         let [publication, relation, schema, name, columns, values] = self.indexes.map(text);
-        let json = "an invalid list of columns or values";
+        let json = "invalid columns or values";
         let row = OlderRow {
             publication: publication?.to_owned(),
             oid: relation?.parse().map_err(|_| "an invalid OID")?,

@@ -147,6 +147,10 @@ mod tests {
         };
         assert_eq!(commit(0x200), (None, false));
         assert_eq!(commit(0x300), (Some(Lsn(0x310)), true));
-        assert_eq!(commit(0x400), (None, true), "the safe LSN is returned once");
+        assert_eq!(
+            commit(0x400),
+            (None, true),
+            "the safe LSN must be returned only once"
+        );
     }
 }

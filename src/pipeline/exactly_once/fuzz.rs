@@ -68,7 +68,11 @@ pub fn checkpoint(data: &[u8]) {
                 let Some(Delivered::Before(before)) = checkpoint.delivered else {
                     panic!("{:?} became {from}", checkpoint.delivered);
                 };
-                assert_eq!(from, before.min(at), "no other events are omitted");
+                assert_eq!(
+                    from,
+                    before.min(at),
+                    "events on the new timeline must not be omitted"
+                );
             }
             other => assert_eq!(other, checkpoint.delivered),
         }

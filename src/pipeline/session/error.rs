@@ -38,7 +38,7 @@ pub(crate) enum SlotError {
     /// Something other than Walpost moved the slot, or dropped and re-created it.
     #[error(
         "slot {slot:?} is at {found}, but Walpost confirmed it only up to {confirmed}: something else moved it, or dropped and \
-         re-created it. Events committed between {confirmed} and {found} may be missing from Kafka. {resend}; {then}"
+         re-created it. Events committed between {confirmed} and {found} may be missing from Kafka. {resend}; then {then}"
     )]
     SlotMoved {
         slot: String,
@@ -70,9 +70,9 @@ pub(crate) enum SlotError {
     /// The outbox's only table was set aside when the outbox still consisted of several tables. A
     /// single-table outbox can't skip rows of its table.
     #[error(
-        "table {table} is set aside, but its rows can be omitted only if the outbox has several tables: {missing} are \
-         not delivered, and would be delivered after rows that are inserted now. Restore the previous definition \
-         (tables = [...]) and send the rows: {replay}; then change the definition again"
+        "table {table} is set aside, but its rows can be omitted only if the outbox has several tables: {missing} \
+         have not been delivered. If the pipeline continued, they would be delivered after rows that are inserted now. \
+         Restore the previous definition (tables = [...]) and send the rows: {replay}; then change the definition again"
     )]
     TableSetAside {
         /// A description of the events that have not been delivered.

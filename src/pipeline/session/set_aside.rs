@@ -167,7 +167,7 @@ pub(super) fn check_single(
         None => Ok(()),
         Some(entry) => Err(SlotError::TableSetAside {
             missing: format!(
-                "the table's events from position {} on (entry {} of the journal, {})",
+                "the table's events from position {} on (journal entry {}, written at {})",
                 entry.position, entry.id, entry.at
             ),
             table: entry.table.clone(),

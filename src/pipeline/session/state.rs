@@ -210,10 +210,10 @@ impl SessionState {
                 resend: slot.target.resend(),
                 then: match written {
                     Some(_) => format!(
-                        "then accept the slot's new position: {}; then start walpost",
+                        "accept the slot's new position: {}; then start walpost",
                         slot.target.skip(&found.to_string())
                     ),
-                    None => "then restart walpost".to_owned(),
+                    None => "restart walpost".to_owned(),
                 },
             }),
             _ => Ok(()),

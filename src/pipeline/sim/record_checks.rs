@@ -68,9 +68,7 @@ pub(super) fn check_at_least_once(
             .filter(|(_, rows)| rows.first() == Some(id));
         next.extend(begun.map(|(copy, _)| (copy, 1)));
         if next.is_empty() {
-            return Err(format!(
-                "event {id} is delivered before an event that precedes it"
-            ));
+            return Err(format!("event {id} was delivered out of order"));
         }
         positions = next;
     }

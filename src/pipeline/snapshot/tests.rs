@@ -148,7 +148,7 @@ fn reports_a_stalled_copy_if_no_rows_are_read_within_the_limit() {
     assert!(!progresses(3, 21));
 }
 
-/// Covers the table in docs/pipelines.md, "While older rows are being copied": the definition is
+/// Covers the table in docs/pipelines.md#while-older-rows-are-being-copied: the definition is
 /// changed to each kind of outbox while a copy is unfinished.
 #[test]
 fn continues_an_unfinished_copy_only_for_the_same_table() {

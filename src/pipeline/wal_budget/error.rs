@@ -36,7 +36,7 @@ pub(crate) enum WalBudgetError {
 /// A slot that was dropped.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "slot {slot:?} was dropped{why}. These events are in {outbox} but not in Kafka: {what}, and all events that are committed \
+    "slot {slot:?} was dropped. {why}These events are in {outbox} but not in Kafka: {what}, and all events that are committed \
      before a new slot exists. Create a slot: {init}; {adopt}start walpost again; then send the missing events: {replay}"
 )]
 pub(crate) struct SlotDropped {
@@ -45,7 +45,7 @@ pub(crate) struct SlotDropped {
     pub(super) init: String,
     /// The command that resends the missing events.
     pub(super) replay: String,
-    /// The reason why the slot was dropped, as text that follows "was dropped" in the message.
+    /// The reason why the slot was dropped, as a sentence that ends with a period and a space.
     /// Empty unless Walpost has just dropped the slot.
     pub(super) why: String,
     /// A description of the events that were not delivered.

@@ -218,8 +218,7 @@ pub(crate) async fn drop_slot(
     };
     match timeout(settings.link_timeout, drop_slot).await {
         Ok(Ok((Outcome::Dropped, entries))) => {
-            let why =
-                format!(" because the slot retained more WAL than wal_budget.max ({max_size})");
+            let why = format!("The slot retained more WAL than wal_budget.max ({max_size}). ");
             slot_dropped(settings, &entries, why)
         }
         Ok(Ok((Outcome::InUse(pid), _))) => SlotInUse {

@@ -63,7 +63,7 @@ pub(crate) enum CopyError {
     #[error(transparent)]
     Catalog(#[from] CatalogError),
     /// The server sent data that is not a row in COPY's text format.
-    #[error("COPY of the outbox: {0}")]
+    #[error("failed to decode the output of COPY: {0}")]
     Text(#[from] TextError),
     /// A row is larger than the settings allow.
     #[error(
@@ -299,14 +299,14 @@ mod tests {
             columns: &names,
             mapping: &mapping,
             order: &order,
-            condition: "type = 'a' -- why",
+            condition: "type='order' -- comment",
             row_bytes_max: 1,
         };
         let (sql, slots) = query.sql(&table);
         assert_eq!(
             sql,
             "COPY (SELECT \"id\", \"payload\", \"aggregateid\", \"aggregatetype\", \"created_at\", \"x\"\"y\" \
-             FROM \"public\".\"Out box\" AS walpost_row WHERE (type = 'a' -- why\n) ORDER BY \"created_at\", \"x\"\"y\") TO STDOUT"
+             FROM \"public\".\"Out box\" AS walpost_row WHERE (type='order' -- comment\n) ORDER BY \"created_at\", \"x\"\"y\") TO STDOUT"
         );
         let expected: Vec<_> = [0, 2, 3, 4].map(|index| mapping.slot(index)).to_vec();
         assert_eq!(slots.into_iter().map(Some).collect::<Vec<_>>(), expected);

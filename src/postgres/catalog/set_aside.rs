@@ -232,7 +232,7 @@ fn parse_begun(entry: Written) -> Result<SetAside, CatalogError> {
     let unexpected = |member: &str| {
         let (id, found) = (entry.id, &detail[member]);
         CatalogError::Unexpected(format!(
-            "walpost.journal.detail of entry {id}: {member} is {found}"
+            "entry {id} of walpost.journal has {member} = {found} in its detail column"
         ))
     };
     let text = |member: &str| detail[member].as_str().map(str::to_owned);

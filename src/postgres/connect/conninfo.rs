@@ -270,11 +270,13 @@ pub enum PasswordError {
     #[error(transparent)]
     Program(#[from] ProgramError),
     /// The first line is empty.
-    #[error("the first line of the program's output is empty, expected the password")]
+    #[error(
+        "expected the password on the first line of the program's output, but this line is empty"
+    )]
     Empty,
     /// The line contains a NUL character, which PostgreSQL does not allow in a password.
     #[error(
-        "the first line of the program's output contains a NUL character, expected the password"
+        "expected the password on the first line of the program's output, but this line contains a NUL character"
     )]
     Nul,
 }
@@ -432,7 +434,9 @@ impl Conninfo {
         place: &str,
     ) -> Result<Self, &'static str> {
         if self.password.is_some() && self.password_variable.is_none() {
-            return Err("the connection string also contains a password; remove one of the two");
+            return Err(
+                "the connection string contains a password, although password_command is set: remove one of them",
+            );
         }
         let place = place.into();
         self.password_command = Some(PasswordCommand { program, place });
@@ -771,7 +775,7 @@ fn tls(
         None => None,
     };
     if version_max.is_some_and(|max| max < version_min) {
-        let expected = "not less than ssl_min_protocol_version";
+        let expected = "the value of ssl_min_protocol_version or a later version";
         return Err(settings.value_error("ssl_max_protocol_version", expected));
     }
 

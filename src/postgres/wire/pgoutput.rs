@@ -290,7 +290,7 @@ pub enum DecodeError {
     #[error("pgoutput {0}: not UTF-8")]
     NotUtf8(&'static str),
     /// A name is longer, or a table has more columns, than PostgreSQL allows.
-    #[error("pgoutput {0}: {1}, expected at most {2}")]
+    #[error("pgoutput {0}: length {1}, expected at most {2}")]
     TooMany(&'static str, usize, usize),
     /// The message continues after its last field.
     #[error("pgoutput {0}: {1} unexpected bytes at the end")]

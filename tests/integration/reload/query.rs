@@ -3,7 +3,7 @@
 use super::*;
 use crate::support::http::Http;
 
-const FAILED_MESSAGE: &str = "pipelines already running from this source are kept";
+const FAILED_MESSAGE: &str = "pipelines already started from this source keep running";
 
 /// A database with a table of database names. Each row defines a pipeline.
 struct Shards {

@@ -345,7 +345,7 @@ fn does_not_replay_entries_that_another_process_is_replaying() {
         fixture.db.run("SET application_name = 'holds \"it\"'");
         fixture.db.run(&lock("pg_advisory_lock"));
         let locked = fixture.replay(&[flag, "--yes"]).finish();
-        let is_sending = "another process is sending these events";
+        let is_sending = "another process is already sending the events";
         let pid = fixture.db.number("SELECT pg_backend_pid()");
         let holder = format!(
             "The advisory lock is held by PID {pid} (application_name \"holds \\\"it\\\"\", role \"postgres\""

@@ -277,7 +277,7 @@ fn exactly_once_mode_halts_if_a_snapshot_cannot_be_resumed() {
     fixture
         .checkpoint("show")
         .finish()
-        .expect_mentions(&["older rows copied so far"]);
+        .expect_mentions(&["older rows so far"]);
     assert_eq!(fixture.records().len(), found);
     let adopted = fixture
         .checkpoint("adopt")

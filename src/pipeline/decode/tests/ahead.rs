@@ -34,7 +34,7 @@ fn lists_each_topic_of_the_buffered_rows_once() {
     assert_eq!(
         topics_ahead(&fixture, &ahead),
         expected,
-        "topics after a table that may have changed must not be listed"
+        "topics of rows after a possible table change must not be listed"
     );
     assert!(fixture.accepted().is_empty());
     fixture.process(&insert_row("a"));

@@ -118,7 +118,7 @@ fn lists_the_topics_of_the_rows_to_be_copied_next() {
     assert_eq!(
         ahead(&fixture),
         ["outbox.event.order", "outbox.event.bill"],
-        "topics after an invalid line must not be listed"
+        "topics of rows after an invalid line must not be listed"
     );
     assert!(fixture.accepted().is_empty());
     assert_eq!(

@@ -178,8 +178,8 @@ impl<D: Database> Startup<'_, '_, D> {
         if let Some(Phantom { from, to }) = resume.phantom {
             error!(
                 pipeline = self.settings.name, %from, %to, epoch = resume.epoch,
-                "PostgreSQL failed over to a standby that did not have the last transactions: events between these \
-                 positions are in Kafka but not in the database"
+                "PostgreSQL failed over to a standby that did not have the last transactions: their events are \
+                 in Kafka but not in the database"
             );
         }
         let committer = TransactionCommitter::resume(&checkpoint, server, &resume, self.core, now);

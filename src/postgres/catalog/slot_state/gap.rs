@@ -137,7 +137,7 @@ impl Gap {
     pub(super) fn describe_copied(&self, outbox: &TableName) -> String {
         format!(
             "{}: the older rows of {outbox} had not been copied before the database was moved. The first run copies the \
-             table that is now named {outbox}, so events may be missing from Kafka if another table had that name before",
+             table that is now named {outbox}, so events may be missing from Kafka if a different table had this name then",
             self.reason
         )
     }

@@ -146,7 +146,7 @@ impl ReplacedTable {
         } = self;
         let name = match &self.name {
             Some(name) => format!("{name}"),
-            None => format!("a dropped table that was also named {by}"),
+            None => format!("the dropped table {by}"),
         };
         match &self.missing {
             MissingEvents::Child { parent } => format!(
@@ -163,8 +163,8 @@ impl ReplacedTable {
                 rows.from.unwrap_or_default()
             ),
             MissingEvents::Replay(rows) => format!(
-                "table {by} has replaced {name}, and events that the journal records as missing or set aside had not \
-                 been sent again: events of the replaced table committed after {} may be missing from Kafka",
+                "table {by} has replaced {name} before the events that the journal records as missing or set aside were \
+                 sent again: events of the replaced table committed after {} may be missing from Kafka",
                 rows.from.unwrap_or_default()
             ),
         }

@@ -73,10 +73,10 @@ impl Exposure {
     pub(crate) fn attacker(self) -> &'static str {
         match self {
             Exposure::OtherUser { .. } => {
-                "any user who listens on the socket while PostgreSQL is down could read the response"
+                "any user who listens on the socket while PostgreSQL is down could read the authentication response"
             }
             Exposure::Local | Exposure::Proven | Exposure::Unproven | Exposure::Clear => {
-                "anyone on the network between Walpost and the server could read the response"
+                "anyone on the network between Walpost and the server could read the authentication response"
             }
         }
     }
@@ -176,12 +176,13 @@ mod tests {
         assert_eq!(conninfo.exposures(), Vec::<String>::new());
         clone
             .exposures
-            .record_connection(Exposure::Clear, "h", SslMode::Prefer);
+            .record_connection(Exposure::Clear, "db", SslMode::Prefer);
         let [warning] = &conninfo.exposures()[..] else {
             panic!("{:?}", conninfo.exposures());
         };
         assert!(
-            warning.contains("the connection to PostgreSQL at h does not use TLS (sslmode=prefer)"),
+            warning
+                .contains("the connection to PostgreSQL at db does not use TLS (sslmode=prefer)"),
             "{warning}"
         );
     }

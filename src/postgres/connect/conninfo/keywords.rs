@@ -98,7 +98,10 @@ pub(crate) const KEYWORDS: &[Keyword] = &[
         "servicefile",
         Refused("use the parameters from the service file instead"),
     ),
-    string_only("replication", Refused("Walpost sets it automatically")),
+    string_only(
+        "replication",
+        Refused("remove the parameter, which Walpost sets itself"),
+    ),
     keyword(
         "requiressl",
         "PGREQUIRESSL",
@@ -107,7 +110,7 @@ pub(crate) const KEYWORDS: &[Keyword] = &[
     keyword(
         "sslcrldir",
         "PGSSLCRLDIR",
-        Refused("put the revocation lists into one file and set sslcrl"),
+        Refused("put the revocation lists into one file and set sslcrl to its path"),
     ),
     string_only(
         "sslkeylogfile",

@@ -64,7 +64,9 @@ impl RequireAuth {
             if index == 0 {
                 read.is_negated = is_negated;
             } else if read.is_negated != is_negated {
-                return Err("a list in which either all methods or none begin with !".to_owned());
+                return Err(
+                    "a list in which either every method or no method begins with !".to_owned(),
+                );
             }
             let known = AuthMethod::VALUES.iter().find(|(known, _)| *known == name);
             let Some((_, method)) = known else {

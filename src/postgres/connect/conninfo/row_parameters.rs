@@ -64,7 +64,7 @@ pub(super) fn check_part(parameter: &str, value: &str) -> Result<(), String> {
         // An empty password counts as not set. In that case, a password from a different source
         // would be sent to the server that the row specifies.
         "password" if value.is_empty() => {
-            return Err("found an empty password, expected a non-empty password".to_owned());
+            return Err("found an empty password, expected at least one character".to_owned());
         }
         _ if value.is_empty() => "non-empty text",
         _ if value.contains('\0') => "text without NUL characters",
@@ -90,7 +90,8 @@ pub(super) fn check_whole(text: &str) -> Result<(), String> {
             match is_known(name) {
                 true => {
                     return Err(format!(
-                        "the connection string sets {name}, which a row must not set. Remove the parameter, or set its environment variable"
+                        "the connection string in the row sets {name}, which rows are not allowed to set. Remove the parameter, \
+                         or set its environment variable"
                     ));
                 }
                 false => continue,
@@ -109,7 +110,7 @@ pub(super) fn check_whole(text: &str) -> Result<(), String> {
     match names_host {
         true => Ok(()),
         false => Err(format!(
-            "the connection string does not name a host, expected {HOST_EXPECTED}"
+            "the connection string does not name a host; it must contain {HOST_EXPECTED}"
         )),
     }
 }
@@ -229,7 +230,7 @@ mod tests {
             ("postgresql://u:secret@db%2C%2Ftmp/shop", "\"/tmp\""),
             ("host='@x' password=secret", "\"@x\""),
             ("host=db host=/tmp password=secret", "\"/tmp\""),
-            ("postgresql://u:secret@/shop", "does not name a host"),
+            ("postgresql://u:secret@/shop", "not name a host"),
             ("host=db passfile=/etc/shadow password=secret", "passfile"),
             (
                 "host=db require_auth=password password=secret",

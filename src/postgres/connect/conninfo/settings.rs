@@ -95,7 +95,7 @@ impl Settings {
             Some((_, chosen)) => Ok(*chosen),
             None => {
                 let words: Vec<_> = choices.iter().map(|(word, _)| *word).collect();
-                Err(self.value_error(key, &words.join(", ")))
+                Err(self.value_error(key, &format!("one of {}", words.join(", "))))
             }
         }
     }

@@ -162,7 +162,7 @@ impl ResponseLimit {
             self.response_bytes += length + MESSAGE_OVERHEAD_BYTES;
             if self.response_bytes > response_bytes {
                 return Err(format!(
-                    "the server's response requires more than {response_bytes} bytes, which is the limit. {remedy}"
+                    "the server's response requires more than {response_bytes} bytes of memory, which is the limit. {remedy}"
                 ));
             }
         }

@@ -77,13 +77,15 @@ impl ServerError {
             // PgBouncer rejects parameters that it does not forward, such as `replication` or one
             // of the settings that Walpost uses in every session.
             "08P01" if contains("unsupported startup parameter") => ("PgBouncer", OWN_ADDRESS),
-            "0A000" if contains("RDS Proxy") => {
-                ("RDS Proxy", "the endpoint of the DB instance or DB cluster")
-            }
+            "0A000" if contains("RDS Proxy") => (
+                "RDS Proxy",
+                "the endpoint of the RDS DB instance or DB cluster",
+            ),
             // Supavisor expects the project's ID as a suffix of the user name.
             "XX000" if contains("Tenant or user not found") || contains("tenant/user") => (
                 "Supavisor",
-                "the project's own host, such as db.PROJECT.supabase.co, port 5432, with a plain user name",
+                "the direct connection host of the Supabase project (db.PROJECT.supabase.co, port 5432), without the project's ID \
+                 in the user name",
             ),
             "58000" if contains("No pool configured for database") => ("PgCat", OWN_ADDRESS),
             _ => return None,
@@ -128,7 +130,7 @@ impl ServerError {
     }
 }
 
-const OWN_ADDRESS: &str = "PostgreSQL's own address and port";
+const OWN_ADDRESS: &str = "PostgreSQL's address and port";
 
 /// A proxy that shares its PostgreSQL connections among clients, so that a client does not have a
 /// session of its own.
@@ -324,8 +326,8 @@ pub enum DialError {
     /// The server requests a password, but an attacker may be able to read the network traffic, or
     /// the peer may not be PostgreSQL. The password was not sent.
     #[error(
-        "{host}: the server requests {what}, but {}: {}, so it was not sent. {}, or configure the server to request scram-sha-256 \
-         (pg_hba.conf). To send it anyway, set require_auth={method}",
+        "{host}: the server requests {what}, but {}: {}, so the response was not sent. {}, or configure the server to request \
+         scram-sha-256 (pg_hba.conf). To send the response anyway, set require_auth={method}",
         exposure.fault("the connection"), exposure.attacker(), exposure.remedy()
     )]
     Exposed {
@@ -479,7 +481,7 @@ fn remedy(error: &ServerError, conninfo: &Conninfo) -> Option<String> {
             Some(format!("ALTER DATABASE {database} ALLOW_CONNECTIONS true"))
         }
         "53300" if contains("max_wal_senders") => Some(
-            "Each pipeline uses a walsender. To list the current ones: SELECT pid, application_name, client_addr FROM \
+            "Each pipeline uses a walsender. To list the current walsenders: SELECT pid, application_name, client_addr FROM \
              pg_stat_replication. To allow more: ALTER SYSTEM SET max_wal_senders = ..., and restart the server"
                 .to_owned(),
         ),
@@ -662,7 +664,7 @@ mod tests {
             plain.starts_with("Create it: walpost init --pipeline orders; or run "),
             "{plain}"
         );
-        let name = "Drop it: DROP TABLE 'walpost init --config FILE;touch /tmp/f;#'";
+        let name = "Drop the table: DROP TABLE 'walpost init --config FILE;touch /tmp/f;#'";
         assert_eq!(completed(name), name);
     }
 
@@ -671,19 +673,20 @@ mod tests {
         for (message, line) in [
             (
                 "no pg_hba.conf entry for host \"192.0.2.7\", user \"w\", database \"shop\", SSL encryption",
-                ": hostssl shop w 192.0.2.7/32 scram-sha-256.",
+                "hostssl shop w 192.0.2.7/32",
             ),
             (
                 "no pg_hba.conf entry for host \"2001:db8::7\", user \"w\", database \"shop\", no encryption",
-                ": host shop w 2001:db8::7/128 scram-sha-256.",
+                "host shop w 2001:db8::7/128",
             ),
             (
                 "no pg_hba.conf entry for host \"[local]\", user \"w\", database \"shop\", no encryption",
-                ": local shop w scram-sha-256.",
+                "local shop w",
             ),
         ] {
             let found = hint("host=h user=w dbname=shop", message);
-            assert!(found.contains(line), "{found}");
+            let line = format!(": {line} scram-sha-256.");
+            assert!(found.contains(&line), "{found}");
         }
         let quoted = hint(
             "host=h user=w-1 dbname=replication",

@@ -209,7 +209,7 @@ mod tests {
         assert!(!is_within("2001:db8::1", "2001:db8::2"));
         assert!(
             !is_within("172.17.0.2", "172.17.0.1"),
-            "a container and its host are different hosts"
+            "a container must not be treated as its host"
         );
     }
 

@@ -106,7 +106,9 @@ impl<'a> Wire<'a> {
                 | Message::CommandComplete(_)
                 | Message::ParameterStatus(_) => {}
                 Message::ReadyForQuery(_) => return Ok(value),
-                _ => return Err(self.protocol("an unexpected message in reply to a query")),
+                _ => {
+                    return Err(self.protocol("received an unexpected message in reply to a query"));
+                }
             }
         }
     }
@@ -151,9 +153,8 @@ impl<'a> Wire<'a> {
             Message::AuthenticationKerberosV5 => (None, "Kerberos V5"),
             Message::AuthenticationScmCredential => (None, "SCM credential"),
             _ => {
-                return Err(
-                    self.protocol("an unexpected message instead of an authentication request")
-                );
+                return Err(self
+                    .protocol("expected an authentication request, but received another message"));
             }
         };
         if method.is_some_and(|method| !conninfo.require_auth.allows(method)) {
@@ -215,8 +216,8 @@ impl<'a> Wire<'a> {
         Err(DialError::Exposed {
             host: self.host.to_owned(),
             what: match method {
-                AuthMethod::Password => "the password in clear text",
-                _ => "an MD5 hash of the password",
+                AuthMethod::Password => "a cleartext password",
+                _ => "an MD5 password hash",
             },
             exposure: self.exposure,
             method: method.to_string(),
@@ -284,7 +285,7 @@ impl<'a> Wire<'a> {
             .await?;
         let Message::AuthenticationSaslContinue(body) = self.next_message().await? else {
             return Err(
-                self.protocol("an unexpected message instead of AuthenticationSASLContinue")
+                self.protocol("expected AuthenticationSASLContinue, but received another message")
             );
         };
         if let Some(reason) =
@@ -296,7 +297,9 @@ impl<'a> Wire<'a> {
         self.send(|buffer| frontend::sasl_response(proof.message(), buffer))
             .await?;
         let Message::AuthenticationSaslFinal(body) = self.next_message().await? else {
-            return Err(self.protocol("an unexpected message instead of AuthenticationSASLFinal"));
+            return Err(
+                self.protocol("expected AuthenticationSASLFinal, but received another message")
+            );
         };
         proof.finish(body.data()).map_err(failed)?;
         // If channel binding is required, the SCRAM exchange has proven the server's identity, and
@@ -332,7 +335,7 @@ impl<'a> Wire<'a> {
     async fn expect_ok(&mut self) -> Result<(), DialError> {
         match self.next_message().await? {
             Message::AuthenticationOk => Ok(()),
-            _ => Err(self.protocol("an unexpected message instead of AuthenticationOk")),
+            _ => Err(self.protocol("expected AuthenticationOk, but received another message")),
         }
     }
 
@@ -354,7 +357,11 @@ impl<'a> Wire<'a> {
                     started.secret = body.secret_key();
                 }
                 Message::ReadyForQuery(_) => return Ok(started),
-                _ => return Err(self.protocol("an unexpected message before ReadyForQuery")),
+                _ => {
+                    return Err(
+                        self.protocol("received an unexpected message before ReadyForQuery")
+                    );
+                }
             }
         }
     }
@@ -409,7 +416,7 @@ impl<'a> Wire<'a> {
                     return Err(self.oversize(header.tag(), message_bytes).await);
                 }
                 if header.tag() == NEGOTIATE_PROTOCOL_VERSION {
-                    let what = "NegotiateProtocolVersion, although Walpost requested version 3.0 without protocol options";
+                    let what = "received NegotiateProtocolVersion, although Walpost requested version 3.0 without protocol options";
                     return Err(self.protocol(what));
                 }
                 // Parse only complete messages, because the parser allocates as much memory as the
@@ -432,7 +439,8 @@ impl<'a> Wire<'a> {
             }
             self.received_bytes += read_bytes;
             if self.received_bytes > STARTUP_BYTES_MAX {
-                let what = format!("more than {STARTUP_BYTES_MAX} bytes before ReadyForQuery");
+                let what =
+                    format!("received more than {STARTUP_BYTES_MAX} bytes before ReadyForQuery");
                 return Err(self.protocol(what));
             }
         }
@@ -462,7 +470,7 @@ impl<'a> Wire<'a> {
             return self.broken(io::Error::other(text));
         }
         self.protocol(format!(
-            "a message of {message_bytes} bytes with tag {tag:#04x}, which is too long"
+            "received a message of {message_bytes} bytes with tag {tag:#04x}, which is too long"
         ))
     }
 

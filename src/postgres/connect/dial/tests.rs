@@ -174,7 +174,9 @@ async fn dial_scripts(
     let received = tokio::time::timeout(Duration::from_secs(10), received).await;
     (
         session,
-        received.expect("a connection for each script").unwrap(),
+        received
+            .expect("expected a connection for each script")
+            .unwrap(),
     )
 }
 

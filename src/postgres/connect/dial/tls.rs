@@ -79,14 +79,17 @@ pub(crate) async fn negotiate(
         }
         [] => return Err(io(io::ErrorKind::UnexpectedEof.into())),
         [b'S' | b'N', _] => {
-            let what = "unencrypted bytes after the reply to SSLRequest".to_owned();
+            let what = "received unencrypted bytes after the reply to SSLRequest".to_owned();
             return Err(DialError::Protocol {
                 host: host.to_owned(),
                 what,
             });
         }
         _ => {
-            let what = format!("byte {:#04x} in reply to SSLRequest", answer[0]);
+            let what = format!(
+                "received unexpected byte {:#04x} in reply to SSLRequest",
+                answer[0]
+            );
             return Err(DialError::Protocol {
                 host: host.to_owned(),
                 what,

@@ -111,7 +111,7 @@ async fn rejects_an_oversized_message_before_it_arrives() {
         for (sent, expected) in [
             (
                 &long,
-                "a message of 900000000 bytes, tag 0x44; at most 16777216",
+                "a message of 900000000 bytes, tag 0x44; at most 16777216 are accepted",
             ),
             (&endless, "more than 67108864 bytes"),
         ] {

@@ -67,7 +67,7 @@ async fn returns_the_server_parameters_and_any_bytes_after_startup() {
 
 #[tokio::test]
 async fn reports_server_errors_verbatim() {
-    let refusal = "SFATAL\0VFATAL\0C28P01\0Mno way\0Dbecause\0Hask nicely";
+    let refusal = "SFATAL\0VFATAL\0C28P01\0Mlogin failed\0Dwrong password\0Htry again";
     let script = vec![Untagged, Send(error_response(refusal))];
     let error = dial("sslmode=disable", script).await.0.unwrap_err();
     let DialError::Server { host, error } = error else {
@@ -80,7 +80,7 @@ async fn reports_server_errors_verbatim() {
     );
     assert_eq!(
         error.to_string(),
-        "no way (SQLSTATE 28P01) DETAIL: because HINT: ask nicely"
+        "login failed (SQLSTATE 28P01) DETAIL: wrong password HINT: try again"
     );
 }
 
@@ -129,7 +129,8 @@ async fn rejects_oversized_lengths_before_allocating_memory() {
 
 #[tokio::test]
 async fn treats_a_failed_postmaster_fork_as_a_lost_connection() {
-    let text = b"Ecould not fork new process for connection: Out of memory\n\0".to_vec();
+    let text = b"could not fork new process for connection: Out of memory\n\0";
+    let text = [&b"E"[..], text].concat();
     let error = dial("sslmode=disable", vec![Untagged, Send(text)])
         .await
         .0
